@@ -1,0 +1,5 @@
+"""`python -m fedtools` is `fedtools`."""
+
+from fedtools.cli import main
+
+main()

@@ -1,0 +1,64 @@
+"""The command line: every command parses its arguments, calls one function, and prints.
+
+One file for each group of commands; nothing heavy is imported before a command runs, so that
+`fedtools --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from fedtools import __version__
+
+app = typer.Typer(
+    name="fedtools",
+    help="Federated learning in speech, from audio to a table.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"fedtools {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _main(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
+    from fedtools.files.errors import UserError
+
+    # Importing a group registers its commands with `app`.
+    from fedtools.cli import (  # noqa: F401
+        data,
+        decode,
+        federation,
+        lm,
+        report,
+        score,
+    )
+
+    try:
+        app()
+    except UserError as error:
+        print(f"fedtools: {error}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        # `fedtools ... | head` is no error of ours.
+        sys.stderr.close()
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("fedtools: interrupted; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""Commands, registered with `fedtools.cli.app`."""

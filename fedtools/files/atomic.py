@@ -1,0 +1,70 @@
+"""Files that are either whole or absent: written under a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, renamed to it if the block ends without an error.
+
+    For libraries that want a file name. The temporary file is in the same directory, so that the
+    rename cannot cross file systems; it is flushed to disk first, so that a power cut cannot
+    leave an empty file under the final name. A failed block leaves nothing.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        # mkstemp gives 0600; a data file should be as readable as any other file of the user.
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+@contextmanager
+def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
+    """Open `path` for writing ("w" UTF-8 text with "\\n" line ends, or "wb"); see `atomic_path`."""
+    with atomic_path(path) as temporary:
+        if "b" in mode:
+            file = open(temporary, mode)
+        else:
+            file = open(temporary, mode, encoding="utf-8", newline="\n")
+        with file:
+            yield file
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a whole text file atomically."""
+    with atomic_write(path) as file:
+        file.write(text)
+
+
+def sha256(path: str | Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

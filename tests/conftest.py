@@ -1,0 +1,76 @@
+"""What every test shares: the command line, called as a user calls it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Result:
+    """What a finished command left: exit status and its two outputs."""
+
+    code: int
+    out: str
+    err: str
+
+    def ok(self) -> Result:
+        """Assert that it worked; a failing test then shows what the command said."""
+        assert self.code == 0, f"exit {self.code}\n{self.out}\n{self.err}"
+        return self
+
+    def fails(self, code: int, *said: str) -> Result:
+        """Assert exit status, one line on stderr without a traceback, and what the line says."""
+        assert self.code == code, f"exit {self.code}\n{self.out}\n{self.err}"
+        assert "Traceback" not in self.err, self.err
+        if code == 1:
+            assert self.err.strip().count("\n") == 0, self.err
+        for text in said:
+            assert text in self.err, f"{text!r} not in {self.err!r}"
+        return self
+
+
+def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> Result:
+    """Run any command to its end."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(env or {})},
+        cwd=cwd or ROOT,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def fedtools(*arguments: str | Path, **kwargs) -> Result:
+    """Run `fedtools ...` in a process of its own."""
+    return run(sys.executable, "-m", "fedtools", *arguments, **kwargs)
+
+
+@pytest.fixture
+def cli(capfd, monkeypatch):
+    """Run `fedtools ...` inside this process: the same `main`, without a second torch import."""
+
+    def call(*arguments: str | Path) -> Result:
+        from fedtools.cli import main
+
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["fedtools", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        out, err = capfd.readouterr()
+        return Result(code, out, err)
+
+    return call
