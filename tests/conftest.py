@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -56,21 +58,23 @@ def fedtools(*arguments: str | Path, **kwargs) -> Result:
     return run(sys.executable, "-m", "fedtools", *arguments, **kwargs)
 
 
-@pytest.fixture
-def cli(capfd, monkeypatch):
+def inside(*arguments: str | Path) -> Result:
     """Run `fedtools ...` inside this process: the same `main`, without a second torch import."""
+    from fedtools.cli import main
 
-    def call(*arguments: str | Path) -> Result:
-        from fedtools.cli import main
-
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", ["fedtools", *map(str, arguments)])
-        code = 0
-        try:
+    out, err, code, argv = io.StringIO(), io.StringIO(), 0, sys.argv
+    sys.argv = ["fedtools", *map(str, arguments)]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             main()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        out, err = capfd.readouterr()
-        return Result(code, out, err)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    finally:
+        sys.argv = argv
+    return Result(code, out.getvalue(), err.getvalue())
 
-    return call
+
+@pytest.fixture
+def cli():
+    """`inside`, as a fixture."""
+    return inside

@@ -38,8 +38,6 @@ def _main(
 
 def main() -> None:
     """Run the command line: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    from fedtools.files.errors import UserError
-
     # Importing a group registers its commands with `app`.
     from fedtools.cli import (  # noqa: F401
         data,
@@ -49,6 +47,7 @@ def main() -> None:
         report,
         score,
     )
+    from fedtools.files.errors import UserError
 
     try:
         app()
@@ -59,6 +58,12 @@ def main() -> None:
         # `fedtools ... | head` is no error of ours.
         sys.stderr.close()
         sys.exit(1)
-    except KeyboardInterrupt:
-        print("fedtools: interrupted; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+    except OSError as error:
+        # A full disk, a folder without permission: the file and the system's words say it all.
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"fedtools: {place}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
+    except SystemExit as stop:
+        if stop.code == 130:
+            print("fedtools: interrupted; the same command goes on from here", file=sys.stderr)
+        raise

@@ -1,1 +1,184 @@
-"""Commands, registered with `fedtools.cli.app`."""
+"""Commands on data directories: features, clients, parts and unions."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+
+import typer
+
+from fedtools.cli import app
+
+DATA_DIR = typer.Argument(..., metavar="DATA_DIR", help="A Kaldi data directory.")
+ARK_DIR = typer.Argument(..., metavar="ARK_DIR", help="Where the arks lie.")
+OUT_DIR = typer.Argument(..., metavar="OUT_DIR", help="The data directory to write.")
+MAX_DROP = typer.Option(
+    0.02, min=0.0, max=1.0, help="Largest share of utterances that may be unusable."
+)
+
+
+class Scheme(str, Enum):
+    """How utterances are shared out among clients."""
+
+    iid = "iid"
+    dirichlet = "dirichlet"
+    quantity = "quantity"
+    map = "map"
+
+
+@app.command("extract-features")
+def extract_features(
+    data_dir: Path = DATA_DIR,
+    ark_dir: Path = ARK_DIR,
+    job: int | None = typer.Option(
+        None, min=1, help="Do this share of --nj only, and do not merge."
+    ),
+    nj: int = typer.Option(1, min=1, help="Number of jobs."),
+    num_mel_bins: int = typer.Option(80, min=3, max=256, help="Number of mel filters."),
+    sample_rate: int = typer.Option(
+        16_000, min=4_000, max=192_000, help="In Hz; other audio is resampled to it."
+    ),
+    compress: bool = typer.Option(False, "--compress", help="Kaldi's compression: not exact."),
+    max_drop: float = MAX_DROP,
+) -> None:
+    """Log mel filterbank features as Kaldi's make_fbank.sh makes them.
+
+    Without --job: everything in this process, then merge-features.
+    """
+    if job is None and nj > 1:
+        raise typer.BadParameter("wants --job too, once for each of 1 to N", param_hint="--nj")
+    if job is not None and job > nj:
+        raise typer.BadParameter(f"{job} is above --nj {nj}", param_hint="--job")
+    from fedtools.audio import features
+
+    config = features.FbankConfig(num_mel_bins, sample_rate)
+    done = features.extract_features(
+        data_dir, ark_dir, config, job=job or 1, jobs=nj, compress=compress
+    )
+    if job is None:
+        done = features.merge_features(data_dir, ark_dir, jobs=1, max_drop=max_drop)
+    print(done)
+
+
+@app.command("merge-features")
+def merge_features(
+    data_dir: Path = DATA_DIR,
+    ark_dir: Path = ARK_DIR,
+    nj: int = typer.Option(..., min=1, help="Number of jobs that extract-features ran."),
+    max_drop: float = MAX_DROP,
+) -> None:
+    """Check that all jobs of extract-features are whole, and write feats.scp of the data directory.
+
+    Unusable utterances leave every table of the data directory; over --max-drop, it is an error.
+    """
+    from fedtools.audio import features
+
+    print(features.merge_features(data_dir, ark_dir, jobs=nj, max_drop=max_drop))
+
+
+@app.command("partition")
+def partition(
+    data_dir: Path = DATA_DIR,
+    out_dir: Path = OUT_DIR,
+    scheme: Scheme = typer.Option(..., help="How utterances are shared out."),
+    clients: int | None = typer.Option(None, min=1, help="Number of clients; not for map."),
+    alpha: float | None = typer.Option(
+        None, help="Dirichlet parameter for dirichlet and quantity: small is skewed."
+    ),
+    by: str | None = typer.Option(
+        None, metavar="UTT2X", help="Table of labels for dirichlet, of clients for map."
+    ),
+    seed: int = typer.Option(0, min=0, help="Seed of the draw."),
+    min_utterances: int = typer.Option(1, min=1, help="Least number of utterances of a client."),
+    keep_speakers: bool = typer.Option(
+        False, "--keep-speakers", help="A speaker's utterances stay with one client."
+    ),
+) -> None:
+    """Make clients: write DATA_DIR to OUT_DIR with utt2client and client2utt.
+
+    Partition before extract-features: a client's features then lie together.
+    """
+    _check_scheme(scheme, clients, alpha, by, keep_speakers)
+    from fedtools.files.partition import PartitionConfig, partition_data_dir
+    from fedtools.files.tables import format_table
+
+    config = PartitionConfig(
+        scheme=scheme.value,
+        clients=clients or 0,
+        alpha=alpha or 0.0,
+        by=by or "",
+        seed=seed,
+        min_utterances=min_utterances,
+        keep_speakers=keep_speakers,
+    )
+    result = partition_data_dir(data_dir, out_dir, config)
+    sizes = result.sizes()
+    header = ["scheme", "clients", "utterances", "smallest", "median", "largest", "moved"]
+    row = [scheme.value, len(sizes), sum(sizes), sizes[0], sizes[len(sizes) // 2], sizes[-1]]
+    print(format_table(header, [[*row, result.moved]]), end="")
+
+
+def _check_scheme(
+    scheme: Scheme, clients: int | None, alpha: float | None, by: str | None, keep_speakers: bool
+) -> None:
+    """Every option that a scheme needs is given, and none that it would ignore."""
+    wanted = {
+        "--clients": (clients is not None, scheme != Scheme.map),
+        "--alpha": (alpha is not None, scheme in (Scheme.dirichlet, Scheme.quantity)),
+        "--by": (by is not None, scheme in (Scheme.dirichlet, Scheme.map)),
+    }
+    for option, (given, needed) in wanted.items():
+        if given != needed:
+            problem = "is needed by" if needed else "has no meaning for"
+            raise typer.BadParameter(f"{problem} --scheme {scheme.value}", param_hint=option)
+    if keep_speakers and scheme == Scheme.map:
+        raise typer.BadParameter("has no meaning for --scheme map", param_hint="--keep-speakers")
+    if alpha is not None and not 0 < alpha < float("inf"):
+        raise typer.BadParameter(f"{alpha} is not above 0", param_hint="--alpha")
+    if by is not None and (not by.startswith("utt2") or "/" in by):
+        raise typer.BadParameter(f"{by!r} is not the name of an utt2* table", param_hint="--by")
+
+
+@app.command("combine-data")
+def combine_data(
+    out_dir: Path = OUT_DIR,
+    data_dirs: list[Path] = typer.Argument(..., metavar="DATA_DIR...", help="Two or more."),
+) -> None:
+    """Write the utterances of several data directories as one, like Kaldi's combine_data.sh."""
+    from fedtools.files.datadir import DataDir
+
+    data, left_out = DataDir.combine(out_dir, [DataDir.read(path) for path in data_dirs])
+    data.write(remove_others=True)
+    print(f"{len(data.utterances)} utterances from {len(data_dirs)} data directories")
+    if left_out:
+        print(f"left out, as not every input has it: {' '.join(left_out)}")
+
+
+@app.command("subset-data")
+def subset_data(
+    data_dir: Path = DATA_DIR,
+    out_dir: Path = OUT_DIR,
+    clients: str | None = typer.Option(
+        None, metavar="A,B,...", help="All utterances of these clients."
+    ),
+    utterances: int | None = typer.Option(None, min=1, help="This many, evenly spread."),
+    speakers: int | None = typer.Option(
+        None, min=1, help="All of this many speakers, evenly spread."
+    ),
+) -> None:
+    """Write a part of a data directory, like Kaldi's subset_data_dir.sh."""
+    if sum(option is not None for option in (clients, utterances, speakers)) != 1:
+        raise typer.BadParameter("give one of --clients, --utterances and --speakers")
+    from fedtools.files.datadir import DataDir, evenly_spread, invert
+
+    data = DataDir.read(data_dir)
+    if clients is not None:
+        keep = [utt for client in clients.split(",") for utt in data.client_utterances(client)]
+    elif utterances is not None:
+        keep = evenly_spread(data.utterances, utterances, "utterances", data_dir)
+    else:
+        chosen = set(evenly_spread(list(invert(data.utt2spk)), speakers, "speakers", data_dir))
+        keep = [utt for utt in data.utterances if data.utt2spk[utt] in chosen]
+    part = data.restrict(keep, out_dir)
+    part.write(remove_others=True)
+    print(f"{len(part.utterances)} of {len(data.utterances)} utterances")

@@ -1,1 +1,75 @@
-"""Commands, registered with `fedtools.cli.app`."""
+"""Commands that turn audio features into words: decode, tune, best-path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedtools.cli import app
+
+DECODE_DIR = typer.Argument(..., metavar="DECODE_DIR", help="A folder made by fedtools decode.")
+
+
+@app.command("decode")
+def decode(
+    experiment: Path = typer.Argument(..., metavar="EXP", help="Whose models to use."),
+    data: Path = typer.Argument(..., metavar="DATA_DIR", help="What to decode; needs feats.scp."),
+    out: Path = typer.Argument(..., metavar="DECODE_DIR", help="Where the N-best lists go."),
+    model: str = typer.Option("average", help="average, start, or round:N."),
+    lm: Path = typer.Option(None, help="Folder made by fedtools train-lm; greedy without."),
+    config: Path = typer.Option(None, help="YAML with a section decode: beam_size, nbest, ..."),
+    job: int = typer.Option(None, min=1, help="Decode only this part ..."),
+    nj: int = typer.Option(1, min=1, help="... of so many; without --job all are joined."),
+    ngpu: int = typer.Option(0, min=0, max=1),
+) -> None:
+    """Decode every client's utterances with its own model into N-best lists."""
+    import re
+
+    from fedtools.cli.federation import _open
+    from fedtools.federation import decode as work
+
+    if not re.fullmatch(r"average|start|round:\d+", model):
+        raise typer.BadParameter("average, start, or round:N", param_hint="--model")
+    if job is not None and job > nj:
+        raise typer.BadParameter(f"more than --nj {nj}", param_hint="--job")
+    federation = _open(experiment, ngpu)
+    decoder = work.beam_decoder(federation.tokenizer, lm, config) if lm else None
+    work.decode(federation, data, out, decoder, model=model, job=job or 1, jobs=nj if job else 1)
+    if job is None:
+        print(work.merge(out, data, 1))
+
+
+@app.command("merge-nbest")
+def merge_nbest(
+    out: Path = DECODE_DIR,
+    data: Path = typer.Argument(..., metavar="DATA_DIR"),
+    nj: int = typer.Option(..., min=1, help="Jobs that fedtools decode was cut into."),
+) -> None:
+    """Join the N-best lists of all jobs to DECODE_DIR/nbest.tsv."""
+    from fedtools.federation.decode import merge
+
+    print(merge(out, data, nj))
+
+
+@app.command("tune")
+def tune(
+    out: Path = DECODE_DIR,
+    data: Path = typer.Argument(..., metavar="DATA_DIR", help="Its text is the reference."),
+    weights: Path = typer.Argument(..., metavar="WEIGHTS", help="YAML to be written."),
+) -> None:
+    """Choose LM weight and word score by the WER of re-ranked N-best lists (validation data)."""
+    from fedtools.federation.decode import tune as choose
+
+    print(choose(out, data, weights))
+
+
+@app.command("best-path")
+def best_path(
+    out: Path = DECODE_DIR,
+    weights: Path = typer.Option(None, help="YAML made by fedtools tune; rank 1 without."),
+) -> None:
+    """Write the best hypothesis of every N-best list to DECODE_DIR/text."""
+    from fedtools.federation.decode import best_path as best
+
+    print(best(out, weights))

@@ -1,1 +1,141 @@
-"""Commands, registered with `fedtools.cli.app`."""
+"""Commands of a federation: init, sample, train-local, aggregate, rounds, evaluate, average."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedtools.cli import app
+
+EXPERIMENT = typer.Argument(..., metavar="EXP", help="The experiment's folder.")
+ROUND = typer.Option(None, "--round", min=1, help="The round; the next incomplete one by default.")
+NGPU = typer.Option(0, min=0, max=1, help="1: train on a GPU.")
+
+
+@app.command("init")
+def init(
+    experiment: Path = EXPERIMENT,
+    config: Path = typer.Option(..., help="YAML with the sections model and training."),
+    section: str = typer.Option(None, help="A section of the YAML laid over its top level."),
+    method: str = typer.Option(..., help="client, centralized or fedavg."),
+    train: Path = typer.Option(..., help="Data directory to train on; utt2client names clients."),
+    valid: Path = typer.Option(None, help="Data directory to choose models on."),
+    tokens: Path = typer.Option(..., help="Folder made by fedtools train-tokens."),
+    start: Path = typer.Option(None, help="A model.safetensors to begin with."),
+    seed: int = typer.Option(0, min=0),
+    set_: list[str] = typer.Option([], "--set", help="Change an option: training.grad_clip=1."),
+) -> None:
+    """Begin an experiment: freeze its configuration and write round 1's global state."""
+    from fedtools.federation.init import init as begin
+    from fedtools.federation.init import read_config
+
+    begin(
+        experiment,
+        method=method,
+        config=read_config(config, section, set_),
+        where=config,
+        train=str(train),
+        valid=str(valid) if valid else None,
+        tokens=tokens,
+        start=start,
+        seed=seed,
+    )
+
+
+@app.command("sample")
+def sample(
+    experiment: Path = EXPERIMENT,
+    round_: int = ROUND,
+    nj: int = typer.Option(1, min=1, help="Cut the clients into so many jobs."),
+) -> None:
+    """Choose a round's clients: a function of seed and round alone."""
+    from fedtools.federation import steps
+
+    federation = _open(experiment)
+    number = round_ or federation.experiment.last_round() + 1
+    print(" ".join(steps.sample(federation, number, nj)))
+
+
+@app.command("train-local")
+def train_local(
+    experiment: Path = EXPERIMENT,
+    round_: int = ROUND,
+    job: int = typer.Option(1, min=1, help="Which of the jobs that fedtools sample made."),
+    ngpu: int = NGPU,
+) -> None:
+    """Train the clients of one job of a round, and write what they send."""
+    from fedtools.federation import steps
+
+    federation = _open(experiment, ngpu)
+    steps.train_local(federation, round_ or federation.experiment.last_round() + 1, job)
+
+
+@app.command("aggregate")
+def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NGPU) -> None:
+    """Check a round's updates, make the next round's global state, close the round."""
+    from fedtools.federation import steps
+
+    federation = _open(experiment, ngpu)
+    steps.aggregate(federation, round_ or federation.experiment.last_round() + 1)
+
+
+@app.command("rounds")
+def rounds(
+    experiment: Path = EXPERIMENT,
+    to: int = typer.Option(..., "--to", min=1, help="The last round; complete ones are kept."),
+    nj: int = typer.Option(1, min=1, help="Processes that train clients at the same time."),
+    ngpu: int = NGPU,
+) -> None:
+    """Run all rounds up to the given one; a killed run goes on where it was."""
+    from fedtools.federation.rounds import run_rounds
+
+    run_rounds(experiment, to, nj, _device(ngpu))
+
+
+@app.command("evaluate")
+def evaluate(
+    experiment: Path = EXPERIMENT,
+    role: str = typer.Option("valid", help="Which data of the experiment."),
+    ngpu: int = NGPU,
+) -> None:
+    """Loss and greedy WER of every client's model after every round."""
+    from fedtools.federation import evaluate as work
+    from fedtools.files.tables import format_table
+
+    rows = work.evaluate(_open(experiment, ngpu), role=role)
+    print(format_table(work.COLUMNS, [[row[name] for name in work.COLUMNS] for row in rows]))
+
+
+@app.command("average")
+def average(
+    experiment: Path = EXPERIMENT,
+    best: int = typer.Option(10, min=1, help="How many rounds to average."),
+    by: str = typer.Option("wer", help="Choose them by wer or by loss on the validation data."),
+    ngpu: int = NGPU,
+) -> None:
+    """Average the models of the best rounds on the validation data."""
+    from fedtools.federation import evaluate as work
+
+    if by not in ("wer", "loss"):
+        raise typer.BadParameter("wer or loss", param_hint="--by")
+    for path in work.average(_open(experiment, ngpu), best, by):
+        print(path)
+
+
+def _device(ngpu: int) -> str:
+    if not ngpu:
+        return "cpu"
+    import torch
+
+    if not torch.cuda.is_available():
+        from fedtools.files.errors import UserError
+
+        raise UserError("--ngpu 1, but torch sees no GPU", remedy="use --ngpu 0")
+    return "cuda"
+
+
+def _open(experiment: Path, ngpu: int = 0):
+    from fedtools.federation.federation import Federation
+
+    return Federation(experiment, _device(ngpu))

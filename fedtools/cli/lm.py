@@ -1,1 +1,97 @@
-"""Commands, registered with `fedtools.cli.app`."""
+"""Commands that make tokens and n-gram language models."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from fedtools.cli import app
+
+
+class TokenType(str, Enum):
+    """What a token is."""
+
+    bpe = "bpe"
+    char = "char"
+
+
+class Unit(str, Enum):
+    """What an n-gram is made of."""
+
+    word = "word"
+    token = "token"
+
+
+@app.command("train-tokens")
+def train_tokens(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="TEXT... OUT", help="Kaldi text files; the folder.")
+    ],
+    token_type: Annotated[TokenType, typer.Option(help="SentencePiece BPE, or characters.")] = (
+        TokenType.bpe
+    ),
+    vocab_size: Annotated[
+        Optional[int],  # noqa: UP045 (typer evaluates it on Python 3.10, too)
+        typer.Option(min=4, help="Lines of tokens.txt; for char at most, all by default."),
+    ] = None,
+) -> None:
+    """Make a token list, and a SentencePiece model, from transcripts."""
+    from fedtools.lm.tokens import train_tokens
+
+    if len(paths) < 2:
+        raise typer.BadParameter("at least one text file and the output folder", param_hint="TEXT")
+    if token_type is TokenType.bpe and vocab_size is None:
+        raise typer.BadParameter("is needed for bpe", param_hint="--vocab-size")
+    *texts, out = paths
+    tokenizer = train_tokens(texts, out, token_type.value, vocab_size)
+    print(f"{out / 'tokens.txt'}: {len(tokenizer)} tokens ({tokenizer.token_type})")
+
+
+@app.command("train-lm")
+def train_lm(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="[TEXT]... OUT", help="Kaldi text files; the folder.")
+    ],
+    plain: Annotated[
+        list[Path], typer.Option(help="Text without utterance ids; may be given again.")
+    ] = [],  # noqa: B006 (typer copies it)
+    order: Annotated[int, typer.Option(min=2, max=6, help="Longest n-gram.")] = 4,
+    unit: Annotated[Unit, typer.Option(help="N-grams of words, or of tokens.")] = Unit.word,
+    tokens: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Folder of train-tokens, for --unit token."),
+    ] = None,
+    valid: Annotated[
+        list[Path], typer.Option(help="Kaldi text to report the perplexity of; may be repeated.")
+    ] = [],  # noqa: B006
+    memory: Annotated[str, typer.Option(help="lmplz's limit for sorting.")] = "500M",
+) -> None:
+    """Estimate an n-gram by KenLM's lmplz, and report perplexities."""
+    import re
+
+    *texts, out = paths
+    if not (texts or plain):
+        raise typer.BadParameter("no text: TEXT... OUT, or --plain FILE OUT", param_hint="TEXT")
+    if (unit is Unit.token) != (tokens is not None):
+        raise typer.BadParameter("goes with --unit token, and only with it", param_hint="--tokens")
+    if not re.fullmatch(r"[1-9]\d*[%bKMGT]", memory):
+        raise typer.BadParameter("a number and one of % b K M G T", param_hint="--memory")
+
+    from fedtools.files.tables import format_table
+    from fedtools.lm.ngram import perplexity, train_ngram
+    from fedtools.lm.tokens import Tokenizer
+
+    tokenizer = None if tokens is None else Tokenizer.load(tokens)
+    model = train_ngram(texts, out, order, tokenizer, plain, memory)
+    print(f"{model.binary}: {order}-gram of {unit.value}s")
+    if valid:
+        rows = []
+        for path in valid:
+            found = perplexity(model, [path], tokenizer)
+            figures = (f"{found.perplexity:.2f}", f"{found.perplexity_known:.2f}")
+            rows.append((path, found.sentences, found.units, found.unknown, *figures))
+        header = ("text", "sentences", f"{unit.value}s", "unknown", "perplexity", "without unknown")
+        print(format_table(header, rows), end="")

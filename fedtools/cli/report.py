@@ -1,1 +1,80 @@
-"""Commands, registered with `fedtools.cli.app`."""
+"""Commands that show what was measured, registered with `fedtools.cli.app`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import typer
+
+from fedtools.cli import app
+
+
+@app.command("report")
+def report_command(
+    results: Path = typer.Argument(help="RESULTS.md; other sections of it are left as they are."),
+    section: str = typer.Option(help="Name of the section to write, e.g. mini."),
+    corpus: str = typer.Option(help="Name of the corpus."),
+    release: str = typer.Option(help="Its release."),
+    row: list[str] = typer.Option(
+        help="A method, NAME=EXP_DIR:SCORE_DIR; EXP_DIR may be empty. Repeat for each."
+    ),
+    mini: bool = typer.Option(False, "--mini", help="It is a mini corpus: every caption says so."),
+    plot: Path | None = typer.Option(None, help="Draw WER by round into this PNG beside RESULTS."),
+    published: list[str] = typer.Option(
+        [], help="CAPTION=TABLE.tsv: others' figures, in a table of their own."
+    ),
+    command: str | None = typer.Option(None, help="What made the figures; default: this command."),
+    date: datetime | None = typer.Option(
+        None, formats=["%Y-%m-%d"], help="Date of the report; default: today."
+    ),
+) -> None:
+    """Write tables of cost and error rates, and a plot, into a section of RESULTS.md."""
+    from fedtools.report.page import SECTION_NAME, Corpus, Page, Row, write_report
+
+    if not SECTION_NAME.fullmatch(section):
+        raise typer.BadParameter(f"--section {section!r}: use small letters, digits and '-'")
+    if plot is not None and (plot.suffix != ".png" or plot.parent.resolve() != _folder(results)):
+        raise typer.BadParameter(f"--plot {plot}: name a .png in the folder of {results}")
+    rows = []
+    for text in row:
+        name, paths = _pair(text, "--row", "NAME=EXP_DIR:SCORE_DIR")
+        experiment, colon, scores = paths.rpartition(":")
+        if not colon or not scores:
+            raise typer.BadParameter(f"--row {text!r}: write NAME=EXP_DIR:SCORE_DIR")
+        rows.append(Row(name, Path(experiment) if experiment else None, Path(scores)))
+    if len({one.name for one in rows}) != len(rows):
+        raise typer.BadParameter("--row: a method's name comes twice")
+    tables = [_pair(text, "--published", "CAPTION=TABLE.tsv") for text in published]
+    page = Page(
+        section=section,
+        corpus=Corpus(corpus, release, mini),
+        command=command or shlex.join(["fedtools", *sys.argv[1:]]),
+        plot=plot,
+        published=[(caption, Path(table)) for caption, table in tables],
+        date=date.date() if date else None,
+    )
+    print(write_report(results, rows, page), end="")
+
+
+@app.command("show")
+def show_command(
+    experiment: Path = typer.Argument(help="Folder of a federation."),
+) -> None:
+    """What a federation has cost so far, by client: bytes, epochs, seconds, refused updates."""
+    from fedtools.report.results import cost_table
+
+    print(cost_table(experiment / "ledger.tsv"), end="")
+
+
+def _pair(text: str, option: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value and text.isprintable()):
+        raise typer.BadParameter(f"{option} {text!r}: write {form}")
+    return name, value
+
+
+def _folder(path: Path) -> Path:
+    return path.resolve().parent

@@ -40,13 +40,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 @contextmanager
 def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
     """Open `path` for writing ("w" UTF-8 text with "\\n" line ends, or "wb"); see `atomic_path`."""
-    with atomic_path(path) as temporary:
-        if "b" in mode:
-            file = open(temporary, mode)
-        else:
-            file = open(temporary, mode, encoding="utf-8", newline="\n")
-        with file:
-            yield file
+    text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
+    with atomic_path(path) as temporary, open(temporary, mode, **text) as file:
+        yield file
 
 
 def write_text(path: str | Path, text: str) -> None:

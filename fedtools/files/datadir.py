@@ -3,14 +3,16 @@
 A data directory holds text tables, one entry a line, "key value...", sorted by key in the C
 locale (byte order), every utterance id prefixed by its speaker id:
 
-    wav.scp text utt2spk spk2utt [segments] [utt2dur] [feats.scp] [utt2client client2utt]
+    wav.scp text utt2spk spk2utt [segments] [utt2dur] [feats.scp utt2num_frames]
+    [utt2client client2utt] [any other utt2*, spk2*, reco2*, such as utt2accent or spk2gender]
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedtools.files.atomic import write_text
@@ -18,6 +20,8 @@ from fedtools.files.errors import UserError
 
 # A speaker, utterance or client id becomes a file name and a column: keep it to what both allow.
 ID_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+# Kaldi's extract-segments lets a segment's end lie this far (seconds) beyond its recording.
+MAX_OVERSHOOT = 0.5
 
 
 def check_id(name: str, what: str, path: str | Path | None = None, line: int | None = None) -> str:
@@ -76,7 +80,7 @@ def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
             raise UserError("empty line or leading blank", path=path, line=number)
         if not value and values == "required":
             raise UserError(f"{key!r} has no value", path=path, line=number, remedy="remove it")
-        if value != value.strip() or "  " in value:
+        if value != value.strip() or "  " in value or line.endswith((" ", "\t")):
             raise UserError(
                 "leading, doubled or trailing blank", path=path, line=number, remedy="squeeze it"
             )
@@ -94,7 +98,55 @@ def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
 
 def write_table(path: str | Path, table: Mapping[str, str]) -> None:
     """Write a "key value" table, sorted in the C locale, atomically."""
-    write_text(path, "".join(f"{key} {table[key]}\n" for key in byte_order(table)))
+    # A key that stands alone has no blank after it, or `read_table` would call the line unclean.
+    lines = (f"{key} {table[key]}" if table[key] else key for key in byte_order(table))
+    write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def parse_segment(value: str, path: str | Path, line: int) -> tuple[str, float, float]:
+    """Recording id, start and end (seconds) of one line of Kaldi's `segments`, after its key.
+
+    Raises:
+        UserError: naming `path` and `line`, unless there are three fields, two of them numbers,
+            0 <= start < end (or end is -1: the recording's end).
+    """
+    fields = value.split()
+    try:
+        recording, start, end = fields[0], float(fields[1]), float(fields[2])
+    except (ValueError, IndexError):
+        fields = []
+    if len(fields) != 3:
+        raise UserError(
+            f"{value!r} is not a segment",
+            path=path,
+            line=line,
+            remedy="write: utterance recording start end (mono audio has no channel)",
+        )
+    if not (math.isfinite(start) and start >= 0 and (end == -1 or start < end < math.inf)):
+        raise UserError(
+            f"a segment from {fields[1]} to {fields[2]} seconds",
+            path=path,
+            line=line,
+            remedy="0 <= start < end, or end = -1 for the recording's end",
+        )
+    return recording, start, end
+
+
+def audio_file(spec: str, path: str | Path | None = None, line: int | None = None) -> Path:
+    """The file that a value in wav.scp names, relative to the current directory if not absolute.
+
+    Raises:
+        UserError: naming `path` and `line`, if the value is a pipe, or begins with "~".
+    """
+    if spec.endswith("|") or spec.startswith("|"):
+        # A data file that runs commands would run them as whoever reads it.
+        problem = f"a pipe, {spec!r}, which is not run"
+        remedy = "write the file's name: WAV, FLAC, MP3 and SPHERE are read directly"
+        raise UserError(problem, path=path, line=line, remedy=remedy)
+    if spec.startswith("~"):
+        remedy = "write the whole path: no program expands '~' within a file"
+        raise UserError(f"the file name {spec!r}", path=path, line=line, remedy=remedy)
+    return Path(spec)
 
 
 def invert(utt2x: Mapping[str, str]) -> dict[str, list[str]]:
@@ -109,7 +161,9 @@ def invert(utt2x: Mapping[str, str]) -> dict[str, list[str]]:
 class DataDir:
     """A data directory in memory; tables that the directory lacks are empty.
 
-    `wav_scp` and `segments` values are kept as strings, as they stand in the files.
+    `wav_scp` and `segments` values are kept as strings, as they stand in the files. `others` has
+    the tables that have no field of their own (utt2accent, spk2gender, ...) by their file names;
+    they are read only when all tables are.
     """
 
     path: Path
@@ -119,7 +173,9 @@ class DataDir:
     utt2spk: dict[str, str] = field(default_factory=dict)
     utt2dur: dict[str, str] = field(default_factory=dict)
     utt2client: dict[str, str] = field(default_factory=dict)
+    utt2num_frames: dict[str, str] = field(default_factory=dict)
     feats_scp: dict[str, str] = field(default_factory=dict)
+    others: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: str | Path, *tables: str) -> DataDir:
@@ -136,14 +192,23 @@ class DataDir:
             if name in tables or attribute in tables or (not tables and (path / name).exists()):
                 optional = "optional" if name == "text" else "required"
                 setattr(data, attribute, read_table(path / name, values=optional))
+        if not tables:
+            data.others = {name: read_table(path / name) for name in other_tables(path)}
         return data
 
-    def write(self) -> None:
-        """Write every non-empty table, and spk2utt and client2utt with them."""
+    def write(self, *, remove_others: bool = False) -> None:
+        """Write every non-empty table, and spk2utt and client2utt with them.
+
+        With `remove_others`, tables that an earlier run left there and this one lacks are removed.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
-        for attribute, name in _FILES.items():
-            if table := getattr(self, attribute):
-                write_table(self.path / name, table)
+        if remove_others:
+            for name in {*_FILES.values(), *_INVERSES, *other_tables(self.path)} - {
+                *self._tables()
+            }:
+                (self.path / name).unlink(missing_ok=True)
+        for name, table in self._tables().items():
+            write_table(self.path / name, table)
         for utt2x, name in ((self.utt2spk, "spk2utt"), (self.utt2client, "client2utt")):
             if utt2x:
                 lists = {x: " ".join(utts) for x, utts in invert(utt2x).items()}
@@ -153,6 +218,60 @@ class DataDir:
     def utterances(self) -> list[str]:
         """Utterance ids in C order."""
         return list(self.utt2spk)
+
+    def recordings(self, utts: Iterable[str]) -> set[str]:
+        """The recordings, keys of `wav_scp`, that utterances are segments of."""
+        if not self.segments:
+            return set(utts)
+        return {self.segments[utt].split()[0] for utt in utts if utt in self.segments}
+
+    def restrict(self, keep: Collection[str], path: Path | None = None) -> DataDir:
+        """The same tables with only the utterances in `keep`, and their speakers and recordings."""
+        utts = set(keep)
+        keys = {
+            "utterance": utts,
+            "speaker": {spk for utt, spk in self.utt2spk.items() if utt in utts},
+            "recording": self.recordings(utts),
+        }
+
+        def part(name: str, table: dict[str, str]) -> dict[str, str]:
+            kept = keys[keyed_by(name)]
+            return {key: value for key, value in table.items() if key in kept}
+
+        fields = {field: part(name, getattr(self, field)) for field, name in _FILES.items()}
+        others = {name: part(name, table) for name, table in self.others.items()}
+        return replace(self, path=path or self.path, others=others, **fields)
+
+    @classmethod
+    def combine(cls, path: Path, inputs: Sequence[DataDir]) -> tuple[DataDir, list[str]]:
+        """The utterances of several data directories in one, as Kaldi's combine_data.sh.
+
+        Returns:
+            The data directory, and the names of the tables left out, as not every input has them.
+
+        Raises:
+            UserError: if an utterance comes twice, a speaker or recording differs between inputs,
+                or only some inputs have segments.
+        """
+        everything: dict[str, dict[str, str]] = {}
+        left_out = []
+        names = {name for data in inputs for name in data._tables()}
+        for name in sorted(names):
+            tables = [data._tables().get(name) for data in inputs]
+            if not all(tables):
+                if name == "segments":
+                    raise UserError("only some of the inputs have segments", path=path)
+                left_out.append(name)
+                continue
+            merged: dict[str, str] = {}
+            for data, table in zip(inputs, tables, strict=True):
+                for key, value in table.items():
+                    if merged.get(key, value) != value or (key in merged and name == "utt2spk"):
+                        raise UserError(f"{key!r} is in another input too", path=data.path / name)
+                    merged[key] = value
+            everything[name] = {key: merged[key] for key in byte_order(merged)}
+        fields = {attribute: everything.pop(name, {}) for attribute, name in _FILES.items()}
+        return cls(path, **fields, others=everything), left_out
 
     def client_utterances(self, client: str) -> list[str]:
         """The utterances of one client, in C order; a `UserError` if it has none."""
@@ -166,13 +285,44 @@ class DataDir:
             )
         return utts
 
+    def _tables(self) -> dict[str, dict[str, str]]:
+        """Every table that is not empty, by its file name, in the order of writing."""
+        named = {name: getattr(self, attribute) for attribute, name in _FILES.items()}
+        return {name: table for name, table in {**named, **self.others}.items() if table}
 
+
+def evenly_spread(items: Sequence[str], count: int, what: str, path: str | Path) -> list[str]:
+    """`count` of the items, evenly spaced, in order; a `UserError` if there are fewer."""
+    if count > len(items):
+        raise UserError(f"{count} {what} wanted, {len(items)} are there", path=path)
+    return [items[i * len(items) // count] for i in range(count)]
+
+
+# In the order in which they are written: utt2spk, which says what the utterances are, comes first.
 _FILES = {
+    "utt2spk": "utt2spk",
     "wav_scp": "wav.scp",
     "segments": "segments",
     "text": "text",
-    "utt2spk": "utt2spk",
     "utt2dur": "utt2dur",
     "utt2client": "utt2client",
+    "utt2num_frames": "utt2num_frames",
     "feats_scp": "feats.scp",
 }
+_INVERSES = ("spk2utt", "client2utt")
+
+
+def keyed_by(name: str) -> str | None:
+    """What the keys of a table are: "utterance", "speaker", "recording"; None for no such table."""
+    if name.startswith("utt2") or name in ("text", "segments", "feats.scp", "vad.scp"):
+        return "utterance"
+    if name.startswith("spk2") or name == "cmvn.scp":
+        return "speaker"
+    return "recording" if name.startswith("reco2") or name == "wav.scp" else None
+
+
+def other_tables(path: Path) -> list[str]:
+    """The names of the tables of a data directory that `DataDir` has no field for, sorted."""
+    known = (*_FILES.values(), *_INVERSES)
+    names = (file.name for file in path.iterdir() if file.is_file())
+    return sorted(name for name in names if keyed_by(name) and name not in known)

@@ -1,0 +1,1 @@
+"""Audio files to samples, samples to features."""

@@ -1,0 +1,279 @@
+"""Log mel filterbank features on disk: Kaldi's make_fbank.sh, for data directories with clients.
+
+Every job writes `feats.J.ark` and `feats.J.scp` (and the small tables `utt2dur.J`, `dropped.J`)
+under the ark directory; merging checks that all are whole and makes them `feats.scp` of the data
+directory. Utterances are written client by client, so that the data of one client are one read. A
+matrix' bytes depend on its audio and on the options alone, not on the number of jobs. A job that
+was killed leaves no scp, and is done again from its start.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import kaldi_native_fbank
+import numpy as np
+from tqdm import tqdm
+
+from fedtools.audio.wave import AudioError, read_wave, resample
+from fedtools.files.ark import FeatureReader, write_ark
+from fedtools.files.datadir import (
+    DataDir,
+    audio_file,
+    byte_order,
+    parse_segment,
+    read_table,
+    write_table,
+)
+from fedtools.files.errors import UserError
+
+# Kaldi computes on 16-bit integers, soundfile gives them divided by this.
+INT16_SCALE = 32768.0
+SECONDS_BETWEEN_LINES = 10.0
+MESSAGES_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class FbankConfig:
+    """What decides the features; the rest is Kaldi's default: 25 ms Povey windows every 10 ms,
+    pre-emphasis 0.97, from 20 Hz to half the sample rate, but without dither."""
+
+    num_mel_bins: int = 80
+    sample_rate: int = 16_000
+
+
+@dataclass
+class Extraction:
+    """What became of the utterances: kept ones, and the counts of dropped ones by reason."""
+
+    kept: int
+    dropped: Counter[str]
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(self.dropped.items()))
+        total = f"kept {self.kept}, dropped {self.dropped.total()}"
+        return f"{total} ({reasons})" if reasons else total
+
+
+def fbank(samples: np.ndarray, config: FbankConfig) -> np.ndarray:
+    """Kaldi's compute-fbank-feats with dither 0.
+
+    Args:
+        samples: float32 (N,) in [-1, 1), at `config.sample_rate`.
+        config: the options.
+
+    Returns:
+        Natural log of mel energies, float32 (T, num_mel_bins), one frame for each 10 ms whose
+        whole 25 ms window is in the samples; T may be 0.
+    """
+    options = kaldi_native_fbank.FbankOptions()
+    options.frame_opts.samp_freq = config.sample_rate
+    options.frame_opts.dither = 0.0
+    options.frame_opts.snip_edges = True
+    options.mel_opts.num_bins = config.num_mel_bins
+    computer = kaldi_native_fbank.OnlineFbank(options)
+    computer.accept_waveform(config.sample_rate, (samples * INT16_SCALE).tolist())
+    computer.input_finished()
+    features = np.empty((computer.num_frames_ready, config.num_mel_bins), dtype=np.float32)
+    for index in range(len(features)):
+        features[index] = computer.get_frame(index)
+    return features
+
+
+def client_order(data: DataDir) -> list[str]:
+    """Utterances client by client, in C order within each; in C order where there are no clients.
+
+    Raises:
+        UserError: if an utterance has no client though others have.
+    """
+    if not data.utt2client:
+        return data.utterances
+    for utt in data.utterances:
+        if utt not in data.utt2client:
+            raise UserError(f"{utt!r} has no client", path=data.path / "utt2client")
+    position = {client: i for i, client in enumerate(byte_order(set(data.utt2client.values())))}
+    return sorted(data.utterances, key=lambda utt: position[data.utt2client[utt]])
+
+
+def extract_features(
+    data_dir: str | Path,
+    ark_dir: str | Path,
+    config: FbankConfig,
+    *,
+    job: int = 1,
+    jobs: int = 1,
+    compress: bool = False,
+) -> Extraction:
+    """Compute the features of one job's share of a data directory.
+
+    Utterances whose audio cannot be used are dropped and counted; `merge_features` says how many
+    of them are too many.
+
+    Args:
+        data_dir: needs utt2spk and wav.scp; segments and utt2client are used where there are any.
+        ark_dir: receives feats.JOB.ark, feats.JOB.scp, utt2dur.JOB and dropped.JOB.
+        config: the options of the features.
+        job: which share, from 1 to `jobs`: consecutive utterances of `client_order`.
+        jobs: into how many shares of equal length the data directory is cut.
+        compress: see `write_ark`.
+
+    Raises:
+        UserError: if the tables do not fit together, or audio has several channels.
+    """
+    data, ark_dir = DataDir.read(data_dir), Path(ark_dir)
+    order = client_order(data)
+    share = order[len(order) * (job - 1) // jobs : len(order) * job // jobs]
+    places = _places(data, share)
+    # What a killed run of this job left; one job is never run twice at the same time.
+    for left_over in ark_dir.glob(f".feats.{job}.*.tmp"):
+        left_over.unlink()
+    (ark_dir / f"feats.{job}.scp").unlink(missing_ok=True)
+
+    durations: dict[str, str] = {}
+    dropped: dict[str, str] = {}
+    upsampled = 0
+
+    def matrices() -> Iterator[tuple[str, np.ndarray]]:
+        nonlocal upsampled
+        for utt in progress(share, "utterances"):
+            try:
+                samples, rate = read_wave(*places[utt])
+                features = fbank(resample(samples, rate, config.sample_rate), config)
+                if not len(features):
+                    problem = f"{len(samples) / rate:.3f} s of audio are less than one frame"
+                    raise AudioError("too short", problem, path=places[utt][0])
+            except AudioError as error:
+                dropped[utt] = error.reason
+                if len(dropped) <= MESSAGES_SHOWN:
+                    print(f"dropped {utt}: {error}", file=sys.stderr)
+                continue
+            upsampled += rate < config.sample_rate
+            durations[utt] = f"{len(samples) / rate:.3f}"
+            yield utt, features
+
+    scp = write_ark(ark_dir / f"feats.{job}.ark", matrices(), compress=compress)
+    if upsampled:
+        below = f"recorded below {config.sample_rate} Hz, so that the upper filters are empty"
+        print(f"warning: {upsampled} utterances were {below}", file=sys.stderr)
+    write_table(ark_dir / f"utt2dur.{job}", durations)
+    write_table(ark_dir / f"dropped.{job}", dropped)
+    write_table(ark_dir / f"feats.{job}.scp", scp)
+    return Extraction(len(scp), Counter(dropped.values()))
+
+
+def merge_features(
+    data_dir: str | Path, ark_dir: str | Path, *, jobs: int, max_drop: float = 0.02
+) -> Extraction:
+    """Make the features of all jobs the features of the data directory.
+
+    Checks every matrix against its file, takes the dropped utterances out of all tables of the
+    data directory, and writes feats.scp, utt2num_frames, and utt2dur if there is none.
+
+    Args:
+        data_dir: as for `extract_features`.
+        ark_dir: as for `extract_features`.
+        jobs: how many jobs there were.
+        max_drop: the largest share of utterances that may have been dropped, 0 to 1.
+
+    Raises:
+        UserError: if a job is missing or was run on other data, an ark is damaged, or more than
+            `max_drop` or all utterances were dropped. The data directory is then as it was.
+    """
+    data, ark_dir = DataDir.read(data_dir), Path(ark_dir)
+    scp: dict[str, str] = {}
+    durations: dict[str, str] = {}
+    dropped: dict[str, str] = {}
+    for job in range(1, jobs + 1):
+        if not (path := ark_dir / f"feats.{job}.scp").exists():
+            raise UserError("not there", path=path, remedy=f"job {job} of {jobs} has to run first")
+        scp.update(read_table(path))
+        durations.update(read_table(ark_dir / f"utt2dur.{job}"))
+        dropped.update(read_table(ark_dir / f"dropped.{job}"))
+    _check_complete(data, ark_dir, scp, dropped, jobs)
+    extraction = Extraction(len(scp), Counter(dropped.values()))
+    if not scp or len(dropped) > max_drop * (len(scp) + len(dropped)):
+        raise UserError(
+            f"{extraction}: over {max_drop:.1%}",
+            path=data_dir,
+            remedy=f"see {ark_dir}/dropped.*, mend the audio or raise --max-drop",
+        )
+    frames = _frames(scp)
+    data = data.restrict(scp)
+    data.feats_scp = scp
+    data.utt2num_frames = {utt: str(count) for utt, count in frames.items()}
+    data.utt2dur = data.utt2dur or durations
+    data.write()
+    return extraction
+
+
+def progress(items: Sequence[str], what: str) -> Iterator[str]:
+    """Go through a sized collection with a bar on a terminal, or a line every ten seconds."""
+    total = len(items)
+    if sys.stderr.isatty():
+        yield from tqdm(items, unit=f" {what}", dynamic_ncols=True, file=sys.stderr)
+        return
+    begin = said = time.monotonic()
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if now - said > SECONDS_BETWEEN_LINES:
+            left = (now - begin) / done * (total - done)
+            print(f"{done}/{total} {what}, {left:.0f} s left", file=sys.stderr, flush=True)
+            said = now
+        yield item
+
+
+def _places(data: DataDir, utts: list[str]) -> dict[str, tuple]:
+    """utterance -> the arguments of `read_wave`."""
+    for number, spec in enumerate(data.wav_scp.values(), 1):
+        audio_file(spec, data.path / "wav.scp", number)
+    line = {utt: number for number, utt in enumerate(data.segments, 1)}
+    places: dict[str, tuple] = {}
+    for utt in utts:
+        recording, interval = utt, ()
+        if data.segments:
+            if utt not in data.segments:
+                raise UserError(f"{utt!r} is missing", path=data.path / "segments")
+            recording, *interval = parse_segment(
+                data.segments[utt], data.path / "segments", line[utt]
+            )
+        if recording not in data.wav_scp:
+            raise UserError(f"{recording!r} is missing", path=data.path / "wav.scp")
+        places[utt] = (data.wav_scp[recording], *interval)
+    return places
+
+
+def _check_complete(
+    data: DataDir, ark_dir: Path, scp: dict[str, str], dropped: dict[str, str], jobs: int
+) -> None:
+    """Every utterance is in one job's output, and nothing else is.
+
+    Dropped utterances may be gone from the data directory: an earlier merge took them out.
+    """
+    remedy = f"run all {jobs} jobs of extract-features again on this data directory"
+    for utt in data.utterances:
+        if utt not in scp and utt not in dropped:
+            raise UserError(f"no job has utterance {utt!r}", path=ark_dir, remedy=remedy)
+    if foreign := next((utt for utt in scp if utt not in data.utt2spk or utt in dropped), None):
+        raise UserError(
+            f"the jobs were run on other data: utterance {foreign!r}", path=ark_dir, remedy=remedy
+        )
+
+
+def _frames(scp: dict[str, str]) -> dict[str, int]:
+    """utterance -> number of frames, all of one dimension."""
+    reader = FeatureReader(scp)
+    frames, first = {}, next(iter(scp))
+    for utt, place in scp.items():
+        frames[utt], dimension = reader.shape(utt)
+        if dimension != reader.shape(first)[1]:
+            raise UserError(
+                f"{dimension} filters, but {reader.shape(first)[1]} in {scp[first]}",
+                path=place,
+                remedy="run all jobs of extract-features with the same options",
+            )
+    return frames

@@ -1,0 +1,143 @@
+"""The utterances of one client as padded batches of similar length."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from fedtools.files.ark import FeatureReader
+from fedtools.files.datadir import DataDir
+from fedtools.files.errors import UserError
+from fedtools.lm.tokens import Tokenizer
+
+Batch = dict[str, torch.Tensor]
+
+# A client below this size is read once, in one go, and kept in memory over all rounds.
+_KEEP_BYTES = 2 << 30
+
+
+class Utterances:
+    """Features and tokens of some utterances of a data directory.
+
+    Args:
+        data: a data directory with `feats_scp` and `text`.
+        names: the utterances, usually those of one client.
+        tokenizer: turns transcripts into token ids.
+        batch_bins: the largest size of a batch, padding included, in frames x bins.
+        shortest: the fewest frames that the model accepts; shorter ones are padded with zeros.
+        labelled: whether every utterance needs a transcript.
+    """
+
+    def __init__(
+        self,
+        data: DataDir,
+        names: Sequence[str],
+        tokenizer: Tokenizer,
+        batch_bins: int,
+        shortest: int = 1,
+        labelled: bool = True,
+    ):
+        for table, file in ((data.feats_scp, "feats.scp"), (data.text, "text")):
+            lacking = [name for name in names if name not in table]
+            if lacking and (labelled or table is data.feats_scp):
+                raise UserError(f"no entry of utterance {lacking[0]!r}", path=data.path / file)
+        self.names = list(names)
+        self.texts = [data.text.get(name, "") for name in self.names]
+        self.tokens = [tokenizer.encode(text) for text in self.texts]
+        self._reader = FeatureReader({name: data.feats_scp[name] for name in names})
+        self._frames = np.array([max(self._reader.num_frames(name), shortest) for name in names])
+        self._bins = self._reader.shape(self.names[0])[1]
+        self._shortest = shortest
+        self._batch_bins = batch_bins
+        self._features: list[torch.Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def batches(self, generator: np.random.Generator | None = None) -> list[list[int]]:
+        """Group indices of utterances of similar length into batches.
+
+        Args:
+            generator: shuffles the batches, and blurs the lengths by a few per cent so that an
+                utterance meets others in every epoch; None keeps the order of length.
+        """
+        lengths = self._frames.astype(float)
+        if generator is not None:
+            lengths = lengths * generator.uniform(0.95, 1.05, len(lengths))
+        batches: list[list[int]] = [[]]
+        longest = 0
+        for index in np.argsort(-lengths, kind="stable").tolist():
+            longest = max(longest, int(self._frames[index]))
+            if batches[-1] and longest * (len(batches[-1]) + 1) * self._bins > self._batch_bins:
+                batches.append([])
+                longest = int(self._frames[index])
+            batches[-1].append(index)
+        if generator is not None:
+            generator.shuffle(batches)
+        return batches
+
+    def load(self, indices: Sequence[int]) -> Batch:
+        """Read and pad one batch: `speech` (B, T, D) zero-padded, `text` (B, L) padded with -1."""
+        features = [self._pad(matrix) for matrix in self._read(indices)]
+        speech = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
+        tokens = [torch.tensor(self.tokens[index], dtype=torch.long) for index in indices]
+        return {
+            "speech": speech,
+            "speech_lengths": torch.tensor([len(feature) for feature in features]),
+            "text": torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1),
+            "text_lengths": torch.tensor([len(token) for token in tokens]),
+        }
+
+    def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:
+        """Yield the batches on `device`, the next one being read while one is worked on."""
+        if self._keep() and device.type == "cpu":
+            for indices in batches:
+                yield self.load(indices)
+            return
+        ahead: queue.Queue = queue.Queue(maxsize=4)
+        stop = threading.Event()
+
+        def read() -> None:
+            try:
+                for indices in batches:
+                    if stop.is_set():
+                        return
+                    batch = self.load(indices)
+                    if device.type == "cuda":
+                        batch = {key: value.pin_memory() for key, value in batch.items()}
+                    ahead.put(batch)
+                ahead.put(None)
+            except BaseException as error:
+                ahead.put(error)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        try:
+            while (batch := ahead.get()) is not None:
+                if isinstance(batch, BaseException):
+                    raise batch
+                yield {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+        finally:
+            stop.set()
+            while not ahead.empty():
+                ahead.get_nowait()
+
+    def _keep(self) -> bool:
+        return int(self._frames.sum()) * self._bins * 4 <= _KEEP_BYTES
+
+    def _read(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        if not self._keep():
+            matrices = self._reader.read_many([self.names[index] for index in indices])
+            return [torch.from_numpy(matrix) for matrix in matrices]
+        if self._features is None:
+            matrices = self._reader.read_many(self.names)
+            self._features = [torch.from_numpy(matrix) for matrix in matrices]
+        return [self._features[index] for index in indices]
+
+    def _pad(self, matrix: torch.Tensor) -> torch.Tensor:
+        lacking = self._shortest - len(matrix)
+        return torch.nn.functional.pad(matrix, (0, 0, 0, lacking)) if lacking > 0 else matrix

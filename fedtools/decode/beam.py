@@ -1,0 +1,379 @@
+"""CTC beam search with an n-gram language model: N-best lists with separate scores.
+
+A hypothesis W with token sequence C(W) maximises (Graves et al. 2006 for the CTC lattice)
+
+    max over alignments a of C(W): sum over t of log p(a_t | t)     acoustic
+        + lm_weight * ln P(W, end of sentence)                      lm
+        + word_score * |W|
+
+The search is flashlight's (https://github.com/flashlight/text). Its lexicon decoder differs from
+CTC at the ends of words: having finished a word, it lets the word's last token last for one frame
+only, and it takes `x blank x` for one token where we give a word two spellings to mend that (see
+`_insert`). The search therefore only proposes; where the alignment that it found is not one of the
+words' token sequence, `alignment_score` computes the exact acoustic score. Every score that leaves
+this module is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.decode.greedy import refuse_nan
+from fedtools.files.errors import UserError
+from fedtools.files.nbest import Hypothesis
+from fedtools.lm.ngram import NgramFolder
+from fedtools.lm.tokens import SPACE, Tokenizer
+
+LN10 = math.log(10.0)
+# Below every posterior that matters, and finite, so that every score is.
+_FLOOR = np.float32(-1e4)
+# For what must not happen: far below any sum of floors.
+_NEVER = np.float32(-1e30)
+
+
+@dataclass(frozen=True)
+class BeamOptions:
+    """How to search.
+
+    Attributes:
+        beam_size: hypotheses kept from frame to frame; at least 100 for a list of 20.
+        beam_threshold: hypotheses this much (natural log) below the best one are dropped.
+        beam_size_token: tokens of each frame that may extend a hypothesis.
+        lm_weight: weight of the language model; both scores are natural logarithms.
+        word_score: added for each word. The search for an n-gram of tokens does not know words:
+            there it only orders the list.
+        nbest: hypotheses returned.
+    """
+
+    beam_size: int = 100
+    beam_threshold: float = 20.0
+    beam_size_token: int = 15
+    lm_weight: float = 0.5
+    word_score: float = 0.0
+    nbest: int = 20
+
+    def __post_init__(self):
+        for name in ("beam_size", "beam_size_token", "nbest"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}", remedy="give at least 1")
+        if self.nbest > self.beam_size:
+            raise UserError(
+                f"nbest {self.nbest} is more than beam_size {self.beam_size}",
+                remedy="widen the beam, to about five times nbest",
+            )
+        if not self.beam_threshold > 0:
+            raise UserError(f"beam_threshold is {self.beam_threshold}", remedy="give more than 0")
+        if not (math.isfinite(self.lm_weight) and math.isfinite(self.word_score)):
+            raise UserError("lm_weight and word_score must be finite numbers")
+
+
+class CtcBeamDecoder:
+    """Beam search over CTC posteriors with an n-gram of words or of tokens.
+
+    With words, only words of the vocabulary are found, spelled as the tokenizer does it; with
+    tokens, any token sequence.
+
+    Args:
+        tokenizer: the tokens that the posteriors are over.
+        lm_binary: KenLM's binary (or ARPA) file.
+        vocabulary: the words, or tokens, that the n-gram was estimated on, one a line.
+        options: how to search.
+        unit: "word" or "token", of the n-gram.
+
+    Attributes:
+        left_out: words of the vocabulary that the tokens cannot spell.
+
+    Raises:
+        UserError: if a file is missing or damaged, or n-gram and tokens do not belong together.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        lm_binary: str | Path,
+        vocabulary: str | Path,
+        options: BeamOptions = BeamOptions(),
+        unit: str = "word",
+    ):
+        self.tokenizer = tokenizer
+        self.options = options
+        self.unit = unit
+        self.left_out: list[str] = []
+        # flashlight begins every utterance with its silence token. A column of our own that never
+        # occurs keeps that from being any real token; see `_emissions`.
+        self._silence = len(tokenizer)
+        units = _read_vocabulary(Path(vocabulary))
+        if unit == "word":
+            self._make_word_decoder(units, Path(lm_binary), Path(vocabulary))
+        else:
+            self._make_token_decoder(units, Path(lm_binary), Path(vocabulary))
+
+    @classmethod
+    def load(
+        cls, tokenizer: Tokenizer, folder: str | Path, options: BeamOptions = BeamOptions()
+    ) -> CtcBeamDecoder:
+        """Make a decoder with the n-gram that `fedtools train-lm` wrote to `folder`."""
+        ngram = NgramFolder.read(folder)
+        return cls(tokenizer, ngram.binary, ngram.vocabulary, options, ngram.unit)
+
+    def decode(self, log_probs: np.ndarray) -> list[Hypothesis]:
+        """The N-best list of one utterance.
+
+        Args:
+            log_probs: (frames, tokens) natural logarithms of CTC posteriors.
+
+        Returns:
+            1 to `nbest` hypotheses with different words, best total first. Where the search ends
+            with nothing, one hypothesis without words.
+
+        Raises:
+            UserError: if there is a NaN in the posteriors.
+            ValueError: if they have another number of tokens than the tokenizer.
+        """
+        log_probs = np.maximum(np.asarray(log_probs, dtype=np.float32), _FLOOR)
+        if log_probs.ndim != 2 or log_probs.shape[1] != len(self.tokenizer):
+            raise ValueError(f"shape {log_probs.shape}, expected (T, {len(self.tokenizer)})")
+        refuse_nan(log_probs)
+        best: dict[str, Hypothesis] = {}
+        for acoustic, lm, words in self._propose(log_probs):
+            found = Hypothesis(0, acoustic, lm, words)
+            if words not in best or self._total(found) > self._total(best[words]):
+                best[words] = found
+        if not best:
+            best[""] = Hypothesis(
+                0, float(log_probs[:, 0].sum(dtype=float)), self._lm_score([]), ""
+            )
+        ordered = sorted(best.values(), key=lambda h: (-self._total(h), h.words))
+        return [
+            Hypothesis(rank, h.acoustic, h.lm, h.words)
+            for rank, h in enumerate(ordered[: self.options.nbest], 1)
+        ]
+
+    def _total(self, hypothesis: Hypothesis) -> float:
+        return hypothesis.total(self.options.lm_weight, self.options.word_score)
+
+    def _propose(self, log_probs: np.ndarray) -> Iterator[tuple[float, float, str]]:
+        """Acoustic score, LM score and words of whatever the search ends with."""
+        if not len(log_probs):
+            return
+        emissions = self._emissions(log_probs)
+        results = self._decoder.decode(emissions.ctypes.data, *emissions.shape)
+        for result in results:
+            # The alignment: one token a frame, between a state for the start and one for the end.
+            alignment = np.asarray(result.tokens[1 : len(log_probs) + 1])
+            tokens = _collapse(alignment)
+            acoustic = result.emittingModelScore
+            if self.unit == "token":
+                yield acoustic, result.lmScore * LN10, self.tokenizer.decode(tokens)
+                continue
+            indices = [index for index in result.words if index >= 0]
+            words = " ".join(self._words[index] for index in indices)
+            expected = self.tokenizer.encode(words)
+            if tokens != expected:
+                acoustic = alignment_score(log_probs, expected)
+            if acoustic > _NEVER:
+                yield acoustic, self._lm_score(indices), words
+
+    def _emissions(self, log_probs: np.ndarray) -> np.ndarray:
+        """The posteriors as flashlight takes them: a column that never occurs is added, and where
+        words end with <space>, a frame that lets the last word end without one."""
+        frames, tokens = log_probs.shape
+        space = self._word_end is not None
+        emissions = np.full((frames + space, tokens + 1), _NEVER, dtype=np.float32)
+        emissions[:frames, :tokens] = log_probs
+        # <sos/eos> is in the token list for ESPnet's sake; CTC has no such token.
+        emissions[:, tokens - 1] = _NEVER
+        if space:
+            emissions[-1, [self.tokenizer.blank, self._word_end]] = 0.0
+        return emissions
+
+    def _lm_score(self, indices: Sequence[int]) -> float:
+        """ln P of a sequence of words or tokens, with its end."""
+        state, log10 = self._lm.start(False), 0.0
+        for index in indices:
+            state, score = self._lm.score(state, index)
+            log10 += score
+        return (log10 + self._lm.finish(state)[1]) * LN10
+
+    def _make_word_decoder(self, units: list[str], lm_binary: Path, vocabulary: Path) -> None:
+        from flashlight.lib.text.decoder import (
+            CriterionType,
+            LexiconDecoder,
+            LexiconDecoderOptions,
+            SmearingMode,
+            Trie,
+        )
+
+        tokenizer, options = self.tokenizer, self.options
+        self._word_end = tokenizer.tokens.index(SPACE) if SPACE in tokenizer.tokens else None
+        if tokenizer.token_type == "bpe":
+            self._word_end = None
+        spellings = {}
+        for word in units:
+            ids = tokenizer.encode(word)
+            if tokenizer.unknown in ids or tokenizer.decode(ids) != word:
+                self.left_out.append(word)
+            else:
+                spellings[word] = ids
+        if not spellings:
+            raise UserError(
+                "the tokens can spell none of its words",
+                path=vocabulary,
+                remedy="make tokens and n-gram from text in the same spelling",
+            )
+        self._words = list(spellings)
+        self._lm = _load_lm(lm_binary, self._words)
+        trie = Trie(len(tokenizer) + 1, self._silence)
+        start = self._lm.start(False)
+        for index, word in enumerate(self._words):
+            self._insert(trie, spellings[word], index, self._lm.score(start, index)[1])
+        trie.smear(SmearingMode.MAX)
+        silence = self._silence if self._word_end is None else self._word_end
+        self._decoder = LexiconDecoder(
+            LexiconDecoderOptions(
+                beam_size=options.beam_size,
+                beam_size_token=options.beam_size_token,
+                beam_threshold=options.beam_threshold,
+                lm_weight=options.lm_weight * LN10,
+                word_score=options.word_score,
+                unk_score=-math.inf,
+                sil_score=0.0,
+                log_add=False,
+                criterion_type=CriterionType.CTC,
+            ),
+            trie,
+            self._lm,
+            silence,
+            tokenizer.blank,
+            -1,
+            [],
+            False,
+        )
+
+    def _insert(self, trie, ids: list[int], index: int, score: float) -> None:
+        """Put a word into the lexicon.
+
+        Characters: <space> ends the word, and lasts as long as it likes, because it is what
+        flashlight takes for silence. BPE: a second spelling with the last token doubled stands
+        for that token lasting longer than one frame, because flashlight ends a word with the first
+        frame of its last token and asks for no blank before the last token of a spelling.
+        """
+        if self._word_end is not None:
+            trie.insert([*ids, self._word_end], index, score)
+        else:
+            trie.insert(ids, index, score)
+            trie.insert([*ids, ids[-1]], index, score)
+
+    def _make_token_decoder(self, units: list[str], lm_binary: Path, vocabulary: Path) -> None:
+        from flashlight.lib.text.decoder import (
+            CriterionType,
+            LexiconFreeDecoder,
+            LexiconFreeDecoderOptions,
+        )
+
+        tokenizer, options = self.tokenizer, self.options
+        known = set(tokenizer.tokens)
+        for line, token in enumerate(units, 1):
+            if token not in known:
+                raise UserError(
+                    f"{token!r} is no token of this model",
+                    path=vocabulary,
+                    line=line,
+                    remedy="train the n-gram with the model's own --tokens",
+                )
+        self._word_end = None
+        # flashlight may look up our silence column; no token is a blank.
+        self._lm = _load_lm(lm_binary, [*tokenizer.tokens, " "])
+        self._decoder = LexiconFreeDecoder(
+            LexiconFreeDecoderOptions(
+                beam_size=options.beam_size,
+                beam_size_token=options.beam_size_token,
+                beam_threshold=options.beam_threshold,
+                lm_weight=options.lm_weight * LN10,
+                sil_score=0.0,
+                log_add=False,
+                criterion_type=CriterionType.CTC,
+            ),
+            self._lm,
+            self._silence,
+            tokenizer.blank,
+            [],
+        )
+
+
+def alignment_score(log_probs: np.ndarray, tokens: Sequence[int], blank: int = 0) -> float:
+    """The log-probability of the best CTC alignment of a token sequence.
+
+    Graves et al. 2006, equations 6 and 7, with the maximum in the place of the sum.
+
+    Args:
+        log_probs: (frames, tokens) natural logarithms, at least one frame.
+        tokens: ids, without blanks.
+        blank: id of the blank.
+
+    Returns:
+        Natural logarithm; -inf if there are too few frames.
+    """
+    labels = np.full(2 * len(tokens) + 1, blank)
+    labels[1::2] = tokens
+    # A state may be entered from two before it unless that would drop a blank that must be there.
+    skip = np.zeros(len(labels), dtype=bool)
+    skip[3::2] = labels[3::2] != labels[1:-2:2]
+    scores = log_probs[:, labels].astype(np.float64)
+    best = np.full(len(labels) + 2, -np.inf)  # with two states in front that are never reached
+    best[2:4] = scores[0, :2]
+    for frame in scores[1:]:
+        skipped = np.where(skip, best[:-2], -np.inf)
+        best[2:] = np.maximum(np.maximum(best[2:], best[1:-1]), skipped) + frame
+    return float(best[-2:].max())
+
+
+def _collapse(alignment: np.ndarray, blank: int = 0) -> list[int]:
+    new = np.ones(len(alignment), dtype=bool)
+    new[1:] = alignment[1:] != alignment[:-1]
+    return alignment[new & (alignment != blank)].tolist()
+
+
+def _load_lm(path: Path, entries: Sequence[str]):
+    from flashlight.lib.text.decoder.kenlm import KenLM
+    from flashlight.lib.text.dictionary import Dictionary
+
+    if not path.is_file():
+        raise UserError("no such n-gram", path=path, remedy="make it with fedtools train-lm")
+    dictionary = Dictionary()
+    for entry in entries:
+        dictionary.add_entry(entry)
+    try:
+        return KenLM(str(path), dictionary)
+    except RuntimeError as error:
+        reason = str(error).strip().split("\n")[-1]
+        raise UserError(
+            f"KenLM cannot read it: {reason}", path=path, remedy="make it again"
+        ) from None
+
+
+def _read_vocabulary(path: Path) -> list[str]:
+    remedy = "make it with fedtools train-lm"
+    try:
+        content = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", path=path, remedy=remedy) from None
+    except UnicodeDecodeError:
+        raise UserError("not UTF-8", path=path, remedy=remedy) from None
+    units = content.removesuffix("\n").split("\n")
+    seen = set()
+    for line, unit in enumerate(units, 1):
+        if not unit or unit in seen or unit != "".join(unit.split()):
+            raise UserError(
+                f"{unit!r} is empty, comes twice or has a blank",
+                path=path,
+                line=line,
+                remedy=remedy,
+            )
+        seen.add(unit)
+    return units

@@ -1,0 +1,1 @@
+"""A federation from its first file to its last: what the commands call."""

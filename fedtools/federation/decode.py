@@ -1,0 +1,128 @@
+"""Decoding of a data directory by the models of an experiment, each client's by its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from fedtools.client.data import Utterances
+from fedtools.decode.greedy import greedy
+from fedtools.federation.evaluate import load_average
+from fedtools.federation.federation import ALL, Federation
+from fedtools.files.datadir import DataDir, byte_order
+from fedtools.files.errors import UserError
+from fedtools.files.nbest import Hypothesis, read_nbest, write_nbest
+from fedtools.models.asr import log_posteriors, shortest_input
+
+# Turns the log posteriors of an utterance, (frames, tokens), into its N-best list.
+Decoder = Callable[[np.ndarray], list[Hypothesis]]
+
+
+def decode(
+    federation: Federation,
+    data_path: str | Path,
+    out: str | Path,
+    decoder: Decoder | None,
+    *,
+    model: str = "average",
+    job: int = 1,
+    jobs: int = 1,
+) -> Path:
+    """Decode one job's share of a data directory to `OUT/nbest.<job>.tsv`.
+
+    Args:
+        decoder: makes an N-best list of log posteriors; None is greedy decoding.
+        model: "average", "start", or "round:7" (the model after that round).
+        job, jobs: which of how many contiguous parts of the utterances.
+
+    Returns:
+        the file written; one that is there already is kept.
+    """
+    path = Path(out) / f"nbest.{job}.tsv"
+    if path.exists():
+        return path
+    data = DataDir.read(data_path, "utt2spk", "feats.scp")
+    if (Path(data_path) / "utt2client").exists():
+        data = DataDir.read(data_path, "utt2spk", "feats.scp", "utt2client")
+    share = data.utterances[len(data.utterances) * (job - 1) // jobs :]
+    share = share[: len(data.utterances) * job // jobs - len(data.utterances) * (job - 1) // jobs]
+    by_client: dict[str, list[str]] = {}
+    for name in share:
+        by_client.setdefault(data.utt2client.get(name, ALL), []).append(name)
+    lists: dict[str, list[Hypothesis]] = {}
+    bar = tqdm(total=len(share), desc=f"decode {data.path.name}", unit="utt", disable=None)
+    with bar:
+        for client, names in by_client.items():
+            _load(federation, client, model)
+            for name, log_probs in _posteriors(federation, data, names):
+                lists[name] = decoder(log_probs) if decoder else [_greedy(federation, log_probs)]
+                bar.update()
+    write_nbest(path, ((name, lists[name]) for name in byte_order(lists)))
+    return path
+
+
+def merge(out: str | Path, data_path: str | Path, jobs: int) -> Path:
+    """Join the jobs' N-best lists to `OUT/nbest.tsv`; every utterance must be there, once.
+
+    Raises:
+        UserError: naming the first utterance that is missing or too many.
+    """
+    out = Path(out)
+    lists: dict[str, list[Hypothesis]] = {}
+    for job in range(1, jobs + 1):
+        lists |= read_nbest(out / f"nbest.{job}.tsv")
+    utterances = DataDir.read(data_path, "utt2spk").utterances
+    for name in utterances:
+        if name not in lists:
+            raise UserError(f"no hypothesis of utterance {name!r}", path=out)
+    if len(lists) > len(utterances):
+        extra = next(name for name in lists if name not in set(utterances))
+        raise UserError(f"utterance {extra!r} is not in {data_path}", path=out)
+    write_nbest(out / "nbest.tsv", ((name, lists[name]) for name in byte_order(lists)))
+    return out / "nbest.tsv"
+
+
+def _load(federation: Federation, client: str, model: str) -> None:
+    known = client in federation.experiment.clients
+    if model == "average":
+        load_average(federation, client)
+    elif model == "start":
+        federation.load_result(None, 0)
+    else:
+        number = int(model.removeprefix("round:"))
+        if not federation.experiment.is_done(number):
+            raise UserError(f"round {number} is not complete", path=federation.experiment.path)
+        federation.load_result(client if known else None, number)
+
+
+@torch.no_grad()
+def _posteriors(
+    federation: Federation, data: DataDir, names: Sequence[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    model = federation.model.eval()
+    utterances = Utterances(
+        data,
+        names,
+        federation.tokenizer,
+        federation.training.batch_bins,
+        shortest_input(model),
+        labelled=False,
+    )
+    batches = utterances.batches()
+    stream = utterances.stream(batches, federation.device)
+    for indices, batch in zip(batches, stream, strict=True):
+        log_probs, lengths = log_posteriors(model, batch)
+        for index, matrix, length in zip(
+            indices, log_probs.cpu().numpy(), lengths.tolist(), strict=True
+        ):
+            yield utterances.names[index], np.ascontiguousarray(matrix[:length])
+
+
+def _greedy(federation: Federation, log_probs: np.ndarray) -> Hypothesis:
+    tokens = greedy(log_probs[None], np.array([len(log_probs)]))[0]
+    score = float(log_probs.max(axis=1).astype(np.float64).sum())
+    return Hypothesis(rank=1, acoustic=score, lm=0.0, words=federation.tokenizer.decode(tokens))

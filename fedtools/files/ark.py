@@ -1,0 +1,255 @@
+"""Kaldi's archives of matrices (ark/scp): written atomically, read fast, damage told in one line.
+
+An scp entry is "path:offset". Paths are written absolute, as Kaldi's make_fbank.sh writes them, so
+that a data directory works from any directory; a relative path in somebody else's scp is relative
+to the current directory, as Kaldi takes it. Pipes and ranges ("[0:9]") in an scp are refused.
+
+Arks may come from elsewhere: only Kaldi's binary matrices are read (FM, DM, CM, CM2, CM3), after
+their sizes have been checked against the file. kaldiio alone would also unpickle and run pipes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import kaldiio
+import numpy as np
+
+from fedtools.files.atomic import atomic_write
+from fedtools.files.errors import UserError
+
+MAX_OPEN_FILES = 32
+# One matrix may not be larger: 2 GiB is what one read can return (18 hours of 80 filters).
+MAX_MATRIX_BYTES = (1 << 31) - (1 << 16)
+# Matrices at most this far apart are read together: between them is only the next one's name.
+MAX_GAP = 1 << 14
+MAX_RUN_BYTES = 1 << 26
+MAX_RUN_MATRICES = 256
+# kaldiio's number for Kaldi's kAutomaticMethod: one byte a value, two for very short matrices.
+AUTOMATIC_COMPRESSION = 1
+
+_HEADER_BYTES = 32
+_ITEM = {b"FM": ("<f4", 4), b"DM": ("<f8", 8)}
+
+
+def write_ark(
+    path: str | Path, matrices: Iterable[tuple[str, np.ndarray]], *, compress: bool = False
+) -> dict[str, str]:
+    """Write matrices one after the other to a binary ark, atomically.
+
+    Args:
+        path: the ark.
+        matrices: pairs of utterance and matrix (T, D), float32; consumed one by one.
+        compress: write Kaldi's compressed matrices: a quarter of the size, not exact.
+
+    Returns:
+        The scp: utterance -> "absolute path:offset", in the order written.
+    """
+    final = Path(path).absolute()
+    method = AUTOMATIC_COMPRESSION if compress else None
+    scp = {}
+    with atomic_write(final, "wb") as file:
+        for utt, matrix in matrices:
+            start = file.tell() + len(utt.encode("utf-8")) + 1
+            matrix = np.ascontiguousarray(matrix, dtype="<f4")
+            kaldiio.save_ark(file, {utt: matrix}, compression_method=method)
+            scp[utt] = f"{final}:{start}"
+    return scp
+
+
+class _Record(NamedTuple):
+    """Where one matrix lies: its kind, shape, and the bytes of its data [start, end)."""
+
+    path: str
+    offset: int
+    kind: bytes
+    rows: int
+    columns: int
+    start: int
+    end: int
+
+
+class FeatureReader:
+    """Reads the matrices of an scp, by utterance; safe in forked and spawned data loaders.
+
+    Args:
+        scp: utterance -> "path:offset", as `DataDir.feats_scp` holds it.
+    """
+
+    def __init__(self, scp: Mapping[str, str]):
+        self.scp = scp
+        self._records: dict[str, _Record] = {}
+        self._files: OrderedDict[str, tuple[io.FileIO, int]] = OrderedDict()
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_files": OrderedDict()}
+
+    def shape(self, utt: str) -> tuple[int, int]:
+        """(T, D) of one utterance, from the matrix' header; errors as of `read`."""
+        record = self._record(utt)
+        return record.rows, record.columns
+
+    def num_frames(self, utt: str) -> int:
+        """T of one utterance, from the matrix' header; errors as of `read`."""
+        return self._record(utt).rows
+
+    def read(self, utt: str) -> np.ndarray:
+        """The features of one utterance, float32 (T, D), an array of the caller's own.
+
+        Raises:
+            UserError: naming the ark and the utterance, if the utterance is not in the scp, or the
+                ark is missing, cut off, or has no matrix there.
+        """
+        return self.read_many([utt])[0]
+
+    def read_many(self, utts: Sequence[str]) -> list[np.ndarray]:
+        """The features of many utterances, in the order asked for; errors as of `read`.
+
+        Matrices that lie one after the other in an ark, as those of one client do, are read in one
+        sequential read, straight into the arrays returned.
+        """
+        records = [self._record(utt) for utt in utts]
+        matrices: list[np.ndarray | None] = [None] * len(utts)
+        order = sorted(range(len(utts)), key=lambda i: (records[i].path, records[i].start))
+        for run in _runs(order, records):
+            if records[run[0]].kind == b"FM":
+                arrays = self._read_run([records[i] for i in run], utts[run[0]])
+            else:
+                arrays = [self._read_other(records[i], utts[i]) for i in run]
+            for i, array in zip(run, arrays, strict=True):
+                matrices[i] = array
+        return matrices
+
+    def _read_run(self, run: list[_Record], utt: str) -> list[np.ndarray]:
+        """Uncompressed neighbours by one `preadv`: no copies, and no file position to share."""
+        arrays: list[np.ndarray] = []
+        buffers: list = []
+        position = run[0].start
+        for record in run:
+            if record.start > position:
+                buffers.append(bytearray(record.start - position))
+            arrays.append(np.empty((record.rows, record.columns), dtype="<f4"))
+            buffers.append(memoryview(arrays[-1]).cast("B"))
+            position = record.end
+        file, _ = self._open(run[0].path, utt)
+        if os.preadv(file.fileno(), buffers, run[0].start) != position - run[0].start:
+            raise _damaged(run[0].path, utt, "the file ends within it")
+        return arrays
+
+    def _read_other(self, record: _Record, utt: str) -> np.ndarray:
+        file, _ = self._open(record.path, utt)
+        size = record.end - record.offset
+        data = os.pread(file.fileno(), size, record.offset)
+        if len(data) != size:
+            raise _damaged(record.path, utt, "the file ends within it")
+        if record.kind == b"DM":
+            data = data[record.start - record.offset :]
+            return np.frombuffer(data, "<f8").astype("<f4").reshape(record.rows, record.columns)
+        matrix = kaldiio.matio.read_kaldi(io.BytesIO(data))
+        return np.ascontiguousarray(matrix, dtype="<f4")
+
+    def _record(self, utt: str) -> _Record:
+        if (record := self._records.get(utt)) is None:
+            if (value := self.scp.get(utt)) is None:
+                raise UserError(f"no features of utterance {utt!r}", remedy="extract them")
+            path, offset = _parse_entry(value, utt)
+            file, size = self._open(path, utt)
+            header = os.pread(file.fileno(), _HEADER_BYTES, offset)
+            record = self._records[utt] = _parse_header(header, path, offset, size, utt)
+        return record
+
+    def _open(self, path: str, utt: str) -> tuple[io.FileIO, int]:
+        """The open file and its size; the least recently used of too many is closed."""
+        if path in self._files:
+            self._files.move_to_end(path)
+            return self._files[path]
+        try:
+            file = io.FileIO(path, "rb")
+        except OSError as error:
+            raise UserError(
+                f"cannot be read: {error.strerror} (features of utterance {utt!r})",
+                path=path,
+                remedy="extract the features again, or mend the path in feats.scp",
+            ) from None
+        while len(self._files) >= MAX_OPEN_FILES:
+            self._files.popitem(last=False)[1][0].close()
+        self._files[path] = file, os.fstat(file.fileno()).st_size
+        return self._files[path]
+
+
+def _runs(order: list[int], records: list[_Record]) -> Iterable[list[int]]:
+    """Split indices sorted by place into runs of uncompressed neighbours."""
+    run: list[int] = []
+    for i in order:
+        if run:
+            record, last = records[i], records[run[-1]]
+            near = record.path == last.path and 0 <= record.start - last.end <= MAX_GAP
+            small = record.end - records[run[0]].start <= MAX_RUN_BYTES
+            both_plain = record.kind == last.kind == b"FM"
+            if not (near and small and both_plain and len(run) < MAX_RUN_MATRICES):
+                yield run
+                run = []
+        run.append(i)
+    if run:
+        yield run
+
+
+def _parse_entry(value: str, utt: str) -> tuple[str, int]:
+    path, colon, offset = value.rpartition(":")
+    if value.endswith(("|", "]")) or value.startswith("|"):
+        raise UserError(
+            f"the features of utterance {utt!r} are {value!r}",
+            remedy="pipes and ranges are not read: make a plain ark with copy-feats",
+        )
+    if not colon or not (offset.isascii() and offset.isdecimal()):
+        return value, 0
+    if len(offset) > 18:
+        raise _damaged(path, utt, f"no file is {offset} bytes long")
+    return path, int(offset)
+
+
+def _parse_header(header: bytes, path: str, offset: int, size: int, utt: str) -> _Record:
+    """Check a matrix' header against the size of its file, before anything is allocated."""
+    if offset >= size:
+        raise _damaged(path, utt, f"it should be at byte {offset}, the file has {size}")
+    if not header.startswith(b"\0B"):
+        raise _damaged(path, utt, f"no binary matrix at byte {offset}")
+    kind = header[2:].split(b" ", 1)[0]
+    place = 3 + len(kind)
+    try:
+        if kind in _ITEM:
+            mark_rows, rows, mark_columns, columns = struct.unpack_from("<cici", header, place)
+            if not mark_rows == mark_columns == b"\4":
+                raise _damaged(path, utt, f"a wrong header at byte {offset}")
+            place, data_bytes = place + 10, rows * columns * _ITEM[kind][1]
+        elif kind in (b"CM", b"CM2", b"CM3"):
+            _, _, rows, columns = struct.unpack_from("<ffii", header, place)
+            place, data_bytes = place + 16, rows * columns * (2 if kind == b"CM2" else 1)
+            # CM keeps four 16-bit percentiles of every column before the data.
+            data_bytes += 8 * columns if kind == b"CM" else 0
+        else:
+            raise _damaged(path, utt, f"{kind[:8]!r} is no kind of matrix, at byte {offset}")
+    except struct.error:
+        raise _damaged(path, utt, "the file ends within its header") from None
+    if rows <= 0 or columns <= 0 or max(data_bytes, 4 * rows * columns) > MAX_MATRIX_BYTES:
+        raise _damaged(path, utt, f"a matrix of {rows} x {columns} at byte {offset}")
+    start = offset + place
+    if start + data_bytes > size:
+        raise _damaged(
+            path, utt, f"{rows} x {columns} need {data_bytes} bytes, the file has {size - start}"
+        )
+    return _Record(path, offset, kind, rows, columns, start, start + data_bytes)
+
+
+def _damaged(path: str, utt: str, problem: str) -> UserError:
+    return UserError(
+        f"the features of utterance {utt!r} are damaged: {problem}",
+        path=path,
+        remedy="extract the features again",
+    )

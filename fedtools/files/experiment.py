@@ -1,0 +1,130 @@
+"""The folder of a federation: where everything lies, and how far it has come.
+
+EXP/config.yaml                  frozen at the start
+EXP/tokens.txt [bpe.model]       the model's output units
+EXP/init.safetensors             the model everybody begins with
+EXP/round_0007/global.safetensors   what the server sends in round 7: shared tensors only
+EXP/round_0007/{clients,jobs}       who was sampled; into how many jobs they are cut
+EXP/round_0007/update.<job>.*       what clients send
+EXP/round_0007/.done                written last
+EXP/clients/<client>/            what never leaves the client; no server command opens it
+EXP/server/                      the server's own optimiser, for methods that train there
+EXP/ledger.tsv                   bytes, epochs and seconds by round and client
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedtools.files.atomic import write_text
+from fedtools.files.config import read_yaml
+from fedtools.files.datadir import check_id
+from fedtools.files.errors import UserError
+
+
+class Experiment:
+    """Paths in an experiment's folder; opening one reads its frozen configuration.
+
+    Raises:
+        UserError: if the folder holds no experiment.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if not (self.path / "config.yaml").is_file():
+            raise UserError("no experiment here", path=self.path, remedy="run fedtools init")
+        self.config: Mapping[str, Any] = read_yaml(self.path / "config.yaml")
+        self.seed: int = self.config["seed"]
+        self.clients: list[str] = [check_id(name, "client") for name in self.config["clients"]]
+
+    @property
+    def init(self) -> Path:
+        """The full model that everybody begins with."""
+        return self.path / "init.safetensors"
+
+    @property
+    def ledger(self) -> Path:
+        """Bytes, epochs and seconds by round and client."""
+        return self.path / "ledger.tsv"
+
+    def round_dir(self, number: int) -> Path:
+        """The folder of a round, counted from 1."""
+        return self.path / f"round_{number:04d}"
+
+    def global_state(self, number: int) -> Path:
+        """The shared tensors that the server sends in round `number`."""
+        return self.round_dir(number) / "global.safetensors"
+
+    def client_dir(self, client: str) -> Path:
+        """What never leaves the client; refuses a name that is not a client's."""
+        if client not in self.clients:
+            raise UserError(f"{client!r} is no client of this experiment", path=self.path)
+        return self.path / "clients" / client
+
+    def server_dir(self) -> Path:
+        """What the server keeps for itself."""
+        return self.path / "server"
+
+    def is_done(self, number: int) -> bool:
+        """Whether round `number` is complete (round 0, the start, is)."""
+        return number == 0 or (self.round_dir(number) / ".done").exists()
+
+    def last_round(self) -> int:
+        """The last complete round, 0 before the first."""
+        number = 0
+        while self.is_done(number + 1):
+            number += 1
+        return number
+
+    def require_begun(self, number: int, what: str) -> None:
+        """Insist that round `number` is the next one, and has been prepared that far."""
+        if not self.is_done(number - 1):
+            raise UserError(
+                f"round {number} cannot {what}: round {number - 1} is not complete", path=self.path
+            )
+        if not self.global_state(number).exists():
+            raise UserError("missing", path=self.global_state(number), remedy="run fedtools init")
+
+    def sampled(self, number: int) -> list[str]:
+        """The clients of a round."""
+        path = self.round_dir(number) / "clients"
+        if not path.exists():
+            raise UserError("missing", path=path, remedy="run fedtools sample")
+        names = path.read_text(encoding="utf-8").split()
+        for line, name in enumerate(names, 1):
+            if name not in self.clients:
+                raise UserError(f"{name!r} is no client of this experiment", path=path, line=line)
+        return names
+
+    def jobs(self, number: int) -> int:
+        """Into how many jobs the clients of a round are cut."""
+        path = self.round_dir(number) / "jobs"
+        if not path.exists():
+            raise UserError("missing", path=path, remedy="run fedtools sample")
+        return int(path.read_text(encoding="utf-8"))
+
+    def write_sample(self, number: int, clients: Sequence[str], jobs: int) -> None:
+        """Write who takes part, and drop updates that were cut into another number of jobs."""
+        folder = self.round_dir(number)
+        if (folder / "jobs").exists() and self.jobs(number) != jobs:
+            for path in folder.glob("update.*"):
+                path.unlink()
+        write_text(folder / "jobs", f"{jobs}\n")
+        write_text(folder / "clients", "".join(f"{client}\n" for client in clients))
+
+    def personal_dir(self, owner: Path, number: int) -> Path:
+        """Where the place `owner` (a client's folder or the server's) keeps its part of a round."""
+        return owner / f"round_{number:04d}"
+
+    def last_personal(self, owner: Path, before: int, name: str) -> Path | None:
+        """The newest file `name` that `owner` kept in a round before `before`, or None."""
+        rounds = sorted(
+            int(match.group(1))
+            for folder in owner.glob("round_*")
+            if (match := re.fullmatch(r"round_(\d+)", folder.name)) and (folder / name).exists()
+        )
+        earlier = [number for number in rounds if number < before]
+        return self.personal_dir(owner, earlier[-1]) / name if earlier else None

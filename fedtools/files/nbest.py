@@ -1,0 +1,172 @@
+r"""N-best lists: what a decoder proposes for each utterance, with its scores kept apart.
+
+One hypothesis a line, utterances in C order, ranks from 1:
+
+    <utterance>\t<rank>\t<acoustic, natural log>\t<lm, natural log>\t<words>
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtools.files.atomic import write_text
+from fedtools.files.datadir import byte_order, check_id
+from fedtools.files.errors import UserError
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One line of an N-best list.
+
+    Attributes:
+        rank: 1 for the best.
+        acoustic: log-probability of the acoustic model, natural logarithm.
+        lm: log-probability of the language model with the end of sentence, natural logarithm,
+            without any weight.
+        words: separated by single blanks; "" if nothing was recognised.
+    """
+
+    rank: int
+    acoustic: float
+    lm: float
+    words: str
+
+    def total(self, lm_weight: float, word_score: float = 0.0) -> float:
+        """What a decoder maximises: acoustic + lm_weight * lm + word_score * number of words."""
+        return self.acoustic + lm_weight * self.lm + word_score * len(self.words.split())
+
+
+def write_nbest(path: str | Path, nbest: Iterable[tuple[str, Sequence[Hypothesis]]]) -> None:
+    """Write an N-best list, sorted in the C locale, atomically.
+
+    Scores are written with nine digits: a float32 survives unchanged, and a list that is read and
+    written again is the same file.
+
+    Args:
+        path: the file.
+        nbest: pairs (utterance, its hypotheses in the order of their ranks).
+
+    Raises:
+        UserError: if an utterance comes twice, or a hypothesis could not be read back.
+    """
+    lines: dict[str, list[str]] = {}
+    for utterance, hypotheses in nbest:
+        if utterance in lines:
+            raise UserError(f"utterance {utterance!r} comes twice", path=path)
+        lines[utterance] = [
+            f"{utterance}\t{h.rank}\t{h.acoustic:.9g}\t{h.lm:.9g}\t{h.words}" for h in hypotheses
+        ]
+        # The parser is the definition of the format: what it refuses is never written.
+        previous = 0
+        for line in lines[utterance]:
+            previous = _parse(line, path, None, previous)[1].rank
+        if not hypotheses:
+            raise UserError(f"utterance {utterance!r} has no hypothesis", path=path)
+    ordered = (line for utterance in byte_order(lines) for line in lines[utterance])
+    write_text(path, "".join(f"{line}\n" for line in ordered))
+
+
+def read_nbest(path: str | Path) -> dict[str, list[Hypothesis]]:
+    """Read an N-best list.
+
+    Returns:
+        utterance -> hypotheses by rank, in the order of the file.
+
+    Raises:
+        UserError: naming file and line, if the file cannot be read, utterances are not sorted and
+            grouped, ranks do not count up from 1, a score is not a finite number, or the words
+            are not cleanly spaced.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", path=path) from None
+    try:
+        content = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise UserError("not UTF-8", path=path, line=line, remedy="decode again") from None
+    if content and not content.endswith("\n"):
+        last = content.count("\n") + 1
+        raise UserError("the last line has no end", path=path, line=last, remedy="file cut off?")
+    nbest: dict[str, list[Hypothesis]] = {}
+    current, rank = "", 0
+    for number, line in enumerate(content.split("\n")[:-1], 1):
+        same = line.partition("\t")[0] == current
+        utterance, hypothesis = _parse(line, path, number, rank if same else 0)
+        if not same and utterance.encode() < current.encode():
+            raise UserError(
+                f"utterance {utterance!r} is not in order",
+                path=path,
+                line=number,
+                remedy="sort by utterance with LC_ALL=C, then by rank",
+            )
+        nbest.setdefault(utterance, []).append(hypothesis)
+        current, rank = utterance, hypothesis.rank
+    return nbest
+
+
+def best_text(
+    nbest: Mapping[str, Sequence[Hypothesis]],
+    lm_weight: float | None = None,
+    word_score: float = 0.0,
+) -> dict[str, str]:
+    """The best hypothesis of each utterance, as a Kaldi text table.
+
+    Args:
+        nbest: utterance -> hypotheses.
+        lm_weight: None for the first of each list, else the largest total with this weight.
+        word_score: added for each word; natural log.
+    """
+    if lm_weight is None:
+        return {utterance: hypotheses[0].words for utterance, hypotheses in nbest.items()}
+    return {
+        utterance: max(hypotheses, key=lambda h: h.total(lm_weight, word_score)).words
+        for utterance, hypotheses in nbest.items()
+    }
+
+
+def _parse(
+    line: str, path: str | Path, number: int | None, previous_rank: int
+) -> tuple[str, Hypothesis]:
+    fields = line.split("\t")
+    if len(fields) != 5:
+        raise UserError(
+            f"{len(fields)} fields",
+            path=path,
+            line=number,
+            remedy="expected utterance, rank, acoustic, lm and words, separated by tabs",
+        )
+    utterance, rank, acoustic, lm, words = fields
+    check_id(utterance, "utterance", path, number)
+    if rank != str(previous_rank + 1):
+        raise UserError(
+            f"rank {rank!r} of {utterance!r} where {previous_rank + 1} belongs",
+            path=path,
+            line=number,
+            remedy="ranks count up from 1, lines of an utterance together",
+        )
+    if words != " ".join(words.split()):
+        raise UserError(
+            f"words of {utterance!r} with a leading, doubled or trailing blank",
+            path=path,
+            line=number,
+            remedy="squeeze them",
+        )
+    scores = [_score(text, path, number) for text in (acoustic, lm)]
+    return utterance, Hypothesis(previous_rank + 1, *scores, words)
+
+
+def _score(text: str, path: str | Path, number: int | None) -> float:
+    try:
+        # float() would let underscores, blanks and other scripts' digits pass.
+        score = float(text) if text.isascii() and not set("_ ") & set(text) else math.nan
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise UserError(f"score {text!r} is not a finite number", path=path, line=number)
+    return score

@@ -1,0 +1,201 @@
+"""Clients from any data directory: identically distributed, skewed by label or size, or by a map.
+
+    iid        every client gets an equal number of utterances at random
+    dirichlet  the utterances of each label are shared out by proportions drawn from a symmetric
+               Dirichlet(alpha) (Yurochkin et al., "Bayesian nonparametric federated learning of
+               neural networks", ICML 2019; Li et al., "Federated learning on non-IID data silos:
+               an experimental study", ICDE 2022): small alpha, few labels a client
+    quantity   the same proportions for all utterances, whatever their label (Li et al.): small
+               alpha, few large clients and many small ones
+    map        an utt2* table says whose an utterance is, such as utt2spk
+
+Features extracted before lie in the ark in the order of the old clients: extract them after.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.datadir import DataDir, check_id, invert, read_table
+from fedtools.files.errors import UserError
+from fedtools.files.keyed import generator
+
+
+@dataclass(frozen=True)
+class PartitionConfig:
+    """What decides a partition.
+
+    Args:
+        scheme: "iid", "dirichlet", "quantity" or "map".
+        clients: the number of clients (not for "map").
+        alpha: the Dirichlet's parameter, above 0 (for "dirichlet" and "quantity").
+        by: the table of labels (for "dirichlet") or of clients (for "map").
+        seed: decides the draw, together with all else here.
+        min_utterances: the least that a client may have; where a draw leaves a client with fewer,
+            random utterances of the largest client move to it ("map" moves none, and fails).
+        keep_speakers: share out whole speakers instead of utterances.
+    """
+
+    scheme: str
+    clients: int = 0
+    alpha: float = 0.0
+    by: str = ""
+    seed: int = 0
+    min_utterances: int = 1
+    keep_speakers: bool = False
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Whose every utterance is, and how many utterances moved to reach the minimum."""
+
+    utt2client: dict[str, str]
+    moved: int
+
+    def sizes(self) -> list[int]:
+        """The clients' numbers of utterances, from the smallest."""
+        return sorted(map(len, invert(self.utt2client).values()))
+
+
+def partition_data_dir(
+    data_dir: str | Path, out_dir: str | Path, config: PartitionConfig
+) -> Partition:
+    """Write `data_dir` to `out_dir` with the clients of `config`; see `partition` for errors."""
+    data = DataDir.read(data_dir)
+    result = partition(data, config)
+    replace(data, path=Path(out_dir), utt2client=result.utt2client).write(remove_others=True)
+    return result
+
+
+def partition(data: DataDir, config: PartitionConfig) -> Partition:
+    """Share out the utterances of a data directory; a function of its tables and `config` alone.
+
+    Raises:
+        UserError: if the minimum cannot be reached, the table of labels does not have exactly the
+            utterances, a label is no client id (for "map"), or a speaker to be kept whole has
+            several labels.
+    """
+    if not data.utt2spk:
+        raise UserError("no utterances", path=data.path / "utt2spk")
+    if config.scheme == "map":
+        return _by_map(data, config)
+    units = [[utt] for utt in data.utterances]
+    if config.keep_speakers:
+        units = list(invert(data.utt2spk).values())
+    labels = ["" for _ in units]
+    if config.scheme == "dirichlet":
+        labels = _unit_labels(data, units, config)
+    _check_enough(data, units, config)
+    purpose = ("partition", config.scheme, config.clients, repr(config.alpha), config.by)
+    random = generator(config.seed, *purpose)
+    owners = np.empty(len(units), dtype=np.int64)
+    for label in sorted(set(labels)):
+        # Units of one label, in random order, cut where the clients' proportions say.
+        members = random.permutation([i for i, name in enumerate(labels) if name == label])
+        if config.scheme == "iid":
+            bounds = np.arange(1, config.clients) * len(members) // config.clients
+        else:
+            proportions = random.dirichlet(np.full(config.clients, config.alpha))
+            bounds = np.rint(np.cumsum(proportions)[:-1] * len(members)).astype(np.int64)
+        owners[members] = np.searchsorted(bounds, np.arange(len(members)), side="right")
+    moved = _fill_up(data, units, owners, config, random)
+    width = len(str(config.clients))
+    utt2client = {
+        utt: f"client{owner + 1:0{width}d}"
+        for unit, owner in zip(units, owners.tolist(), strict=True)
+        for utt in unit
+    }
+    return Partition({utt: utt2client[utt] for utt in data.utterances}, moved)
+
+
+def _fill_up(
+    data: DataDir,
+    units: Sequence[list[str]],
+    owners: np.ndarray,
+    config: PartitionConfig,
+    random: np.random.Generator,
+) -> int:
+    """Move random units of the largest clients, in place, to clients below the minimum."""
+    sizes = [0] * config.clients
+    held: list[list[int]] = [[] for _ in sizes]
+    for i in random.permutation(len(units)).tolist():
+        sizes[owners[i]] += len(units[i])
+        held[owners[i]].append(i)
+    largest = [(-size, client) for client, size in enumerate(sizes)]
+    heapq.heapify(largest)
+    moved = 0
+    for client in range(config.clients):
+        while sizes[client] < config.min_utterances:
+            size, giver = heapq.heappop(largest)
+            if -size != sizes[giver]:
+                continue  # an entry from before the giver's size changed
+            unit = held[giver].pop()
+            if giver == client or sizes[giver] - len(units[unit]) < config.min_utterances:
+                raise UserError(
+                    f"no partition found with {config.min_utterances} utterances for each of"
+                    f" {config.clients} clients",
+                    path=data.path,
+                    remedy="ask for fewer clients or a smaller --min-utterances",
+                )
+            owners[unit] = client
+            held[client].append(unit)
+            for changed, by in ((giver, -len(units[unit])), (client, len(units[unit]))):
+                sizes[changed] += by
+                heapq.heappush(largest, (-sizes[changed], changed))
+            moved += len(units[unit])
+    return moved
+
+
+def _check_enough(data: DataDir, units: Sequence[list[str]], config: PartitionConfig) -> None:
+    what = "speakers" if config.keep_speakers else "utterances"
+    needed = config.clients * max(1, config.min_utterances)
+    if len(units) < config.clients or len(data.utterances) < needed:
+        raise UserError(
+            f"{len(units)} {what} are too few for {config.clients} clients of at least"
+            f" {config.min_utterances} utterances",
+            path=data.path,
+            remedy="ask for fewer clients or a smaller --min-utterances",
+        )
+
+
+def _read_labels(data: DataDir, name: str) -> dict[str, str]:
+    path = data.path / name
+    labels = read_table(path)
+    for line, utt in enumerate(labels, 1):
+        if utt not in data.utt2spk:
+            raise UserError(f"{utt!r} is not in utt2spk", path=path, line=line)
+    if missing := next((utt for utt in data.utterances if utt not in labels), None):
+        raise UserError(f"{missing!r} is missing, though in utt2spk", path=path)
+    return labels
+
+
+def _unit_labels(data: DataDir, units: Sequence[list[str]], config: PartitionConfig) -> list[str]:
+    labels = _read_labels(data, config.by)
+    for unit in units:
+        if len(names := {labels[utt] for utt in unit}) > 1:
+            raise UserError(
+                f"speaker {data.utt2spk[unit[0]]!r} has several labels: {', '.join(sorted(names))}",
+                path=data.path / config.by,
+                remedy="leave --keep-speakers out",
+            )
+    return [labels[unit[0]] for unit in units]
+
+
+def _by_map(data: DataDir, config: PartitionConfig) -> Partition:
+    path = data.path / config.by
+    labels = _read_labels(data, config.by)
+    for line, client in enumerate(labels.values(), 1):
+        check_id(client, "client", path, line)
+    for client, utts in invert(labels).items():
+        if len(utts) < config.min_utterances:
+            raise UserError(
+                f"{client!r} has {len(utts)} utterances of {config.min_utterances} wanted",
+                path=path,
+                remedy="take it out with subset-data, or ask for a smaller --min-utterances",
+            )
+    return Partition(labels, 0)

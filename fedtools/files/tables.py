@@ -1,0 +1,157 @@
+"""Tables: tab-separated files with a header, and tables to be read, aligned in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fedtools.files.atomic import write_text
+from fedtools.files.errors import UserError
+
+
+def read_tsv(path: str | Path, columns: Sequence[str] | None) -> list[dict[str, str]]:
+    """Read a tab-separated file whose header is exactly `columns`.
+
+    Args:
+        path: the file: UTF-8, "\\n" line ends, a header line, no quoting.
+        columns: the names that the header must have, in this order; None takes any.
+
+    Returns:
+        One mapping column -> field for each row, in the order of the file. A row's line number is
+        its index + 2.
+
+    Raises:
+        UserError: naming file and line, if the file cannot be read, has another header, or a row
+            has another number of fields.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror}", path=path) from None
+    try:
+        content = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise UserError("not UTF-8", path=path, line=line, remedy="convert the file") from None
+    if content and not content.endswith("\n"):
+        last = content.count("\n") + 1
+        raise UserError("the last line has no end", path=path, line=last, remedy="file cut off?")
+    # Only "\n" ends a line: splitlines() would also split at characters that may be in a field.
+    header, *lines = content.split("\n")[:-1] or [""]
+    names = header.split("\t")
+    if columns is not None and names != list(columns):
+        raise UserError(
+            f"the header is {header!r}", path=path, line=1, remedy=f"expected {' '.join(columns)}"
+        )
+    if len(set(names)) != len(names):
+        raise UserError("a column's name comes twice", path=path, line=1)
+    rows = []
+    for number, line in enumerate(lines, 2):
+        fields = line.split("\t")
+        if len(fields) != len(names):
+            raise UserError(
+                f"{len(fields)} fields, the header has {len(names)}", path=path, line=number
+            )
+        rows.append(dict(zip(names, fields, strict=True)))
+    return rows
+
+
+def write_tsv(
+    path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]
+) -> None:
+    """Write a tab-separated file with a header, atomically; `read_tsv` reads it back.
+
+    Args:
+        path: the file.
+        columns: the header, and the order of the fields.
+        rows: mappings that have every column; values are written by `str`, so round floats first.
+
+    Raises:
+        ValueError: if a field holds a tab or a line end.
+    """
+    lines = ["\t".join(columns)]
+    for row in rows:
+        fields = [str(row[column]) for column in columns]
+        if any(mark in field for field in fields for mark in "\t\n"):
+            raise ValueError(f"a tab or a line end in {fields}")
+        lines.append("\t".join(fields))
+    write_text(path, "\n".join(lines) + "\n")
+
+
+def number(row: Mapping[str, str], column: str, path: str | Path, line: int) -> float:
+    """The finite number, not negative, in one field of a row from `read_tsv`.
+
+    Raises:
+        UserError: naming file and line, if the field is anything else.
+    """
+    try:
+        value = float(row[column])
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise UserError(f"{column} is {row[column]!r}, not a number", path=path, line=line)
+    return value
+
+
+def count(row: Mapping[str, str], column: str, path: str | Path, line: int) -> int:
+    """The whole number, not negative, in one field of a row from `read_tsv`.
+
+    Raises:
+        UserError: naming file and line, if the field is anything else.
+    """
+    text = row[column]
+    # isdecimal() alone would let other scripts' digits pass, and int() underscores and blanks.
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise UserError(f"{column} is {text!r}, not a whole number", path=path, line=line)
+    return int(text)
+
+
+def format_table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], align: str | None = None
+) -> str:
+    """A table in plain text, its columns aligned and two blanks apart.
+
+    Args:
+        header: the columns' names.
+        rows: the cells, written by `str`.
+        align: a letter for each column, "l" or "r"; by default the first is "l", the others "r".
+
+    Returns:
+        The lines, each ended by "\\n", without trailing blanks.
+    """
+    cells, align = _cells(header, rows, align)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for row in cells:
+        padded = (_pad(cell, w, a) for cell, w, a in zip(row, widths, align, strict=True))
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def format_markdown(
+    header: Sequence[str], rows: Iterable[Sequence[object]], align: str | None = None
+) -> str:
+    """The same table in Markdown, readable as it stands; arguments as of `format_table`."""
+    cells, align = _cells(header, rows, align)
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in cells]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    rule = [
+        "-" * (w - 1) + ":" if a == "r" else "-" * w for w, a in zip(widths, align, strict=True)
+    ]
+    lines = []
+    for row in (cells[0], rule, *cells[1:]):
+        padded = (_pad(cell, w, a) for cell, w, a in zip(row, widths, align, strict=True))
+        lines.append("| " + " | ".join(padded) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(
+    header: Sequence[str], rows: Iterable[Sequence[object]], align: str | None
+) -> tuple[list[list[str]], str]:
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    return cells, align or "l" + "r" * (len(header) - 1)
+
+
+def _pad(cell: str, width: int, align: str) -> str:
+    return cell.rjust(width) if align == "r" else cell.ljust(width)

@@ -1,0 +1,286 @@
+"""Checks of a data directory: all of Kaldi's validate_data_dir.sh, and what it lets pass."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtools.files.ark import FeatureReader
+from fedtools.files.datadir import (
+    MAX_OVERSHOOT,
+    audio_file,
+    byte_order,
+    check_id,
+    invert,
+    keyed_by,
+    other_tables,
+    parse_segment,
+    read_table,
+)
+from fedtools.files.errors import UserError
+
+# The options of utils/validate_data_dir.py for tables that may be absent.
+OPTIONS = {"text": "--no-text", "wav.scp": "--no-wav", "feats.scp": "--no-feats"}
+# Words that language model tools keep for themselves (as Kaldi's check has them).
+RESERVED_WORDS = {"<s>", "</s>", "#0"}
+# Tables of one positive number a line.
+NUMBERS = {"utt2dur", "reco2dur", "utt2num_frames"}
+# Tables of one word a line; other utt2* maps may hold what they like.
+WORDS = {"utt2spk", "utt2client", "utt2lang", "utt2uniq"}
+# The joiners of Indic and Arabic script, which do not print but change what does.
+JOINERS = str.maketrans("", "", "\u200c\u200d")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is in a data directory that passed; clients and hours are 0 where not given."""
+
+    utterances: int
+    speakers: int
+    clients: int
+    hours: float
+
+    def __str__(self) -> str:
+        parts = [f"{self.utterances} utterances", f"{self.speakers} speakers"]
+        if self.clients:
+            parts.append(f"{self.clients} clients")
+        if self.hours:
+            parts.append(f"{self.hours:.2f} hours")
+        return ", ".join(parts)
+
+
+def validate_data_dir(
+    data_dir: str | Path,
+    *,
+    feats: bool = True,
+    text: bool = True,
+    wav: bool = True,
+    recording_seconds: Callable[[str], float] | None = None,
+) -> Summary:
+    """Check every table of a data directory, and that the tables fit together.
+
+    Args:
+        data_dir: the directory.
+        feats: feats.scp has to be there. What is there is checked in any case, as Kaldi does it.
+        text: text has to be there.
+        wav: wav.scp has to be there.
+        recording_seconds: gives the length of a recording from its value in wav.scp; without it,
+            segments are not compared with their recordings.
+
+    Raises:
+        UserError: for the first fault, naming file and line.
+    """
+    path = Path(data_dir)
+    if not path.is_dir():
+        raise UserError("no such data directory", path=path)
+    required = {"utt2spk": True, "spk2utt": True, "text": text, "wav.scp": wav, "feats.scp": feats}
+    for name, needed in required.items():
+        if needed and not (path / name).is_file():
+            option = OPTIONS.get(name)
+            remedy = f"make it, or pass {option} if it is not needed" if option else "make it"
+            raise UserError("not there", path=path / name, remedy=remedy)
+    names = [*required, "segments", "utt2dur", "utt2num_frames", "utt2client", "client2utt"]
+    names += other_tables(path)
+    tables = {name: read_table(path / name) for name in names if (path / name).is_file()}
+    for name, table in tables.items():
+        if not table:
+            raise UserError("empty", path=path / name, remedy="remove it or make it again")
+        _check_values(path / name, table)
+    _check_speakers(path, tables)
+    _check_keys(path, tables)
+    _check_inverse(path, tables, "utt2client", "client2utt")
+    for line, client in enumerate(tables.get("client2utt", ()), 1):
+        check_id(client, "client", path / "client2utt", line)
+    _check_audio(path, tables, recording_seconds)
+    _check_features(path, tables)
+    return Summary(
+        len(tables["utt2spk"]),
+        len(tables["spk2utt"]),
+        len(tables.get("client2utt", ())),
+        math.fsum(map(float, tables.get("utt2dur", {}).values())) / 3600,
+    )
+
+
+def _check_values(path: Path, table: Mapping[str, str]) -> None:
+    """What can be said of each line by itself."""
+    name = path.name
+    for line, (key, value) in enumerate(table.items(), 1):
+        if not (key.isprintable() and value.translate(JOINERS).isprintable()):
+            raise UserError(
+                "a character that does not print, or a blank that is no space",
+                path=path,
+                line=line,
+                remedy="see it with: grep -nP '[^[:print:]]'",
+            )
+        if name in WORDS and " " in value:
+            raise UserError(
+                f"{len(value.split()) + 1} fields", path=path, line=line, remedy="write two"
+            )
+        if name in NUMBERS and not _positive(value, whole=name == "utt2num_frames"):
+            raise UserError(f"{value!r} is not a positive number", path=path, line=line)
+        if name == "text" and (reserved := RESERVED_WORDS.intersection(value.split(" "))):
+            raise UserError(
+                f"the word {min(reserved)} is reserved", path=path, line=line, remedy="remove it"
+            )
+        if name == "spk2gender" and value not in ("m", "f"):
+            raise UserError(f"{value!r} is neither m nor f", path=path, line=line)
+        if name in ("spk2warp", "utt2warp") and not (_positive(value) and 0.5 < float(value) < 1.5):
+            raise UserError(f"{value!r} is not between 0.5 and 1.5", path=path, line=line)
+        if name == "reco2file_and_channel" and (
+            value.count(" ") != 1 or value[-2:] not in (" A", " B")
+        ):
+            raise UserError(f"{value!r} is not a file and a channel, A or B", path=path, line=line)
+
+
+def _positive(value: str, *, whole: bool = False) -> bool:
+    # float() alone would let other scripts' digits, underscores and "inf" pass.
+    pattern = r"\d{1,15}" if whole else r"\d{1,15}(\.\d{1,15})?(e[+-]?\d\d?)?"
+    return re.fullmatch(pattern, value, re.ASCII) is not None and float(value) > 0
+
+
+def _check_speakers(path: Path, tables: Mapping[str, Mapping[str, str]]) -> None:
+    utt2spk = tables["utt2spk"]
+    previous = b""
+    for line, (utt, speaker) in enumerate(utt2spk.items(), 1):
+        if not utt.startswith(speaker):
+            raise UserError(
+                f"utterance {utt!r} does not begin with its speaker {speaker!r}",
+                path=path / "utt2spk",
+                line=line,
+                remedy=f"name it {speaker}-{utt}",
+            )
+        if speaker.encode("utf-8") < previous:
+            # Kaldi's tools go through utterances and speakers side by side.
+            raise UserError(
+                f"speaker {speaker!r} is not in order, though the utterances are",
+                path=path / "utt2spk",
+                line=line,
+                remedy="join speaker and utterance by '-', which sorts before letters and digits",
+            )
+        previous = speaker.encode("utf-8")
+    _check_inverse(path, tables, "utt2spk", "spk2utt")
+
+
+def _check_inverse(
+    path: Path, tables: Mapping[str, Mapping[str, str]], forward: str, backward: str
+) -> None:
+    """`backward` is `forward` inverted, line by line; or neither is there."""
+    if forward not in tables and backward not in tables:
+        return
+    for name, other in ((forward, backward), (backward, forward)):
+        if name not in tables:
+            raise UserError("not there", path=path / name, remedy=f"{other} is there: make both")
+    expected = {x: " ".join(utts) for x, utts in invert(tables[forward]).items()}
+    _check_same_keys(path / backward, tables[backward], _lines(tables[forward].values()), forward)
+    for line, (x, utts) in enumerate(tables[backward].items(), 1):
+        if utts != expected[x]:
+            raise UserError(
+                f"the utterances of {x!r} are not those of {forward}, in order",
+                path=path / backward,
+                line=line,
+                remedy=f"make {backward} again from {forward}",
+            )
+
+
+def _lines(keys: Iterable[str]) -> dict[str, int]:
+    """key -> the first line that it stands in, for the keys of a table line by line."""
+    lines: dict[str, int] = {}
+    for line, key in enumerate(keys, 1):
+        lines.setdefault(key, line)
+    return lines
+
+
+def _check_same_keys(
+    path: Path, table: Mapping[str, str], expected: Mapping[str, int], other: str
+) -> None:
+    """The keys of a table are exactly those expected, by their lines in the table `other`."""
+    for line, key in enumerate(table, 1):
+        if key not in expected:
+            raise UserError(f"{key!r} is not in {other}", path=path, line=line, remedy="remove it")
+    missing = byte_order(set(expected) - set(table))
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise UserError(
+            f"{missing[0]!r}{more} missing, though in {other}:{expected[missing[0]]}",
+            path=path,
+            remedy=f"add what is missing, or remove it from {other}",
+        )
+
+
+def _check_keys(path: Path, tables: Mapping[str, Mapping[str, str]]) -> None:
+    """Tables of utterances have utt2spk's keys, of speakers spk2utt's, of recordings wav.scp's."""
+    segments = tables.get("segments")
+    if segments and "wav.scp" not in tables:
+        raise UserError("there are segments, but no wav.scp", path=path / "segments")
+    utterances = (_lines(tables["utt2spk"]), "utt2spk")
+    keys = {
+        "utterance": utterances,
+        "speaker": (_lines(tables["spk2utt"]), "spk2utt"),
+        "recording": utterances,
+    }
+    if segments:
+        keys["recording"] = _lines(value.split()[0] for value in segments.values()), "segments"
+    for name, table in tables.items():
+        if name not in ("utt2spk", "spk2utt", "client2utt"):
+            expected, other = keys[keyed_by(name)]
+            _check_same_keys(path / name, table, expected, other)
+
+
+def _check_audio(
+    path: Path,
+    tables: Mapping[str, Mapping[str, str]],
+    recording_seconds: Callable[[str], float] | None,
+) -> None:
+    """Audio files are there and not empty; segments are well formed and within their recording."""
+    for line, (recording, spec) in enumerate(tables.get("wav.scp", {}).items(), 1):
+        file = audio_file(spec, path / "wav.scp", line)
+        if not file.is_file() or file.stat().st_size == 0:
+            problem = "is empty" if file.is_file() else "is not there"
+            raise UserError(
+                f"the audio of {recording!r} {problem}: {spec}", path=path / "wav.scp", line=line
+            )
+    if "segments" not in tables:
+        return
+    seconds: dict[str, float] = {}
+    for line, value in enumerate(tables["segments"].values(), 1):
+        recording, start, end = parse_segment(value, path / "segments", line)
+        if recording_seconds is None:
+            continue
+        if recording not in seconds:
+            seconds[recording] = recording_seconds(tables["wav.scp"][recording])
+        if start >= seconds[recording] or end > seconds[recording] + MAX_OVERSHOOT:
+            raise UserError(
+                f"{start} to {end} s is not within {recording!r} of {seconds[recording]:.2f} s",
+                path=path / "segments",
+                line=line,
+            )
+
+
+def _check_features(path: Path, tables: Mapping[str, Mapping[str, str]]) -> None:
+    """Every matrix is whole by its header, all have one dimension, and the frames that are told."""
+    if "feats.scp" not in tables:
+        return
+    scp, told = tables["feats.scp"], tables.get("utt2num_frames", {})
+    reader = FeatureReader(scp)
+    dimension = None
+    for line, utt in enumerate(scp, 1):
+        try:
+            frames, columns = reader.shape(utt)
+        except UserError as error:
+            raise UserError(str(error), path=path / "feats.scp", line=line) from None
+        if columns != (dimension := dimension or columns):
+            raise UserError(
+                f"{utt!r} has {columns} filters, those before {dimension}",
+                path=path / "feats.scp",
+                line=line,
+                remedy="extract all features again with the same options",
+            )
+        if utt in told and int(told[utt]) != frames:
+            raise UserError(
+                f"{utt!r} has {told[utt]} frames, its matrix {frames}",
+                path=path / "utt2num_frames",
+                line=_lines(told)[utt],
+            )

@@ -1,0 +1,281 @@
+"""N-gram language models of words or tokens, estimated by KenLM's lmplz.
+
+A folder holds `<order>gram.arpa`, `<order>gram.bin` (what decoders read), `vocabulary` (one word
+or token a line, sorted) and `lm.yaml` (order and unit).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtools.files.atomic import atomic_path, write_text
+from fedtools.files.config import read_yaml, write_yaml
+from fedtools.files.datadir import byte_order, read_table
+from fedtools.files.errors import UserError
+from fedtools.lm.tokens import UNKNOWN, Tokenizer
+
+UNITS = ("word", "token")
+ORDERS = range(2, 7)  # what KenLM is built for
+_RESERVED = ("<s>", "</s>")
+
+
+@dataclass(frozen=True)
+class NgramFolder:
+    """An n-gram on disk; `read` checks that it is whole."""
+
+    path: Path
+    order: int
+    unit: str
+
+    @property
+    def arpa(self) -> Path:
+        """The model as text."""
+        return self.path / f"{self.order}gram.arpa"
+
+    @property
+    def binary(self) -> Path:
+        """The model as KenLM's binary file."""
+        return self.path / f"{self.order}gram.bin"
+
+    @property
+    def vocabulary(self) -> Path:
+        """The list of its words or tokens."""
+        return self.path / "vocabulary"
+
+    @classmethod
+    def read(cls, path: str | Path) -> NgramFolder:
+        """Find the n-gram in a folder.
+
+        Raises:
+            UserError: if a file is missing or lm.yaml says something else than `train_ngram` does.
+        """
+        path = Path(path)
+        remedy = "make it with fedtools train-lm"
+        if not (path / "lm.yaml").exists():
+            raise UserError("no lm.yaml: not an n-gram's folder", path=path, remedy=remedy)
+        content = read_yaml(path / "lm.yaml")
+        order, unit = content.get("order"), content.get("unit")
+        if order not in ORDERS or unit not in UNITS:
+            raise UserError("order or unit is missing", path=path / "lm.yaml", remedy=remedy)
+        folder = cls(path, order, unit)
+        for file in (folder.binary, folder.vocabulary):
+            if not file.exists():
+                raise UserError("missing", path=file, remedy=remedy)
+        return folder
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """How well an n-gram predicts a text; the end of each sentence is predicted, too.
+
+    Attributes:
+        sentences: how many.
+        units: words (or tokens), without ends of sentences.
+        unknown: those of them that are not in the vocabulary.
+        perplexity: over all units and sentence ends, unknown ones scored as <unk>.
+        perplexity_known: over the known units and sentence ends.
+    """
+
+    sentences: int
+    units: int
+    unknown: int
+    perplexity: float
+    perplexity_known: float
+
+
+def train_ngram(
+    texts: Sequence[str | Path],
+    folder: str | Path,
+    order: int = 4,
+    tokenizer: Tokenizer | None = None,
+    plain: Sequence[str | Path] = (),
+    memory: str = "500M",
+) -> NgramFolder:
+    """Estimate an n-gram with modified Kneser-Ney smoothing (Heafield et al. 2013).
+
+    Text too small for Kneser-Ney's discounts is tried again with lmplz's fixed ones, and this is
+    said on stderr.
+
+    Args:
+        texts: Kaldi `text` files, whose utterance ids are left out.
+        folder: gets the files named at the top of this module.
+        order: 2 to 6.
+        tokenizer: makes it an n-gram of its tokens; None for words.
+        plain: texts with one sentence a line and no ids.
+        memory: lmplz's limit for sorting, as "500M" or "20%".
+
+    Raises:
+        UserError: if KenLM's programs are not there or fail, or the text is empty or damaged.
+    """
+    lmplz, build_binary = find_program("lmplz"), find_program("build_binary")
+    unit = "word" if tokenizer is None else "token"
+    target = NgramFolder(Path(folder), order, unit)
+    target.path.mkdir(parents=True, exist_ok=True)
+    # lm.yaml is written last and says that the folder is whole.
+    (target.path / "lm.yaml").unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.path, prefix=".lmplz.") as scratch:
+        corpus = Path(scratch) / "corpus"
+        vocabulary = _write_corpus(corpus, read_sentences(texts, plain), tokenizer)
+        if not vocabulary:
+            raise UserError("no words in the text", path=[*texts, *plain][0])
+        with atomic_path(target.arpa) as arpa:
+            _run_lmplz(lmplz, corpus, arpa, order, memory)
+            with atomic_path(target.binary) as binary:
+                _run_program(build_binary, "-T", f"{scratch}/", "probing", arpa, binary)
+    write_text(target.vocabulary, "".join(f"{word}\n" for word in byte_order(vocabulary)))
+    write_yaml(target.path / "lm.yaml", {"order": order, "unit": unit})
+    return target
+
+
+def perplexity(
+    model: NgramFolder,
+    texts: Sequence[str | Path],
+    tokenizer: Tokenizer | None = None,
+    plain: Sequence[str | Path] = (),
+) -> Perplexity:
+    """The perplexity of a text under an n-gram.
+
+    Args:
+        model: the n-gram.
+        texts: Kaldi `text` files.
+        tokenizer: the one that the n-gram was made with; None for an n-gram of words.
+        plain: texts with one sentence a line and no ids.
+
+    Raises:
+        UserError: if the text is empty or damaged.
+    """
+    import kenlm
+
+    ngram = kenlm.Model(str(model.binary))
+    sentences = units = unknown = 0
+    log10 = log10_known = 0.0
+    for words in read_sentences(texts, plain):
+        sentence = " ".join(tokenizer.split(" ".join(words)) if tokenizer else words)
+        sentences += 1
+        units -= 1  # the end of the sentence is scored, but is no unit
+        for score, _, is_unknown in ngram.full_scores(sentence):
+            units += 1
+            log10 += score
+            unknown += is_unknown
+            log10_known += 0.0 if is_unknown else score
+    if not sentences:
+        raise UserError("no words in the text", path=[*texts, *plain][0])
+    scored = units + sentences
+    return Perplexity(
+        sentences,
+        units,
+        unknown,
+        10 ** (-log10 / scored),
+        10 ** (-log10_known / (scored - unknown)),
+    )
+
+
+def read_sentences(
+    texts: Sequence[str | Path], plain: Sequence[str | Path] = ()
+) -> Iterator[list[str]]:
+    """The words of every sentence that has any, Kaldi texts first.
+
+    Raises:
+        UserError: naming file and line, if a text cannot be read or has a word that KenLM keeps
+            for itself.
+    """
+    for path in texts:
+        for line, words in enumerate(read_table(path, values="optional").values(), 1):
+            yield from _sentence(words, path, line)
+    for path in plain:
+        try:
+            with open(path, "rb") as file:
+                for line, raw in enumerate(file, 1):
+                    yield from _sentence(raw.decode("utf-8"), path, line)
+        except OSError as error:
+            raise UserError(f"cannot be read: {error.strerror}", path=path) from None
+        except UnicodeDecodeError:
+            raise UserError("not UTF-8", path=path, line=line, remedy="convert the file") from None
+
+
+def find_program(name: str) -> Path:
+    """One of KenLM's programs: the active environment's own, else the first on PATH.
+
+    Raises:
+        UserError: if there is none.
+    """
+    own = Path(sys.prefix) / "bin" / name
+    if own.is_file():
+        return own
+    if found := shutil.which(name):
+        return Path(found)
+    raise UserError(
+        f"KenLM's {name} is neither in {own.parent} nor on PATH",
+        remedy="run utils/setup.sh, which builds it",
+    )
+
+
+def _sentence(text: str, path: str | Path, line: int) -> Iterable[list[str]]:
+    words = text.split()
+    for word in _RESERVED:
+        if word in words:
+            raise UserError(
+                f"the word {word}, which KenLM adds itself",
+                path=path,
+                line=line,
+                remedy="remove it from the text",
+            )
+    return [words] if words else []
+
+
+def _write_corpus(
+    path: Path, sentences: Iterable[list[str]], tokenizer: Tokenizer | None
+) -> set[str]:
+    vocabulary: set[str] = set()
+    with open(path, "w", encoding="utf-8", newline="\n") as file:
+        for words in sentences:
+            units = tokenizer.split(" ".join(words)) if tokenizer else words
+            vocabulary.update(units)
+            file.write(" ".join(units) + "\n")
+    return vocabulary - {UNKNOWN}
+
+
+def _run_lmplz(lmplz: Path, corpus: Path, arpa: Path, order: int, memory: str) -> None:
+    # --skip_symbols: <unk> may be in transcripts, and tokens that are not covered become <unk>.
+    options = ["-o", str(order), "-S", memory, "-T", f"{corpus.parent}/", "--skip_symbols"]
+    command = [lmplz, *options, "--text", corpus, "--arpa", arpa]
+    try:
+        _run_program(*command)
+    except _SmallText:
+        print(
+            "lmplz: too little text for Kneser-Ney's discounts; again with --discount_fallback",
+            file=sys.stderr,
+        )
+        _run_program(*command, "--discount_fallback")
+
+
+class _SmallText(Exception):
+    """lmplz asks for --discount_fallback."""
+
+
+def _run_program(*command: str | Path) -> None:
+    done = subprocess.run(
+        [str(part) for part in command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    if done.returncode == 0:
+        return
+    if "--discount_fallback" in done.stderr and "--discount_fallback" not in command:
+        raise _SmallText
+    name = Path(command[0]).name
+    # lmplz ends with what went wrong, in the line after the place in its source.
+    said = [line for line in done.stderr.splitlines() if re.search(r"[a-z]{3}", line)]
+    reason = said[-1].strip() if said else f"exit status {done.returncode}"
+    remedy = "give more with --memory" if "memory" in reason.lower() else None
+    raise UserError(f"{name} failed: {reason}", remedy=remedy)

@@ -1,0 +1,30 @@
+"""One file for each published method; it reads like the paper, with the citation on top."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedtools.methods.base import Method
+
+# name on the command line -> "module:class"; a method is imported only when it is used.
+METHODS = {
+    "client": "fedtools.methods.client:Client",
+    "centralized": "fedtools.methods.centralized:Centralized",
+    "fedavg": "fedtools.methods.fedavg:FedAvg",
+}
+
+
+def make_method(name: str, options: Mapping[str, Any] | None, where: str | Path) -> Method:
+    """Make a method from its name and options; a `UserError` names what is unknown."""
+    import importlib
+
+    from fedtools.files.config import from_mapping, unknown
+    from fedtools.files.errors import UserError
+
+    if name not in METHODS:
+        raise UserError(f"method: {unknown(name, METHODS)}", path=where)
+    module, _, attribute = METHODS[name].partition(":")
+    return from_mapping(getattr(importlib.import_module(module), attribute), options, where)

@@ -1,0 +1,46 @@
+"""FedAvg: clients train the shared model, the server takes the mean.
+
+B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas: Communication-efficient learning of
+deep networks from decentralized data, AISTATS 2017; as equation 2 of H. Zhu et al.: Decoupled
+federated learning for ASR with non-IID data, Interspeech 2022, has it: a plain mean over clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedtools.client.learner import Learner
+from fedtools.client.train import Fitted
+from fedtools.methods.base import SHARED, Method
+from fedtools.server.server import Server
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Every tensor is shared.
+
+    Attributes:
+        weighting: "uniform" (equation 2) or "utterances" (McMahan et al.: by amount of data).
+        keep_optimizer: whether a client's private optimiser state lives on between rounds.
+    """
+
+    title: ClassVar[str] = "FedAvg"
+
+    weighting: str = "uniform"
+    keep_optimizer: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weighting not in ("uniform", "utterances"):
+            raise ValueError(f"weighting {self.weighting!r} is not uniform or utterances")
+
+    def parameter_kind(self, name: str) -> str:
+        return SHARED
+
+    def train_client(self, client: Learner) -> Fitted:
+        return client.fit(self.local_epochs, keep_optimizer=self.keep_optimizer)
+
+    def update_server(self, server: Server) -> None:
+        by_data = self.weighting == "utterances"
+        server.mean([update.utterances if by_data else 1.0 for update in server.updates])

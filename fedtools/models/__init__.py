@@ -1,0 +1,1 @@
+"""Networks, built from configurations; they know no federation."""

@@ -1,0 +1,181 @@
+"""The acoustic model: ESPnet's convolutions and encoder blocks with CTC, in ESPnet's keys.
+
+Zhu et al. (Interspeech 2022), section 3.1: two convolutions and 14 transformer blocks. ESPnet's
+own classes are built directly: `espnet2.tasks` would import audio packages that are not needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedtools.files.config import unknown
+from fedtools.files.errors import UserError
+
+_ENCODERS = {
+    "transformer": "espnet2.asr.encoder.transformer_encoder:TransformerEncoder",
+    "conformer": "espnet2.asr.encoder.conformer_encoder:ConformerEncoder",
+    "branchformer": "espnet2.asr.encoder.branchformer_encoder:BranchformerEncoder",
+}
+_NORMALIZE = {
+    "utterance_mvn": "espnet2.layers.utterance_mvn:UtteranceMVN",
+    "global_mvn": "espnet2.layers.global_mvn:GlobalMVN",
+}
+_SPECAUG = {"specaug": "espnet2.asr.specaug.specaug:SpecAug"}
+_CTC = {"ctc": "espnet2.asr.ctc:CTC"}
+
+# The keys of ESPnet's config.yaml that make a CTC model on features from disk.
+KEYS = (
+    "input_size",
+    "init",
+    "specaug",
+    "specaug_conf",
+    "normalize",
+    "normalize_conf",
+    "encoder",
+    "encoder_conf",
+    "ctc_conf",
+    "model_conf",
+)
+
+
+def build_model(
+    config: Mapping[str, Any], tokens: Sequence[str], where: str = "model"
+) -> nn.Module:
+    """Build ESPnet's ASR model with CTC alone; parameters are drawn from torch's generator.
+
+    Args:
+        config: ESPnet's keys, see `KEYS`.
+        tokens: the token list, "<blank>" first.
+        where: what the configuration was read from, for messages.
+
+    Returns:
+        an `espnet2.asr.espnet_model.ESPnetASRModel` without decoder; `model.ctc` is the loss.
+
+    Raises:
+        UserError: for an unknown key, class or argument.
+    """
+    for key in config:
+        if key not in KEYS:
+            raise UserError(unknown(key, KEYS), path=where)
+    input_size = config.get("input_size", 80)
+    with _quiet():
+        from espnet2.asr.espnet_model import ESPnetASRModel
+
+        encoder = _make(
+            _ENCODERS, config, "encoder", where, default="transformer", input_size=input_size
+        )
+        ctc_conf = {"odim": len(tokens), "encoder_output_size": encoder.output_size()}
+        model = ESPnetASRModel(
+            vocab_size=len(tokens),
+            token_list=list(tokens),
+            frontend=None,
+            specaug=_make(_SPECAUG, config, "specaug", where),
+            normalize=_make(_NORMALIZE, config, "normalize", where),
+            preencoder=None,
+            encoder=encoder,
+            postencoder=None,
+            decoder=None,
+            ctc=_make(_CTC, config, "ctc", where, default="ctc", **ctc_conf),
+            joint_network=None,
+            **{"ctc_weight": 1.0, "report_cer": False, "report_wer": False}
+            | dict(config.get("model_conf") or {}),
+        )
+    _initialize(model, config.get("init"), where)
+    return model
+
+
+def block_of(name: str) -> int | None:
+    """The encoder block a tensor belongs to, counted from 0, or None (embedding, norm, CTC)."""
+    match = re.match(r"encoder\.encoders\.(\d+)\.", name)
+    return int(match.group(1)) if match else None
+
+
+def ctc_loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """CTC loss of each utterance (natural log), summed over its frames: shape (batch,).
+
+    Args:
+        batch: `speech` (batch, frames, bins), `speech_lengths`, `text` (batch, tokens; padded
+            with -1), `text_lengths`.
+    """
+    encoded, lengths, *_ = model.encode(batch["speech"], batch["speech_lengths"])
+    log_probs = model.ctc.log_softmax(encoded).float().transpose(0, 1)
+    text_lengths = batch["text_lengths"]
+    targets = batch["text"][batch["text"] >= 0]
+    # An utterance with more tokens than frames has no alignment; it must not turn the rest to inf.
+    return nn.functional.ctc_loss(
+        log_probs, targets, lengths, text_lengths, reduction="none", zero_infinity=True
+    )
+
+
+@torch.no_grad()
+def log_posteriors(
+    model: nn.Module, batch: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """CTC log posteriors, natural log: (batch, frames', tokens), and the numbers of frames'."""
+    encoded, lengths, *_ = model.encode(batch["speech"], batch["speech_lengths"])
+    return model.ctc.log_softmax(encoded).float(), lengths
+
+
+def shortest_input(model: nn.Module) -> int:
+    """The smallest number of frames that the convolutions still accept."""
+    from espnet.nets.pytorch_backend.transformer.subsampling import check_short_utt
+
+    embed = getattr(model.encoder, "embed", None)
+    return next(frames for frames in range(1, 64) if not check_short_utt(embed, frames)[0])
+
+
+def _make(registry: dict[str, str], config: Mapping, key: str, where: str, default=None, **given):
+    """Build the class that `config[key]` names with the arguments in `config[key + "_conf"]`."""
+    name = config.get(key, default)
+    if name is None:
+        return None
+    if name not in registry:
+        raise UserError(f"{key}: {unknown(name, registry)}", path=where)
+    module, _, attribute = registry[name].partition(":")
+    kind = getattr(importlib.import_module(module), attribute)
+    arguments = dict(config.get(f"{key}_conf") or {})
+    known = inspect.signature(kind.__init__).parameters
+    for argument in arguments:
+        if argument not in known:
+            raise UserError(f"{key}_conf: {unknown(argument, list(known)[1:])}", path=where)
+    try:
+        return kind(**{**given, **arguments})
+    except Exception as error:
+        # ESPnet checks types and values by several exceptions; the user needs one line.
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{key}_conf: {problem}", path=where) from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence ESPnet's notices while it builds: nothing in them could be mended by a user."""
+    # One deprecation comes at every forward pass, long after the building.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="espnet2")
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _initialize(model: nn.Module, init: str | None, where: str) -> None:
+    from espnet2.torch_utils.initialize import initialize
+
+    if init is not None:
+        try:
+            initialize(model, init)
+        except ValueError:
+            raise UserError(f"init: unknown initialisation {init!r}", path=where) from None

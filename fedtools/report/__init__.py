@@ -1,0 +1,1 @@
+"""What was measured, as people read it: tables, RESULTS.md and its plot."""

@@ -1,0 +1,218 @@
+"""`fedtools report`: one section of RESULTS.md, the others left as they are."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from fedtools import __version__
+from fedtools.files.atomic import write_text
+from fedtools.files.errors import UserError
+from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.report.results import Method, check_comparable, read_method
+from fedtools.report.tables import interval_table, main_table
+from fedtools.score.bootstrap import AVERAGE
+
+SECTION_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method in the tables: its name, its experiment if it has one, its scores."""
+
+    name: str
+    experiment: Path | None
+    scores: Path
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What the figures were measured on; the captions of a mini corpus say that it is one."""
+
+    name: str
+    release: str
+    mini: bool
+
+    @property
+    def caption(self) -> str:
+        """How captions name it."""
+        return f"{self.name} {self.release}" + (" (mini)" if self.mini else "")
+
+
+@dataclass(frozen=True)
+class Page:
+    """What `write_report` writes besides the figures.
+
+    Attributes:
+        section: the name between the markers; the section of this name is replaced.
+        corpus: what the figures were measured on.
+        command: what a reader types to get them.
+        plot: the PNG, beside the page or below it, if one is wanted.
+        published: captions and tab-separated files of others' figures.
+        date: of the report.
+    """
+
+    section: str
+    corpus: Corpus
+    command: str
+    plot: Path | None = None
+    published: Sequence[tuple[str, Path]] = ()
+    date: datetime.date | None = None
+
+
+def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
+    """Write a section of RESULTS.md: where the figures come from, the tables, the plot.
+
+    Args:
+        path: the page; made if it is missing. What is outside of the section stays.
+        rows: the methods, in the order of the tables.
+        page: the rest.
+
+    Returns:
+        The main table.
+
+    Raises:
+        UserError: if an input is missing or malformed, the methods were scored on different
+            data, or the page's markers are damaged.
+    """
+    path = Path(path)
+    methods = [read_method(row.name, row.experiment, row.scores) for row in rows]
+    check_comparable(methods)
+    if page.plot is not None and not any(method.curve for method in methods):
+        raise UserError(
+            "no evaluate_valid.tsv in any experiment, so nothing to plot",
+            remedy="run fedtools evaluate, or leave --plot out",
+        )
+    old = _read(path) if path.exists() else "# Results\n"
+    published = [(caption, _published_table(file)) for caption, file in page.published]
+    section = _section(path, methods, page, published)
+    new = replace_section(old, page.section, section, path)
+    if page.plot is not None:
+        # Imported late: without a plot there is no need to load matplotlib.
+        from fedtools.report.plots import plot_wer
+
+        plot_wer(page.plot, methods, page.corpus.caption)
+    write_text(path, new)
+    return main_table(methods)
+
+
+def replace_section(page: str, name: str, section: str, path: Path) -> str:
+    """Put a section between its markers, in the place of the old one or at the end of the page.
+
+    Raises:
+        UserError: if the markers of this name are not one begin and one end, in this order.
+    """
+    begin, end = f"<!-- fedtools:{name} begin -->", f"<!-- fedtools:{name} end -->"
+    whole = f"{begin}\n{section.strip()}\n{end}\n"
+    if page.count(begin) == page.count(end) == 0:
+        return f"{page.rstrip()}\n\n{whole}"
+    start, stop = page.find(begin), page.find(end)
+    if page.count(begin) != 1 or page.count(end) != 1 or stop < start:
+        raise UserError(
+            f"the markers of section {name!r} are damaged",
+            path=path,
+            remedy=f"leave one {begin!r} and one {end!r}, or neither",
+        )
+    return page[:start] + whole + page[stop + len(end) :].removeprefix("\n")
+
+
+def git_hash(folder: Path, *written: str) -> str:
+    """The commit that a folder stands at, "-dirty" if files differ from it, or "unknown".
+
+    Args:
+        folder: any folder of the checkout.
+        written: names in it that do not count as differing, since the caller writes them.
+    """
+    try:
+        head = _git(folder, "rev-parse", "HEAD").strip()
+        others = [f":(exclude){name}" for name in written]
+        changed = _git(folder, "status", "--porcelain", "--", ":/", *others).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return f"{head}-dirty" if changed else head
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot be read: {error}", path=path) from None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _section(
+    path: Path,
+    methods: Sequence[Method],
+    page: Page,
+    published: Sequence[tuple[str, str]],
+) -> str:
+    caption = page.corpus.caption
+    utterances, words = methods[0].words[AVERAGE]
+    parts = [
+        f"## {caption}",
+        _provenance(path, methods, page),
+        f"**{caption}: communication, computation and WER (%)** on {utterances} utterances, "
+        f"{words} words. Comm. is the size of all messages, both ways; client epochs are the mean "
+        "over clients; AVG is the mean over clients; the best in bold.",
+        main_table(methods),
+    ]
+    for rate in ("wer", "cer"):
+        parts += [
+            f"**{caption}: {rate.upper()} (%) with 95 % intervals**, by bootstrap over speakers.",
+            interval_table(methods, rate),
+        ]
+    if page.plot is not None:
+        parts.append(f"![WER by round, {caption}]({page.plot.name})")
+    for title, table in published:
+        parts += [f"**Published, not measured here: {title}**", table]
+    return "\n\n".join(part.strip() for part in parts)
+
+
+def _provenance(path: Path, methods: Sequence[Method], page: Page) -> str:
+    seeds = sorted({method.seed for method in methods if method.seed is not None})
+    written = [path.name] + ([page.plot.name] if page.plot else [])
+    rounds = sorted({method.cost.rounds for method in methods} - {0})
+    facts = [
+        f"Corpus: {page.corpus.name}, release {page.corpus.release}"
+        + (
+            " (a mini corpus; its figures are not comparable with published ones)."
+            * page.corpus.mini
+        ),
+        f"Date: {page.date or datetime.date.today()}.",
+        f"Git: {git_hash(path.parent, *written)}.",
+        f"Seed: {_listed(seeds)}.",
+        f"Rounds: {_listed(rounds)}.",
+        f"Software: {', '.join(software())}.",
+    ]
+    return "\n".join(f"- {fact}" for fact in facts) + f"\n\n```\n{page.command}\n```"
+
+
+def software() -> list[str]:
+    """Names and versions of what the figures depend on, without the builds of one machine."""
+    found = [f"python {platform.python_version()}"]
+    for name in ("torch", "espnet"):
+        with suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name).split('+')[0]}")
+    return [*found, f"fedtools {__version__}"]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"
+
+
+def _published_table(path: Path) -> str:
+    rows = read_tsv(path, None)
+    if not rows:
+        raise UserError("a header and no row", path=path)
+    return format_markdown(list(rows[0]), (list(row.values()) for row in rows))

@@ -1,0 +1,87 @@
+"""The plot of RESULTS.md: word error rate by round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedtools.files.atomic import atomic_path
+from fedtools.report.results import Method
+
+# M. Okabe and K. Ito's colours, which the colour-blind tell apart; markers tell the lines apart
+# in black and white.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_MARKERS = "osD^vPX"
+
+
+def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
+    """Draw the validation WER of each method by round, the mean over clients.
+
+    Where all methods begin with the same figure in round 0 (the same model), it is a dashed line,
+    named after the one method without an experiment if there is one.
+
+    Args:
+        path: the PNG; the same input gives the same bytes.
+        methods: those without a curve are left out; one at least has one.
+        title: of the plot.
+    """
+    curves = {method.name: method.curve for method in methods if method.curve}
+    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    with matplotlib.rc_context():
+        # A matplotlibrc of the user's would make another picture.
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(style)
+        figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+        axes = figure.subplots()
+        for index, (name, curve) in enumerate(curves.items()):
+            _draw(axes, name, curve, _COLOURS[index % 7], _MARKERS[index % 7])
+        _draw_start(axes, methods, curves)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlabel("Round")
+        axes.margins(x=0.02)
+        axes.set_ylabel("WER on validation data,\nmean over clients (%)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        axes.grid(axis="y", color="0.9", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        with atomic_path(path) as temporary:
+            # Without the metadata nothing in the file depends on when and with what it was made.
+            figure.savefig(temporary, format="png", dpi=120, metadata={"Software": None})
+
+
+def _draw(
+    axes: Axes, name: str, curve: dict[int, dict[str, float]], colour: str, marker: str
+) -> None:
+    rounds = list(curve)
+    every = max(1, len(rounds) // 10)
+    axes.plot(
+        rounds,
+        [_mean(curve[number]) for number in rounds],
+        color=colour,
+        linewidth=1.8,
+        marker=marker,
+        markersize=4,
+        markevery=every,
+        label=name,
+    )
+
+
+def _draw_start(
+    axes: Axes, methods: Sequence[Method], curves: dict[str, dict[int, dict[str, float]]]
+) -> None:
+    starts = {round(_mean(curve[0]), 4) if 0 in curve else None for curve in curves.values()}
+    if len(starts) != 1 or None in starts:
+        return
+    others = [method.name for method in methods if method.seed is None]
+    name = others[0] if len(others) == 1 else "Start"
+    axes.axhline(starts.pop(), color="0.35", linestyle="--", linewidth=1, label=f"{name} (round 0)")
+
+
+def _mean(values: dict[str, float]) -> float:
+    return math.fsum(values.values()) / len(values)

@@ -1,0 +1,81 @@
+"""The matched-pair sentence segment word error test between two systems.
+
+L. Gillick and S. Cox, "Some statistical issues in the comparison of speech recognition
+algorithms", ICASSP 1989; the segmentation is that of NIST's sc_stats. It is symmetric here:
+sc_stats overlooks a second system's insertions after the last word.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Correct words, in both systems, that part two segments.
+_BUFFER = 2
+
+
+@dataclass(frozen=True)
+class Mapsswe:
+    """The outcome: `difference` is the mean of A's errors minus B's over `segments` segments.
+
+    `z` is its distance from zero in standard errors, and `p` two-tailed; both are NaN where the
+    segments do not vary and yet differ, or are fewer than two.
+    """
+
+    segments: int
+    difference: float
+    z: float
+    p: float
+
+
+def mapsswe(pairs: Sequence[tuple[str, str]]) -> Mapsswe:
+    """Test whether two systems make equally many errors.
+
+    Args:
+        pairs: for each utterance, the operations (see `align.align`) of system A and of system B
+            against the same reference.
+    """
+    differences = [a - b for pair in pairs for a, b in segment_errors(*pair)]
+    count = len(differences)
+    mean = math.fsum(differences) / count if count else 0.0
+    if not any(differences):
+        return Mapsswe(count, 0.0, 0.0, 1.0)
+    if len(set(differences)) == 1:
+        return Mapsswe(count, mean, math.nan, math.nan)
+    variance = math.fsum((d - mean) ** 2 for d in differences) / (count - 1)
+    z = mean / math.sqrt(variance / count)
+    return Mapsswe(count, mean, z, math.erfc(abs(z) / math.sqrt(2)))
+
+
+def segment_errors(a: str, b: str) -> list[tuple[int, int]]:
+    """The errors of A and B in each segment of one utterance that holds an error of either.
+
+    Segments are parted by at least two words in a row that both have right, without an insertion
+    between them; the utterance's ends part segments too.
+    """
+    segments = []
+    open_errors = [0, 0]
+    correct = 0
+    for steps in zip(_by_word(a), _by_word(b), strict=True):
+        # A step is one reference word with what is inserted before it.
+        insertions = [step.count("I") for step in steps]
+        if any(insertions):
+            correct = 0
+        wrong = [step[-1:] in ("S", "D") for step in steps]
+        open_errors = [sum(errors) for errors in zip(open_errors, insertions, wrong, strict=True)]
+        correct = 0 if any(wrong) else correct + 1
+        if correct == _BUFFER and any(open_errors):
+            segments.append(tuple(open_errors))
+            open_errors = [0, 0]
+    return [*segments, tuple(open_errors)] if any(open_errors) else segments
+
+
+def _by_word(operations: str) -> list[str]:
+    """Split after each reference word; the last part holds the insertions after the last word."""
+    parts = [""]
+    for letter in operations:
+        parts[-1] += letter
+        if letter != "I":
+            parts.append("")
+    return parts

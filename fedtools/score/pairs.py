@@ -1,0 +1,137 @@
+"""References and hypotheses, matched by utterance id, aligned, and grouped by client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files import trn
+from fedtools.files.datadir import DataDir, check_id, invert, read_table
+from fedtools.files.errors import UserError
+from fedtools.score.align import Counts, align
+from fedtools.score.bootstrap import ALL, AVERAGE, error_rates, resample
+
+# The rate's name -> how a transcript is cut into the tokens that are counted.
+TOKENS: dict[str, Callable[[str], list[str]]] = {"wer": trn.words, "cer": trn.characters}
+
+
+@dataclass(frozen=True)
+class References:
+    """What hypotheses are scored against: all tables have the same utterances, in C order.
+
+    Without `utt2client` in the data directory, `clients` has the one group `all`.
+    """
+
+    path: Path
+    text: dict[str, str]
+    utt2spk: dict[str, str]
+    clients: dict[str, list[str]]
+
+    @classmethod
+    def read(cls, data_dir: str | Path) -> References:
+        """Read `text`, `utt2spk` and, where it is there, `utt2client`.
+
+        Raises:
+            UserError: if a table is missing or has other utterances, an id is not usable, a client
+                is named as a total is, or has no word.
+        """
+        path = Path(data_dir)
+        tables = ["text", "utt2spk"]
+        if grouped := (path / "utt2client").exists():
+            tables.append("utt2client")
+        data = DataDir.read(path, *tables)
+        if not data.text:
+            raise UserError("no utterance", path=path / "text")
+        match_utterances(data.text, path / "text", data.utt2spk, path / "utt2spk")
+        for line, (utt, speaker) in enumerate(data.utt2spk.items(), 1):
+            check_id(utt, "utterance", path / "utt2spk", line)
+            check_id(speaker, "speaker", path / "utt2spk", line)
+        clients = {ALL: list(data.text)}
+        if grouped:
+            match_utterances(data.text, path / "text", data.utt2client, path / "utt2client")
+            clients = invert(data.utt2client)
+            for client in clients:
+                check_id(client, "client", path / "utt2client")
+                if client in (ALL, AVERAGE):
+                    raise UserError(
+                        f"a client is named {client!r}, as the total in the table is",
+                        path=path / "utt2client",
+                        remedy="rename it",
+                    )
+        for client, utts in clients.items():
+            if not any(trn.words(data.text[utt]) for utt in utts):
+                raise UserError(
+                    f"client {client!r} has no word, so no error rate", path=path / "text"
+                )
+        return cls(path, data.text, data.utt2spk, clients)
+
+    def by_speaker(self, columns: Sequence[Mapping[str, int]]) -> dict[str, np.ndarray]:
+        """Sum numbers per utterance over speakers: client -> (speakers in C order, columns)."""
+        sums = {}
+        for client, utts in self.clients.items():
+            speakers = invert({utt: self.utt2spk[utt] for utt in utts}).values()
+            sums[client] = np.array(
+                [[sum(column[utt] for utt in of) for column in columns] for of in speakers]
+            )
+        return sums
+
+
+def read_hypotheses(path: str | Path, references: References) -> dict[str, str]:
+    """Read a Kaldi `text` of hypotheses, an id alone being an empty one.
+
+    Raises:
+        UserError: if its utterances are not exactly those of the references.
+    """
+    hypotheses = read_table(path, values="optional")
+    match_utterances(references.text, references.path / "text", hypotheses, path)
+    return hypotheses
+
+
+def match_utterances(
+    expected: dict[str, str], expected_path: Path, found: dict[str, str], path: str | Path
+) -> None:
+    """Raise a `UserError` that names the first utterance of one table that the other lacks."""
+    for one, other, said in ((expected, found, "missing"), (found, expected, "too many")):
+        if different := [utt for utt in one if utt not in other]:
+            raise UserError(
+                f"{len(different)} utterances {said}, the first {different[0]!r}",
+                path=path,
+                remedy=f"it must have exactly those of {expected_path}",
+            )
+
+
+Tokens = dict[str, tuple[list[str], list[str]]]
+
+
+def tokenise(references: References, hypotheses: Mapping[str, str], rate: str) -> Tokens:
+    """Cut as a rate ("wer" or "cer") wants it: utterance -> reference, hypothesis."""
+    cut = TOKENS[rate]
+    return {utt: (cut(text), cut(hypotheses[utt])) for utt, text in references.text.items()}
+
+
+def align_all(tokens: Tokens) -> dict[str, str]:
+    """Align every utterance: utterance -> operations (see `align.align`)."""
+    return {utt: align(reference, hypothesis) for utt, (reference, hypothesis) in tokens.items()}
+
+
+def estimate(
+    references: References, counts: Sequence[Mapping[str, Counts]], resamples: int, seed: int
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Error rates over the same utterances, and their bootstrap.
+
+    Args:
+        references: the utterances, by client.
+        counts: for each of the rates, utterance -> counts.
+        resamples: draws of the bootstrap.
+        seed: of the bootstrap.
+
+    Returns:
+        client -> (rates,) percent, and client -> (resamples, rates) percent; both end with
+        `average` and `all` (see `bootstrap`).
+    """
+    errors = references.by_speaker([{utt: c.errors for utt, c in of.items()} for of in counts])
+    tokens = references.by_speaker([{utt: c.tokens for utt, c in of.items()} for of in counts])
+    return error_rates(errors, tokens), resample(errors, tokens, resamples, seed)

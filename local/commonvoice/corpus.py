@@ -1,0 +1,308 @@
+"""Reading Common Voice: what its table says of a clip, and whether the clip is there."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import re
+import sys
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtools.files.errors import UserError
+
+# The codes of the first releases, and the texts that Common Voice itself replaced them by.
+CODES = {
+    "african": "southern african (south africa, zimbabwe, namibia)",
+    "australia": "australian english",
+    "bermuda": "west indies and bermuda (bahamas, bermuda, jamaica, trinidad)",
+    "canada": "canadian english",
+    "england": "england english",
+    "hongkong": "hong kong english",
+    "indian": "india and south asia (india, pakistan, sri lanka)",
+    "ireland": "irish english",
+    "malaysia": "malaysian english",
+    "newzealand": "new zealand english",
+    "philippines": "filipino",
+    "scotland": "scottish english",
+    "singapore": "singaporean english",
+    "southatlandtic": "south atlantic (falkland islands, saint helena)",
+    "us": "united states english",
+    "wales": "welsh english",
+}
+
+
+@dataclass
+class Row:
+    """One line of validated.tsv.
+
+    `clip` is as it stands there until `usable` makes it a file name, `sentence` until `usable`
+    makes it words; `name` is what the user calls the accent, "" for an accent that nobody named.
+    """
+
+    clip: str
+    speaker: str
+    sentence: str
+    accent: str
+    gender: str
+    name: str = ""
+    seconds: float = 0.0
+
+
+# --- accents ------------------------------------------------------------------------------------
+
+
+def separate(text: str, marks: str) -> list[str]:
+    """Cut at any of `marks` that is outside parentheses; parts are stripped, none is empty."""
+    parts = re.split(rf"[{re.escape(marks)}](?![^()]*\))", text)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def canonical(accent: str) -> str:
+    """One spelling for an accent: lower case, blanks squeezed, a code replaced by its text."""
+    accent = " ".join(accent.lower().split())
+    return CODES.get(accent, accent)
+
+
+def short_name(accent: str) -> str:
+    """A name for an accent that nobody named: its code, or its letters and digits."""
+    codes = {text: code for code, text in CODES.items()}
+    plain = unicodedata.normalize("NFKD", accent).encode("ascii", "ignore").decode().lower()
+    return codes.get(canonical(accent)) or re.sub("[^a-z0-9]+", "_", plain).strip("_")[:60] or "x"
+
+
+def parse_accents(text: str) -> dict[str, list[str]]:
+    """Read NAME=PATTERN|PATTERN,... or ACCENT,... into name -> canonical patterns."""
+    accents: dict[str, list[str]] = {}
+    for entry in separate(text, ","):
+        name, equals, patterns = entry.partition("=")
+        name = name.strip() if equals else short_name(entry)
+        if not re.fullmatch("[A-Za-z0-9_]{1,60}", name):
+            raise argparse.ArgumentTypeError(f"{name!r}: a name is letters, digits and '_'")
+        if name in accents:
+            raise argparse.ArgumentTypeError(f"{name!r} is given twice")
+        found = separate(patterns, "|") if equals else [entry]
+        if not found:
+            raise argparse.ArgumentTypeError(f"{name!r} has no pattern")
+        accents[name] = [canonical(pattern) for pattern in found]
+    if not accents:
+        raise argparse.ArgumentTypeError("no accent is given")
+    return accents
+
+
+def name_of(accent: str, names: dict[str, list[str]]) -> str:
+    """The name whose patterns match an accent, "" without one; two names are a `UserError`."""
+    found = [
+        name
+        for name, patterns in names.items()
+        if any(
+            re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), accent) for pattern in patterns
+        )
+    ]
+    if len(found) > 1:
+        raise UserError(f"accent {accent!r} is matched by {found[0]!r} and by {found[1]!r}")
+    return found[0] if found else ""
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def find_language(corpus: Path) -> Path:
+    """The folder with validated.tsv: the one given, or the only one below it."""
+    if not corpus.is_dir():
+        raise UserError("no such folder", path=corpus)
+    found = [corpus] if (corpus / "validated.tsv").is_file() else []
+    found = found or sorted(path.parent for path in corpus.glob("*/validated.tsv"))
+    if not found:
+        raise UserError("no validated.tsv", path=corpus, remedy="name the folder of the language")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise UserError(f"several languages: {names}", path=corpus, remedy="name the folder of one")
+    language = found[0].resolve()
+    if str(language) != " ".join(str(language).split()):
+        raise UserError("wav.scp cannot hold doubled blanks", path=language, remedy="rename it")
+    if not (language / "clips").is_dir():
+        raise UserError("no such folder", path=language / "clips", remedy="unpack the audio")
+    return language
+
+
+def read_tsv(path: Path, *columns: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of a table with the named columns; a line that is not whole is an empty row.
+
+    Not whole is a line of another length than the header's, or one that is not UTF-8.
+    """
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        lines = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restkey="")
+        try:
+            for column in columns:
+                if column not in (lines.fieldnames or ()):
+                    raise UserError(f"no column {column!r}", path=path, line=1)
+            for cells in lines:
+                whole = "" not in cells and None not in cells.values()
+                yield cells if whole and is_text("".join(cells.values())) else {}
+        except csv.Error as error:
+            raise UserError(str(error), path=path, line=lines.line_num + 1) from None
+
+
+def is_text(value: str) -> bool:
+    """Whether a value that was read with `surrogateescape` was UTF-8."""
+    return not any("\ud800" <= mark <= "\udfff" for mark in value)
+
+
+def read_rows(path: Path, dropped: Counter) -> list[Row]:
+    """Read what has one accent, in an order that does not depend on the file's."""
+    rows = []
+    for cells in read_tsv(path, "client_id", "path", "sentence"):
+        if not cells or not cells["client_id"]:
+            dropped["malformed line"] += 1
+            continue
+        value = cells.get("accents", cells.get("accent"))
+        if value is None:
+            raise UserError("no column 'accents' or 'accent'", path=path, line=1)
+        accents = {canonical(part) for part in separate(value, ",|")}
+        if len(accents) != 1:
+            dropped["several accents" if accents else "no accent"] += 1
+            continue
+        gender = cells.get("gender", "").lower().partition("_")[0]
+        rows.append(
+            Row(cells["path"], cells["client_id"], cells["sentence"], accents.pop(), gender)
+        )
+    if not rows and dropped["no accent"] and not dropped["several accents"]:
+        raise UserError(
+            f"no accent in any of {dropped['no accent']} rows, as in release 12",
+            path=path,
+            remedy="take another release",
+        )
+    return sorted(rows, key=lambda row: (row.clip, row.speaker, row.sentence, row.accent))
+
+
+def normalise(sentence: str) -> tuple[str, str]:
+    """Spoken words of a sentence, lower case: (text, "") or ("", why there is none)."""
+    text = re.sub("[\u2018\u2019\u02bc\u0060\u00b4\u2032]", "'", sentence.lower())
+    text = unicodedata.normalize("NFKD", text)
+    if any(unicodedata.category(mark)[0] == "N" for mark in text):
+        return "", "digits"
+    if any(mark in "&%@#*/\\" or unicodedata.category(mark)[0] == "S" for mark in text):
+        return "", "symbols"
+    kept = []
+    for mark in text:
+        if "a" <= mark <= "z" or mark == "'":
+            kept.append(mark)
+        elif mark.isalpha():
+            return "", "letters outside a-z"
+        elif not unicodedata.combining(mark):
+            kept.append(" ")
+    words = [word.strip("'") for word in "".join(kept).split()]
+    text = " ".join(word for word in words if word)
+    return (text, "") if text else ("", "empty text")
+
+
+# --- sifting -------------------------------------------------------------------------------------
+
+
+def one_accent(
+    rows: list[Row], names: dict[str, list[str]], others: bool, dropped: Counter
+) -> list[Row]:
+    """Name the accents that are asked for, and leave out speakers that were given two.
+
+    Args:
+        rows: what `read_rows` gave.
+        names: name -> patterns.
+        others: whether accents without a name are asked for too.
+        dropped: reason -> rows, added to.
+    """
+    name = {accent: name_of(accent, names) for accent in {row.accent for row in rows}}
+    for missing in sorted(names.keys() - set(name.values())):
+        counts = Counter(row.accent for row in rows).most_common(12)
+        there = "; ".join(f"{accent} ({count})" for accent, count in counts) or "none"
+        raise UserError(f"no row has the accent {missing!r}", remedy=f"accents there: {there}")
+    accents: dict[str, set[str]] = {}
+    for row in rows:
+        row.name = name[row.accent]
+        accents.setdefault(row.speaker, set()).add(row.name or " " + row.accent)
+    kept = []
+    for row in rows:
+        if len(accents[row.speaker]) > 1:
+            dropped["contradictory accents of one speaker"] += 1
+        elif not row.name and not others:
+            dropped["accent not asked for"] += 1
+        else:
+            kept.append(row)
+    return kept
+
+
+def usable(rows: list[Row], clips: Path, dropped: Counter) -> list[Row]:
+    """Keep the rows with words, and with a clip that is there; `clip` becomes its file name."""
+    kept: dict[str, Row] = {}
+    for row in rows:
+        text, reason = normalise(row.sentence)
+        row.clip += "" if row.clip.endswith(".mp3") else ".mp3"
+        if not re.fullmatch(r"[A-Za-z0-9_.+-]+", row.clip) or row.clip.startswith("."):
+            reason = "not the name of a clip"
+        elif row.clip in kept:
+            reason = "clip named twice"
+        elif not reason:
+            try:
+                reason = "" if (clips / row.clip).stat().st_size else "clip of zero bytes"
+            except OSError:
+                reason = "missing clip"
+        if reason:
+            dropped[reason] += 1
+            continue
+        row.sentence = text
+        kept[row.clip] = row
+    return list(kept.values())
+
+
+def seconds_of(clip: Path) -> float:
+    """The length of a clip in seconds by its header; 0 if it cannot be read."""
+    import soundfile
+
+    try:
+        return soundfile.info(str(clip)).duration
+    except (soundfile.SoundFileError, RuntimeError):
+        return 0.0
+
+
+def measure(rows: list[Row], language: Path, dropped: Counter) -> list[Row]:
+    """Set the seconds of every row, from clip_durations.tsv or else from the clip itself."""
+    table = language / "clip_durations.tsv"
+    durations: dict[str, float] = {}
+    wanted = {row.clip for row in rows}
+    if table.is_file():
+        for line, cells in enumerate(read_tsv(table, "clip", "duration[ms]"), 2):
+            if cells and cells["clip"] in wanted:
+                try:
+                    durations[cells["clip"]] = int(cells["duration[ms]"]) / 1000
+                except ValueError:
+                    raise UserError("not a number", path=table, line=line) from None
+    for done, row in enumerate(rows):
+        row.seconds = durations.get(row.clip) or seconds_of(language / "clips" / row.clip)
+        if not durations and done % 10000 == 9999:
+            print(f"read the lengths of {done + 1} of {len(rows)} clips", file=sys.stderr)
+    kept = [row for row in rows if row.seconds > 0]
+    dropped["unreadable clip"] += len(rows) - len(kept)
+    return kept
+
+
+def speaker_names(speakers: set[str]) -> dict[str, str]:
+    """client_id -> its first 8 hexadecimal digits, or as many more as tell it from the others."""
+    digests = {
+        speaker if re.fullmatch("[0-9a-f]{8,}", speaker) else sha256_of(speaker): speaker
+        for speaker in speakers
+    }
+    names, length = {}, 8
+    while digests:
+        counts = Counter(digest[:length] for digest in digests)
+        for digest in [digest for digest in digests if counts[digest[:length]] == 1]:
+            names[digests.pop(digest)] = digest[:length]
+        length += 4
+    return names
+
+
+def sha256_of(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -1,0 +1,131 @@
+"""Aggregation against reading: bytes per second, and peak memory in models.
+
+    python tests/bench/bench_aggregate.py [--clients 200] [--parameters 10000000] [--jobs 4]
+
+Both figures read the same files, with the same sizes of reads and as many threads, each in a
+process of its own, after the files were read once (warm) or pushed out of the page cache (--cold).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.updates import UpdateWriter, read_updates
+from fedtools.server import aggregate
+from fedtools.server.sample import split_jobs
+
+
+def make_spec(parameters: int) -> dict:
+    """A model like a transformer: square matrices of 512, each with its bias, and a rest."""
+    spec = {}
+    for layer in range(parameters // (512 * 512 + 512)):
+        spec[f"layer{layer:03}.weight"] = ((512, 512), "float32")
+        spec[f"layer{layer:03}.bias"] = ((512,), "float32")
+    spec["rest"] = ((parameters % (512 * 512 + 512),), "float32")
+    return spec
+
+
+def write_files(folder: Path, clients: list[str], jobs: int, spec: dict) -> None:
+    """Every client sends the same random model, shifted by its number."""
+    random = np.random.default_rng(1)
+    model = {name: random.standard_normal(shape, "float32") for name, (shape, _) in spec.items()}
+    for job, part in enumerate(split_jobs(clients, jobs), 1):
+        with UpdateWriter(folder, job, part, spec, "0" * 64) as writer:
+            for client in part:
+                tensors = {name: tensor + np.float32(int(client)) for name, tensor in model.items()}
+                writer.add(client, tensors, 1 + int(client), 1, 1.0)
+
+
+def read_only(updates: list, spec: dict) -> None:
+    """The reads that `mean` makes, and nothing else."""
+    threads = min(4, len(os.sched_getaffinity(0)))
+
+    def work(first: int) -> None:
+        runs, buffer = aggregate._runs(updates), np.empty(aggregate._CHUNK)
+        for piece in islice(aggregate._pieces(spec), first, None, threads):
+            with aggregate._Files() as files:
+                for start, stop in aggregate._blocks(runs, piece):
+                    block = aggregate._as_rows(buffer.view(piece.kind), stop - start, piece.size)
+                    assert files.read(updates[start], piece, block)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+
+
+def peak() -> int:
+    """The largest resident memory of this process so far, in bytes."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def child(what: str, folder: Path, clients: list[str], spec: dict) -> None:
+    """Do one of the three things and print seconds and peak memory beyond the imports."""
+    before = peak()
+    updates, refusals = read_updates(folder, clients, spec, "0" * 64)
+    assert not refusals, refusals
+    start = time.perf_counter()
+    if what == "read":
+        read_only(updates, spec)
+    else:
+        weights = [u.utterances if what == "weighted" else 1 for u in updates]
+        assert not aggregate.mean(updates, weights, folder / "mean.safetensors", spec)
+    print(time.perf_counter() - start, peak() - before)
+
+
+def evict(folder: Path) -> None:
+    """Push the files out of the page cache."""
+    for path in folder.glob("*.safetensors"):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--parameters", type=int, default=10_000_000)
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    spec = make_spec(options.parameters)
+    clients = [f"{number:05}" for number in range(options.clients)]
+    if options.child:
+        child(options.child[0], Path(options.child[1]), clients, spec)
+        return
+    size, model = 4 * options.parameters * options.clients, 4 * options.parameters
+    with tempfile.TemporaryDirectory() as folder:
+        write_files(Path(folder), clients, options.jobs, spec)
+        command = [sys.executable, __file__, *sys.argv[1:], "--child"]
+        speeds: dict[str, list[float]] = {"read": [], "plain": [], "weighted": []}
+        memory = 0
+        for _ in range(options.repeat):
+            for what, list_ in speeds.items():
+                if options.cold:
+                    evict(Path(folder))
+                line = subprocess.check_output([*command, what, folder], text=True)
+                seconds, more = map(float, line.split())
+                list_.append(size / seconds)
+                memory = max(memory, more) if what != "read" else memory
+    best = {what: max(list_) for what, list_ in speeds.items()}
+    print(f"{options.clients} updates of {options.parameters} parameters, {size / 1e9:.2f} GB")
+    print(f"reading alone      {best['read'] / 1e9:6.2f} GB/s")
+    for what in ("plain", "weighted"):
+        ratio = best[what] / best["read"]
+        print(f"{what + ' mean':18} {best[what] / 1e9:6.2f} GB/s  ratio {ratio:.2f}")
+    print(f"peak memory beyond the imports: {memory / model:.2f} models ({memory / 1e6:.0f} MB)")
+
+
+if __name__ == "__main__":
+    main()

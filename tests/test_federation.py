@@ -1,0 +1,386 @@
+"""The federation on disk: the same bytes however it is run, killed, or cut into jobs."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simulated
+import yaml
+from conftest import ROOT, fedtools, inside
+from safetensors.numpy import load_file, save_file
+
+CLIENTS = ["au", "en", "in"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """Data, tokens and a configuration that all tests of this module share."""
+    root = tmp_path_factory.mktemp("world")
+    simulated.data_dir(root / "train", CLIENTS, 10)
+    simulated.data_dir(root / "valid", CLIENTS, 3, seed=1)
+    simulated.config_file(root / "config.yaml")
+    inside(
+        "train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char"
+    ).ok()
+    return root
+
+
+def begin(world: Path, path: Path, method: str = "fedavg", *more: str) -> list:
+    return [
+        "init",
+        path,
+        *("--config", world / "config.yaml", "--method", method),
+        *("--train", world / "train", "--valid", world / "valid"),
+        *("--tokens", world / "tokens", *more),
+    ]
+
+
+def states(path: Path) -> dict[str, bytes]:
+    """The bytes of every global and personal state of an experiment."""
+    files = [*path.glob("round_*/global.safetensors"), *path.glob("clients/*/round_*/personal*")]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+@pytest.fixture(scope="module")
+def reference(world) -> dict[str, dict[str, bytes]]:
+    """Three rounds of each method, left alone, one job, one process."""
+    found = {}
+    for method in ("fedavg", "client", "centralized"):
+        path = world / f"reference-{method}"
+        inside(*begin(world, path, method)).ok()
+        inside("rounds", path, "--to", "3").ok()
+        found[method] = states(path)
+    return found
+
+
+def test_rounds_change_the_model(reference):
+    for method in ("fedavg", "centralized"):
+        globals_ = [reference[method][f"round_{n:04d}/global.safetensors"] for n in range(1, 5)]
+        assert len(set(globals_)) == 4
+    assert len([name for name in reference["client"] if "personal" in name]) == 9
+
+
+@pytest.mark.parametrize("method", ["fedavg", "client"])
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_single_commands_give_the_same_bytes(world, reference, cli, tmp_path, method, jobs):
+    path = tmp_path / "exp"
+    cli(*begin(world, path, method)).ok()
+    for _ in range(3):
+        cli("sample", path, "--nj", jobs).ok()
+        for job in range(jobs, 0, -1):
+            cli("train-local", path, "--job", job).ok()
+        cli("aggregate", path).ok()
+    assert states(path) == reference[method]
+
+
+def test_processes_give_the_same_bytes(world, reference, tmp_path):
+    path = tmp_path / "exp"
+    inside(*begin(world, path)).ok()
+    fedtools("rounds", path, "--to", "3", "--nj", "3").ok()
+    assert states(path) == reference["fedavg"]
+
+
+KILLER = """
+import os, random, shutil, signal, sys, time
+from pathlib import Path
+import fedtools.cli.federation, fedtools.federation.rounds, espnet2.asr.espnet_model
+import torch._dynamo  # torch's optimisers import it at their first step
+
+path, moments, dice = sys.argv[1], int(sys.argv[2]), random.Random(int(sys.argv[3]))
+
+def start(path):
+    child = os.fork()
+    if child:
+        return child
+    sys.argv = ["fedtools", "rounds", path, "--to", "3"]
+    sys.stderr = open(os.devnull, "w")
+    try:
+        fedtools.cli.main()
+    finally:
+        os._exit(0)
+
+shutil.copytree(path, path + ".start")
+shutil.copytree(path, path + ".whole")
+begun = time.monotonic()
+os.waitpid(start(path + ".whole"), 0)
+whole = time.monotonic() - begun
+
+killed, seen = 0, set()
+while killed < moments:
+    child = start(path)
+    time.sleep(dice.uniform(0, 0.8 * whole))
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        killed += 1
+        seen.add(tuple(sorted(map(str, Path(path).rglob("*")))))
+    else:
+        # It came to the end: begin anew, so that every kill falls into work.
+        shutil.rmtree(path)
+        shutil.copytree(path + ".start", path)
+print(killed, len(seen))
+"""
+
+
+@pytest.mark.parametrize("method", ["fedavg", "client", "centralized"])
+def test_killed_at_random_moments(world, reference, tmp_path, method):
+    """20 kills of a federation that goes on after each: the same bytes as one left alone."""
+    path = tmp_path / "exp"
+    inside(*begin(world, path, method)).ok()
+    moments = {"fedavg": 20, "client": 6, "centralized": 6}[method]
+    seed = random.SystemRandom().randrange(1 << 30)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, str(path), str(moments), str(seed)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    killed, different = map(int, done.stdout.split()[-2:])
+    assert killed == moments
+    # The kills did fall into different stages of the work.
+    assert different >= moments / 3, done.stdout
+    inside("rounds", path, "--to", "3").ok()
+    assert states(path) == reference[method], f"seed {seed}"
+    ledger = (path / "ledger.tsv").read_text().splitlines()
+    assert len(ledger) == 1 + 3 * (4 if method != "centralized" else 1)
+
+
+def test_a_checkpoint_is_taken_up(world, reference, cli, tmp_path, monkeypatch):
+    """A training stopped between two steps goes on from its checkpoint, not from the start."""
+    from fedtools.client import train
+
+    path = tmp_path / "exp"
+    cli(*begin(world, path)).ok()
+    steps = []
+    real = train._backward
+
+    def stop(*arguments):
+        steps.append(1)
+        if len(steps) == 4:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(train, "_backward", stop)
+    cli("rounds", path, "--to", "1").fails(130, "interrupted")
+    assert (path / "clients" / "au" / "checkpoint.safetensors").exists()
+    first = len(steps)
+    monkeypatch.setattr(train, "_backward", lambda *a: (steps.append(1), real(*a))[1])
+    cli("rounds", path, "--to", "1").ok()
+    whole = sum(
+        int(line.split("\t")[2])
+        for line in (path / "round_0001" / "update.1.tsv").read_text().splitlines()[1:]
+    )
+    assert len(steps) - first == whole - 2
+    for name, content in states(path).items():
+        assert content == reference["fedavg"][name]
+
+
+def test_plain_mean(world, cli, tmp_path):
+    """Equation 2: the next global state is the mean of what the clients sent."""
+    path = tmp_path / "exp"
+    cli(*begin(world, path)).ok()
+    cli("rounds", path, "--to", "1").ok()
+    sent = load_file(path / "round_0001" / "update.1.safetensors")
+    new = load_file(path / "round_0002" / "global.safetensors")
+    assert set(sent) == set(new)
+    for name, value in new.items():
+        np.testing.assert_array_equal(
+            value, sent[name].astype("f8").mean(axis=0).astype("f4"), err_msg=name
+        )
+
+
+def test_weighting_by_data(world, cli, tmp_path):
+    path = tmp_path / "exp"
+    cli(*begin(world, path, "fedavg", "--set", "method_conf.weighting=utterances")).ok()
+    cli("sample", path).ok()
+    cli("train-local", path).ok()
+    table = path / "round_0001" / "update.1.tsv"
+    lines = [line.split("\t") for line in table.read_text().splitlines()]
+    for line, count in zip(lines[1:], ("1", "2", "5"), strict=True):
+        line[1] = count
+    table.write_text("".join("\t".join(line) + "\n" for line in lines))
+    cli("aggregate", path).ok()
+    sent = load_file(path / "round_0001" / "update.1.safetensors")["ctc.ctc_lo.bias"].astype("f8")
+    new = load_file(path / "round_0002" / "global.safetensors")["ctc.ctc_lo.bias"]
+    np.testing.assert_allclose(new, np.average(sent, axis=0, weights=[1, 2, 5]), rtol=1e-6)
+
+
+def _edit(path: Path, change) -> None:
+    tensors = load_file(path)
+    tensors = change(tensors) or tensors
+    save_file(tensors, path)
+
+
+def _nan(tensors):
+    tensors["ctc.ctc_lo.bias"][1, 0] = np.nan
+
+
+def _too_many(tensors):
+    tensors["more"] = np.zeros((3, 2), "f4")
+
+
+def _too_few(tensors):
+    del tensors["ctc.ctc_lo.bias"]
+
+
+def _shape(tensors):
+    tensors["ctc.ctc_lo.bias"] = tensors["ctc.ctc_lo.bias"][:, :-1].copy()
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "left"),
+    [(_nan, "NaN or Inf", 2), (_too_many, "more", 0), (_too_few, "ctc_lo.bias", 0), (_shape, "", 0)],
+)
+def test_refused_updates(world, cli, tmp_path, change, said, left):
+    path = tmp_path / "exp"
+    cli(*begin(world, path)).ok()
+    cli("sample", path).ok()
+    cli("train-local", path).ok()
+    _edit(path / "round_0001" / "update.1.safetensors", change)
+    result = cli("aggregate", path)
+    if left:
+        result.ok()
+        assert "refused" in result.err
+        rows = [line.split("\t") for line in (path / "ledger.tsv").read_text().splitlines()]
+        assert [row[-1] for row in rows[1:4]].count("ok") == left
+        assert any(said in row[-1] for row in rows)
+    else:
+        result.fails(1, said, "min_clients")
+        assert not (path / "round_0001" / ".done").exists()
+        assert not (path / "round_0002").exists()
+
+
+def test_min_clients(world, cli, tmp_path):
+    path = tmp_path / "exp"
+    cli(*begin(world, path, "fedavg", "--set", "method_conf.min_clients=3")).ok()
+    cli("sample", path).ok()
+    cli("train-local", path).ok()
+    _edit(path / "round_0001" / "update.1.safetensors", _nan)
+    cli("aggregate", path).fails(1, "2 of 3", "en", "NaN")
+
+
+def test_another_base_is_refused(world, cli, tmp_path):
+    path = tmp_path / "exp"
+    cli(*begin(world, path)).ok()
+    cli("sample", path).ok()
+    cli("train-local", path).ok()
+    table = path / "round_0001" / "update.1.tsv"
+    lines = table.read_text().splitlines()
+    fields = lines[2].split("\t")
+    fields[-1] = "0" * 64
+    table.write_text("\n".join([*lines[:2], "\t".join(fields), *lines[3:]]) + "\n")
+    cli("aggregate", path).ok()
+    assert "refused" in (path / "ledger.tsv").read_text()
+
+
+def test_diverged_client_is_left_out(world, cli, tmp_path):
+    path = tmp_path / "exp"
+    cli(*begin(world, path)).ok()
+    cli("sample", path).ok()
+    bad = tmp_path / "bad"
+    shutil.copytree(world / "train", bad)
+    from fedtools.files.ark import FeatureReader, write_ark
+    from fedtools.files.datadir import DataDir
+
+    data = DataDir.read(bad)
+    reader = FeatureReader(data.feats_scp)
+    matrices = [
+        (name, reader.read(name) * (np.nan if name.startswith("en") else 1))
+        for name in data.utterances
+    ]
+    data.feats_scp = write_ark(bad / "feats.ark", matrices)
+    data.write()
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    config["data"]["train"] = str(bad)
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    result = cli("train-local", path).ok()
+    assert "en: left out: loss nan" in result.err
+    cli("aggregate", path).ok()
+    assert "refused: diverged" in (path / "ledger.tsv").read_text()
+
+
+def test_commands_refuse_what_cannot_be(world, cli, tmp_path):
+    path = tmp_path / "exp"
+    cli("rounds", path, "--to", "1").fails(1, "no experiment here", "fedtools init")
+    cli(*begin(world, path, "fedsomething")).fails(1, "unknown option", "fedavg")
+    cli(*begin(world, path, "fedavg", "--set", "training.optim=sdg")).fails(1, "optim", "sgd")
+    cli(*begin(world, path, "fedavg", "--set", "training.lr=1")).fails(1, "unknown option 'lr'")
+    cli(*begin(world, path, "fedavg", "--set", "model.encoder=conformr")).fails(1, "conformer")
+    cli(*begin(world, path, "fedavg", "--set", "model.encoder_conf.heads=1")).fails(1, "heads")
+    assert not path.exists()
+    cli(*begin(world, path)).ok()
+    cli(*begin(world, path)).ok()
+    cli(*begin(world, path, "fedavg", "--seed", "3")).fails(1, "config.yaml", "seed: 0 -> 3")
+    cli("aggregate", path).fails(1, "clients", "fedtools sample")
+    cli("sample", path, "--nj", "2").ok()
+    cli("train-local", path, "--job", "1").ok()
+    cli("aggregate", path).fails(1, "update.2.tsv", "train-local --job 2")
+    cli("sample", path, "--round", "2").fails(1, "round 1 is not complete")
+    cli("rounds", path, "--to", "0").fails(2)
+
+
+def test_another_number_of_jobs_in_an_open_round(world, reference, cli, tmp_path):
+    path = tmp_path / "exp"
+    cli(*begin(world, path)).ok()
+    cli("sample", path, "--nj", "3").ok()
+    cli("train-local", path, "--job", "2").ok()
+    cli("rounds", path, "--to", "3").ok()
+    assert states(path) == reference["fedavg"]
+
+
+def test_no_path_from_a_client_name(world, cli, tmp_path):
+    evil = tmp_path / "evil"
+    shutil.copytree(world / "train", evil)
+    for name in ("utt2client", "client2utt"):
+        text = (evil / name).read_text()
+        (evil / name).write_text(
+            "".join(sorted(line.replace(" au", " ../au") + "\n" for line in text.splitlines()))
+        )
+    arguments = begin(world, tmp_path / "exp")
+    arguments[arguments.index(world / "train")] = evil
+    cli(*arguments).fails(1, "../au", "not usable as an id")
+    assert not (tmp_path / "exp").exists()
+    path = tmp_path / "good"
+    cli(*begin(world, path)).ok()
+    cli("sample", path).ok()
+    (path / "round_0001" / "clients").write_text("../../x\n")
+    cli("train-local", path).fails(1, "clients:1", "'../../x' is no client")
+
+
+def test_evaluate_average_and_ledger(world, reference, cli):
+    for method in ("fedavg", "client", "centralized"):
+        path = world / f"reference-{method}"
+        table = cli("evaluate", path).ok().out
+        assert table.count("\n") >= 1 + 4 * 3
+        before = (path / "evaluate_valid.tsv").read_bytes()
+        cli("evaluate", path).ok()
+        assert (path / "evaluate_valid.tsv").read_bytes() == before
+        files = cli("average", path, "--best", "2").ok().out.split()
+        assert len(files) == (3 if method == "client" else 1)
+        for file in files:
+            assert all(np.isfinite(value).all() for value in load_file(file).values())
+    ledger = [
+        line.split("\t") for line in (world / "reference-fedavg/ledger.tsv").read_text().split("\n")
+    ]
+    size = (world / "reference-fedavg/round_0001/global.safetensors").stat().st_size
+    assert {row[2] for row in ledger[1:-1] if row[1] in CLIENTS} == {str(size)}
+    client = (world / "reference-client/ledger.tsv").read_text()
+    assert all(line.split("\t")[2:4] == ["0", "0"] for line in client.splitlines()[1:])
+
+
+def test_training_learns(world, cli, tmp_path):
+    """On data with known truth a few epochs bring the validation loss down by half."""
+    path = tmp_path / "exp"
+    cli(*begin(world, path, "fedavg", "--set", "method_conf.local_epochs=8")).ok()
+    cli("rounds", path, "--to", "6").ok()
+    cli("evaluate", path).ok()
+    rows = [line.split("\t") for line in (path / "evaluate_valid.tsv").read_text().splitlines()[1:]]
+    loss = {n: np.mean([float(row[3]) for row in rows if row[0] == str(n)]) for n in (0, 6)}
+    assert loss[6] < 0.5 * loss[0], loss

@@ -1,0 +1,395 @@
+"""Tables, RESULTS.md and its plot, from files as `score`, `rounds` and `evaluate` write them."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+from conftest import run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtools.files.errors import UserError
+from fedtools.files.ledger import COLUMNS as LEDGER
+from fedtools.files.tables import count, format_markdown, format_table, number, read_tsv, write_tsv
+from fedtools.report.results import EVALUATION_COLUMNS, size_text
+from fedtools.score.wer import COLUMNS as SCORE
+
+CLIENTS = ("australia", "england", "indian")
+
+
+def make_experiment(
+    path: Path,
+    *,
+    size: int = 0,
+    client_epochs: float = 0,
+    server_epochs: float = 0,
+    drop: float = 1,
+) -> Path:
+    """An experiment of three clients and four rounds; `size` bytes down, and up, each time."""
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text("method: fedavg\nseed: 7\n")
+    ledger, evaluation = [], []
+    for at in range(5):
+        for index, client in enumerate(CLIENTS):
+            wer = f"{50 + 5 * index - drop * at:.4f}"
+            values = (at, client, 10, "1.5", 90, 45, wer)
+            evaluation.append(dict(zip(EVALUATION_COLUMNS, values, strict=True)))
+            if at and client_epochs:
+                status = "refused: a NaN" if (at, index) == (2, 1) else "ok"
+                values = (at, client, size, size, client_epochs, 0, "0.500", status)
+                ledger.append(dict(zip(LEDGER, values, strict=True)))
+        if at:
+            values = (at, "-", 0, 0, 0, server_epochs, "0.250", "ok")
+            ledger.append(dict(zip(LEDGER, values, strict=True)))
+    write_tsv(path / "ledger.tsv", LEDGER, ledger)
+    write_tsv(path / "evaluate_valid.tsv", EVALUATION_COLUMNS, evaluation)
+    return path
+
+
+def make_scores(path: Path, *wers: float, low: object = None, words: int = 40) -> Path:
+    """A wer.tsv of three clients, whose CER is half the WER and whose intervals are +- 1."""
+    rows = []
+    average = sum(wers) / 3
+    for client, wer in zip((*CLIENTS, "average", "all"), (*wers, average, average), strict=True):
+        total = 3 if client in ("average", "all") else 1
+        row = {"client": client, "utterances": 10 * total, "words": words * total}
+        row |= dict.fromkeys(("substitutions", "deletions", "insertions"), 1)
+        for rate, value in (("wer", wer), ("cer", wer / 2)):
+            row[rate] = f"{value:.2f}"
+            row[f"{rate}_low"] = f"{value - 1:.2f}" if low is None else low
+            row[f"{rate}_high"] = f"{value + 1:.2f}" if low is None else low
+        rows.append(row)
+    write_tsv(path / "wer.tsv", SCORE, rows)
+    return path
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    """A recipe's folder, being the current one, with three experiments and four scores."""
+    monkeypatch.chdir(tmp_path)
+    make_experiment(Path("exp/client"), client_epochs=1)
+    make_experiment(Path("exp/centralized"), server_epochs=1, drop=2)
+    make_experiment(Path("exp/fedavg"), size=2_000_000, client_epochs=0.5)
+    make_scores(Path("score/baseline"), 40, 30, 50)
+    make_scores(Path("score/client"), 21, 20.01, 30)
+    make_scores(Path("score/centralized"), 20, 22, 29)
+    make_scores(Path("score/fedavg"), 23, 20.04, 28)
+    return tmp_path
+
+
+ROWS = {
+    "Baseline": ":score/baseline",
+    "Client": "exp/client:score/client",
+    "Centralized": "exp/centralized:score/centralized",
+    "FedAvg": "exp/fedavg:score/fedavg",
+}
+
+
+def arguments(*more: str, mini: bool = True, **rows: str) -> list[str]:
+    chosen = [f"--row={name}={paths}" for name, paths in (rows or ROWS).items()]
+    name = ["--section=mini", "--mini"] if mini else ["--section=real"]
+    corpus = ["--corpus", "Common Voice accents", "--release", "22.0", "--date", "2024-02-03"]
+    return ["report", "RESULTS.md", *name, *corpus, *chosen, *more]
+
+
+def markdown_row(page: str, name: str, nth: int = 0) -> list[str]:
+    lines = [line for line in page.splitlines() if line.startswith(f"| {name} ")]
+    return [cell.strip() for cell in lines[nth].split("|")[2:-1]]
+
+
+def test_the_tables_have_costs_rates_and_the_best_in_bold(cli, recipe):
+    out = cli(*arguments()).ok().out
+    page = Path("RESULTS.md").read_text()
+    assert out in page
+    # 2 MB down and up, three clients, four rounds.
+    assert markdown_row(page, "Baseline")[:3] == ["-", "-", "-"]
+    assert markdown_row(page, "Client")[:3] == ["-", "4", "-"]
+    assert markdown_row(page, "Centralized")[:3] == ["-", "-", "4"]
+    assert markdown_row(page, "FedAvg")[:3] == ["48.00 MB", "2", "-"]
+    # 20.01 and 20.04 look equal, so that both are the best.
+    assert markdown_row(page, "Client")[3:] == ["21.0", "**20.0**", "30.0", "**23.7**"]
+    assert markdown_row(page, "FedAvg")[3:] == ["23.0", "**20.0**", "**28.0**", "**23.7**"]
+    assert markdown_row(page, "FedAvg", 1)[0] == "23.0 [22.0, 24.0]"
+    assert markdown_row(page, "FedAvg", 2)[0] == "11.5 [10.5, 12.5]"
+    assert "on 30 utterances, 120 words" in page
+
+
+def test_the_page_says_where_the_figures_come_from(cli, recipe):
+    cli(*arguments("--plot", "wer.png")).ok()
+    page = Path("RESULTS.md").read_text()
+    for fact in (
+        "fedtools report RESULTS.md --section=mini",
+        "release 22.0",
+        "Date: 2024-02-03.",
+        "Git: unknown.",
+        "Seed: 7.",
+        "Rounds: 4.",
+        "![WER by round, Common Voice accents 22.0 (mini)](wer.png)",
+    ):
+        assert fact in page
+    assert re.search(r"Software: python [\d.]+, .*fedtools [\d.]+\.", page)
+    cli(*arguments("--command", "./run.sh")).ok()
+    assert "```\n./run.sh\n```" in Path("RESULTS.md").read_text()
+
+
+def test_mini_is_said_in_every_caption_of_a_mini_corpus_only(cli, recipe):
+    write_tsv("paper.tsv", ["Method", "AVG"], [{"Method": "FedAvg", "AVG": "17.5"}])
+    paper = "--published=Zhu et al. 2022, table 3=paper.tsv"
+    for mini in (True, False):
+        cli(*arguments("--plot=wer.png", paper, mini=mini)).ok()
+        page = Path("RESULTS.md").read_text()
+        Path("RESULTS.md").unlink()
+        captions = re.findall(r"^(?:## .*|\*\*.*|!\[.*)$", page, re.M)
+        assert len(captions) == 6
+        assert ["mini" in caption for caption in captions] == [mini] * 5 + [False]
+        assert captions[5].startswith("**Published, not measured here: Zhu et al.")
+        assert page.rindex("| FedAvg | 17.5 |") > page.index(captions[5])
+
+
+def test_a_section_is_replaced_and_the_rest_stays(cli, recipe):
+    Path("RESULTS.md").write_text("# My results\n\nby hand\n")
+    cli(*arguments()).ok()
+    cli(*arguments(mini=False)).ok()
+    before = Path("RESULTS.md").read_text()
+    assert before.startswith("# My results\n\nby hand\n\n<!-- fedtools:mini begin -->\n")
+    cli(*arguments(mini=False)).ok()
+    assert Path("RESULTS.md").read_text() == before
+    Path("RESULTS.md").write_text(before + "\nafter\n")
+    make_scores(Path("score/fedavg"), 4, 4, 4)
+    cli(*arguments()).ok()
+    mini, real = Path("RESULTS.md").read_text().split("<!-- fedtools:mini end -->")
+    assert markdown_row(mini, "FedAvg")[3] == "**4.0**"
+    assert real == before.split("<!-- fedtools:mini end -->")[1] + "\nafter\n"
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        "<!-- fedtools:mini begin -->\n",
+        "<!-- fedtools:mini end -->\n<!-- fedtools:mini begin -->\n",
+        "<!-- fedtools:mini begin -->\n<!-- fedtools:mini end -->\n<!-- fedtools:mini end -->\n",
+    ],
+)
+def test_damaged_markers_are_refused(cli, recipe, old):
+    Path("RESULTS.md").write_text(old)
+    cli(*arguments("--plot", "wer.png")).fails(1, "RESULTS.md: ", "'mini' are damaged", "leave one")
+    assert Path("RESULTS.md").read_text() == old
+    assert not Path("wer.png").exists()
+
+
+def test_the_git_hash_counts_changes_but_its_own(cli, recipe):
+    def git(*command: str) -> str:
+        me = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        return run("git", *me, *command, cwd=recipe).ok().out.strip()
+
+    def said() -> str:
+        cli(*arguments("--plot", "wer.png")).ok()
+        return re.search(r"Git: (.*)\.", Path("RESULTS.md").read_text())[1]
+
+    Path(".gitignore").write_text("exp\nscore\n")
+    git("init", "-q")
+    git("add", ".gitignore")
+    git("commit", "-qm", "x")
+    head = git("rev-parse", "HEAD")
+    assert said() == said() == head
+    Path("new.py").write_text("")
+    assert said() == f"{head}-dirty"
+
+
+def png_chunks(data: bytes) -> list[bytes]:
+    chunks, position = [], 8
+    while position < len(data):
+        (size,) = struct.unpack(">I", data[position : position + 4])
+        chunks.append(data[position + 4 : position + 8])
+        position += size + 12
+    return chunks
+
+
+def test_the_plot_is_small_and_the_same_bytes_again(cli, recipe):
+    rows = dict(ROWS)
+    for index in range(4):
+        make_experiment(Path(f"exp/m{index}"), client_epochs=1, drop=index / 3)
+        rows[f"Method {index}"] = f"exp/m{index}:score/client"
+    pictures = []
+    for _ in range(2):
+        cli(*arguments("--plot", "wer.png", **rows)).ok()
+        pictures.append(Path("wer.png").read_bytes())
+    assert pictures[0] == pictures[1]
+    assert len(pictures[0]) < 60_000
+    assert not {b"tEXt", b"tIME", b"zTXt", b"iTXt"} & set(png_chunks(pictures[0]))
+    # It shows what was measured: another figure, another picture.
+    text = Path("exp/m1/evaluate_valid.tsv").read_text()
+    Path("exp/m1/evaluate_valid.tsv").write_text(text.replace("50.0000", "70.0000"))
+    cli(*arguments("--plot", "wer.png", **rows)).ok()
+    assert Path("wer.png").read_bytes() != pictures[0]
+
+
+def test_a_plot_of_nothing_is_refused(cli, recipe):
+    cli(*arguments("--plot", "wer.png", Baseline=":score/baseline")).fails(
+        1, "evaluate_valid.tsv", "--plot"
+    )
+    assert not Path("RESULTS.md").exists()
+
+
+def replaced(path: str, old: str, new: str) -> None:
+    text = Path(path).read_text()
+    assert old in text
+    Path(path).write_text(text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "said"),
+    [
+        ("score/fedavg/wer.tsv", "23.00", "x", "wer.tsv:2: wer is 'x'"),
+        ("score/fedavg/wer.tsv", "23.00", "nan", "wer.tsv:2: wer is 'nan'"),
+        ("score/fedavg/wer.tsv", "\t40\t", "\t4.5\t", "wer.tsv:2: words is '4.5'"),
+        ("score/fedavg/wer.tsv", "\t40\t", "\t41\t", "not scored on the same"),
+        ("score/fedavg/wer.tsv", "client\t", "speaker\t", "wer.tsv:1: the header"),
+        ("score/fedavg/wer.tsv", "\t40\t", "\t40\t\t", "wer.tsv:2: 13 fields"),
+        ("score/fedavg/wer.tsv", "average", "mean", "the last rows are not average and all"),
+        ("exp/fedavg/config.yaml", "seed: 7", "seed: x", "config.yaml: no seed"),
+        ("exp/fedavg/config.yaml", "seed: 7", "seed: [", "config.yaml:"),
+        ("exp/fedavg/ledger.tsv", "2000000", "2MB", "ledger.tsv:2: malformed"),
+        ("exp/fedavg/ledger.tsv", "round", "lap", "ledger.tsv:1: "),
+        ("exp/fedavg/evaluate_valid.tsv", "england", "australia", "tsv:3: round 0 of 'australia'"),
+        ("exp/fedavg/evaluate_valid.tsv", "england", "wales", "round 1 has other clients"),
+        ("exp/fedavg/evaluate_valid.tsv", "50.0000", "-1", "tsv:2: wer is '-1'"),
+    ],
+)
+def test_damaged_inputs_are_refused(cli, recipe, path, old, new, said):
+    replaced(path, old, new)
+    cli(*arguments("--plot", "wer.png")).fails(1, said)
+    assert not Path("RESULTS.md").exists()
+    assert not Path("wer.png").exists()
+
+
+@pytest.mark.parametrize(
+    "path", ["score/fedavg/wer.tsv", "exp/fedavg/config.yaml", "exp/fedavg/ledger.tsv"]
+)
+def test_missing_inputs_are_refused(cli, recipe, path):
+    Path(path).unlink()
+    cli(*arguments()).fails(1, f"{path}: ", "cannot be read")
+
+
+def test_a_page_that_is_no_text_is_refused(cli, recipe):
+    Path("RESULTS.md").write_bytes(b"\xff\xfe")
+    cli(*arguments()).fails(1, "RESULTS.md: cannot be read")
+
+
+def test_an_unknown_interval_is_a_dash(cli, recipe):
+    make_scores(Path("score/fedavg"), 23, 20, 28, low="-")
+    cli(*arguments()).ok()
+    assert markdown_row(Path("RESULTS.md").read_text(), "FedAvg", 1)[0] == "23.0 [-, -]"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--row=FedAvg"],
+        ["--row=X=score/client"],
+        ["--row=X=exp/client:"],
+        ["--row=FedAvg=:score/fedavg"],
+        ["--section=Mini corpus"],
+        ["--plot=wer.jpg"],
+        ["--plot=elsewhere/wer.png"],
+        ["--published=paper.tsv"],
+        ["--date=yesterday"],
+    ],
+)
+def test_usage_errors(cli, recipe, wrong):
+    cli(*arguments(*wrong)).fails(2, wrong[0].split("=")[0])
+    assert not Path("RESULTS.md").exists()
+
+
+def test_a_published_table_needs_rows(cli, recipe):
+    Path("paper.tsv").write_text("Method\tAVG\n")
+    cli(*arguments("--published=Paper=paper.tsv")).fails(1, "paper.tsv: a header and no row")
+
+
+def test_show_sums_the_ledger_up(cli, recipe):
+    lines = cli("show", "exp/fedavg").ok().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [*CLIENTS, "server", "total"]
+    assert lines[2].split()[1:] == ["4", "8.00", "MB", "8.00", "MB", "2", "-", "2.0", "1"]
+    assert lines[5].split()[1:] == ["4", "24.00", "MB", "24.00", "MB", "6", "-", "7.0", "1"]
+    write_tsv("exp/fedavg/ledger.tsv", LEDGER, [])
+    cli("show", "exp/fedavg").fails(1, "ledger.tsv: no round yet")
+    cli("show", "exp/none").fails(1, "exp/none/ledger.tsv: cannot be read")
+
+
+def test_sizes_are_decimal():
+    assert [size_text(n) for n in (0, 999, 1000, 20_700_000_000)] == [
+        "-",
+        "999 B",
+        "1.00 kB",
+        "20.70 GB",
+    ]
+
+
+# --- the tables below all of this
+
+fields = st.text(st.characters(blacklist_characters="\t\n", blacklist_categories=["Cs"]))
+
+
+@given(rows=st.lists(st.tuples(fields, fields), max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_a_table_is_read_as_it_was_written(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("tsv") / "t.tsv"
+    rows = [dict(zip(("a", "b"), row, strict=True)) for row in rows]
+    write_tsv(path, ("a", "b"), rows)
+    assert read_tsv(path, ("a", "b")) == read_tsv(path, None) == rows
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_a_table_or_an_error(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("tsv") / "t.tsv"
+    path.write_bytes(content)
+    for columns in (("a", "b"), None):
+        try:
+            assert all(isinstance(row, dict) for row in read_tsv(path, columns))
+        except UserError as error:
+            assert str(error).startswith(f"{path}:")
+            assert "\n" not in str(error)
+
+
+def test_bad_tables_are_refused_by_line(tmp_path):
+    path = tmp_path / "t.tsv"
+    for content, said in (
+        (b"a\tb\n1\t2\n3\n", "t.tsv:3: 1 fields"),
+        (b"a\tb\n1\t2", "t.tsv:2: the last line has no end"),
+        (b"a\tb\n1\t\xff\n", "t.tsv:2: not UTF-8"),
+        (b"", "t.tsv:1: the header is ''"),
+        (b"b\ta\n", "expected a b"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=re.escape(said)):
+            read_tsv(path, ("a", "b"))
+    path.write_bytes(b"a\ta\n")
+    with pytest.raises(UserError, match="twice"):
+        read_tsv(path, None)
+    with pytest.raises(ValueError, match="tab"):
+        write_tsv(path, ["a"], [{"a": "x\ty"}])
+    assert path.read_bytes() == b"a\ta\n"
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "nan", "inf", "1e999"])
+def test_only_plain_numbers_are_numbers(text):
+    with pytest.raises(UserError, match=r"t\.tsv:3: n is"):
+        number({"n": text}, "n", "t.tsv", 3)
+    with pytest.raises(UserError, match=r"t\.tsv:3: n is"):
+        count({"n": text}, "n", "t.tsv", 3)
+    with pytest.raises(UserError):
+        count({"n": "٣"}, "n", "t.tsv", 3)
+    assert count({"n": "12"}, "n", "t.tsv", 3) == 12
+
+
+def test_printed_tables_are_aligned():
+    assert format_table(["name", "n"], [["a", 1], ["long one", 100]]) == (
+        "name        n\na           1\nlong one  100\n"
+    )
+    assert format_markdown(["a|b", "n"], [["x", 10]]) == (
+        "| a\\|b |   n |\n| ---- | --: |\n| x    |  10 |\n"
+    )
