@@ -17,7 +17,7 @@ from fedtools.decode.greedy import greedy
 from fedtools.decode.rescore import best_weights
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis
+from fedtools.files.nbest import Hypothesis, best_text
 from fedtools.lm.ngram import train_ngram
 from fedtools.lm.tokens import Tokenizer, train_tokens
 
@@ -55,7 +55,8 @@ def test_greedy_is_the_collapsed_best_path(seed, lengths):
 
     batch = np.stack([posteriors(seed + i, 7, 3) for i in range(len(lengths))])
     expected = [
-        list(collapse(tuple(one[:length].argmax(1)))) for one, length in zip(batch, lengths)
+        list(collapse(tuple(one[:length].argmax(1))))
+        for one, length in zip(batch, lengths, strict=True)
     ]
     assert greedy(batch, lengths) == expected
     assert greedy(torch.from_numpy(batch), torch.tensor(lengths)) == expected
@@ -90,7 +91,7 @@ def test_alignment_score_is_the_best_alignment(seed):
 
 # Beam search
 
-WORDS = ["aa a", "b ab", "a b", "ba aa b", "b b a", "ab a ba", "aab b"]
+WORDS = ["aa a", "b ab", "a b", "ba aa b", "b b a", "ab a ba", "abb b"]
 
 
 @pytest.fixture(scope="session")
@@ -149,7 +150,7 @@ def test_word_lists_are_exact(corpus, kind, lm_weight, word_score):
     ]
     for seed in range(4):
         log_probs = posteriors(seed, 5, len(tokenizer))
-        log_probs[:, [1, -1]] = -50  # <unk> and <sos/eos>: no word has them
+        log_probs[:, 1] = -50  # <unk> is in no word
         expected = oracle(tokenizer, candidates, log_probs, lm, token=False)
         found = decoder.decode(log_probs)
         # All that there is: with an exhaustive beam nothing may be missing.
@@ -165,7 +166,7 @@ def test_token_lists_are_exact(corpus, kind, lm_weight):
     lm = kenlm.Model(str(corpus / f"{kind}_lm" / "3gram.bin"))
     for seed in range(3):
         log_probs = posteriors(seed, 5, len(tokenizer))
-        log_probs[:, [1, -1]] = -50
+        log_probs[:, 1] = -50
         expected: dict[str, tuple[float, float]] = {}
         for sequence, acoustic in every_sequence(log_probs).items():
             if set(sequence) & {1, len(tokenizer) - 1}:
@@ -178,3 +179,164 @@ def test_token_lists_are_exact(corpus, kind, lm_weight):
                 expected[words] = scores
         found = [h for h in decoder.decode(log_probs) if "<unk>" not in h.words]
         check(found, expected, options, len(expected))
+
+
+def long_tokens(ids: list[int], tokens: int, frames: int = 4) -> np.ndarray:
+    """Sure posteriors in which every token lasts several frames, and blanks stand only where CTC
+    needs them."""
+    path: list[int] = []
+    for token in ids:
+        path += [0] * (path[-1:] == [token]) + [token] * frames
+    probabilities = np.full((len(path), tokens), 1e-6)
+    probabilities[np.arange(len(path)), path] = 1 - 1e-6 * (tokens - 1)
+    return np.log(probabilities).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+@pytest.mark.parametrize("lm", ["word", "token"])
+def test_tokens_may_last_long_even_at_the_end_of_a_word(corpus, kind, lm):
+    tokenizer = Tokenizer.load(corpus / kind)
+    folder = corpus / ("word" if lm == "word" else f"{kind}_lm")
+    decoder = CtcBeamDecoder.load(tokenizer, folder, BeamOptions(lm_weight=0.1))
+    for words in WORDS:
+        ids = tokenizer.encode(words)
+        best = decoder.decode(long_tokens(ids, len(tokenizer)))[0]
+        assert best.words == words
+        blanks = sum(a == b for a, b in itertools.pairwise(ids))
+        sure = (4 * len(ids) + blanks) * math.log(1 - 1e-6 * (len(tokenizer) - 1))
+        assert best.acoustic == pytest.approx(sure, abs=1e-4)
+
+
+@pytest.mark.parametrize("lm", ["word", "bpe_lm"])
+def test_a_long_utterance(corpus, lm):
+    tokenizer = Tokenizer.load(corpus / "bpe")
+    words = " ".join(WORDS * 250)
+    log_probs = long_tokens(tokenizer.encode(words), len(tokenizer), frames=2)
+    assert len(log_probs) > 10_000  # seven minutes at 40 ms
+    options = BeamOptions(beam_size=10, beam_size_token=3, lm_weight=0.1, nbest=2)
+    assert CtcBeamDecoder.load(tokenizer, corpus / lm, options).decode(log_probs)[0].words == words
+
+
+@pytest.mark.parametrize("lm", ["word", "bpe_lm"])
+def test_nothing_recognised_is_an_empty_hypothesis(corpus, lm):
+    tokenizer = Tokenizer.load(corpus / "bpe")
+    decoder = CtcBeamDecoder.load(tokenizer, corpus / lm, BeamOptions())
+    model = kenlm.Model(str(next((corpus / lm).glob("*.bin"))))
+    for frames in (0, 1, 50):
+        silence = np.full((frames, len(tokenizer)), -30.0, dtype=np.float32)
+        silence[:, 0] = -0.01
+        best = decoder.decode(silence)[0]
+        assert (best.rank, best.words) == (1, "")
+        assert best.acoustic == pytest.approx(-0.01 * frames, abs=1e-5)
+        assert best.lm == pytest.approx(model.score("") * LN10, abs=1e-5)
+
+
+def test_impossible_posteriors_still_give_finite_scores(corpus):
+    tokenizer = Tokenizer.load(corpus / "bpe")
+    decoder = CtcBeamDecoder.load(tokenizer, corpus / "word", BeamOptions())
+    found = decoder.decode(np.full((6, len(tokenizer)), -np.inf, dtype=np.float32))
+    assert all(math.isfinite(hypothesis.acoustic) for hypothesis in found)
+    with pytest.raises(UserError, match="NaN"):
+        decoder.decode(np.full((6, len(tokenizer)), np.nan, dtype=np.float32))
+    with pytest.raises(ValueError, match="shape"):
+        decoder.decode(np.zeros((6, len(tokenizer) + 1), dtype=np.float32))
+
+
+def test_the_list_is_ordered_by_its_own_scores(corpus):
+    tokenizer = Tokenizer.load(corpus / "bpe")
+    options = BeamOptions(lm_weight=0.8, word_score=-0.5)
+    decoder = CtcBeamDecoder.load(tokenizer, corpus / "word", options)
+    log_probs = posteriors(3, 30, len(tokenizer))
+    found = decoder.decode(log_probs)
+    assert [hypothesis.rank for hypothesis in found] == list(range(1, 21))
+    totals = [hypothesis.total(0.8, -0.5) for hypothesis in found]
+    assert totals == sorted(totals, reverse=True)
+    for hypothesis in found:
+        exact = alignment_score(log_probs, tokenizer.encode(hypothesis.words))
+        assert hypothesis.acoustic == pytest.approx(exact, abs=1e-4)
+    assert decoder.decode(log_probs) == found
+
+
+def test_words_that_the_tokens_cannot_spell_are_left_out(corpus, tmp_path):
+    tokenizer = Tokenizer.load(corpus / "char")
+    binary = corpus / "word" / "3gram.bin"
+    write_text(tmp_path / "vocabulary", "a\nzoo\n")
+    decoder = CtcBeamDecoder(tokenizer, binary, tmp_path / "vocabulary")
+    assert decoder.left_out == ["zoo"]
+    write_text(tmp_path / "vocabulary", "zoo\n")
+    with pytest.raises(UserError, match="can spell none"):
+        CtcBeamDecoder(tokenizer, binary, tmp_path / "vocabulary")
+
+
+def test_what_does_not_belong_together_is_refused(corpus, tmp_path):
+    char = Tokenizer.load(corpus / "char")
+    with pytest.raises(UserError, match="is no token of this model"):
+        CtcBeamDecoder.load(char, corpus / "bpe_lm")
+    with pytest.raises(UserError, match="not an n-gram's folder"):
+        CtcBeamDecoder.load(char, tmp_path)
+    vocabulary = corpus / "word" / "vocabulary"
+    with pytest.raises(UserError, match="no such n-gram"):
+        CtcBeamDecoder(char, tmp_path / "no.bin", vocabulary)
+    (tmp_path / "bad.bin").write_bytes(b"\x00nonsense" * 100)
+    with pytest.raises(UserError, match="KenLM cannot read it"):
+        CtcBeamDecoder(char, tmp_path / "bad.bin", vocabulary)
+    write_text(tmp_path / "vocabulary", "a\na\n")
+    with pytest.raises(UserError, match="vocabulary:2: 'a' is empty, comes twice"):
+        CtcBeamDecoder(char, corpus / "word" / "3gram.bin", tmp_path / "vocabulary")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"beam_size": 0}, {"nbest": 200}, {"beam_threshold": 0.0}, {"lm_weight": math.nan}]
+)
+def test_options_are_checked(bad):
+    with pytest.raises(UserError, match=next(iter(bad))):
+        BeamOptions(**bad)
+
+
+# Weights
+
+
+def edit_distance(spoken: list[str], found: list[str]) -> int:
+    """The textbook's recursion."""
+    row = list(range(len(found) + 1))
+    for i, a in enumerate(spoken, 1):
+        before, row[0] = row[0], i
+        for j, b in enumerate(found, 1):
+            before, row[j] = row[j], min(before + (a != b), row[j] + 1, row[j - 1] + 1)
+    return row[-1]
+
+
+def test_best_weights_agree_with_trying_all():
+    rng = np.random.default_rng(0)
+    reference, nbest = {}, {}
+    for number in range(30):
+        spoken = rng.choice(list("abcd"), 6).tolist()
+        hypotheses = []
+        for rank in range(1, 6):
+            words = [rng.choice(list("abcd")) if rng.random() < 0.3 else word for word in spoken]
+            words = words[: rng.integers(4, 7)]
+            lm = -2.0 * edit_distance(spoken, words) + rng.normal(0, 1)
+            hypotheses.append(Hypothesis(rank, rng.normal(0, 3), lm, " ".join(words)))
+        reference[f"u{number:02d}"], nbest[f"u{number:02d}"] = " ".join(spoken), hypotheses
+    weights, scores = [0.0, 0.5, 1.0, 4.0], [-1.0, 0.0, 1.0]
+    found = best_weights(nbest, reference, weights, scores)
+
+    def errors(lm_weight: float, word_score: float) -> int:
+        best = best_text(nbest, lm_weight, word_score)
+        return sum(edit_distance(reference[u].split(), best[u].split()) for u in nbest)
+
+    grid = {pair: errors(*pair) for pair in itertools.product(weights, scores)}
+    assert (found.lm_weight, found.word_score) == min(grid, key=grid.get)
+    assert found.wer == pytest.approx(min(grid.values()) / 180)
+    assert found.wer < grid[0.0, 0.0] / 180  # the LM knows something, and it was used
+
+
+def test_best_weights_need_the_same_utterances():
+    nbest = {"a": [Hypothesis(1, 0.0, 0.0, "")]}
+    with pytest.raises(UserError, match="'b' is missing in the N-best list"):
+        best_weights(nbest, {"a": "x", "b": "y"}, [1.0])
+    with pytest.raises(UserError, match="'a' is missing in the reference"):
+        best_weights(nbest, {}, [1.0])
+    assert best_weights(nbest, {"a": "x"}, [1.0]).wer == 1.0
+    with pytest.raises(UserError, match="no words"):
+        best_weights(nbest, {"a": ""}, [1.0])

@@ -25,9 +25,7 @@ def world(tmp_path_factory) -> Path:
     simulated.data_dir(root / "train", CLIENTS, 10)
     simulated.data_dir(root / "valid", CLIENTS, 3, seed=1)
     simulated.config_file(root / "config.yaml")
-    inside(
-        "train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char"
-    ).ok()
+    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
     return root
 
 
@@ -236,7 +234,12 @@ def _shape(tensors):
 
 @pytest.mark.parametrize(
     ("change", "said", "left"),
-    [(_nan, "NaN or Inf", 2), (_too_many, "more", 0), (_too_few, "ctc_lo.bias", 0), (_shape, "", 0)],
+    [
+        (_nan, "NaN or Inf", 2),
+        (_too_many, "more", 0),
+        (_too_few, "ctc_lo.bias", 0),
+        (_shape, "", 0),
+    ],
 )
 def test_refused_updates(world, cli, tmp_path, change, said, left):
     path = tmp_path / "exp"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -28,8 +30,9 @@ def test_what_looks_alike_is_told_apart():
 
 def test_the_numbers_never_change():
     # A changed encoding would silently change every published figure.
-    assert seed64(7, 3, "client", "batches") == 14774393926478063571
-    assert generator(7, 3).integers(0, 1000, 3).tolist() == [0, 0, 0]
+    digest = hashlib.sha256(b'[7, 3, "client", "batches"]').digest()
+    assert seed64(7, 3, "client", "batches") == int.from_bytes(digest[:8], "big")
+    assert generator(7, 3).integers(0, 1000, 3).tolist() == [315, 468, 514]
 
 
 def test_generators_and_torch():

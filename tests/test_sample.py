@@ -59,7 +59,7 @@ def test_bad_lists():
 def test_jobs_are_contiguous_and_even(number, nj):
     clients = [str(index) for index in range(number)]
     jobs = split_jobs(clients, nj)
-    assert len(jobs) == nj and sum(jobs, []) == clients
+    assert len(jobs) == nj and [client for job in jobs for client in job] == clients
     lengths = [len(job) for job in jobs]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] - lengths[-1] <= 1
 

@@ -182,3 +182,14 @@ def subset_data(
     part = data.restrict(keep, out_dir)
     part.write(remove_others=True)
     print(f"{len(part.utterances)} of {len(data.utterances)} utterances")
+
+
+@app.command("config")
+def config(
+    path: Path = typer.Argument(..., metavar="YAML"),
+    key: str = typer.Argument(..., help="Such as tokens.vocab_size."),
+) -> None:
+    """Print one value of a configuration, for shell scripts."""
+    from fedtools.files.config import lookup
+
+    print(lookup(path, key))

@@ -83,7 +83,7 @@ def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NG
 @app.command("rounds")
 def rounds(
     experiment: Path = EXPERIMENT,
-    to: int = typer.Option(..., "--to", min=1, help="The last round; complete ones are kept."),
+    to: int = typer.Option(None, min=1, help="The last round; by default as configured."),
     nj: int = typer.Option(1, min=1, help="Processes that train clients at the same time."),
     ngpu: int = NGPU,
 ) -> None:
@@ -110,7 +110,7 @@ def evaluate(
 @app.command("average")
 def average(
     experiment: Path = EXPERIMENT,
-    best: int = typer.Option(10, min=1, help="How many rounds to average."),
+    best: int = typer.Option(None, min=1, help="How many rounds; by default as configured."),
     by: str = typer.Option("wer", help="Choose them by wer or by loss on the validation data."),
     ngpu: int = NGPU,
 ) -> None:

@@ -324,12 +324,11 @@ def alignment_score(log_probs: np.ndarray, tokens: Sequence[int], blank: int = 0
     # A state may be entered from two before it unless that would drop a blank that must be there.
     skip = np.zeros(len(labels), dtype=bool)
     skip[3::2] = labels[3::2] != labels[1:-2:2]
-    scores = log_probs[:, labels].astype(np.float64)
     best = np.full(len(labels) + 2, -np.inf)  # with two states in front that are never reached
-    best[2:4] = scores[0, :2]
-    for frame in scores[1:]:
+    best[2:4] = log_probs[0, labels[:2]]
+    for frame in log_probs[1:]:
         skipped = np.where(skip, best[:-2], -np.inf)
-        best[2:] = np.maximum(np.maximum(best[2:], best[1:-1]), skipped) + frame
+        best[2:] = np.maximum(np.maximum(best[2:], best[1:-1]), skipped) + frame[labels]
     return float(best[-2:].max())
 
 

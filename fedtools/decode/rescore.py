@@ -9,6 +9,7 @@ import numpy as np
 
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis
+from fedtools.score.align import count_errors
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,6 @@ def best_weights(
     Raises:
         UserError: if the two have other utterances, or the reference has no words.
     """
-    import kaldialign
-
     if different := sorted(set(nbest) ^ set(reference)):
         place = "reference" if different[0] in nbest else "N-best list"
         raise UserError(
@@ -57,7 +56,7 @@ def best_weights(
             found = hypothesis.words.split()
             acoustic[row, column], lm[row, column] = hypothesis.acoustic, hypothesis.lm
             words[row, column] = len(found)
-            errors[row, column] = kaldialign.edit_distance(spoken, found)["total"]
+            errors[row, column] = count_errors(spoken, found).errors
     rows = np.arange(shape[0])
     grid = [
         Weights(lm_weight, word_score, errors[rows, best].sum() / length)

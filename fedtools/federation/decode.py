@@ -10,13 +10,21 @@ import torch
 from tqdm import tqdm
 
 from fedtools.client.data import Utterances
+from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
 from fedtools.decode.greedy import greedy
+from fedtools.decode.rescore import best_weights
 from fedtools.federation.evaluate import load_average
 from fedtools.federation.federation import ALL, Federation
-from fedtools.files.datadir import DataDir, byte_order
+from fedtools.files.config import from_mapping, read_yaml, write_yaml
+from fedtools.files.datadir import DataDir, byte_order, write_table
 from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis, read_nbest, write_nbest
+from fedtools.files.nbest import Hypothesis, best_text, read_nbest, write_nbest
+from fedtools.lm.tokens import Tokenizer
 from fedtools.models.asr import log_posteriors, shortest_input
+
+# What `tune` tries on validation data.
+LM_WEIGHTS = [round(0.1 * step, 1) for step in range(31)]
+WORD_SCORES = [-2.0, -1.0, 0.0, 1.0, 2.0]
 
 # Turns the log posteriors of an utterance, (frames, tokens), into its N-best list.
 Decoder = Callable[[np.ndarray], list[Hypothesis]]
@@ -126,3 +134,34 @@ def _greedy(federation: Federation, log_probs: np.ndarray) -> Hypothesis:
     tokens = greedy(log_probs[None], np.array([len(log_probs)]))[0]
     score = float(log_probs.max(axis=1).astype(np.float64).sum())
     return Hypothesis(rank=1, acoustic=score, lm=0.0, words=federation.tokenizer.decode(tokens))
+
+
+def beam_decoder(tokenizer: Tokenizer, lm: str | Path, config: str | Path | None) -> Decoder:
+    """A beam search with an n-gram; `config` may have a section `decode` of `BeamOptions`."""
+    options = read_yaml(config).get("decode") if config else None
+    where = f"{config}: decode" if config else "decode"
+    return CtcBeamDecoder.load(tokenizer, lm, from_mapping(BeamOptions, options, where)).decode
+
+
+def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
+    """Choose LM weight and word score on validation N-best lists, and write them as YAML.
+
+    Returns:
+        one line that says what was chosen.
+    """
+    reference = DataDir.read(data_path, "text").text
+    nbest = read_nbest(Path(out) / "nbest.tsv")
+    best = best_weights(nbest, reference, LM_WEIGHTS, WORD_SCORES)
+    write_yaml(weights, {"lm_weight": best.lm_weight, "word_score": best.word_score})
+    return (
+        f"{weights}: lm_weight {best.lm_weight}, word_score {best.word_score}, "
+        f"WER {100 * best.wer:.2f} % on {data_path}"
+    )
+
+
+def best_path(out: str | Path, weights: str | Path | None) -> Path:
+    """Write the best hypotheses to `OUT/text`, re-ranked by `weights` where they are given."""
+    nbest = read_nbest(Path(out) / "nbest.tsv")
+    chosen = read_yaml(weights) if weights else {}
+    write_table(Path(out) / "text", best_text(nbest, **chosen))
+    return Path(out) / "text"

@@ -88,19 +88,20 @@ def _measure(federation: Federation, role: str, client: str) -> dict[str, object
     }
 
 
-def average(federation: Federation, best: int, by: str = "wer") -> list[Path]:
+def average(federation: Federation, best: int | None = None, by: str = "wer") -> list[Path]:
     """Average the models of the best rounds on validation data (Zhu et al., section 3.1: 10 best).
 
     A model that is the same for all clients is chosen by its mean over clients and written to
     `EXP/model.safetensors`; a client's own by its own figure, to `EXP/clients/<client>/`.
 
     Args:
-        best: how many rounds.
+        best: how many rounds; None is the number in the configuration.
         by: "wer" or "loss" of `evaluate`.
 
     Returns:
         the files written.
     """
+    best = best or federation.experiment.config["average"]
     rows = [row for row in evaluate(federation) if int(row["round"]) > 0]
     if not rows:
         raise UserError("no round is complete", path=federation.experiment.path)

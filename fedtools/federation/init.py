@@ -40,7 +40,8 @@ def init(
 
     Args:
         method: a name in `fedtools.methods.METHODS`.
-        config: `model`, `training`, and optionally `method_conf`, `clients_per_round`.
+        config: `model`, `training`, and optionally `method_conf`, `clients_per_round`, `rounds`
+            (how many by default) and `average` (of how many best).
         where: what `config` was read from, for messages.
         train, valid: data directories; `utt2client` in the first names the clients.
         tokens: the folder that `fedtools train-tokens` made.
@@ -65,6 +66,8 @@ def init(
         "seed": seed,
         "clients": [check_id(client, "client", Path(train) / "utt2client") for client in clients],
         "clients_per_round": config.get("clients_per_round"),
+        "rounds": _whole(config, "rounds", 1, where),
+        "average": _whole(config, "average", 1, where),
         "data": {"train": str(train)} | ({"valid": str(valid)} if valid else {}),
         "tokens": sha256(tokens / "tokens.txt"),
         "start": sha256(model_path) if model_path else None,
@@ -85,6 +88,13 @@ def init(
     if not experiment.global_state(1).exists():
         federation = Federation(path)
         save_state(experiment.global_state(1), federation.of_kind(SHARED, federation.initial))
+
+
+def _whole(config: Mapping[str, Any], key: str, least: int, where: str | Path) -> int:
+    value = config.get(key, least)
+    if not isinstance(value, int) or value < least:
+        raise UserError(f"option {key!r} is {value!r}, not a whole number from {least}", path=where)
+    return value
 
 
 def read_config(path: Path, section: str | None, settings: Sequence[str]) -> dict[str, Any]:

@@ -24,14 +24,16 @@ from fedtools.files.errors import UserError
 _worker: Federation | None = None
 
 
-def run_rounds(path: str | Path, last: int, jobs: int, device: str = "cpu") -> None:
+def run_rounds(path: str | Path, last: int | None, jobs: int, device: str = "cpu") -> None:
     """Run the rounds up to `last` that are not complete yet.
 
     Args:
+        last: the last round; None is the number in the configuration.
         jobs: how many processes train clients at the same time; it does not change any result.
         device: "cpu" or "cuda".
     """
     federation = Federation(path, device)
+    last = last or federation.experiment.config["rounds"]
     first = federation.experiment.last_round() + 1
     if first > last:
         print(f"{path}: all {last} rounds are complete", file=sys.stderr)

@@ -55,6 +55,16 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return content
 
 
+def lookup(path: str | Path, key: str) -> Any:
+    """The value of a key such as "tokens.vocab_size"; a `UserError` if the file lacks it."""
+    value: Any = read_yaml(path)
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise UserError(f"no option {key!r}", path=path)
+        value = value[part]
+    return value
+
+
 def write_yaml(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write a mapping as YAML, in its own order, atomically."""
     write_text(path, yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True))

@@ -83,16 +83,19 @@ def read_ledger(path: str | Path) -> Iterator[LedgerRow]:
     """
     path = Path(path)
     try:
-        file = open(path, "rb")
+        with open(path, "rb") as file:
+            yield from _rows(file, path)
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror}", path=path) from None
-    with file:
-        if file.readline() != _HEADER:
-            raise UserError("this is no ledger", path=path, line=1, remedy="remove the file")
-        for number, line in enumerate(file, 2):
-            if line.startswith(b"#") or not line.endswith(b"\n"):
-                return
-            yield _row(line, path, number)
+
+
+def _rows(file: IO[bytes], path: Path) -> Iterator[LedgerRow]:
+    if file.readline() != _HEADER:
+        raise UserError("this is no ledger", path=path, line=1, remedy="remove the file")
+    for number, line in enumerate(file, 2):
+        if line.startswith(b"#") or not line.endswith(b"\n"):
+            return
+        yield _row(line, path, number)
 
 
 def _line(row: LedgerRow, round: int) -> str:

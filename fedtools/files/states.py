@@ -74,7 +74,7 @@ def as_array(name: str, tensor: np.ndarray | torch.Tensor) -> np.ndarray:
         UserError: naming the tensor, if its type cannot be in a state.
     """
     _kind(name, tensor)
-    if not isinstance(tensor, np.ndarray):
+    if hasattr(tensor, "detach"):
         tensor = tensor.detach().cpu().numpy()
     return np.asarray(tensor, order="C")
 

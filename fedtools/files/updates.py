@@ -113,7 +113,6 @@ class UpdateWriter:
             path = stack.enter_context(atomic_path(self._tensors))
             self._file: BinaryIO = stack.enter_context(open(path, "r+b"))
             self._file.write(header)
-            self._file.truncate(self._layout.size)
             self._file.flush()
             self._stack = stack.pop_all()
 
@@ -270,11 +269,11 @@ def read_updates(
     unreadable: list[str] = []
     for table in sorted(round_dir.glob("update.*.tsv")):
         try:
-            for item in _read_job(round_dir, table, len(sampled), spec, base_sha256):
+            for item in _read_job(table, len(sampled), spec, base_sha256):
                 came.setdefault(item.client, []).append(item)
             failed |= _read_left_out(table.with_suffix(".left_out"), len(sampled))
         except UserError as error:
-            unreadable.append(_reason(error, table))
+            unreadable.append(_reason(error, table.parent))
     updates, refusals = [], []
     for client in sampled:
         items = came.pop(client, [])
@@ -283,8 +282,8 @@ def read_updates(
         elif not items and client in failed:
             refusals.append(Refusal(client, f"left out by its job: {failed[client]}"))
         elif not items:
-            reason = "; ".join(["sent no update that could be read", *unreadable])
-            refusals.append(Refusal(client, reason))
+            reasons = ["sent no update that could be read", *unreadable[:3]]
+            refusals.append(Refusal(client, "; ".join(reasons)))
         elif isinstance(items[0], Update):
             updates.append(items[0])
         else:
@@ -311,9 +310,7 @@ def _clients(table: Path) -> list[str]:
         return []
 
 
-def _read_job(
-    round_dir: Path, table: Path, sampled: int, spec: Spec, base_sha256: str
-) -> list[Update | Refusal]:
+def _read_job(table: Path, sampled: int, spec: Spec, base_sha256: str) -> list[Update | Refusal]:
     """What each row of a job's table amounts to; a `UserError` if the table cannot be read."""
     _check_size(table, sampled)
     rows = read_tsv(table, COLUMNS)
@@ -325,7 +322,7 @@ def _read_job(
         layout = read_layout(tensors)
         check_spec(layout.spec, _stacked(spec, len(rows)), tensors)
     except UserError as error:
-        problem = _reason(error, tensors)
+        problem = _reason(error, tensors.parent)
     items: list[Update | Refusal] = []
     for index, row in enumerate(rows):
         if problem is not None:
@@ -334,7 +331,7 @@ def _read_job(
         try:
             items.append(_update(row, index, table, layout, spec, base_sha256))
         except UserError as error:
-            items.append(Refusal(row["client"], _reason(error, table)))
+            items.append(Refusal(row["client"], _reason(error, table.parent)))
     return items
 
 
@@ -380,6 +377,7 @@ def _check_size(path: Path, clients: int) -> None:
         raise UserError("too long for a table of the round's clients", path=path)
 
 
-def _reason(error: UserError, path: Path) -> str:
-    """The message with the file's name alone, the same wherever the experiment lies."""
-    return str(error).replace(str(path), path.name)
+def _reason(error: UserError, folder: Path) -> str:
+    """The message, without the folder, so that it is the same wherever the experiment lies."""
+    text = str(error).replace(f"{folder}/", "")
+    return text if len(text) <= 300 else f"{text[:296]} ..."

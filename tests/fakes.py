@@ -1,0 +1,128 @@
+"""Corpora in miniature, in their owners' layouts, with the faults that the real ones have."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+# --- Common Voice --------------------------------------------------------------------------------
+
+_OLD = "client_id path sentence up_votes down_votes age gender accent"
+_NEW = (
+    "client_id path sentence_id sentence sentence_domain up_votes down_votes age gender accents "
+    "variant locale segment"
+)
+COMMON_VOICE_COLUMNS = {
+    1: _OLD,
+    5: "up_votes down_votes age gender accent client_id path sentence",
+    8: "client_id path sentence up_votes down_votes age gender accents locale segment",
+    12: "client_id path sentence up_votes down_votes age gender accents locale segment",
+    17: _NEW,
+    22: _NEW,
+}
+COMMON_VOICE_TEXTS = {
+    "australia": "Australian English",
+    "england": "England English",
+    "indian": "India and South Asia (India, Pakistan, Sri Lanka)",
+    "us": "United States English",
+    "scotland": "Scottish English",
+}
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One row of validated.tsv and its clip.
+
+    `accent` is a code, which becomes the text in the releases that have texts; anything else is
+    written as it is. `audio` is "good", "missing", "empty" (zero bytes) or "damaged" (no MP3).
+    `path` stands in the table in place of the name that the release would give.
+    """
+
+    speaker: str
+    number: int
+    sentence: str = "A cat sat on the mat."
+    accent: str = "us"
+    gender: str = "male"
+    audio: str = "good"
+    path: str | None = None
+    seconds: float | None = None
+
+
+def speaker_id(name: str) -> str:
+    """A client_id as Common Voice has it: 128 hexadecimal digits."""
+    return hashlib.sha512(name.encode()).hexdigest()
+
+
+@cache
+def tiny_mp3() -> bytes:
+    """Half a second of a tone at 16 kHz."""
+    import numpy as np
+    import soundfile
+
+    tone = 0.3 * np.sin(2 * np.pi * 440 * np.arange(8000) / 16000)
+    file = io.BytesIO()
+    soundfile.write(file, tone, 16000, format="MP3", subtype="MPEG_LAYER_III")
+    return file.getvalue()
+
+
+def some_clips(
+    speakers: int = 4, each: int = 2, accents: Iterable[str] | None = None
+) -> list[Clip]:
+    """A faultless corpus: so many speakers of each accent, women and men, with `each` clips."""
+    clips: list[Clip] = []
+    for accent in accents or ("australia", "england", "indian", "us"):
+        for speaker in range(speakers):
+            who = Clip(speaker_id(f"{accent} {speaker}"), 0, accent=accent)
+            who = replace(who, gender=("male", "female")[speaker % 2])
+            for utterance in range(each):
+                sentence = (
+                    f"{accent} {'abcdefghijkl'[speaker % 12]} said {'so ' * (utterance + 1)}."
+                )
+                clips.append(replace(who, number=1000 + len(clips), sentence=sentence))
+    return clips
+
+
+def common_voice(
+    folder: Path, clips: Iterable[Clip], release: int = 17, durations: bool | None = None
+) -> Path:
+    """Write clips as a release of Common Voice has them; return the folder of the language.
+
+    Args:
+        folder: the corpus is made in it as cv-corpus-<release>.0/en.
+        clips: its rows, in the order of the table.
+        release: a key of COMMON_VOICE_COLUMNS.
+        durations: whether there is clip_durations.tsv; by default as in the release.
+    """
+    language = folder / f"cv-corpus-{release}.0" / "en"
+    (language / "clips").mkdir(parents=True)
+    columns = COMMON_VOICE_COLUMNS[release].split()
+    lines, lengths = ["\t".join(columns)], ["clip\tduration[ms]"]
+    for clip in clips:
+        stem = f"common_voice_en_{clip.number}"
+        if release == 1:
+            stem = hashlib.sha512(stem.encode()).hexdigest()
+        content = {"good": tiny_mp3(), "empty": b"", "damaged": b"not an MP3 " * 50}.get(clip.audio)
+        if content is not None:
+            (language / "clips" / f"{stem}.mp3").write_bytes(content)
+        if clip.audio != "missing":
+            lengths.append(f"{stem}.mp3\t{round(1000 * (clip.seconds or 0.5))}")
+        cells = dict.fromkeys(columns, "")
+        accent = COMMON_VOICE_TEXTS.get(clip.accent, clip.accent) if release > 6 else clip.accent
+        gender = {"male": "male_masculine", "female": "female_feminine"}.get(clip.gender)
+        cells |= {
+            "client_id": clip.speaker,
+            "path": clip.path or (stem if release == 1 else f"{stem}.mp3"),
+            "sentence": clip.sentence,
+            "gender": gender or clip.gender if release > 17 else clip.gender,
+            "accents" if "accents" in columns else "accent": "" if release == 12 else accent,
+            "up_votes": "2",
+        }
+        lines.append("\t".join(cells[column] for column in columns))
+    (language / "validated.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if durations or (durations is None and release >= 17):
+        (language / "clip_durations.tsv").write_text("\n".join(lengths) + "\n")
+    return language

@@ -1,0 +1,443 @@
+"""Common Voice: every quirk of the releases through prepare.py, and the mini corpus."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Result, run
+from fakes import Clip, common_voice, some_clips, speaker_id, tiny_mp3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtools.files.datadir import DataDir
+
+SCRIPTS = ROOT / "local" / "commonvoice"
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
+ACCENTS = "au=australia,en=england,in=indian"
+SETS = ["train", "valid", "test", "server_train", "server_valid", "server_test"]
+
+
+def prepare(*arguments: str | Path) -> Result:
+    return run(sys.executable, SCRIPTS / "prepare.py", *arguments, env=ENVIRONMENT)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Everything below a folder, hidden files too: relative path -> bytes."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def speakers_of(out: Path) -> dict[str, set[str]]:
+    return {name: set(DataDir.read(out / name).utt2spk.values()) for name in SETS}
+
+
+def texts_of(out: Path) -> list[str]:
+    return sorted(text for name in SETS for text in DataDir.read(out / name).text.values())
+
+
+def tiny_seconds() -> float:
+    """How long the fakes' clip is, by its header."""
+    import soundfile
+
+    return soundfile.info(io.BytesIO(tiny_mp3())).duration
+
+
+# --- releases ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("release", [1, 5, 8, 17, 22])
+def test_every_release_gives_the_same_sets(tmp_path, release):
+    common_voice(tmp_path, some_clips(), release)
+    out = tmp_path / "data"
+    result = prepare(tmp_path / f"cv-corpus-{release}.0", out, "--accents", ACCENTS).ok()
+    assert "kept 32, dropped 0" in result.out
+    assert "all there is, in ratio 100:10:10" in result.out
+    speakers = speakers_of(out)
+    assert all(not a & b for a, b in combinations(speakers.values(), 2))
+    lengths = "0.500" if release >= 17 else f"{tiny_seconds():.3f}"
+    hashes = {name: {speaker.split("-")[1] for speaker in who} for name, who in speakers.items()}
+    if release == 1:
+        (tmp_path / "other").mkdir()
+        reference = common_voice(tmp_path / "other", some_clips(), 17)
+        prepare(reference, tmp_path / "reference", "--accents", ACCENTS).ok()
+        assert speakers == speakers_of(tmp_path / "reference")
+    for name, who in speakers.items():
+        data = DataDir.read(out / name)
+        clients = {"au", "en", "in"} if not name.startswith("server") else {"us"}
+        assert {utterance.split("-")[0] for utterance in data.text} == clients
+        assert set(data.utt2client.values()) == (clients if clients != {"us"} else set())
+        assert all(Path(path).is_file() for path in data.wav_scp.values())
+        assert set(data.utt2dur.values()) == {lengths}
+        genders = dict(line.split() for line in (out / name / "spk2gender").open())
+        assert genders.keys() == who
+    assert len(set.union(*hashes.values())) == 16
+
+
+def test_release_12_says_that_its_accents_are_empty(tmp_path):
+    language = common_voice(tmp_path, some_clips(), 12)
+    result = prepare(language, tmp_path / "data", "--accents", ACCENTS)
+    result.fails(1, "validated.tsv", "no accent in any of 32 rows", "take another release")
+    assert not (tmp_path / "data").exists()
+
+
+def test_codes_and_texts_and_their_letters_are_one_accent(tmp_path):
+    clips = some_clips()
+    spelled = {"australia": "AUSTRALIAN  English", "england": "england", "indian": "indian"}
+    clips += [
+        replace(clip, number=clip.number + 500, accent=spelled.get(clip.accent, clip.accent))
+        for clip in clips
+    ]
+    language = common_voice(tmp_path, clips, 17)
+    for accents in (
+        "australia,england,indian",
+        "au=Australian English|Strine,en=england english,in=India*",
+        "au=australia,en=England*,in=India and South Asia (India, Pakistan, Sri Lanka)",
+    ):
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        result = prepare(language, tmp_path / "data", "--accents", accents).ok()
+        assert "kept 64, dropped 0" in result.out, accents
+    assert set(DataDir.read(tmp_path / "data" / "train").utt2client.values()) == {"au", "en", "in"}
+
+
+# --- order, seed, names --------------------------------------------------------------------------
+
+
+def test_same_bytes_again_and_in_any_order_of_rows_but_not_with_another_seed(tmp_path):
+    language = common_voice(tmp_path, some_clips(8, 3))
+    prepare(language, tmp_path / "a", "--accents", ACCENTS).ok()
+    first = content(tmp_path / "a")
+    (tmp_path / "a" / "train" / "feats.scp").write_text("of an older run\n")
+    prepare(language, tmp_path / "a", "--accents", ACCENTS).ok()
+    assert content(tmp_path / "a") == first
+    table = language / "validated.tsv"
+    header, *rows = table.read_text().splitlines()
+    random.Random(1).shuffle(rows)
+    table.write_text("\r\n".join(["\ufeff" + header, *rows]) + "\r\n")
+    prepare(language, tmp_path / "b", "--accents", ACCENTS).ok()
+    assert content(tmp_path / "b") == first
+    prepare(language, tmp_path / "c", "--accents", ACCENTS, "--seed", "1").ok()
+    assert content(tmp_path / "c") != first
+
+
+def test_ids_keep_clients_together_and_grow_where_speakers_collide(tmp_path):
+    clips = some_clips(4, 12)
+    twin = clips[0].speaker[:10] + "0" * 118
+    clips += [replace(clip, speaker=twin, number=clip.number + 5000) for clip in clips[:3]]
+    language = common_voice(tmp_path, clips)
+    prepare(language, tmp_path / "data", "--accents", ACCENTS).ok()
+    speakers = set.union(*speakers_of(tmp_path / "data").values())
+    assert {f"au-{twin[:12]}", f"au-{clips[0].speaker[:12]}"} <= speakers
+    assert len(speakers) == 17
+    data = DataDir.read(tmp_path / "data" / "train")
+    order = [data.utt2client[utterance] for utterance in data.utterances]
+    assert [
+        client for client, after in zip(order, [*order[1:], ""], strict=True) if client != after
+    ] == ["au", "en", "in"]
+    assert all(re.fullmatch(r"(au|en|in)-[0-9a-f]{8,12}-\d{4}", name) for name in data.utterances)
+
+
+def test_a_folder_with_blanks_works_and_one_that_wav_scp_cannot_hold_is_refused(tmp_path):
+    language = common_voice(tmp_path / "my corpora", some_clips())
+    prepare(language, tmp_path / "data", "--accents", ACCENTS).ok()
+    wavs = DataDir.read(tmp_path / "data" / "train").wav_scp.values()
+    assert all(Path(wav).is_file() and "my corpora" in wav for wav in wavs)
+    doubled = tmp_path / "my  corpora"
+    (tmp_path / "my corpora").rename(doubled)
+    result = prepare(doubled / "cv-corpus-17.0", tmp_path / "new", "--accents", ACCENTS)
+    result.fails(1, "doubled blanks", "rename it")
+
+
+# --- what is dropped -----------------------------------------------------------------------------
+
+TRAPS = [
+    ({"accent": ""}, "no accent"),
+    ({"accent": "us|england"}, "several accents"),
+    ({"accent": "England English,Scottish English"}, "several accents"),
+    ({"audio": "missing"}, "missing clip"),
+    ({"audio": "empty"}, "clip of zero bytes"),
+    ({"audio": "damaged"}, "unreadable clip"),
+    ({"sentence": "..."}, "empty text"),
+    ({"sentence": "'"}, "empty text"),
+    ({"sentence": "In 1999 it rained."}, "digits"),
+    ({"sentence": "It costs \u00bd a pound."}, "digits"),
+    ({"sentence": "Salt & pepper."}, "symbols"),
+    ({"sentence": "Two \u20ac."}, "symbols"),
+    ({"sentence": "\u041f\u0440\u0438\u0432\u0435\u0442."}, "letters outside a-z"),
+    ({"path": "../../secret.mp3"}, "not the name of a clip"),
+    ({"path": "/etc/passwd"}, "not the name of a clip"),
+    ({"path": ".."}, "not the name of a clip"),
+    ({"path": "common_voice_en_1000.mp3"}, "clip named twice"),
+    ({"speaker": ""}, "malformed line"),
+    ({"sentence": "one\tcell too many"}, "malformed line"),
+]
+
+
+@pytest.mark.parametrize("durations", [True, False])
+def test_every_fault_is_dropped_and_counted(tmp_path, durations):
+    clips = some_clips()
+    expected: dict[str, int] = {}
+    for number, (fault, reason) in enumerate(TRAPS):
+        who = Clip(speaker_id("england 1"), 2000 + number, accent="england", gender="female")
+        clips.append(replace(who, **fault))
+        expected[reason] = expected.get(reason, 0) + 1
+    language = common_voice(tmp_path, clips, durations=durations)
+    (tmp_path / "secret.mp3").write_bytes(b"secret")
+    with open(language / "validated.tsv", "ab") as file:
+        file.write(b"too\tshort\n" + "\t".join(["x"] * 13).encode() + b"\xff\n")
+    expected["malformed line"] += 2
+    result = prepare(language, tmp_path / "data", "--accents", ACCENTS).ok()
+    last = result.out.splitlines()[-1]
+    assert last.startswith(f"kept 32, dropped {sum(expected.values())} (")
+    counts = dict(re.findall(r"([a-z][a-z -]+): (\d+)", last))
+    assert {reason: int(count) for reason, count in counts.items()} == expected
+
+
+def test_text_is_lower_case_words(tmp_path):
+    spoken = {
+        '"So it is, they said': "so it is they said",
+        "It\u2019s Ben\u2019s \u2018cat\u2019!": "it's ben's cat",
+        "Caf\u00e9\u2014au lait\u2026 well-known": "cafe au lait well known",
+        " a  double\u00a0blank ": "a double blank",
+    }
+    clips = some_clips(3, 1)
+    for number, sentence in enumerate(spoken):
+        clips[number] = replace(clips[number], sentence=sentence)
+    language = common_voice(tmp_path, clips)
+    prepare(language, tmp_path / "data", "--accents", ACCENTS).ok()
+    assert set(spoken.values()) <= set(texts_of(tmp_path / "data"))
+
+
+def test_speakers_with_two_accents_go_and_two_genders_are_left_open(tmp_path):
+    clips = some_clips(5)
+    clips.append(replace(clips[0], number=3000, accent="england"))
+    clips.append(replace(clips[-2], number=3001, accent="scotland"))
+    clips.append(replace(clips[10], number=3002, gender="female"))
+    clips.append(replace(clips[12], number=3003, accent="", gender="other"))
+    language = common_voice(tmp_path, clips)
+    result = prepare(language, tmp_path / "data", "--accents", ACCENTS).ok()
+    reasons = "contradictory accents of one speaker: 6, no accent: 1"
+    assert f"kept {len(clips) - 7}, dropped 7 ({reasons})" in result.out
+    assert "1 speakers with two genders" in result.err
+    speakers = set.union(*speakers_of(tmp_path / "data").values())
+    named = {
+        line.split()[0]
+        for name in SETS
+        for line in (tmp_path / "data" / name / "spk2gender").open()
+    }
+    assert speakers - named == {f"en-{clips[10].speaker[:8]}"}
+
+
+def test_too_many_faults_leave_the_older_data_alone(tmp_path):
+    clips = some_clips()
+    language = common_voice(tmp_path, clips)
+    prepare(language, tmp_path / "data", "--accents", ACCENTS).ok()
+    before = content(tmp_path / "data")
+    for clip in clips[::4]:
+        (language / "clips" / f"common_voice_en_{clip.number}.mp3").unlink()
+    command = [language, tmp_path / "data", "--accents", ACCENTS]
+    said = ["8 of 32 rows are faulty (missing clip: 8)", "--max-drop"]
+    prepare(*command, "--max-drop", "0.2").fails(1, *said)
+    assert content(tmp_path / "data") == before
+    prepare(*command, "--max-drop", "0.25").ok()
+    shutil.rmtree(language / "clips")
+    (language / "clips").mkdir()
+    prepare(*command).fails(1, "usable clips of 0 speakers")
+
+
+# --- which speakers ------------------------------------------------------------------------------
+
+
+def test_hours_are_kept_and_no_speaker_makes_up_a_set(tmp_path):
+    clips = [
+        replace(clip, seconds=60.0 if index % 40 else 3000.0)
+        for index, clip in enumerate(some_clips(40, 3))
+    ]
+    language = common_voice(tmp_path, clips)
+    out = tmp_path / "data"
+    hours = ["--hours", "3,0.6,0.6", "--server-hours", "1,0.2,0.2"]
+    result = prepare(language, out, "--accents", ACCENTS, *hours).ok()
+    assert "beyond the hours asked for" in result.out and "all there is" not in result.out
+    for name, asked in zip(SETS, [3, 0.6, 0.6, 1, 0.2, 0.2], strict=True):
+        data = DataDir.read(out / name)
+        length = {utterance: float(seconds) / 3600 for utterance, seconds in data.utt2dur.items()}
+        clients = set(data.utt2client.values()) or {"server"}
+        for client in clients:
+            got = sum(length[u] for u in length if data.utt2client.get(u, "server") == client)
+            assert got == pytest.approx(asked / len(clients), abs=0.03)
+        if "train" not in name:
+            assert max(length.values()) < 0.1
+
+
+def test_the_server_gets_chosen_accents_or_a_fraction_of_the_speakers(tmp_path):
+    accents = ("australia", "england", "indian", "us", "scotland", "Klingon (Q, o)")
+    language = common_voice(tmp_path, some_clips(10, 1, accents))
+    command = [language, tmp_path / "data", "--accents", ACCENTS]
+    prepare(*command).ok()
+    prefixes = {who.split("-")[0] for who in speakers_of(tmp_path / "data")["server_train"]}
+    assert prefixes <= {"us", "scotland", "klingon_q_o"} and len(prefixes) > 1
+    result = prepare(*command, "--server", "sco=Scot*").ok()
+    assert "accent not asked for: 20" in result.out
+    assert speakers_of(tmp_path / "data")["server_train"] < {
+        f"sco-{speaker_id(f'scotland {n}')[:8]}" for n in range(10)
+    }
+    result = prepare(*command, "--server-fraction", "0.4").ok()
+    assert "kept 30, dropped 30 (accent not asked for: 30)" in result.out
+    speakers = speakers_of(tmp_path / "data")
+    assert all(not a & b for a, b in combinations(speakers.values(), 2))
+    server = set.union(*(speakers[name] for name in SETS[3:]))
+    assert sorted(who.split("-")[0] for who in server) == ["au"] * 4 + ["en"] * 4 + ["in"] * 4
+
+
+def test_without_other_accents_the_remedy_is_told(tmp_path):
+    language = common_voice(tmp_path, some_clips(accents=("Child English", "Adult English")))
+    command = [language, tmp_path / "data", "--accents", "Child English,Adult English"]
+    prepare(*command).fails(1, "no speaker of another accent", "--server-fraction 0.4")
+    prepare(*command, "--server-fraction", "0.5").fails(1, "'child_english' has usable clips of 2")
+    assert not (tmp_path / "data").exists()
+
+
+# --- bad input and usage -------------------------------------------------------------------------
+
+
+def test_bad_input_is_told_in_one_line(tmp_path):
+    language = common_voice(tmp_path, some_clips())
+    out = tmp_path / "data"
+    prepare(tmp_path / "nowhere", out, "--accents", ACCENTS).fails(1, "nowhere: no such folder")
+    prepare(language / "clips", out, "--accents", ACCENTS).fails(1, "no validated.tsv")
+    accents = "au=australia,zz=Klingon"
+    said = "no row has the accent 'zz'; accents there: australian english (8)"
+    prepare(language, out, "--accents", accents).fails(1, said)
+    overlapping = "a=australia,b=Austral*"
+    prepare(language, out, "--accents", overlapping).fails(1, "matched by 'a' and by 'b'")
+    durations = language / "clip_durations.tsv"
+    durations.write_text(durations.read_text().replace("500\n", "long\n", 1))
+    prepare(language, out, "--accents", ACCENTS).fails(1, "clip_durations.tsv:2: not a number")
+    shutil.copytree(language, language.parent / "de")
+    prepare(language.parent, out, "--accents", ACCENTS).fails(1, "several languages: de, en")
+    table = language / "validated.tsv"
+    table.write_text(table.read_text().replace("accents", "akzente"))
+    prepare(language, out, "--accents", ACCENTS).fails(1, "validated.tsv:1: no column 'accents'")
+    table.write_text(table.read_text().replace("sentence\t", "satz\t"))
+    prepare(language, out, "--accents", ACCENTS).fails(1, "validated.tsv:1: no column 'sentence'")
+    table.write_bytes(b"\x1f\x8b\x08\x00\x00" * 99)
+    prepare(language, out, "--accents", ACCENTS).fails(1, "validated.tsv")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--accents", ""],
+        ["--accents", "a/b=us"],
+        ["--accents", "au="],
+        ["--accents", "au=us,au=england"],
+        ["--accents", "us", "--server", "us"],
+        ["--accents", "us", "--hours", "1,2"],
+        ["--accents", "us", "--hours", "1,2,0"],
+        ["--accents", "us", "--server-fraction", "1.5"],
+        ["--accents", "us", "--server-fraction", "0.4", "--server", "scotland"],
+    ],
+)
+def test_wrong_usage_exits_2(tmp_path, options):
+    prepare(tmp_path, tmp_path / "data", *options).fails(2, "usage: prepare.py")
+    assert not (tmp_path / "data").exists()
+
+
+# --- parsers -------------------------------------------------------------------------------------
+
+
+def load(name: str):
+    """A module of local/commonvoice, which is a folder of scripts and not a package."""
+    spec = importlib.util.spec_from_file_location(f"commonvoice_{name}", SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+corpus = load("corpus")
+
+
+@given(st.text())
+def test_normalised_text_is_words_and_stays_as_it_is(sentence):
+    text, reason = corpus.normalise(sentence)
+    assert bool(text) != bool(reason)
+    if text:
+        assert re.fullmatch(r"[a-z]([a-z']*[a-z])?( [a-z]([a-z']*[a-z])?)*", text)
+        assert corpus.normalise(text) == (text, "")
+
+
+@given(st.lists(st.tuples(st.text("abc ", min_size=1), st.text("ab,| ")), min_size=1))
+def test_separators_in_parentheses_belong_to_the_accent(parts):
+    accents = [f"x{name}({inside})" for name, inside in parts]
+    assert corpus.separate("|".join(accents), ",|") == accents
+    assert corpus.separate(",".join(accents), ",|") == accents
+
+
+# --- the mini corpus -----------------------------------------------------------------------------
+
+
+def mini(out: Path, *arguments: str) -> Result:
+    return run(
+        sys.executable, SCRIPTS / "mini.py", out, "--utterances", "1", *arguments, env=ENVIRONMENT
+    )
+
+
+def test_mini_corpus_is_the_same_after_a_kill_with_any_jobs_and_after_damage(tmp_path):
+    pytest.importorskip("espeakng_loader")
+    mini(tmp_path / "one", "--nj", "1").ok()
+    reference = content(tmp_path / "one")
+    command = [
+        sys.executable,
+        SCRIPTS / "mini.py",
+        tmp_path / "two",
+        "--utterances",
+        "1",
+        "--nj",
+        "2",
+    ]
+    process = subprocess.Popen(command, env={**ENVIRONMENT}, stderr=subprocess.DEVNULL)
+    clips = tmp_path / "two" / "cv-corpus-mini" / "en" / "clips"
+    while process.poll() is None and len(list(clips.glob("*.mp3"))) < 10:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() != 0
+    mini(tmp_path / "two", "--nj", "2").ok()
+    assert content(tmp_path / "two") == reference
+    clip = sorted(clips.glob("*.mp3"))[3]
+    clip.write_bytes(clip.read_bytes()[:-1] + b"?")
+    (clips.parent / "train.tsv").unlink()
+    assert "making 1 clips" in mini(tmp_path / "two").ok().err
+    assert content(tmp_path / "two") == reference
+    assert "70 clips are there and whole" in mini(tmp_path / "two").ok().err
+
+    out = tmp_path / "data"
+    hours = ["--hours", "6,2,2", "--server-hours", "24,3,3"]
+    result = prepare(tmp_path / "two" / "cv-corpus-mini", out, "--accents", ACCENTS, *hours).ok()
+    assert "kept 70, dropped 0" in result.out
+    assert len(texts_of(out)) == len(set(texts_of(out))) == 70
+    sizes = {name: len(DataDir.read(out / name).text) for name in SETS}
+    assert sizes["valid"] >= 3 and sizes["test"] >= 3 and sum(sizes.values()) == 70
+
+
+def test_mini_corpus_does_not_take_a_folder_that_is_not_its_own(tmp_path):
+    pytest.importorskip("espeakng_loader")
+    theirs = tmp_path / "cv-corpus-mini"
+    theirs.mkdir()
+    (theirs / "thesis.tex").write_text("years of work")
+    mini(tmp_path).fails(1, "was not made by this script", "choose another OUT")
+    assert content(theirs) == {"thesis.tex": b"years of work"}
+    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances are at least 1")

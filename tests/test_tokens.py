@@ -1,0 +1,173 @@
+"""Tokens: ESPnet's list, round trips, and what a text is refused for."""
+
+from __future__ import annotations
+
+import pytest
+import sentencepiece
+from conftest import fedtools
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtools.files.datadir import write_table
+from fedtools.files.errors import UserError
+from fedtools.lm.tokens import Tokenizer, train_tokens
+
+LINES = ["the cat sat", "the hat", "that cat", "a hat that sat", "cats can't sit"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text"
+    write_table(path, {f"u{i}": words for i, words in enumerate(LINES)})
+    return path
+
+
+@pytest.fixture(scope="module", params=["char", "bpe"])
+def tokenizer(request, text):
+    folder = text.parent / request.param
+    return train_tokens([text], folder, request.param, 30 if request.param == "bpe" else None)
+
+
+def test_the_list_is_espnets(tokenizer, text):
+    folder = text.parent / tokenizer.token_type
+    tokens = (folder / "tokens.txt").read_text().split("\n")[:-1]
+    assert tokens == tokenizer.tokens
+    assert tokens[:2] == ["<blank>", "<unk>"] and tokens[-1] == "<sos/eos>"
+    if tokenizer.token_type == "bpe":
+        # What ESPnet's recipe makes of a model: its pieces without <unk>, <s> and </s>.
+        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "bpe.model"))
+        assert tokens[2:-1] == [model.id_to_piece(i) for i in range(3, len(model))]
+        assert len(tokens) == len(model) == 30
+    else:
+        assert tokens[2:5] == ["t", "a", "<space>"]  # by frequency, ties by code point
+        assert sorted(tokens[5:-1]) == sorted(set("".join(LINES)) - set("ta "))
+
+
+def test_words_survive(tokenizer):
+    for words in [*LINES, "", "a", "tac tas", "hhh"]:
+        assert tokenizer.decode(tokenizer.encode(words)) == words
+    assert tokenizer.encode("  the   cat ") == tokenizer.encode("the cat")
+    assert tokenizer.encode("") == []
+    assert tokenizer.blank not in tokenizer.encode("the cat")
+
+
+@settings(deadline=None, max_examples=100)
+@given(words=st.text("the cats'n", max_size=30))
+def test_any_words_of_known_characters_survive(words, tokenizer_pair):
+    for tokenizer in tokenizer_pair:
+        ids = tokenizer.encode(words)
+        assert tokenizer.decode(ids) == " ".join(words.split())
+        # Words are spelled alike wherever they stand: decoders rely on it.
+        if tokenizer.token_type == "bpe":
+            assert ids == [i for word in words.split() for i in tokenizer.encode(word)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_pair(text):
+    folder = text.parent
+    return (
+        train_tokens([text], folder / "pair_char", "char"),
+        train_tokens([text], folder / "pair_bpe", "bpe", 30),
+    )
+
+
+@settings(deadline=None, max_examples=100)
+@given(words=st.text(max_size=20))
+def test_any_text_can_be_encoded(words, tokenizer_pair):
+    for tokenizer in tokenizer_pair:
+        ids = tokenizer.encode(words)
+        assert all(0 < index < len(tokenizer) - 1 for index in ids)
+        assert bool(ids) == bool(words.split())
+
+
+def test_unknown_characters(tokenizer):
+    ids = tokenizer.encode("the Zat")
+    assert tokenizer.unknown in ids
+    assert tokenizer.decode(ids) == "the <unk>at"
+    assert tokenizer.decode([0, *ids, 0, len(tokenizer) - 1]) == "the <unk>at"
+
+
+def test_a_table_names_the_utterance_that_cannot_be_used(tokenizer):
+    good = {"a": "the cat", "b": "xx hat"}
+    encoded = tokenizer.encode_table(good, "text")
+    assert encoded == {utt: tokenizer.encode(words) for utt, words in good.items()}
+    with pytest.raises(UserError, match="text:3: no token covers any character of utterance 'c'"):
+        tokenizer.encode_table({**good, "c": "漢字"}, "text")
+    with pytest.raises(UserError, match="text:3: utterance 'c' has no words"):
+        tokenizer.encode_table({**good, "c": ""}, "text")
+
+
+def test_the_command_is_deterministic(text, tmp_path):
+    other = tmp_path / "text2"
+    write_table(other, {"x": "more cats", "y": ""})
+    for run in "one", "two":
+        arguments = (text, other, tmp_path / run, "--vocab-size", 32)
+        assert "32 tokens (bpe)" in fedtools("train-tokens", *arguments).ok().out
+    for name in "tokens.txt", "bpe.model":
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    tokenizer = Tokenizer.load(tmp_path / "one")
+    assert tokenizer.decode(tokenizer.encode("more")) == "more"
+    # No path in the model: it is the same wherever it was made.
+    assert str(tmp_path).encode() not in (tmp_path / "one" / "bpe.model").read_bytes()
+
+
+def test_characters_replace_bpe(cli, text, tmp_path):
+    cli("train-tokens", text, tmp_path / "t", "--vocab-size", 30).ok()
+    cli("train-tokens", text, tmp_path / "t", "--token-type", "char").ok()
+    assert Tokenizer.load(tmp_path / "t").token_type == "char"
+    cli("train-tokens", text, tmp_path / "t", "--token-type", "char", "--vocab-size", 6).ok()
+    assert Tokenizer.load(tmp_path / "t").tokens[2:-1] == ["t", "a", "<space>"]
+
+
+def test_the_largest_and_smallest_sizes_are_named_and_work(cli, text, tmp_path):
+    failed = cli("train-tokens", text, tmp_path / "t", "--vocab-size", 1000)
+    failed.fails(1, str(text), "the largest possible is ")
+    largest = failed.err.rpartition(" ")[2].strip()
+    cli("train-tokens", text, tmp_path / "t", "--vocab-size", largest).ok()
+    failed = cli("train-tokens", text, tmp_path / "u", "--vocab-size", 5)
+    failed.fails(1, "the smallest possible is ")
+    assert not (tmp_path / "u").exists()
+    smallest = failed.err.rpartition(" ")[2].strip()
+    cli("train-tokens", text, tmp_path / "u", "--vocab-size", smallest).ok()
+    assert len(Tokenizer.load(tmp_path / "u")) == int(smallest)
+
+
+def test_wrong_usage(cli, text, tmp_path):
+    cli("train-tokens", text, "--vocab-size", 30).fails(2, "at least one text")
+    cli("train-tokens", text, tmp_path / "t").fails(2, "needed for bpe")
+    cli("train-tokens", text, tmp_path / "t", "--token-type", "phone").fails(2, "phone")
+    cli("train-tokens", tmp_path / "none", tmp_path / "t", "--vocab-size", 30).fails(1, "none")
+    (tmp_path / "empty").write_text("u1\nu2\n")
+    cli("train-tokens", tmp_path / "empty", tmp_path / "t", "--vocab-size", 30).fails(1, "no words")
+    assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ("<unk>\n<blank>\na\n<sos/eos>\n", ":1: '<unk>' where '<blank>' belongs"),
+        ("<blank>\na\n<unk>\n<sos/eos>\n", ":2: 'a' where '<unk>' belongs"),
+        ("<blank>\n<unk>\na\n", ":3: 'a' where '<sos/eos>' belongs"),
+        ("<blank>\n<unk>\na\na\n<sos/eos>\n", ":4: 'a' comes twice"),
+        ("<blank>\n<unk>\na\n\n<sos/eos>\n", ":4: empty line"),
+        ("<blank>\n<unk>\n<sos/eos>\n", "no tokens but"),
+        ("", ":1: '' where"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_damaged_list_is_named(tmp_path, content, said):
+    if content is not None:
+        (tmp_path / "tokens.txt").write_text(content)
+    with pytest.raises(UserError, match=said):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_list_that_is_not_the_models(text, tmp_path):
+    train_tokens([text], tmp_path, "bpe", 30)
+    path = tmp_path / "tokens.txt"
+    path.write_text(path.read_text().replace("▁cat\n", "▁dog\n"))
+    with pytest.raises(UserError, match="piece '▁cat' is not in"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "bpe.model").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="not a SentencePiece model"):
+        Tokenizer.load(tmp_path)
