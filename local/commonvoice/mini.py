@@ -105,8 +105,10 @@ def sentences(seed: int) -> Iterator[str]:
 
 
 def plan(seed: int, most: int) -> list[Clip]:
-    """The clips of the corpus, at most so many of a speaker; two speakers of each accent are in
-    test.tsv and two in dev.tsv."""
+    """The clips of the corpus, at most so many of a speaker.
+
+    Two speakers of each accent are in test.tsv, and two in dev.tsv.
+    """
     source = sentences(seed)
     clips = []
     for accent, (count, each) in SPEAKERS.items():

@@ -1,0 +1,7 @@
+# shellcheck shell=bash
+# Where the corpora lie.
+#
+# One release of Common Voice in one language, as Mozilla publishes it, unpacked: the folder with
+# validated.tsv and clips/, e.g. /data/cv-corpus-22.0-2025-06-20/en. Empty: the recipe makes a mini
+# corpus of synthetic speech in the same layout and says so wherever its figures appear.
+export COMMONVOICE=${COMMONVOICE:-}

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Local training against a bare torch loop over the same batches, in utterances per second.
+
+    python tests/bench/bench_train.py [--config conf/commonvoice/mini.yaml] [--utterances 240]
+
+Both have the same model, features in memory, optimiser and clipping; the bare loop has no keyed
+random numbers, no progress, no sums of loss, no checkpoints. They take turns, so that a busy
+machine slows both; the first turn of each is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fedtools.client.data import Utterances  # noqa: E402
+from fedtools.client.train import Checkpoint, Training, fit, make_optimizer  # noqa: E402
+from fedtools.files.ark import write_ark  # noqa: E402
+from fedtools.files.config import from_mapping, read_yaml  # noqa: E402
+from fedtools.files.datadir import DataDir  # noqa: E402
+from fedtools.files.tables import format_table  # noqa: E402
+from fedtools.lm.tokens import Tokenizer  # noqa: E402
+from fedtools.models.asr import build_model, ctc_loss  # noqa: E402
+
+
+def make_data(folder: Path, utterances: int, batch_bins: int) -> Utterances:
+    """Random features of 1.5 to 3.5 s with random transcripts of characters."""
+    random = np.random.default_rng(0)
+    matrices = []
+    data = DataDir(folder)
+    for number in range(utterances):
+        name = f"s-{number:05d}"
+        matrices.append((name, random.normal(size=(random.integers(150, 350), 80)).astype("f4")))
+        data.utt2spk[name] = "s"
+        data.text[name] = "".join(random.choice(list("abcdefgh "), 30)).strip() or "a"
+    data.feats_scp = write_ark(folder / "feats.ark", matrices)
+    tokens = Tokenizer(["<blank>", "<unk>", "<space>", *"abcdefgh", "<sos/eos>"])
+    return Utterances(data, list(data.utt2spk), tokens, batch_bins)
+
+
+def bare_loop(model, data: Utterances, training: Training) -> None:
+    """What anybody would write in ten lines."""
+    optimizer = make_optimizer(model, training)
+    model.train()
+    for indices in data.batches(np.random.default_rng(1)):
+        batch = data.load(indices)
+        ctc_loss(model, batch).mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", type=Path, default=ROOT / "conf/commonvoice/mini.yaml")
+    parser.add_argument("--utterances", type=int, default=240)
+    parser.add_argument("--turns", type=int, default=6)
+    options = parser.parse_args()
+    config = read_yaml(options.config)
+    training = from_mapping(Training, config["training"], options.config)
+    torch.set_num_threads(training.num_threads)
+    with tempfile.TemporaryDirectory() as name:
+        data = make_data(Path(name), options.utterances, training.batch_bins)
+        torch.manual_seed(0)
+        model = build_model(config["model"], data.tokenizer.tokens)
+
+        def ours() -> None:
+            checkpoint = Checkpoint(Path(name) / "checkpoint.safetensors", (1,))
+            optimizer = make_optimizer(model, training)
+            fit(
+                model, optimizer, data, training, ctc_loss,
+                epochs=1, seed=0, key=(1, "bench"), checkpoint=checkpoint,
+            )  # fmt: skip
+            checkpoint.remove()
+
+        seconds: dict[str, list[float]] = {"bare loop": [], "fedtools": []}
+        for turn in range(options.turns + 1):
+            for what in ("bare loop", "fedtools"):
+                begun = time.perf_counter()
+                bare_loop(model, data, training) if what == "bare loop" else ours()
+                if turn:
+                    seconds[what].append(time.perf_counter() - begun)
+    rows = [
+        (
+            what,
+            *(f"{options.utterances / value:.1f}" for value in (max(t), statistics.median(t), min(t))),
+        )
+        for what, t in seconds.items()
+    ]
+    print(format_table(("utterances/s", "min", "median", "max"), rows), end="")
+    pairs = [b / f for b, f in zip(seconds["bare loop"], seconds["fedtools"], strict=True)]
+    print(
+        f"speed of fedtools / bare loop, turn by turn: median {statistics.median(pairs):.2f} "
+        f"({min(pairs):.2f} to {max(pairs):.2f})"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+# shellcheck shell=bash
+# Sourced, by a recipe's path.sh and by tests/run.sh: puts on PATH an environment in which fedtools
+# runs. That is the active one if fedtools and KenLM are installed there, and otherwise .venv at the
+# root of the checkout, which utils/setup.sh makes the first time.
+#
+# Sets no shell option, so that a batch system's job script can source it too.
+
+_fedtools_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || return 1
+
+# Not asked from within the checkout, where `import fedtools` works without an installation.
+_fedtools_is_active() {
+    case $(command -v python3) in "$_fedtools_root"/.venv/*) return 1 ;; esac
+    (cd / && python3 - 2>/dev/null) <<'PYTHON' || return 1
+import importlib.util
+import sys
+
+import fedtools
+
+sys.exit(any(importlib.util.find_spec(name) is None for name in ("torch", "espnet2", "kaldiio")))
+PYTHON
+    local program
+    for program in fedtools lmplz build_binary; do
+        if ! command -v "$program" >/dev/null; then
+            echo "path.sh: fedtools is installed here, but no $program on PATH: using .venv" >&2
+            return 1
+        fi
+    done
+}
+
+if ! _fedtools_is_active; then
+    "$_fedtools_root/utils/setup.sh" || return 1
+    case :$PATH: in
+        :"$_fedtools_root/.venv/bin":*) ;;
+        *) export PATH="$_fedtools_root/.venv/bin:$PATH" ;;
+    esac
+    unset PYTHONHOME
+    export VIRTUAL_ENV="$_fedtools_root/.venv"
+    hash -r
+fi
+unset -f _fedtools_is_active
+unset _fedtools_root

@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Run jobs on this machine: the grammar and the logs of Kaldi's run.pl.
+
+    run.py [--max-jobs-run N] [--num-threads N] [--gpu N] [JOB=1:4] log/x.JOB.log command ... JOB
+
+JOB (or any other name) becomes 1, 2, 3 and 4, in the name of the log and in the command. As with
+run.pl, the command is a line for bash: an argument with blanks is put in quotes, one without is
+left to the shell, so that `\\|` is a pipe. As many jobs run at a time as there are cores for
+their threads; with --gpu, as there are GPUs, and each job sees only its own. Options that only
+matter to a batch system (--mem 4G, --config f, ...) are accepted and ignored.
+
+Exit status: 0 if every job's was; 1 if not, with the end of the failing log on stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LOG_LINES = 10
+LOGS_SHOWN = 3
+PROGRAM = Path(sys.argv[0]).name
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Request:
+    """What the command line asked for: options by name, the job range, the log, the command."""
+
+    options: dict[str, str] = field(default_factory=dict)
+    name: str | None = None
+    first: int = 1
+    last: int = 1
+    log: str = ""
+    command: list[str] = field(default_factory=list)
+
+    def fill(self, text: str, job: int | str) -> str:
+        """`text` with the job's name replaced by its number."""
+        return text if self.name is None else text.replace(self.name, str(job))
+
+
+def usage_error(message: str) -> None:
+    """Say in one line what is wrong with the command line, and exit 2."""
+    print(f"{PROGRAM}: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def parse(arguments: list[str]) -> Request:
+    """Read Kaldi's grammar: options and one JOB=a:b in any order, the log, the command."""
+    request = Request()
+    rest = deque(arguments)
+    while rest and (rest[0].startswith("-") or is_range(rest[0])):
+        word = rest.popleft()
+        if is_range(word):
+            take_range(request, word)
+        elif word == "-V":  # qsub's "pass the environment on": it has no value
+            continue
+        elif not rest:
+            usage_error(f"option {word} wants a value")
+        elif word == "-pe":  # qsub's parallel environment: a name and a number
+            rest.popleft()
+            request.options["num_threads"] = rest.popleft() if rest else "1"
+        elif word in ("-tc", "--max-jobs-run"):
+            request.options["max_jobs_run"] = rest.popleft()
+        else:
+            request.options[word.lstrip("-").replace("-", "_")] = rest.popleft()
+    if len(rest) < 2:
+        usage_error(f"usage: {PROGRAM} [options] [JOB=1:n] log-file command [arguments]")
+    request.log, *request.command = rest
+    if request.last > request.first and request.name not in request.log:
+        usage_error(f"{request.name}={request.first}:{request.last}, but one log: {request.log}")
+    return request
+
+
+def is_range(word: str) -> bool:
+    """Whether `word` looks like JOB=1:4 or JOB=3."""
+    return re.fullmatch(r"[A-Za-z_]\w*=\d+(:\d+)?", word) is not None
+
+
+def take_range(request: Request, word: str) -> None:
+    """Put JOB=1:4 into `request`; an error if there is one already, or if it is empty."""
+    name, _, numbers = word.partition("=")
+    first, _, last = numbers.partition(":")
+    if request.name is not None:
+        usage_error(f"two job ranges, {request.name}=... and {word}")
+    request.name, request.first, request.last = name, int(first), int(last or first)
+    if not 1 <= request.first <= request.last:
+        usage_error(f"{word}: job numbers begin at 1 and do not go down")
+
+
+def positive(options: dict[str, str], name: str, default: int) -> int:
+    """The option as a whole number of at least 0."""
+    value = options.get(name, str(default))
+    if not value.isascii() or not value.isdigit():
+        usage_error(f"--{name.replace('_', '-')} is a whole number, not {value!r}")
+    return int(value)
+
+
+def shell_line(command: list[str]) -> str:
+    """The command as run.pl hands it to bash: see the module's docstring."""
+    return " ".join(shell_word(word) for word in command)
+
+
+def shell_word(word: str) -> str:
+    if re.fullmatch(r"\S+", word):
+        try:
+            shlex.split(word)
+        except ValueError:  # a lone quote: the shell could only fail on it
+            return shlex.quote(word)
+        return word
+    return shlex.quote(word) if '"' in word else f'"{word}"'
+
+
+def gpus() -> list[str]:
+    """The GPUs that jobs may use: CUDA_VISIBLE_DEVICES, or all that nvidia-smi lists."""
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return visible.split(",")
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    except OSError:
+        return []
+    return [
+        str(i) for i in range(sum(line.startswith("GPU ") for line in listed.stdout.split("\n")))
+    ]
+
+
+@dataclass
+class Job:
+    """One running job."""
+
+    number: int
+    log: Path
+    process: subprocess.Popen
+    started: float
+    devices: list[str]
+
+
+class Runner:
+    """Runs the jobs of a request, so many at a time."""
+
+    def __init__(self, request: Request):
+        self.request = request
+        self.threads = max(1, positive(request.options, "num_threads", 1))
+        self.waiting = deque(range(request.first, request.last + 1))
+        self.running: dict[int, Job] = {}
+        self.failed: list[Path] = []
+        self.wanted_gpus = positive(request.options, "gpu", 0)
+        self.free_gpus = deque(gpus() if self.wanted_gpus else [])
+        if self.free_gpus and len(self.free_gpus) < self.wanted_gpus:
+            usage_error(f"--gpu {self.wanted_gpus}, but this machine has {len(self.free_gpus)}")
+        limit = max(1, len(os.sched_getaffinity(0)) // self.threads)
+        if self.free_gpus:
+            limit = len(self.free_gpus) // self.wanted_gpus
+        self.limit = max(1, positive(request.options, "max_jobs_run", limit))
+
+    def run(self) -> list[Path]:
+        """Run all jobs; return the logs of those that failed."""
+        while self.waiting or self.running:
+            while self.waiting and len(self.running) < self.limit and self.has_gpus():
+                self.start(self.waiting.popleft())
+            pid, status = os.wait()
+            if pid in self.running:
+                self.finish(self.running.pop(pid), os.waitstatus_to_exitcode(status))
+        return self.failed
+
+    def has_gpus(self) -> bool:
+        return not self.free_gpus or len(self.free_gpus) >= self.wanted_gpus
+
+    def start(self, number: int) -> None:
+        log = Path(self.request.fill(self.request.log, number))
+        line = self.request.fill(shell_line(self.request.command), number)
+        environment = dict(os.environ)
+        devices = [self.free_gpus.popleft() for _ in range(self.wanted_gpus) if self.free_gpus]
+        if devices:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "w", encoding="utf-8") as file:
+            file.write(f"# {line}\n# Started at {time.ctime()}\n#\n")
+        with open(log, "ab") as output:
+            # If this program is killed, the kernel tells bash, which takes its whole group along.
+            guarded = f"trap 'kill -KILL 0' TERM; ( {line}\n) & wait $!"
+            process = subprocess.Popen(
+                ["bash", "-c", guarded],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        self.running[process.pid] = Job(number, log, process, time.time(), devices)
+
+    def finish(self, job: Job, code: int) -> None:
+        # Tells Popen that the process was waited for, so that it does not look for it again.
+        job.process.returncode = code
+        self.free_gpus.extend(job.devices)
+        code = 128 - code if code < 0 else code
+        seconds = round(time.time() - job.started)
+        with open(job.log, "a", encoding="utf-8") as file:
+            file.write(f"# Accounting: time={seconds} threads={self.threads}\n")
+            file.write(f"# Ended (code {code}) at {time.ctime()}, elapsed time {seconds} seconds\n")
+        if code:
+            self.failed.append(job.log)
+
+    def kill(self) -> None:
+        """End every running job and all that it started."""
+        for job in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.process.pid, signal.SIGKILL)
+        while self.running:
+            pid, status = os.wait()
+            if pid in self.running:
+                self.finish(self.running.pop(pid), os.waitstatus_to_exitcode(status))
+
+
+def die_with_parent() -> None:
+    """In a new child, on Linux: ask for SIGTERM when the parent dies."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def report(failed: list[Path], total: int) -> None:
+    """Say on stderr which jobs failed, with the last lines of their logs."""
+    print(f"{PROGRAM}: {len(failed)} of {total} jobs failed", file=sys.stderr)
+    for log in sorted(failed)[:LOGS_SHOWN]:
+        print(f"{PROGRAM}: the end of {log}:", file=sys.stderr)
+        if not log.exists():
+            print("    (no such log: the job never began)", file=sys.stderr)
+            continue
+        with open(log, encoding="utf-8", errors="replace") as file:
+            for line in deque(file, maxlen=LOG_LINES):
+                # Of a progress bar, only its last state.
+                print("   ", line.rstrip("\n").split("\r")[-1], file=sys.stderr)
+
+
+def interrupt(number: int, _frame: object) -> None:
+    """Turn a signal into an exception that names it."""
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    request = parse(sys.argv[1:])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    runner = Runner(request)
+    try:
+        failed = runner.run()
+    except BaseException:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        runner.kill()
+        raise
+    if failed:
+        report(failed, request.last - request.first + 1)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
