@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure; the same examples every time, so that a red test stays red.
+settings.register_profile("fedtools", deadline=None, derandomize=True)
+settings.load_profile("fedtools")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -206,7 +206,10 @@ class Runner:
         self.free_gpus.extend(job.devices)
         code = 128 - code if code < 0 else code
         seconds = round(time.time() - job.started)
-        with open(job.log, "a", encoding="utf-8") as file:
+        with open(job.log, "r+", encoding="utf-8", errors="surrogateescape") as file:
+            # Also after output without an end of line, such as a progress bar's.
+            if not file.read().endswith("\n"):
+                file.write("\n")
             file.write(f"# Accounting: time={seconds} threads={self.threads}\n")
             file.write(f"# Ended (code {code}) at {time.ctime()}, elapsed time {seconds} seconds\n")
         if code:

@@ -198,9 +198,15 @@ install_needs() { install --no-deps -r "$root/utils/requirements.txt"; }
 install_espnet() { install --no-deps "espnet==$espnet_version"; }
 
 build_kenlm() {
-    # On Python 3.13 the module comes with flashlight-text.
-    [[ $steps -eq 7 ]] || install --no-deps "kenlm==$kenlm_version"
+    # The module and the programs at the same time, because either build leaves cores idle. On
+    # Python 3.13 the module comes with flashlight-text.
+    local module=
+    if [[ $steps -eq 6 ]]; then
+        install --no-deps "kenlm==$kenlm_version" &
+        module=$!
+    fi
     "$root/utils/build_kenlm.sh" "$venv/bin" "$python"
+    [[ -z $module ]] || wait "$module"
 }
 
 build_flashlight() { "$root/utils/build_flashlight.sh" "$python"; }

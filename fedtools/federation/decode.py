@@ -112,22 +112,14 @@ def _posteriors(
     federation: Federation, data: DataDir, names: Sequence[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
     model = federation.model.eval()
-    utterances = Utterances(
-        data,
-        names,
-        federation.tokenizer,
-        federation.training.batch_bins,
-        shortest_input(model),
-        labelled=False,
-    )
-    batches = utterances.batches()
-    stream = utterances.stream(batches, federation.device)
-    for indices, batch in zip(batches, stream, strict=True):
-        log_probs, lengths = log_posteriors(model, batch)
-        for index, matrix, length in zip(
-            indices, log_probs.cpu().numpy(), lengths.tolist(), strict=True
-        ):
-            yield utterances.names[index], np.ascontiguousarray(matrix[:length])
+    shortest = shortest_input(model)
+    utterances = Utterances(data, names, federation.tokenizer, 1, shortest, labelled=False)
+    # One at a time: at its end an utterance sees the padding of a batch, and a hypothesis must not
+    # depend on which others share its job.
+    singles = [[index] for index in range(len(utterances))]
+    stream = utterances.stream(singles, federation.device)
+    for name, batch in zip(utterances.names, stream, strict=True):
+        yield name, log_posteriors(model, batch)[0][0].cpu().numpy()
 
 
 def _greedy(federation: Federation, log_probs: np.ndarray) -> Hypothesis:

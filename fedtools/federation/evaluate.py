@@ -18,7 +18,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.methods.base import PERSONAL
-from fedtools.models.asr import ctc_loss, log_posteriors
+from fedtools.models.asr import ctc_losses, log_posteriors
 from fedtools.score.align import count_errors
 
 COLUMNS = ("round", "client", "utterances", "loss", "words", "errors", "wer")
@@ -71,8 +71,8 @@ def _measure(federation: Federation, role: str, client: str) -> dict[str, object
     loss, words, errors = 0.0, 0, 0
     batches = data.batches()
     for indices, batch in zip(batches, data.stream(batches, federation.device), strict=True):
-        loss += ctc_loss(model, batch).double().sum().item()
         log_probs, lengths = log_posteriors(model, batch)
+        loss += ctc_losses(log_probs, lengths, batch).double().sum().item()
         hypotheses = greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
         for index, tokens in zip(indices, hypotheses, strict=True):
             reference = data.texts[index].split()

@@ -67,7 +67,7 @@ def lookup(path: str | Path, key: str) -> Any:
 
 def write_yaml(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write a mapping as YAML, in its own order, atomically."""
-    write_text(path, yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True))
+    write_text(path, yaml.safe_dump(dict(content), sort_keys=False))
 
 
 def override(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:

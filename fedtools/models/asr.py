@@ -101,30 +101,44 @@ def block_of(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def ctc_loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """CTC loss of each utterance (natural log), summed over its frames: shape (batch,).
-
-    Args:
-        batch: `speech` (batch, frames, bins), `speech_lengths`, `text` (batch, tokens; padded
-            with -1), `text_lengths`.
-    """
-    encoded, lengths, *_ = model.encode(batch["speech"], batch["speech_lengths"])
-    log_probs = model.ctc.log_softmax(encoded).float().transpose(0, 1)
-    text_lengths = batch["text_lengths"]
-    targets = batch["text"][batch["text"] >= 0]
-    # An utterance with more tokens than frames has no alignment; it must not turn the rest to inf.
-    return nn.functional.ctc_loss(
-        log_probs, targets, lengths, text_lengths, reduction="none", zero_infinity=True
-    )
-
-
-@torch.no_grad()
 def log_posteriors(
     model: nn.Module, batch: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """CTC log posteriors, natural log: (batch, frames', tokens), and the numbers of frames'."""
-    encoded, lengths, *_ = model.encode(batch["speech"], batch["speech_lengths"])
+    """CTC log posteriors, natural log: (batch, frames', tokens), and the numbers of frames'.
+
+    Args:
+        batch: `speech` (batch, frames, bins), zero-padded, and `speech_lengths`.
+    """
+    # ESPnet's utterance normalisation works in place: without the copy a second pass over the
+    # same batch would begin with other padding, and see another input.
+    encoded, lengths, *_ = model.encode(batch["speech"].clone(), batch["speech_lengths"])
     return model.ctc.log_softmax(encoded).float(), lengths
+
+
+def ctc_losses(
+    log_probs: torch.Tensor, lengths: torch.Tensor, batch: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """CTC loss of each utterance (natural log), summed over its frames: shape (batch,).
+
+    Args:
+        log_probs, lengths: what `log_posteriors` gave.
+        batch: `text` (batch, tokens; padded with -1) and `text_lengths`.
+    """
+    targets = batch["text"][batch["text"] >= 0]
+    # An utterance with more tokens than frames has no alignment; it must not turn the rest to inf.
+    return nn.functional.ctc_loss(
+        log_probs.transpose(0, 1),
+        targets,
+        lengths,
+        batch["text_lengths"],
+        reduction="none",
+        zero_infinity=True,
+    )
+
+
+def ctc_loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """CTC loss of each utterance of a batch, see `log_posteriors` and `ctc_losses`."""
+    return ctc_losses(*log_posteriors(model, batch), batch)
 
 
 def shortest_input(model: nn.Module) -> int:

@@ -186,7 +186,7 @@ def _add(sums: np.ndarray, block: np.ndarray, weights: np.ndarray, scratch: np.n
     if size >= _LONG:
         for row, weight in zip(block, weights, strict=True):
             if weighted:
-                row = np.multiply(row, weight, out=scratch[:size])
+                row = np.multiply(row, weight, out=scratch[:size], dtype=np.float64)
             np.add(sums, row, out=sums)
         return
     stack = _as_rows(scratch, rows + 1, size)

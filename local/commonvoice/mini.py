@@ -25,6 +25,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256 as hash_of
 from pathlib import Path
@@ -143,7 +144,8 @@ def make_clips(clips: list[Clip], folder: Path, results) -> None:
     except BrokenPipeError:
         pass  # the run that wanted these clips is gone
     except Exception as error:
-        results.send(f"{type(error).__name__}: {error}")
+        with suppress(BrokenPipeError):
+            results.send(f"{type(error).__name__}: {error}")
     results.close()
 
 
@@ -215,6 +217,8 @@ def claim(corpus: Path, recipe: str) -> None:
     elif corpus.exists() and not mark.exists() and any(corpus.iterdir()):
         raise UserError("was not made by this script", path=corpus, remedy="choose another OUT")
     (corpus / "en" / "clips").mkdir(parents=True, exist_ok=True)
+    for left_by_a_kill in corpus.rglob(".*.tmp"):
+        left_by_a_kill.unlink(missing_ok=True)
     write_text(mark, recipe)
 
 

@@ -2,10 +2,10 @@
 
 An accent is a phoneme table of espeak-ng and a list of shifts. A sentence is turned into the
 phonemes of British English first, then every phoneme is replaced by what the accent has in its
-place, and the result is spoken as `[[phonemes]]`. The shifts are those that the textbooks give for
-broad speakers (Wells 1982, Accents of English, vol. 2 and 3), written in espeak-ng's mnemonics.
-They make words of one accent sound like other words of another: an Australian "pain" is nearly an
-American "pine", and an Indian "wine" is "vine".
+place ("t$" is a t at the end of a word), and the result is spoken as `[[phonemes]]`. The shifts
+are those that the textbooks give for broad speakers (Wells 1982, Accents of English, volumes 2
+and 3), written in espeak-ng's mnemonics. They make words of one accent sound like other words of
+another: an Australian "tail" is nearly an American "tile", and an Indian "wine" is "vine".
 
 A speaker is a vocal tract (formant frequencies, heights and widths), a voice (pitch, range,
 roughness, breath), a speed, a distance from the microphone and a room's noise.
@@ -44,8 +44,9 @@ INDIAN = {
     "e@": "e: r", "i@": "i: r", "i@3": "i: V r", "U@": "u: r", "3:": "V r", "3": "V r",
     "@": "V", "@2": "V", "@5": "V", "a#": "V", "I2": "I", "I#": "I", "i": "i:", "@L": "V l",
 }  # fmt: skip
-# England: broad speech of the south east. th is f, h is dropped, FACE and GOAT start lower.
-SOUTH_EAST = {"T": "f", "h": "", "eI": "aI", "aI": "OI", "oU": "aU", "i:": "@ i", "O:": "o:"}
+# England: broad speech of the south east. th is f, h is dropped, FACE and GOAT start lower, l and
+# t at the end of a word are a vowel and a glottal stop.
+SOUTH_EAST = {"T": "f", "h": "", "eI": "aI", "oU": "V U", "aU": "a:", "l$": "U", "t$": "?"}
 
 
 @dataclass(frozen=True)
@@ -183,10 +184,12 @@ class Synthesiser:
             separated = 1, ord("+") << 8
             raw = library.espeak_TextToPhonemes(ctypes.byref(pointer), *separated).decode()
             sounds = []
-            for sound in raw.strip().split("+"):
+            spoken = raw.strip().split("+")
+            for position, sound in enumerate(spoken, 1):
                 bare = sound.lstrip("',%=")
                 stress = sound[: len(sound) - len(bare)]
-                for shifted in shifts.get(bare, bare).split():
+                end = "$" if position == len(spoken) else ""
+                for shifted in shifts.get(bare + end, shifts.get(bare, bare)).split():
                     sounds.append(stress + shifted)
                     stress = ""
             words.append("|".join(sounds))

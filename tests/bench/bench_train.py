@@ -94,7 +94,10 @@ def main() -> None:
     rows = [
         (
             what,
-            *(f"{options.utterances / value:.1f}" for value in (max(t), statistics.median(t), min(t))),
+            *(
+                f"{options.utterances / value:.1f}"
+                for value in (max(t), statistics.median(t), min(t))
+            ),
         )
         for what, t in seconds.items()
     ]

@@ -1,0 +1,133 @@
+"""Configurations: strict, with the line and the nearest name in every refusal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import yaml
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtools.client.train import Training, learning_rate
+from fedtools.files.config import (
+    differences,
+    freeze,
+    from_mapping,
+    lookup,
+    merge,
+    override,
+    read_yaml,
+    write_yaml,
+)
+from fedtools.files.errors import UserError
+
+
+@dataclass(frozen=True)
+class Options:
+    rate: float
+    steps: int = 3
+    name: str | None = None
+    more: dict = field(default_factory=dict)
+
+
+def test_numbers_as_people_write_them(tmp_path):
+    (tmp_path / "c.yaml").write_text("rate: 1e-4\nsteps: 7\n")
+    options = from_mapping(Options, read_yaml(tmp_path / "c.yaml"), "c.yaml")
+    assert options == Options(rate=1e-4, steps=7)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rate": 1.0, "stepps": 1}, "did you mean 'steps'"),
+        ({"rate": "fast"}, "'rate' is 'fast', not float"),
+        ({"rate": 1.0, "steps": 1.5}, "'steps' is 1.5, not int"),
+        ({"rate": True}, "'rate' is True"),
+        ({"steps": 1}, "'rate' is missing"),
+    ],
+)
+def test_refused_options(options, said):
+    with pytest.raises(UserError, match=said):
+        from_mapping(Options, options, "c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\na: 2\n", "twice"),
+        ("a: [1\nb: 2\n", "c.yaml:2: not YAML"),
+        ("- 1\n", "a mapping of options"),
+        ("a: !!python/object/apply:os.system [true]\n", "not YAML"),
+    ],
+)
+def test_refused_files(tmp_path, text, said):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_yaml(tmp_path / "c.yaml")
+
+
+def test_missing_and_binary_files(tmp_path):
+    with pytest.raises(UserError, match="cannot be read"):
+        read_yaml(tmp_path / "none.yaml")
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="not UTF-8"):
+        read_yaml(tmp_path / "c.yaml")
+
+
+def test_override_merge_lookup(tmp_path):
+    config = {"a": {"b": 1}, "c": 2}
+    assert override(config, ["a.b=3e-2", "a.d=x"]) == {"a": {"b": 0.03, "d": "x"}, "c": 2}
+    assert config == {"a": {"b": 1}, "c": 2}
+    assert merge(config, {"a": {"e": 5}}) == {"a": {"b": 1, "e": 5}, "c": 2}
+    for wrong in ("a", "c.d=1", "a.b=["):
+        with pytest.raises(UserError):
+            override(config, [wrong])
+    write_yaml(tmp_path / "c.yaml", config)
+    assert lookup(tmp_path / "c.yaml", "a.b") == 1
+    with pytest.raises(UserError, match=r"no option 'a\.z'"):
+        lookup(tmp_path / "c.yaml", "a.z")
+
+
+trees = st.recursive(
+    st.integers() | st.text() | st.booleans() | st.none(),
+    lambda inner: st.dictionaries(st.text(min_size=1), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.text(min_size=1), trees, max_size=4))
+def test_freezing_is_reading_back(tmp_path_factory, config):
+    path = tmp_path_factory.mktemp("f") / "config.yaml"
+    freeze(path, config)
+    freeze(path, config)
+    assert not list(differences(read_yaml(path), config))
+    with pytest.raises(UserError, match="another configuration"):
+        freeze(path, {**config, "one more": "!"})
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*/*.yaml")), ids=lambda p: p.name)
+def test_our_configurations_make_models(path):
+    from fedtools.decode.beam import BeamOptions
+    from fedtools.models.asr import build_model
+
+    config = yaml.safe_load(path.read_text())
+    for section in (config, merge(config, config["baseline"])):
+        from_mapping(Training, section["training"], path)
+    from_mapping(BeamOptions, config["decode"], path)
+    model = build_model(config["model"], ["<blank>", "<unk>", "a", "<sos/eos>"])
+    blocks = {name.split(".")[2] for name, _ in model.named_parameters() if ".encoders." in name}
+    assert len(blocks) == config["model"]["encoder_conf"]["num_blocks"]
+
+
+def test_warmup_is_espnets():
+    import torch
+    from espnet2.schedulers.warmup_lr import WarmupLR
+
+    training = Training(scheduler="warmuplr", scheduler_conf={"warmup_steps": 10})
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    scheduler = WarmupLR(optimizer, warmup_steps=10)
+    for step in range(1, 30):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(learning_rate(training, 0.3, step))
+        optimizer.step()
+        scheduler.step()

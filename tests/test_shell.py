@@ -1,0 +1,454 @@
+"""The shell utilities and job runners, called as recipes call them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Result, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+RUN = ROOT / "utils/run.py"
+SLURM = ROOT / "utils/slurm.py"
+
+
+def script(path: Path, text: str) -> Path:
+    """Write an executable bash script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{text}")
+    path.chmod(0o755)
+    return path
+
+
+# ------------------------------------------------------------------------- parse_options.sh
+@pytest.fixture
+def options(tmp_path):
+    """A script with some defaults, which prints them and what is left of its arguments."""
+    path = script(
+        tmp_path / "a folder" / "options.sh",
+        f"""set -euo pipefail
+cd "$(dirname "$0")"
+ROOT=/nowhere
+stage=1
+foo_bar=            # with a comment
+flag=true
+export exported=a
+    indented=no
+help_message="Usage: options.sh
+  stage=1 is the first"
+. {shlex.quote(str(ROOT / "utils/parse_options.sh"))}
+later=1
+printf '%s\\n' "$stage" "$foo_bar" "$flag" "$exported" "$indented" "$later" "$#" "$@"
+""",
+    )
+
+    def call(*arguments: str, **kwargs) -> Result:
+        return run(path, *arguments, **kwargs)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        ((), ["1", "", "true", "a", "no", "1", "0"]),
+        (("--stage", "3"), ["3", "", "true", "a", "no", "1", "0"]),
+        (("--stage=3", "--exported", "b"), ["3", "", "true", "b", "no", "1", "0"]),
+        (("--foo-bar", "x=y", "--flag=false"), ["1", "x=y", "false", "a", "no", "1", "0"]),
+        (("--foo_bar", "", "x", "--stage"), ["1", "", "true", "a", "no", "1", "2", "x", "--stage"]),
+        (("--foo_bar", "--baz 3"), ["1", "--baz 3", "true", "a", "no", "1", "0"]),
+        (("--foo-bar=--stage",), ["1", "--stage", "true", "a", "no", "1", "0"]),
+        (("--stage", "-1", "--", "--x"), ["-1", "", "true", "a", "no", "1", "1", "--x"]),
+    ],
+)
+def test_options_are_set(options, arguments, printed):
+    assert options(*arguments).ok().out.split("\n")[:-1] == printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--nope", "1"), "unknown option --nope; there are: --stage --foo_bar --flag --exported"),
+        (("--PATH", "/x"), "unknown option --PATH"),
+        (("--ROOT=/x",), "unknown option --ROOT"),
+        (("--HOME", "/x"), "unknown option --HOME"),
+        (("--BASH_ENV", "/x"), "unknown option --BASH_ENV"),
+        (("--indented", "yes"), "unknown option --indented"),
+        (("--later", "2"), "unknown option --later"),
+        (("--help_message", "2"), "unknown option --help_message"),
+        (("--outer", "2"), "unknown option --outer"),
+        (("--stage[0]", "2"), "unknown option --stage[0]"),
+        (("--stage;id", "2"), "unknown option --stage;id"),
+        (("-x",), "unknown option -x"),
+        (("--stage",), "--stage wants a value"),
+        (("--foo-bar", "--flag", "false"), "--foo-bar wants a value, not the option --flag"),
+        (("--flag", "yes"), "--flag is true or false, not 'yes'"),
+        (("--stage", "two"), "--stage is a whole number, not 'two'"),
+    ],
+)
+def test_options_are_refused(options, arguments, said):
+    failed = options(*arguments, env={"outer": "from the environment"}).fails(2, said)
+    assert failed.err.count("\n") == 1
+    assert not failed.out
+
+
+def test_help_is_printed(options):
+    assert options("--stage", "2", "--help").ok().out.startswith("Usage: options.sh\n")
+
+
+def test_options_of_a_script_called_by_a_relative_path(options, tmp_path):
+    path = Path("a folder/options.sh")
+    assert run(path, "--stage", "7", cwd=tmp_path).ok().out.startswith("7\n")
+
+
+@settings(max_examples=40, deadline=None)
+@given(value=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+def test_any_value_arrives_as_it_is(tmp_path_factory, value):
+    parse = shlex.quote(str(ROOT / "utils/parse_options.sh"))
+    path = tmp_path_factory.getbasetemp() / "any_value.sh"
+    if not path.exists():
+        script(path, f'foo=\n. {parse}\nprintf %s "$foo"\n')
+    done = subprocess.run([path, f"--foo={value}"], capture_output=True, check=True)
+    assert done.stdout == value.encode()
+
+
+# ----------------------------------------------------------------------------------- run.py
+def test_jobs_run_with_kaldis_logs(tmp_path):
+    run(RUN, "JOB=2:4", "log/x.JOB.log", "echo", "job JOB", "of  JOB", cwd=tmp_path).ok()
+    assert sorted(path.name for path in (tmp_path / "log").iterdir()) == [
+        "x.2.log",
+        "x.3.log",
+        "x.4.log",
+    ]
+    head, started, empty, said, accounting, ended = (
+        (tmp_path / "log/x.3.log").read_text().splitlines()
+    )
+    assert head == '# echo "job 3" "of  3"'
+    assert re.fullmatch(r"# Started at \w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}", started)
+    assert empty == "#"
+    assert said == "job 3 of  3"
+    assert re.fullmatch(r"# Accounting: time=\d+ threads=1", accounting)
+    assert re.fullmatch(r"# Ended \(code 0\) at .+, elapsed time \d+ seconds", ended)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["printf", "%s:", "a b", "c"], "a b:c:"),
+        (["printf", "%s:", 'say "a  b"', "it's"], 'say "a  b":it\'s:'),
+        (["printf", "%s:", "both ' and \" here"], "both ' and \" here:"),
+        (["printf", "%s:", "", "x"], ":x:"),
+        (["printf", "%s", "abc", "|", "tr", "a-c", "A-C"], "ABC"),
+        (["x=5;", "printf", "%s", "$x"], "5"),
+        (["printf", "%s:", "a b $x"], "a b :"),  # in double quotes, as in run.pl
+        (["printf", "%s:", "ä  ö"], "ä  ö:"),
+    ],
+)
+def test_commands_are_quoted_as_kaldi_does(tmp_path, arguments, said):
+    run(RUN, "x.log", *arguments, cwd=tmp_path).ok()
+    assert (tmp_path / "x.log").read_text().split("\n#\n")[1].split("\n# Accounting")[0] == said
+
+
+@settings(max_examples=8, deadline=None)
+@given(words=st.lists(st.text(st.sampled_from("ab \"'"), max_size=6), min_size=2, max_size=8))
+def test_blanks_and_quotes_arrive(tmp_path_factory, words):
+    # A balanced pair in a word without blanks is the shell's, as with run.pl; all else arrives.
+    words = [word for word in words if " " in word or word.count('"') + word.count("'") <= 1]
+    folder = tmp_path_factory.getbasetemp()
+    run(RUN, "quotes.log", "printf", "'%s\\n'", *words, "end", cwd=folder).ok()
+    lines = (folder / "quotes.log").read_text().split("\n#\n")[1].split("\n# Accounting")[0]
+    assert lines.split("\n") == [*words, "end"]
+
+
+def test_a_failure_shows_its_log(tmp_path):
+    command = ("echo", "before;", "[", "JOB", "-ne", "2", "]", "||", "exit", "3")
+    failed = run(RUN, "JOB=1:3", "log/x.JOB.log", *command, cwd=tmp_path)
+    assert failed.code == 1
+    assert "1 of 3 jobs failed" in failed.err
+    assert "the end of log/x.2.log" in failed.err
+    assert "before" in failed.err
+    assert "log/x.1.log" not in failed.err
+    assert "# Ended (code 3) at" in (tmp_path / "log/x.2.log").read_text()
+    assert "# Ended (code 0) at" in (tmp_path / "log/x.3.log").read_text()
+
+
+def test_options_of_queue_pl_are_taken(tmp_path):
+    options = "--mem 4G --config none -V -q all.q -pe smp 3 --max-jobs-run 2 -l arch=*64".split()
+    run(RUN, *options, "N=1:2", "--time", "1:00:00", "x.N.log", "true", cwd=tmp_path).ok()
+    assert "threads=3" in (tmp_path / "x.2.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["x.log"], "usage:"),
+        (["--mem"], "--mem wants a value"),
+        (["JOB=1:2", "x.log", "true"], "JOB=1:2, but one log: x.log"),
+        (["JOB=0:2", "x.JOB.log", "true"], "job numbers begin at 1"),
+        (["JOB=3:2", "x.JOB.log", "true"], "job numbers begin at 1"),
+        (["JOB=1:2", "N=1:2", "x.JOB.log", "true"], "two job ranges"),
+        (["--max-jobs-run", "many", "x.log", "true"], "--max-jobs-run is a whole number"),
+    ],
+)
+def test_wrong_usage(tmp_path, arguments, said):
+    run(RUN, *arguments, cwd=tmp_path).fails(2, said)
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_more_jobs_than_allowed_run_at_a_time(tmp_path):
+    # A job counts those beside it by the files they hold.
+    line = "touch run.$1; sleep 0.2; ls run.* | wc -l > seen.$1; rm run.$1\n"
+    job = script(tmp_path / "job.sh", line)
+    run(RUN, "-tc", "2", "JOB=1:5", "x.JOB.log", job, "JOB", cwd=tmp_path).ok()
+    seen = [int(path.read_text()) for path in tmp_path.glob("seen.*")]
+    assert len(seen) == 5
+    assert max(seen) == 2
+
+
+def test_every_gpu_job_has_gpus_of_its_own(tmp_path):
+    gpu = "gpu.$CUDA_VISIBLE_DEVICES"
+    job = script(tmp_path / "job.sh", f"mkdir {gpu} && sleep 0.2 && rmdir {gpu}\n")
+    visible = {"CUDA_VISIBLE_DEVICES": "3,5"}
+    run(RUN, "--gpu", "1", "JOB=1:4", "x.JOB.log", job, cwd=tmp_path, env=visible).ok()
+    run(RUN, "--gpu", "3", "x.log", "true", env=visible).fails(2, "has 2")
+
+
+def wait_until(condition, seconds: float = 10) -> None:
+    """Wait for something to become true; the test fails if it does not."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_ends_the_jobs(tmp_path, number):
+    # The job's own child, too: it writes its number and sleeps.
+    job = script(tmp_path / "job.sh", "sleep 100 & echo $! > pid.$1; wait\n")
+    command = [RUN, "JOB=1:2", "-tc", "2", "x.JOB.log", job, "JOB"]
+    process = subprocess.Popen(command, cwd=tmp_path)
+    files = [tmp_path / "pid.1", tmp_path / "pid.2"]
+    wait_until(lambda: all(file.exists() and file.read_text().strip() for file in files))
+    process.send_signal(number)
+    code = process.wait(timeout=10)
+    assert code == (-9 if number == signal.SIGKILL else 128 + number)
+    for file in files:
+        wait_until(lambda file=file: not alive(int(file.read_text())))
+    if number != signal.SIGKILL:
+        assert "# Ended (code 137)" in (tmp_path / "x.1.log").read_text()
+
+
+# --------------------------------------------------------------------------------- slurm.py
+# What Slurm's sbatch does with an array job and --wait, on this machine and one after the other.
+SBATCH = r"""
+set -u
+printf '%s\n' "$@" >> "$SBATCH_SAW"
+for argument in "$@"; do case $argument in --array=*) array=${argument#--array=} ;; esac; done
+script=${!#}
+echo 4711
+array=${array%\%*}
+worst=0
+for ((i = ${array%-*}; i <= ${array#*-}; i++)); do
+    [[ $i != "${SBATCH_LOSES:-}" ]] || continue
+    SLURM_ARRAY_TASK_ID=$i bash "$script" < /dev/null || worst=$?
+done
+exit "$worst"
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """A working directory with a blank in its name, and an sbatch on PATH."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    script(tmp_path / "bin" / "sbatch", SBATCH)
+    saw = tmp_path / "saw"
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SBATCH_SAW": str(saw)}
+
+    def call(*arguments: str, **more: str) -> Result:
+        saw.write_text("")
+        result = run(SLURM, *arguments, cwd=folder, env=env | more)
+        result.saw = saw.read_text().split("\n")[:-1]
+        return result
+
+    call.folder = folder
+    return call
+
+
+def test_slurm_runs_the_same_jobs(slurm):
+    (slurm.folder / "path.sh").write_text("export FROM_PATH='path.sh was here'\n")
+    command = ["echo", "job JOB", 'say "JOB  it\'s"', "$FROM_PATH", "|", "cat"]
+    done = slurm("JOB=1:3", "log/x.JOB.log", *command).ok()
+    run(RUN, "JOB=1:3", "local/x.JOB.log", *command, cwd=slurm.folder).ok()
+    here, there = (slurm.folder / "local/x.2.log"), (slurm.folder / "log/x.2.log")
+    assert there.read_text().split("\n")[0] == here.read_text().split("\n")[0]
+    assert 'job 2 say "2  it\'s" path.sh was here\n# Accounting' in there.read_text()
+    assert "--array=1-3" in done.saw
+    assert {"--wait", "--parsable"} <= set(done.saw)
+
+
+def test_slurm_translates_options_by_the_config(slurm):
+    (slurm.folder / "my.conf").write_text(
+        "command sbatch -A 'my account'\n# a comment\n\noption mem=* --mem-per-cpu $0\n"
+        "option num_threads=* --cpus-per-task $0\noption gpu=0 -p cpu\n"
+        "option gpu=* -p gpu --gres=gpu:$0\ndefault gpu=0\n"
+    )
+    options = ["--config", "my.conf", "--mem", "4G"]
+    saw = slurm(*options, "x.log", "true").ok().saw
+    assert saw[:2] == ["-A", "my account"]
+    assert saw[-6:-2] == ["-p", "cpu", "--mem-per-cpu", "4G"]
+    more = ["--gpu", "2", "--num-threads", "3", "-tc", "5", "JOB=2:4"]
+    saw = slurm(*options, *more, "x.JOB.log", "true").ok().saw
+    expected = "-p gpu --gres=gpu:2 --mem-per-cpu 4G --cpus-per-task 3 --array=2-4%5".split()
+    assert saw[-len(expected) - 1 : -1] == expected
+    assert "threads=3" in (slurm.folder / "x.4.log").read_text()
+
+
+def test_slurm_takes_the_config_of_the_repository(slurm):
+    config = str(ROOT / "conf/slurm.conf")
+    saw = slurm("--config", config, "--gpu", "1", "--mem", "8G", "x.log", "true").ok().saw
+    assert {"--gres=gpu:1", "--mem", "8G"} <= set(saw)
+
+
+def test_slurm_shows_failures(slurm):
+    failed = slurm("JOB=1:3", "log/x.JOB.log", "[", "JOB", "-ne", "2", "]")
+    assert failed.code == 1
+    assert "1 of 3 jobs failed" in failed.err
+    assert "the end of log/x.2.log" in failed.err
+
+
+def test_slurm_wrong_usage(slurm):
+    slurm("--qos", "high", "x.log", "true").fails(2, "--qos high: no such option")
+    slurm("--config", "none.conf", "x.log", "true").fails(2, "none.conf: No such file")
+    (slurm.folder / "bad.conf").write_text("command sbatch\nopt mem=* --mem $0\n")
+    slurm("--config", "bad.conf", "x.log", "true").fails(2, "bad.conf:2: neither command")
+    failed = slurm("x.log", "true", PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    if not shutil.which("sbatch"):
+        failed.fails(2, "cannot run sbatch")
+
+
+def test_slurm_notices_a_job_that_vanished(slurm, monkeypatch):
+    # As `slurm.py` itself, but not so patient.
+    line = "import runpy, sys; sys.path.insert(0, sys.argv[1]); import slurm; slurm.PATIENCE = 0.1;"
+    line += " sys.argv = ['slurm.py', *sys.argv[2:]]; slurm.main()"
+    path = f"{slurm.folder.parent}/bin:{os.environ['PATH']}"
+    failed = run(
+        *(sys.executable, "-c", line, ROOT / "utils", "JOB=1:2", "x.JOB.log", "true"),
+        cwd=slurm.folder,
+        env={"PATH": path, "SBATCH_SAW": "/dev/null", "SBATCH_LOSES": "2"},
+    )
+    assert failed.code == 1
+    assert "no trace of done.x.JOB.2" in failed.err
+    assert "the job never began" in failed.err
+
+
+# ---------------------------------------------------------------------------------- path.sh
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout with blanks in its path, whose setup.sh only says that it was called."""
+    root = tmp_path / "a check out"
+    recipe = root / "egs/commonvoice/asr1"
+    recipe.mkdir(parents=True)
+    shutil.copy(ROOT / "egs/commonvoice/asr1/path.sh", recipe)
+    (root / "utils").mkdir()
+    shutil.copy(ROOT / "utils/environment.sh", root / "utils")
+    script(
+        root / "utils/setup.sh",
+        'cd "$(dirname "$0")/.."; echo "set-up" >> calls; mkdir -p .venv/bin; [[ ! -e broken ]]\n',
+    )
+    return root
+
+
+def environment(folder: Path, *programs: str) -> dict[str, str]:
+    """An environment with this Python as python3 and the named programs on PATH."""
+    script(folder / "python3", f'exec {shlex.quote(sys.executable)} "$@"\n')
+    for program in programs:
+        script(folder / program, f"echo {program} of the active environment\n")
+    return {"PATH": f"{folder}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+
+
+SOURCE_PATH = """set -euo pipefail
+. "$1"
+echo "$ROOT|$LC_ALL|${PATH%%:*}"
+lmplz || true
+"""
+
+
+def test_path_uses_the_active_environment(checkout, tmp_path):
+    env = environment(tmp_path / "bin", "fedtools", "lmplz", "build_binary")
+    path = checkout / "egs/commonvoice/asr1/path.sh"
+    done = run("bash", "-c", SOURCE_PATH, "x", path, env=env, cwd=tmp_path).ok()
+    assert done.out == f"{checkout}|C|{tmp_path}/bin\nlmplz of the active environment\n"
+    assert not done.err
+    assert not (checkout / "calls").exists()
+    # The same from within, by a relative path, and without the strict options.
+    done = run("bash", "-c", '. ./path.sh; echo "$ROOT $-"', env=env, cwd=path.parent).ok()
+    assert done.out.startswith(f"{checkout} ")
+    assert "e" not in done.out.split()[-1]
+
+
+@pytest.mark.parametrize("lacking", ["fedtools", "lmplz", "everything"])
+def test_path_sets_up_otherwise(checkout, tmp_path, lacking):
+    programs = {"fedtools", "lmplz", "build_binary"} - {lacking}
+    env = environment(tmp_path / "bin", *programs)
+    if lacking == "everything":
+        script(tmp_path / "bin/python3", "exit 1\n")
+    path = checkout / "egs/commonvoice/asr1/path.sh"
+    twice = SOURCE_PATH.replace('. "$1"\n', '. "$1"\n. "$1"\n')
+    done = run("bash", "-c", twice, "x", path, env=env, cwd=checkout).ok()
+    assert done.out.split("\n")[0] == f"{checkout}|C|{checkout}/.venv/bin"
+    assert (checkout / "calls").read_text() == "set-up\nset-up\n"
+    if lacking != "everything":
+        assert f"no {lacking} on PATH" in done.err
+
+
+def test_path_fails_when_the_set_up_does(checkout, tmp_path):
+    (checkout / "broken").touch()
+    env = environment(tmp_path / "bin") | {"PYTHONPATH": str(tmp_path)}
+    path = checkout / "egs/commonvoice/asr1/path.sh"
+    assert run("bash", "-c", SOURCE_PATH, "x", path, env=env).code == 1
+
+
+def test_setup_refuses_what_it_cannot_use(tmp_path):
+    setup = ROOT / "utils/setup.sh"
+    run(setup, "--nope").fails(2, "unknown argument '--nope'")
+    run(setup, "--venv").fails(2, "--venv wants a directory")
+    assert "FEDTOOLS_PYTHON" in run(setup, "--help").ok().out
+    old = script(tmp_path / "python", f'exec {shlex.quote(sys.executable)} -c "import none"\n')
+    env = {"FEDTOOLS_PYTHON": str(old)}
+    run(setup, "--venv", tmp_path / "venv", env=env).fails(1, "is not Python 3.10 to 3.13")
+
+
+# ------------------------------------------------------------------------------- all of them
+def test_every_shell_file_is_clean():
+    files = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "*.sh", ".ci/run")
+    names = [name for name in files.ok().out.split("\n")[:-1] if (ROOT / name).exists()]
+    assert {"utils/setup.sh", "utils/parse_options.sh", "tests/run.sh", ".ci/run"} <= set(names)
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.defpath}")
+    assert shellcheck, "tests/run.sh installs shellcheck"
+    checked = run(shellcheck, *names)
+    assert checked.code == 0, checked.out
+    for name in names:
+        text = (ROOT / name).read_text()
+        assert not re.search(r"^\s*eval\b", text, re.MULTILINE), name
+        if text.startswith("#!"):
+            assert text.startswith("#!/usr/bin/env bash\n"), name
+            assert os.access(ROOT / name, os.X_OK), name
+            assert "\nset -euo pipefail\n" in text, name
