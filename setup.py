@@ -22,17 +22,22 @@ setup(
     python_requires=">=3.10,<3.14",
     packages=find_packages(include=["fedtools", "fedtools.*"]),
     install_requires=[
-        # ESPnet asks for setuptools < 74, which PyTorch 2.13 and later refuse: beside it, pip
-        # settles for PyTorch 2.12. Both in their newest versions: utils/setup.sh.
-        "espnet>=202511",
+        # ESPnet itself is not here, but what its acoustic models import is: its own list asks for
+        # setuptools < 74, which PyTorch 2.13 refuses, and for packages that pip refuses. Hence
+        #     pip install . && pip install --no-deps espnet==202511
         "torch>=2.4",
         "numpy>=2",
+        "scipy>=1.11",
+        "humanfriendly>=10.0",
+        "packaging>=23.0",
+        "torch_complex>=0.4.4",
+        "typeguard>=4.3",
         "librosa>=0.10.2,<1",
         "kaldiio>=2.18",
         "kaldi-native-fbank>=1.20",
         "soundfile>=0.12.1",
         "soxr>=0.3.7",
-        "sentencepiece>=0.2.0",
+        "sentencepiece>=0.2.0,<0.3",
         # Neither installs from PyPI on Python 3.13; there, run utils/build_flashlight.sh.
         "flashlight-text>=0.0.7; python_version < '3.13'",
         "kenlm>=0.3.0; python_version < '3.13'",

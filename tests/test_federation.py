@@ -283,6 +283,31 @@ def test_another_base_is_refused(world, cli, tmp_path):
     assert "refused" in (path / "ledger.tsv").read_text()
 
 
+@pytest.mark.parametrize("name", ["nobody", "au"])
+def test_strangers_and_twins_are_refused(world, cli, tmp_path, name):
+    """A client that was not sampled, or that comes twice, in one more job's files."""
+    path = tmp_path / "exp"
+    cli(*begin(world, path)).ok()
+    cli("sample", path).ok()
+    cli("train-local", path).ok()
+    folder = path / "round_0001"
+    lines = (folder / "update.1.tsv").read_text().splitlines()
+    fields = lines[1].split("\t")
+    row = "\t".join([name, *fields[1:]])
+    (folder / "update.9.tsv").write_text(f"{lines[0]}\n{row}\n")
+    tensors = load_file(folder / "update.1.safetensors")
+    save_file({key: value[:1].copy() for key, value in tensors.items()},
+              folder / "update.9.safetensors")  # fmt: skip
+    cli("aggregate", path).ok()
+    ledger = {
+        line.split("\t")[1]: line.split("\t")[-1]
+        for line in (path / "ledger.tsv").read_text().splitlines()
+    }
+    assert ledger[name].startswith("refused: "), ledger
+    assert ledger["en"] == ledger["in"] == "ok"
+    assert (ledger["au"] == "ok") == (name == "nobody")
+
+
 def test_diverged_client_is_left_out(world, cli, tmp_path):
     path = tmp_path / "exp"
     cli(*begin(world, path)).ok()

@@ -17,15 +17,15 @@ import fedtools as package
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory) -> Path:
-    """A folder with the source distribution and the wheel, built from what git would commit."""
+    """A folder with the source distribution and the wheel."""
     folder = tmp_path_factory.mktemp("dist")
+    # Built from a copy, because a build leaves its traces beside the sources.
     copy = folder / "a check out"
-    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z").ok().out
-    for name in filter(None, listed.split("\0")):
-        source, target = ROOT / name, copy / name
-        if source.is_file() and not source.is_symlink():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)
+    shutil.copytree(ROOT / "fedtools", copy / "fedtools", ignore=shutil.ignore_patterns("*.pyc"))
+    for folder_beside in ("tests", "utils", "local"):
+        shutil.copytree(ROOT / folder_beside, copy / folder_beside, symlinks=True)
+    for name in ("setup.py", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, copy)
     build = (sys.executable, "setup.py", "-q", "sdist", "-d", folder, "bdist_wheel", "-d", folder)
     run(*build, cwd=copy).ok()
     return folder

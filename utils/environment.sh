@@ -7,24 +7,24 @@
 
 _fedtools_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || return 1
 
-# Not asked from within the checkout, where `import fedtools` works without an installation.
 _fedtools_is_active() {
+    local program lacking
     case $(command -v python3) in "$_fedtools_root"/.venv/*) return 1 ;; esac
-    (cd / && python3 - 2>/dev/null) <<'PYTHON' || return 1
+    # Not asked from within the checkout, where `import fedtools` works without an installation.
+    lacking=$(cd / && python3 - 2>/dev/null) <<'PYTHON' || return 1
 import importlib.util
-import sys
 
 import fedtools
 
-sys.exit(any(importlib.util.find_spec(name) is None for name in ("torch", "espnet2", "kaldiio")))
+print(*(name for name in ("torch", "espnet2", "kaldiio") if not importlib.util.find_spec(name)))
 PYTHON
-    local program
     for program in fedtools lmplz build_binary; do
-        if ! command -v "$program" >/dev/null; then
-            echo "path.sh: fedtools is installed here, but no $program on PATH: using .venv" >&2
-            return 1
-        fi
+        command -v "$program" >/dev/null || lacking+=" $program"
     done
+    [[ -n $lacking ]] || return 0
+    echo "path.sh: fedtools is installed in the active environment, but not ${lacking# };" \
+        "using $_fedtools_root/.venv" >&2
+    return 1
 }
 
 if ! _fedtools_is_active; then

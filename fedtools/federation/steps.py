@@ -146,18 +146,19 @@ def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[L
     down = experiment.global_state(number).stat().st_size if federation.shared_spec else 0
     sent = {update.client: update.bytes for update in server.updates}
     refused = {refusal.client: f"refused: {refusal.reason}" for refusal in server.refusals}
+    sampled = experiment.sampled(number)
     rows = [
         LedgerRow(
             round=number,
             client=client,
-            bytes_down=down,
+            bytes_down=down if client in sampled else 0,
             bytes_up=sent.get(client, 0),
-            client_epochs=method.local_epochs,
+            client_epochs=method.local_epochs if client in sampled else 0,
             server_epochs=0,
             seconds=float(seconds.get(client, 0)),
             status=refused.get(client, "ok"),
         )
-        for client in experiment.sampled(number)
+        for client in [*sampled, *(client for client in refused if client not in sampled)]
     ]
     spent = time.monotonic() - begun
     return [*rows, LedgerRow(number, SERVER_ROW, 0, 0, 0, method.server_epochs, spent, "ok")]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import platform
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +23,9 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    ours = f".{path.name}.{platform.node()}-"
+    _remove_orphans(path.parent, ours)
+    handle, name = tempfile.mkstemp(".tmp", f"{ours}{os.getpid()}.", path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -58,6 +62,18 @@ def sha256(path: str | Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+def _remove_orphans(folder: Path, prefix: str) -> None:
+    """Remove what processes of this machine that were killed left of the same file."""
+    for left in folder.glob(f"{glob.escape(prefix)}*.tmp"):
+        owner = left.name.removeprefix(prefix).partition(".")[0]
+        try:
+            os.kill(int(owner), 0)
+        except ProcessLookupError:
+            left.unlink(missing_ok=True)
+        except (PermissionError, ValueError):
+            continue
 
 
 def _umask() -> int:
