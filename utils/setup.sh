@@ -93,7 +93,7 @@ step() {
         return
     fi
     start=$SECONDS
-    [[ -t 2 ]] || say "$label"
+    [[ -t 2 ]] || say "[$number/$steps] $3"
     tick "$label" &
     ticker=$!
     # An installation that was killed may lack files of a package that looks complete to pip.
@@ -113,7 +113,7 @@ step() {
     ticker=
     if [[ $code -ne 0 ]]; then
         [[ ! -t 2 ]] || say ""
-        tail -n 20 "$log" | sed 's/^/    | /' >&2
+        grep -v "^Ignoring " "$log" | tail -n 12 | sed 's/^/    | /' >&2
         fail "step '$3' failed; all of it is in $log; the same command goes on from here"
     fi
     printf '%s\n' "$key" >"$marks/$name.new"

@@ -42,6 +42,7 @@ def main() -> None:
     from fedtools.cli import (  # noqa: F401
         data,
         decode,
+        espnet,
         federation,
         lm,
         report,

@@ -1,0 +1,152 @@
+"""ESPnet's own files: its decoder reads ours, and nothing but tensors that fit is read."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import simulated
+import torch
+import yaml
+from conftest import ROOT
+from safetensors.numpy import load_file
+
+from fedtools.files.ark import FeatureReader
+from fedtools.files.datadir import DataDir
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A trained experiment and its export."""
+    from conftest import inside
+
+    root = tmp_path_factory.mktemp("espnet")
+    for name, seed in (("train", 0), ("valid", 1)):
+        simulated.data_dir(root / name, ["au", "en"], 4, seed)
+    simulated.config_file(root / "config.yaml", average=1)
+    text = root / "train" / "text"
+    inside("train-tokens", text, root / "tokens", "--token-type", "char").ok()
+    inside(
+        "init", root / "exp", "--config", root / "config.yaml", "--method", "fedavg",
+        "--train", root / "train", "--valid", root / "valid", "--tokens", root / "tokens",
+    ).ok()  # fmt: skip
+    inside("rounds", root / "exp", "--to", "1").ok()
+    inside("average", root / "exp").ok()
+    inside("export", root / "exp", root / "espnet").ok()
+    return root
+
+
+SPEECH2TEXT = """
+import sys, types, warnings
+warnings.simplefilter("ignore")
+try:
+    import torchaudio
+except ImportError:
+    # ESPnet's tasks import torchaudio for front ends that work on waveforms; ours has none.
+    class Anything(types.ModuleType):
+        __path__ = []
+        def __getattr__(self, name):
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (), {})
+    for name in ("torchaudio", "torchaudio.transforms", "torchaudio.functional",
+                 "torchaudio.compliance", "torchaudio.compliance.kaldi"):
+        sys.modules[name] = Anything(name)
+import numpy as np
+from espnet2.bin.asr_inference import Speech2Text
+folder, features = sys.argv[1:]
+decode = Speech2Text(f"{folder}/config.yaml", f"{folder}/model.pth", ctc_weight=1.0, beam_size=5)
+matrix = np.load(features)
+import torch
+with torch.no_grad():
+    speech = torch.from_numpy(matrix)[None]
+    encoded = decode.asr_model.encode(speech, torch.tensor([len(matrix)]))[0]
+    np.save(features + ".out.npy", decode.asr_model.ctc.log_softmax(encoded)[0].numpy())
+print("decoded", repr(decode(matrix)[0][0]))
+"""
+
+
+def test_espnet_decodes_our_model(world, tmp_path):
+    """The same posteriors in ESPnet's Speech2Text as in ours."""
+    data = DataDir.read(world / "valid")
+    name = data.utterances[0]
+    matrix = FeatureReader(data.feats_scp).read(name)
+    np.save(tmp_path / "features.npy", matrix)
+    done = subprocess.run(
+        [sys.executable, "-c", SPEECH2TEXT, world / "espnet", tmp_path / "features.npy"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    if "ModuleNotFoundError" in done.stderr:
+        missing = done.stderr.strip().splitlines()[-1]
+        pytest.skip(f"espnet2.bin.asr_inference cannot be imported here: {missing}")
+    assert done.returncode == 0, done.stderr
+    assert "decoded" in done.stdout
+    from fedtools.federation.evaluate import load_average
+    from fedtools.federation.federation import Federation
+    from fedtools.models.asr import log_posteriors
+
+    federation = Federation(world / "exp")
+    load_average(federation, "")
+    batch = {
+        "speech": torch.from_numpy(matrix)[None],
+        "speech_lengths": torch.tensor([len(matrix)]),
+    }
+    with torch.no_grad():
+        ours = log_posteriors(federation.model.eval(), batch)[0][0].numpy()
+    theirs = np.load(tmp_path / "features.npy.out.npy")
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_round_trip(world, cli, tmp_path):
+    folder = world / "espnet"
+    cli("import", folder / "config.yaml", folder / "model.pth", tmp_path / "back").ok()
+    ours = load_file(world / "exp" / "model.safetensors")
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert ours.keys() == back.keys()
+    assert all(np.array_equal(ours[name], back[name]) for name in ours)
+    imported = tmp_path / "back"
+    config = yaml.safe_load((imported / "model.yaml").read_text())
+    config["training"] = simulated.CONFIG["training"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    cli(
+        "init", tmp_path / "exp", "--config", tmp_path / "config.yaml", "--method", "fedavg",
+        "--train", world / "train", "--tokens", imported, "--start", imported / "model.safetensors",
+    ).ok()  # fmt: skip
+    cli("rounds", tmp_path / "exp", "--to", "1").ok()
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("run",))
+
+
+@pytest.mark.parametrize("damage", ["pickle", "cut", "missing", "extra", "shape", "frontend"])
+def test_refused_models(world, cli, tmp_path, damage):
+    state = torch.load(world / "espnet" / "model.pth", weights_only=True)
+    config = yaml.safe_load((world / "espnet" / "config.yaml").read_text())
+    name = "ctc.ctc_lo.bias"
+    said = name
+    if damage == "missing":
+        del state[name]
+    elif damage == "extra":
+        state[said := "encoder.more"] = torch.zeros(2)
+    elif damage == "shape":
+        state[name] = state[name][:-1]
+    elif damage == "frontend":
+        config["frontend"], said = "default", "waveforms"
+    torch.save(state, tmp_path / "model.pth")
+    if damage == "pickle":
+        (tmp_path / "model.pth").write_bytes(pickle.dumps({name: Evil()}))
+        said = "not a file of tensors"
+    elif damage == "cut":
+        (tmp_path / "model.pth").write_bytes((tmp_path / "model.pth").read_bytes()[:1000])
+        said = "not a file of tensors"
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    result = cli("import", tmp_path / "config.yaml", tmp_path / "model.pth", tmp_path / "out")
+    result.fails(1, said)
+    assert not (tmp_path / "out" / "model.safetensors").exists()
