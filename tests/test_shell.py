@@ -404,19 +404,39 @@ def test_path_uses_the_active_environment(checkout, tmp_path):
     assert "e" not in done.out.split()[-1]
 
 
-@pytest.mark.parametrize("lacking", ["fedtools", "lmplz", "everything"])
-def test_path_sets_up_otherwise(checkout, tmp_path, lacking):
+# As an environment lacks a package: this Python without, or with only one of, its packages.
+WITHOUT = f'exec {shlex.quote(sys.executable)} -I -S "$@"\n'
+WITH_FEDTOOLS = f"""exec {shlex.quote(sys.executable)} -I -S -c '
+import sys
+sys.path.append("{ROOT}")
+exec(sys.stdin.read())'
+"""
+
+
+@pytest.mark.parametrize(
+    ("lacking", "python", "said"),
+    [
+        ("fedtools", None, "but not the program fedtools, using"),
+        ("lmplz", None, "but not the program lmplz, using"),
+        ("", WITH_FEDTOOLS, "but not the package torch, the package espnet2, the package kaldiio,"),
+        ("", WITHOUT, None),
+        ("", "exit 127\n", None),
+    ],
+)
+def test_path_sets_up_otherwise(checkout, tmp_path, lacking, python, said):
     programs = {"fedtools", "lmplz", "build_binary"} - {lacking}
     env = environment(tmp_path / "bin", *programs)
-    if lacking == "everything":
-        script(tmp_path / "bin/python3", "exit 1\n")
+    if python:
+        script(tmp_path / "bin/python3", python)
     path = checkout / "egs/commonvoice/asr1/path.sh"
     twice = SOURCE_PATH.replace('. "$1"\n', '. "$1"\n. "$1"\n')
     done = run("bash", "-c", twice, "x", path, env=env, cwd=checkout).ok()
     assert done.out.split("\n")[0] == f"{checkout}|C|{checkout}/.venv/bin"
     assert (checkout / "calls").read_text() == "set-up\nset-up\n"
-    if lacking != "everything":
-        assert f"but not {lacking}; using" in done.err
+    if said:
+        assert said in done.err
+    else:
+        assert not done.err
 
 
 def test_path_fails_when_the_set_up_does(checkout, tmp_path):

@@ -11,18 +11,22 @@ _fedtools_is_active() {
     local program lacking
     case $(command -v python3) in "$_fedtools_root"/.venv/*) return 1 ;; esac
     # Not asked from within the checkout, where `import fedtools` works without an installation.
-    lacking=$(cd / && python3 - 2>/dev/null) <<'PYTHON' || return 1
+    lacking=$(
+        cd / && python3 - 2>/dev/null <<'PYTHON'
 import importlib.util
 
 import fedtools
 
-print(*(name for name in ("torch", "espnet2", "kaldiio") if not importlib.util.find_spec(name)))
+for name in ("torch", "espnet2", "kaldiio"):
+    if not importlib.util.find_spec(name):
+        print(f" the package {name},", end="")
 PYTHON
+    ) || return 1
     for program in fedtools lmplz build_binary; do
-        command -v "$program" >/dev/null || lacking+=" $program"
+        command -v "$program" >/dev/null || lacking+=" the program $program,"
     done
     [[ -n $lacking ]] || return 0
-    echo "path.sh: fedtools is installed in the active environment, but not ${lacking# };" \
+    echo "path.sh: fedtools is installed in the active environment, but not ${lacking# }" \
         "using $_fedtools_root/.venv" >&2
     return 1
 }

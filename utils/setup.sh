@@ -228,9 +228,10 @@ elif [[ -n ${FEDTOOLS_PYTHON:-} ]]; then
     of='import sys; print(sys.version)'
     [[ $("$python" -c "$of") == "$("$FEDTOOLS_PYTHON" -c "$of")" ]] || rm -f "$marks/venv"
 fi
-base=$(find_python)
 mkdir -p "$marks"
-say "Setting up $venv, once; takes some minutes (log: $venv/setup.log)"
+base=$python
+[[ -e $marks/venv ]] || base=$(find_python)
+say "Setting up $venv, once; takes some minutes (log: $log)"
 version=$("$base" -c 'import platform; print(platform.python_version())')
 [[ $version != 3.13* ]] || steps=7
 
