@@ -4,9 +4,9 @@
     mini.py OUT
 
 writes OUT/cv-corpus-mini/en/{clips/*.mp3,validated.tsv,train.tsv,dev.tsv,test.tsv,
-clip_durations.tsv} and OUT/cv-corpus-mini/SHA256SUMS: 70 speakers of six accents (see voices.py),
-about an hour and a half. Ten speakers each have the accents of Australia, England and India, and
-say 40 sentences; forty have the accents of the United States, Scotland and the West Indies, and
+clip_durations.tsv} and OUT/cv-corpus-mini/SHA256SUMS: 100 speakers of six accents (see voices.py),
+about two hours. Ten speakers each have the accents of Australia, England and India, and
+say 40 sentences; seventy have the accents of the United States, Scotland and the West Indies, and
 say 30.
 
 The sentences come from a small grammar, and no two are the same. Its words are chosen such that
@@ -41,9 +41,9 @@ SPEAKERS = {
     "au": (10, 40),
     "en": (10, 40),
     "in": (10, 40),
-    "us": (20, 30),
-    "scotland": (12, 30),
-    "bermuda": (8, 30),
+    "us": (36, 30),
+    "scotland": (20, 30),
+    "bermuda": (14, 30),
 }
 COLUMNS = (
     "client_id path sentence_id sentence sentence_domain up_votes down_votes age gender accents "

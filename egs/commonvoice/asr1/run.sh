@@ -14,7 +14,7 @@ config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 accents="au=australia,en=england,in=indian"
 hours=                  # train,valid,test hours of all clients, or their ratio; default: 100,10,10, mini 6,2,2
-server_hours=           # the same of the server's own data; default: as hours, mini 32,3,5
+server_hours=           # the same of the server's own data; default: as hours, mini 64,3,5
 server_fraction=        # take this share of every accent's speakers as the server's, e.g. 0.4
 max_drop=0.5            # fail if more than this share of the wanted clips is unusable
 release=                # the corpus' release, as tables shall call it
@@ -50,7 +50,7 @@ if [ -z "${COMMONVOICE}" ]; then
     mini=(--mini)
     corpus=downloads/cv-corpus-mini/en
     : "${tag:=mini}" "${release:=cv-corpus-mini}" "${config:=conf/mini.yaml}"
-    : "${hours:=6,2,2}" "${server_hours:=32,3,5}"
+    : "${hours:=6,2,2}" "${server_hours:=64,3,5}"
     log "COMMONVOICE is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
 above=$(basename "$(dirname "${corpus}")")
