@@ -45,7 +45,10 @@ warnings.simplefilter("ignore")
 
 # ESPnet's decoder imports its tasks, and these import front ends, tokenizers and losses of other
 # models from packages that need not be here. None of it is called for a model on features.
-FOREIGN = "torchaudio g2p_en einops hydra omegaconf opt_einsum h5py jaconv pypinyin jamo ci_sdr fast_bss_eval tacotron_cleaner"
+FOREIGN = (
+    "torchaudio g2p_en einops hydra omegaconf opt_einsum h5py jaconv pypinyin jamo "
+    "ci_sdr fast_bss_eval tacotron_cleaner"
+)
 
 class Foreign(types.ModuleType):
     __path__ = []

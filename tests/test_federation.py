@@ -14,6 +14,7 @@ import simulated
 import yaml
 from conftest import ROOT, fedtools, inside
 from safetensors.numpy import load_file, save_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 CLIENTS = ["au", "en", "in"]
 
@@ -394,6 +395,9 @@ def test_evaluate_average_and_ledger(world, reference, cli):
         assert len(files) == (3 if method == "client" else 1)
         for file in files:
             assert all(np.isfinite(value).all() for value in load_file(file).values())
+    events = EventAccumulator(str(world / "reference-fedavg" / "tensorboard" / "valid"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("wer/au")] == [0, 1, 2, 3]
     ledger = [
         line.split("\t") for line in (world / "reference-fedavg/ledger.tsv").read_text().split("\n")
     ]

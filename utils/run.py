@@ -29,6 +29,7 @@ from pathlib import Path
 
 LOG_LINES = 10
 LOGS_SHOWN = 3
+PROGRESS_SECONDS = 15
 PROGRAM = Path(sys.argv[0]).name
 PR_SET_PDEATHSIG = 1
 
@@ -154,6 +155,7 @@ class Runner:
         self.waiting = deque(range(request.first, request.last + 1))
         self.running: dict[int, Job] = {}
         self.failed: list[Path] = []
+        self.shown = time.time()
         self.wanted_gpus = positive(request.options, "gpu", 0)
         self.free_gpus = deque(gpus() if self.wanted_gpus else [])
         if self.free_gpus and len(self.free_gpus) < self.wanted_gpus:
@@ -168,10 +170,24 @@ class Runner:
         while self.waiting or self.running:
             while self.waiting and len(self.running) < self.limit and self.has_gpus():
                 self.start(self.waiting.popleft())
-            pid, status = os.wait()
+            pid, status = os.waitpid(-1, os.WNOHANG)
             if pid in self.running:
                 self.finish(self.running.pop(pid), os.waitstatus_to_exitcode(status))
+            elif not pid:
+                time.sleep(0.05)
+                self.show_progress()
         return self.failed
+
+    def show_progress(self) -> None:
+        """Now and then, repeat the last line of a log on stderr: long work shows that it lives."""
+        if time.time() - self.shown < PROGRESS_SECONDS:
+            return
+        self.shown = time.time()
+        for job in self.running.values():
+            with open(job.log, encoding="utf-8", errors="replace") as file:
+                last = "".join(deque(file, maxlen=1)).rstrip("\n").split("\r")[-1]
+            if not last.startswith("#"):
+                print(f"{job.log}: {last}", file=sys.stderr, flush=True)
 
     def has_gpus(self) -> bool:
         return not self.free_gpus or len(self.free_gpus) >= self.wanted_gpus
@@ -227,7 +243,7 @@ class Runner:
 
 
 def die_with_parent() -> None:
-    """In a new child, on Linux: ask for SIGTERM when the parent dies."""
+    """On Linux: ask for SIGTERM when the parent of this process dies."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -255,6 +271,8 @@ def main() -> None:
     request = parse(sys.argv[1:])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
+    # A run.sh that is killed alone must not leave jobs that write into its rerun's files.
+    die_with_parent()
     runner = Runner(request)
     try:
         failed = runner.run()

@@ -55,6 +55,12 @@ def main() -> None:
     except UserError as error:
         print(f"fedtools: {error}", file=sys.stderr)
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "fedtools":
+            raise
+        remedy = "run utils/setup.sh, or install it as README.md says"
+        print(f"fedtools: Python module {error.name!r} is missing; {remedy}", file=sys.stderr)
+        sys.exit(1)
     except BrokenPipeError:
         # `fedtools ... | head` is no error of ours.
         sys.stderr.close()

@@ -15,6 +15,7 @@ from fedtools.client.train import load_model
 from fedtools.decode.greedy import greedy
 from fedtools.federation.federation import ALL, Federation
 from fedtools.files.errors import UserError
+from fedtools.files.events import write_scalars
 from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.methods.base import PERSONAL
@@ -62,6 +63,14 @@ def evaluate(
             federation, role, client
         )
         write_tsv(path, COLUMNS, [rows[key] for key in sorted(rows)])
+    for number in dict.fromkeys(number for number, _ in todo):
+        scalars = {
+            f"{what}/{client}": float(rows[number, client][what])
+            for what in ("loss", "wer")
+            for at, client in wanted
+            if at == number
+        }
+        write_scalars(federation.experiment.tensorboard, role, number, scalars)
     return read_tsv(path, COLUMNS)
 
 

@@ -14,6 +14,7 @@ from fedtools.client.train import Diverged, load_model
 from fedtools.federation.federation import ALL, Federation
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.errors import UserError
+from fedtools.files.events import write_scalars
 from fedtools.files.ledger import LedgerRow, append_round
 from fedtools.files.states import load_state, save_state
 from fedtools.files.updates import UpdateWriter, job_complete, read_updates
@@ -133,6 +134,8 @@ def aggregate(federation: Federation, number: int) -> None:
         ) from None
     for refusal in server.refusals:
         print(f"round {number}, {refusal.client}: refused: {refusal.reason}", file=sys.stderr)
+    scalars = {f"loss/{name}": loss for name, loss in server.losses.items()}
+    write_scalars(experiment.tensorboard, "train", number, scalars)
     append_round(experiment.ledger, number, _ledger_rows(federation, server, begun))
     write_text(experiment.round_dir(number) / ".done", "")
 

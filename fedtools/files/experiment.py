@@ -50,6 +50,11 @@ class Experiment:
         """Bytes, epochs and seconds by round and client."""
         return self.path / "ledger.tsv"
 
+    @property
+    def tensorboard(self) -> Path:
+        """Scalars by round; see `fedtools.files.events`."""
+        return self.path / "tensorboard"
+
     def round_dir(self, number: int) -> Path:
         """The folder of a round, counted from 1."""
         return self.path / f"round_{number:04d}"

@@ -19,6 +19,7 @@ class Server:
         number: the round.
         updates: the updates that were not refused, in the order of the round's clients.
         refusals: the updates that were, with their reasons.
+        losses: mean training loss by client, and by "server" where the server trains.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Server:
         self.number = number
         self.updates = list(updates)
         self.refusals = list(refusals)
+        self.losses = {update.client: update.loss for update in updates}
         self._experiment = experiment
         self._spec = spec
         self._min_clients = min_clients
@@ -69,7 +71,7 @@ class Server:
             Diverged: if loss or parameters are no longer finite.
         """
         learner = self._make_learner()
-        learner.fit(epochs, keep_optimizer=True)
+        self.losses["server"] = learner.fit(epochs, keep_optimizer=True).loss
         state = learner.model.state_dict()
         save_state(self.next_state, {name: state[name] for name in self._spec})
         learner.finish()

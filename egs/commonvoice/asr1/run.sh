@@ -36,10 +36,10 @@ Stages:
   7  scoring: WER and CER for each client, intervals, significance against the baseline
   8  the report: tables, and WER by round"
 
+. utils/parse_options.sh
 . ./path.sh
 . ./cmd.sh
 . ./db.sh
-. utils/parse_options.sh
 
 log() { echo "$(date '+%Y-%m-%d %H:%M:%S') $*"; }
 begins() { [ "${stage}" -le "$1" ] && [ "${stop_stage}" -ge "$1" ]; }

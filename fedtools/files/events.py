@@ -1,0 +1,35 @@
+"""Scalars for TensorBoard: `tensorboard --logdir EXP/tensorboard` shows them round by round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedtools.files.atomic import atomic_path
+
+
+def write_scalars(folder: str | Path, part: str, step: int, scalars: Mapping[str, float]) -> None:
+    """Write the scalars of one step as an event file of their own.
+
+    A step that is done again replaces its file, so that a killed run leaves no point twice.
+
+    Args:
+        folder: what TensorBoard is pointed at.
+        part: tells files of the same step apart, such as "train" and "valid".
+        step: the round.
+        scalars: tag -> value.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+    now = time.time()
+    # TensorBoard reads the files of a folder in the order of their names.
+    path = Path(folder) / part / f"events.out.tfevents.{step:08d}"
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        writer = RecordWriter(file)
+        writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
+        event = Event(wall_time=now, step=step, summary=Summary(value=values))
+        writer.write(event.SerializeToString())
