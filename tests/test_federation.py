@@ -195,6 +195,19 @@ def test_plain_mean(world, cli, tmp_path):
         )
 
 
+@pytest.mark.parametrize("method", ["fedavg", "client"])
+def test_the_server_needs_nothing_of_the_clients(world, reference, cli, tmp_path, method):
+    """Aggregation gives the same with the clients' folders out of its sight."""
+    path = tmp_path / "exp"
+    cli(*begin(world, path, method)).ok()
+    cli("sample", path).ok()
+    cli("train-local", path).ok()
+    shutil.move(path / "clients", tmp_path / "elsewhere")
+    cli("aggregate", path).ok()
+    name = "round_0002/global.safetensors"
+    assert (path / name).read_bytes() == reference[method][name]
+
+
 def test_weighting_by_data(world, cli, tmp_path):
     path = tmp_path / "exp"
     cli(*begin(world, path, "fedavg", "--set", "method_conf.weighting=utterances")).ok()

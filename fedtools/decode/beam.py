@@ -25,6 +25,7 @@ import numpy as np
 
 from fedtools.decode.greedy import refuse_nan
 from fedtools.files.errors import UserError
+from fedtools.files.lines import read_lines
 from fedtools.files.nbest import Hypothesis
 from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.tokens import SPACE, Tokenizer
@@ -358,13 +359,7 @@ def _load_lm(path: Path, entries: Sequence[str]):
 
 def _read_vocabulary(path: Path) -> list[str]:
     remedy = "make it with fedtools train-lm"
-    try:
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", path=path, remedy=remedy) from None
-    except UnicodeDecodeError:
-        raise UserError("not UTF-8", path=path, remedy=remedy) from None
-    units = content.removesuffix("\n").split("\n")
+    units = read_lines(path, remedy) or [""]
     seen = set()
     for line, unit in enumerate(units, 1):
         if not unit or unit in seen or unit != "".join(unit.split()):

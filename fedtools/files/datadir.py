@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
+from fedtools.files.lines import read_lines
 
 # A speaker, utterance or client id becomes a file name and a column: keep it to what both allow.
 ID_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
@@ -55,24 +56,12 @@ def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
         UserError: naming file and line, for the first line that breaks a rule.
     """
     path = Path(path)
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", path=path) from None
-    try:
-        content = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise UserError("not UTF-8", path=path, line=line, remedy="convert the file") from None
-    if "\r" in content:
-        line = content[: content.index("\r")].count("\n") + 1
-        raise UserError("carriage return", path=path, line=line, remedy="run dos2unix")
-    if content and not content.endswith("\n"):
-        last = content.count("\n") + 1
-        raise UserError("the last line has no end", path=path, line=last, remedy="file cut off?")
+    lines = read_lines(path)
     table: dict[str, str] = {}
     previous = b""
-    for number, line in enumerate(content.split("\n")[:-1], 1):
+    for number, line in enumerate(lines, 1):
+        if "\r" in line:
+            raise UserError("carriage return", path=path, line=number, remedy="run dos2unix")
         key, _, value = line.partition(" ")
         if "\t" in key:
             key, _, value = line.partition("\t")

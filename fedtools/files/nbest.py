@@ -15,6 +15,7 @@ from pathlib import Path
 from fedtools.files.atomic import write_text
 from fedtools.files.datadir import byte_order, check_id
 from fedtools.files.errors import UserError
+from fedtools.files.lines import read_lines
 
 
 @dataclass(frozen=True)
@@ -81,21 +82,10 @@ def read_nbest(path: str | Path) -> dict[str, list[Hypothesis]]:
             are not cleanly spaced.
     """
     path = Path(path)
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", path=path) from None
-    try:
-        content = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise UserError("not UTF-8", path=path, line=line, remedy="decode again") from None
-    if content and not content.endswith("\n"):
-        last = content.count("\n") + 1
-        raise UserError("the last line has no end", path=path, line=last, remedy="file cut off?")
+    lines = read_lines(path)
     nbest: dict[str, list[Hypothesis]] = {}
     current, rank = "", 0
-    for number, line in enumerate(content.split("\n")[:-1], 1):
+    for number, line in enumerate(lines, 1):
         same = line.partition("\t")[0] == current
         utterance, hypothesis = _parse(line, path, number, rank if same else 0)
         if not same and utterance.encode() < current.encode():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
+from fedtools.files.lines import read_lines
 
 
 def read_tsv(path: str | Path, columns: Sequence[str] | None) -> list[dict[str, str]]:
@@ -25,20 +26,8 @@ def read_tsv(path: str | Path, columns: Sequence[str] | None) -> list[dict[str, 
             has another number of fields.
     """
     path = Path(path)
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", path=path) from None
-    try:
-        content = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise UserError("not UTF-8", path=path, line=line, remedy="convert the file") from None
-    if content and not content.endswith("\n"):
-        last = content.count("\n") + 1
-        raise UserError("the last line has no end", path=path, line=last, remedy="file cut off?")
-    # Only "\n" ends a line: splitlines() would also split at characters that may be in a field.
-    header, *lines = content.split("\n")[:-1] or [""]
+    lines = read_lines(path)
+    header, *lines = lines or [""]
     names = header.split("\t")
     if columns is not None and names != list(columns):
         raise UserError(

@@ -15,6 +15,7 @@ from pathlib import Path
 from fedtools.files.atomic import atomic_write, write_text
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
+from fedtools.files.lines import read_lines
 
 BLANK, UNKNOWN, SPACE, SOS_EOS = "<blank>", "<unk>", "<space>", "<sos/eos>"
 WORD_START = "▁"  # SentencePiece's mark in front of the first piece of a word
@@ -239,13 +240,7 @@ def _characters(sentences: list[str], vocab_size: int | None, path: str | Path) 
 
 def _read_tokens(path: Path) -> list[str]:
     remedy = "make it with fedtools train-tokens"
-    try:
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", path=path, remedy=remedy) from None
-    except UnicodeDecodeError:
-        raise UserError("not UTF-8", path=path, remedy=remedy) from None
-    tokens = content.removesuffix("\n").split("\n")
+    tokens = read_lines(path, remedy) or [""]
     ends = {1: BLANK, 2: UNKNOWN, len(tokens): SOS_EOS}
     seen = set()
     for line, token in enumerate(tokens, 1):
