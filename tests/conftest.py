@@ -20,6 +20,11 @@ settings.load_profile("fedtools")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest file, so that it is not alone at the end of a parallel run."""
+    items.sort(key=lambda item: item.path.name != "test_recipe.py")
+
+
 @dataclass
 class Result:
     """What a finished command left: exit status and its two outputs."""

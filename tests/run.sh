@@ -31,5 +31,6 @@ if [[ -n $missing ]]; then
     python3 -m pip install -q --no-input --disable-pip-version-check $missing >&2
 fi
 
-[[ $# -gt 0 ]] || set -- -n 2
+# A file's tests share what is expensive, and so a process.
+[[ $# -gt 0 ]] || set -- -n 2 --dist loadfile
 exec python3 -m pytest "$@"

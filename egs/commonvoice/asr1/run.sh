@@ -3,6 +3,7 @@
 # Zhu et al., "Decoupled federated learning for ASR with non-IID data", Interspeech 2022.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+printf -v command_line '%q ' egs/commonvoice/asr1/run.sh "$@"
 
 stage=1
 stop_stage=8
@@ -153,6 +154,6 @@ if begins 8; then
     fedtools report "${results}" --section "${tag,,}" --corpus "Common Voice" \
         --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${results%.md}-${tag}.png" \
         --published "Published (Zhu et al. 2022, table 3)=conf/published.tsv" \
-        --command "egs/commonvoice/asr1/run.sh --seed ${seed} --config ${config}"
+        --command "${command_line% }"
     log "Stage 8: wrote ${results}"
 fi
