@@ -53,6 +53,8 @@ def decode(
     path = Path(out) / f"nbest.{job}.tsv"
     if path.exists():
         return path
+    # Jobs are what runs at the same time here; threads of several would wait for each other.
+    torch.set_num_threads(1)
     data = DataDir.read(data_path, "utt2spk", "feats.scp")
     if (Path(data_path) / "utt2client").exists():
         data = DataDir.read(data_path, "utt2spk", "feats.scp", "utt2client")
