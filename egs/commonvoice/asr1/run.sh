@@ -153,7 +153,7 @@ if begins 8; then
     done
     fedtools report "${results}" --section "${tag,,}" --corpus "Common Voice" \
         --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${results%.md}-${tag}.png" \
-        --published "Published (Zhu et al. 2022, table 3)=conf/published.tsv" \
+        --published "Zhu et al. 2022, table 3=conf/published.tsv" \
         --command "${command_line% }"
     log "Stage 8: wrote ${results}"
 fi
