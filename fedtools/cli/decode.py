@@ -27,6 +27,7 @@ def decode(
     import re
 
     from fedtools.cli.federation import _open
+    from fedtools.decode.lists import merge
     from fedtools.federation import decode as work
 
     if not re.fullmatch(r"average|start|round:\d+", model):
@@ -37,7 +38,7 @@ def decode(
     decoder = work.beam_decoder(federation.tokenizer, lm, config) if lm else None
     work.decode(federation, data, out, decoder, model=model, job=job or 1, jobs=nj if job else 1)
     if job is None:
-        print(work.merge(out, data, 1))
+        print(merge(out, data, 1))
 
 
 @app.command("merge-nbest")
@@ -47,7 +48,7 @@ def merge_nbest(
     nj: int = typer.Option(..., min=1, help="Jobs that fedtools decode was cut into."),
 ) -> None:
     """Join the N-best lists of all jobs to DECODE_DIR/nbest.tsv."""
-    from fedtools.federation.decode import merge
+    from fedtools.decode.lists import merge
 
     print(merge(out, data, nj))
 
@@ -59,7 +60,7 @@ def tune(
     weights: Path = typer.Argument(..., metavar="WEIGHTS", help="YAML to be written."),
 ) -> None:
     """Choose LM weight and word score by the WER of re-ranked N-best lists (validation data)."""
-    from fedtools.federation.decode import tune as choose
+    from fedtools.decode.lists import tune as choose
 
     print(choose(out, data, weights))
 
@@ -70,6 +71,6 @@ def best_path(
     weights: Path = typer.Option(None, help="YAML made by fedtools tune; rank 1 without."),
 ) -> None:
     """Write the best hypothesis of every N-best list to DECODE_DIR/text."""
-    from fedtools.federation.decode import best_path as best
+    from fedtools.decode.lists import best_path as best
 
     print(best(out, weights))

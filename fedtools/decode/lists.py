@@ -1,0 +1,60 @@
+"""N-best lists after decoding: joining jobs, choosing weights, taking the best. Needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedtools.decode.rescore import best_weights
+from fedtools.files.config import read_yaml, write_yaml
+from fedtools.files.datadir import DataDir, byte_order, write_table
+from fedtools.files.errors import UserError
+from fedtools.files.nbest import Hypothesis, best_text, read_nbest, write_nbest
+
+# What `tune` tries on validation data.
+LM_WEIGHTS = [round(0.1 * step, 1) for step in range(31)]
+WORD_SCORES = [-2.0, -1.0, 0.0, 1.0, 2.0]
+
+
+def merge(out: str | Path, data_path: str | Path, jobs: int) -> Path:
+    """Join the jobs' N-best lists to `OUT/nbest.tsv`; every utterance must be there, once.
+
+    Raises:
+        UserError: naming the first utterance that is missing or too many.
+    """
+    out = Path(out)
+    lists: dict[str, list[Hypothesis]] = {}
+    for job in range(1, jobs + 1):
+        lists |= read_nbest(out / f"nbest.{job}.tsv")
+    utterances = DataDir.read(data_path, "utt2spk").utterances
+    for name in utterances:
+        if name not in lists:
+            raise UserError(f"no hypothesis of utterance {name!r}", path=out)
+    if len(lists) > len(utterances):
+        extra = next(name for name in lists if name not in set(utterances))
+        raise UserError(f"utterance {extra!r} is not in {data_path}", path=out)
+    write_nbest(out / "nbest.tsv", ((name, lists[name]) for name in byte_order(lists)))
+    return out / "nbest.tsv"
+
+
+def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
+    """Choose LM weight and word score on validation N-best lists, and write them as YAML.
+
+    Returns:
+        one line that says what was chosen.
+    """
+    reference = DataDir.read(data_path, "text").text
+    nbest = read_nbest(Path(out) / "nbest.tsv")
+    best = best_weights(nbest, reference, LM_WEIGHTS, WORD_SCORES)
+    write_yaml(weights, {"lm_weight": best.lm_weight, "word_score": best.word_score})
+    return (
+        f"{weights}: lm_weight {best.lm_weight}, word_score {best.word_score}, "
+        f"WER {100 * best.wer:.2f} % on {data_path}"
+    )
+
+
+def best_path(out: str | Path, weights: str | Path | None) -> Path:
+    """Write the best hypotheses to `OUT/text`, re-ranked by `weights` where they are given."""
+    nbest = read_nbest(Path(out) / "nbest.tsv")
+    chosen = read_yaml(weights) if weights else {}
+    write_table(Path(out) / "text", best_text(nbest, **chosen))
+    return Path(out) / "text"
