@@ -47,7 +47,7 @@ warnings.simplefilter("ignore")
 # models from packages that need not be here. None of it is called for a model on features.
 FOREIGN = (
     "torchaudio g2p_en einops hydra omegaconf opt_einsum h5py jaconv pypinyin jamo "
-    "ci_sdr fast_bss_eval tacotron_cleaner"
+    "nltk ci_sdr fast_bss_eval tacotron_cleaner"
 )
 
 class Foreign(types.ModuleType):

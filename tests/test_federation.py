@@ -345,7 +345,7 @@ def test_diverged_client_is_left_out(world, cli, tmp_path):
     result = cli("train-local", path).ok()
     assert "en: left out: loss nan" in result.err
     cli("aggregate", path).ok()
-    assert "refused: diverged" in (path / "ledger.tsv").read_text()
+    assert "refused: left out by its job: diverged" in (path / "ledger.tsv").read_text()
 
 
 def test_commands_refuse_what_cannot_be(world, cli, tmp_path):
