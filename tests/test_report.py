@@ -117,6 +117,16 @@ def test_the_tables_have_costs_rates_and_the_best_in_bold(cli, recipe):
     assert "on 30 utterances, 120 words" in page
 
 
+def test_scores_on_other_data_have_a_line_of_their_own(cli, recipe):
+    make_scores(recipe / "score" / "own", 10.0, 11.0, 12.0, words=50)
+    cli(*arguments("--elsewhere", "on its own accents=score/own")).ok()
+    page = Path("RESULTS.md").read_text()
+    line = "on its own accents: WER 11.0 [10.0, 12.0] % on 30 utterances, 150 words."
+    assert f"Common Voice accents 22.0 (mini), {line}" in page
+    cli(*arguments("--elsewhere", "own=score/none")).fails(1, "score/none")
+    cli(*arguments("--elsewhere", "score/own")).fails(2)
+
+
 def test_the_page_says_where_the_figures_come_from(cli, recipe):
     cli(*arguments("--plot", "wer.png")).ok()
     page = Path("RESULTS.md").read_text()

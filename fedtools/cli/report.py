@@ -23,6 +23,9 @@ def report_command(
     ),
     mini: bool = typer.Option(False, "--mini", help="It is a mini corpus: every caption says so."),
     plot: Path | None = typer.Option(None, help="Draw WER by round into this PNG beside RESULTS."),
+    elsewhere: list[str] = typer.Option(
+        [], help="CAPTION=SCORE_DIR: a line about scores on other data."
+    ),
     published: list[str] = typer.Option(
         [], help="CAPTION=TABLE.tsv: others' figures, in a table of their own."
     ),
@@ -47,12 +50,14 @@ def report_command(
         rows.append(Row(name, Path(experiment) if experiment else None, Path(scores)))
     if len({one.name for one in rows}) != len(rows):
         raise typer.BadParameter("--row: a method's name comes twice")
+    others = [_pair(text, "--elsewhere", "CAPTION=SCORE_DIR") for text in elsewhere]
     tables = [_pair(text, "--published", "CAPTION=TABLE.tsv") for text in published]
     page = Page(
         section=section,
         corpus=Corpus(corpus, release, mini),
         command=command or shlex.join(["fedtools", *sys.argv[1:]]),
         plot=plot,
+        elsewhere=[Row(name, None, Path(scores)) for name, scores in others],
         published=[(caption, Path(table)) for caption, table in tables],
         date=date.date() if date else None,
     )

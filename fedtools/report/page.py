@@ -17,7 +17,7 @@ from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
 from fedtools.files.tables import format_markdown, read_tsv
 from fedtools.report.results import Method, check_comparable, read_method
-from fedtools.report.tables import interval_table, main_table
+from fedtools.report.tables import interval_table, main_table, pooled_line
 from fedtools.score.bootstrap import AVERAGE
 
 SECTION_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -55,6 +55,7 @@ class Page:
         corpus: what the figures were measured on.
         command: what a reader types to get them.
         plot: the PNG, beside the page or below it, if one is wanted.
+        elsewhere: scores on other data, each told in a line of its own.
         published: captions and tab-separated files of others' figures.
         date: of the report.
     """
@@ -63,6 +64,7 @@ class Page:
     corpus: Corpus
     command: str
     plot: Path | None = None
+    elsewhere: Sequence[Row] = ()
     published: Sequence[tuple[str, Path]] = ()
     date: datetime.date | None = None
 
@@ -172,6 +174,10 @@ def _section(
             f"**{caption}: {rate.upper()} (%) with 95 % intervals**, by bootstrap over speakers.",
             interval_table(methods, rate),
         ]
+    for row in page.elsewhere:
+        parts.append(
+            f"{caption}, {row.name}: {pooled_line(read_method(row.name, None, row.scores))}."
+        )
     if page.plot is not None:
         parts.append(f"![WER by round, {caption}]({page.plot.name})")
     for title, table in published:

@@ -38,6 +38,13 @@ def interval_table(methods: Sequence[Method], rate: str) -> str:
     return format_markdown(["Method", *map(_heading, clients)], cells)
 
 
+def pooled_line(method: Method) -> str:
+    """WER over all utterances, with its interval, in words."""
+    utterances, words = method.words[AVERAGE]
+    rate = _with_interval(method.rates["wer"][AVERAGE])
+    return f"WER {rate} % on {utterances} utterances, {words} words"
+
+
 def _heading(client: str) -> str:
     return "AVG" if client == AVERAGE else client
 

@@ -153,6 +153,7 @@ if begins 8; then
     done
     fedtools report "${results}" --section "${tag,,}" --corpus "Common Voice" \
         --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${results%.md}-${tag}.png" \
+        --elsewhere "the baseline on the server's own accents=${exp}/baseline/decode_server_test" \
         --published "Zhu et al. 2022, table 3=conf/published.tsv" \
         --command "${command_line% }"
     log "Stage 8: wrote ${results}"
