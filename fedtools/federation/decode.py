@@ -13,7 +13,7 @@ from fedtools.client.data import Utterances
 from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
 from fedtools.decode.greedy import greedy
 from fedtools.federation.evaluate import load_average
-from fedtools.federation.federation import ALL, Federation
+from fedtools.federation.federation import ALL, Federation, read_data
 from fedtools.files.config import from_mapping, read_yaml
 from fedtools.files.datadir import DataDir, byte_order
 from fedtools.files.errors import UserError
@@ -50,11 +50,9 @@ def decode(
         return path
     # Jobs are what runs at the same time here; threads of several would wait for each other.
     torch.set_num_threads(1)
-    data = DataDir.read(data_path, "utt2spk", "feats.scp")
-    if (Path(data_path) / "utt2client").exists():
-        data = DataDir.read(data_path, "utt2spk", "feats.scp", "utt2client")
-    share = data.utterances[len(data.utterances) * (job - 1) // jobs :]
-    share = share[: len(data.utterances) * job // jobs - len(data.utterances) * (job - 1) // jobs]
+    data = read_data(data_path, "utt2spk", "feats.scp")
+    count = len(data.utterances)
+    share = data.utterances[count * (job - 1) // jobs : count * job // jobs]
     by_client: dict[str, list[str]] = {}
     for name in share:
         by_client.setdefault(data.utt2client.get(name, ALL), []).append(name)

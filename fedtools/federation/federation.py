@@ -26,6 +26,12 @@ from fedtools.models.asr import build_model, ctc_loss, shortest_input
 ALL = "all"
 
 
+def read_data(path: str | Path, *tables: str) -> DataDir:
+    """Read the named tables of a data directory, and utt2client where there is one."""
+    clients = ("utt2client",) if (Path(path) / "utt2client").exists() else ()
+    return DataDir.read(path, *tables, *clients)
+
+
 class Federation:
     """An experiment opened for work: its method, model and data, made once when first needed."""
 
@@ -79,11 +85,8 @@ class Federation:
     def data(self) -> dict[str, DataDir]:
         """The data directories, by their role ("train", "valid")."""
         tables = ("text", "utt2spk", "feats.scp")
-        found = {}
-        for role, path in self.experiment.config["data"].items():
-            clients = ("utt2client",) if (Path(path) / "utt2client").exists() else ()
-            found[role] = DataDir.read(path, *tables, *clients)
-        return found
+        roles = self.experiment.config["data"].items()
+        return {role: read_data(path, *tables) for role, path in roles}
 
     def utterances(self, role: str, client: str) -> Utterances:
         """The utterances of one client (or of `ALL`) in one role, kept for later rounds."""
