@@ -35,8 +35,8 @@ def decode(
     if job is not None and job > nj:
         raise typer.BadParameter(f"more than --nj {nj}", param_hint="--job")
     federation = _open(experiment, ngpu)
-    decoder = work.beam_decoder(federation.tokenizer, lm, config) if lm else None
-    work.decode(federation, data, out, decoder, model=model, job=job or 1, jobs=nj if job else 1)
+    search = work.Search.read(lm, config) if lm else None
+    work.decode(federation, data, out, search, model=model, job=job or 1, jobs=nj if job else 1)
     if job is None:
         print(merge(out, data, 1))
 

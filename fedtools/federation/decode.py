@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +16,44 @@ from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
 from fedtools.decode.greedy import greedy
 from fedtools.federation.evaluate import load_average
 from fedtools.federation.federation import ALL, Federation, read_data
-from fedtools.files.config import from_mapping, read_yaml
+from fedtools.files.atomic import sha256
+from fedtools.files.config import from_mapping, read_yaml, write_yaml
 from fedtools.files.datadir import DataDir, byte_order
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, write_nbest
+from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.tokens import Tokenizer
 from fedtools.models.asr import log_posteriors, shortest_input
 
-# Turns the log posteriors of an utterance, (frames, tokens), into its N-best list.
-Decoder = Callable[[np.ndarray], list[Hypothesis]]
+
+@dataclass(frozen=True)
+class Search:
+    """A beam search with the n-gram in the folder `lm`."""
+
+    lm: Path
+    options: BeamOptions
+
+    @classmethod
+    def read(cls, lm: str | Path, config: str | Path | None) -> Search:
+        """Take the options from the section `decode` of a YAML file, where it has one."""
+        options = read_yaml(config).get("decode") if config else None
+        where = f"{config}: decode" if config else "decode"
+        return cls(Path(lm), from_mapping(BeamOptions, options, where))
+
+    def decoder(self, tokenizer: Tokenizer) -> CtcBeamDecoder:
+        """Load the n-gram."""
+        return CtcBeamDecoder.load(tokenizer, self.lm, self.options)
+
+    def origin(self) -> dict[str, object]:
+        """What hypotheses depend on, for comparison."""
+        return {"lm": sha256(NgramFolder.read(self.lm).binary), **asdict(self.options)}
 
 
 def decode(
     federation: Federation,
     data_path: str | Path,
     out: str | Path,
-    decoder: Decoder | None,
+    search: Search | None,
     *,
     model: str = "average",
     job: int = 1,
@@ -37,35 +61,57 @@ def decode(
 ) -> Path:
     """Decode one job's share of a data directory to `OUT/nbest.<job>.tsv`.
 
+    What it was made from is kept beside it, in `nbest.<job>.yaml`; a file that was made from the
+    same models, features and search is not made again, and any other is replaced.
+
     Args:
-        decoder: makes an N-best list of log posteriors; None is greedy decoding.
+        search: of the beam search with an n-gram; None is greedy decoding.
         model: "average", "start", or "round:7" (the model after that round).
         job, jobs: which of how many contiguous parts of the utterances.
 
     Returns:
-        the file written; one that is there already is kept.
+        the file written.
     """
-    path = Path(out) / f"nbest.{job}.tsv"
-    if path.exists():
-        return path
-    # Jobs are what runs at the same time here; threads of several would wait for each other.
-    torch.set_num_threads(1)
     data = read_data(data_path, "utt2spk", "feats.scp")
     count = len(data.utterances)
     share = data.utterances[count * (job - 1) // jobs : count * job // jobs]
     by_client: dict[str, list[str]] = {}
     for name in share:
         by_client.setdefault(data.utt2client.get(name, ALL), []).append(name)
+    path = Path(out) / f"nbest.{job}.tsv"
+    origin = {"job": f"{job} of {jobs}", "data": str(data_path)}
+    origin["feats.scp"] = sha256(data.path / "feats.scp")
+    origin["search"] = search.origin() if search else "greedy"
+    origin["models"] = {client: _digest(federation, client, model) for client in by_client}
+    made_from = path.with_suffix(".yaml")
+    if path.exists() and made_from.exists() and read_yaml(made_from) == origin:
+        return path
+    path.unlink(missing_ok=True)
+    write_yaml(made_from, origin)
+    # Jobs are what runs at the same time here; threads of several would wait for each other.
+    torch.set_num_threads(1)
+    decoder = search.decoder(federation.tokenizer) if search else None
     lists: dict[str, list[Hypothesis]] = {}
     bar = tqdm(total=len(share), desc=f"decode {data.path.name}", unit="utt", disable=None)
     with bar:
         for client, names in by_client.items():
             _load(federation, client, model)
             for name, log_probs in _posteriors(federation, data, names):
-                lists[name] = decoder(log_probs) if decoder else [_greedy(federation, log_probs)]
+                best = decoder.decode(log_probs) if decoder else [_greedy(federation, log_probs)]
+                lists[name] = best
                 bar.update()
     write_nbest(path, ((name, lists[name]) for name in byte_order(lists)))
     return path
+
+
+def _digest(federation: Federation, client: str, model: str) -> str:
+    """The SHA-256 of the tensors that this client's utterances are decoded with."""
+    _load(federation, client, model)
+    digest = hashlib.sha256()
+    for name, value in sorted(federation.model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.cpu().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def _load(federation: Federation, client: str, model: str) -> None:
@@ -100,10 +146,3 @@ def _greedy(federation: Federation, log_probs: np.ndarray) -> Hypothesis:
     tokens = greedy(log_probs[None], np.array([len(log_probs)]))[0]
     score = float(log_probs.max(axis=1).astype(np.float64).sum())
     return Hypothesis(rank=1, acoustic=score, lm=0.0, words=federation.tokenizer.decode(tokens))
-
-
-def beam_decoder(tokenizer: Tokenizer, lm: str | Path, config: str | Path | None) -> Decoder:
-    """A beam search with an n-gram; `config` may have a section `decode` of `BeamOptions`."""
-    options = read_yaml(config).get("decode") if config else None
-    where = f"{config}: decode" if config else "decode"
-    return CtcBeamDecoder.load(tokenizer, lm, from_mapping(BeamOptions, options, where)).decode

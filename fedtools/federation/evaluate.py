@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -117,30 +117,44 @@ def average(federation: Federation, best: int | None = None, by: str = "wer") ->
     written = []
     personal = PERSONAL in federation.kinds.values()
     for client in federation.experiment.clients if personal else [None]:
-        scores: dict[int, list[float]] = {}
-        for row in rows:
-            if client in (None, row["client"]):
-                scores.setdefault(int(row["round"]), []).append(float(row[by]))
-        # Of equals the later round is taken: it has seen more.
-        order = sorted(scores, key=lambda number: (_mean(scores[number]), -number))
-        chosen = sorted(order[:best])
-        sums: dict[str, np.ndarray] = {}
-        for number in chosen:
-            federation.load_result(client, number)
-            for name, value in federation.model.state_dict().items():
-                value = value.cpu().numpy()
-                wide = value.astype(np.float64) if value.dtype.kind == "f" else value
-                sums[name] = sums[name] + wide if name in sums and wide is not value else wide
-        state = {
-            name: (value / len(chosen)).astype(np.float32) if value.dtype == np.float64 else value
-            for name, value in sums.items()
-        }
+        chosen = _best_rounds(rows, client, by, best)
         own = federation.experiment.client_dir(client) if client else federation.experiment.path
-        save_state(own / "model.safetensors", state)
+        save_state(own / "model.safetensors", _mean_state(federation, client, chosen))
         written.append(own / "model.safetensors")
         rounds = " ".join(map(str, chosen))
         print(f"{own}: mean of rounds {rounds}", file=sys.stderr)
     return written
+
+
+def _best_rounds(
+    rows: Sequence[Mapping[str, str]], client: str | None, by: str, best: int
+) -> list[int]:
+    scores: dict[int, list[float]] = {}
+    for row in rows:
+        if client in (None, row["client"]):
+            scores.setdefault(int(row["round"]), []).append(float(row[by]))
+    # Of equals the later round is taken: it has seen more.
+    order = sorted(scores, key=lambda number: (_mean(scores[number]), -number))
+    return sorted(order[:best])
+
+
+def _mean_state(
+    federation: Federation, client: str | None, rounds: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """The mean of the models of some rounds; of integers the last is taken."""
+    sums: dict[str, np.ndarray] = {}
+    for number in rounds:
+        federation.load_result(client, number)
+        for name, value in federation.model.state_dict().items():
+            array = value.cpu().numpy()
+            if array.dtype.kind != "f":
+                sums[name] = array.copy()
+            else:
+                sums[name] = sums.get(name, 0) + array.astype(np.float64)
+    return {
+        name: (value / len(rounds)).astype(np.float32) if value.dtype.kind == "f" else value
+        for name, value in sums.items()
+    }
 
 
 def load_average(federation: Federation, client: str) -> None:

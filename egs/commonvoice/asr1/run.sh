@@ -18,14 +18,16 @@ hours=                  # train,valid,test hours of all clients, or their ratio;
 server_hours=           # the same of the server's own data; default: as hours, mini 64,3,5
 server_fraction=        # take this share of every accent's speakers as the server's, e.g. 0.4
 max_drop=0.5            # fail if more than this share of the wanted clips is unusable
-release=                # the corpus' release, as tables shall call it
+corpus_name="Common Voice"   # the corpus, and ...
+release=                # ... its release, as tables shall call them
 results=                # default: exp/<tag>/RESULTS.md
 
 # shellcheck disable=SC2034  # printed by parse_options.sh
 help_message="Usage: $0 [--stage N] [--stop_stage N] [--nj N] [--ngpu 0|1] [--seed N]
           [--methods \"client centralized fedavg\"] [--config YAML] [--tag NAME]
           [--accents NAME=ACCENT,...] [--hours H,H,H] [--server_hours H,H,H]
-          [--server_fraction X] [--max_drop X] [--release NAME] [--results FILE]
+          [--server_fraction X] [--max_drop X] [--corpus_name NAME] [--release NAME]
+          [--results FILE]
 Stages:
   1  data directories: one client for each accent, and the server's labelled data;
      the mini corpus is made first if COMMONVOICE in db.sh is empty
@@ -151,7 +153,7 @@ if begins 8; then
     for method in ${methods}; do
         rows+=(--row "${titles[${method}]:-${method}}=${exp}/${method}:${exp}/${method}/decode_test")
     done
-    fedtools report "${results}" --section "${tag,,}" --corpus "Common Voice" \
+    fedtools report "${results}" --section "${tag,,}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${results%.md}-${tag}.png" \
         --elsewhere "the baseline on the server's own accents=${exp}/baseline/decode_server_test" \
         --published "Zhu et al. 2022, table 3=conf/published.tsv" \

@@ -1,0 +1,48 @@
+"""`fedtools decode` keeps what it made from the same models and search, and makes the rest anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import simulated
+from conftest import inside
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """An experiment of two rounds."""
+    root = tmp_path_factory.mktemp("world")
+    data = simulated.data_dir(root / "data", ["au", "in"], 6)
+    config = simulated.config_file(root / "config.yaml")
+    inside("train-tokens", data / "text", root / "tokens", "--token-type", "char").ok()
+    begin = ("init", root / "exp", "--config", config, "--method", "fedavg", "--train", data)
+    inside(*begin, "--valid", data, "--tokens", root / "tokens").ok()
+    inside("rounds", root / "exp", "--to", "2").ok()
+    return root
+
+
+def test_hypotheses_follow_the_model_and_the_jobs(world, cli):
+    out = world / "out"
+    listed = out / "nbest.1.tsv"
+
+    def decode(*more: object) -> tuple[int, bytes]:
+        cli("decode", world / "exp", world / "data", out, *more).ok()
+        return listed.stat().st_mtime_ns, listed.read_bytes()
+
+    first = decode("--model", "round:1")
+    assert decode("--model", "round:1") == first
+    second = decode("--model", "round:2")
+    assert second[1] != first[1]
+    assert decode("--model", "round:1")[1] == first[1]
+    half = decode("--model", "round:1", "--nj", 2, "--job", 1)
+    assert half[1] != first[1] and first[1].startswith(half[1])
+
+
+def test_a_job_that_was_killed_is_made_again(world, cli):
+    out = world / "killed"
+    cli("decode", world / "exp", world / "data", out, "--model", "round:1").ok()
+    whole = (out / "nbest.1.tsv").read_bytes()
+    (out / "nbest.1.tsv").unlink()
+    cli("decode", world / "exp", world / "data", out, "--model", "round:1").ok()
+    assert (out / "nbest.1.tsv").read_bytes() == whole
