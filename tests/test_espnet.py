@@ -98,11 +98,11 @@ def test_espnet_decodes_our_model(world, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "decoded" in done.stdout
+    from fedtools.federation.asr import AsrFederation
     from fedtools.federation.evaluate import load_average
-    from fedtools.federation.federation import Federation
     from fedtools.models.asr import log_posteriors
 
-    federation = Federation(world / "exp")
+    federation = AsrFederation(world / "exp")
     load_average(federation, "")
     batch = {
         "speech": torch.from_numpy(matrix)[None],

@@ -343,7 +343,7 @@ def test_diverged_client_is_left_out(world, cli, tmp_path):
     config["data"]["train"] = str(bad)
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     result = cli("train-local", path).ok()
-    assert "en: left out: loss nan" in result.err
+    assert "en: left out: diverged: loss nan" in result.err
     cli("aggregate", path).ok()
     assert "refused: left out by its job: diverged" in (path / "ledger.tsv").read_text()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtools.files.errors import UserError
-from fedtools.server.sample import sample_clients, split_jobs
+from fedtools.server.sample import sample_clients
 
 CLIENTS = [f"client{number}" for number in range(12)]
 
@@ -53,17 +53,3 @@ def test_bad_lists():
         sample_clients([], 1.0, 0, 0)
     with pytest.raises(UserError, match="'b' comes twice"):
         sample_clients(["a", "b", "b"], 1.0, 0, 0)
-
-
-@given(st.integers(0, 40), st.integers(1, 12))
-def test_jobs_are_contiguous_and_even(number, nj):
-    clients = [str(index) for index in range(number)]
-    jobs = split_jobs(clients, nj)
-    assert len(jobs) == nj and [client for job in jobs for client in job] == clients
-    lengths = [len(job) for job in jobs]
-    assert lengths == sorted(lengths, reverse=True) and lengths[0] - lengths[-1] <= 1
-
-
-def test_no_job():
-    with pytest.raises(UserError, match="--nj"):
-        split_jobs(CLIENTS, 0)

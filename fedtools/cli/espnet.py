@@ -16,11 +16,11 @@ def export(
     client: str = typer.Option(None, help="Whose model, where each client has its own."),
 ) -> None:
     """Write an averaged model as ESPnet's Speech2Text reads it."""
+    from fedtools.federation.asr import AsrFederation
     from fedtools.federation.evaluate import load_average
-    from fedtools.federation.federation import Federation
     from fedtools.models.espnet import export_espnet
 
-    federation = Federation(experiment)
+    federation = AsrFederation(experiment)
     load_average(federation, client or "")
     bpe = experiment / "bpe.model"
     for path in export_espnet(

@@ -21,7 +21,8 @@ def init(
     method: str = typer.Option(..., help="client, centralized or fedavg."),
     train: Path = typer.Option(..., help="Data directory to train on; utt2client names clients."),
     valid: Path = typer.Option(None, help="Data directory to choose models on."),
-    tokens: Path = typer.Option(..., help="Folder made by fedtools train-tokens."),
+    test: Path = typer.Option(None, help="Data directory for fedtools evaluate --role test."),
+    tokens: Path = typer.Option(None, help="Folder made by fedtools train-tokens; task asr only."),
     start: Path = typer.Option(None, help="A model.safetensors to begin with."),
     seed: int = typer.Option(0, min=0),
     set_: list[str] = typer.Option([], "--set", help="Change an option: training.grad_clip=1."),
@@ -37,6 +38,7 @@ def init(
         where=config,
         train=str(train),
         valid=str(valid) if valid else None,
+        test=str(test) if test else None,
         tokens=tokens,
         start=start,
         seed=seed,
@@ -96,29 +98,34 @@ def rounds(
 @app.command("evaluate")
 def evaluate(
     experiment: Path = EXPERIMENT,
-    role: str = typer.Option("valid", help="Which data of the experiment."),
+    role: str = typer.Option("valid", help="Which data of the experiment: valid, test."),
+    every: int = typer.Option(None, min=1, help="Every so many rounds only."),
     ngpu: int = NGPU,
 ) -> None:
-    """Loss and greedy WER of every client's model after every round."""
+    """Loss and greedy WER, or accuracy, of every client's model after every round."""
     from fedtools.federation import evaluate as work
     from fedtools.files.tables import format_table
 
-    rows = work.evaluate(_open(experiment, ngpu), role=role)
-    print(format_table(work.COLUMNS, [[row[name] for name in work.COLUMNS] for row in rows]))
+    federation = _open(experiment, ngpu)
+    last = federation.experiment.last_round()
+    rounds = range(0, last + 1, every) if every else None
+    header = work.columns(federation)
+    rows = work.evaluate(federation, rounds, role)
+    print(format_table(header, [[row[name] for name in header] for row in rows]))
 
 
 @app.command("average")
 def average(
     experiment: Path = EXPERIMENT,
     best: int = typer.Option(None, min=1, help="How many rounds; by default as configured."),
-    by: str = typer.Option("wer", help="Choose them by wer or by loss on the validation data."),
+    by: str = typer.Option("rate", help="Choose by rate (WER, accuracy) or loss on valid data."),
     ngpu: int = NGPU,
 ) -> None:
     """Average the models of the best rounds on the validation data."""
     from fedtools.federation import evaluate as work
 
-    if by not in ("wer", "loss"):
-        raise typer.BadParameter("wer or loss", param_hint="--by")
+    if by not in ("rate", "loss"):
+        raise typer.BadParameter("rate or loss", param_hint="--by")
     for path in work.average(_open(experiment, ngpu), best, by):
         print(path)
 
@@ -136,6 +143,6 @@ def _device(ngpu: int) -> str:
 
 
 def _open(experiment: Path, ngpu: int = 0):
-    from fedtools.federation.federation import Federation
+    from fedtools.federation.federation import open_federation
 
-    return Federation(experiment, _device(ngpu))
+    return open_federation(experiment, _device(ngpu))

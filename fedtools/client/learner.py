@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import nn
 
 from fedtools.client.data import Utterances
@@ -45,6 +46,7 @@ class Learner:
         data: Utterances,
         training: Training,
         loss: Loss,
+        epochs: int,
     ):
         self.name = name
         self.number = number
@@ -54,14 +56,18 @@ class Learner:
         self._folder = folder
         self._training = training
         self._loss = loss
+        self._epochs = epochs
         self._checkpoint = Checkpoint(folder / "checkpoint.safetensors", (number,))
 
-    def fit(self, epochs: int, *, keep_optimizer: bool, loss: Loss | None = None) -> Fitted:
-        """Train the model for some epochs.
+    def fit(self, *, keep_optimizer: bool = False, loss: Loss | None = None) -> list[Fitted]:
+        """Train the model for the epochs of a round.
 
         Args:
             keep_optimizer: take up the optimiser of the last round, and keep it for the next.
             loss: another loss than the task's, each utterance's value, shape (batch,).
+
+        Returns:
+            what it came to: a list of one, as a `fedtools.client.parallel.Stack` has many.
 
         Raises:
             Diverged: if loss or parameters are no longer finite.
@@ -76,7 +82,7 @@ class Learner:
             self.data,
             self._training,
             loss or self._loss,
-            epochs=epochs,
+            epochs=self._epochs,
             seed=self._experiment.seed,
             key=(self.number, self.name),
             first_step=before,
@@ -88,7 +94,11 @@ class Learner:
             state[_STEPS] = np.array(before + fitted.steps, dtype=np.int64)
             folder = self._experiment.personal_dir(self._folder, self.number)
             save_state(folder / "optimizer.safetensors", state)
-        return fitted
+        return [fitted]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The model's parameters and buffers, not copied."""
+        return self.model.state_dict()
 
     def finish(self) -> None:
         """The round's result is on disk: remove the checkpoint and optimisers of old rounds."""

@@ -48,8 +48,8 @@ class Training:
     save_interval_steps: int = 500
 
     def __post_init__(self) -> None:
-        if self.optim not in _OPTIMIZERS:
-            raise ValueError(f"optim {self.optim!r} is not one of {', '.join(_OPTIMIZERS)}")
+        if self.optim not in OPTIMIZERS:
+            raise ValueError(f"optim {self.optim!r} is not one of {', '.join(OPTIMIZERS)}")
         if self.scheduler not in (None, "warmuplr"):
             raise ValueError(f"scheduler {self.scheduler!r} is not 'warmuplr'")
         if self.train_dtype not in ("float32", "bfloat16"):
@@ -68,7 +68,7 @@ class Fitted:
     utterances: int
 
 
-_OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
 def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:
@@ -76,7 +76,7 @@ def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimize
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         # One kernel for all parameters, on the CPU as on a GPU.
-        return _OPTIMIZERS[training.optim](parameters, fused=True, **training.optim_conf)
+        return OPTIMIZERS[training.optim](parameters, fused=True, **training.optim_conf)
     except (TypeError, ValueError) as error:
         raise UserError(f"optim_conf: {error}") from None
 
@@ -120,7 +120,7 @@ class Checkpoint:
             self.remove()
             return None
         steps, total, utterances = state.pop("position").tolist()
-        load_model(model, _below(state, "model."))
+        load_model(model.state_dict(), _below(state, "model."))
         load_optimizer(model, optimizer, _below(state, "optimizer."))
         return [int(steps), total, int(utterances)]
 
@@ -213,12 +213,13 @@ def _backward(
     return losses.detach().sum().double()
 
 
-def load_model(model: nn.Module, state: Mapping[str, np.ndarray | torch.Tensor]) -> None:
-    """Copy tensors into the model's own, by name; names that `state` lacks stay as they are."""
-    own = model.state_dict()
+def load_model(
+    tensors: Mapping[str, torch.Tensor], state: Mapping[str, np.ndarray | torch.Tensor]
+) -> None:
+    """Copy a state into a model's tensors, by name; those that `state` lacks stay as they are."""
     with torch.no_grad():
         for name, value in state.items():
-            own[name].copy_(torch.as_tensor(value))
+            tensors[name].copy_(torch.as_tensor(value))
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -14,8 +14,9 @@ from tqdm import tqdm
 from fedtools.client.data import Utterances
 from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
 from fedtools.decode.greedy import greedy
+from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.federation.evaluate import load_average
-from fedtools.federation.federation import ALL, Federation, read_data
+from fedtools.federation.federation import ALL
 from fedtools.files.atomic import sha256
 from fedtools.files.config import from_mapping, read_yaml, write_yaml
 from fedtools.files.datadir import DataDir, byte_order
@@ -50,7 +51,7 @@ class Search:
 
 
 def decode(
-    federation: Federation,
+    federation: AsrFederation,
     data_path: str | Path,
     out: str | Path,
     search: Search | None,
@@ -104,17 +105,17 @@ def decode(
     return path
 
 
-def _digest(federation: Federation, client: str, model: str) -> str:
+def _digest(federation: AsrFederation, client: str, model: str) -> str:
     """The SHA-256 of the tensors that this client's utterances are decoded with."""
     _load(federation, client, model)
     digest = hashlib.sha256()
-    for name, value in sorted(federation.model.state_dict().items()):
+    for name, value in sorted(federation.tensors().items()):
         digest.update(name.encode())
         digest.update(value.cpu().contiguous().numpy().data)
     return digest.hexdigest()
 
 
-def _load(federation: Federation, client: str, model: str) -> None:
+def _load(federation: AsrFederation, client: str, model: str) -> None:
     known = client in federation.experiment.clients
     if model == "average":
         load_average(federation, client)
@@ -129,7 +130,7 @@ def _load(federation: Federation, client: str, model: str) -> None:
 
 @torch.no_grad()
 def _posteriors(
-    federation: Federation, data: DataDir, names: Sequence[str]
+    federation: AsrFederation, data: DataDir, names: Sequence[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
     model = federation.model.eval()
     shortest = shortest_input(model)
@@ -142,7 +143,7 @@ def _posteriors(
         yield name, log_posteriors(model, batch)[0][0].cpu().numpy()
 
 
-def _greedy(federation: Federation, log_probs: np.ndarray) -> Hypothesis:
+def _greedy(federation: AsrFederation, log_probs: np.ndarray) -> Hypothesis:
     tokens = greedy(log_probs[None], np.array([len(log_probs)]))[0]
     score = float(log_probs.max(axis=1).astype(np.float64).sum())
     return Hypothesis(rank=1, acoustic=score, lm=0.0, words=federation.tokenizer.decode(tokens))

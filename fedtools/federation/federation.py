@@ -1,65 +1,126 @@
-"""An experiment opened for work: its method, model and data."""
+"""An experiment opened for work: its method, model and data; what all tasks have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
-from fedtools.client.data import Utterances
-from fedtools.client.learner import Learner
-from fedtools.client.train import Training, load_model
-from fedtools.files.config import from_mapping
-from fedtools.files.datadir import DataDir
+from fedtools.client.train import Fitted, load_model
+from fedtools.files.config import read_yaml, unknown
+from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.states import Spec, load_state, spec_of
-from fedtools.lm.tokens import Tokenizer
 from fedtools.methods import make_method
 from fedtools.methods.base import PERSONAL, SHARED
-from fedtools.models.asr import build_model, ctc_loss, shortest_input
 
-# The one "client" of a data directory without utt2client.
+if TYPE_CHECKING:
+    from fedtools.client.learner import Learner
+    from fedtools.client.parallel import Stack
+
+# The one "client" of data without clients.
 ALL = "all"
 
 
-def read_data(path: str | Path, *tables: str) -> DataDir:
-    """Read the named tables of a data directory, and utt2client where there is one."""
-    clients = ("utt2client",) if (Path(path) / "utt2client").exists() else ()
-    return DataDir.read(path, *tables, *clients)
+@dataclass(frozen=True)
+class Trained:
+    """What one client's training came to: the tensors it sends, or the reason why it sends none."""
+
+    client: str
+    fitted: Fitted
+    shared: Mapping[str, torch.Tensor]
+    reason: str = ""
 
 
-class Federation:
-    """An experiment opened for work: its method, model and data, made once when first needed."""
+class Beginning(NamedTuple):
+    """What an experiment begins with.
+
+    Attributes:
+        files: what is copied into it, such as the list of tokens.
+        clients: of its training data.
+        tensors: of a new model.
+    """
+
+    files: list[Path]
+    clients: list[str]
+    tensors: dict[str, torch.Tensor]
+
+
+class Federation(ABC):
+    """An experiment opened for work: its method, model and data, made once when first needed.
+
+    Attributes:
+        columns: what `measure` gives, in the order of a table.
+        rate: the column by which models are compared, and ...
+        sign: ... 1 if less of it is better, -1 if more is.
+    """
+
+    columns: ClassVar[tuple[str, ...]]
+    rate: ClassVar[str]
+    sign: ClassVar[int]
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         self.experiment = Experiment(path)
-        config, where = self.experiment.config, self.experiment.path / "config.yaml"
-        self.method = make_method(config["method"], config["method_conf"], where)
-        self.training = from_mapping(Training, config["training"], where)
+        config = self.experiment.config
+        self.where = self.experiment.path / "config.yaml"
+        self.method = make_method(config["method"], config["method_conf"], self.where)
         self.device = torch.device(device)
-        self.tokenizer = Tokenizer.load(self.experiment.path)
-        self._utterances: dict[tuple[str, str], Utterances] = {}
-        torch.set_num_threads(self.training.num_threads)
 
-    @cached_property
+    @staticmethod
+    @abstractmethod
+    def begin(
+        config: Mapping[str, Any], train: Path, tokens: Path | None, where: str | Path
+    ) -> Beginning:
+        """Check the options and data of an experiment that is to be made, and make its model."""
+
+    @property
+    @abstractmethod
     def model(self) -> nn.Module:
         """The one model object; every user loads its own tensors into it."""
-        config, where = self.experiment.config, self.experiment.path / "config.yaml"
-        model = build_model(config["model"], self.tokenizer.tokens, f"{where}: model")
-        return model.to(self.device)
+
+    @abstractmethod
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The model's parameters and buffers, not copied."""
+
+    @abstractmethod
+    def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
+        """Cut the clients of a round into those that train together; jobs take whole units."""
+
+    @abstractmethod
+    def train(self, clients: Sequence[str], number: int) -> Iterator[Trained]:
+        """Train one unit's clients; when the results are on disk, `finish` is to be called."""
+
+    @abstractmethod
+    def finish(self, client: str, number: int) -> None:
+        """A client's result is on disk: what was kept in case of a kill is no longer needed."""
+
+    @abstractmethod
+    def at_server(self, number: int) -> Learner | Stack:
+        """A learner of the server, on all training data, with the shared tensors of the round."""
+
+    @abstractmethod
+    def groups(self, role: str) -> list[str]:
+        """The clients by which the data of a role are measured, or `ALL`."""
+
+    @abstractmethod
+    def measure(self, role: str, client: str) -> dict[str, object]:
+        """Measure the model, as it is loaded, on the data of a client: `columns`."""
+
+    @abstractmethod
+    def epochs(self, client: str, steps: int) -> float:
+        """How many times a client has gone through its data in so many steps."""
 
     @cached_property
     def initial(self) -> dict[str, torch.Tensor]:
         """The full model that everybody begins with."""
-        spec = spec_of(self.model.state_dict())
-        return {
-            name: torch.as_tensor(value)
-            for name, value in load_state(self.experiment.init, spec).items()
-        }
+        state = load_state(self.experiment.init, spec_of(self.tensors()))
+        return {name: torch.as_tensor(value) for name, value in state.items()}
 
     @cached_property
     def kinds(self) -> dict[str, str]:
@@ -69,38 +130,37 @@ class Federation:
             name: self.method.parameter_kind(name)
             if name in parameters
             else self.method.buffer_kind(name, value.is_floating_point())
-            for name, value in self.model.state_dict().items()
+            for name, value in self.tensors().items()
         }
 
     @cached_property
     def shared_spec(self) -> Spec:
         """Names, shapes and types of the tensors that travel."""
-        return spec_of(self.of_kind(SHARED, self.model.state_dict()))
+        return spec_of(self.of_kind(SHARED, self.tensors()))
+
+    @property
+    def keep_updates(self) -> bool:
+        """Whether every client's update is a row of a file, or only each unit's weighted mean."""
+        return self.experiment.config["keep_updates"]
 
     def of_kind(self, kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors of `state` that are of one kind."""
         return {name: value for name, value in state.items() if self.kinds[name] == kind}
 
-    @cached_property
-    def data(self) -> dict[str, DataDir]:
-        """The data directories, by their role ("train", "valid")."""
-        tables = ("text", "utt2spk", "feats.scp")
-        roles = self.experiment.config["data"].items()
-        return {role: read_data(path, *tables) for role, path in roles}
+    def data_path(self, role: str) -> str:
+        """Where the data of a role ("train", "valid", "test") are."""
+        if role not in self.experiment.config["data"]:
+            raise UserError(f"no {role} data", path=self.where)
+        return self.experiment.config["data"][role]
 
-    def utterances(self, role: str, client: str) -> Utterances:
-        """The utterances of one client (or of `ALL`) in one role, kept for later rounds."""
-        if (role, client) not in self._utterances:
-            data = self.data[role]
-            names = data.utterances if client == ALL else data.client_utterances(client)
-            self._utterances[role, client] = Utterances(
-                data, names, self.tokenizer, self.training.batch_bins, shortest_input(self.model)
-            )
-        return self._utterances[role, client]
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Put tensors into the model; those that `state` lacks stay as they are."""
+        load_model(self.tensors(), state)
 
-    def load_client(self, client: str, number: int) -> None:
-        """Put into the model what `client` begins round `number` with."""
-        self.load_result(client, number - 1)
+    def load_shared(self, number: int) -> None:
+        """Put into the model what the server sends in round `number`; all else is initial."""
+        self.load(self.initial)
+        self.load(load_state(self.experiment.global_state(number), self.shared_spec))
 
     def load_result(self, client: str | None, number: int) -> None:
         """Put into the model what `client` uses after round `number` (0: the beginning).
@@ -108,18 +168,34 @@ class Federation:
         Args:
             client: whose personal tensors; None takes the initial ones, as a newcomer has them.
         """
-        load_model(self.model, self.initial)
-        state = load_state(self.experiment.global_state(number + 1), self.shared_spec)
-        load_model(self.model, state)
-        if client is not None and PERSONAL in self.kinds.values():
-            own = self.experiment.client_dir(client)
-            path = self.experiment.last_personal(own, number + 1, "personal.safetensors")
-            if path is not None:
-                personal = spec_of(self.of_kind(PERSONAL, self.initial))
-                load_model(self.model, load_state(path, personal))
+        self.load_shared(number + 1)
+        if client is not None:
+            self.load(self.personal(client, number + 1))
 
-    def learner(self, name: str, folder: Path, number: int, data: Utterances) -> Learner:
-        """A `Learner` on the model as it is loaded now."""
-        return Learner(
-            self.experiment, name, folder, number, self.model, data, self.training, ctc_loss
-        )
+    def personal(self, client: str, before: int) -> dict[str, Any]:
+        """The newest personal tensors of a client from rounds before `before`, if there are any."""
+        if PERSONAL not in self.kinds.values():
+            return {}
+        own = self.experiment.client_dir(client)
+        path = self.experiment.last_personal(own, before, "personal.safetensors")
+        spec = spec_of(self.of_kind(PERSONAL, self.initial))
+        return load_state(path, spec) if path is not None else {}
+
+
+def federation_class(task: str, where: str | Path) -> type[Federation]:
+    """The class of a task; a `UserError` names the known ones."""
+    if task == "asr":
+        from fedtools.federation.asr import AsrFederation
+
+        return AsrFederation
+    if task == "kws":
+        from fedtools.federation.kws import KwsFederation
+
+        return KwsFederation
+    raise UserError(f"task: {unknown(str(task), ['asr', 'kws'])}", path=where)
+
+
+def open_federation(path: str | Path, device: str = "cpu") -> Federation:
+    """Open the experiment in a folder."""
+    where = Experiment(path).path / "config.yaml"
+    return federation_class(read_yaml(where)["task"], where)(path, device)

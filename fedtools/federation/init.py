@@ -9,19 +9,17 @@ from typing import Any
 
 import torch
 
-from fedtools.client.train import Training, load_model
-from fedtools.federation.federation import Federation
-from fedtools.files.atomic import sha256
-from fedtools.files.config import freeze, from_mapping, merge, override, read_yaml
-from fedtools.files.datadir import DataDir, check_id, invert
+from fedtools.client.train import load_model
+from fedtools.federation.federation import federation_class
+from fedtools.files.atomic import atomic_path, sha256
+from fedtools.files.config import freeze, merge, override, read_yaml
+from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.keyed import seed64
 from fedtools.files.states import load_state, save_state, spec_of
-from fedtools.lm.tokens import Tokenizer
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED
-from fedtools.models.asr import build_model
 
 
 def init(
@@ -32,7 +30,8 @@ def init(
     where: str | Path,
     train: str,
     valid: str | None,
-    tokens: str | Path,
+    test: str | None,
+    tokens: str | Path | None,
     start: str | Path | None,
     seed: int,
 ) -> None:
@@ -40,53 +39,58 @@ def init(
 
     Args:
         method: a name in `fedtools.methods.METHODS`.
-        config: `model`, `training`, and optionally `method_conf`, `clients_per_round`, `rounds`
-            (how many by default) and `average` (of how many best).
+        config: `model`, `training`, and optionally `task` ("asr", "kws"), `method_conf`,
+            `clients_per_round`, `rounds` (how many by default), `average` (of how many best) and
+            `keep_updates` (of every client, or only the mean of those who train together).
         where: what `config` was read from, for messages.
-        train, valid: data directories; `utt2client` in the first names the clients.
-        tokens: the folder that `fedtools train-tokens` made.
+        train, valid, test: data directories, of keyword spotting those of `fedtools pack-clips`;
+            the first names the clients.
+        tokens: the folder that `fedtools train-tokens` made, for "asr".
         start: a full model to begin with; None draws one from `seed`.
 
     Raises:
         UserError: for bad options, or if the folder was made with other ones.
     """
-    path, tokens = Path(path), Path(tokens)
+    path = Path(path)
     for key in ("model", "training"):
         if not isinstance(config.get(key), dict):
             raise UserError(f"section {key!r} is missing", path=where)
+    task = config.get("task", "asr")
+    make = federation_class(task, where)
     options = dict(config.get("method_conf") or {})
     made = make_method(method, options, where)
-    from_mapping(Training, config["training"], where)
-    clients = list(invert(DataDir.read(train, "utt2client").utt2client)) if made.has_clients else []
-    tokenizer = Tokenizer.load(tokens)
-    model_path = Path(start) if start else None
+    data = {"train": train, "valid": valid, "test": test}
+    torch.manual_seed(seed64(seed, "init"))
+    begun = make.begin(config, Path(train), Path(tokens) if tokens else None, where)
+    if start:
+        load_model(begun.tensors, load_state(start, spec_of(begun.tensors)))
+    clients = begun.clients if made.has_clients else []
     frozen = {
+        "task": task,
         "method": method,
         "method_conf": options,
         "seed": seed,
-        "clients": [check_id(client, "client", Path(train) / "utt2client") for client in clients],
+        "clients": [check_id(client, "client", train) for client in clients],
         "clients_per_round": config.get("clients_per_round"),
         "rounds": _whole(config, "rounds", 1, where),
         "average": _whole(config, "average", 1, where),
-        "data": {"train": str(train)} | ({"valid": str(valid)} if valid else {}),
-        "tokens": sha256(tokens / "tokens.txt"),
-        "start": sha256(model_path) if model_path else None,
+        "keep_updates": bool(config.get("keep_updates", True)),
+        "data": {role: str(folder) for role, folder in data.items() if folder},
+        **{file.name: sha256(file) for file in begun.files},
+        "start": sha256(start) if start else None,
         "model": config["model"],
         "training": config["training"],
     }
-    torch.manual_seed(seed64(seed, "init"))
-    model = build_model(config["model"], tokenizer.tokens, f"{where}: model")
-    if model_path:
-        load_model(model, load_state(model_path, spec_of(model.state_dict())))
     freeze(path / "config.yaml", frozen)
-    for name in ("tokens.txt", "bpe.model"):
-        if (tokens / name).exists() and not (path / name).exists():
-            shutil.copyfile(tokens / name, path / name)
+    for file in begun.files:
+        if not (path / file.name).exists():
+            with atomic_path(path / file.name) as temporary:
+                shutil.copyfile(file, temporary)
     experiment = Experiment(path)
     if not experiment.init.exists():
-        save_state(experiment.init, model.state_dict())
+        save_state(experiment.init, begun.tensors)
     if not experiment.global_state(1).exists():
-        federation = Federation(path)
+        federation = make(path)
         save_state(experiment.global_state(1), federation.of_kind(SHARED, federation.initial))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fedtools.federation.federation import Federation
+from fedtools.federation.federation import Federation, open_federation
 from fedtools.federation.steps import aggregate, sample, train_local
 from fedtools.files.errors import UserError
 
@@ -32,7 +32,7 @@ def run_rounds(path: str | Path, last: int | None, jobs: int, device: str = "cpu
         jobs: how many processes train clients at the same time; it does not change any result.
         device: "cpu" or "cuda".
     """
-    federation = Federation(path, device)
+    federation = open_federation(path, device)
     last = last or federation.experiment.config["rounds"]
     first = federation.experiment.last_round() + 1
     if first > last:
@@ -86,7 +86,7 @@ def _open(path: str, device: str) -> None:
     global _worker
     # A worker that outlives its killed parent would write into a rerun's files.
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    _worker = Federation(path, device)
+    _worker = open_federation(path, device)
 
 
 def _die_with_parent() -> None:

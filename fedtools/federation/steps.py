@@ -6,25 +6,28 @@ bytes. Whatever is complete on disk is not done again.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 
-from fedtools.client.learner import Learner
-from fedtools.client.train import Diverged, load_model
-from fedtools.federation.federation import ALL, Federation
+from fedtools.client.train import Diverged
+from fedtools.federation.federation import Federation, Trained
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.errors import UserError
 from fedtools.files.events import write_scalars
 from fedtools.files.ledger import LedgerRow, append_round
-from fedtools.files.states import load_state, save_state
+from fedtools.files.means import MeanWriter, means_complete, member_of, read_means, stack_name
+from fedtools.files.states import row_bytes
 from fedtools.files.updates import UpdateWriter, job_complete, read_updates
-from fedtools.methods.base import PERSONAL, SHARED
 from fedtools.server.aggregate import check_min_clients
-from fedtools.server.sample import sample_clients, split_jobs
+from fedtools.server.sample import sample_clients
 from fedtools.server.server import Server
 
 # The client column of the ledger's row for the server's own work; no client can have this name.
 SERVER_ROW = "-"
+
+# With more clients in a round, TensorBoard gets their mean loss only.
+_CURVES = 20
 
 
 def sample(federation: Federation, number: int, jobs: int) -> list[str]:
@@ -49,42 +52,49 @@ def train_local(federation: Federation, number: int, job: int) -> None:
     folder, jobs = experiment.round_dir(number), experiment.jobs(number)
     if job > jobs or experiment.is_done(number):
         return
-    clients = split_jobs(experiment.sampled(number), jobs)[job - 1]
-    base = sha256(experiment.global_state(number))
-    if job_complete(folder, job, clients, federation.shared_spec, base):
-        return
+    units = _units(federation, number, job, jobs)
+    base, spec = sha256(experiment.global_state(number)), federation.shared_spec
+    writer: UpdateWriter | MeanWriter
+    if federation.keep_updates:
+        clients = [client for unit in units.values() for client in unit]
+        if job_complete(folder, job, clients, spec, base):
+            return
+        writer = UpdateWriter(folder, job, clients, spec, base)
+    else:
+        if means_complete(folder, job, units, spec, base):
+            return
+        writer = MeanWriter(folder, job, units, spec, base, federation.method.weight)
     seconds = []
-    learners = []
-    with UpdateWriter(folder, job, clients, federation.shared_spec, base) as writer:
-        for client in clients:
+    with writer:
+        for unit in units.values():
             begun = time.monotonic()
-            learners.append(_train_client(federation, number, client, writer))
-            seconds.append(f"{client}\t{time.monotonic() - begun:.3f}\n")
+            for trained in federation.train(unit, number):
+                _send(number, trained, writer)
+            spent = (time.monotonic() - begun) / len(unit)
+            seconds += [f"{client}\t{spent:.3f}\n" for client in unit]
         write_text(folder / "log" / f"seconds.{job}.tsv", "".join(seconds))
     # Only now: until the job's files are whole, a rerun takes finished clients from there.
-    for learner in learners:
-        learner.finish()
+    for unit in units.values():
+        for client in unit:
+            federation.finish(client, number)
 
 
-def _train_client(
-    federation: Federation, number: int, client: str, writer: UpdateWriter
-) -> Learner:
-    federation.load_client(client, number)
-    own = federation.experiment.client_dir(client)
-    learner = federation.learner(client, own, number, federation.utterances("train", client))
-    try:
-        fitted = federation.method.train_client(learner)
-    except Diverged as reason:
-        print(f"round {number}, {client}: left out: {reason}", file=sys.stderr)
-        writer.leave_out(client, f"diverged: {reason}")
-        return learner
-    state = {name: value.cpu().numpy() for name, value in federation.model.state_dict().items()}
-    if personal := federation.of_kind(PERSONAL, state):
-        folder = federation.experiment.personal_dir(own, number)
-        save_state(folder / "personal.safetensors", personal)
-    shared = federation.of_kind(SHARED, state)
-    writer.add(client, shared, fitted.utterances, fitted.steps, fitted.loss)
-    return learner
+def _units(federation: Federation, number: int, job: int, jobs: int) -> dict[str, list[str]]:
+    """The job's share of those who train together, by names that no number of jobs changes."""
+    units = federation.units(federation.experiment.sampled(number), number)
+    named = [(stack_name(index), unit) for index, unit in enumerate(units, 1)]
+    # Neighbours have about as much to do, so that every job gets one of each.
+    return dict(named[job - 1 :: jobs])
+
+
+def _send(number: int, trained: Trained, writer: UpdateWriter | MeanWriter) -> None:
+    if trained.reason:
+        print(f"round {number}, {trained.client}: left out: {trained.reason}", file=sys.stderr)
+        writer.leave_out(trained.client, trained.reason)
+        return
+    fitted = trained.fitted
+    counts = fitted.utterances, fitted.steps, fitted.loss
+    writer.add(trained.client, trained.shared, *counts)
 
 
 def aggregate(federation: Federation, number: int) -> None:
@@ -96,7 +106,7 @@ def aggregate(federation: Federation, number: int) -> None:
     begun = time.monotonic()
     sampled = experiment.sampled(number)
     state = experiment.global_state(number)
-    updates, refusals = [], []
+    updates, weights, members, refusals = [], [], [], []
     if sampled:
         for job in range(1, experiment.jobs(number) + 1):
             path = experiment.round_dir(number) / f"update.{job}.tsv"
@@ -104,25 +114,26 @@ def aggregate(federation: Federation, number: int) -> None:
                 raise UserError(
                     "missing", path=path, remedy=f"run fedtools train-local --job {job}"
                 )
-        updates, refusals = read_updates(
-            experiment.round_dir(number), sampled, federation.shared_spec, sha256(state)
-        )
-        check_min_clients(len(updates), method.min_clients, refusals, experiment.round_dir(number))
-
-    def at_server() -> Learner:
-        load_model(federation.model, federation.initial)
-        load_model(federation.model, load_state(state, federation.shared_spec))
-        data = federation.utterances("train", ALL)
-        return federation.learner("server", experiment.server_dir(), number, data)
-
+        folder = experiment.round_dir(number)
+        arguments = folder, sampled, federation.shared_spec, sha256(state)
+        if federation.keep_updates:
+            updates, refusals = read_updates(*arguments)
+            members = [member_of(update, method.weight) for update in updates]
+            weights = [member.weight for member in members]
+        else:
+            updates, weights, members, refusals = read_means(*arguments)
+        check_min_clients(len(members), method.min_clients, refusals, folder)
     server = Server(
         experiment,
         number,
         federation.shared_spec,
         updates,
+        weights,
+        members,
         refusals,
         method.min_clients,
-        make_learner=at_server,
+        [name for name, _ in federation.model.named_parameters()],
+        make_learner=lambda: federation.at_server(number),
     )
     try:
         method.update_server(server)
@@ -134,10 +145,16 @@ def aggregate(federation: Federation, number: int) -> None:
         ) from None
     for refusal in server.refusals:
         print(f"round {number}, {refusal.client}: refused: {refusal.reason}", file=sys.stderr)
-    scalars = {f"loss/{name}": loss for name, loss in server.losses.items()}
-    write_scalars(experiment.tensorboard, "train", number, scalars)
+    write_scalars(experiment.tensorboard, "train", number, _scalars(server))
     append_round(experiment.ledger, number, _ledger_rows(federation, server, begun))
     write_text(experiment.round_dir(number) / ".done", "")
+
+
+def _scalars(server: Server) -> dict[str, float]:
+    losses = server.losses
+    if len(losses) <= _CURVES:
+        return {f"loss/{name}": loss for name, loss in losses.items()}
+    return {"loss/mean": math.fsum(losses.values()) / len(losses)}
 
 
 def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[LedgerRow]:
@@ -147,7 +164,9 @@ def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[L
         seconds |= dict(line.split("\t") for line in path.read_text().splitlines())
     # A method that shares nothing sends nothing: the empty file is only there for uniformity.
     down = experiment.global_state(number).stat().st_size if federation.shared_spec else 0
-    sent = {update.client: update.bytes for update in server.updates}
+    # What a client sends is a row of the tensors' file, whether its row was kept or only added.
+    sent = {member.client: row_bytes(federation.shared_spec) for member in server.members}
+    steps = {member.client: member.steps for member in server.members}
     refused = {refusal.client: f"refused: {refusal.reason}" for refusal in server.refusals}
     sampled = experiment.sampled(number)
     rows = [
@@ -156,7 +175,7 @@ def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[L
             client=client,
             bytes_down=down if client in sampled else 0,
             bytes_up=sent.get(client, 0),
-            client_epochs=method.local_epochs if client in sampled else 0,
+            client_epochs=federation.epochs(client, steps[client]) if client in steps else 0,
             server_epochs=0,
             seconds=float(seconds.get(client, 0)),
             status=refused.get(client, "ok"),

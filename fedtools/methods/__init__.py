@@ -14,6 +14,12 @@ METHODS = {
     "client": "fedtools.methods.client:Client",
     "centralized": "fedtools.methods.centralized:Centralized",
     "fedavg": "fedtools.methods.fedavg:FedAvg",
+    "fedprox": "fedtools.methods.fedprox:FedProx",
+    "fedmmd": "fedtools.methods.fedmmd:FedMmd",
+    "fedopt": "fedtools.methods.fedopt:FedOpt",
+    "fedkws_ui": "fedtools.methods.fedkws_ui:FedKwsUi",
+    "alo": "fedtools.methods.fedkws_ui:Alo",
+    "alt": "fedtools.methods.fedkws_ui:Alt",
 }
 
 

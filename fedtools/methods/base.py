@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from fedtools.client.learner import Learner
 from fedtools.client.train import Fitted
 from fedtools.server.server import Server
+
+if TYPE_CHECKING:
+    from fedtools.client.parallel import Stack
 
 SHARED = "shared"  # sent by the server, trained at the clients, aggregated
 PERSONAL = "personal"  # kept at the client from round to round, never sent
@@ -21,6 +26,7 @@ class Method:
     Attributes:
         title: its name in tables.
         local_epochs: epochs that a client trains in a round.
+        local_steps: gradient steps instead, where this is not 0 (keyword spotting).
         server_epochs: epochs that the server trains in a round.
         min_clients: with fewer usable updates a round is an error.
     """
@@ -30,12 +36,15 @@ class Method:
     server_epochs: ClassVar[int] = 0
 
     local_epochs: int = 1
+    local_steps: int = 0
     min_clients: int = 1
 
     def __post_init__(self) -> None:
         for name in ("local_epochs", "min_clients"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.local_steps < 0:
+            raise ValueError("local_steps is negative")
 
     def parameter_kind(self, name: str) -> str:
         """Whether a parameter is SHARED or PERSONAL."""
@@ -51,8 +60,36 @@ class Method:
             return self.parameter_kind(name)
         return RESET
 
-    def train_client(self, client: Learner) -> Fitted:
-        """Train the model that lies in `client`, whose SHARED tensors the client then sends."""
+    def prepare(
+        self, sizes: np.ndarray, entropies: np.ndarray, batch_size: int
+    ) -> dict[str, np.ndarray]:
+        """What the method says of each client of the federation, before it begins.
+
+        Args:
+            sizes: clips of each client, (clients,).
+            entropies: of its labels, over log(classes), (clients,).
+            batch_size: clips of a step.
+
+        Returns:
+            name -> one value for each client; "steps" is its number of gradient steps in a round.
+        """
+        batches = -(-sizes // batch_size)
+        steps = (
+            np.full_like(sizes, self.local_steps)
+            if self.local_steps
+            else batches * self.local_epochs
+        )
+        return {"steps": steps}
+
+    def weight(self, utterances: int) -> float:
+        """A client's weight in the mean; by default all are equal."""
+        return 1.0
+
+    def train_client(self, client: Learner | Stack) -> list[Fitted]:
+        """Train the model that lies in `client`, whose SHARED tensors the client then sends.
+
+        A `Stack` is many clients at once, each with a model, a loss and a result of its own.
+        """
         raise NotImplementedError
 
     def update_server(self, server: Server) -> None:

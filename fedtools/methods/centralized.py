@@ -26,8 +26,8 @@ class Centralized(Method):
     def parameter_kind(self, name: str) -> str:
         return SHARED
 
-    def train_client(self, client: Learner) -> Fitted:
+    def train_client(self, client: Learner) -> list[Fitted]:
         raise NotImplementedError("no client takes part in centralized training")
 
     def update_server(self, server: Server) -> None:
-        server.fit(self.server_epochs)
+        server.fit()

@@ -25,8 +25,8 @@ class Client(Method):
     def parameter_kind(self, name: str) -> str:
         return PERSONAL
 
-    def train_client(self, client: Learner) -> Fitted:
-        return client.fit(self.local_epochs, keep_optimizer=True)
+    def train_client(self, client: Learner) -> list[Fitted]:
+        return client.fit(keep_optimizer=True)
 
     def update_server(self, server: Server) -> None:
         server.keep()

@@ -38,9 +38,11 @@ class FedAvg(Method):
     def parameter_kind(self, name: str) -> str:
         return SHARED
 
-    def train_client(self, client: Learner) -> Fitted:
-        return client.fit(self.local_epochs, keep_optimizer=self.keep_optimizer)
+    def train_client(self, client: Learner) -> list[Fitted]:
+        return client.fit(keep_optimizer=self.keep_optimizer)
+
+    def weight(self, utterances: int) -> float:
+        return float(utterances) if self.weighting == "utterances" else 1.0
 
     def update_server(self, server: Server) -> None:
-        by_data = self.weighting == "utterances"
-        server.mean([update.utterances if by_data else 1.0 for update in server.updates])
+        server.mean()

@@ -53,23 +53,3 @@ def sample_clients(
     # Hashes, not numpy's generator, whose streams may change between its releases.
     drawn = sorted(clients, key=lambda client: (seed64(seed, "sample", round, client), client))
     return byte_order(drawn[:count])
-
-
-def split_jobs(clients: Sequence[str], nj: int) -> list[list[str]]:
-    """Cut a list of clients into `nj` contiguous parts whose lengths differ by one at most.
-
-    Args:
-        clients: the clients of a round, in the order in which updates are summed.
-        nj: the number of jobs, at least 1.
-
-    Returns:
-        `nj` lists, the longer ones first; with more jobs than clients, the last ones are empty.
-
-    Raises:
-        UserError: if there is no job.
-    """
-    if nj < 1:
-        raise UserError(f"{nj} jobs cannot train anybody", remedy="give --nj 1 or more")
-    length, longer = divmod(len(clients), nj)
-    ends = [(job + 1) * length + min(job + 1, longer) for job in range(nj)]
-    return [list(clients[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedtools.client.learner import Learner
+from fedtools.client.train import Diverged
 from fedtools.files.experiment import Experiment
+from fedtools.files.means import Member
 from fedtools.files.states import Spec, load_state, save_state
 from fedtools.files.updates import Refusal, Update
 from fedtools.server.aggregate import mean
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedtools.client.learner import Learner
+    from fedtools.client.parallel import Stack
 
 
 class Server:
@@ -17,8 +26,8 @@ class Server:
 
     Attributes:
         number: the round.
-        updates: the updates that were not refused, in the order of the round's clients.
-        refusals: the updates that were, with their reasons.
+        members: the clients whose updates were not refused.
+        refusals: those whose updates were, with their reasons.
         losses: mean training loss by client, and by "server" where the server trains.
     """
 
@@ -28,17 +37,23 @@ class Server:
         number: int,
         spec: Spec,
         updates: Sequence[Update],
+        weights: Sequence[float],
+        members: Sequence[Member],
         refusals: Sequence[Refusal],
         min_clients: int,
-        make_learner: Callable[[], Learner],
+        parameters: Collection[str],
+        make_learner: Callable[[], Learner | Stack],
     ):
         self.number = number
-        self.updates = list(updates)
+        self.members = list(members)
         self.refusals = list(refusals)
-        self.losses = {update.client: update.loss for update in updates}
+        self.losses = {member.client: member.loss for member in members}
+        self._updates = list(updates)
+        self._weights = list(weights)
         self._experiment = experiment
         self._spec = spec
         self._min_clients = min_clients
+        self._parameters = set(parameters)
         self._make_learner = make_learner
 
     @property
@@ -46,32 +61,62 @@ class Server:
         """Where the shared tensors of the next round are written."""
         return self._experiment.global_state(self.number + 1)
 
-    def mean(self, weights: Sequence[float]) -> None:
-        """The next state is the weighted mean of the updates (weights need not sum to 1)."""
+    def mean(self) -> None:
+        """The next state is the mean of the updates, weighted as the method says."""
         refused = mean(
-            self.updates,
-            weights,
+            self._updates,
+            self._weights,
             self.next_state,
             self._spec,
-            min_clients=self._min_clients,
+            min_clients=min(self._min_clients, len(self._updates)),
             refused=self.refusals,
         )
         self.refusals += refused
         names = {refusal.client for refusal in refused}
-        self.updates = [update for update in self.updates if update.client not in names]
+        self.members = [member for member in self.members if member.client not in names]
 
     def keep(self) -> None:
         """The next state is this round's."""
         save_state(self.next_state, load_state(self._experiment.global_state(self.number)))
 
-    def fit(self, epochs: int) -> None:
+    def step(
+        self, rule: Callable[[np.ndarray, dict[str, np.ndarray]], np.ndarray], slots: Sequence[str]
+    ) -> None:
+        """Replace the mean by a step of the server's own optimiser towards it.
+
+        Buffers, such as BatchNorm's statistics, stay the mean's.
+
+        Args:
+            rule: called with mean minus model, and what it kept of the parameter under each name
+                in `slots` (zeros at first), which it changes in place; returns what is added.
+            slots: names of what is kept from round to round.
+        """
+        import numpy as np
+
+        model = load_state(self._experiment.global_state(self.number), self._spec)
+        state = load_state(self.next_state, self._spec)
+        owner = self._experiment.server_dir()
+        path = self._experiment.last_personal(owner, self.number, "optimizer.safetensors")
+        kept = load_state(path) if path is not None else {}
+        for name in sorted(self._parameters & state.keys()):
+            old = model[name].astype(np.float64)
+            own = {slot: kept.setdefault(f"{slot}.{name}", np.zeros_like(old)) for slot in slots}
+            state[name] = (old + rule(state[name] - old, own)).astype(state[name].dtype)
+        folder = self._experiment.personal_dir(owner, self.number)
+        save_state(folder / "optimizer.safetensors", kept)
+        save_state(self.next_state, state)
+
+    def fit(self) -> None:
         """Train on the server's data; the next state is the trained model's.
 
         Raises:
             Diverged: if loss or parameters are no longer finite.
         """
         learner = self._make_learner()
-        self.losses["server"] = learner.fit(epochs, keep_optimizer=True).loss
-        state = learner.model.state_dict()
+        (fitted,) = learner.fit(keep_optimizer=True)
+        if not math.isfinite(fitted.loss):
+            raise Diverged(f"loss {fitted.loss} after {fitted.steps} steps")
+        self.losses["server"] = fitted.loss
+        state = learner.tensors()
         save_state(self.next_state, {name: state[name] for name in self._spec})
         learner.finish()

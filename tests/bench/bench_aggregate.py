@@ -23,7 +23,6 @@ import numpy as np
 
 from fedtools.files.updates import UpdateWriter, read_updates
 from fedtools.server import aggregate
-from fedtools.server.sample import split_jobs
 
 
 def make_spec(parameters: int) -> dict:
@@ -40,7 +39,8 @@ def write_files(folder: Path, clients: list[str], jobs: int, spec: dict) -> None
     """Every client sends the same random model, shifted by its number."""
     random = np.random.default_rng(1)
     model = {name: random.standard_normal(shape, "float32") for name, (shape, _) in spec.items()}
-    for job, part in enumerate(split_jobs(clients, jobs), 1):
+    for job in range(1, jobs + 1):
+        part = clients[job - 1 :: jobs]
         with UpdateWriter(folder, job, part, spec, "0" * 64) as writer:
             for client in part:
                 tensors = {name: tensor + np.float32(int(client)) for name, tensor in model.items()}

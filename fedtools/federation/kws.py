@@ -1,0 +1,206 @@
+"""Keyword spotting in a federation: small networks over clips, many clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fedtools.client.parallel import (
+    ClipFeatures,
+    ClipTraining,
+    Stack,
+    stacks_of,
+    step_bytes,
+    tensors_of,
+)
+from fedtools.client.train import load_model
+from fedtools.federation.federation import ALL, Beginning, Federation, Trained
+from fedtools.files.clips import Clips
+from fedtools.files.config import from_mapping
+from fedtools.files.errors import UserError
+from fedtools.files.states import save_state
+from fedtools.methods.base import PERSONAL, SHARED
+from fedtools.models.keywords import Network, build_network
+
+_MEASURED_AT_ONCE = 256
+
+
+class KwsFederation(Federation):
+    """A federation whose clients tell keywords apart."""
+
+    columns = ("clips", "loss", "errors", "accuracy")
+    rate, sign = "accuracy", -1
+
+    def __init__(self, path: str | Path, device: str = "cpu"):
+        super().__init__(path, device)
+        self.training = from_mapping(ClipTraining, self.experiment.config["training"], self.where)
+        self._classes = (self.experiment.path / "classes.txt").read_text().split()
+        self._features: dict[str, ClipFeatures] = {}
+        self._plain: dict[str, torch.Tensor] = {}
+        self._unfinished: dict[str, Stack] = {}
+        torch.set_num_threads(self.training.num_threads)
+
+    @staticmethod
+    def begin(
+        config: Mapping[str, Any], train: Path, tokens: Path | None, where: str | Path
+    ) -> Beginning:
+        from_mapping(ClipTraining, config["training"], where)
+        if tokens is not None:
+            raise UserError("keyword spotting has no tokens", path=where, remedy="no --tokens")
+        clips = Clips.read(train)
+        network = build_network(config["model"], len(clips.classes), f"{where}: model")
+        return Beginning([train / "classes.txt"], clips.clients, tensors_of(network))
+
+    @cached_property
+    def model(self) -> Network:
+        return self._network(1)
+
+    def _network(self, clients: int) -> Network:
+        config = self.experiment.config["model"]
+        where = f"{self.where}: model"
+        network = build_network(config, len(self._classes), where, clients=clients)
+        return network.to(self.device)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return tensors_of(self.model)
+
+    def features(self, role: str) -> ClipFeatures:
+        """The clips of a role, read when they are first needed."""
+        if role not in self._features:
+            clips = Clips.read(self.data_path(role))
+            self._features[role] = ClipFeatures(clips, self.device)
+        return self._features[role]
+
+    @cached_property
+    def _facts(self) -> dict[str, dict[str, Any]]:
+        """client -> what the method says of it, such as its steps, from all clients' data."""
+        data, clients = self.features("train"), self.experiment.clients
+        sizes = np.array([data.size(client) for client in clients])
+        entropies = np.array([data.entropy(client) for client in clients])
+        facts = self.method.prepare(sizes, entropies, self.training.batch_size)
+        facts |= {"size": sizes}
+        return {
+            client: {name: values[index] for name, values in facts.items()}
+            for index, client in enumerate(clients)
+        }
+
+    def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
+        steps, sizes = (
+            {client: int(self._facts[client][name]) for client in clients}
+            for name in ("steps", "size")
+        )
+        return stacks_of(clients, steps, sizes, self._stack_size)
+
+    @cached_property
+    def _stack_size(self) -> int:
+        """Clients whose activations of a step fit into the configured memory."""
+        data, batch = self.features("train"), self.training.batch_size
+        one = step_bytes(self._network(1), data.plain(slice(0, 1)), batch)
+        return max(1, min(self.training.stack, (self.training.stack_mb << 20) // one))
+
+    def train(self, clients: Sequence[str], number: int) -> Iterator[Trained]:
+        stack = self._stack(clients, number)
+        fitted = self.method.train_client(stack)
+        self._unfinished[stack.names[0]] = stack
+        for index, (client, result) in enumerate(zip(stack.names, fitted, strict=True)):
+            if result.loss != result.loss:
+                yield Trained(client, result, {}, "diverged: loss or parameters are not finite")
+                continue
+            state = tensors_of(stack.model, index)
+            if personal := self.of_kind(PERSONAL, state):
+                folder = self.experiment.personal_dir(self.experiment.client_dir(client), number)
+                save_state(folder / "personal.safetensors", personal)
+            yield Trained(client, result, self.of_kind(SHARED, state))
+
+    def _stack(self, clients: Sequence[str], number: int) -> Stack:
+        network = self._network(len(clients))
+        self.load_shared(number)
+        for index, client in enumerate(clients):
+            state = tensors_of(network, index)
+            load_model(state, self.tensors())
+            load_model(state, self.personal(client, number))
+        folders = [self.experiment.client_dir(client) for client in clients]
+        rows = [self.features("train").clips.rows(client) for client in clients]
+        facts = {
+            name: np.array([self._facts[client][name] for client in clients])
+            for name in self._facts[clients[0]]
+        }
+        return self._make_stack(clients, folders, number, network, rows, facts)
+
+    def _make_stack(
+        self,
+        names: Sequence[str],
+        folders: Sequence[Path],
+        number: int,
+        network: Network,
+        rows: Sequence[slice],
+        facts: Mapping[str, np.ndarray],
+    ) -> Stack:
+        return Stack(
+            self.experiment,
+            names,
+            folders,
+            number,
+            network,
+            self._network,
+            self.features("train"),
+            rows,
+            facts,
+            self.training,
+        )
+
+    def finish(self, client: str, number: int) -> None:
+        # A stack has no checkpoints: what it holds is a job's work of seconds.
+        if (stack := self._unfinished.pop(client, None)) is not None:
+            stack.finish()
+
+    def at_server(self, number: int) -> Stack:
+        self.load_shared(number)
+        folder, clips = self.experiment.server_dir(), self.features("train").clips
+        everything = slice(0, len(clips.labels))
+        steps = -(-everything.stop // self.training.batch_size) * self.method.server_epochs
+        facts = {"steps": np.array([steps])}
+        return self._make_stack(["server"], [folder], number, self.model, [everything], facts)
+
+    def groups(self, role: str) -> list[str]:
+        return [ALL]
+
+    def epochs(self, client: str, steps: int) -> float:
+        size = self.features("train").size(client)
+        return steps * min(size, self.training.batch_size) / size
+
+    @torch.no_grad()
+    def measure(self, role: str, client: str) -> dict[str, object]:
+        """Mean cross-entropy, nats per clip, and accuracy, %."""
+        logits, labels = self.logits(role)
+        loss = F.cross_entropy(logits.double(), labels).item()
+        errors = int((logits.argmax(1) != labels).sum())
+        return {
+            "clips": len(labels),
+            "loss": f"{loss:.6f}",
+            "errors": errors,
+            "accuracy": f"{100 * (1 - errors / len(labels)):.4f}",
+        }
+
+    @torch.no_grad()
+    def logits(self, role: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """The model's logits (clips, classes) of all clips of a role, and their labels (clips,)."""
+        data = self.features(role)
+        if role not in self._plain:
+            parts = [data.plain(rows) for rows in self._slices(len(data.clips.labels))]
+            self._plain[role] = torch.cat(parts)
+        network = self.model.eval()
+        mfcc = self._plain[role]
+        found = [network(mfcc[None, rows])[0] for rows in self._slices(len(mfcc))]
+        return torch.cat(found).cpu(), torch.from_numpy(data.clips.labels)
+
+    @staticmethod
+    def _slices(count: int) -> list[slice]:
+        step = _MEASURED_AT_ONCE
+        return [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]

@@ -1,0 +1,70 @@
+"""FedMMD: a client's features stay distributed as the server's model would have them.
+
+X. Yao, C. Huang, L. Sun: Two-stream federated learning: reduce the communication costs, VCIP 2018;
+a peer in X.-C. Li et al.: Avoid overfitting user specific information in federated keyword
+spotting, Interspeech 2022. The maximum mean discrepancy is that of M. Long et al.: Learning
+transferable features with deep adaptation networks, ICML 2015, with Gaussian kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtools.client.parallel import ClipBatch, Stack
+from fedtools.client.train import Fitted
+from fedtools.methods.fedavg import FedAvg
+from fedtools.models.keywords import Network
+
+# Kernel widths, in units of the mean squared distance of the batch's features.
+_WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+
+
+@dataclass(frozen=True)
+class FedMmd(FedAvg):
+    """A client minimises its loss + discrepancy x MMD^2(its features, the server's features).
+
+    Attributes:
+        discrepancy: the weight of the MMD.
+    """
+
+    title: ClassVar[str] = "FedMMD"
+
+    discrepancy: float = 0.001
+
+    def train_client(self, client: Stack) -> list[Fitted]:
+        server = client.copy().eval().requires_grad_(False)
+
+        def loss(network: Network, batch: ClipBatch) -> Tensor:
+            features = network.features(batch.mfcc, batch.valid)
+            log_probs = network.head(features).log_softmax(-1)
+            entropy = -log_probs.gather(2, batch.labels[..., None])[..., 0]
+            distance = squared_mmd(features, server.features(batch.mfcc), batch.weights)
+            return batch.mean(entropy) + self.discrepancy * distance
+
+        return client.fit(keep_optimizer=self.keep_optimizer, loss=loss)
+
+
+def squared_mmd(ours: Tensor, theirs: Tensor, weights: Tensor) -> Tensor:
+    """The squared maximum mean discrepancy of two sets of features, for each client.
+
+    Args:
+        ours, theirs: (K, B, D).
+        weights: of the clips, (K, B); each client's sum to 1.
+
+    Returns:
+        (K,), at least 0 up to rounding.
+    """
+    both = torch.cat([ours, theirs], 1)
+    signed = torch.cat([weights, -weights], 1)
+    lengths = both.square().sum(2)
+    # Not cdist: the gradient of a root is infinite where a clip meets itself.
+    apart = lengths[:, :, None] + lengths[:, None] - 2 * both @ both.transpose(1, 2)
+    apart = apart.clamp(min=0)
+    share = signed.abs() / 2
+    scale = (share[:, :, None] * share[:, None] * apart).sum((1, 2)).detach() + 1e-12
+    kernel = sum(torch.exp(-apart / (width * scale)[:, None, None]) for width in _WIDTHS)
+    return (signed[:, :, None] * signed[:, None] * kernel).sum((1, 2))

@@ -1,0 +1,44 @@
+"""FedProx: FedAvg whose clients are drawn back to the server's model.
+
+T. Li et al.: Federated optimization in heterogeneous networks, MLSys 2020, equation 2; a peer in
+X.-C. Li et al.: Avoid overfitting user specific information in federated keyword spotting,
+Interspeech 2022. (The public code of the latter has a mean of smooth L1 distances in its place.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedtools.client.parallel import ClipBatch, Stack, cross_entropy
+from fedtools.client.train import Fitted
+from fedtools.methods.fedavg import FedAvg
+from fedtools.models.keywords import Network
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """A client minimises its loss + proximal / 2 x |model - server's model|^2.
+
+    Attributes:
+        proximal: the weight of the distance.
+    """
+
+    title: ClassVar[str] = "FedProx"
+
+    proximal: float = 0.001
+
+    def train_client(self, client: Stack) -> list[Fitted]:
+        def loss(network: Network, batch: ClipBatch) -> Tensor:
+            return cross_entropy(network, batch) + self.proximal / 2 * distance(network, batch)
+
+        def distance(network: Network, batch: ClipBatch) -> Tensor:
+            clients = len(batch.labels)
+            return sum(
+                (value[:clients] - client.start[name][:clients]).square().flatten(1).sum(1)
+                for name, value in network.named_parameters()
+            )
+
+        return client.fit(keep_optimizer=self.keep_optimizer, loss=loss)

@@ -1,0 +1,201 @@
+"""Layers whose every parameter has a leading client dimension: K networks that run as one.
+
+A network for one client is the case K = 1, so there is one definition of every network, and what
+is trained alone and what is trained in a stack differ by rounding only. Images of K clients are
+folded into the channels, (B, K x C, H, W), where a convolution of K groups keeps clients apart;
+sequences are (K, B, T, D), where a batched matrix product does.
+
+Fewer clients may come in than a layer has: then the first ones' parameters are used. A stack whose
+clients are sorted by their number of steps so drops those that have finished.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def uniform(clients: int, *shape: int, fan_in: int) -> nn.Parameter:
+    """A parameter (clients, *shape) drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as torch does.
+
+    All clients have the same values: a federation begins with one model.
+    """
+    bound = 1 / math.sqrt(fan_in)
+    return nn.Parameter(
+        torch.empty(1, *shape).uniform_(-bound, bound).repeat_interleave(clients, 0)
+    )
+
+
+def constant(clients: int, *shape: int, value: float) -> Tensor:
+    """A tensor (clients, *shape) of one value."""
+    return torch.full((clients, *shape), value)
+
+
+class Conv2d(nn.Module):
+    """K convolutions at once: (B, K x in, H, W) -> (B, K x out, H', W')."""
+
+    def __init__(
+        self,
+        clients: int,
+        inputs: int,
+        outputs: int,
+        kernel: tuple[int, int],
+        *,
+        stride: tuple[int, int] = (1, 1),
+        padding: tuple[int, int] = (0, 0),
+        dilation: int = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ):
+        super().__init__()
+        self.inputs, self.groups = inputs, groups
+        self.options = {"stride": stride, "padding": padding, "dilation": dilation}
+        fan_in = inputs // groups * kernel[0] * kernel[1]
+        self.weight = uniform(clients, outputs, inputs // groups, *kernel, fan_in=fan_in)
+        self.bias = uniform(clients, outputs, fan_in=fan_in) if bias else None
+
+    def forward(self, images: Tensor) -> Tensor:
+        clients = images.shape[1] // self.inputs
+        weight = self.weight[:clients].flatten(0, 1)
+        bias = None if self.bias is None else self.bias[:clients].flatten()
+        return F.conv2d(images, weight, bias, groups=clients * self.groups, **self.options)
+
+
+class BatchNorm2d(nn.Module):
+    """K batch normalisations: statistics are each client's own, over its valid clips only.
+
+    The running statistics are buffers, which a federation's method shares like parameters, keeps
+    or resets; there is no count of batches.
+    """
+
+    def __init__(self, clients: int, channels: int, *, affine: bool = True, momentum: float = 0.1):
+        super().__init__()
+        self.channels, self.momentum, self.eps = channels, momentum, 1e-5
+        self.weight = nn.Parameter(constant(clients, channels, value=1.0)) if affine else None
+        self.bias = nn.Parameter(constant(clients, channels, value=0.0)) if affine else None
+        self.register_buffer("running_mean", constant(clients, channels, value=0.0))
+        self.register_buffer("running_var", constant(clients, channels, value=1.0))
+
+    def forward(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Normalise (B, K x C, H, W); `valid` (K, B) is 0 where a smaller batch was padded."""
+        clients = images.shape[1] // self.channels
+        mean, var = self.running_mean[:clients].view(-1), self.running_var[:clients].view(-1)
+        weight = None if self.weight is None else self.weight[:clients].flatten()
+        bias = None if self.bias is None else self.bias[:clients].flatten()
+        if valid is None or not self.training:
+            return F.batch_norm(
+                images, mean, var, weight, bias, self.training, self.momentum, self.eps
+            )
+        mask = valid.t().repeat_interleave(self.channels, 1)[:, :, None, None]
+        count = mask.sum(0) * images[0, 0].numel()
+        centre = (images * mask).sum((0, 2, 3)).view_as(mean) / count.flatten()
+        apart = images - centre[:, None, None]
+        spread = (apart.square() * mask).sum((0, 2, 3)) / count.flatten()
+        with torch.no_grad():
+            unbiased = spread * (count / (count - 1).clamp(min=1)).flatten()
+            mean.lerp_(centre, self.momentum)
+            var.lerp_(unbiased, self.momentum)
+        scale = (spread + self.eps).rsqrt()
+        if weight is not None:
+            scale = scale * weight
+        normal = apart * scale[:, None, None]
+        return normal if bias is None else normal + bias[:, None, None]
+
+
+class GroupNorm2d(nn.Module):
+    """K group normalisations, which know neither other clips nor running statistics."""
+
+    def __init__(self, clients: int, channels: int, *, affine: bool = True, groups: int = 0):
+        super().__init__()
+        self.channels = channels
+        # The largest number of groups up to 8 that divides the channels.
+        self.groups = groups or max(n for n in range(1, 9) if channels % n == 0)
+        self.weight = nn.Parameter(constant(clients, channels, value=1.0)) if affine else None
+        self.bias = nn.Parameter(constant(clients, channels, value=0.0)) if affine else None
+
+    def forward(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
+        clients = images.shape[1] // self.channels
+        weight = None if self.weight is None else self.weight[:clients].flatten()
+        bias = None if self.bias is None else self.bias[:clients].flatten()
+        return F.group_norm(images, clients * self.groups, weight, bias)
+
+
+NORMS = {"batch": BatchNorm2d, "group": GroupNorm2d}
+
+
+class Linear(nn.Module):
+    """K affine maps: (K, ..., in) -> (K, ..., out)."""
+
+    def __init__(self, clients: int, inputs: int, outputs: int, *, bias: bool = True):
+        super().__init__()
+        self.weight = uniform(clients, outputs, inputs, fan_in=inputs)
+        self.bias = uniform(clients, outputs, fan_in=inputs) if bias else None
+
+    def forward(self, values: Tensor) -> Tensor:
+        clients = values.shape[0]
+        rows = values.reshape(clients, -1, values.shape[-1])
+        weight = self.weight[:clients].transpose(1, 2)
+        if self.bias is None:
+            found = torch.bmm(rows, weight)
+        else:
+            found = torch.baddbmm(self.bias[:clients, None], rows, weight)
+        return found.view(*values.shape[:-1], -1)
+
+
+class LayerNorm(nn.Module):
+    """K layer normalisations over the last dimension of (K, B, T, D)."""
+
+    def __init__(self, clients: int, size: int):
+        super().__init__()
+        self.weight = nn.Parameter(constant(clients, size, value=1.0))
+        self.bias = nn.Parameter(constant(clients, size, value=0.0))
+
+    def forward(self, values: Tensor) -> Tensor:
+        clients, size = values.shape[0], values.shape[-1]
+        if clients == 1:
+            return F.layer_norm(values, (size,), self.weight[0], self.bias[0])
+        weight, bias = self.weight[:clients, None, None], self.bias[:clients, None, None]
+        return torch.addcmul(bias, F.layer_norm(values, (size,)), weight)
+
+
+class BiGru(nn.Module):
+    """K bidirectional GRU layers with torch's equations and gate order: (K, B, T, in) -> 2 x size.
+
+    Both directions of all clients take a step together: at a few dozen units a step costs its
+    calls, not its multiplications.
+    """
+
+    def __init__(self, clients: int, inputs: int, size: int):
+        super().__init__()
+        self.size = size
+        self.weight_ih = uniform(clients, 2, 3 * size, inputs, fan_in=size)
+        self.weight_hh = uniform(clients, 2, 3 * size, size, fan_in=size)
+        self.bias_ih = uniform(clients, 2, 3 * size, fan_in=size)
+        self.bias_hh = uniform(clients, 2, 3 * size, fan_in=size)
+
+    def forward(self, values: Tensor) -> Tensor:
+        clients, batch, frames, inputs = values.shape
+        both, size = 2 * clients, self.size
+        ways = torch.stack([values, values.flip(2)], 1).view(both, batch * frames, inputs)
+        weight = self.weight_ih[:clients].flatten(0, 1).transpose(1, 2)
+        bias = self.bias_ih[:clients].reshape(both, 1, 3 * size)
+        gates = torch.baddbmm(bias, ways, weight).view(both, batch, frames, 3 * size)
+        # unbind, not indexing: the gradient of one index is a tensor of the whole's size.
+        by_frame = gates.permute(2, 0, 1, 3).contiguous()
+        reset_update, new = (part.unbind(0) for part in by_frame.split([2 * size, size], -1))
+        weight = self.weight_hh[:clients].flatten(0, 1).transpose(1, 2)
+        bias = self.bias_hh[:clients].reshape(both, 1, 3 * size)
+        state = values.new_zeros(both, batch, size)
+        states = []
+        for frame in range(frames):
+            inner = torch.baddbmm(bias, state, weight)
+            inner_gates, inner_new = inner.split([2 * size, size], -1)
+            reset, update = torch.sigmoid(reset_update[frame] + inner_gates).chunk(2, -1)
+            candidate = torch.tanh(torch.addcmul(new[frame], reset, inner_new))
+            state = torch.lerp(candidate, state, update)
+            states.append(state)
+        outputs = torch.stack(states, 2).view(clients, 2, batch, frames, size)
+        return torch.cat([outputs[:, 0], outputs[:, 1].flip(2)], -1)
