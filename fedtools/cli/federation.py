@@ -17,8 +17,8 @@ NGPU = typer.Option(0, min=0, max=1, help="1: train on a GPU.")
 def init(
     experiment: Path = EXPERIMENT,
     config: Path = typer.Option(..., help="YAML with the sections model and training."),
-    section: str = typer.Option(None, help="A section of the YAML laid over its top level."),
-    method: str = typer.Option(..., help="client, centralized or fedavg."),
+    section: list[str] = typer.Option([], help="A section of the YAML laid over its top level."),
+    method: str = typer.Option(..., help="client, centralized, fedavg, fedprox, fedkws_ui, ..."),
     train: Path = typer.Option(..., help="Data directory to train on; utt2client names clients."),
     valid: Path = typer.Option(None, help="Data directory to choose models on."),
     test: Path = typer.Option(None, help="Data directory for fedtools evaluate --role test."),
@@ -87,12 +87,15 @@ def rounds(
     experiment: Path = EXPERIMENT,
     to: int = typer.Option(None, min=1, help="The last round; by default as configured."),
     nj: int = typer.Option(1, min=1, help="Processes that train clients at the same time."),
+    evaluate: str = typer.Option(
+        None, metavar="ROLE", help="Measure models on valid or test data."
+    ),
     ngpu: int = NGPU,
 ) -> None:
     """Run all rounds up to the given one; a killed run goes on where it was."""
     from fedtools.federation.rounds import run_rounds
 
-    run_rounds(experiment, to, nj, _device(ngpu))
+    run_rounds(experiment, to, nj, _device(ngpu), evaluate)
 
 
 @app.command("evaluate")

@@ -74,6 +74,7 @@ def init(
         "clients_per_round": config.get("clients_per_round"),
         "rounds": _whole(config, "rounds", 1, where),
         "average": _whole(config, "average", 1, where),
+        "evaluate_every": _whole(config, "evaluate_every", 1, where),
         "keep_updates": bool(config.get("keep_updates", True)),
         "data": {role: str(folder) for role, folder in data.items() if folder},
         **{file.name: sha256(file) for file in begun.files},
@@ -101,20 +102,26 @@ def _whole(config: Mapping[str, Any], key: str, least: int, where: str | Path) -
     return value
 
 
-def read_config(path: Path, section: str | None, settings: Sequence[str]) -> dict[str, Any]:
+def read_config(path: Path, sections: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:
     """Read the options of an experiment.
 
     Args:
         path: YAML with `model`, `training`, ...
-        section: a mapping in it that is laid over the top level, such as "baseline".
+        sections: mappings in it that are laid over the top level in this order, such as
+            "baseline" or "networks.dscnn"; one that ends in "?" may be missing.
         settings: "a.b=value" changes, made last.
 
     Raises:
         UserError: if the file is not YAML, or has no such section.
     """
-    config = read_yaml(path)
-    if section is not None:
-        if not isinstance(config.get(section), dict):
+    whole = config = read_yaml(path)
+    for section in sections:
+        found: Any = whole
+        for name in section.removesuffix("?").split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        if found is None and section.endswith("?"):
+            continue
+        if not isinstance(found, dict):
             raise UserError(f"no section {section!r}", path=path)
-        config = merge(config, config[section])
+        config = merge(config, found)
     return override(config, settings)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from fedtools.federation.evaluate import evaluate
 from fedtools.federation.federation import Federation, open_federation
 from fedtools.federation.steps import aggregate, sample, train_local
 from fedtools.files.errors import UserError
@@ -24,17 +25,23 @@ from fedtools.files.errors import UserError
 _worker: Federation | None = None
 
 
-def run_rounds(path: str | Path, last: int | None, jobs: int, device: str = "cpu") -> None:
+def run_rounds(
+    path: str | Path, last: int | None, jobs: int, device: str = "cpu", role: str | None = None
+) -> None:
     """Run the rounds up to `last` that are not complete yet.
 
     Args:
         last: the last round; None is the number in the configuration.
         jobs: how many processes train clients at the same time; it does not change any result.
         device: "cpu" or "cuda".
+        role: data on which the models are measured, every so many rounds as configured.
     """
     federation = open_federation(path, device)
     last = last or federation.experiment.config["rounds"]
     first = federation.experiment.last_round() + 1
+    every = federation.experiment.config["evaluate_every"]
+    if role:
+        evaluate(federation, range(0, first, every), role)
     if first > last:
         print(f"{path}: all {last} rounds are complete", file=sys.stderr)
         return
@@ -46,6 +53,8 @@ def run_rounds(path: str | Path, last: int | None, jobs: int, device: str = "cpu
             if sampled:
                 train(number, federation.experiment.jobs(number))
             aggregate(federation, number)
+            if role and number % every == 0:
+                evaluate(federation, [number], role)
             seconds = (time.monotonic() - begun) / (number - first + 1)
             left = tqdm.format_interval(seconds * (last - number))
             print(

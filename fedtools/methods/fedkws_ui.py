@@ -111,7 +111,7 @@ class FedKwsUi(FedAvg):
                 purpose="private",
             )
             return lambda network, batch, features: (
-                network.private_head(features.detach()).detach().softmax(-1)
+                network.private(features.detach()).detach().softmax(-1)
             )
         private = client.copy()
         client.load_own(private, "private")
@@ -156,5 +156,5 @@ def private_cross_entropy(network: Network, batch: ClipBatch) -> Tensor:
     """The private head's mean cross-entropy on features that stay as they are, (K,)."""
     with torch.no_grad():
         features = network.features(batch.mfcc, batch.valid)
-    log_probs = network.private_head(features).log_softmax(-1)
+    log_probs = network.private(features).log_softmax(-1)
     return batch.mean(-log_probs.gather(2, batch.labels[..., None])[..., 0])

@@ -38,7 +38,6 @@ class Network(nn.Module):
     """A network for K clients: an encoder, whose features a linear head classifies."""
 
     head: nn.Module
-    private_head: nn.Module | None = None
 
     def features(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
         """(K, B, frames, coefficients) -> (K, B, D); `valid` (K, B) is 0 for padding clips."""
@@ -47,6 +46,12 @@ class Network(nn.Module):
     def forward(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
         """(K, B, frames, coefficients) -> logits (K, B, classes)."""
         return self.head(self.features(mfcc, valid))
+
+    def private(self, features: Tensor) -> Tensor:
+        """The private head's logits (K, B, classes) of features (K, B, D)."""
+        if "private_head" not in self._modules:
+            raise UserError("the network has no private head", remedy="set network_conf.head_share")
+        return self.private_head(features)
 
     def split_head(self, clients: int, share: float) -> None:
         """Give it two heads, each with a projection without bias: `head` and `private_head`.
@@ -130,7 +135,7 @@ class ResNet(Network):
     def __init__(self, sizes: ResNetSizes, clients: int, bins: int, frames: int, classes: int):
         super().__init__()
         channels, norm = sizes.channels, NORMS[sizes.norm]
-        self.pool = tuple(sizes.pool)
+        self.pool = sizes.pool_frames, sizes.pool_bins
         self.first = Conv2d(clients, 1, channels, (3, 3), padding=(1, 1), bias=False)
         self.convolutions = nn.ModuleList()
         for layer in range(sizes.layers - 2):
@@ -155,11 +160,13 @@ class ResNet(Network):
 
 @dataclass(frozen=True)
 class ResNetSizes(Sizes):
-    """The paper's ResNet; `pool` averages over frames and bins first, as Tang and Lin's res8."""
+    """The paper's ResNet; it may first average over frames and bins, as Tang and Lin's
+    res8 does."""
 
     channels: int = 45
     layers: int = 15
-    pool: tuple[int, int] = (1, 1)
+    pool_frames: int = 1
+    pool_bins: int = 1
 
     network = ResNet
 

@@ -1,0 +1,1 @@
+../../commonvoice/asr1/path.sh

@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# Federated keyword spotting on Speech Commands, where every speaker is a client: from audio to the
+# tables and figures of Li et al., "Avoid overfitting user specific information in federated
+# keyword spotting", Interspeech 2022.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+printf -v command_line '%q ' egs/speechcommands/kws1/run.sh "$@"
+
+stage=1
+stop_stage=7
+ngpu=0                  # 1: train on a GPU
+nj=2                    # jobs at the same time; no result depends on it
+seeds="0 1 2"
+tasks="12 35"
+networks="dscnn mhattrnn resnet transformer"
+methods="centralized fedavg fedprox fedmmd fedopt alo alt fedkws_ui"
+ablations=true          # figure 3: mu and lambda, on the networks dscnn and resnet, first task
+config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
+tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
+split=official          # or paper: test clips are in training, as the paper's counts say
+keywords=               # of the first task; default: Google's ten
+corpus_name="Speech Commands"   # the corpus, and ...
+release=                # ... its release, as tables shall call them
+results=                # default: exp/<tag>/RESULTS.md
+
+# shellcheck disable=SC2034  # printed by parse_options.sh
+help_message="Usage: $0 [--stage N] [--stop_stage N] [--nj N] [--ngpu 0|1] [--seeds \"0 1 2\"]
+          [--tasks \"12 35\"] [--networks \"dscnn ...\"] [--methods \"fedavg ...\"]
+          [--ablations true|false] [--config YAML] [--tag NAME] [--split official|paper]
+          [--keywords WORD,...] [--corpus_name NAME] [--release NAME] [--results FILE]
+Stages:
+  1  data directories of both tasks; every speaker is a client;
+     the mini corpus is made first if SPEECHCOMMANDS in db.sh is empty
+  2  clips, packed into one file for each set
+  3  the list of experiments: tasks x networks x methods x seeds, and the ablations
+  4  training, round by round, and accuracy on the test clips
+  5  false accepts and false rejects of the last models
+  6  figures 1 (clients) and 4 (landscape)
+  7  the report: tables, accuracy by round, ablations"
+
+. utils/parse_options.sh
+. ./path.sh
+. ./cmd.sh
+. ./db.sh
+
+log() { echo "$(date '+%Y-%m-%d %H:%M:%S') $*"; }
+begins() { [ "${stage}" -le "$1" ] && [ "${stop_stage}" -ge "$1" ]; }
+
+mini=()
+corpus=${SPEECHCOMMANDS}
+if [ -z "${SPEECHCOMMANDS}" ]; then
+    mini=(--mini)
+    corpus=downloads/speech_commands_mini
+    : "${tag:=mini}" "${release:=speech_commands_mini}" "${config:=conf/mini.yaml}"
+    log "SPEECHCOMMANDS is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
+fi
+: "${tag:=$(basename "${corpus}")}" "${release:=$(basename "${corpus}")}"
+: "${config:=conf/paper.yaml}"
+data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
+: "${results:=${exp}/RESULTS.md}"
+[[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}
+
+if begins 1; then
+    log "Stage 1: data directories in ${data}"
+    [ -n "${SPEECHCOMMANDS}" ] || local/mini.py downloads
+    local/prepare.py "${corpus}" "${data}" --split "${split}" ${keywords:+--keywords "${keywords}"} \
+        ${SPEECHCOMMANDS_TEST:+--test-archive "${SPEECHCOMMANDS_TEST}"}
+    for task in ${tasks}; do
+        for set in train valid test; do
+            utils/validate_data_dir.py --no-feats "${data}/${task}/${set}"
+        done
+    done
+fi
+
+if begins 2; then
+    log "Stage 2: packed clips in ${dump}"
+    for task in ${tasks}; do
+        for set in train valid test; do
+            fedtools pack-clips "${data}/${task}/${set}" "${dump}/${task}/${set}" \
+                --classes "${data}/${task}/classes.txt" --noise "${data}/noise.scp"
+        done
+    done
+fi
+
+experiment() { # task, network, method, name, settings: one line of the list for each seed
+    local task=$1 network=$2 method=$3 name=$4
+    for seed in ${seeds}; do
+        echo "${exp}/${task}/${network}/${name}/seed${seed}" "${dump}/${task}" "${seed}" "${method}" \
+            "networks.${network}" "methods.${method}" "tasks.${task}.${method}?" "${@:5}"
+    done
+}
+
+if begins 3; then
+    log "Stage 3: the list of experiments, ${list}"
+    mkdir -p "${exp}"
+    for task in ${tasks}; do
+        for network in ${networks}; do
+            for method in ${methods}; do
+                experiment "${task}" "${network}" "${method}" "${method}"
+            done
+        done
+    done >"${list}"
+    if "${ablations}"; then
+        for network in dscnn resnet; do
+            for value in 0.0 0.1 0.3 0.5; do
+                experiment "${tasks%% *}" "${network}" fedkws_ui "fedkws_ui.smoothing=${value}" \
+                    "method_conf.smoothing=${value}"
+            done
+            for value in 0.0 0.0001 0.01 0.1; do
+                experiment "${tasks%% *}" "${network}" fedkws_ui "fedkws_ui.adversarial=${value}" \
+                    "method_conf.adversarial=${value}"
+            done
+        done >>"${list}"
+    fi
+    log "Stage 3: $(wc -l <"${list}") experiments"
+fi
+
+if begins 4; then
+    log "Stage 4: training, logs in ${exp}/log"
+    ${train_cmd} --max-jobs-run "${nj}" "JOB=1:$(wc -l <"${list}")" "${exp}/log/train.JOB.log" \
+        local/train.sh "${list}" JOB "${config}" "${ngpu}"
+fi
+
+if begins 5 && [[ " ${tasks} " == *" 12 "* ]]; then
+    log "Stage 5: false accepts and false rejects, task 12"
+    fedtools detection "${exp}"/12/*/*/seed*
+fi
+
+if begins 6; then
+    log "Stage 6: figures 1 and 4"
+    last=${tasks##* }
+    fedtools plot-clients "${dump}/${last}/train" "${results%.md}-${tag}-clients.png"
+    fedtools landscape "${exp}/${last}/dscnn/centralized/seed0" "${results%.md}-${tag}-landscape.png"
+fi
+
+if begins 7; then
+    fedtools report-keywords "${exp}" "${results}" --section "${tag,,}" --corpus "${corpus_name}" \
+        --release "${release}" "${mini[@]}" --published conf/published.tsv \
+        --command "${command_line% }"
+    log "Stage 7: wrote ${results}"
+fi

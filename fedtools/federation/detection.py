@@ -1,0 +1,48 @@
+"""False accepts and rejects of an experiment's last model, written beside its accuracies."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from fedtools.federation.federation import Federation
+from fedtools.federation.kws import KwsFederation
+from fedtools.files.errors import UserError
+from fedtools.files.tables import write_tsv
+from fedtools.score.detection import COLUMNS, detect
+
+
+def measure_detection(federation: Federation, role: str = "test") -> dict[str, object]:
+    """Count false accepts and rejects after the last complete round.
+
+    Writes `EXP/detection_<role>.tsv`, one row; `fedtools.score.detection` defines the rates.
+
+    Args:
+        federation: of keyword spotting.
+        role: which of its data.
+
+    Returns:
+        the row, see `fedtools.score.detection.COLUMNS`; rates in %.
+
+    Raises:
+        UserError: if the experiment is of another task, or its data have no negative class.
+    """
+    federation = require_keywords(federation)
+    number = federation.experiment.last_round()
+    federation.load_result(None, number)
+    logits, labels = federation.logits(role)
+    classes = federation.features(role).clips.classes
+    where = Path(federation.data_path(role))
+    found = detect(logits.argmax(1).numpy(), labels.numpy(), classes, where)
+    rates = {name: f"{value:.4f}" for name, value in found.rates.items()}
+    row = {"round": number, **asdict(found), **rates}
+    write_tsv(federation.experiment.path / f"detection_{role}.tsv", COLUMNS, [row])
+    return row
+
+
+def require_keywords(federation: Federation) -> KwsFederation:
+    """The federation, if its task is keyword spotting; otherwise a `UserError`."""
+    if not isinstance(federation, KwsFederation):
+        problem = "this experiment is not of keyword spotting"
+        raise UserError(problem, path=federation.where, remedy="give one whose task is kws")
+    return federation

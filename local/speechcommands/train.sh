@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# One line of a list of experiments: begin, all rounds, accuracy on the test clips.
+#
+#   train.sh LIST JOB CONFIG NGPU
+#
+# Line JOB of LIST is: EXP DATA SEED METHOD SECTION... [--set a.b=value]..., where every SECTION of
+# CONFIG is laid over its top level. Runs in the recipe's directory; a killed one goes on.
+set -euo pipefail
+
+list=$1 job=$2 config=$3 ngpu=$4
+read -r -a line < <(sed -n "${job}p" "${list}")
+exp=${line[0]} data=${line[1]} seed=${line[2]} method=${line[3]}
+options=()
+for word in "${line[@]:4}"; do
+    case ${word} in
+        *=*) options+=(--set "${word}") ;;
+        *) options+=(--section "${word}") ;;
+    esac
+done
+
+fedtools init "${exp}" --config "${config}" --method "${method}" --seed "${seed}" \
+    --train "${data}/train" --valid "${data}/valid" --test "${data}/test" "${options[@]}"
+fedtools rounds "${exp}" --ngpu "${ngpu}" --evaluate test

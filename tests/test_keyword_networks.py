@@ -1,0 +1,192 @@
+"""The keyword networks: the paper's sizes, torch's own layers as oracle, clients kept apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedtools.files.errors import UserError
+from fedtools.models.keywords import NETWORKS, build_network
+from fedtools.models.keywords.layers import (
+    BatchNorm2d,
+    BiGru,
+    Conv2d,
+    GroupNorm2d,
+    LayerNorm,
+    Linear,
+)
+
+# Li et al. 2022, table 2: parameters in thousands for 12 and 35 classes.
+TABLE_2 = {
+    "dscnn": (169, 173),
+    "mhattrnn": (228, 232),
+    "resnet": (238, 239),
+    "transformer": (232, 234),
+}
+SMALL = {
+    "dscnn": {"channels": 8, "blocks": 2},
+    "mhattrnn": {"units": 8, "filters": 2},
+    "resnet": {"channels": 8, "layers": 5, "pool_frames": 4, "pool_bins": 3},
+    "transformer": {"layers": 1, "width": 16, "feedforward": 16},
+}
+CLIENTS = 3
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    """Rounding is no subject here."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(1)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def small(network: str, clients: int, **more: object) -> nn.Module:
+    config = {"network": network, "network_conf": {**SMALL[network], **more}}
+    return build_network(config, 5, "config", clients=clients)
+
+
+def scramble(layer: nn.Module) -> nn.Module:
+    """Give every client other parameters."""
+    for value in layer.parameters():
+        nn.init.normal_(value, std=0.5)
+    return layer
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_parameters_are_those_of_table_2(network):
+    for classes, thousands in zip((12, 35), TABLE_2[network], strict=True):
+        model = build_network({"network": network}, classes, "config")
+        found = sum(value.numel() for value in model.parameters())
+        assert abs(found / (1000 * thousands) - 1) < 0.02, found
+        assert model(torch.zeros(1, 2, 98, 40)).shape == (1, 2, classes)
+
+
+def test_gru_is_torchs():
+    ours = scramble(BiGru(CLIENTS, 6, 4))
+    values = torch.randn(CLIENTS, 2, 9, 6, requires_grad=True)
+    found = ours(values)
+    found.square().sum().backward()
+    for client in range(CLIENTS):
+        theirs = nn.GRU(6, 4, batch_first=True, bidirectional=True)
+        for way, suffix in enumerate(("", "_reverse")):
+            for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                getattr(theirs, f"{kind}_l0{suffix}").data = getattr(ours, kind).data[client, way]
+        expected = theirs(values[client])[0]
+        torch.testing.assert_close(found[client], expected)
+        expected.square().sum().backward()
+        torch.testing.assert_close(ours.weight_hh.grad[client, 1], theirs.weight_hh_l0_reverse.grad)
+
+
+def test_convolution_linear_and_layer_norm_are_torchs():
+    convolution = scramble(Conv2d(CLIENTS, 4, 6, (3, 2), stride=(2, 1), padding=(1, 0), groups=2))
+    images = torch.randn(2, CLIENTS * 4, 8, 5)
+    linear, norm = scramble(Linear(CLIENTS, 5, 3)), scramble(LayerNorm(CLIENTS, 5))
+    values = torch.randn(CLIENTS, 2, 4, 5)
+    found = convolution(images).view(2, CLIENTS, 6, 4, 4)
+    for client in range(CLIENTS):
+        expected = nn.functional.conv2d(
+            images.view(2, CLIENTS, 4, 8, 5)[:, client],
+            convolution.weight[client],
+            convolution.bias[client],
+            stride=(2, 1),
+            padding=(1, 0),
+            groups=2,
+        )
+        torch.testing.assert_close(found[:, client], expected)
+        expected = nn.functional.linear(values[client], linear.weight[client], linear.bias[client])
+        torch.testing.assert_close(linear(values)[client], expected)
+        expected = nn.functional.layer_norm(
+            values[client], (5,), norm.weight[client], norm.bias[client]
+        )
+        torch.testing.assert_close(norm(values)[client], expected)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_is_torchs_over_the_valid_clips(affine):
+    ours = scramble(BatchNorm2d(CLIENTS, 4, affine=affine))
+    images = torch.randn(5, CLIENTS * 4, 3, 2)
+    valid = torch.tensor([[1.0] * 5, [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
+    found = ours(images, valid).view(5, CLIENTS, 4, 3, 2)
+    for client, count in enumerate((5, 3, 1)):
+        theirs = nn.BatchNorm2d(4, affine=affine)
+        if affine:
+            theirs.weight.data, theirs.bias.data = ours.weight.data[client], ours.bias.data[client]
+        expected = theirs(images.view(5, CLIENTS, 4, 3, 2)[:count, client])
+        torch.testing.assert_close(found[:count, client], expected)
+        torch.testing.assert_close(ours.running_mean[client], theirs.running_mean)
+        torch.testing.assert_close(ours.running_var[client], theirs.running_var)
+    ours.eval()
+    before = ours.running_mean.clone()
+    torch.testing.assert_close(ours(images, valid), ours(images))
+    assert torch.equal(ours.running_mean, before)
+
+
+def test_group_norm_is_torchs():
+    ours = scramble(GroupNorm2d(CLIENTS, 6))
+    images = torch.randn(2, CLIENTS * 6, 3, 2)
+    found = ours(images).view(2, CLIENTS, 6, 3, 2)
+    for client in range(CLIENTS):
+        theirs = nn.GroupNorm(6, 6)
+        theirs.weight.data, theirs.bias.data = ours.weight.data[client], ours.bias.data[client]
+        expected = theirs(images.view(2, CLIENTS, 6, 3, 2)[:, client])
+        torch.testing.assert_close(found[:, client], expected)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_clients_do_not_see_each_other(network, norm):
+    """Each client's output and gradient are what it gets alone, also when others have finished."""
+    together = scramble(small(network, CLIENTS, norm=norm))
+    state = {name: value.clone() for name, value in together.state_dict().items()}
+    mfcc = torch.randn(CLIENTS, 4, 98, 40)
+    for active in (CLIENTS, 2):
+        together.load_state_dict(state)
+        together.zero_grad()
+        found = together.train()(mfcc[:active])
+        found.square().sum().backward()
+        for client in range(active):
+            alone = small(network, 1, norm=norm)
+            alone.load_state_dict(
+                {name: value[client : client + 1] for name, value in state.items()}
+            )
+            expected = alone.train()(mfcc[client : client + 1])
+            torch.testing.assert_close(found[client], expected[0])
+            expected.square().sum().backward()
+            gradients = dict(together.named_parameters())
+            for name, value in alone.named_parameters():
+                torch.testing.assert_close(gradients[name].grad[client], value.grad[0])
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_padding_clips_change_nothing(network):
+    model = scramble(small(network, 2))
+    mfcc = torch.randn(2, 4, 98, 40)
+    valid = torch.tensor([[1.0, 1, 1, 1], [1, 1, 0, 0]])
+    found = model.train()(mfcc, valid)
+    mfcc[1, 2:] = 7.0
+    torch.testing.assert_close(model(mfcc, valid)[1, :2], found[1, :2])
+
+
+def test_options_that_cannot_be():
+    for config, said in (
+        ({"network": "dscn"}, "dscnn"),
+        ({"network": "dscnn", "network_conf": {"chanels": 3}}, "channels"),
+        ({"network": "mhattrnn", "network_conf": {"heads": 3}}, "3 heads"),
+        ({"network": "resnet", "network_conf": {"norm": "layer"}}, "norm"),
+        ({"network": "transformer", "network_conf": {"width": 33}}, "33"),
+        ({"network": "dscnn", "network_conf": {"head_share": 1.5}}, "head_share"),
+    ):
+        with pytest.raises(UserError, match=said):
+            build_network(config, 5, "config")
+
+
+def test_two_heads():
+    model = small("dscnn", 2, head_share=0.6)
+    features = model.features(torch.randn(2, 3, 98, 40))
+    assert model.head(features).shape == model.private(features).shape == (2, 3, 5)
+    widths = [head[0].weight.shape[1] for head in (model.head, model.private_head)]
+    assert widths == [9, 6]
+    with pytest.raises(UserError, match="head_share"):
+        small("dscnn", 1).private(features)
