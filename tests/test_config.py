@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -106,7 +107,9 @@ def test_freezing_is_reading_back(tmp_path_factory, config):
         freeze(path, {**config, "one more": "!"})
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*/*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "conf/commonvoice").glob("*.yaml")), ids=lambda p: p.name
+)
 def test_our_configurations_make_models(path):
     from fedtools.decode.beam import BeamOptions
     from fedtools.models.asr import build_model
@@ -120,6 +123,23 @@ def test_our_configurations_make_models(path):
     assert len(blocks) == config["model"]["encoder_conf"]["num_blocks"]
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "conf/speechcommands").glob("*.yaml")), ids=str)
+def test_every_experiment_of_the_keyword_configurations_can_begin(path):
+    from fedtools.client.parallel import ClipTraining
+    from fedtools.federation.init import read_config
+    from fedtools.methods import make_method
+    from fedtools.models.keywords import NETWORKS, build_network
+
+    whole = yaml.safe_load(path.read_text())
+    assert list(whole["networks"]) == list(NETWORKS)
+    for network, method, task in itertools.product(NETWORKS, whole["methods"], ("12", "35")):
+        sections = [f"networks.{network}", f"methods.{method}", f"tasks.{task}.{method}?"]
+        config = read_config(path, sections, [])
+        from_mapping(ClipTraining, config["training"], path)
+        make_method(method, config["method_conf"], path)
+        build_network(config["model"], int(task), path)
+
+
 def test_warmup_is_espnets():
     import torch
     from espnet2.schedulers.warmup_lr import WarmupLR
@@ -131,3 +151,11 @@ def test_warmup_is_espnets():
         assert optimizer.param_groups[0]["lr"] == pytest.approx(learning_rate(training, 0.3, step))
         optimizer.step()
         scheduler.step()
+
+
+@given(st.dictionaries(st.text("0123456789e+-.xyes", min_size=1), st.text("0123456789e+-._no~")))
+def test_what_is_written_is_read(tmp_path_factory, content):
+    """Speakers of Speech Commands have names such as 1e5: no number."""
+    path = tmp_path_factory.mktemp("yaml") / "c.yaml"
+    write_yaml(path, {"1e5": "1e5", **content})
+    assert read_yaml(path) == {"1e5": "1e5", **content}

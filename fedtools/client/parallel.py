@@ -307,6 +307,11 @@ def clip_each(parameters: Sequence[Tensor], largest: float) -> None:
         gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
 
 
+# Speech at usual levels comes near to zero mean and unit variance; the same constants for
+# everybody, since nobody knows the statistics of all clients.
+_ENERGY, _SCALE = 100.0, 16.0
+
+
 class ClipFeatures:
     """The clips of a federation on one device, augmented and turned into MFCC as they are used."""
 
@@ -356,8 +361,7 @@ class ClipFeatures:
     def plain(self, rows: slice) -> Tensor:
         """MFCC of some clips as they are, (clips, frames, coefficients)."""
         index = np.arange(rows.start, rows.stop)
-        with torch.no_grad():
-            return self._mfcc(self._gather(index).float())
+        return self._scaled(self._gather(index).float())
 
     def _gather(self, index: np.ndarray) -> Tensor:
         if self._waves is not None:
@@ -368,8 +372,13 @@ class ClipFeatures:
         self, index: np.ndarray, shift: np.ndarray, noise: np.ndarray, volume: np.ndarray
     ) -> Tensor:
         values = (torch.from_numpy(array).to(self.device) for array in (shift, noise, volume))
-        with torch.no_grad():
-            return self._mfcc(apply(self._gather(index), *values, self._noise))
+        return self._scaled(apply(self._gather(index), *values, self._noise))
+
+    @torch.no_grad()
+    def _scaled(self, waves: Tensor) -> Tensor:
+        mfcc = self._mfcc(waves)
+        mfcc[..., 0] -= _ENERGY
+        return mfcc.div_(_SCALE)
 
 
 def stacks_of(

@@ -30,11 +30,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would take for a number, such as the speaker 1e5."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -67,7 +72,7 @@ def lookup(path: str | Path, key: str) -> Any:
 
 def write_yaml(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write a mapping as YAML, in its own order, atomically."""
-    write_text(path, yaml.safe_dump(dict(content), sort_keys=False))
+    write_text(path, yaml.dump(dict(content), Dumper=_Dumper, sort_keys=False))
 
 
 def override(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:

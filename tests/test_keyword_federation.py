@@ -1,0 +1,248 @@
+"""Keyword spotting on disk: stacks, jobs and kills change no byte; what clients send adds up."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import yaml
+from conftest import inside
+from safetensors.numpy import load_file
+
+from fedtools.client.parallel import cross_entropy, tensors_of
+from fedtools.federation.federation import open_federation
+from fedtools.files.ledger import read_ledger
+from fedtools.files.means import COLUMNS as MEMBERS
+from fedtools.files.tables import read_tsv
+
+WORDS = ["down", "go", "left", "up"]
+SIZES = [40, 21, 17, 9, 6, 3, 1]
+CLIENTS = [f"{number}e{number}" for number in range(1, len(SIZES) + 1)]
+CONFIG = {
+    "task": "kws",
+    "rounds": 4,
+    "evaluate_every": 2,
+    "clients_per_round": 5,
+    "keep_updates": False,
+    "model": {"network": "dscnn", "network_conf": {"channels": 6, "blocks": 1}},
+    "training": {
+        "optim": "sgd",
+        "optim_conf": {"lr": 0.05, "momentum": 0.9},
+        "batch_size": 8,
+        "stack": 2,
+    },
+    "method_conf": {"local_steps": 4},
+}
+
+
+def data_dir(path: Path, sizes: list[int], seed: int) -> Path:
+    """Clips of a tone for each word, of another height for each client."""
+    rng = np.random.default_rng(seed)
+    rows = {"wav.scp": [], "text": [], "utt2spk": [], "utt2client": []}
+    path.mkdir(parents=True)
+    for number, (client, size) in enumerate(zip(CLIENTS, sizes, strict=False)):
+        for clip in range(size):
+            word = int(rng.integers(len(WORDS)))
+            name = f"{client}-{WORDS[word]}-{clip:02d}"
+            pitch = 300 * 2**word + 20 * number
+            wave = 0.3 * np.sin(2 * np.pi * pitch * np.arange(16000) / 16000)
+            wave += 0.02 * rng.standard_normal(16000)
+            soundfile.write(path / f"{name}.wav", wave, 16000)
+            rows["wav.scp"].append(f"{name} {path / name}.wav")
+            rows["text"].append(f"{name} {WORDS[word]}")
+            for table in ("utt2spk", "utt2client"):
+                rows[table].append(f"{name} {client}")
+    for table, lines in rows.items():
+        (path / table).write_text("".join(f"{line}\n" for line in sorted(lines)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """Packed clips and a configuration."""
+    root = tmp_path_factory.mktemp("world")
+    (root / "classes.txt").write_text("".join(f"{word}\n" for word in WORDS))
+    soundfile.write(root / "hiss.wav", 0.1 * np.random.default_rng(0).standard_normal(40000), 16000)
+    (root / "noise.scp").write_text(f"hiss {root}/hiss.wav\n")
+    for role, sizes in (("train", SIZES), ("test", [20, 20])):
+        data = data_dir(root / "data" / role, sizes, seed=len(role))
+        more = ("--classes", root / "classes.txt", "--noise", root / "noise.scp")
+        inside("pack-clips", data, root / role, *more).ok()
+    (root / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    return root
+
+
+def begin(world: Path, path: Path, method: str = "fedkws_ui", *settings: str) -> Path:
+    more = [word for setting in settings for word in ("--set", setting)]
+    inside(
+        *("init", path, "--config", world / "config.yaml", "--method", method),
+        *("--train", world / "train", "--test", world / "test", *more),
+    ).ok()
+    return path
+
+
+def states(path: Path) -> dict[str, bytes]:
+    return {file.parent.name: file.read_bytes() for file in path.glob("round_*/global.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def reference(world) -> Path:
+    """Four rounds of FedKWS-UI, left alone."""
+    path = begin(world, world / "reference")
+    inside("rounds", path, "--evaluate", "test").ok()
+    return path
+
+
+def test_it_learns_and_says_so(reference):
+    rows = read_tsv(
+        reference / "evaluate_test.tsv",
+        ("round", "client", "clips", "loss", "errors", "accuracy"),
+    )
+    assert [row["round"] for row in rows] == ["0", "2", "4"]
+    assert all(int(row["clips"]) == 40 for row in rows)
+    for row in rows:
+        assert float(row["accuracy"]) == pytest.approx(100 - 2.5 * int(row["errors"]), abs=1e-3)
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_single_commands_and_jobs_give_the_same_bytes(world, reference, cli, tmp_path, jobs):
+    path = begin(world, tmp_path / "exp")
+    for _ in range(4):
+        cli("sample", path, "--nj", jobs).ok()
+        for job in range(jobs, 0, -1):
+            cli("train-local", path, "--job", job).ok()
+        cli("aggregate", path).ok()
+    assert states(path) == states(reference)
+
+
+def test_kept_updates_have_the_same_mean(world, reference, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedkws_ui", "keep_updates=true")
+    inside("rounds", path, "--to", "1", "--nj", "1").ok()
+    assert not list(path.glob("round_0001/members.*"))
+    kept = load_file(path / "round_0002" / "global.safetensors")
+    summed = load_file(reference / "round_0002" / "global.safetensors")
+    for name, value in kept.items():
+        np.testing.assert_allclose(summed[name], value, rtol=1e-5, atol=1e-6)
+    sent = load_file(path / "round_0001" / "update.1.safetensors")
+    clients = (path / "round_0001" / "clients").read_text().split()
+    assert {len(value) for value in sent.values()} == {len(clients)}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedmmd", "fedopt", "alo", "alt"])
+def test_stack_and_sequence_agree(world, tmp_path, method):
+    """The updates of ragged clients, within 1e-4 of their norm."""
+    for stack in (1, 5):
+        path = begin(world, tmp_path / str(stack), method, f"training.stack={stack}")
+        inside("rounds", path, "--to", "1").ok()
+    start = load_file(tmp_path / "1" / "round_0001" / "global.safetensors")
+    alone, stacked = (
+        load_file(tmp_path / name / "round_0002" / "global.safetensors") for name in ("1", "5")
+    )
+    apart = sum(np.square(stacked[name] - alone[name]).sum() for name in start) ** 0.5
+    update = sum(np.square(alone[name] - start[name]).sum() for name in start) ** 0.5
+    assert apart < 1e-4 * update
+
+
+def test_ledger(reference):
+    rows = [row for row in read_ledger(reference / "ledger.tsv") if row.client != "-"]
+    assert len(rows) == 20
+    down = (reference / "round_0001" / "global.safetensors").stat().st_size
+    assert rows[0].bytes_down == down and 0 < rows[0].bytes_up < down
+    # The one clip of the smallest client has no entropy: one step, the least there is.
+    smallest = [row for row in rows if row.client == CLIENTS[-1]]
+    assert all(row.client_epochs == 1 for row in smallest)
+
+
+def test_private_models_stay_at_the_client(reference):
+    kept = {path.name for path in reference.glob("clients/*/round_*/*")}
+    assert kept == {"private.safetensors"}
+    for client in reference.glob("clients/*"):
+        assert len(list(client.iterdir())) <= 2
+
+
+def test_diverged_clients_are_left_out(world, cli, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg", "training.optim_conf.lr=1e30")
+    cli("sample", path).ok()
+    said = cli("train-local", path).ok().err
+    rows = read_tsv(path / "round_0001" / "members.1.tsv", MEMBERS)
+    left_out = [row["client"] for row in rows if row["status"] != "ok"]
+    assert left_out and all(f"{client}: left out: diverged" in said for client in left_out)
+    if len(left_out) == len(rows):
+        cli("aggregate", path).fails(1, "0 of 5 updates can be used", "diverged")
+
+
+def test_nan_of_one_client_stays_its_own(world, tmp_path):
+    def poisoned(network, batch):
+        losses = cross_entropy(network, batch)
+        return losses * torch.where(torch.arange(len(losses)) == 1, torch.nan, 1.0)
+
+    federation = open_federation(begin(world, tmp_path / "exp", "fedavg"))
+    sound, sick = (federation._stack(CLIENTS[:3], 1) for _ in range(2))
+    expected, found = sound.fit(), sick.fit(loss=poisoned)
+    assert [np.isnan(fitted.loss) for fitted in found] == [False, True, False]
+    for client in (0, 2):
+        assert found[client] == expected[client]
+        ours, theirs = (tensors_of(stack.model, client) for stack in (sick, sound))
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+KILLED = "import sys; from fedtools.cli import main; main()"
+
+
+def test_killed_at_random_it_goes_on_to_the_same_bytes(world, reference, tmp_path):
+    path = begin(world, tmp_path / "exp")
+    command = [sys.executable, "-c", KILLED, "rounds", str(path), "--evaluate", "test"]
+    dice = random.Random(5)
+    for _ in range(4):
+        run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        time.sleep(dice.uniform(2.5, 5.5))
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+    inside("rounds", path, "--evaluate", "test").ok()
+    assert states(path) == states(reference)
+    name = "evaluate_test.tsv"
+    assert (path / name).read_bytes() == (reference / name).read_bytes()
+
+
+def test_bad_options(world, cli, tmp_path):
+    def refused(*settings: str, method: str = "fedavg", said: str) -> None:
+        more = [word for setting in settings for word in ("--set", setting)]
+        cli(
+            *("init", tmp_path / "exp", "--config", world / "config.yaml", "--method", method),
+            *("--train", world / "train", *more),
+        ).fails(1, said)
+        assert not (tmp_path / "exp").exists()
+
+    refused("task=kwss", said="kws")
+    refused("training.stack=0", said="stack")
+    refused("training.augment.noise=1", said="noise_volume")
+    refused("model.network=dscn", said="dscnn")
+    refused("method_conf.private=heads", method="fedkws_ui", said="not model or head")
+    refused("method_conf.optimizer=adagrad", method="fedopt", said="yogi")
+
+
+def test_damaged_members(world, cli, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg")
+    cli("sample", path).ok()
+    cli("train-local", path).ok()
+    table = path / "round_0001" / "members.1.tsv"
+    whole = table.read_text()
+    client = whole.splitlines()[1].split("\t")[1]
+    for damaged, said in (
+        (whole.replace(client, "../x"), "not usable as an id"),
+        (whole + whole.splitlines()[1] + "\n", "comes twice"),
+        (whole.replace("\tok", "\tok\tok"), "members.1.tsv"),
+    ):
+        table.write_text(damaged)
+        cli("aggregate", path).fails(1, "members.1.tsv", said)
+    table.write_text(whole)
+    cli("aggregate", path).ok()
