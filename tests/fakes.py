@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -126,3 +127,117 @@ def common_voice(
     if durations or (durations is None and release >= 17):
         (language / "clip_durations.tsv").write_text("\n".join(lengths) + "\n")
     return language
+
+
+# --- Speech Commands ------------------------------------------------------------------------------
+
+KEYWORDS = "yes no up down left right on off stop go".split()
+# Version 1 has the first twenty of these beside the ten keywords, version 2 all.
+OTHER_WORDS = (
+    "zero one two three four five six seven eight nine bed bird cat dog happy house marvin sheila "
+    "tree wow backward forward follow learn visual"
+).split()
+
+
+@dataclass(frozen=True)
+class Word:
+    """One clip of Speech Commands, and the list that it is on: "valid", "test", or "train" (none).
+
+    `audio` is "good", "empty" (zero bytes), "damaged" (no WAV), "cut" (its end is lost), "silent"
+    (a header without samples), "stereo" or "missing". `file` stands in place of the clip's name.
+    """
+
+    speaker: str
+    word: str
+    number: int = 0
+    part: str = "train"
+    audio: str = "good"
+    seconds: float = 0.3
+    file: str = ""
+
+    @property
+    def path(self) -> str:
+        return f"{self.word}/{self.file or f'{self.speaker}_nohash_{self.number}.wav'}"
+
+
+def hex_id(name: str) -> str:
+    """A speaker as Speech Commands has it: eight hexadecimal digits."""
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+@cache
+def tiny_wav(word: str, seconds: float = 0.3, audio: str = "good") -> bytes:
+    """A tone at 16 kHz, another one for each word, or what is wrong with it."""
+    import numpy as np
+    import soundfile
+
+    if audio in ("empty", "damaged"):
+        return b"" if audio == "empty" else b"not a WAV " * 50
+    frequency = 200 + zlib.crc32(word.encode()) % 3000
+    samples = 0 if audio == "silent" else round(16000 * seconds)
+    tone = 0.3 * np.sin(2 * np.pi * frequency * np.arange(samples) / 16000)
+    file = io.BytesIO()
+    channels = np.stack([tone, tone], axis=1) if audio == "stereo" else tone
+    soundfile.write(file, channels, 16000, format="WAV", subtype="PCM_16")
+    content = file.getvalue()
+    return content[: len(content) // 2] if audio == "cut" else content
+
+
+def some_words(
+    train: int = 5, valid: int = 2, test: int = 2, words: Sequence[str] | None = None
+) -> list[Word]:
+    """A faultless corpus: so many speakers of each set, and every word once of each."""
+    counts = {"train": train, "valid": valid, "test": test}
+    return [
+        Word(hex_id(f"{part} {number}"), word, part=part)
+        for part, count in counts.items()
+        for number in range(count)
+        for word in words or [*KEYWORDS, *OTHER_WORDS[:4]]
+    ]
+
+
+def speech_commands(
+    folder: Path, clips: Iterable[Word], noise: Iterable[float] = (3.0, 2.0)
+) -> Path:
+    """Write clips as Speech Commands has them; return the folder of the corpus.
+
+    Args:
+        folder: the corpus is made in it as speech_commands.
+        clips: its clips; those of valid and test come on the lists, in this order.
+        noise: the seconds of the noise recordings.
+    """
+    corpus = folder / "speech_commands"
+    lists: dict[str, list[str]] = {"valid": [], "test": []}
+    for clip in clips:
+        path = corpus / clip.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if clip.audio != "missing":
+            path.write_bytes(tiny_wav(clip.word, clip.seconds, clip.audio))
+        if clip.part in lists:
+            lists[clip.part].append(f"{clip.path}\n")
+    (corpus / "validation_list.txt").write_text("".join(lists["valid"]))
+    (corpus / "testing_list.txt").write_text("".join(lists["test"]))
+    (corpus / "_background_noise_").mkdir(parents=True, exist_ok=True)
+    (corpus / "_background_noise_" / "README.md").write_text("Noise.\n")
+    for number, seconds in enumerate(noise):
+        recording = corpus / "_background_noise_" / f"noise_{number}.wav"
+        recording.write_bytes(tiny_wav("noise", seconds))
+    (corpus / "README.md").write_text("Speech Commands.\n")
+    return corpus
+
+
+def speech_commands_test_set(folder: Path, clips: Iterable[Word]) -> Path:
+    """Write the separate test archive: keywords of the test list, silence and unknown words."""
+    archive = folder / "speech_commands_test_set"
+    clips = [clip for clip in clips if clip.part == "test" and clip.word in KEYWORDS]
+    speaker = clips[0].speaker
+    clips += [Word("", "_silence_", file=f"noise_{number}.wav") for number in range(3)]
+    clips += [
+        Word("", "_unknown_", file=f"{word}_{speaker}_nohash_1.wav") for word in ("bed", "cat")
+    ]
+    clips.append(Word(hex_id("unknown"), "_unknown_"))
+    for clip in clips:
+        path = archive / clip.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(tiny_wav(clip.word, clip.seconds, clip.audio))
+    return archive

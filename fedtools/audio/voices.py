@@ -165,11 +165,26 @@ class Synthesiser:
         if self._library.espeak_SetVoiceByName(b"en"):
             raise RuntimeError("espeak-ng has no voice 'en'")
 
+    def say(
+        self, text: str, speaker: Speaker, random: np.random.Generator, pitch: int | None = None
+    ) -> np.ndarray:
+        """The speaker's voice alone: float64 samples at 16 kHz, within [-1, 1].
+
+        Args:
+            text: English words.
+            speaker: who speaks.
+            random: one number is drawn from it, the seed of espeak-ng's own chances.
+            pitch: 0 to 100, where 50 is the speaker's own pitch, and the default.
+        """
+        return resample(self._in_child(text, speaker, int(random.integers(1, 2**31)), pitch))
+
     def speak(self, text: str, speaker: Speaker, key: str) -> np.ndarray:
-        """Speak a text: float32 samples at 16 kHz, within [-1, 1]; the key decides its chances."""
+        """Speak a text in the speaker's room: float32 samples at 16 kHz, within [-1, 1].
+
+        The key decides the chances of the utterance.
+        """
         random = random_of("utterance", speaker.client_id, key)
-        samples = self._in_child(text, speaker, int(random.integers(1, 2**31)))
-        wave = resample(samples)
+        wave = self.say(text, speaker, random)
         wave *= 0.7 * speaker.level / max(np.abs(wave).max(), 1e-3)
         wave += speaker.noise * speaker.level * random.standard_normal(len(wave)) * 0.2
         return np.clip(wave, -1, 1).astype(np.float32)
@@ -200,7 +215,7 @@ class Synthesiser:
             self._chunks.append(ctypes.string_at(samples, 2 * count))
         return 0
 
-    def _in_child(self, text: str, speaker: Speaker, seed: int) -> np.ndarray:
+    def _in_child(self, text: str, speaker: Speaker, seed: int, pitch: int | None) -> np.ndarray:
         """The samples of one utterance, int16 at espeak-ng's rate."""
         reading, writing = os.pipe()
         child = os.fork()
@@ -208,7 +223,7 @@ class Synthesiser:
             status = 1
             try:
                 os.close(reading)
-                self._speak_here(text, speaker, seed)
+                self._speak_here(text, speaker, seed, pitch)
                 with os.fdopen(writing, "wb") as pipe:
                     pipe.write(b"".join(self._chunks))
                 status = 0
@@ -222,7 +237,7 @@ class Synthesiser:
             raise RuntimeError(f"espeak-ng cannot speak {text!r}")
         return samples
 
-    def _speak_here(self, text: str, speaker: Speaker, seed: int) -> None:
+    def _speak_here(self, text: str, speaker: Speaker, seed: int, pitch: int | None) -> None:
         library = self._library
         library.espeak_ng_SetRandSeed(ctypes.c_long(seed))
         sounds = f"[[{self.phonemes(text, speaker.accent)}]]".encode()
@@ -232,6 +247,8 @@ class Synthesiser:
             if library.espeak_SetVoiceByFile(b"voice"):
                 raise RuntimeError("espeak-ng refuses a voice")
         library.espeak_SetParameter(1, speaker.words_per_minute, 0)  # 1: espeakRATE
+        if pitch is not None:
+            library.espeak_SetParameter(3, pitch, 0)  # 3: espeakPITCH
         phonemes_in_utf8 = 0x100 | 1
         length = ctypes.c_size_t(len(sounds) + 1)
         if library.espeak_Synth(sounds, length, 0, 0, 0, phonemes_in_utf8, None, None):

@@ -1,0 +1,188 @@
+"""Mini corpora: made on the spot by espeak-ng, in parallel, continued after a kill.
+
+A mini corpus is a folder in the layout of the real one, with two files more: SHA256SUMS, as
+`sha256sum` writes it, and `.recipe`, which says what decided its bytes. A second run checks every
+file by its hash and makes what is missing or damaged; so does the run after one that was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import multiprocessing.connection
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from fedtools.audio import voices
+from fedtools.files.atomic import sha256, write_text
+from fedtools.files.errors import UserError
+
+Clip = TypeVar("Clip")
+Speak = Callable[[voices.Synthesiser, Clip, Path], None]
+Make = Callable[[Path, int, int, int], None]
+
+
+def recipe_of(arguments: Sequence[str], script: str) -> str:
+    """What decides the bytes of a corpus: the arguments, the code, and the two libraries."""
+    import espeakng_loader
+    import soundfile
+
+    files = (Path(script), Path(voices.__file__), Path(espeakng_loader.get_library_path()))
+    parts = [*arguments, soundfile.__libsndfile_version__, *(sha256(path) for path in files)]
+    return "\n".join(parts) + "\n"
+
+
+def make_corpus(
+    corpus: Path,
+    recipe: str,
+    clips: Mapping[str, Clip],
+    speak: Speak,
+    tables: Sequence[str],
+    write_tables: Callable[[], None],
+    jobs: int,
+) -> None:
+    """Make a corpus, or what of it is missing or damaged.
+
+    Args:
+        corpus: its folder; it is emptied if another recipe made it.
+        recipe: what `recipe_of` gave.
+        clips: the path of each clip within the corpus -> what to make there.
+        speak: called in a process of its own with a synthesiser, a clip, and the path to write it
+            to atomically.
+        tables: the paths of all other files within the corpus.
+        write_tables: makes these when all clips are there.
+        jobs: how many processes.
+
+    Raises:
+        UserError: if the folder is not the corpus of this script, or a clip cannot be made.
+    """
+    _claim(corpus, recipe)
+    final, partial = corpus / "SHA256SUMS", corpus / ".sums"
+    sums = {**_read_sums(final), **_read_sums(partial)}
+    missing = [name for name in clips if not _is_whole(corpus / name, sums.get(name))]
+    if not missing and all(_is_whole(corpus / name, sums.get(name)) for name in tables):
+        print(f"{corpus}: {len(clips)} clips are there and whole", file=sys.stderr)
+        return
+    print(f"{corpus}: making {len(missing)} clips with espeak-ng", file=sys.stderr)
+    with open(partial, "a", encoding="utf-8") as file:
+        wanted = {name: clips[name] for name in missing}
+        for name, digest in _make_missing(wanted, speak, corpus, min(jobs, len(missing))):
+            sums[name] = digest
+            file.write(f"{digest}  {name}\n")
+            file.flush()
+    write_tables()
+    sums.update({name: sha256(corpus / name) for name in tables})
+    write_text(final, "".join(f"{sums[name]}  {name}\n" for name in sorted(sums)))
+    partial.unlink()
+
+
+def run(script: str, description: str, corpus: str, most: int, what: str, make: Make) -> None:
+    """Run the command of a mini corpus: 0 done, 1 bad input (one line on stderr), 2 wrong usage.
+
+    Args:
+        script: the script's own `__file__`.
+        description: what the command does.
+        corpus: the name of the folder that is made in OUT.
+        most: how many clips of one speaker there are at most.
+        what: what --utterances counts.
+        make: called with OUT / `corpus`, the seed, the most clips of a speaker, and the jobs.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("out", type=Path, help=f"{corpus} is made in this folder")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, another corpus")
+    few = f"at most so many {what} of each speaker, for a smaller corpus"
+    parser.add_argument("--utterances", dest="most", type=int, default=most, metavar="N", help=few)
+    jobs = os.cpu_count() or 1
+    parser.add_argument("--nj", type=int, default=jobs, help=f"processes (default: {jobs})")
+    options = parser.parse_args()
+    if options.nj < 1 or options.most < 1:
+        parser.error("--nj and --utterances are at least 1")
+    name = Path(script).name
+    try:
+        make(options.out / corpus, options.seed, options.most, options.nj)
+    except UserError as error:
+        sys.exit(f"{name}: {error}")
+    except ImportError as error:
+        sys.exit(f"{name}: {error}; run utils/setup.sh, or pip install espeakng-loader soundfile")
+    except OSError as error:
+        sys.exit(f"{name}: {error.filename}: {error.strerror}")
+
+
+def _claim(corpus: Path, recipe: str) -> None:
+    """Make the folder ours; one that another seed or version made is emptied."""
+    mark = corpus / ".recipe"
+    if mark.exists() and mark.read_text(encoding="utf-8") != recipe:
+        shutil.rmtree(corpus)
+    elif corpus.exists() and not mark.exists() and any(corpus.iterdir()):
+        raise UserError("was not made by this script", path=corpus, remedy="choose another OUT")
+    corpus.mkdir(parents=True, exist_ok=True)
+    for left_by_a_kill in corpus.rglob(".*.tmp"):
+        left_by_a_kill.unlink(missing_ok=True)
+    write_text(mark, recipe)
+
+
+def _read_sums(path: Path) -> dict[str, str]:
+    """Read name -> sha256 as `sha256sum` writes it; a line that was cut off is left out."""
+    sums = {}
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            digest, _, name = line.partition("  ")
+            if len(digest) == 64 and name:
+                sums[name] = digest
+    return sums
+
+
+def _is_whole(path: Path, digest: str | None) -> bool:
+    """Whether a file is there with that hash."""
+    return path.is_file() and sha256(path) == digest
+
+
+def _make_clips(clips: Mapping[str, Clip], speak: Speak, corpus: Path, results) -> None:
+    """Make clips and send each one's (name, sha256), or what went wrong, through a connection."""
+    try:
+        synthesiser = voices.Synthesiser()
+        for name, clip in clips.items():
+            speak(synthesiser, clip, corpus / name)
+            results.send((name, sha256(corpus / name)))
+    except BrokenPipeError:
+        pass  # the run that wanted these clips is gone
+    except Exception as error:
+        with suppress(BrokenPipeError):
+            results.send(f"{type(error).__name__}: {error}")
+    results.close()
+
+
+def _make_missing(
+    clips: Mapping[str, Clip], speak: Speak, corpus: Path, jobs: int
+) -> Iterator[tuple[str, str]]:
+    """Make clips in parallel processes and yield the (name, sha256) of each as it is ready."""
+    context = multiprocessing.get_context("fork")
+    waiting = []
+    for job in range(jobs):
+        receiving, sending = context.Pipe(duplex=False)
+        share = dict(list(clips.items())[job::jobs])
+        arguments = share, speak, corpus, sending
+        context.Process(target=_make_clips, args=arguments, daemon=True).start()
+        sending.close()
+        waiting.append(receiving)
+    done = 0
+    while waiting:
+        for connection in multiprocessing.connection.wait(waiting):
+            try:
+                result = connection.recv()
+            except EOFError:
+                waiting.remove(connection)
+                continue
+            if isinstance(result, str):
+                raise UserError(f"cannot make a clip: {result}", remedy="see utils/setup.sh")
+            yield result
+            done += 1
+            if done % 200 == 0 or done == len(clips):
+                print(f"made {done} of {len(clips)} clips", file=sys.stderr)
+    if done < len(clips):
+        raise UserError(f"{len(clips) - done} clips were not made", remedy="run it again")

@@ -1,0 +1,207 @@
+"""Reading Speech Commands: its words and clips, its two lists, its noise, and the test archive."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtools.audio.wave import AudioError, recording_seconds
+from fedtools.files.datadir import byte_order, check_id
+from fedtools.files.errors import UserError
+
+SETS = ("train", "valid", "test")
+LISTS = {"valid": "validation_list.txt", "test": "testing_list.txt"}
+NOISE, SILENCE, UNKNOWN = "_background_noise_", "_silence_", "_unknown_"
+# The speaker is a hash of who it was in Google's corpus, and a number in others in its layout. In
+# the test archive, a clip of an unknown word may say before it which one.
+CLIP_NAME = re.compile(r"(?:([^/]+)_)??([0-9A-Za-z]+)_nohash_([0-9]+)\.wav")
+# Below this, a length in seconds would be written as 0.000.
+SHORTEST = 0.001
+CLIPS_BETWEEN_LINES = 20_000
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One clip, and the utterance that is made of it.
+
+    `name` is the utterance's id, <speaker>-<word>-<number>; `start` is where a clip of one second
+    begins within its recording, in seconds, or None where the clip is a recording of its own.
+    """
+
+    name: str
+    speaker: str
+    label: str
+    path: Path
+    seconds: float
+    start: float | None = None
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+def find(folder: Path, what: str) -> Path:
+    """The absolute path of a folder that wav.scp can name files of."""
+    if not folder.is_dir():
+        raise UserError("no such folder", path=folder, remedy=f"name {what}")
+    folder = folder.resolve()
+    if str(folder) != " ".join(str(folder).split()):
+        raise UserError("wav.scp cannot hold doubled blanks", path=folder, remedy="rename it")
+    return folder
+
+
+def find_corpus(folder: Path) -> Path:
+    """The absolute path of the corpus, by its two lists."""
+    folder = find(folder, "the folder that the archive was unpacked in")
+    if (folder / UNKNOWN).is_dir():
+        remedy = "name the corpus first, and this folder by --test-archive"
+        raise UserError(f"with {UNKNOWN}, this is a test archive", path=folder, remedy=remedy)
+    for name in LISTS.values():
+        if not (folder / name).is_file():
+            remedy = "name the folder that has it and a folder for each word"
+            raise UserError(f"no {name}", path=folder, remedy=remedy)
+    return folder
+
+
+def length(path: Path, dropped: Counter) -> float:
+    """The length of a clip in seconds by its header; 0 if it cannot be used, and then counted."""
+    try:
+        seconds = recording_seconds(str(path))
+    except AudioError as error:
+        dropped[error.reason] += 1
+        return 0.0
+    if seconds < SHORTEST:
+        dropped["no samples"] += 1
+        return 0.0
+    return seconds
+
+
+# --- clips ----------------------------------------------------------------------------------------
+
+
+def words_of(folder: Path) -> list[str]:
+    """The words of a corpus, in C order: folders with clips that are not for something else."""
+    folders = (path for path in folder.iterdir() if path.is_dir() and path.name != NOISE)
+    words = (path.name for path in folders if path.name[0] != "." and any(path.glob("*.wav")))
+    return byte_order(words)
+
+
+def read_clips(folder: Path, words: Iterable[str], dropped: Counter) -> dict[str, Clip]:
+    """Read <word>/<speaker>_nohash_<number>.wav: that path within the corpus -> clip.
+
+    Args:
+        folder: the corpus.
+        words: what `words_of` gave.
+        dropped: reason -> clips that cannot be used, added to.
+
+    Raises:
+        UserError: if a word cannot be part of an id, or a clip has several channels.
+    """
+    clips: dict[str, Clip] = {}
+    opened = 0
+    for word in words:
+        check_id(word, "the word", folder / word)
+        for path in sorted((folder / word).glob("*.wav")):
+            name = CLIP_NAME.fullmatch(path.name)
+            if not name or name[1]:
+                dropped["not the name of a clip"] += 1
+                continue
+            if seconds := length(path, dropped):
+                utterance = f"{name[2]}-{word}-{name[3]}"
+                clips[f"{word}/{path.name}"] = Clip(utterance, name[2], word, path, seconds)
+            opened += 1
+            if opened % CLIPS_BETWEEN_LINES == 0:
+                print(f"read the lengths of {opened} clips", file=sys.stderr)
+    return clips
+
+
+def read_list(path: Path) -> dict[str, int]:
+    """Read validation_list.txt or testing_list.txt: <word>/<name>.wav -> its line, from 1."""
+    listed: dict[str, int] = {}
+    for line, name in enumerate(path.read_bytes().decode("utf-8", "replace").splitlines(), 1):
+        word, _, clip = name.partition("/")
+        if not (word and word.isprintable() and "\ufffd" not in word and CLIP_NAME.fullmatch(clip)):
+            remedy = "lines are <word>/<speaker>_nohash_<number>.wav: unpack the archive again"
+            raise UserError(f"{name!r} is not the name of a clip", path=path, line=line,
+                            remedy=remedy)  # fmt: skip
+        listed[name] = line
+    if not listed:
+        raise UserError("an empty list", path=path, remedy="unpack the archive again")
+    return listed
+
+
+def split(folder: Path, clips: dict[str, Clip], dropped: Counter) -> dict[str, list[Clip]]:
+    """The official split: valid and test are the clips of the two lists, train all others.
+
+    Args:
+        folder: the corpus.
+        clips: what `read_clips` gave.
+        dropped: reason -> clips, added to: those on a list that are not there.
+
+    Raises:
+        UserError: if a list cannot be read, or a clip is on both.
+    """
+    listed = {name: read_list(folder / file) for name, file in LISTS.items()}
+    for clip, line in listed["test"].items():
+        if clip in listed["valid"]:
+            problem = f"{clip!r} is in line {listed['valid'][clip]} of {LISTS['valid']} too"
+            raise UserError(problem, path=folder / LISTS["test"], line=line,
+                            remedy="take it out of one of the lists")  # fmt: skip
+    where = {clip: name for name, names in listed.items() for clip in names}
+    dropped["on a list, but not there"] += sum(
+        clip not in clips and not (folder / clip).exists() for clip in where
+    )
+    sets: dict[str, list[Clip]] = {name: [] for name in SETS}
+    for name, clip in clips.items():
+        sets[where.get(name, "train")].append(clip)
+    return sets
+
+
+# --- noise, and the test archive ------------------------------------------------------------------
+
+
+def read_noise(folder: Path, dropped: Counter) -> list[Clip]:
+    """The recordings of background noise, in C order of their names; they have no speaker."""
+    recordings = []
+    for path in sorted((folder / NOISE).glob("*.wav")):
+        check_id(path.stem, "the recording", path)
+        if seconds := length(path, dropped):
+            recordings.append(Clip(path.stem, "", SILENCE, path, seconds))
+    return recordings
+
+
+def read_test_archive(folder: Path, keywords: Iterable[str], dropped: Counter) -> list[Clip]:
+    """The clips of the separate test archive: a folder for each label of the 12-class task.
+
+    A clip whose name tells no speaker (silence, above all) has its label for a speaker.
+
+    Args:
+        folder: the archive.
+        keywords: the ten words.
+        dropped: reason -> clips that cannot be used, added to.
+
+    Raises:
+        UserError: if its folders are not those of the twelve classes.
+    """
+    folder = find(folder, "the folder that the test archive was unpacked in")
+    labels = byte_order([*keywords, SILENCE, UNKNOWN])
+    there = words_of(folder)
+    for label in byte_order({*labels, *there}):
+        if label not in there or label not in labels:
+            problem = f"{'no clips of' if label in labels else 'a folder for'} {label!r}"
+            raise UserError(problem, path=folder, remedy=f"the classes are {', '.join(labels)}")
+    clips = []
+    for label in labels:
+        for path in sorted((folder / label).glob("*.wav")):
+            name = CLIP_NAME.fullmatch(path.name)
+            speaker = name[2] if name else label
+            utterance = (
+                f"{speaker}-{name[1] or label}-{name[3]}" if name else f"{label}-{path.stem}"
+            )
+            check_id(utterance, "the utterance", path)
+            if seconds := length(path, dropped):
+                clips.append(Clip(utterance, speaker, label, path, seconds))
+    return clips

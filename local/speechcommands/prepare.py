@@ -1,0 +1,317 @@
+#!/usr/bin/env python3
+"""Speech Commands -> data directories for keyword spotting, where every speaker is a client.
+
+    prepare.py CORPUS OUT
+
+writes OUT/12 and OUT/35, each with the data directories train, valid and test, and classes.txt (a
+label a line, in the order of the class indices); and OUT/noise.scp, the recordings of background
+noise. CORPUS is Google's version 1 (30 words) or 2 (35 words), or another in the same layout:
+
+    <word>/<speaker>_nohash_<number>.wav    a second at 16 kHz, or less; kept as it is
+    validation_list.txt testing_list.txt    <word>/<name>.wav, one a line
+    _background_noise_/*.wav                a minute or more
+
+Utterance ids are <speaker>-<word>-<number>. Clips that are empty or damaged, that have another
+name, or that are on a list and not there are dropped and counted.
+
+35      Every word of the corpus is a class, however many it has.
+12      Ten keywords, `_silence_` and `_unknown_`. As in Google's own input pipeline, each set has
+        silence and unknown as many as a tenth of its keywords' clips, rounded up. Unknown are
+        clips of the set's other words, chosen by a key of the seed and the clip. Silence are
+        `segments` of one second, which may begin anywhere in any recording of noise, the same for
+        each set; each is given to the speaker of one of the set's keyword clips, drawn by a key of
+        the seed and its number, so that a client has silence in proportion to its keywords. With
+        --test-archive, the test set is Google's separate archive instead, with its own silence
+        and unknown.
+
+Two constructions of the training set (valid and test are the same in both):
+
+official    The clips on neither list. Google's lists never divide a speaker, so that no client
+            has clips in valid or test; the table shows it for any corpus.
+paper       What Li et al. (2022), "Avoid overfitting user specific information in federated
+            keyword spotting", table 1, must have done by its counts: N = 105.5 k clips of
+            K = 2,434 users are nearly all of the 105,829 clips, whose 2,618 speakers are more
+            than those of the training set alone. Train is then the clips of train, valid and
+            test together, without users of under five clips. Accuracies on such a test set are
+            those of clips that were trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from bisect import bisect_right
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+
+import corpus
+from corpus import SETS, SILENCE, UNKNOWN, Clip
+
+from fedtools.files.atomic import write_text
+from fedtools.files.datadir import DataDir, byte_order, write_table
+from fedtools.files.errors import UserError
+from fedtools.files.keyed import generator, seed64
+from fedtools.files.tables import format_table
+
+KEYWORDS = "yes,no,up,down,left,right,on,off,stop,go"
+TASKS = ("12", "35")
+# Silence and unknown, each: one clip for so many clips of keywords.
+KEYWORDS_TO_ONE = 10
+Sets = dict[str, list[Clip]]
+"""train, valid and test."""
+
+
+@dataclass
+class Task:
+    """A task: its name, its labels in the order of the class indices, and its sets."""
+
+    name: str
+    classes: list[str]
+    sets: Sets
+
+
+# --- choosing -------------------------------------------------------------------------------------
+
+
+def cut_silence(
+    name: str, words: list[Clip], noise: list[Clip], count: int, seed: int
+) -> list[Clip]:
+    """Cut `count` seconds of silence for a set, and give each to the speaker of one of its words.
+
+    Every millisecond of noise that has a second after it is as likely as any other.
+    """
+    ends = list(accumulate(int(1000 * (recording.seconds - 1)) + 1 for recording in noise))
+    silence = []
+    for number in range(count):
+        random = generator(seed, "silence", name, number)
+        moment = int(random.integers(ends[-1]))
+        which = bisect_right(ends, moment)
+        start = (moment - (ends[which - 1] if which else 0)) / 1000
+        speaker = words[random.integers(len(words))].speaker
+        utterance = f"{speaker}-{SILENCE}-{name}{number}"
+        silence.append(Clip(utterance, speaker, SILENCE, noise[which].path, 1.0, start))
+    return silence
+
+
+def twelve(sets: Sets, keywords: list[str], noise: list[Clip], seed: int, notes: list[str]) -> Sets:
+    """The sets of the 12-class task: keywords, silence and unknown."""
+    noise = [recording for recording in noise if recording.seconds >= 1]
+    if not noise:
+        remedy = f"put some into {corpus.NOISE}, or make --task 35 alone"
+        raise UserError("no noise of a second or more to cut silence from", remedy=remedy)
+    chosen = {}
+    for name, clips in sets.items():
+        words = [clip for clip in clips if clip.label in keywords]
+        count = -(-len(words) // KEYWORDS_TO_ONE)
+        others = [clip for clip in clips if clip.label not in keywords]
+        others.sort(key=lambda clip: seed64(seed, "unknown", clip.name))
+        unknown = [replace(clip, label=UNKNOWN) for clip in others[:count]]
+        if len(unknown) < count:
+            notes.append(
+                f"12, {name}: {len(unknown)} clips of other words, not {count}, are unknown"
+            )
+        chosen[name] = [*words, *unknown, *cut_silence(name, words, noise, count, seed)]
+    return chosen
+
+
+def make_tasks(
+    sets: Sets, noise: list[Clip], options: argparse.Namespace, notes: list[str]
+) -> list[Task]:
+    """The tasks that are asked for, with the official training set."""
+    words = byte_order({clip.label for clips in sets.values() for clip in clips})
+    tasks = []
+    if "12" in options.task:
+        if missing := [word for word in options.keywords if word not in words]:
+            raise UserError(
+                f"no clip of {', '.join(missing)}, which --keywords asks for",
+                path=options.corpus,
+                remedy=f"choose ten by --keywords ({', '.join(words)}), or make --task 35 alone",
+            )
+        chosen = twelve(sets, options.keywords, noise, options.seed, notes)
+        tasks.append(Task("12", [SILENCE, UNKNOWN, *options.keywords], chosen))
+    if "35" in options.task:
+        tasks.append(Task("35", words, dict(sets)))
+    return tasks
+
+
+def construct(
+    task: Task, archive: list[Clip], options: argparse.Namespace, notes: list[str]
+) -> None:
+    """Make the training set what --split and --min-clips ask for, and the archive the test set."""
+    clips = task.sets["train"]
+    if options.split == "paper":
+        clips = [clip for name in SETS for clip in task.sets[name]]
+    sizes = Counter(clip.speaker for clip in clips)
+    large = [clip for clip in clips if sizes[clip.speaker] >= options.min_clips]
+    if left := len(clips) - len(large):
+        few = sum(size < options.min_clips for size in sizes.values())
+        under = f"{few} clients of under {options.min_clips} clips are left out of train"
+        notes.append(f"{task.name}: {under}, with {left} clips")
+    task.sets["train"] = large
+    if task.name == "12" and archive:
+        task.sets["test"] = archive
+    for name, clips in task.sets.items():
+        if not clips:
+            remedy = "see the lists, or lower --min-clips"
+            raise UserError(f"task {task.name} has no clip in {name}", path=options.corpus,
+                            remedy=remedy)  # fmt: skip
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def data_dir(path: Path, clips: list[Clip]) -> DataDir:
+    """The tables of one set; where it has silence that is cut from noise, all are segments."""
+    data = DataDir(path)
+    cut = any(clip.start is not None for clip in clips)
+    for clip in clips:
+        # A "-" in a recording's id, after what no speaker is called, keeps it from being a clip's.
+        recording = clip.name if clip.start is None else f"{corpus.NOISE}-{clip.path.stem}"
+        data.wav_scp[recording] = str(clip.path)
+        if cut:
+            interval = "0 -1" if clip.start is None else f"{clip.start:.3f} {clip.start + 1:.3f}"
+            data.segments[clip.name] = f"{recording} {interval}"
+        data.text[clip.name] = clip.label
+        data.utt2spk[clip.name] = data.utt2client[clip.name] = clip.speaker
+        data.utt2dur[clip.name] = f"{clip.seconds:.3f}"
+    return data
+
+
+def write_tasks(out: Path, tasks: list[Task]) -> None:
+    """Write every task whole beside its final name, then put them in their places."""
+    try:
+        for task in tasks:
+            new = out / f".{task.name}.new"
+            shutil.rmtree(new, ignore_errors=True)
+            for name, clips in task.sets.items():
+                data_dir(new / name, clips).write()
+            write_text(new / "classes.txt", "".join(f"{label}\n" for label in task.classes))
+        for task in tasks:
+            shutil.rmtree(out / f".{task.name}.old", ignore_errors=True)
+            with suppress(FileNotFoundError):
+                (out / task.name).rename(out / f".{task.name}.old")
+            (out / f".{task.name}.new").rename(out / task.name)
+    finally:
+        for task in tasks:
+            shutil.rmtree(out / f".{task.name}.new", ignore_errors=True)
+            shutil.rmtree(out / f".{task.name}.old", ignore_errors=True)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def report(tasks: list[Task]) -> None:
+    """Print what table 1 of the paper has of every set, and how much of it is in training too."""
+    rows = []
+    for task in tasks:
+        names = {clip.name for clip in task.sets["train"]}
+        clients = {clip.speaker for clip in task.sets["train"]}
+        for name, clips in task.sets.items():
+            sizes = Counter(clip.speaker for clip in clips)
+            row = [task.name, name, len(clips), len(sizes)]
+            row += [f"{len(clips) / len(sizes):.1f}", max(sizes.values())]
+            both = [sum(clip.name in names for clip in clips), len(clients & sizes.keys())]
+            rows.append([*row, *(both if name != "train" else "--")])
+    header = ["task", "set", "clips", "clients", "average", "largest"]
+    header += ["clips in train", "clients in train"]
+    print(format_table(header, rows, "llrrrrrr"), end="")
+
+
+def told(dropped: Counter) -> str:
+    """Reasons and their counts, the most frequent first, in parentheses; "" without any."""
+    reasons = sorted((-count, reason) for reason, count in dropped.items() if count)
+    listed = ", ".join(f"{reason}: {-count}" for count, reason in reasons)
+    return f" ({listed})" if listed else ""
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Read the corpus, choose the sets of the tasks, write them, and say what came out."""
+    folder = corpus.find_corpus(options.corpus)
+    dropped: Counter = Counter()
+    clips = corpus.read_clips(folder, corpus.words_of(folder), dropped)
+    sets = corpus.split(folder, clips, dropped)
+    noise = corpus.read_noise(folder, dropped)
+    archive = []
+    if options.test_archive:
+        archive = corpus.read_test_archive(options.test_archive, options.keywords, dropped)
+    kept = len(clips) + len(noise) + len(archive)
+    outcome = f"kept {kept}, dropped {dropped.total()}{told(dropped)}"
+    if not clips or dropped.total() > options.max_drop * (kept + dropped.total()):
+        over = f"over {options.max_drop:.1%}" if clips else "no clip to use"
+        remedy = "unpack the archive again, mend the corpus, or raise --max-drop"
+        raise UserError(f"{outcome}: {over}", path=folder, remedy=remedy)
+    notes: list[str] = []
+    tasks = make_tasks(sets, noise, options, notes)
+    for task in tasks:
+        construct(task, archive, options, notes)
+    write_tasks(options.out, tasks)
+    write_table(options.out / "noise.scp", {clip.name: str(clip.path) for clip in noise})
+    report(tasks)
+    for note in notes:
+        print(note)
+    print(outcome)
+
+
+def ten_words(text: str) -> list[str]:
+    """Read ten different words, separated by commas."""
+    words = [word.strip() for word in text.split(",")]
+    if len(words) != 10 or len(set(words)) != 10 or not all(words):
+        raise argparse.ArgumentTypeError(f"ten different words are wanted, as in {KEYWORDS}")
+    return words
+
+
+def share(text: str) -> float:
+    """Read a number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError("a number from 0 to 1 is wanted, as in 0.02")
+    return value
+
+
+def parse_options(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line; wrong usage exits 2."""
+    parser = argparse.ArgumentParser(
+        description="Speech Commands -> data directories where every speaker is a client."
+    )
+    add = parser.add_argument
+    add("corpus", type=Path, help="the folder with the words' folders and the two lists")
+    add("out", type=Path, help="where 12, 35 and noise.scp are written")
+    add("--task", choices=TASKS, help="one of the tasks (default: both)")
+    construction = "official: train is the clips on neither list (default); paper: all clips"
+    add("--split", choices=("official", "paper"), default="official", help=construction)
+    ten = f"the ten words of the 12-class task (default: {KEYWORDS})"
+    add("--keywords", type=ten_words, default=KEYWORDS, metavar="W,W,...", help=ten)
+    archive = "the separate test archive: the test set of the 12-class task"
+    add("--test-archive", type=Path, metavar="DIR", help=archive)
+    least = "leave smaller clients out of train (default: 5 with --split paper, or else 1)"
+    add("--min-clips", type=int, metavar="N", help=least)
+    add("--seed", type=int, default=0, help="decides unknown and silence (default: 0)")
+    drop = "fail if more than this share of the clips cannot be used (default: 0.02)"
+    add("--max-drop", type=share, default=0.02, metavar="X", help=drop)
+    options = parser.parse_args(arguments)
+    options.task = (options.task,) if options.task else TASKS
+    if options.min_clips is None:
+        options.min_clips = 5 if options.split == "paper" else 1
+    return options
+
+
+def main() -> None:
+    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
+    options = parse_options(sys.argv[1:])
+    try:
+        prepare(options)
+    except UserError as error:
+        sys.exit(f"prepare.py: {error}")
+    except OSError as error:
+        sys.exit(f"prepare.py: {error.filename}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

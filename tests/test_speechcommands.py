@@ -1,0 +1,561 @@
+"""Speech Commands: every quirk of the corpus through prepare.py, and the mini corpus."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Result, run
+from fakes import (
+    KEYWORDS,
+    OTHER_WORDS,
+    Word,
+    hex_id,
+    some_words,
+    speech_commands,
+    speech_commands_test_set,
+    tiny_wav,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtools.audio.wave import read_wave, recording_seconds
+from fedtools.files.datadir import DataDir, byte_order, read_table
+from fedtools.files.errors import UserError
+from fedtools.files.validate import validate_data_dir
+
+SCRIPTS = ROOT / "local" / "speechcommands"
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
+SETS = ["train", "valid", "test"]
+
+
+def prepare(*arguments: str | Path) -> Result:
+    return run(sys.executable, SCRIPTS / "prepare.py", *arguments, env=ENVIRONMENT)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Everything below a folder, hidden files too: relative path -> bytes."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def read(out: Path, task: str) -> dict[str, DataDir]:
+    """The three sets of a task, each of which passes the checks of validate_data_dir.py."""
+    for name in SETS:
+        validate_data_dir(out / task / name, feats=False, recording_seconds=recording_seconds)
+    return {name: DataDir.read(out / task / name) for name in SETS}
+
+
+def labels(data: DataDir) -> Counter:
+    return Counter(data.text.values())
+
+
+def ids(clips: list[Word], part: str) -> set[str]:
+    return {f"{clip.speaker}-{clip.word}-{clip.number}" for clip in clips if clip.part == part}
+
+
+def table(out: str) -> dict[tuple[str, str], list[str]]:
+    """(task, set) -> the other cells of the printed table."""
+    rows = [line.split() for line in out.splitlines() if re.match(r"(12|35) ", line)]
+    return {(row[0], row[1]): row[2:] for row in rows}
+
+
+# --- the tasks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_word_is_a_class_and_the_lists_are_the_split(tmp_path, version):
+    words = [*KEYWORDS, *OTHER_WORDS[: 20 if version == 1 else 25]]
+    clips = some_words(2, 1, 1, words)
+    again = replace(clips[0], number=1, seconds=0.21)
+    corpus = speech_commands(tmp_path, [*clips, again])
+    result = prepare(corpus, tmp_path / "data", "--task", "35").ok()
+    assert f"kept {len(clips) + 3}, dropped 0" in result.out
+    classes = (tmp_path / "data/35/classes.txt").read_text().split("\n")
+    assert classes == [*byte_order(words), ""] and len(words) == 25 + 5 * version
+    sets = read(tmp_path / "data", "35")
+    for name, data in sets.items():
+        assert set(data.text) == ids([*clips, again], name)
+        assert data.utt2spk == data.utt2client
+        for utterance, label in data.text.items():
+            speaker, word, _ = utterance.split("-")
+            assert (speaker, word) == (data.utt2spk[utterance], label)
+            assert data.wav_scp[utterance].startswith(f"{corpus}/{word}/{speaker}_nohash_")
+    short = f"{again.speaker}-{again.word}-1"
+    assert sets["train"].utt2dur[short] == "0.210"
+    assert not (tmp_path / "data/12").exists()
+
+
+def test_the_twelve_classes_have_silence_and_unknown_by_tenths(tmp_path):
+    clips = some_words(5, 2, 3)
+    # 51 keywords: a tenth is 5.1, and so 6
+    clips.append(Word(clips[0].speaker, "yes", 7))
+    corpus = speech_commands(tmp_path, clips)
+    prepare(corpus, tmp_path / "data").ok()
+    classes = (tmp_path / "data/12/classes.txt").read_text().split()
+    assert classes == ["_silence_", "_unknown_", *KEYWORDS]
+    noise = read_table(tmp_path / "data/noise.scp")
+    assert list(noise) == ["noise_0", "noise_1"]
+    sets = read(tmp_path / "data", "12")
+    cuts = [value for data in sets.values() for value in data.segments.values() if "noise" in value]
+    assert len(set(cuts)) == len(cuts) == 11
+    for (name, data), count in zip(sets.items(), (6, 2, 3), strict=True):
+        found = labels(data)
+        assert found.pop("_silence_") == found.pop("_unknown_") == count
+        assert set(found) == set(KEYWORDS)
+        speakers = {clip.speaker for clip in clips if clip.part == name}
+        assert set(data.utt2client.values()) == speakers
+        for utterance, label in data.text.items():
+            recording, start, end = data.segments[utterance].split()
+            if label == "_silence_":
+                assert data.wav_scp[recording] == noise[recording.split("-")[1]]
+                wave, _ = read_wave(data.wav_scp[recording], float(start), float(end))
+                assert len(wave) == pytest.approx(16000, abs=2)
+            else:
+                assert (recording, start, end) == (utterance, "0", "-1")
+                assert utterance in ids(clips, name)
+                assert label == (utterance.split("-")[1] if label != "_unknown_" else label)
+                assert (label == "_unknown_") == (utterance.split("-")[1] not in KEYWORDS)
+
+
+def test_silence_comes_from_all_of_the_noise_and_goes_where_the_keywords_are(tmp_path):
+    clips = some_words(1, 1, 1)
+    much, little, none = (hex_id(name) for name in ("much", "little", "none"))
+    clips += [Word(much, word, number) for word in KEYWORDS for number in range(36)]
+    clips += [Word(little, word, number) for word in KEYWORDS for number in range(4)]
+    clips += [Word(none, "bed", number) for number in range(40)]
+    corpus = speech_commands(tmp_path, clips, noise=(4.0, 2.0, 0.9))
+    prepare(corpus, tmp_path / "data").ok()
+    data = read(tmp_path / "data", "12")["train"]
+    silence = [utterance for utterance, label in data.text.items() if label == "_silence_"]
+    assert len(silence) == 41
+    owners = Counter(data.utt2client[utterance] for utterance in silence)
+    assert owners[much] > 25 and owners[none] == 0
+    recordings = Counter(data.segments[utterance].split()[0][-1] for utterance in silence)
+    # three seconds of starts against one, and none where no second fits
+    assert recordings["0"] > recordings["1"] > 0 and recordings["2"] == 0
+    starts = sorted(float(data.segments[utterance].split()[1]) for utterance in silence)
+    assert starts[0] < 0.7 and starts[-1] > 2.3
+    assert "noise_2" in read_table(tmp_path / "data/noise.scp")
+
+
+def test_same_bytes_again_and_others_with_another_seed(tmp_path):
+    corpus = speech_commands(tmp_path, some_words())
+    prepare(corpus, tmp_path / "a").ok()
+    first = content(tmp_path / "a")
+    (tmp_path / "a/12/train/feats.scp").write_text("of an older run\n")
+    prepare(corpus, tmp_path / "a").ok()
+    assert content(tmp_path / "a") == first
+    prepare(corpus, tmp_path / "b", "--task", "12").ok()
+    prepare(corpus, tmp_path / "b", "--task", "35").ok()
+    assert content(tmp_path / "b") == first
+    prepare(corpus, tmp_path / "c", "--seed", "1").ok()
+    other = content(tmp_path / "c")
+    changed = {name.rpartition("/")[0] for name in first if other[name] != first[name]}
+    assert changed == {"12/train", "12/valid", "12/test"}
+
+
+def test_another_corpus_has_its_own_words_and_numbers_for_speakers(tmp_path):
+    words = [f"zodis_{letter}" for letter in "abcdefghijkl"]
+    clips = [
+        Word(f"{speaker:02}", word, part=part)
+        for speaker, part in enumerate(["train"] * 10 + ["valid", "test"], 1)
+        for word in words
+    ]
+    corpus = speech_commands(tmp_path, clips)
+    said = "no clip of yes, no, up, down, left, right, on, off, stop, go"
+    remedy = "choose ten by --keywords (zodis_a, zodis_b"
+    prepare(corpus, tmp_path / "data").fails(1, said, remedy, "or make --task 35 alone")
+    assert not (tmp_path / "data").exists()
+    prepare(corpus, tmp_path / "data", "--keywords", ",".join(words[2:])).ok()
+    assert (tmp_path / "data/12/classes.txt").read_text().split()[2:] == words[2:]
+    assert (tmp_path / "data/35/classes.txt").read_text().split() == words
+    sets = read(tmp_path / "data", "12")
+    assert labels(sets["train"]) == {
+        "_silence_": 10,
+        "_unknown_": 10,
+        **dict.fromkeys(words[2:], 10),
+    }
+    assert sets["train"].utt2client["01-zodis_c-0"] == "01"
+    assert set(read(tmp_path / "data", "35")["test"].text) == {f"12-{word}-0" for word in words}
+
+
+def test_too_few_other_words_are_all_unknown(tmp_path):
+    clips = some_words(5, 2, 2, KEYWORDS)
+    clips += [replace(clips[0], word="bed"), replace(clips[-1], word="bed")]
+    corpus = speech_commands(tmp_path, clips)
+    result = prepare(corpus, tmp_path / "data").ok()
+    assert "12, train: 1 clips of other words, not 5, are unknown" in result.out
+    counts = [labels(data)["_unknown_"] for data in read(tmp_path / "data", "12").values()]
+    assert counts == [1, 0, 1]
+
+
+# --- the constructions ---------------------------------------------------------------------------
+
+
+def test_official_trains_on_no_test_clip_and_paper_on_all(tmp_path):
+    clips = some_words(6, 2, 3)
+    clips += [Word(hex_id("five"), word) for word in KEYWORDS[:5]]
+    small = [Word(hex_id("small"), word) for word in ("yes", "no", "up", "cat")]
+    corpus = speech_commands(tmp_path, clips + small)
+    official = prepare(corpus, tmp_path / "official").ok()
+    paper = prepare(corpus, tmp_path / "paper", "--split", "paper").ok()
+    for task in ("12", "35"):
+        ours, theirs = read(tmp_path / "official", task), read(tmp_path / "paper", task)
+        for name in ("valid", "test"):
+            assert ours[name].text == theirs[name].text and ours[name].wav_scp
+            assert not set(ours[name].text) & set(ours["train"].text)
+            assert not set(ours[name].utt2spk.values()) & set(ours["train"].utt2spk.values())
+            assert set(theirs[name].text) < set(theirs["train"].text)
+            cells = table(official.out)[task, name]
+            assert cells[-2:] == ["0", "0"]
+            cells = table(paper.out)[task, name]
+            assert cells[-2:] == cells[:2] and int(cells[0]) == len(theirs[name].text)
+        everything = {**ours["train"].text, **ours["valid"].text, **ours["test"].text}
+        assert small[0].speaker in ours["train"].utt2client.values()
+        assert theirs["train"].text == {
+            utterance: label
+            for utterance, label in everything.items()
+            if not utterance.startswith(small[0].speaker)
+        }
+        assert f"{task}: 1 clients of under 5 clips are left out of train" in paper.out
+    again = prepare(corpus, tmp_path / "again", "--split", "paper", "--min-clips", "1").ok()
+    assert len(read(tmp_path / "again", "35")["train"].text) == len(clips) + 4
+    assert "left out" not in again.out + official.out
+
+
+def test_the_table_says_what_came_out(tmp_path):
+    clips = some_words(4, 1, 1, [*KEYWORDS, "bed"])
+    clips += [Word(clips[0].speaker, "yes", number) for number in range(1, 8)]
+    # the lists of this corpus divide a speaker
+    clips.append(replace(clips[0], number=9, part="test"))
+    result = prepare(speech_commands(tmp_path, clips), tmp_path / "data").ok()
+    rows = table(result.out)
+    assert rows["35", "train"] == ["51", "4", "12.8", "18", "-", "-"]
+    assert rows["35", "valid"] == ["11", "1", "11.0", "11", "0", "0"]
+    assert rows["35", "test"] == ["12", "2", "6.0", "11", "0", "1"]
+    for (task, name), row in rows.items():
+        sizes = Counter(read(tmp_path / "data", task)[name].utt2client.values())
+        average = f"{sizes.total() / len(sizes):.1f}"
+        assert row[:4] == [str(sizes.total()), str(len(sizes)), average, str(max(sizes.values()))]
+    widths = {len(line) for line in result.out.splitlines()[:7]}
+    assert len(widths) == 1, result.out
+
+
+# --- the test archive ----------------------------------------------------------------------------
+
+
+def test_the_test_archive_is_the_test_set_of_the_twelve_classes(tmp_path):
+    clips = some_words()
+    corpus = speech_commands(tmp_path, clips)
+    archive = speech_commands_test_set(tmp_path, clips)
+    prepare(corpus, tmp_path / "lists").ok()
+    for split in ("official", "paper"):
+        out = tmp_path / split
+        prepare(corpus, out, "--split", split, "--test-archive", archive).ok()
+        test = read(out, "12")["test"]
+        found = labels(test)
+        assert (found.pop("_silence_"), found.pop("_unknown_")) == (3, 3)
+        assert found == dict.fromkeys(KEYWORDS, 2)
+        speaker = clips[-1].speaker
+        first = next(clip.speaker for clip in clips if clip.part == "test")
+        assert f"{first}-bed-1" in test.text and f"{hex_id('unknown')}-_unknown_-0" in test.text
+        assert test.utt2spk["_silence_-noise_2"] == "_silence_"
+        assert test.wav_scp[f"{speaker}-yes-0"] == str(archive / f"yes/{speaker}_nohash_0.wav")
+        assert not test.segments
+        assert read(out, "35")["test"].wav_scp == read(tmp_path / "lists", "35")["test"].wav_scp
+        in_training = set(test.text) & set(read(out, "12")["train"].text)
+        assert len(in_training) == (20 if split == "paper" else 0)
+    official = content(tmp_path / "official")
+    assert {
+        name for name, here in content(tmp_path / "lists").items() if official.get(name) != here
+    } == {f"12/test/{name}" for name in (
+        "client2utt segments spk2utt text utt2client utt2dur utt2spk wav.scp").split()}  # fmt: skip
+
+
+def test_a_test_archive_with_other_folders_is_refused(tmp_path):
+    clips = some_words()
+    corpus, archive = speech_commands(tmp_path, clips), speech_commands_test_set(tmp_path, clips)
+    said = ["with _unknown_, this is a test archive", "--test-archive"]
+    prepare(archive, tmp_path / "data").fails(1, *said)
+    command = [corpus, tmp_path / "data", "--test-archive", archive]
+    (archive / "_silence_").rename(tmp_path / "_silence_")
+    prepare(*command).fails(1, "no clips of '_silence_'", "the classes are _silence_, _unknown_")
+    (tmp_path / "_silence_").rename(archive / "visual")
+    prepare(*command).fails(1, "no clips of '_silence_'")
+    shutil.copytree(archive / "visual", archive / "_silence_")
+    prepare(*command).fails(1, "a folder for 'visual'")
+    prepare(*command[:3], tmp_path / "nowhere").fails(1, "nowhere: no such folder")
+    assert not (tmp_path / "data").exists()
+
+
+# --- what is dropped -----------------------------------------------------------------------------
+
+TRAPS = [
+    ({"audio": "empty"}, "empty file"),
+    ({"audio": "damaged"}, "unreadable audio"),
+    ({"audio": "cut"}, "unreadable audio"),
+    ({"audio": "silent"}, "no samples"),
+    ({"audio": "missing", "part": "test"}, "on a list, but not there"),
+    ({"audio": "empty", "part": "valid"}, "empty file"),
+    ({"file": "yes.wav"}, "not the name of a clip"),
+    ({"file": "._0a2b400e_nohash_1.wav"}, "not the name of a clip"),
+    ({"file": "0a2b400e_nohash_.wav"}, "not the name of a clip"),
+    ({"word": "_background_noise_", "file": "tap.wav", "audio": "damaged"}, "unreadable audio"),
+]
+
+
+def test_every_fault_is_dropped_and_counted(tmp_path):
+    clips = some_words()
+    expected: Counter = Counter()
+    for number, (fault, reason) in enumerate(TRAPS):
+        clips.append(replace(Word(hex_id("faulty"), "yes", number + 1), **fault))
+        expected[reason] += 1
+    corpus = speech_commands(tmp_path, clips)
+    (corpus / "yes" / "notes.txt").write_text("no clip, and nobody says so")
+    for folder in ("empty folder", ".git"):
+        (corpus / folder).mkdir()
+    (corpus / ".git" / "0a2b400e_nohash_1.wav").write_bytes(b"")
+    prepare(corpus, tmp_path / "clean", "--max-drop", "0.1").ok()
+    result = prepare(corpus, tmp_path / "data", "--max-drop", "0.1").ok()
+    good = len(clips) - len(TRAPS)
+    last = result.out.splitlines()[-1]
+    assert last.startswith(f"kept {good + 2}, dropped {len(TRAPS)} (")
+    counts = dict(re.findall(r"([a-z][a-z ,]+): (\d+)", last))
+    counts = {reason.removeprefix(", "): int(count) for reason, count in counts.items()}
+    assert counts == expected
+    sets = read(tmp_path / "data", "35")
+    assert sum(len(data.text) for data in sets.values()) == good
+    assert len((tmp_path / "data/35/classes.txt").read_text().split()) == 14
+
+
+def test_too_many_faults_leave_the_older_data_alone(tmp_path):
+    clips = some_words()
+    corpus = speech_commands(tmp_path, clips)
+    command = [corpus, tmp_path / "data"]
+    prepare(*command).ok()
+    before = content(tmp_path / "data")
+    for clip in clips[:8]:
+        (corpus / clip.path).write_bytes(b"")
+    said = ["kept 120, dropped 8 (empty file: 8): over 2.0%", "raise --max-drop"]
+    prepare(*command).fails(1, *said)
+    prepare(*command, "--max-drop", "0.05").fails(1, "over 5.0%")
+    assert content(tmp_path / "data") == before
+    prepare(*command, "--max-drop", "0.07").ok()
+    for clip in clips:
+        (corpus / clip.path).write_bytes(b"")
+    prepare(*command, "--max-drop", "1").fails(1, "no clip to use")
+
+
+def test_several_channels_are_told(tmp_path):
+    clips = some_words()
+    clips.append(Word(hex_id("a"), "yes", audio="stereo"))
+    result = prepare(speech_commands(tmp_path, clips), tmp_path / "data")
+    result.fails(1, f"{hex_id('a')}_nohash_0.wav: 2 channels", "make it mono")
+
+
+# --- bad input and usage -------------------------------------------------------------------------
+
+
+def test_bad_lists_are_told_with_their_line(tmp_path):
+    clips = some_words()
+    corpus, out = speech_commands(tmp_path, clips), tmp_path / "data"
+    valid, test = corpus / "validation_list.txt", corpus / "testing_list.txt"
+    prepare(corpus, out).ok()
+    before = content(out)
+    # Windows' line ends, and no line end at the end, say the same
+    test.write_bytes(test.read_bytes().replace(b"\n", b"\r\n"))
+    valid.write_bytes(valid.read_bytes()[:-1])
+    prepare(corpus, out).ok()
+    assert content(out) == before
+
+    whole = valid.read_bytes()
+    valid.write_bytes(whole[:-5])
+    prepare(corpus, out).fails(1, "validation_list.txt:28: ", "is not the name of a clip")
+    valid.write_bytes(b"\x1f\x8b\x08\xff" + whole)
+    prepare(corpus, out).fails(1, "validation_list.txt:1: ", "is not the name of a clip")
+    valid.write_bytes(b"")
+    prepare(corpus, out).fails(1, "validation_list.txt: an empty list", "unpack")
+    valid.write_bytes(whole + b"\n" + test.read_bytes().splitlines(True)[2])
+    said = "is in line 29 of validation_list.txt too"
+    prepare(corpus, out).fails(1, "testing_list.txt:3: ", said)
+    valid.unlink()
+    prepare(corpus, out).fails(1, "speech_commands: no validation_list.txt", "name the folder")
+    assert content(out) == before
+
+
+def test_bad_input_is_told_in_one_line(tmp_path):
+    clips = some_words()
+    corpus, out = speech_commands(tmp_path, clips, noise=()), tmp_path / "data"
+    prepare(tmp_path / "nowhere", out).fails(1, "nowhere: no such folder")
+    prepare(tmp_path, out).fails(1, "no validation_list.txt")
+    said = ["no noise of a second", "_background_noise_", "--task 35 alone"]
+    prepare(corpus, out).fails(1, *said)
+    assert not out.exists()
+    prepare(corpus, out, "--task", "35").ok()
+    assert (out / "noise.scp").read_bytes() == b""
+    (corpus / "_background_noise_" / "short.wav").write_bytes(tiny_wav("noise", 0.9))
+    prepare(corpus, out).fails(1, *said)
+    few = "task 35 has no clip in train"
+    prepare(corpus, out, "--task", "35", "--min-clips", "50").fails(1, few, "lower --min-clips")
+    (corpus / "dvi rankos").mkdir()
+    shutil.copy(corpus / clips[0].path, corpus / "dvi rankos")
+    prepare(corpus, out).fails(1, "the word 'dvi rankos' is not usable as an id")
+    (tmp_path / "speech_commands").rename(tmp_path / "two  blanks")
+    prepare(tmp_path / "two  blanks", out).fails(1, "doubled blanks", "rename it")
+
+
+def test_a_folder_with_a_blank_works(tmp_path):
+    corpus = speech_commands(tmp_path / "my corpora", some_words())
+    prepare(corpus, tmp_path / "my data").ok()
+    wavs = read(tmp_path / "my data", "12")["train"].wav_scp.values()
+    assert all(Path(wav).is_file() and "my corpora" in wav for wav in wavs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--task", "11"],
+        ["--split", "mine"],
+        ["--keywords", "yes,no"],
+        ["--keywords", "yes,no,up,down,left,right,on,off,stop,stop"],
+        ["--max-drop", "1.5"],
+        ["--min-clips", "few"],
+    ],
+)
+def test_wrong_usage_exits_2(tmp_path, options):
+    prepare(tmp_path, tmp_path / "data", *options).fails(2, "usage: prepare.py")
+
+
+# --- parsers -------------------------------------------------------------------------------------
+
+
+def load(name: str):
+    """A module of local/speechcommands, which is a folder of scripts and not a package."""
+    spec = importlib.util.spec_from_file_location(f"speechcommands_{name}", SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+corpus_module = load("corpus")
+names = st.from_regex(r"[a-z]{1,5}/[0-9a-f]{1,8}_nohash_[0-9]{1,2}\.wav", fullmatch=True)
+
+
+@given(st.lists(names, min_size=1), st.sampled_from(["\n", "\r\n"]))
+def test_a_list_is_read_as_it_was_written(tmp_path_factory, clips, end):
+    path = tmp_path_factory.getbasetemp() / "list.txt"
+    path.write_text("".join(f"{clip}{end}" for clip in clips), newline="")
+    assert corpus_module.read_list(path) == {clip: line for line, clip in enumerate(clips, 1)}
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_are_a_traceback(tmp_path_factory, raw):
+    path = tmp_path_factory.getbasetemp() / "list.txt"
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=r"list\.txt:"):
+        corpus_module.read_list(path)
+
+
+@given(st.text("0123456789abcdef", min_size=1), st.integers(0, 999))
+def test_the_name_of_a_clip_is_a_speaker_and_a_number(speaker, number):
+    found = corpus_module.CLIP_NAME.fullmatch(f"{speaker}_nohash_{number}.wav")
+    assert found.groups() == (None, speaker, str(number))
+    found = corpus_module.CLIP_NAME.fullmatch(f"i_virsu_{speaker}_nohash_{number}.wav")
+    assert found.groups() == ("i_virsu", speaker, str(number))
+
+
+# --- the mini corpus -----------------------------------------------------------------------------
+
+
+def mini(out: Path, *arguments: str) -> Result:
+    small = ["--utterances", "2"]
+    return run(sys.executable, SCRIPTS / "mini.py", out, *small, *arguments, env=ENVIRONMENT)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """The mini corpus with two clips of each speaker."""
+    pytest.importorskip("espeakng_loader")
+    folder = tmp_path_factory.mktemp("mini")
+    mini(folder, "--nj", "2").ok()
+    return folder / "speech_commands_mini"
+
+
+def test_mini_corpus_can_be_prepared(corpus, tmp_path):
+    import soundfile
+
+    clips = sorted(corpus.glob("[a-z]*/*.wav"))
+    assert len(clips) == 2 * 88
+    headers = [soundfile.info(clip) for clip in clips]
+    assert {(h.frames, h.samplerate, h.channels, h.subtype) for h in headers} == {
+        (16000, 16000, 1, "PCM_16")
+    }
+    assert len({clip.read_bytes() for clip in clips}) == len(clips)
+    result = prepare(corpus, tmp_path / "data").ok()
+    assert f"kept {2 * 88 + 4}, dropped 0" in result.out
+    rows = table(result.out)
+    assert [rows["35", name][1] for name in SETS] == ["64", "8", "16"]
+    assert all(rows[task, name][-1] == "0" for task in ("12", "35") for name in SETS[1:])
+    assert labels(read(tmp_path / "data", "12")["train"])["_silence_"] >= 2
+    assert list(read_table(tmp_path / "data/noise.scp")) == [
+        "babble", "hum", "pink_noise", "white_noise"
+    ]  # fmt: skip
+
+
+def test_mini_corpus_is_mended_to_the_same_bytes(corpus, tmp_path):
+    damaged = tmp_path / "speech_commands_mini"
+    shutil.copytree(corpus, damaged)
+    clips = sorted(damaged.glob("[a-z]*/*.wav"))
+    clips[3].write_bytes(clips[3].read_bytes()[:-1] + b"?")
+    clips[4].unlink()
+    (damaged / "_background_noise_" / "hum.wav").unlink()
+    (damaged / "testing_list.txt").unlink()
+    assert "making 3 clips" in mini(tmp_path, "--nj", "1").ok().err
+    assert content(damaged) == content(corpus)
+    assert f"{2 * 88 + 4} clips are there and whole" in mini(tmp_path).ok().err
+
+
+def test_mini_corpus_is_as_skewed_as_the_real_one():
+    import numpy as np
+
+    whole = load("mini").plan(0, 1000)
+    assert 2500 <= len(whole) <= 3000
+    assert {clip.word for clip in whole} == {*KEYWORDS, *OTHER_WORDS}
+    parts: dict[str, set[str]] = {}
+    sizes: dict[str, Counter] = {}
+    for clip in whole:
+        parts.setdefault(clip.part, set()).add(clip.speaker.client_id[:8])
+        if clip.part == "train":
+            sizes.setdefault(clip.speaker.client_id, Counter())[clip.word] += 1
+    assert [len(parts[name]) for name in SETS] == [64, 8, 16]
+    assert len(set.union(*parts.values())) == 88
+    counts = sorted(words.total() for words in sizes.values())
+    assert (
+        counts[0] < 5 and counts[-1] > 4 * np.mean(counts) and np.median(counts) < np.mean(counts)
+    )
+
+    def entropy(words: Counter) -> float:
+        shares = np.array(list(words.values())) / words.total()
+        return -float(np.sum(shares * np.log(shares))) / np.log(35)
+
+    order = sorted(sizes.values(), key=Counter.total)
+    assert max(map(entropy, order[:16])) < 0.6 and min(map(entropy, order[-8:])) > 0.85
+    assert np.std([entropy(words) for words in order[32:48]]) > 0.03
+
+
+def test_mini_corpus_does_not_take_a_folder_that_is_not_its_own(tmp_path):
+    pytest.importorskip("espeakng_loader")
+    theirs = tmp_path / "speech_commands_mini"
+    theirs.mkdir()
+    (theirs / "thesis.tex").write_text("years of work")
+    mini(tmp_path).fails(1, "was not made by this script", "choose another OUT")
+    assert content(theirs) == {"thesis.tex": b"years of work"}
+    mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances are at least 1")
