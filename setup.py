@@ -49,6 +49,7 @@ setup(
         "pyyaml>=6.0",
         "tensorboard>=2.16",
         "matplotlib>=3.8",
+        "pillow>=10",
     ],
     extras_require={
         "test": [

@@ -40,10 +40,12 @@ def main() -> None:
     """Run the command line: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
     # Importing a group registers its commands with `app`.
     from fedtools.cli import (  # noqa: F401
+        clips,
         data,
         decode,
         espnet,
         federation,
+        keywords,
         lm,
         report,
         score,

@@ -43,15 +43,15 @@ def report_command(
         raise typer.BadParameter(f"--plot {plot}: name a .png in the folder of {results}")
     rows = []
     for text in row:
-        name, paths = _pair(text, "--row", "NAME=EXP_DIR:SCORE_DIR")
+        name, paths = pair(text, "--row", "NAME=EXP_DIR:SCORE_DIR")
         experiment, colon, scores = paths.rpartition(":")
         if not colon or not scores:
             raise typer.BadParameter(f"--row {text!r}: write NAME=EXP_DIR:SCORE_DIR")
         rows.append(Row(name, Path(experiment) if experiment else None, Path(scores)))
     if len({one.name for one in rows}) != len(rows):
         raise typer.BadParameter("--row: a method's name comes twice")
-    others = [_pair(text, "--elsewhere", "CAPTION=SCORE_DIR") for text in elsewhere]
-    tables = [_pair(text, "--published", "CAPTION=TABLE.tsv") for text in published]
+    others = [pair(text, "--elsewhere", "CAPTION=SCORE_DIR") for text in elsewhere]
+    tables = [pair(text, "--published", "CAPTION=TABLE.tsv") for text in published]
     page = Page(
         section=section,
         corpus=Corpus(corpus, release, mini),
@@ -74,7 +74,8 @@ def show_command(
     print(cost_table(experiment / "ledger.tsv"), end="")
 
 
-def _pair(text: str, option: str, form: str) -> tuple[str, str]:
+def pair(text: str, option: str, form: str) -> tuple[str, str]:
+    """Split an option NAME=VALUE, neither part empty."""
     name, equals, value = text.partition("=")
     if not (name and equals and value and text.isprintable()):
         raise typer.BadParameter(f"{option} {text!r}: write {form}")

@@ -6,7 +6,7 @@ import datetime
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -92,10 +92,9 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
             "no evaluate_valid.tsv in any experiment, so nothing to plot",
             remedy="run fedtools evaluate, or leave --plot out",
         )
-    old = _read(path) if path.exists() else "# Results\n"
     published = [(caption, _published_table(file)) for caption, file in page.published]
     section = _section(path, methods, page, published)
-    new = replace_section(old, page.section, section, path)
+    new = with_section(path, page.section, section)
     if page.plot is not None:
         # Imported late: without a plot there is no need to load matplotlib.
         from fedtools.report.plots import plot_wer
@@ -103,6 +102,15 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
         plot_wer(page.plot, methods, page.corpus.caption)
     write_text(path, new)
     return main_table(methods)
+
+
+def with_section(path: Path, name: str, section: str) -> str:
+    """What a page, which may not be there yet, is to hold; see `replace_section`."""
+    try:
+        old = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot be read: {error}", path=path) from None
+    return replace_section(old, name, section, path)
 
 
 def replace_section(page: str, name: str, section: str, path: Path) -> str:
@@ -141,13 +149,6 @@ def git_hash(folder: Path, *written: str) -> str:
     return f"{head}-dirty" if changed else head
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read: {error}", path=path) from None
-
-
 def _git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -163,7 +164,7 @@ def _section(
     utterances, words = methods[0].words[AVERAGE]
     parts = [
         f"## {caption}",
-        _provenance(path, methods, page),
+        _method_provenance(path, methods, page),
         f"**{caption}: communication, computation and WER (%)** on {utterances} utterances, "
         f"{words} words. Comm. is the size of all messages, both ways; client epochs are the mean "
         "over clients; AVG is the mean over clients; the best in bold.",
@@ -185,36 +186,67 @@ def _section(
     return "\n\n".join(part.strip() for part in parts)
 
 
-def _provenance(path: Path, methods: Sequence[Method], page: Page) -> str:
-    seeds = sorted({method.seed for method in methods if method.seed is not None})
-    written = [path.name] + ([page.plot.name] if page.plot else [])
-    rounds = sorted({method.cost.rounds for method in methods} - {0})
+def _method_provenance(path: Path, methods: Sequence[Method], page: Page) -> str:
+    return provenance(
+        path,
+        page.corpus,
+        page.command,
+        date=page.date,
+        seeds={method.seed for method in methods if method.seed is not None},
+        rounds={method.cost.rounds for method in methods} - {0},
+        pictures=[page.plot.name] if page.plot else [],
+        packages=("torch", "espnet"),
+    )
+
+
+def provenance(
+    path: Path,
+    corpus: Corpus,
+    command: str,
+    *,
+    date: datetime.date | None,
+    seeds: Iterable[int],
+    rounds: Iterable[int],
+    pictures: Sequence[str],
+    packages: Sequence[str],
+    more: Sequence[str] = (),
+) -> str:
+    """Where a section's figures come from, in Markdown.
+
+    Args:
+        path: the page.
+        corpus: what they were measured on.
+        command: what a reader types to get them.
+        date: of the report; None is today.
+        seeds, rounds: of the experiments.
+        pictures: names of files beside the page that are written with it.
+        packages: what the figures depend on.
+        more: other facts, each a line that ends in a full stop.
+    """
     facts = [
-        f"Corpus: {page.corpus.name}, release {page.corpus.release}"
-        + (
-            " (a mini corpus; its figures are not comparable with published ones)."
-            * page.corpus.mini
-        ),
-        f"Date: {page.date or datetime.date.today()}.",
-        f"Git: {git_hash(path.parent, *written)}.",
+        f"Corpus: {corpus.name}, release {corpus.release}"
+        + " (a mini corpus; its figures are not comparable with published ones)." * corpus.mini,
+        f"Date: {date or datetime.date.today()}.",
+        f"Git: {git_hash(path.parent, path.name, *pictures)}.",
         f"Seed: {_listed(seeds)}.",
         f"Rounds: {_listed(rounds)}.",
-        f"Software: {', '.join(software())}.",
+        f"Software: {', '.join(software(packages))}.",
+        *more,
     ]
-    return "\n".join(f"- {fact}" for fact in facts) + f"\n\n```\n{page.command}\n```"
+    return "\n".join(f"- {fact}" for fact in facts) + f"\n\n```\n{command}\n```"
 
 
-def software() -> list[str]:
+def software(packages: Sequence[str]) -> list[str]:
     """Names and versions of what the figures depend on, without the builds of one machine."""
     found = [f"python {platform.python_version()}"]
-    for name in ("torch", "espnet"):
+    for name in packages:
         with suppress(metadata.PackageNotFoundError):
             found.append(f"{name} {metadata.version(name).split('+')[0]}")
     return [*found, f"fedtools {__version__}"]
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers)) or "none"
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(numbers)))) or "none"
 
 
 def _published_table(path: Path) -> str:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 from fedtools.files.atomic import atomic_path
 from fedtools.report.results import Method
 
 # M. Okabe and K. Ito's colours, which the colour-blind tell apart; markers tell the lines apart
 # in black and white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = "osD^vPX"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX"
 
 
 def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
@@ -32,15 +35,10 @@ def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
         title: of the plot.
     """
     curves = {method.name: method.curve for method in methods if method.curve}
-    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
-    with matplotlib.rc_context():
-        # A matplotlibrc of the user's would make another picture.
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(style)
-        figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    with drawing(path, (6.4, 3.4)) as figure:
         axes = figure.subplots()
         for index, (name, curve) in enumerate(curves.items()):
-            _draw(axes, name, curve, _COLOURS[index % 7], _MARKERS[index % 7])
+            _draw(axes, name, curve, COLOURS[index % 7], MARKERS[index % 7])
         _draw_start(axes, methods, curves)
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("Round")
@@ -50,9 +48,27 @@ def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
         axes.grid(axis="y", color="0.9", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        with atomic_path(path) as temporary:
-            # Without the metadata nothing in the file depends on when and with what it was made.
-            figure.savefig(temporary, format="png", dpi=120, metadata={"Software": None})
+
+
+@contextmanager
+def drawing(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
+    """Yield an empty figure of a size in inches, written to a PNG at the end, in our style.
+
+    The same drawing gives the same bytes; a block that fails writes nothing.
+    """
+    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    with matplotlib.rc_context():
+        # A matplotlibrc of the user's would make another picture.
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(style)
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        image = io.BytesIO()
+        figure.savefig(image, format="png", dpi=120)
+        # Without metadata nothing in the file depends on when and with what it was made; 256
+        # colours are enough, and half the size.
+        with atomic_path(path) as temporary, Image.open(image) as drawn:
+            drawn.convert("RGB").quantize(256).save(temporary, "PNG", optimize=True)
 
 
 def _draw(

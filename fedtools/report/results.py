@@ -100,16 +100,23 @@ def read_cost(path: Path) -> Cost:
     return Cost(size, mean, server_epochs, rounds)
 
 
-def read_curve(path: Path) -> dict[int, dict[str, float]]:
-    """Read `evaluate_valid.tsv`: round -> client -> WER in percent, by rising rounds."""
+def read_curve(
+    path: Path, columns: Sequence[str] = EVALUATION_COLUMNS, rate: str = "wer"
+) -> dict[int, dict[str, float]]:
+    """Read `evaluate_<role>.tsv`: round -> client -> the rate in percent, by rising rounds.
+
+    Args:
+        columns: of the file, whose task decides them.
+        rate: one of them.
+    """
     curve: dict[int, dict[str, float]] = {}
-    for line, row in enumerate(read_tsv(path, EVALUATION_COLUMNS), 2):
+    for line, row in enumerate(read_tsv(path, columns), 2):
         of_round = curve.setdefault(count(row, "round", path, line), {})
         if row["client"] in of_round:
             raise UserError(
                 f"round {row['round']} of {row['client']!r} comes twice", path=path, line=line
             )
-        of_round[row["client"]] = number(row, "wer", path, line)
+        of_round[row["client"]] = number(row, rate, path, line)
     first = next(iter(curve.values()), {})
     for at, of_round in curve.items():
         if of_round.keys() != first.keys():

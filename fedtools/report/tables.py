@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fedtools.files.tables import format_markdown
 from fedtools.report.results import Interval, Method, epochs_text, size_text
@@ -24,7 +24,7 @@ def main_table(methods: Sequence[Method]) -> str:
         for method in methods
     ]
     for column in range(4, len(header)):
-        _embolden(cells, column)
+        embolden(cells, column)
     return format_markdown(header, cells)
 
 
@@ -54,9 +54,14 @@ def _with_interval(rate: Interval) -> str:
     return f"{rate.value:.1f} [{low}, {high}]"
 
 
-def _embolden(cells: list[list[str]], column: int) -> None:
-    """Set the lowest figure of a column in bold, and all that look equal to it."""
-    best = min(float(row[column]) for row in cells)
+def embolden(
+    cells: list[list[str]], column: int, best: Callable[[Iterable[float]], float] = min
+) -> None:
+    """Set the best figure of a column in bold, and all that look equal to it.
+
+    A cell begins with its figure, or is a dash.
+    """
+    shown = {row[column]: float(row[column].split()[0]) for row in cells if row[column] != "-"}
     for row in cells:
-        if float(row[column]) == best:
+        if row[column] in shown and shown[row[column]] == best(shown.values()):
             row[column] = f"**{row[column]}**"

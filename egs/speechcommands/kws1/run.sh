@@ -58,6 +58,7 @@ fi
 : "${config:=conf/paper.yaml}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
 : "${results:=${exp}/RESULTS.md}"
+figures=${results%.md}-${tag,,}
 [[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}
 
 if begins 1; then
@@ -129,13 +130,17 @@ fi
 if begins 6; then
     log "Stage 6: figures 1 and 4"
     last=${tasks##* }
-    fedtools plot-clients "${dump}/${last}/train" "${results%.md}-${tag}-clients.png"
-    fedtools landscape "${exp}/${last}/dscnn/centralized/seed0" "${results%.md}-${tag}-landscape.png"
+    fedtools plot-clients "${dump}/${last}/train" "${figures}-clients.png"
+    fedtools landscape "${exp}/${last}/${networks%% *}/centralized/seed${seeds%% *}" \
+        "${figures}-landscape.png" --ngpu "${ngpu}"
 fi
 
 if begins 7; then
     fedtools report-keywords "${exp}" "${results}" --section "${tag,,}" --corpus "${corpus_name}" \
-        --release "${release}" "${mini[@]}" --published conf/published.tsv \
+        --release "${release}" "${mini[@]}" \
+        --figure "Clients of the training set=${figures}-clients.png" \
+        --figure "Accuracy between a model and two clients' models=${figures}-landscape.png" \
+        --published conf/published.tsv \
         --command "${command_line% }"
     log "Stage 7: wrote ${results}"
 fi

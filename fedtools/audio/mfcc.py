@@ -1,0 +1,108 @@
+"""Kaldi's MFCC in torch: batched, on any device, for waveforms that change at every step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+LOW_FREQUENCY = 20.0
+PREEMPHASIS = 0.97
+LIFTER = 22.0
+# On a CPU, the frames of so many clips stay in its cache: three times as fast as all at once.
+CPU_SLICE = 16
+# On a GPU, a slice bounds the memory: about 1 MB for each clip of a second.
+GPU_SLICE = 2048
+
+
+class Mfcc(nn.Module):
+    """Mel-frequency cepstral coefficients as Kaldi's compute-mfcc-feats defines them.
+
+    With its defaults (DC offset removed, pre-emphasis 0.97, Povey window, power spectrum, mel
+    filters from 20 Hz to half the sample rate, lifter 22, whole windows only), but no dither, and
+    no energy in place of the first coefficient.
+
+    Args:
+        num_ceps: coefficients, and as many mel filters.
+        frame_length_ms: the window.
+        frame_shift_ms: from one window to the next.
+        rate: sample rate in Hz.
+    """
+
+    def __init__(
+        self,
+        num_ceps: int = 40,
+        frame_length_ms: int = 30,
+        frame_shift_ms: int = 10,
+        rate: int = 16_000,
+    ):
+        super().__init__()
+        self.length = rate * frame_length_ms // 1000
+        self.shift = rate * frame_shift_ms // 1000
+        self.size = 1 << (self.length - 1).bit_length()
+        # Pairs of rows: the real and the imaginary part of a bin have the same weight.
+        bank = _mel_bank(num_ceps, self.size, rate).repeat_interleave(2, dim=0)
+        # Not in the state: these are no part of a model.
+        self.register_buffer("window", _povey(self.length)[1:].float(), persistent=False)
+        self.register_buffer("bank", bank.float().contiguous(), persistent=False)
+        self.register_buffer("cosine", _cosine(num_ceps).float(), persistent=False)
+
+    def forward(self, waves: Tensor) -> Tensor:
+        """Coefficients of waveforms of equal length.
+
+        Args:
+            waves: floats in the range of 16-bit integers (..., samples), at least one window long.
+
+        Returns:
+            float32 (..., frames, num_ceps), frames = (samples - window) // shift + 1; one second
+            at the defaults has 98. Digital silence is finite: energies are floored at 2**-23.
+        """
+        flat = waves.reshape(-1, waves.shape[-1])
+        slice_size = CPU_SLICE if flat.device.type == "cpu" else GPU_SLICE
+        found = torch.cat([self._slice(part) for part in flat.split(slice_size)])
+        return found.view(*waves.shape[:-1], *found.shape[1:])
+
+    def _slice(self, waves: Tensor) -> Tensor:
+        """(N, samples) -> (N, frames, num_ceps)."""
+        frames = waves.unfold(-1, self.length, self.shift)
+        frames = frames - frames.mean(-1, keepdim=True)
+        padded = frames.new_zeros(*frames.shape[:-1], self.size)
+        # The first sample of a frame has none before it, and its weight in the window is 0.
+        inner = padded[..., 1 : self.length]
+        torch.sub(frames[..., 1:], frames[..., :-1], alpha=PREEMPHASIS, out=inner)
+        inner.mul_(self.window)
+        spectrum = torch.view_as_real(torch.fft.rfft(padded)).flatten(-2)
+        energies = spectrum.square_() @ self.bank
+        return energies.clamp_(min=torch.finfo(torch.float32).eps).log_() @ self.cosine
+
+
+def _povey(length: int) -> Tensor:
+    """Kaldi's default window: Hann's to the power of 0.85."""
+    times = torch.arange(length, dtype=torch.float64)
+    return (0.5 - 0.5 * torch.cos(2 * math.pi * times / (length - 1))) ** 0.85
+
+
+def _mel_bank(count: int, size: int, rate: int) -> Tensor:
+    """Triangular filters, evenly spaced in mel: (size / 2 + 1 bins, count)."""
+
+    def mel(frequency: Tensor) -> Tensor:
+        return 1127.0 * torch.log(1.0 + frequency / 700.0)
+
+    ends = mel(torch.tensor([LOW_FREQUENCY, rate / 2], dtype=torch.float64))
+    edges = ends[0] + (ends[1] - ends[0]) / (count + 1) * torch.arange(count + 2)
+    place = mel(torch.arange(size // 2 + 1, dtype=torch.float64) * rate / size)[:, None]
+    rise = (place - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    fall = (edges[2:] - place) / (edges[2:] - edges[1:-1])
+    bank = torch.minimum(rise, fall).clamp(min=0)
+    # Kaldi leaves out the bin of half the sample rate, whatever rounding made of its weight.
+    bank[-1] = 0
+    return bank
+
+
+def _cosine(count: int) -> Tensor:
+    """The orthonormal cosine transform, its outputs scaled by the lifter: (filters, num_ceps)."""
+    order = torch.arange(count, dtype=torch.float64)
+    matrix = math.sqrt(2 / count) * torch.cos(math.pi / count * torch.outer(order + 0.5, order))
+    matrix[:, 0] = math.sqrt(1 / count)
+    return matrix * (1 + 0.5 * LIFTER * torch.sin(math.pi * order / LIFTER))

@@ -1,0 +1,160 @@
+"""Data directories of short clips packed into the files of `fedtools.files.clips`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.audio.features import (
+    INT16_SCALE,
+    MESSAGES_SHOWN,
+    Extraction,
+    _places,
+    client_order,
+    progress,
+)
+from fedtools.audio.wave import AudioError, read_wave, resample
+from fedtools.files.clips import (
+    CLIP_SAMPLES,
+    RATE,
+    Clip,
+    check_noise,
+    read_classes,
+    write_clips,
+)
+from fedtools.files.datadir import DataDir, audio_file, check_id, read_table
+from fedtools.files.errors import UserError
+
+
+@dataclass
+class Packing:
+    """What `pack_clips` has written: counts of clips, and samples of noise."""
+
+    clips: int = 0
+    clients: int = 0
+    classes: int = 0
+    padded: int = 0
+    cut: int = 0
+    noise_samples: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def extraction(self) -> Extraction:
+        """How many clips were kept, and how many dropped, by reason."""
+        return Extraction(self.clips, self.dropped)
+
+
+def pack_clips(
+    data_dir: str | Path,
+    folder: str | Path,
+    classes: str | Path,
+    noise: str | Path | None = None,
+    *,
+    max_drop: float = 0.02,
+) -> Packing:
+    """Pack a data directory of one-word utterances, each about a second long.
+
+    Clips whose audio cannot be used are dropped and counted. Other sample rates are resampled.
+
+    Args:
+        data_dir: needs utt2spk, wav.scp and text, whose words are the labels; segments are used
+            where there are any. Clients are those of utt2client, or the speakers without it.
+        folder: receives the files that `fedtools.files.clips` describes.
+        classes: the labels, one a line; the line is the class index.
+        noise: a Kaldi table, name and path, of recordings of background noise.
+        max_drop: the largest share of clips that may be dropped, 0 to 1.
+
+    Raises:
+        UserError: if the tables do not fit together, a label is no class, audio has several
+            channels, noise cannot be read or is shorter than a clip, or more than `max_drop` or
+            all clips were dropped. What lies in `folder` is then as it was.
+    """
+    data, names = DataDir.read(data_dir), read_classes(classes)
+    data.utt2client = data.utt2client or data.utt2spk
+    if not data.utterances:
+        raise UserError("no utterances", path=data.path / "utt2spk")
+    _check_labels(data, names, classes)
+    recordings = _noise(noise)
+    done = Packing(classes=len(names), noise_samples=sum(map(len, recordings)))
+
+    def clips() -> Iterator[Clip]:
+        yield from _clips(data, done)
+        if not done.clips or done.dropped.total() > max_drop * len(data.utterances):
+            raise UserError(
+                f"{done.extraction}: over {max_drop:.1%}",
+                path=data.path,
+                remedy="mend the audio or raise --max-drop",
+            )
+
+    write_clips(folder, clips(), names, recordings)
+    return done
+
+
+def _clips(data: DataDir, done: Packing) -> Iterator[Clip]:
+    """The clips of all utterances that can be used, client by client, counted in `done`."""
+    order = client_order(data)
+    places = _places(data, order)
+    upsampled, clients = 0, set()
+    for utt in progress(order, "clips"):
+        try:
+            wave, rate = _wave(*places[utt])
+        except AudioError as error:
+            done.dropped[error.reason] += 1
+            if done.dropped.total() <= MESSAGES_SHOWN:
+                print(f"dropped {utt}: {error}", file=sys.stderr)
+            continue
+        upsampled += rate < RATE
+        done.clips += 1
+        done.padded += len(wave) < CLIP_SAMPLES
+        done.cut += len(wave) > CLIP_SAMPLES
+        clients.add(data.utt2client[utt])
+        yield Clip(utt, data.utt2client[utt], data.text[utt], wave)
+    done.clients = len(clients)
+    if upsampled:
+        print(f"warning: {upsampled} clips were recorded below {RATE} Hz", file=sys.stderr)
+
+
+def _check_labels(data: DataDir, classes: list[str], path: str | Path) -> None:
+    """Ids can be used, and every utterance has a label that is a class."""
+    known = set(classes)
+    for line, utt in enumerate(data.utt2spk, 1):
+        check_id(utt, "utterance", data.path / "utt2spk", line)
+    owners = "utt2spk" if data.utt2client is data.utt2spk else "utt2client"
+    for line, client in enumerate(data.utt2client.values(), 1):
+        check_id(client, "client", data.path / owners, line)
+    line = {utt: number for number, utt in enumerate(data.text, 1)}
+    for utt in data.utterances:
+        if utt not in data.text:
+            raise UserError(f"{utt!r} has no label", path=data.path / "text", remedy="add it")
+        if data.text[utt] not in known:
+            raise UserError(
+                f"the label {data.text[utt]!r} of {utt!r} is not in {path}",
+                path=data.path / "text",
+                line=line[utt],
+                remedy="add it there, or take the utterance out",
+            )
+
+
+def _noise(table: str | Path | None) -> list[np.ndarray]:
+    """All recordings of background noise, a few minutes in all: int16 (N,) each."""
+    recordings = []
+    for line, spec in enumerate(read_table(table).values() if table else (), 1):
+        audio_file(spec, table, line)
+        recordings.append(_wave(spec)[0])
+    check_noise(sum(map(len, recordings)), table or "")
+    return recordings
+
+
+def _wave(spec: str, *interval: float) -> tuple[np.ndarray, int]:
+    """int16 (N,) at `RATE`, N > 0, and the sample rate of the file; errors as of `read_wave`."""
+    samples, rate = read_wave(spec, *interval)
+    samples = np.rint(resample(samples, rate, RATE) * INT16_SCALE)
+    if not len(samples):
+        raise AudioError("no samples", "the recording has no samples", path=spec)
+    # Resampling can overshoot full scale.
+    return samples.clip(-32768, 32767).astype("<i2"), rate

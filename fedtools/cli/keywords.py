@@ -1,0 +1,122 @@
+"""Commands about keyword spotting: detection, report-keywords, plot-clients, landscape."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import typer
+
+from fedtools.cli import app
+
+NGPU = typer.Option(0, min=0, max=1, help="1: compute on a GPU.")
+
+
+@app.command("detection")
+def detection(
+    experiments: list[Path] = typer.Argument(metavar="EXP...", help="Of keyword spotting."),
+    role: str = typer.Option("test", help="Which data of the experiment: valid, test."),
+    ngpu: int = NGPU,
+) -> None:
+    """False accepts and false rejects (%) after the last complete round.
+
+    The classes _silence_ and _unknown_ are negative, all others positive. FA: clips of a negative
+    class taken for a positive one. FR: clips of a positive class taken for a negative one. Both in
+    % of all clips; beside them FA in % of the negative clips and FR in % of the positive ones.
+    There is no threshold.
+    """
+    from fedtools.cli.federation import _open
+    from fedtools.federation.detection import measure_detection
+    from fedtools.files.tables import format_table
+    from fedtools.score.detection import COLUMNS, DEFINITION
+
+    rows = {path: measure_detection(_open(path, ngpu), role) for path in experiments}
+    cells = [[path, *(row[name] for name in COLUMNS)] for path, row in rows.items()]
+    print(format_table(["experiment", *COLUMNS], cells), end="")
+    print(f"\n{DEFINITION}")
+
+
+@app.command("report-keywords")
+def report_keywords(
+    root: Path = typer.Argument(metavar="ROOT", help="Has <task>/<network>/<method>/seed<k>."),
+    results: Path = typer.Argument(help="RESULTS.md; other sections of it are left as they are."),
+    section: str = typer.Option(help="Name of the section to write, e.g. mini."),
+    corpus: str = typer.Option(help="Name of the corpus."),
+    release: str = typer.Option(help="Its release."),
+    mini: bool = typer.Option(False, "--mini", help="It is a mini corpus: every caption says so."),
+    published: Path = typer.Option(None, metavar="TSV", help="The paper's figures."),
+    figure: list[str] = typer.Option([], help="CAPTION=PNG: another picture beside RESULTS."),
+    command: str = typer.Option(None, help="What made the figures; default: this command."),
+    date: datetime = typer.Option(
+        None, formats=["%Y-%m-%d"], help="Date of the report; default: today."
+    ),
+) -> None:
+    """Write tables and pictures of all experiments into a section of RESULTS.md."""
+    from fedtools.cli.report import pair
+    from fedtools.report.keywords import KeywordPage, write_keyword_report
+    from fedtools.report.page import SECTION_NAME, Corpus
+
+    if not SECTION_NAME.fullmatch(section):
+        raise typer.BadParameter(f"--section {section!r}: use small letters, digits and '-'")
+    figures = [pair(text, "--figure", "CAPTION=PNG") for text in figure]
+    for _, name in figures:
+        if Path(name).resolve().parent != results.resolve().parent:
+            raise typer.BadParameter(f"--figure {name}: name a file in the folder of {results}")
+    page = KeywordPage(
+        section=section,
+        corpus=Corpus(corpus, release, mini),
+        command=command or shlex.join(["fedtools", *sys.argv[1:]]),
+        published=published,
+        figures=[(caption, Path(name).name) for caption, name in figures],
+        date=date.date() if date else None,
+    )
+    print(write_keyword_report(root, results, page), end="")
+
+
+@app.command("plot-clients")
+def plot_clients(
+    folder: Path = typer.Argument(metavar="CLIPS", help="Folder made by fedtools pack-clips."),
+    picture: Path = typer.Argument(metavar="PNG", help="The picture to draw."),
+    clients: int = typer.Option(20, min=1, help="How many clients are shown label by label."),
+    seed: int = typer.Option(0, min=0, help="Decides which."),
+    config: Path = typer.Option(None, help="YAML with FedKWS-UI's method_conf."),
+    section: list[str] = typer.Option([], help="A section of the YAML laid over its top level."),
+) -> None:
+    """Draw clients' labels, and their sizes and entropies, coloured by their steps in FedKWS-UI."""
+    from fedtools.report.keyword_clients import draw_clients
+
+    _check_png(picture)
+    draw_clients(folder, picture, clients, seed, config, section)
+
+
+@app.command("landscape")
+def landscape(
+    experiment: Path = typer.Argument(metavar="EXP", help="Its last model is theta_0."),
+    picture: Path = typer.Argument(metavar="PNG", help="The picture; a .tsv is put beside it."),
+    epochs: int = typer.Option(20, min=1, help="Of each of the two clients."),
+    points: int = typer.Option(13, min=2, help="Of the grid, in each direction."),
+    clips: int = typer.Option(500, min=1, help="Measure accuracy on so many clips at most."),
+    min_clips: int = typer.Option(20, min=1, help="Choose from clients with so many clips."),
+    role: str = typer.Option("test", help="Which data of the experiment: valid, test."),
+    ngpu: int = NGPU,
+) -> None:
+    """Draw the accuracy between a model and what two clients' clips make of it.
+
+    theta_1 and theta_2 are theta_0 after training on the clips of the client of lowest and of
+    highest utility; in the second panel ALO trains theta_1. BatchNorm's statistics are
+    interpolated as parameters are.
+    """
+    from fedtools.cli.federation import _open
+    from fedtools.federation.landscape import LandscapeConfig
+    from fedtools.report.keyword_landscape import draw_landscape
+
+    _check_png(picture)
+    config = LandscapeConfig(epochs, points, clips, min_clips, role)
+    print(draw_landscape(_open(experiment, ngpu), picture, config), end="")
+
+
+def _check_png(picture: Path) -> None:
+    if picture.suffix != ".png":
+        raise typer.BadParameter(f"{picture}: name a .png")

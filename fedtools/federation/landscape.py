@@ -1,0 +1,227 @@
+"""Accuracy between a model and what two clients make of it.
+
+X.-C. Li et al.: Avoid overfitting user specific information in federated keyword spotting,
+Interspeech 2022, section 5 and figure 4: theta_0 is a good model; theta_1 is what it becomes after
+20 epochs on the clips of an inferior client, theta_2 of a qualified one. The landscape is the
+accuracy of theta_0 + gamma_1 (theta_1 - theta_0) + gamma_2 (theta_2 - theta_0). In the second one
+theta_1 gives way to a model that ALO trained against it.
+
+Buffers, such as BatchNorm's statistics, are interpolated as parameters are; but a variance never
+falls below the smallest of the three models', since an extrapolated one could be negative.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from fedtools.client.parallel import ClipFeatures, Stack, tensors_of
+from fedtools.federation.kws import KwsFederation
+from fedtools.files.errors import UserError
+from fedtools.files.keyed import generator
+from fedtools.methods.fedkws_ui import Alo, FedKwsUi
+from fedtools.models.keywords import Network
+
+_LOW, _HIGH = -0.1, 1.1
+_MEASURED_AT_ONCE = 256
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class LandscapeConfig:
+    """What decides a landscape.
+
+    Attributes:
+        epochs: of each client, on its own clips.
+        points: of the grid in each direction, from -0.1 to 1.1.
+        clips: the largest number of clips that accuracy is measured on, drawn at random.
+        min_clips: clients with fewer are not chosen.
+        role: the data that it is measured on.
+    """
+
+    epochs: int = 20
+    points: int = 13
+    clips: int = 500
+    min_clips: int = 20
+    role: str = "test"
+
+
+@dataclass(frozen=True)
+class Client:
+    """What ALT says of a client.
+
+    Attributes:
+        name: its id.
+        clips: their number.
+        entropy: of its labels, over log(classes).
+        utility: r_k, the harmonic mean of entropy and of clips over those of the largest client.
+        ratio: r0 x r_k: its steps over those of FedAvg's clients.
+    """
+
+    name: str
+    clips: int
+    entropy: float
+    utility: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """Accuracies, in %, on a grid.
+
+    Attributes:
+        inferior, qualified: the clients of theta_1 and theta_2.
+        gammas: both axes of the grid, (points,).
+        accuracy: "overfitted" and "alo" -> (points, points), gamma_1 along the first dimension.
+        models: accuracies of theta_0, theta_1, theta_2, and of theta_1 by ALO.
+    """
+
+    inferior: Client
+    qualified: Client
+    gammas: np.ndarray
+    accuracy: dict[str, np.ndarray]
+    models: dict[str, float]
+
+
+def landscape(federation: KwsFederation, config: LandscapeConfig) -> Landscape:
+    """Train two clients' models from an experiment's last one, and measure what lies between.
+
+    The clients are those of the lowest and the highest utility. Nothing is written into the
+    experiment.
+
+    Args:
+        federation: its last model is theta_0; its data and training options are used.
+        config: the rest.
+
+    Raises:
+        UserError: if too few clients have enough clips, or a client's training diverges.
+    """
+    inferior, qualified = choose_clients(federation, config.min_clips)
+    federation.load_result(None, federation.experiment.last_round())
+    start = _copied(federation.model)
+    with tempfile.TemporaryDirectory() as folder:
+        first, second, against = (
+            train_on(federation, client, config.epochs, Path(folder), alo=alo)
+            for client, alo in ((inferior, False), (qualified, False), (inferior, True))
+        )
+    accuracy = _accuracy_on(federation, config)
+    # Rounded, so that 0 and 1 are on the grid; and no -0.
+    gammas = np.linspace(_LOW, _HIGH, config.points).round(6) + 0.0
+    grids = {}
+    for name, one in (("overfitted", first), ("alo", against)):
+        bar = tqdm(gammas, desc=f"landscape {name}", unit="row", disable=None, leave=False)
+        grids[name] = np.array(
+            [[accuracy(between(start, one, second, g1, g2)) for g2 in gammas] for g1 in bar]
+        )
+    models = {"theta_0": start, "theta_1": first, "theta_2": second, "theta_1 by ALO": against}
+    figures = {name: accuracy(state) for name, state in models.items()}
+    return Landscape(inferior, qualified, gammas, grids, figures)
+
+
+def client_facts(data: ClipFeatures, method: FedKwsUi) -> list[Client]:
+    """What ALT says of each client, in the order of the clips."""
+    names = data.clips.clients
+    sizes = np.array([data.size(name) for name in names])
+    entropies = np.array([data.entropy(name) for name in names])
+    # The batch size has no influence on the utility.
+    utilities = method.prepare(sizes, entropies, 1)["utility"]
+    ratio = method.base_ratio or len(names) / max(utilities.sum(), 1e-12)
+    columns = (sizes.tolist(), entropies.tolist(), utilities.tolist(), (ratio * utilities).tolist())
+    return [Client(*facts) for facts in zip(names, *columns, strict=True)]
+
+
+def choose_clients(federation: KwsFederation, min_clips: int) -> tuple[Client, Client]:
+    """The clients of the lowest and the highest utility of those with enough clips."""
+    clients = client_facts(federation.features("train"), FedKwsUi())
+    enough = [client for client in clients if client.clips >= min_clips]
+    if len(enough) < 2:
+        raise UserError(
+            f"{len(enough)} of {len(clients)} clients have {min_clips} clips",
+            path=federation.data_path("train"),
+            remedy="ask for a smaller --min-clips",
+        )
+    by_utility = sorted(enough, key=lambda client: (client.utility, client.name))
+    return by_utility[0], by_utility[-1]
+
+
+def between(start: State, first: State, second: State, g1: float, g2: float) -> State:
+    """start + g1 (first - start) + g2 (second - start), tensor by tensor; see the module."""
+    found = {}
+    for name, value in start.items():
+        base, one, two = (state[name].double() for state in (start, first, second))
+        # The same sum, but exact where it is one of the three.
+        mixed = (1 - g1 - g2) * base + g1 * one + g2 * two
+        if name.endswith("running_var"):
+            mixed = torch.maximum(mixed, torch.minimum(torch.minimum(base, one), two))
+        found[name] = mixed.to(value.dtype)
+    return found
+
+
+def train_on(
+    federation: KwsFederation, client: Client, epochs: int, folder: Path, *, alo: bool
+) -> State:
+    """What some epochs on a client's clips make of the model that lies in the federation.
+
+    Args:
+        folder: receives what the client would keep, such as ALO's private model.
+        alo: whether ALO trains it, against the model that comes out without.
+    """
+    steps = math.ceil(epochs * client.clips / min(client.clips, federation.training.batch_size))
+    data = federation.features("train")
+    stack = Stack(
+        federation.experiment,
+        [client.name],
+        [folder],
+        federation.experiment.last_round() + 1,
+        copy.deepcopy(federation.model),
+        lambda clients: copy.deepcopy(federation.model),
+        data,
+        [data.clips.rows(client.name)],
+        {"steps": np.array([steps]), "utility": np.array([client.utility])},
+        federation.training,
+    )
+    if alo:
+        (fitted,) = Alo(private_steps=steps).train_client(stack)
+    else:
+        # As ALO trains its private model: the one that it works against is theta_1 itself.
+        (fitted,) = stack.fit(purpose="private")
+    if math.isnan(fitted.loss):
+        raise UserError(
+            f"the training of client {client.name!r} diverged",
+            path=federation.experiment.path,
+            remedy="take an experiment of a lower learning rate",
+        )
+    return _copied(stack.model)
+
+
+def _copied(network: Network) -> State:
+    return {name: value.detach().clone() for name, value in tensors_of(network).items()}
+
+
+def _accuracy_on(federation: KwsFederation, config: LandscapeConfig) -> Callable[[State], float]:
+    """A function from a model to its accuracy, in %, on some clips, the same every time."""
+    data = federation.features(config.role)
+    total = len(data.clips.labels)
+    draw = generator(federation.experiment.seed, "landscape", config.role)
+    chosen = np.sort(draw.choice(total, min(total, config.clips), replace=False))
+    mfcc = torch.cat([data.plain(slice(row, row + 1)) for row in chosen])
+    labels = torch.from_numpy(data.clips.labels[chosen]).to(mfcc.device)
+
+    @torch.no_grad()
+    def accuracy(state: State) -> float:
+        federation.load(state)
+        network = federation.model.eval()
+        logits = [network(part[None])[0] for part in mfcc.split(_MEASURED_AT_ONCE)]
+        return 100 * float((torch.cat(logits).argmax(1) == labels).double().mean())
+
+    return accuracy

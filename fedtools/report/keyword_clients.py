@@ -1,0 +1,97 @@
+"""Figure 1 of X.-C. Li et al., Interspeech 2022: how clips are spread over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+
+from fedtools.client.parallel import ClipFeatures
+from fedtools.federation.init import read_config
+from fedtools.federation.landscape import Client, client_facts
+from fedtools.files.clips import Clips
+from fedtools.files.config import from_mapping
+from fedtools.files.keyed import generator
+from fedtools.methods.fedkws_ui import FedKwsUi
+from fedtools.report.keyword_figures import grid_lines
+from fedtools.report.plots import COLOURS, drawing
+
+
+def draw_clients(
+    folder: str | Path,
+    picture: str | Path,
+    shown: int,
+    seed: int,
+    config: Path | None,
+    sections: Sequence[str],
+) -> None:
+    """Draw the labels of some clients, and size, entropy and steps of all.
+
+    Args:
+        folder: made by `fedtools pack-clips`.
+        picture: the PNG.
+        shown: how many clients are shown label by label, all if there are fewer.
+        seed: decides which.
+        config: YAML whose `method_conf`, with `sections` laid over it, holds FedKWS-UI's options;
+            None takes the paper's.
+
+    Raises:
+        UserError: if a file is missing or malformed.
+    """
+    clips = Clips.read(folder)
+    options = read_config(config, sections, []).get("method_conf") if config else None
+    method = from_mapping(FedKwsUi, options, config or "")
+    clients = client_facts(ClipFeatures(clips, torch.device("cpu")), method)
+    draw = generator(seed, "plot-clients")
+    count = min(shown, len(clients))
+    chosen = np.sort(draw.choice(len(clients), count, replace=False))
+    _plot(picture, clips, clients, [clips.clients[index] for index in chosen])
+
+
+def _plot(path: str | Path, clips: Clips, clients: Sequence[Client], chosen: Sequence[str]) -> None:
+    """Draw figure 1: the labels of some clients, and size, entropy and steps of all.
+
+    Args:
+        path: the PNG.
+        clips: of all clients.
+        clients: what ALT says of each.
+        chosen: the clients of the left panel.
+    """
+    with drawing(path, (10.4, 4.6)) as figure:
+        left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
+        _draw_labels(left, clips, chosen)
+        points = right.scatter(
+            [client.clips for client in clients],
+            [client.entropy for client in clients],
+            c=[client.ratio for client in clients],
+            s=9,
+            cmap="viridis",
+            linewidths=0,
+        )
+        right.set_xlabel("Clips of the client")
+        right.set_ylabel("Entropy of its labels / log(classes)")
+        right.set_title(f"All {len(clients)} clients, {len(clips.classes)} classes", fontsize=9)
+        grid_lines(right)
+        figure.colorbar(points, ax=right, label="$r_0 \\bar{r}_k$: steps over those of FedAvg")
+
+
+def _draw_labels(axes: Axes, clips: Clips, chosen: Sequence[str]) -> None:
+    classes, largest_circle = len(clips.classes), 110
+    counts = np.array(
+        [np.bincount(clips.labels[clips.rows(name)], minlength=classes) for name in chosen]
+    )
+    rows, labels = np.nonzero(counts)
+    largest = int(counts.max())
+    style = {"color": COLOURS[0], "linewidths": 0}
+    axes.scatter(labels, rows, s=largest_circle * counts[rows, labels] / largest, **style)
+    for count in sorted({1, (largest + 1) // 2, largest}):
+        axes.scatter([], [], s=largest_circle * count / largest, label=str(count), **style)
+    axes.set_xticks(range(classes), clips.classes, rotation=90, fontsize=7)
+    axes.set_yticks(range(len(chosen)), range(1, len(chosen) + 1), fontsize=7)
+    axes.set_ylabel("Client")
+    axes.set_title(f"{len(chosen)} of {len(clips.clients)} clients: clips by label", fontsize=9)
+    place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    axes.legend(title="Clips", frameon=False, labelspacing=0.8, **place)

@@ -1,0 +1,155 @@
+"""The pictures of keyword spotting's results: figures 2 and 3 of X.-C. Li et al. 2022."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from fedtools.report.keyword_runs import Run, Runs, mean_and_spread, mean_curve, title_of
+from fedtools.report.keyword_tables import NETWORK_TITLES, SYMBOLS, ablation
+from fedtools.report.plots import COLOURS, MARKERS, drawing
+
+
+def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
+    """Draw figure 2: accuracy by round, rows are tasks, columns networks, a line a method.
+
+    Args:
+        path: the PNG.
+        runs: with one federated method at least; bands are standard deviations over seeds.
+        title: of the whole.
+    """
+    methods = runs.methods(federated=True)
+    networks = list(dict.fromkeys(network for _, network in runs.columns))
+    size = 2.4 * len(networks) + 1.2, 2.4 * len(runs.tasks) + 1.1
+    with drawing(path, size) as figure:
+        panels = figure.subplots(len(runs.tasks), len(networks), squeeze=False)
+        for row, task in zip(panels, runs.tasks, strict=True):
+            for axes, network in zip(row, networks, strict=True):
+                for index, method in enumerate(methods):
+                    if found := runs.of(task, network, method):
+                        _line(axes, found, title_of(method), index)
+                axes.set_title(f"Task {task}, {NETWORK_TITLES[network]}", fontsize=9)
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+                grid_lines(axes)
+            row[0].set_ylabel("Test accuracy (%)")
+        for axes in panels[-1]:
+            axes.set_xlabel("Round")
+        shown = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
+        figure.suptitle(title, fontsize=10)
+        names = [title_of(method) for method in methods if title_of(method) in shown]
+        figure.legend(
+            [shown[name] for name in names],
+            names,
+            loc="outside lower center",
+            ncols=min(len(names), max(3, 2 * len(networks))),
+            frameon=False,
+        )
+
+
+def _line(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
+    curve = mean_curve(runs)
+    rounds = list(curve)
+    means, spreads = (np.array(values) for values in zip(*curve.values(), strict=True))
+    colour = COLOURS[index % len(COLOURS)]
+    axes.plot(
+        rounds,
+        means,
+        color=colour,
+        linewidth=1.3,
+        marker=MARKERS[index % len(MARKERS)],
+        markersize=3.5,
+        markevery=max(1, len(rounds) // 6),
+        label=name,
+    )
+    if spreads.any():
+        axes.fill_between(
+            rounds, means - spreads, means + spreads, color=colour, alpha=0.15, linewidth=0
+        )
+
+
+def plot_ablation(path: str | Path, runs: Runs, title: str) -> None:
+    """Draw figure 3: FedAvg against ALT alone, and FedKWS-UI by its mu and its lambda.
+
+    Panels without any experiment say so; bars are standard deviations over seeds.
+    """
+    with drawing(path, (9.6, 3.9)) as figure:
+        left, *others = figure.subplots(1, 3, width_ratios=[1.2, 1, 1])
+        _draw_alt(left, runs)
+        for axes, (option, symbol) in zip(others, SYMBOLS.items(), strict=True):
+            _draw_option(axes, runs, option, symbol)
+        for axes in (left, *others):
+            grid_lines(axes)
+            axes.set_ylabel("Test accuracy (%)")
+            if not axes.has_data():
+                axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center")
+                axes.set(xticks=[], yticks=[])
+        figure.suptitle(title, fontsize=10)
+
+
+def _draw_alt(axes: Axes, runs: Runs) -> None:
+    places = [place for place in runs.columns if runs.of(*place, "alt")]
+    for index, method in enumerate(("fedavg", "alt")):
+        found = {at: runs.of(*place, method) for at, place in enumerate(places)}
+        at = [place + (index - 0.5) * 0.25 for place, of in found.items() if of]
+        _points(axes, at, [of for of in found.values() if of], title_of(method), index, "none")
+    axes.set_xticks(
+        range(len(places)),
+        [f"{NETWORK_TITLES[network]}, {task}" for task, network in places],
+        rotation=30,
+        ha="right",
+    )
+    if places:
+        axes.set_title("ALT alone", fontsize=9, pad=26)
+        axes.set_xlim(-0.6, len(places) - 0.4)
+        _legend_above(axes)
+
+
+def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:
+    varied = {place: ablation(runs, *place, "fedkws_ui", option) for place in runs.columns}
+    values = sorted({value for found in varied.values() for value in found}, key=float)
+    index = 0
+    for (task, network), found in varied.items():
+        if found:
+            # Places of equal distance: the values are 0, and steps of a factor of ten.
+            at = [values.index(value) for value in found]
+            name = f"{NETWORK_TITLES[network]}, {task}"
+            _points(axes, at, list(found.values()), name, index, "-")
+            index += 1
+    axes.set_title(f"FedKWS-UI by {symbol}", fontsize=9, pad=26)
+    axes.set_xticks(range(len(values)), values)
+    axes.set_xlabel(symbol)
+    if index:
+        _legend_above(axes)
+
+
+def _points(
+    axes: Axes, at: Sequence[float], runs: Sequence[Sequence[Run]], name: str, index: int, line: str
+) -> None:
+    found = [mean_and_spread(run.lasting for run in of) for of in runs]
+    axes.errorbar(
+        at,
+        [mean for mean, _ in found],
+        [spread or 0.0 for _, spread in found],
+        color=COLOURS[index % len(COLOURS)],
+        marker=MARKERS[index % len(MARKERS)],
+        linestyle=line,
+        markersize=5,
+        linewidth=1.3,
+        capsize=2.5,
+        label=name,
+    )
+
+
+def grid_lines(axes: Axes) -> None:
+    """Put pale horizontal lines behind what is drawn."""
+    axes.grid(axis="y", color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _legend_above(axes: Axes) -> None:
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.99)}
+    axes.legend(frameon=False, ncols=2, fontsize=8, columnspacing=1, handletextpad=0.4, **place)

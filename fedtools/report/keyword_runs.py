@@ -1,0 +1,337 @@
+"""The experiments of keyword spotting: EXP_ROOT/<task>/<network>/<method>/seed<k>.
+
+A method's folder may name one option that differs from the others, `fedkws_ui.smoothing=0.3`.
+What the folders' names say is checked against the configurations.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtools.client.parallel import ClipTraining
+from fedtools.files.clips import Clips, read_classes
+from fedtools.files.config import from_mapping, read_yaml, unknown
+from fedtools.files.errors import UserError
+from fedtools.files.ledger import read_ledger
+from fedtools.files.tables import count, number, read_tsv
+from fedtools.methods import METHODS, make_method
+from fedtools.methods.base import Method
+from fedtools.models.keywords import NETWORKS, build_network
+from fedtools.report.results import read_curve
+from fedtools.score.detection import COLUMNS as DETECTION_COLUMNS
+from fedtools.score.detection import RATES
+
+EVALUATION_COLUMNS = ("round", "client", "clips", "loss", "errors", "accuracy")
+# The ledger's row for the server's own training; no client can have this name.
+_SERVER = "-"
+# X.-C. Li et al.: the figures of their legends are means of the last five evaluations.
+LAST = 5
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all seeds of an experiment share; `option` is empty, or what its method's folder names.
+
+    Attributes:
+        task: its folder, such as "12".
+        network, method: names in `NETWORKS` and `METHODS`.
+        option, value: of the method, as the folder has them.
+    """
+
+    task: str
+    network: str
+    method: str
+    option: str = ""
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run cost.
+
+    Attributes:
+        bytes: of all messages, both ways.
+        client_steps: gradient steps of a client in a round, the mean over both.
+        client_epochs: of a client in all rounds, the mean over clients.
+        server_epochs: in all rounds.
+        left_out: updates that were refused, such as those of clients whose training diverged.
+    """
+
+    bytes: float
+    client_steps: float
+    client_epochs: float
+    server_epochs: float
+    left_out: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """One experiment.
+
+    Attributes:
+        path: its folder.
+        setting: what it has in common with runs of other seeds.
+        seed: of all random numbers.
+        config: as it was frozen.
+        accuracy: round -> accuracy on the test clips, in %, by rising rounds.
+    """
+
+    path: Path
+    setting: Setting
+    seed: int
+    config: Mapping[str, Any]
+    accuracy: dict[int, float]
+
+    @property
+    def lasting(self) -> float:
+        """The accuracy at the end: the mean of the last five evaluations, the start left out."""
+        values = [value for at, value in self.accuracy.items() if at > 0]
+        return statistics.fmean(values[-LAST:])
+
+    @property
+    def final(self) -> float:
+        """The accuracy after the last round that was evaluated."""
+        return self.accuracy[max(self.accuracy)]
+
+    @cached_property
+    def method(self) -> Method:
+        """The method with its options."""
+        where = self.path / "config.yaml"
+        return make_method(self.config["method"], self.config["method_conf"], where)
+
+    @cached_property
+    def classes(self) -> int:
+        """The number of labels."""
+        return len(read_classes(self.path / "classes.txt"))
+
+    @cached_property
+    def parameters(self) -> int:
+        """The number of the network's parameters."""
+        where = self.path / "config.yaml"
+        network = build_network(self.config["model"], self.classes, f"{where}: model")
+        return sum(value.numel() for value in network.parameters())
+
+    def cost(self, sizes: Mapping[str, int]) -> Cost:
+        """Sum the ledger up; `sizes` are the clients' numbers of clips."""
+        where = self.path / "config.yaml"
+        batch = from_mapping(ClipTraining, self.config["training"], where).batch_size
+        size = rows = left_out = 0
+        steps = server_epochs = 0.0
+        epochs: dict[str, float] = {}
+        for row in read_ledger(self.path / "ledger.tsv"):
+            server_epochs += row.server_epochs
+            if row.client == _SERVER:
+                continue
+            size += row.bytes_down + row.bytes_up
+            if row.client not in sizes:
+                problem = f"client {row.client!r} is not in the training data"
+                raise UserError(problem, path=self.path / "ledger.tsv", remedy="pack them again")
+            epochs[row.client] = epochs.get(row.client, 0.0) + row.client_epochs
+            left_out += row.status != "ok"
+            if row.status == "ok":
+                rows += 1
+                clips = sizes[row.client]
+                # As `KwsFederation.epochs` has it; epochs are written with six digits.
+                steps += round(row.client_epochs * clips / min(clips, batch))
+        mean = math.fsum(epochs.values()) / len(epochs) if epochs else 0.0
+        return Cost(size, steps / rows if rows else 0.0, mean, server_epochs, left_out)
+
+    def detection(self) -> dict[str, float] | None:
+        """`RATES` after the last round, in %; None if they were not measured."""
+        path = self.path / "detection_test.tsv"
+        if not path.exists():
+            return None
+        rows = read_tsv(path, DETECTION_COLUMNS)
+        if len(rows) != 1:
+            raise UserError("not one row", path=path, remedy="run fedtools detection again")
+        if count(rows[0], "round", path, 2) < self.config["rounds"]:
+            problem = f"of round {rows[0]['round']} of {self.config['rounds']}"
+            raise UserError(problem, path=path, line=2, remedy="run fedtools detection again")
+        return {name: number(rows[0], name, path, 2) for name in RATES}
+
+
+class Facts(NamedTuple):
+    """A task's data: clips of each client, and the number of test clips."""
+
+    sizes: dict[str, int]
+    test: int
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All experiments of a folder.
+
+    Attributes:
+        complete: setting -> its runs, by seed.
+        unfinished: what is left out of every table, and why.
+    """
+
+    complete: dict[Setting, list[Run]]
+    unfinished: list[str] = field(default_factory=list)
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """The tasks, the one with the fewest classes first."""
+        classes = {setting.task: runs[0].classes for setting, runs in self.complete.items()}
+        return sorted(classes, key=lambda task: (classes[task], task))
+
+    @cached_property
+    def columns(self) -> list[tuple[str, str]]:
+        """Tasks and networks that there are, in the order of the paper."""
+        found = {(setting.task, setting.network) for setting in self.complete}
+        pairs = ((task, network) for task in self.tasks for network in NETWORKS)
+        return [pair for pair in pairs if pair in found]
+
+    def of(self, *setting: str) -> list[Run]:
+        """The runs of a setting, none if there are none."""
+        return self.complete.get(Setting(*setting), [])
+
+    def methods(self, *, federated: bool) -> list[str]:
+        """The methods that there are without a changed option, with or without clients."""
+        found = {setting.method for setting in self.complete if not setting.option}
+        return [name for name in METHODS if name in found and has_clients(name) == federated]
+
+    @cached_property
+    def data(self) -> dict[str, Facts]:
+        """task -> its data, which all its experiments must share."""
+        facts: dict[str, Facts] = {}
+        for task in self.tasks:
+            runs = [
+                run for setting, of in self.complete.items() if setting.task == task for run in of
+            ]
+            for run in runs[1:]:
+                if run.config["data"] != runs[0].config["data"]:
+                    raise UserError(
+                        f"its data are not those of {runs[0].path}",
+                        path=run.path / "config.yaml",
+                        remedy="report them apart",
+                    )
+            roles = runs[0].config["data"]
+            if "test" not in roles:
+                raise UserError("no test data", path=runs[0].path / "config.yaml")
+            clips = Clips.read(roles["train"])
+            places = {client: clips.rows(client) for client in clips.clients}
+            sizes = {client: place.stop - place.start for client, place in places.items()}
+            facts[task] = Facts(sizes, len(Clips.read(roles["test"]).labels))
+        return facts
+
+
+def has_clients(method: str) -> bool:
+    """Whether clients take part in a method's training."""
+    return type(make_method(method, None, method)).has_clients
+
+
+def title_of(method: str) -> str:
+    """A method's name in tables."""
+    return type(make_method(method, None, method)).title
+
+
+def read_runs(root: str | Path) -> Runs:
+    """Read all experiments of a folder.
+
+    Experiments that were not evaluated up to their last round are left out, and named.
+
+    Args:
+        root: the folder that holds <task>/<network>/<method>/seed<k>.
+
+    Raises:
+        UserError: if there is none, a file is malformed, or a name contradicts a configuration.
+    """
+    root = Path(root)
+    complete: dict[Setting, list[Run]] = {}
+    unfinished = []
+    for config in sorted(root.glob("*/*/*/seed*/config.yaml"), key=_natural):
+        run = _read_run(config.parent)
+        name = config.parent.relative_to(root)
+        wanted, every = run.config["rounds"], run.config.get("evaluate_every", 1)
+        last = max(run.accuracy, default=0)
+        if last + every > wanted and last > 0:
+            others = complete.setdefault(run.setting, [])
+            if run.seed in (other.seed for other in others):
+                problem = f"seed {run.seed} of this setting comes twice"
+                raise UserError(problem, path=run.path, remedy=f"remove it or {others[0].path}")
+            others.append(run)
+        else:
+            unfinished.append(f"{name} (evaluated up to round {last} of {wanted})")
+    if not complete:
+        problem = "no experiment <task>/<network>/<method>/seed<k> that was run to its end"
+        left = f": {unfinished[0]}" if unfinished else ""
+        remedy = "run fedtools init, rounds and evaluate --role test"
+        raise UserError(problem + left, path=root, remedy=remedy)
+    return Runs(complete, unfinished)
+
+
+def mean_and_spread(values: Iterable[float]) -> tuple[float, float | None]:
+    """The mean and the sample standard deviation, None of a single value."""
+    values = list(values)
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def mean_curve(runs: Sequence[Run]) -> dict[int, tuple[float, float]]:
+    """round -> mean and standard deviation (0 of a single seed), where all seeds were evaluated."""
+    rounds = sorted(set.intersection(*(set(run.accuracy) for run in runs)))
+    found = {at: mean_and_spread(run.accuracy[at] for run in runs) for at in rounds}
+    return {at: (mean, spread or 0.0) for at, (mean, spread) in found.items()}
+
+
+def _read_run(path: Path) -> Run:
+    task, network, folder, seed = path.parts[-4:]
+    where = path / "config.yaml"
+    config = read_yaml(where)
+    for key in ("task", "method", "method_conf", "seed", "rounds", "data", "model", "training"):
+        if key not in config:
+            raise UserError(f"no option {key!r}", path=where, remedy="run fedtools init")
+    match = re.fullmatch(r"([a-z_]+)(?:\.([a-z_]+)=(.+))?", folder)
+    method, option, value = match.groups(default="") if match else (folder, "", "")
+    if config["task"] != "kws" or method not in METHODS or network not in NETWORKS:
+        raise UserError(
+            f"{network}/{folder} is no keyword network and method",
+            path=path,
+            remedy="name the folders <task>/<network>/<method>/seed<k>",
+        )
+    evaluation = path / "evaluate_test.tsv"
+    curve = read_curve(evaluation, EVALUATION_COLUMNS, "accuracy") if evaluation.exists() else {}
+    accuracy = {at: next(iter(of_client.values())) for at, of_client in curve.items()}
+    setting = Setting(task, network, method, option, canonical(value))
+    run = Run(path, setting, config["seed"], config, accuracy)
+    _check_name(run, seed)
+    return run
+
+
+def _check_name(run: Run, seed: str) -> None:
+    """Insist that the folders' names say what the configuration does."""
+    config, setting, where = run.config, run.setting, run.path / "config.yaml"
+    said = {"network": setting.network, "method": setting.method, "seed": seed.removeprefix("seed")}
+    is_ = {
+        "network": config["model"].get("network"),
+        "method": config["method"],
+        "seed": str(config["seed"]),
+    }
+    if option := setting.option:
+        if not hasattr(run.method, option):
+            raise UserError(f"{setting.method}: {unknown(option, vars(run.method))}", path=run.path)
+        said[option] = setting.value
+        is_[option] = canonical(getattr(run.method, option))
+    for name, text in said.items():
+        if text != is_[name]:
+            raise UserError(f"{name} is {is_[name]}, the folder says {text}", path=where)
+
+
+def canonical(value: object) -> str:
+    """An option's value, the same text for 0.3 and 0.30."""
+    try:
+        return f"{float(str(value)):g}"
+    except ValueError:
+        return str(value).lower()
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """A key that puts seed10 after seed2."""
+    return [(int(digits or 0), text) for text, digits in re.findall(r"(\D+)(\d*)", str(path))]

@@ -1,0 +1,222 @@
+"""The tables of keyword spotting, in Markdown, as those of X.-C. Li et al., Interspeech 2022.
+
+Figures are means over seeds +- their sample standard deviation, the number of seeds in brackets;
+what was not run is a dash.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.report.keyword_runs import Cost, Run, Runs, canonical, mean_and_spread, title_of
+from fedtools.report.results import epochs_text, size_text
+from fedtools.report.tables import embolden
+from fedtools.score.detection import RATES
+
+NETWORK_TITLES = {
+    "dscnn": "DSCNN",
+    "mhattrnn": "MHAttRNN",
+    "resnet": "ResNet",
+    "transformer": "Transformer",
+}
+# Options that figure 3 varies, as the paper writes them.
+SYMBOLS = {"smoothing": "mu", "adversarial": "lambda"}
+
+PUBLISHED_COLUMNS = ("source", "task", "network", "method", "quantity", "value", "note")
+
+
+class Published:
+    """Others' figures, from a table with `PUBLISHED_COLUMNS`."""
+
+    def __init__(self, path: str | Path | None):
+        self._rows = read_tsv(path, PUBLISHED_COLUMNS) if path else []
+
+    def value(self, source: str, task: str, network: str, method: str, quantity: str) -> str:
+        """A figure as it was published, or a dash."""
+        place = (source, task, network, method, quantity)
+        wanted = dict(zip(PUBLISHED_COLUMNS[:5], place, strict=True))
+        found = (row["value"] for row in self._rows if wanted.items() <= row.items())
+        return next(found, "-")
+
+    def table(self, source: str) -> str:
+        """All figures of one place in the paper, in a table of their own; empty without any."""
+        rows = [
+            [
+                row["task"],
+                NETWORK_TITLES.get(row["network"], row["network"]),
+                "-" if row["method"] == "-" else title_of(row["method"]),
+                row["value"],
+                row["note"],
+            ]
+            for row in self._rows
+            if row["source"] == source
+        ]
+        header = ["Task", "Network", "Method", "Accuracy (%)", "Note"]
+        return format_markdown(header, rows, "lllrl") if rows else ""
+
+
+def clients_table(runs: Runs, published: Published, here: str) -> str:
+    """Table 1: how the clips are spread over clients; `here` names what was measured here."""
+    rows = []
+    for task in runs.tasks:
+        sizes, test = runs.data[task]
+        total = sum(sizes.values())
+        mean = f"{total / len(sizes):.1f}"
+        rows.append([task, here, len(sizes), total, mean, max(sizes.values()), test])
+        names = ("clients", "clips", "clips per client", "most clips", "test clips")
+        values = [published.value("table 1", task, "-", "-", name) for name in names]
+        if set(values) != {"-"}:
+            rows.append([task, "published", *values])
+    header = ["Task", "Figures", "Clients", "Clips", "Clips per client", "Most clips", "Test clips"]
+    return format_markdown(header, rows, "ll" + "r" * 5)
+
+
+def centralized_table(runs: Runs, published: Published, here: str) -> str:
+    """Table 2: parameters, and accuracy after centralised training."""
+    rows = []
+    for task, network in runs.columns:
+        some = next(
+            of for at, of in runs.complete.items() if (at.task, at.network) == (task, network)
+        )
+        ours = _cell([run.final for run in runs.of(task, network, "centralized")])
+        theirs = [
+            published.value("table 2", task, network, "centralized", name)
+            for name in ("parameters", "accuracy")
+        ]
+        name = NETWORK_TITLES[network]
+        rows.append([name, task, _thousands(some[0].parameters), theirs[0], ours, theirs[1]])
+    header = ["Network", "Task"]
+    for name in ("Parameters", "Accuracy (%)"):
+        header += [f"{name}, {here}", f"{name}, published"]
+    return format_markdown(header, rows, "lrrrrr")
+
+
+def accuracy_table(runs: Runs) -> str:
+    """Figure 2: accuracy at the end, of every method, network and task; the best in bold."""
+    cells = [
+        [title_of(method), *(_lasting(runs.of(*place, method)) for place in runs.columns)]
+        for method in runs.methods(federated=True)
+    ]
+    for column in range(1, len(runs.columns) + 1):
+        embolden(cells, column, max)
+    return format_markdown(["Method", *_headings(runs)], cells)
+
+
+def ablation_table(runs: Runs) -> str:
+    """Figure 3: ALT alone beside FedAvg, and FedKWS-UI with other values of mu and lambda."""
+    cells = [
+        [title_of(method), *(_lasting(runs.of(*place, method)) for place in runs.columns)]
+        for method in ("fedavg", "alt", "alo", "fedkws_ui")
+    ]
+    changed = {(at.method, at.option) for at in runs.complete if at.option}
+    for method, option in sorted(changed, key=lambda pair: (pair[0], *_symbol_rank(pair[1]))):
+        varied = {place: ablation(runs, *place, method, option) for place in runs.columns}
+        values = {value for of_value in varied.values() for value in of_value}
+        for value in sorted(values, key=_by_value):
+            found = [_lasting(varied[place].get(value, [])) for place in runs.columns]
+            cells.append([f"{title_of(method)}, {SYMBOLS.get(option, option)} = {value}", *found])
+    cells = [row for row in cells if set(row[1:]) != {"-"}]
+    return format_markdown(["Method", *_headings(runs)], cells)
+
+
+def ablation(runs: Runs, task: str, network: str, method: str, option: str) -> dict[str, list[Run]]:
+    """Value of an option of a method -> runs that differ in it alone, by rising values.
+
+    The method as it is configured is one of them; without others it is none.
+    """
+    found = {
+        setting.value: of
+        for setting, of in runs.complete.items()
+        if (setting.task, setting.network, setting.method) == (task, network, method)
+        and setting.option == option
+    }
+    if found and (plain := runs.of(task, network, method)):
+        found.setdefault(canonical(getattr(plain[0].method, option)), plain)
+    return {value: found[value] for value in sorted(found, key=_by_value)}
+
+
+def _by_value(text: str) -> tuple[float, str]:
+    """A key that sorts numbers as such, before words."""
+    try:
+        return float(text), ""
+    except ValueError:
+        return math.inf, text
+
+
+def _symbol_rank(option: str) -> tuple[int, str]:
+    return (list(SYMBOLS).index(option) if option in SYMBOLS else len(SYMBOLS)), option
+
+
+def detection_table(runs: Runs, published: Published, here: str) -> str:
+    """Table 3: false accepts and rejects; empty if nobody measured them."""
+    rows = []
+    for task, network in runs.columns:
+        for method in runs.methods(federated=True) + runs.methods(federated=False):
+            found = [run.detection() for run in runs.of(task, network, method)]
+            found = [rates for rates in found if rates is not None]
+            theirs = [published.value("table 3", task, network, method, name) for name in RATES[:2]]
+            if found:
+                ours = [_cell([rates[name] for rates in found]) for name in RATES]
+                rows.append([task, NETWORK_TITLES[network], title_of(method), *ours, *theirs])
+    header = ["Task", "Network", "Method"]
+    header += [
+        f"{name}, {here}" for name in ("FA", "FR", "FA in % of negatives", "FR in % of positives")
+    ]
+    header += ["FA, published", "FR, published"]
+    return format_markdown(header, rows, "lll" + "r" * 6) if rows else ""
+
+
+def cost_table(runs: Runs) -> str:
+    """What the runs cost, from their ledgers: means over seeds and, but for bytes, networks."""
+    networks = list(dict.fromkeys(network for _, network in runs.columns))
+    rows = []
+    for task in runs.tasks:
+        sizes = runs.data[task].sizes
+        for method in runs.methods(federated=True) + runs.methods(federated=False):
+            costs = {
+                network: [run.cost(sizes) for run in runs.of(task, network, method)]
+                for network in networks
+            }
+            everything = [cost for of_network in costs.values() for cost in of_network]
+            if not everything:
+                continue
+            sent = [_mean_of(costs[network], "bytes", size_text) for network in networks]
+            steps = _mean_of(everything, "client_steps", epochs_text)
+            epochs = (
+                _mean_of(everything, name, epochs_text)
+                for name in ("client_epochs", "server_epochs")
+            )
+            left_out = sum(cost.left_out for cost in everything)
+            rows.append([task, title_of(method), steps, *epochs, left_out or "-", *sent])
+    header = ["Task", "Method", "Client steps", "Client epochs", "Server epochs", "Left out"]
+    header += [f"Comm. {NETWORK_TITLES[network]}" for network in networks]
+    return format_markdown(header, rows, "ll" + "r" * (len(header) - 2))
+
+
+def _headings(runs: Runs) -> list[str]:
+    return [f"{task} {NETWORK_TITLES[network]}" for task, network in runs.columns]
+
+
+def _lasting(runs: Sequence[Run]) -> str:
+    return _cell([run.lasting for run in runs])
+
+
+def _cell(values: Sequence[float]) -> str:
+    """Mean, standard deviation and number of seeds: "81.20 ± 0.45 (3)"; a dash of none."""
+    if not values:
+        return "-"
+    mean, spread = mean_and_spread(values)
+    return f"{mean:.2f}{'' if spread is None else f' ± {spread:.2f}'} ({len(values)})"
+
+
+def _mean_of(costs: Iterable[Cost], name: str, text: Callable[[float], str]) -> str:
+    values = [getattr(cost, name) for cost in costs]
+    return text(statistics.fmean(values)) if values else "-"
+
+
+def _thousands(number: int) -> str:
+    return f"{number / 1000:.1f}k"

@@ -1,0 +1,143 @@
+"""`fedtools report-keywords`: a section of RESULTS.md from all experiments of keyword spotting."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtools.files.atomic import write_text
+from fedtools.report.keyword_runs import LAST, Runs, read_runs
+from fedtools.report.keyword_tables import (
+    Published,
+    ablation_table,
+    accuracy_table,
+    centralized_table,
+    clients_table,
+    cost_table,
+    detection_table,
+)
+from fedtools.report.page import Corpus, provenance, with_section
+from fedtools.score.detection import DEFINITION
+
+PAPER = "Li et al. 2022"
+
+
+@dataclass(frozen=True)
+class KeywordPage:
+    """What `write_keyword_report` writes besides the figures.
+
+    Attributes:
+        section: the name between the markers; the section of this name is replaced.
+        corpus: what the figures were measured on.
+        command: what a reader types to get them.
+        published: a table of the paper's figures.
+        figures: captions and names of pictures beside the page that were made before.
+        date: of the report.
+    """
+
+    section: str
+    corpus: Corpus
+    command: str
+    published: Path | None = None
+    figures: Sequence[tuple[str, str]] = ()
+    date: datetime.date | None = None
+
+
+def write_keyword_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
+    """Write a section of RESULTS.md: where the figures come from, the tables, the pictures.
+
+    Draws RESULTS-<section>-accuracy.png and RESULTS-<section>-ablation.png beside the page.
+
+    Args:
+        root: holds the experiments, <task>/<network>/<method>/seed<k>.
+        path: the page; made if it is missing. What is outside of the section stays.
+        page: the rest.
+
+    Returns:
+        The table of accuracies.
+
+    Raises:
+        UserError: if there is no complete experiment, a file is malformed, experiments of a task
+            have different data, or the page's markers are damaged.
+    """
+    path, runs = Path(path), read_runs(root)
+    pictures = {
+        name: path.with_name(f"{path.stem}-{page.section}-{name}.png")
+        for name in ("accuracy", "ablation")
+    }
+    if not runs.methods(federated=True):
+        pictures.clear()
+    elif not any(setting.option or setting.method == "alt" for setting in runs.complete):
+        del pictures["ablation"]
+    new = with_section(path, page.section, _section(path, runs, page, pictures))
+    # Imported late: not needed where the tables end in an error.
+    from fedtools.report.keyword_figures import plot_ablation, plot_accuracy
+
+    for name, draw in (("accuracy", plot_accuracy), ("ablation", plot_ablation)):
+        if name in pictures:
+            draw(pictures[name], runs, page.corpus.caption)
+    write_text(path, new)
+    return accuracy_table(runs)
+
+
+def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path]) -> str:
+    caption, published = page.corpus.caption, Published(page.published)
+    here = "mini" if page.corpus.mini else "here"
+    paper = f" Published figures are of {PAPER}, not measured here." if page.published else ""
+    seeds = "Means over seeds ± standard deviations, the number of seeds in brackets."
+    parts = [
+        f"## {caption}",
+        _provenance(path, runs, page, pictures),
+        f"**{caption}: clients and clips** (table 1 of {PAPER}).{paper}",
+        clients_table(runs, published, here),
+        f"**{caption}: networks and centralised training** (table 2), accuracy on the test clips "
+        f"after the last round. {seeds}{paper}",
+        centralized_table(runs, published, here),
+        f"**{caption}: accuracy (%) of federated training** (figure 2) on the test clips, the mean "
+        f"of the last {LAST} evaluations; the best in bold. {seeds}",
+        accuracy_table(runs),
+    ]
+    if table := published.table("section 5"):
+        parts += [f"**Published, not measured here: {PAPER}, section 5**", table]
+    if "accuracy" in pictures:
+        parts.append(f"![Accuracy by round, {caption}]({pictures['accuracy'].name})")
+    if table := detection_table(runs, published, here):
+        parts += [
+            f"**{caption}: false accepts and false rejects (%)** (table 3) after the last round. "
+            f"{DEFINITION} {seeds}{paper}",
+            table,
+        ]
+    if "ablation" in pictures:
+        parts += [
+            f"**{caption}: ablations, accuracy (%)** (figure 3), as in figure 2. {seeds}",
+            ablation_table(runs),
+            f"![Ablations, {caption}]({pictures['ablation'].name})",
+        ]
+    parts += [
+        f"**{caption}: communication and computation**, means over seeds from the ledgers. Client "
+        "steps: gradient steps of a client in a round. Client epochs: of a client in all rounds. "
+        "Left out: refused updates of all runs. Comm.: the size of all messages, both ways.",
+        cost_table(runs),
+    ]
+    parts += [
+        f"**{caption}: {title}**\n\n![{title}, {caption}]({name})" for title, name in page.figures
+    ]
+    return "\n\n".join(part.strip() for part in parts)
+
+
+def _provenance(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path]) -> str:
+    everything = [run for of in runs.complete.values() for run in of]
+    left_out = [f"Left out, not finished: {name}." for name in runs.unfinished]
+    return provenance(
+        path,
+        page.corpus,
+        page.command,
+        date=page.date,
+        seeds={run.seed for run in everything},
+        rounds={run.config["rounds"] for run in everything},
+        pictures=[*(file.name for file in pictures.values()), *(name for _, name in page.figures)],
+        packages=("torch",),
+        more=left_out,
+    )

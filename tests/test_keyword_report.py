@@ -1,0 +1,473 @@
+"""Tables and pictures of keyword spotting, from files as the federation writes them."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keywords import CLASSES, CONFIG, config_file, pack
+from test_report import png_chunks
+
+from fedtools.client.parallel import ClipFeatures
+from fedtools.federation.federation import open_federation
+from fedtools.federation.landscape import between, choose_clients, client_facts, train_on
+from fedtools.files.clips import Clips
+from fedtools.files.ledger import COLUMNS as LEDGER
+from fedtools.files.states import load_state
+from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.methods.fedkws_ui import FedKwsUi
+from fedtools.report.keyword_runs import EVALUATION_COLUMNS, read_runs
+from fedtools.score.detection import COLUMNS as DETECTION
+
+PUBLISHED = ROOT / "conf" / "speechcommands" / "published.tsv"
+ROUNDS = 9
+WORDS = (*CLASSES, "up")
+
+
+def make_run(
+    root: Path,
+    place: str,
+    accuracy: float = 50.0,
+    *,
+    seed: int = 0,
+    detection: tuple[int, int] | None = None,
+    evaluated: int = ROUNDS,
+    data: Path | None = None,
+    **options: object,
+) -> Path:
+    """An experiment of nine rounds, evaluated after every one; accuracy rises by 1 a round.
+
+    Args:
+        place: task/network/method.
+        accuracy: after the last round.
+        detection: false accepts and rejects of 20 negative and 30 positive clips.
+        evaluated: the last round that was.
+        options: of the method.
+    """
+    path = root / place / f"seed{seed}"
+    task, network, method = place.split("/")
+    data = data or Path("dump") / task
+    config = CONFIG | {
+        "method": method.partition(".")[0],
+        "method_conf": {"local_steps": 2, **options},
+        "seed": seed,
+        "rounds": ROUNDS,
+        "data": {"train": str(data / "train"), "test": str(data / "test")},
+        "model": {"network": network, "network_conf": SMALL[network]},
+    }
+    if method == "centralized":
+        config["method_conf"] = {}
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    (path / "classes.txt").write_text((data / "train" / "classes.txt").read_text())
+    rows = [
+        (at, "all", 50, "1.0", 10, f"{accuracy - ROUNDS + at:.4f}") for at in range(evaluated + 1)
+    ]
+    write_table(path / "evaluate_test.tsv", EVALUATION_COLUMNS, rows)
+    # One client has 40 clips, and 2 steps of 8 are 0.4 epochs; the other has 4 and takes 2 epochs.
+    rows = []
+    for at in range(1, ROUNDS + 1):
+        if method != "centralized":
+            rows.append((at, "ann", 1000, 500, 0.4, 0, "0.1", "ok"))
+            rows.append((at, "bob", 1000, 500, 2, 0, "0.1", "ok"))
+        rows.append((at, "-", 0, 0, 0, int(method == "centralized"), "0.1", "ok"))
+    write_table(path / "ledger.tsv", LEDGER, rows)
+    if detection:
+        accepts, rejects = detection
+        shares = (accepts / 50, rejects / 50, accepts / 20, rejects / 30)
+        rows = [(ROUNDS, 50, 20, accepts, rejects, *(f"{100 * share:.4f}" for share in shares))]
+        write_table(path / "detection_test.tsv", DETECTION, rows)
+    return path
+
+
+def write_table(path: Path, columns: tuple[str, ...], rows: list[tuple]) -> None:
+    write_tsv(path, columns, [dict(zip(columns, row, strict=True)) for row in rows])
+
+
+SMALL = {
+    "dscnn": {"channels": 4, "blocks": 1},
+    "mhattrnn": {"heads": 2, "units": 4, "filters": 2},
+    "resnet": {"channels": 4, "layers": 4},
+    "transformer": {"layers": 1, "width": 8, "feedforward": 8},
+}
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    """A recipe's folder, being the current one, with the data of two tasks."""
+    monkeypatch.chdir(tmp_path)
+    for task, classes in (("12", CLASSES), ("35", WORDS)):
+        counts = [10] * 4 + [0] * (len(classes) - 4)
+        few = [4] + [0] * (len(classes) - 1)
+        pack(Path("dump", task, "train"), {"ann": counts, "bob": few}, classes)
+        pack(Path("dump", task, "test"), {"eve": [1] * len(classes)}, classes)
+    return tmp_path
+
+
+def report(cli, *more: str, root: str = "exp", mini: bool = True):
+    name = ["--section=mini", "--mini"] if mini else ["--section=real"]
+    corpus = ["--corpus", "Speech Commands", "--release", "v2", "--date", "2024-02-03"]
+    return cli("report-keywords", root, "RESULTS.md", *name, *corpus, *more)
+
+
+def rows_of(caption: str) -> list[list[str]]:
+    """The cells of the table below a caption of the page, without blanks and bold."""
+    page = Path("RESULTS.md").read_text()
+    table = page[page.index(caption) :].split("\n\n")[1]
+    lines = [line.strip("| ").replace("*", "") for line in table.splitlines()]
+    return [re.split(r" *\| *", line) for line in (lines[0], *lines[2:])]
+
+
+def row_of(caption: str, *begin: str) -> list[str]:
+    (row,) = [row for row in rows_of(caption) if row[: len(begin)] == list(begin)]
+    return row[len(begin) :]
+
+
+def test_accuracy_is_the_mean_of_the_last_five_over_seeds(cli, recipe):
+    # The last five of 42, ..., 50 are 48 in the mean.
+    make_run(Path("exp"), "12/dscnn/fedavg", 50)
+    make_run(Path("exp"), "12/dscnn/fedavg", 53, seed=1)
+    make_run(Path("exp"), "35/resnet/fedavg", 60)
+    make_run(Path("exp"), "12/dscnn/fedkws_ui", 52)
+    out = report(cli).ok().out
+    spread = statistics.stdev([48, 51])
+    where = "accuracy (%) of federated training"
+    assert rows_of(where)[0] == ["Method", "12 DSCNN", "35 ResNet"]
+    assert row_of(where, "FedAvg") == [f"49.50 ± {spread:.2f} (2)", "58.00 (1)"]
+    assert row_of(where, "FedKWS-UI") == ["50.00 (1)", "-"]
+    page = Path("RESULTS.md").read_text()
+    assert out in page
+    assert "**50.00 (1)**" in page and "**58.00 (1)**" in page and "**49.50" not in page
+    assert "Seed: 0, 1." in page and "Rounds: 9." in page and "Date: 2024-02-03." in page
+
+
+def test_experiments_that_are_not_finished_are_left_out_and_named(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/fedavg", 50)
+    make_run(Path("exp"), "12/dscnn/fedavg", 90, seed=1, evaluated=8)
+    left = make_run(Path("exp"), "12/dscnn/fedopt", 90)
+    (left / "evaluate_test.tsv").unlink()
+    report(cli).ok()
+    assert [row[0] for row in rows_of("accuracy (%) of federated")] == ["Method", "FedAvg"]
+    assert row_of("accuracy (%) of federated", "FedAvg") == ["48.00 (1)"]
+    page = Path("RESULTS.md").read_text()
+    assert "12/dscnn/fedavg/seed1 (evaluated up to round 8 of 9)" in page
+    assert "12/dscnn/fedopt/seed0 (evaluated up to round 0 of 9)" in page
+    Path("RESULTS.md").unlink()
+    report(cli, root="exp/12").fails(1, "exp/12: no experiment", "fedtools init")
+    assert not Path("RESULTS.md").exists()
+
+
+def test_clients_and_centralised_training_stand_beside_the_paper(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/centralized", 90)
+    make_run(Path("exp"), "12/dscnn/centralized", 92, seed=1)
+    make_run(Path("exp"), "12/resnet/fedavg", 60)
+    report(cli, f"--published={PUBLISHED}").ok()
+    clients = "clients and clips"
+    assert row_of(clients, "12", "mini") == ["2", "44", "22.0", "40", "4"]
+    assert row_of(clients, "12", "published") == ["2,234", "45.6k", "20.4", "141", "4.9k"]
+    centralized = "networks and centralised"
+    # 164 + 8 in front, 36 + 16 + 16 in the block, 20 in the head are 260 parameters.
+    spread = statistics.stdev([90, 92])
+    ours = f"91.00 ± {spread:.2f} (2)"
+    assert row_of(centralized, "DSCNN", "12") == ["0.3k", "169k", ours, "97.19"]
+    (one,) = read_runs("exp").of("12", "dscnn", "centralized")[:1]
+    assert one.parameters == 260
+    assert row_of(centralized, "ResNet", "12")[1:] == ["238k", "-", "97.89"]
+    assert rows_of("Li et al. 2022, section 5")[2][:4] == ["12", "Transformer", "-", "72.71"]
+    Path("RESULTS.md").unlink()
+    report(cli).ok()
+    assert "ublished" not in Path("RESULTS.md").read_text().replace("published ones", "").replace(
+        ", published", ""
+    )
+
+
+def test_false_accepts_and_rejects_stand_beside_the_paper(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/fedopt", detection=(1, 6))
+    make_run(Path("exp"), "12/dscnn/fedopt", seed=1, detection=(2, 3))
+    make_run(Path("exp"), "12/resnet/fedopt", detection=(0, 3))
+    make_run(Path("exp"), "12/dscnn/alt")
+    report(cli, f"--published={PUBLISHED}").ok()
+    where = "false accepts and false rejects"
+    ours = ["3.00 ± 1.41 (2)", "9.00 ± 4.24 (2)", "7.50 ± 3.54 (2)", "15.00 ± 7.07 (2)"]
+    assert row_of(where, "12", "DSCNN", "FedOpt") == [*ours, "0.32", "3.19"]
+    assert row_of(where, "12", "ResNet", "FedOpt")[4:] == ["-", "-"]
+    assert "ALT" not in {row[2] for row in rows_of(where)}
+    page = Path("RESULTS.md").read_text()
+    assert "Negative classes are `_silence_` and `_unknown_`" in page
+    make_run(Path("other"), "12/dscnn/fedavg")
+    report(cli, root="other").ok()
+    assert "false accepts" not in Path("RESULTS.md").read_text()
+
+
+def test_ablations_are_sorted_and_hold_the_value_of_the_method_itself(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/fedavg", 40)
+    make_run(Path("exp"), "12/dscnn/alt", 41)
+    make_run(Path("exp"), "12/dscnn/fedkws_ui", 60)
+    make_run(Path("exp"), "12/resnet/fedkws_ui", 50)
+    for value, accuracy in ((0.5, 30), (0.0, 55)):
+        name = f"12/dscnn/fedkws_ui.smoothing={value}"
+        make_run(Path("exp"), name, accuracy, smoothing=value)
+    make_run(Path("exp"), "12/dscnn/fedkws_ui.adversarial=1e-05", 61, adversarial=1e-5)
+    make_run(Path("exp"), "12/resnet/fedkws_ui.private_steps=3", 51, private_steps=3)
+    report(cli).ok()
+    assert rows_of("ablations, accuracy (%)")[1:] == [
+        ["FedAvg", "38.00 (1)", "-"],
+        ["ALT", "39.00 (1)", "-"],
+        ["FedKWS-UI", "58.00 (1)", "48.00 (1)"],
+        ["FedKWS-UI, mu = 0", "53.00 (1)", "-"],
+        ["FedKWS-UI, mu = 0.2", "58.00 (1)", "-"],
+        ["FedKWS-UI, mu = 0.5", "28.00 (1)", "-"],
+        ["FedKWS-UI, lambda = 1e-05", "59.00 (1)", "-"],
+        ["FedKWS-UI, lambda = 0.001", "58.00 (1)", "-"],
+        ["FedKWS-UI, private_steps = 3", "-", "49.00 (1)"],
+        ["FedKWS-UI, private_steps = 50", "-", "48.00 (1)"],
+    ]
+    # Changed options have no place among the methods.
+    assert len(rows_of("accuracy (%) of federated")) == 4
+
+
+def test_costs_are_those_of_the_ledgers(cli, recipe):
+    path = make_run(Path("exp"), "12/dscnn/fedavg")
+    make_run(Path("exp"), "12/dscnn/centralized")
+    report(cli).ok()
+    where = "communication and computation"
+    # Nine rounds of two clients and 1500 bytes; of 0.4 and 2 epochs, which are 2 steps each.
+    assert row_of(where, "12", "FedAvg") == ["2", "10.8", "-", "-", "27.00 kB"]
+    assert row_of(where, "12", "Centralized") == ["-", "-", "9", "-", "-"]
+    replaced(path / "ledger.tsv", "0\t2\tann\t1000\t500\t0.4\t0\t0.1\tok".partition("\t")[2], None)
+    report(cli).ok()
+    assert row_of(where, "12", "FedAvg") == ["2", "10.6", "-", "1", "26.50 kB"]
+
+
+def replaced(path: Path, old: str, new: str | None) -> None:
+    """Replace a text that is there; None stands for a refused row of a ledger."""
+    text = path.read_text()
+    assert old in text
+    refused = "2\tann\t1000\t0\t0\t0\t0.1\trefused: a NaN"
+    path.write_text(text.replace(old, refused if new is None else new, 1))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("config.yaml", "method: fedavg", "method: fedopt", "config.yaml: method is fedopt"),
+        ("config.yaml", "network: dscnn", "network: resnet", "network is resnet, the folder says"),
+        ("config.yaml", "seed: 0", "seed: 7", "seed is 7, the folder says 0"),
+        ("config.yaml", "seed: 0", "sed: 0", "no option 'seed'"),
+        ("config.yaml", "task: kws", "task: asr", "no keyword network and method"),
+        ("config.yaml", "dump/12/train", "dump/35/train", "data are not those of"),
+        ("evaluate_test.tsv", "41.0000", "x", "evaluate_test.tsv:2: accuracy is 'x'"),
+        ("evaluate_test.tsv", "clips", "words", "evaluate_test.tsv:1: the header"),
+        ("ledger.tsv", "bob", "eve", "'eve' is not in the training data"),
+        ("ledger.tsv", "1000", "1 kB", "ledger.tsv:2: malformed"),
+        ("detection_test.tsv", "9\t50", "8\t50", "detection_test.tsv:2: of round 8 of 9"),
+        ("detection_test.tsv", "fa\t", "fo\t", "detection_test.tsv:1: the header"),
+    ],
+)
+def test_damaged_experiments_are_refused(cli, recipe, file, old, new, said):
+    make_run(Path("exp"), "12/dscnn/alt")
+    path = make_run(Path("exp"), "12/dscnn/fedavg", detection=(1, 1))
+    replaced(path / file, old, new)
+    report(cli).fails(1, said)
+    assert not list(recipe.glob("RESULTS*"))
+
+
+def test_folders_that_name_what_is_not_so_are_refused(cli, recipe):
+    make_run(Path("a"), "12/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.1)
+    report(cli, root="a").fails(1, "smoothing is 0.1, the folder says 0.3")
+    make_run(Path("b"), "12/dscnn/fedkws_ui.smooth=0.3")
+    report(cli, root="b").fails(1, "'smooth', did you mean 'smoothing'?")
+    make_run(Path("c"), "12/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.3)
+    make_run(Path("c"), "12/dscnn/fedkws_ui.smoothing=0.30", smoothing=0.3)
+    report(cli, root="c").fails(1, "seed 0 of this setting comes twice")
+
+
+def test_mini_is_said_in_every_caption_of_a_mini_corpus_only(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/fedavg", detection=(1, 1))
+    make_run(Path("exp"), "12/dscnn/alt")
+    Path("clients.png").write_bytes(b"")
+    figure = "--figure=Clients=clients.png"
+    for mini in (True, False):
+        report(cli, f"--published={PUBLISHED}", figure, mini=mini).ok()
+        page = Path("RESULTS.md").read_text()
+        Path("RESULTS.md").unlink()
+        captions = re.findall(r"^(?:## .*|\*\*.*|!\[.*)$", page, re.M)
+        assert "![Clients, Speech Commands v2" in captions[-1]
+        published = [text for text in captions if text.startswith("**Published, not measured")]
+        assert len(published) == 1 and "mini" not in published[0]
+        others = [text for text in captions if text not in published]
+        assert len(others) == 11
+        assert ["mini" in text for text in others] == [mini] * 11
+    report(cli, "--figure=Clients=elsewhere/clients.png").fails(2)
+
+
+def test_other_sections_stay_and_damaged_markers_are_refused(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/fedavg")
+    Path("RESULTS.md").write_text("# By hand\n")
+    report(cli).ok()
+    report(cli, mini=False).ok()
+    page = Path("RESULTS.md").read_text()
+    report(cli, mini=False).ok()
+    assert Path("RESULTS.md").read_text() == page
+    assert page.startswith("# By hand\n\n<!-- fedtools:mini begin -->")
+    Path("RESULTS.md").write_text(page.replace("<!-- fedtools:mini end -->", ""))
+    for picture in recipe.glob("*.png"):
+        picture.unlink()
+    report(cli).fails(1, "'mini' are damaged")
+    assert not list(recipe.glob("*.png"))
+
+
+def check_png(path: Path) -> None:
+    data = path.read_bytes()
+    assert len(data) < 150_000
+    assert not {b"tEXt", b"tIME", b"zTXt", b"iTXt"} & set(png_chunks(data))
+
+
+PICTURES = [Path(f"RESULTS-mini-{name}.png") for name in ("accuracy", "ablation")]
+
+
+def test_pictures_of_everything_are_small(cli, recipe):
+    names = "fedavg fedprox fedmmd fedopt fedkws_ui alo alt".split()
+    for task in ("12", "35"):
+        for network in SMALL:
+            for index, method in enumerate(names):
+                make_run(Path("exp"), f"{task}/{network}/{method}", 50 + 3 * index)
+    make_run(Path("exp"), "12/dscnn/fedavg", 54, seed=1)
+    make_run(Path("exp"), "12/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.3)
+    report(cli).ok()
+    for path in PICTURES:
+        check_png(path)
+        assert f"]({path})" in Path("RESULTS.md").read_text()
+
+
+def test_pictures_show_what_was_measured(cli, recipe):
+    path = make_run(Path("exp"), "12/dscnn/fedavg")
+    make_run(Path("exp"), "12/dscnn/alt")
+    drawn = []
+    for _ in range(2):
+        report(cli).ok()
+        drawn.append([path.read_bytes() for path in PICTURES])
+    assert drawn[0] == drawn[1]
+    replaced(path / "evaluate_test.tsv", "48.0000", "60.0000")
+    report(cli).ok()
+    for path, old in zip(PICTURES, drawn[0], strict=True):
+        assert path.read_bytes() != old
+
+
+# --- figures 1 and 4, from packed clips
+
+
+def test_clients_are_drawn_with_what_adaptive_local_training_says(cli, recipe):
+    train = pack(Path("train"), {"ann": [4] * 4, "bob": [8, 0, 0, 0], "cat": [4, 4, 0, 0]})
+    facts = client_facts(ClipFeatures(Clips.read(train), torch.device("cpu")), FedKwsUi())
+    ann, bob, cat = facts
+    assert (ann.clips, ann.entropy, ann.utility) == (16, pytest.approx(1), pytest.approx(1))
+    assert (bob.clips, bob.entropy, bob.utility) == (8, 0, 0)
+    # Half of the largest client's clips, and one bit of two.
+    assert (cat.clips, cat.entropy, cat.utility) == (8, pytest.approx(0.5), pytest.approx(0.5))
+    assert [client.ratio for client in facts] == pytest.approx([2, 0, 1])
+    Path("own.yaml").write_text("method_conf: {base_ratio: 9.0}\n")
+    for name, more in (("a", []), ("b", []), ("c", ["--config", "own.yaml"])):
+        cli("plot-clients", train, f"{name}.png", *more).ok()
+        check_png(Path(f"{name}.png"))
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes() != Path("c.png").read_bytes()
+    Path("own.yaml").write_text("method_conf: {ratio: 9.0}\n")
+    cli("plot-clients", train, "d.png", "--config", "own.yaml").fails(1, "own.yaml: ", "'ratio'")
+    cli("plot-clients", "none", "d.png").fails(1, "none/clips.tsv: no packed clips")
+    cli("plot-clients", train, "d.jpg").fails(2)
+    assert not Path("d.png").exists()
+
+
+@pytest.fixture
+def centralized(cli, recipe) -> Path:
+    """A centralised experiment of two rounds over three clients."""
+    pack(Path("train"), {"ann": [6] * 4, "bob": [20, 1, 0, 0], "cat": [1, 1, 1, 1]})
+    pack(Path("test"), {"eve": [6] * 4})
+    training = {"optim": "sgd", "optim_conf": {"lr": 0.1, "momentum": 0.9}, "batch_size": 8}
+    config_file(Path("config.yaml"), training=training, method_conf={})
+    data = ("--train", "train", "--test", "test")
+    options = ("--config", "config.yaml", "--method", "centralized")
+    cli("init", "central", *options, *data).ok()
+    cli("rounds", "central", "--to", "2").ok()
+    return Path("central")
+
+
+def test_a_landscape_has_the_models_at_its_corners(cli, centralized):
+    before = sorted(centralized.rglob("*"))
+    cli("evaluate", centralized, "--role", "test").ok()
+    whole = float(read_tsv(centralized / "evaluate_test.tsv", None)[-1]["accuracy"])
+    options = ("--points", 13, "--epochs", 4)
+    out = cli("landscape", centralized, "a.png", *options).ok().out
+    models = dict(line.rsplit(maxsplit=1) for line in out.splitlines()[1:])
+    assert float(models["theta_0"]) == pytest.approx(whole, abs=0.01)
+    grid = {
+        (row["panel"], row["gamma_1"], row["gamma_2"]): float(row["accuracy"])
+        for row in read_tsv("a.tsv", None)
+    }
+    assert len(grid) == 2 * 13 * 13
+    one, zero = "1.0000", "0.0000"
+    for panel, at_one in (("overfitted", "theta_1"), ("alo", "theta_1 by ALO")):
+        corners = (zero, zero, "theta_0"), (one, zero, at_one), (zero, one, "theta_2")
+        for g1, g2, name in corners:
+            assert grid[panel, g1, g2] == pytest.approx(float(models[name]), abs=0.01)
+    # Where gamma_1 is 0, it does not matter who trained theta_1.
+    for (panel, g1, g2), accuracy in grid.items():
+        if (panel, g1) == ("overfitted", zero):
+            assert grid["alo", g1, g2] == accuracy
+    check_png(Path("a.png"))
+    for name in ("b", "c"):
+        cli("landscape", centralized, f"{name}.png", "--points", 2, "--epochs", 4).ok()
+    for kind in ("tsv", "png"):
+        assert Path(f"b.{kind}").read_bytes() == Path(f"c.{kind}").read_bytes()
+    new = set(centralized.rglob("*")) - set(before)
+    assert {path.name for path in new if "tensorboard" not in str(path)} == {"evaluate_test.tsv"}
+
+
+def test_a_landscape_is_between_the_least_and_the_most_useful_client(cli, centralized):
+    federation = open_federation(centralized)
+    names = [client.name for client in choose_clients(federation, 20)]
+    assert names == ["bob", "ann"]
+    assert [client.name for client in choose_clients(federation, 1)] == ["bob", "ann"]
+    cli("landscape", centralized, "a.png", "--min-clips", 22).fails(1, "1 of 3 clients have 22")
+    assert not Path("a.tsv").exists()
+
+
+def test_alo_works_against_the_very_model_of_the_landscape(tmp_path, centralized):
+    federation = open_federation(centralized)
+    federation.load_result(None, 2)
+    bob, _ = choose_clients(federation, 20)
+    first = train_on(federation, bob, 4, tmp_path / "a", alo=False)
+    against = train_on(federation, bob, 4, tmp_path / "b", alo=True)
+    private = load_state(tmp_path / "b" / "round_0003" / "private.safetensors")
+    assert private.keys() == first.keys() == against.keys()
+    for name, value in private.items():
+        assert np.array_equal(value, first[name].numpy())
+    assert any(not torch.equal(first[name], against[name]) for name in first)
+    assert not (tmp_path / "a").exists()
+
+
+numbers = st.floats(-3, 3, width=32)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(*[numbers] * 3), min_size=1), st.floats(-0.1, 1.1), st.floats(-0.1, 1.1))
+def test_models_are_mixed_tensor_by_tensor(values, g1, g2):
+    columns = [torch.tensor(column) for column in zip(*values, strict=True)]
+    states = [{"weight": column, "norm.running_var": column.abs()} for column in columns]
+    mixed = between(*states, g1, g2)
+    base, one, two = (column.double().numpy() for column in columns)
+    expected = base + g1 * (one - base) + g2 * (two - base)
+    assert np.allclose(mixed["weight"].numpy(), expected, atol=1e-5)
+    least = np.abs(np.stack([base, one, two])).min(0)
+    assert (mixed["norm.running_var"].numpy() >= least.astype("f4")).all()
+    for (g1, g2), state in zip(((0, 0), (1, 0), (0, 1)), states, strict=True):
+        exact = between(*states, g1, g2)
+        assert all(torch.equal(exact[name], state[name]) for name in state)
