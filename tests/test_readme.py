@@ -21,6 +21,7 @@ COMMANDS = [
 
 def test_there_are_commands():
     assert any("asr1/run.sh" in command for command in COMMANDS)
+    assert any("kws1/run.sh" in command for command in COMMANDS)
     assert any("tests/run.sh" in command for command in COMMANDS)
 
 
@@ -29,7 +30,7 @@ def test_commands_parse(command):
     """With --help behind them the scripts answer, having read the options before it."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     program, *words = shlex.split(command)
-    ending = ["--help"] if "asr1" in program else ["--version"]
+    ending = ["--help"] if "egs/" in program else ["--version"]
     done = subprocess.run(
         [str(ROOT / program), *words, *ending],
         capture_output=True,
@@ -42,8 +43,8 @@ def test_commands_parse(command):
 
 
 def test_options_of_the_recipe_are_known():
-    script = (ROOT / "egs/commonvoice/asr1/run.sh").read_text()
-    known = set(re.findall(r"^([a-z_]+)=", script, flags=re.M)) | {"help"}
+    scripts = [path.read_text() for path in (ROOT / "egs").glob("*/*/run.sh")]
+    known = {"help"}.union(*(re.findall(r"^([a-z_]+)=", text, flags=re.M) for text in scripts))
     mentioned = {
         option.replace("-", "_")
         for line in [*COMMANDS, *re.findall(r"`(\./run\.sh [^`]*|--[^`]*)`", README)]

@@ -128,7 +128,7 @@ def extract_features(
     data, ark_dir = DataDir.read(data_dir), Path(ark_dir)
     order = client_order(data)
     share = order[len(order) * (job - 1) // jobs : len(order) * job // jobs]
-    places = _places(data, share)
+    places = audio_places(data, share)
     # What a killed run of this job left; one job is never run twice at the same time.
     for left_over in ark_dir.glob(f".feats.{job}.*.tmp"):
         left_over.unlink()
@@ -227,7 +227,7 @@ def progress(items: Sequence[str], what: str) -> Iterator[str]:
         yield item
 
 
-def _places(data: DataDir, utts: list[str]) -> dict[str, tuple]:
+def audio_places(data: DataDir, utts: list[str]) -> dict[str, tuple]:
     """utterance -> the arguments of `read_wave`."""
     for number, spec in enumerate(data.wav_scp.values(), 1):
         audio_file(spec, data.path / "wav.scp", number)

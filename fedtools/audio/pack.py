@@ -14,7 +14,7 @@ from fedtools.audio.features import (
     INT16_SCALE,
     MESSAGES_SHOWN,
     Extraction,
-    _places,
+    audio_places,
     client_order,
     progress,
 )
@@ -98,7 +98,7 @@ def pack_clips(
 def _clips(data: DataDir, done: Packing) -> Iterator[Clip]:
     """The clips of all utterances that can be used, client by client, counted in `done`."""
     order = client_order(data)
-    places = _places(data, order)
+    places = audio_places(data, order)
     upsampled, clients = 0, set()
     for utt in progress(order, "clips"):
         try:

@@ -98,7 +98,7 @@ def landscape(
     epochs: int = typer.Option(20, min=1, help="Of each of the two clients."),
     points: int = typer.Option(13, min=2, help="Of the grid, in each direction."),
     clips: int = typer.Option(500, min=1, help="Measure accuracy on so many clips at most."),
-    min_clips: int = typer.Option(20, min=1, help="Choose from clients with so many clips."),
+    min_clips: int = typer.Option(10, min=1, help="Choose from clients with so many clips."),
     role: str = typer.Option("test", help="Which data of the experiment: valid, test."),
     ngpu: int = NGPU,
 ) -> None:

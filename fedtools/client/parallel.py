@@ -311,6 +311,8 @@ def clip_each(parameters: Sequence[Tensor], largest: float) -> None:
 # everybody, since nobody knows the statistics of all clients.
 _ENERGY, _SCALE = 100.0, 16.0
 
+_CLIPS_IN_CACHE = 32
+
 
 class ClipFeatures:
     """The clips of a federation on one device, augmented and turned into MFCC as they are used."""
@@ -371,8 +373,18 @@ class ClipFeatures:
     def _features(
         self, index: np.ndarray, shift: np.ndarray, noise: np.ndarray, volume: np.ndarray
     ) -> Tensor:
-        values = (torch.from_numpy(array).to(self.device) for array in (shift, noise, volume))
-        return self._scaled(apply(self._gather(index), *values, self._noise))
+        # A CPU's cache holds the waveforms of a few clips only.
+        at_once = _CLIPS_IN_CACHE if self.device.type == "cpu" else index.size
+        parts = []
+        for begin in range(0, index.size, at_once):
+            part = slice(begin, begin + at_once)
+            waves = self._gather(index.reshape(-1)[part])
+            values = (
+                torch.from_numpy(array.reshape(-1)[part]).to(self.device)
+                for array in (shift, noise, volume)
+            )
+            parts.append(self._scaled(apply(waves, *values, self._noise)))
+        return torch.cat(parts).view(*index.shape, *parts[0].shape[1:])
 
     @torch.no_grad()
     def _scaled(self, waves: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ class LandscapeConfig:
     epochs: int = 20
     points: int = 13
     clips: int = 500
-    min_clips: int = 20
+    min_clips: int = 10
     role: str = "test"
 
 

@@ -58,7 +58,7 @@ def run_rounds(
             seconds = (time.monotonic() - begun) / (number - first + 1)
             left = tqdm.format_interval(seconds * (last - number))
             print(
-                f"{federation.experiment.path.name}: round {number}/{last}, "
+                f"{federation.experiment.path}: round {number}/{last}, "
                 f"{len(sampled)} clients, {seconds:.1f} s a round, {left} left",
                 file=sys.stderr,
                 flush=True,

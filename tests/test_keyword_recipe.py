@@ -1,0 +1,118 @@
+"""The keyword recipe from clips to RESULTS.md, in a path with blanks; alone, killed, and again."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fakes
+import pytest
+import yaml
+from conftest import ROOT, Result, run
+
+TINY = {
+    "task": "kws",
+    "rounds": 2,
+    "evaluate_every": 1,
+    "clients_per_round": 3,
+    "keep_updates": False,
+    "training": {"optim": "sgd", "optim_conf": {"lr": 0.05}, "batch_size": 8, "stack": 2},
+    "method_conf": {"local_steps": 2},
+    "networks": {"dscnn": {"model": {"network_conf": {"channels": 4, "blocks": 1}}}},
+    "methods": {"centralized": {"method_conf": {"local_steps": 0}}, "fedavg": {}, "fedkws_ui": {}},
+}
+
+
+def make_checkout(folder: Path) -> Path:
+    """A checkout whose path has blanks; what is big or fixed is linked to the real one."""
+    root = folder / "a checkout"
+    recipe = root / "egs" / "speechcommands" / "kws1"
+    ignored = shutil.ignore_patterns("data", "dump", "exp", "downloads")
+    shutil.copytree(ROOT / "egs/speechcommands/kws1", recipe, symlinks=True, ignore=ignored)
+    for name in ("conf", "fedtools", "local", "utils", "setup.py"):
+        (root / name).symlink_to(ROOT / name)
+    # path.sh is a link to the other recipe's.
+    other = root / "egs" / "commonvoice" / "asr1"
+    other.mkdir(parents=True)
+    (other / "path.sh").symlink_to(ROOT / "egs/commonvoice/asr1/path.sh")
+    TINY["networks"]["dscnn"]["model"]["network"] = "dscnn"
+    (recipe / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    return recipe
+
+
+def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
+    corpus = recipe.parents[3] / "a corpus"
+    if not corpus.exists():
+        fakes.speech_commands(corpus, fakes.some_words(train=6, valid=2, test=2))
+    environment = {
+        **os.environ,
+        "SPEECHCOMMANDS": str(corpus / "speech_commands"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--seeds", "0"]
+    grid = ["--networks", "dscnn", "--methods", "centralized fedavg fedkws_ui"]
+    return [str(recipe / "run.sh"), *fixed, *grid, "--ablations", "false", *more], environment
+
+
+def outcome(recipe: Path) -> dict[str, bytes]:
+    exp = recipe / "exp" / "fake"
+    files = [*exp.rglob("global.safetensors"), *exp.rglob("evaluate_test.tsv")]
+    return {str(path.relative_to(exp)): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> tuple[Path, Result]:
+    """The recipe, run to its end without a disturbance."""
+    recipe = make_checkout(tmp_path_factory.mktemp("alone"))
+    words, environment = command(recipe)
+    return recipe, run(*words, env=environment, cwd=recipe.parents[3]).ok()
+
+
+def test_ends_with_tables_and_figures(alone):
+    recipe, _ = alone
+    page = (recipe / "exp/fake/RESULTS.md").read_text()
+    for row in ("Centralized", "FedAvg", "FedKWS-UI"):
+        assert row in page
+    for figure in ("accuracy", "clients", "landscape"):
+        picture = recipe / f"exp/fake/RESULTS-fake-{figure}.png"
+        assert picture.read_bytes()[:4] == b"\x89PNG", figure
+        assert picture.name in page
+    assert (recipe / "exp/fake/12/dscnn/fedkws_ui/seed0/detection_test.tsv").exists()
+    assert len(outcome(recipe)) == 6 * 4
+
+
+def test_killed_and_rerun(alone, tmp_path):
+    """kill -9 at random moments, then the same command: the same bytes as one left alone."""
+    recipe = make_checkout(tmp_path)
+    words, environment = command(recipe, "--stop_stage", "4")
+    seed = random.SystemRandom().randrange(1 << 30)
+    dice = random.Random(seed)
+    for _ in range(3):
+        process = subprocess.Popen(
+            words,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        time.sleep(dice.uniform(3, 20))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    run(*words, env=environment).ok()
+    first, _ = alone
+    assert outcome(recipe) == outcome(first), f"seed {seed}"
+
+
+def test_help_and_wrong_options(alone):
+    recipe, _ = alone
+    words, environment = command(recipe)
+    shown = run(words[0], "--help", env=environment).ok()
+    assert "--stop_stage" in shown.out + shown.err
+    assert run(words[0], "--methodss", "fedavg", env=environment).code == 2
