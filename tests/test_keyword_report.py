@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from keywords import CLASSES, CONFIG, config_file, pack
 from test_report import png_chunks
 
-from fedtools.client.parallel import ClipFeatures
+from fedtools.client.clips import ClipFeatures
 from fedtools.federation.federation import open_federation
 from fedtools.federation.landscape import between, choose_clients, client_facts, train_on
 from fedtools.files.clips import Clips

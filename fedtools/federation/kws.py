@@ -11,8 +11,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedtools.client.clips import ClipFeatures
+from fedtools.client.memory import keep_freed_memory
 from fedtools.client.parallel import (
-    ClipFeatures,
     ClipTraining,
     Stack,
     stacks_of,
@@ -45,6 +46,7 @@ class KwsFederation(Federation):
         self._plain: dict[str, torch.Tensor] = {}
         self._unfinished: dict[str, Stack] = {}
         torch.set_num_threads(self.training.num_threads)
+        keep_freed_memory()
 
     @staticmethod
     def begin(

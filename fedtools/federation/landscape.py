@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fedtools.client.parallel import ClipFeatures, Stack, tensors_of
+from fedtools.client.clips import ClipFeatures
+from fedtools.client.parallel import Stack, tensors_of
 from fedtools.federation.kws import KwsFederation
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator

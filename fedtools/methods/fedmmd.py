@@ -14,7 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedtools.client.parallel import ClipBatch, Stack
+from fedtools.client.clips import ClipBatch
+from fedtools.client.parallel import Stack
 from fedtools.client.train import Fitted
 from fedtools.methods.fedavg import FedAvg
 from fedtools.models.keywords import Network

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedtools.client.parallel import ClipBatch, Stack, cross_entropy
+from fedtools.client.clips import ClipBatch
+from fedtools.client.parallel import Stack, cross_entropy
 from fedtools.client.train import Fitted
 from fedtools.methods.fedavg import FedAvg
 from fedtools.models.keywords import Network

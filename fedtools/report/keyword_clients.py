@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from fedtools.client.parallel import ClipFeatures
+from fedtools.client.clips import ClipFeatures
 from fedtools.federation.init import read_config
 from fedtools.federation.landscape import Client, client_facts
 from fedtools.files.clips import Clips

@@ -1,0 +1,120 @@
+"""The clips of a federation as batches of many clients, augmented and turned into MFCC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtools.audio.augment import Plan, apply
+from fedtools.audio.mfcc import Mfcc
+from fedtools.files.clips import Clips
+
+# Speech at usual levels comes near to zero mean and unit variance; the same constants for
+# everybody, since nobody knows the statistics of all clients.
+_ENERGY, _SCALE = 100.0, 16.0
+
+_CLIPS_IN_CACHE = 32
+
+
+@dataclass(frozen=True)
+class ClipBatch:
+    """One step's clips of the first K clients of a stack.
+
+    Attributes:
+        mfcc: (K, B, frames, coefficients).
+        labels: (K, B) class indices.
+        weights: (K, B); each client's sum to 1, and those of padding clips are 0.
+        valid: (K, B), 1 or 0 where smaller batches were padded, or None if none was.
+    """
+
+    mfcc: Tensor
+    labels: Tensor
+    weights: Tensor
+    valid: Tensor | None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over each client's clips: (K, B) -> (K,)."""
+        return (values * self.weights).sum(1)
+
+
+class ClipFeatures:
+    """The clips of a federation on one device, augmented and turned into MFCC as they are used."""
+
+    def __init__(self, clips: Clips, device: torch.device):
+        self.clips = clips
+        self.device = device
+        self._mfcc = Mfcc().to(device)
+        self._labels = torch.from_numpy(np.array(clips.labels))
+        self._noise = torch.from_numpy(np.array(clips.noise)).to(device)
+        # On a GPU all waveforms lie there; elsewhere the file is read where it is needed.
+        on_gpu = device.type == "cuda"
+        self._waves = torch.from_numpy(np.array(clips.waves)).to(device) if on_gpu else None
+
+    def size(self, client: str) -> int:
+        """The number of a client's clips."""
+        rows = self.clips.rows(client)
+        return rows.stop - rows.start
+
+    def entropy(self, client: str) -> float:
+        """The entropy of a client's labels over log(classes) (section 4 of the paper)."""
+        counts = np.bincount(self.clips.labels[self.clips.rows(client)])
+        share = counts[counts > 0] / counts.sum()
+        return float(-(share * np.log(share)).sum() / np.log(len(self.clips.classes)))
+
+    def batch(self, rows: Sequence[slice], plans: Sequence[Plan], step: int) -> ClipBatch:
+        """One step's batch of several clients, smaller ones padded with clips of weight 0."""
+        widths = [one.clips.shape[1] for one in plans]
+        width = max(widths)
+        index = np.zeros((len(plans), width), np.int64)
+        shift = np.zeros((len(plans), width), np.int64)
+        noise = np.full((len(plans), width), -1, np.int64)
+        volume = np.zeros((len(plans), width), np.float32)
+        weights = np.zeros((len(plans), width), np.float32)
+        for client, (place, one, size) in enumerate(zip(rows, plans, widths, strict=True)):
+            index[client] = place.start
+            index[client, :size] += one.clips[step]
+            shift[client, :size] = one.shift[step]
+            noise[client, :size] = one.noise_start[step]
+            volume[client, :size] = one.volume[step]
+            weights[client, :size] = 1 / size
+        ragged = min(widths) < width
+        mfcc = self._features(index, shift, noise, volume)
+        weight = torch.from_numpy(weights).to(self.device)
+        labels = self._labels[torch.from_numpy(index)].to(self.device)
+        return ClipBatch(mfcc, labels, weight, (weight > 0).float() if ragged else None)
+
+    def plain(self, rows: slice) -> Tensor:
+        """MFCC of some clips as they are, (clips, frames, coefficients)."""
+        index = np.arange(rows.start, rows.stop)
+        return self._scaled(self._gather(index).float())
+
+    def _gather(self, index: np.ndarray) -> Tensor:
+        if self._waves is not None:
+            return self._waves[torch.from_numpy(index).to(self.device)]
+        return torch.from_numpy(self.clips.waves[index])
+
+    def _features(
+        self, index: np.ndarray, shift: np.ndarray, noise: np.ndarray, volume: np.ndarray
+    ) -> Tensor:
+        # A CPU's cache holds the waveforms of a few clips only.
+        at_once = _CLIPS_IN_CACHE if self.device.type == "cpu" else index.size
+        parts = []
+        for begin in range(0, index.size, at_once):
+            part = slice(begin, begin + at_once)
+            waves = self._gather(index.reshape(-1)[part])
+            values = (
+                torch.from_numpy(array.reshape(-1)[part]).to(self.device)
+                for array in (shift, noise, volume)
+            )
+            parts.append(self._scaled(apply(waves, *values, self._noise)))
+        return torch.cat(parts).view(*index.shape, *parts[0].shape[1:])
+
+    @torch.no_grad()
+    def _scaled(self, waves: Tensor) -> Tensor:
+        mfcc = self._mfcc(waves)
+        mfcc[..., 0] -= _ENERGY
+        return mfcc.div_(_SCALE)
