@@ -64,6 +64,42 @@ class Conv2d(nn.Module):
         return F.conv2d(images, weight, bias, groups=clients * self.groups, **self.options)
 
 
+class Pointwise(Conv2d):
+    """K convolutions of one place, without bias, as products: half the time of groups on a CPU."""
+
+    def __init__(self, clients: int, inputs: int, outputs: int):
+        super().__init__(clients, inputs, outputs, (1, 1), bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        values = images.unflatten(1, (-1, self.inputs)).flatten(3)
+        found = torch.matmul(self.weight[: values.shape[1], :, :, 0, 0], values)
+        return found.flatten(1, 2).unflatten(2, images.shape[2:])
+
+
+class FramesToOne(Conv2d):
+    """K convolutions over frames into one channel each: (B, K x in, T, W) -> (B, K, T, W).
+
+    As products over the channels whose rows are shifted and added: at most half the time that
+    torch's convolution and its gradient take for a single output.
+    """
+
+    def __init__(self, clients: int, inputs: int, length: int):
+        super().__init__(clients, inputs, 1, (length, 1), padding=(length // 2, 0))
+
+    def forward(self, images: Tensor) -> Tensor:
+        frames, width = images.shape[2:]
+        values = images.unflatten(1, (-1, self.inputs)).flatten(3)
+        clients = values.shape[1]
+        weight = self.weight[:clients, 0, :, :, 0].transpose(1, 2)
+        products = torch.matmul(weight, values).unflatten(3, (frames, width))
+        length = weight.shape[1]
+        padded = F.pad(products, (0, 0, length // 2, length // 2))
+        found = self.bias[:clients, :, None].expand(-1, frames, width)
+        for shift in range(length):
+            found = found + padded[:, :, shift, shift : shift + frames]
+        return found
+
+
 class BatchNorm2d(nn.Module):
     """K batch normalisations: statistics are each client's own, over its valid clips only.
 
@@ -89,20 +125,63 @@ class BatchNorm2d(nn.Module):
             return F.batch_norm(
                 images, mean, var, weight, bias, self.training, self.momentum, self.eps
             )
-        mask = valid.t().repeat_interleave(self.channels, 1)[:, :, None, None]
-        count = mask.sum(0) * images[0, 0].numel()
-        centre = (images * mask).sum((0, 2, 3)).view_as(mean) / count.flatten()
-        apart = images - centre[:, None, None]
-        spread = (apart.square() * mask).sum((0, 2, 3)) / count.flatten()
+        counts = valid.sum(1, keepdim=True) * images[0, 0].numel()
+        share = (valid / counts).t().repeat_interleave(self.channels, 1)
+        normal, centre, spread = _Normalise.apply(images, weight, bias, share, self.eps)
         with torch.no_grad():
-            unbiased = spread * (count / (count - 1).clamp(min=1)).flatten()
+            unbiased = counts / (counts - 1).clamp(min=1)
             mean.lerp_(centre, self.momentum)
-            var.lerp_(unbiased, self.momentum)
-        scale = (spread + self.eps).rsqrt()
-        if weight is not None:
-            scale = scale * weight
-        normal = apart * scale[:, None, None]
-        return normal if bias is None else normal + bias[:, None, None]
+            var.lerp_(spread * unbiased.repeat_interleave(self.channels), self.momentum)
+        return normal
+
+
+class _Normalise(torch.autograd.Function):
+    """Batch normalisation over the valid clips, with its gradient, in few passes over memory.
+
+    Memory is what it costs: the same without this gradient takes more than twice as long.
+    """
+
+    @staticmethod
+    def forward(
+        ctx,
+        images: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        share: Tensor,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalise (B, C, H, W) with `share` (B, C), what a place of each clip has in a mean.
+
+        Returns also the means and biased variances, each (C,).
+        """
+        mean = (images.sum((2, 3)) * share).sum(0)
+        centred = images - mean[:, None, None]
+        squares = torch.linalg.vector_norm(centred.flatten(2), dim=2).square_()
+        var = (squares * share).sum(0)
+        factor = (var + eps).rsqrt_()
+        scale = factor if weight is None else factor * weight
+        normal = centred.mul_(scale[:, None, None])
+        if bias is not None:
+            normal += bias[:, None, None]
+        ctx.save_for_backward(images, weight, share, mean, factor)
+        ctx.mark_non_differentiable(mean, var)
+        return normal, mean, var
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+        images, weight, share, mean, factor = ctx.saved_tensors
+        centred = images - mean[:, None, None]
+        bias_gradient = gradient.sum((0, 2, 3))
+        weight_gradient = (gradient * centred).sum((0, 2, 3)) * factor
+        scale = factor if weight is None else factor * weight
+        constant = (bias_gradient * scale * share)[..., None, None]
+        slope = (weight_gradient * factor * scale * share)[..., None, None]
+        found = gradient * scale[:, None, None]
+        found -= centred.mul_(slope).add_(constant)
+        if weight is None:
+            return found, None, None, None, None
+        return found, weight_gradient, bias_gradient, None, None
 
 
 class GroupNorm2d(nn.Module):

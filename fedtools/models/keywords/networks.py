@@ -28,8 +28,10 @@ from fedtools.models.keywords.layers import (
     NORMS,
     BiGru,
     Conv2d,
+    FramesToOne,
     LayerNorm,
     Linear,
+    Pointwise,
     constant,
 )
 
@@ -105,7 +107,7 @@ class DsCnn(Network):
             self.depthwise.append(
                 Conv2d(clients, channels, channels, (3, 3), groups=channels, **same)
             )
-            self.pointwise.append(Conv2d(clients, channels, channels, (1, 1), bias=False))
+            self.pointwise.append(Pointwise(clients, channels, channels))
         self.head = Linear(clients, channels, classes)
 
     def features(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -185,10 +187,9 @@ class MhAttRnn(Network):
         if width % sizes.heads:
             raise ValueError(f"{sizes.heads} heads do not divide {width}, twice the units")
         self.heads = sizes.heads
-        same = {"padding": (2, 0)}
-        self.first = Conv2d(clients, 1, sizes.filters, (5, 1), **same)
+        self.first = Conv2d(clients, 1, sizes.filters, (5, 1), padding=(2, 0))
         self.first_norm = norm(clients, sizes.filters)
-        self.second = Conv2d(clients, sizes.filters, 1, (5, 1), **same)
+        self.second = FramesToOne(clients, sizes.filters, 5)
         self.second_norm = norm(clients, 1)
         inputs = [bins] + [width] * (sizes.layers - 1)
         self.recurrent = nn.ModuleList(BiGru(clients, size, sizes.units) for size in inputs)

@@ -1,0 +1,377 @@
+#!/usr/bin/env python3
+"""Clients trained in stacks against a bare torch loop over the same work, for each network.
+
+    python tests/bench/bench_stack.py                          # mini.yaml's networks
+    python tests/bench/bench_stack.py --full --networks dscnn  # the paper's
+    python tests/bench/bench_stack.py --clients 200 --steps 50 --stacks 8
+    python tests/bench/bench_stack.py --full --device cuda --clients 200 --steps 50 --stacks 1 16 64
+
+The bare loop is what anybody would write: torch's own layers and optimiser, one client after the
+other, torch's default number of threads; it shares our MFCC and augmentation. Ours runs as
+`fedtools rounds` would: in two processes of one thread, and in one with the default threads (on a
+GPU in one only). All take turns, so that a busy machine slows all; the first turn does not count.
+Times of rounds are without starting Python, files and aggregation, which bench_round.py measures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import keywords  # noqa: E402
+
+from fedtools.audio.augment import apply  # noqa: E402
+from fedtools.audio.mfcc import Mfcc  # noqa: E402
+from fedtools.client.clips import ClipFeatures  # noqa: E402
+from fedtools.federation.federation import Federation, open_federation  # noqa: E402
+from fedtools.federation.init import init, read_config  # noqa: E402
+from fedtools.files.clips import Clips  # noqa: E402
+from fedtools.files.config import read_yaml  # noqa: E402
+from fedtools.files.tables import format_table  # noqa: E402
+from fedtools.models.keywords import NETWORKS  # noqa: E402
+
+BATCH, CLASSES, CLIPS = 32, 35, 40
+
+
+class Mean(nn.Module):
+    """The mean over all places: (B, C, H, W) -> (B, C)."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mean((2, 3))
+
+
+class Unsqueeze(nn.Module):
+    """(B, frames, bins) -> (B, 1, frames, bins)."""
+
+    def forward(self, mfcc: Tensor) -> Tensor:
+        return mfcc[:, None]
+
+
+def bare_dscnn(channels: int, blocks: int) -> nn.Module:
+    """DSCNN as one sequence of torch's layers."""
+    layers = [Unsqueeze(), nn.Conv2d(1, channels, (10, 4), 2, (5, 1))]
+    layers += [nn.BatchNorm2d(channels), nn.ReLU()]
+    for _ in range(blocks):
+        layers += [
+            nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(*layers, Mean(), nn.Linear(channels, CLASSES))
+
+
+class BareResNet(nn.Module):
+    """ResNet of torch's layers."""
+
+    def __init__(self, channels: int, layers: int, pool_frames: int = 1, pool_bins: int = 1):
+        super().__init__()
+        self.first = nn.Conv2d(1, channels, 3, padding=1, bias=False)
+        self.pool = nn.AvgPool2d((pool_frames, pool_bins))
+        self.convolutions, self.norms = nn.ModuleList(), nn.ModuleList()
+        for layer in range(layers - 2):
+            wide = 2 ** (layer // 3)
+            options = {"padding": wide, "dilation": wide, "bias": False}
+            self.convolutions.append(nn.Conv2d(channels, channels, 3, **options))
+            self.norms.append(nn.BatchNorm2d(channels, affine=False))
+        self.head = nn.Linear(channels, CLASSES)
+
+    def forward(self, mfcc: Tensor) -> Tensor:
+        images = before = self.pool(F.relu(self.first(mfcc[:, None])))
+        for number, (layer, norm) in enumerate(zip(self.convolutions, self.norms, strict=True), 1):
+            images = F.relu(layer(images))
+            if number % 2 == 0:
+                images = before = images + before
+            images = norm(images)
+        return self.head(images.mean((2, 3)))
+
+
+class BareMhAttRnn(nn.Module):
+    """MHAttRNN of torch's layers."""
+
+    def __init__(self, heads: int, units: int, filters: int = 10):
+        super().__init__()
+        self.heads = heads
+        self.convolutions = nn.Sequential(
+            *(nn.Conv2d(1, filters, (5, 1), padding=(2, 0)), nn.BatchNorm2d(filters), nn.ReLU()),
+            *(nn.Conv2d(filters, 1, (5, 1), padding=(2, 0)), nn.BatchNorm2d(1), nn.ReLU()),
+        )
+        self.recurrent = nn.GRU(40, units, 2, batch_first=True, bidirectional=True)
+        self.query = nn.Linear(2 * units, 2 * units, bias=False)
+        self.key = nn.Linear(2 * units, 2 * units, bias=False)
+        self.head = nn.Linear(2 * units, CLASSES)
+
+    def forward(self, mfcc: Tensor) -> Tensor:
+        values, _ = self.recurrent(self.convolutions(mfcc[:, None])[:, 0])
+        query = self.query(values[:, values.shape[1] // 2])
+        shape = (len(mfcc), -1, self.heads, values.shape[2] // self.heads)
+        keys = self.key(values).view(shape).transpose(1, 2)
+        query = query.view(shape).transpose(1, 2)
+        found = F.scaled_dot_product_attention(query, keys, keys, scale=1.0)
+        return self.head(found.transpose(1, 2).flatten(1))
+
+
+class BareTransformer(nn.Module):
+    """The Transformer of torch's layers."""
+
+    def __init__(self, layers: int, width: int, heads: int = 2, feedforward: int = 88):
+        super().__init__()
+        self.embed = nn.Linear(40, width)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(0.02 * torch.randn(99, width))
+        self.blocks = nn.Sequential(
+            *(
+                nn.TransformerEncoderLayer(width, heads, feedforward, 0.0, "gelu", batch_first=True)
+                for _ in range(layers)
+            )
+        )
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, mfcc: Tensor) -> Tensor:
+        values = torch.cat([self.token.expand(len(mfcc), -1, -1), self.embed(mfcc)], 1)
+        return self.head(self.blocks(values + self.places)[:, 0])
+
+
+BARE: Mapping[str, Callable[..., nn.Module]] = {
+    "dscnn": bare_dscnn,
+    "mhattrnn": BareMhAttRnn,
+    "resnet": BareResNet,
+    "transformer": BareTransformer,
+}
+BARE_OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+
+
+@cache
+def bare_data(folder: Path, device: str) -> tuple[Clips, Mfcc, Tensor]:
+    """What the bare loop reads before the first round."""
+    clips = Clips.read(folder)
+    return clips, Mfcc().to(device), torch.from_numpy(np.array(clips.noise)).to(device)
+
+
+class Times(NamedTuple):
+    """Seconds of a round, those of its features, and the processors' seconds, over all threads."""
+
+    all: float
+    features: float
+    processors: float
+
+
+def bare_round(config: Mapping, folder: Path, steps: int, threads: int, device: str) -> Times:
+    """All clients one after the other."""
+    torch.set_num_threads(threads)
+    clips, mfcc, noise = bare_data(folder, device)
+    random = np.random.default_rng(0)
+    network = BARE[config["model"]["network"]](**config["model"]["network_conf"]).to(device)
+    start = {name: value.clone() for name, value in network.state_dict().items()}
+    make = BARE_OPTIMIZERS[config["training"]["optim"]]
+    begun, processors, features = now(device), time.process_time(), 0.0
+    for client in clips.clients:
+        network.load_state_dict(start)
+        optimizer = make(network.parameters(), **config["training"]["optim_conf"])
+        rows = np.arange(len(clips.labels))[clips.rows(client)]
+        for _ in range(steps):
+            before = now(device)
+            index = np.sort(random.choice(rows, BATCH, replace=False))
+            waves = torch.from_numpy(clips.waves[index]).to(device)
+            shift = torch.from_numpy(random.integers(-1600, 1601, BATCH)).to(device)
+            place = random.integers(0, len(noise) - 16000, BATCH)
+            place = torch.from_numpy(np.where(random.random(BATCH) < 0.8, place, -1)).to(device)
+            volume = torch.from_numpy(random.uniform(0, 0.1, BATCH).astype("f4")).to(device)
+            with torch.no_grad():
+                batch = (mfcc(apply(waves, shift, place, volume, noise)) - 50) / 16
+            features += now(device) - before
+            labels = torch.from_numpy(clips.labels[index]).to(device)
+            optimizer.zero_grad()
+            F.cross_entropy(network(batch), labels).backward()
+            optimizer.step()
+    return Times(now(device) - begun, features, time.process_time() - processors)
+
+
+@cache
+def opened(path: Path, device: str) -> Federation:
+    """A worker's federation, opened before its first round."""
+    return open_federation(path, device)
+
+
+def our_round(path: Path, job: int, jobs: int, device: str) -> Times:
+    """One job's clients by our engine."""
+    federation = opened(path, device)
+    torch.set_num_threads(federation.training.num_threads)
+    spent = [0.0]
+    plain = ClipFeatures.batch
+
+    def timed(*arguments: object) -> object:
+        begun = now(device)
+        found = plain(*arguments)
+        spent[0] += now(device) - begun
+        return found
+
+    ClipFeatures.batch = timed
+    begun, processors = now(device), time.process_time()
+    for unit in federation.units(federation.experiment.clients, 1)[job::jobs]:
+        for trained in federation.train(unit, 1):
+            federation.finish(trained.client, 1)
+    ClipFeatures.batch = plain
+    return Times(now(device) - begun, spent[0], time.process_time() - processors)
+
+
+def now(device: str) -> float:
+    """Seconds, when all that was begun on the device is done."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class Runs:
+    """Everything that is compared, and its times.
+
+    Attributes:
+        times: what -> of each turn.
+    """
+
+    def __init__(self, device: str, workers: int):
+        self.times: dict[str, list[Times]] = {}
+        self._device = device
+        self._work: dict[str, Callable[[], Times]] = {}
+        spawn = multiprocessing.get_context("spawn")
+        # A process of their own for all that changes its process: threads, the C library.
+        self._bare, self._one, self._many = (
+            ProcessPoolExecutor(count, spawn) for count in (1, 1, workers)
+        )
+        self._workers = workers
+
+    def add_bare(self, config: Mapping, folder: Path, steps: int, threads: int) -> None:
+        """The bare loop."""
+        arguments = config, folder, steps, threads, self._device
+        self._work["bare loop"] = lambda: self._bare.submit(bare_round, *arguments).result()
+
+    def add_ours(self, what: str, path: Path, *, in_one: bool) -> None:
+        """An experiment of ours, in one process or in several."""
+
+        def work() -> Times:
+            pool, jobs = (self._one, 1) if in_one else (self._many, self._workers)
+            begun = time.perf_counter()
+            done = [pool.submit(our_round, path, job, jobs, self._device) for job in range(jobs)]
+            parts = [one.result() for one in done]
+            seconds = time.perf_counter() - begun
+            features = sum(part.features for part in parts) / len(parts)
+            return Times(seconds, features, sum(part.processors for part in parts))
+
+        self._work[what] = work
+
+    def take_turns(self, turns: int) -> None:
+        """Run everything once more than `turns`, one after the other."""
+        for turn in range(turns + 1):
+            for what, work in self._work.items():
+                times = work()
+                if turn:
+                    self.times.setdefault(what, []).append(times)
+
+    def close(self) -> None:
+        """End the processes."""
+        for pool in (self._bare, self._one, self._many):
+            pool.shutdown()
+
+    def table(self, title: str, steps: int) -> str:
+        """Milliseconds of a client's step, and the speed against the bare loop's, turn by turn."""
+        rows = []
+        for what, turns in self.times.items():
+            ratios = [b.all / t.all for b, t in zip(self.times["bare loop"], turns, strict=True)]
+            milliseconds = [1000 * turn.all / steps for turn in turns]
+            processors = statistics.median(1000 * turn.processors / steps for turn in turns)
+            share = statistics.median(turn.features / turn.all for turn in turns)
+            rows.append(
+                (
+                    what,
+                    f"{statistics.median(milliseconds):.1f}",
+                    f"{min(milliseconds):.1f}-{max(milliseconds):.1f}",
+                    f"{processors:.1f}",
+                    f"{100 * share:.0f} %",
+                    f"{statistics.median(ratios):.2f}",
+                    f"{min(ratios):.2f}-{max(ratios):.2f}",
+                )
+            )
+        header = (title, "ms/step", "from-to", "CPU ms", "features", "x bare loop", "from-to")
+        return format_table(header, rows)
+
+
+def measure(network: str, options: argparse.Namespace, root: Path) -> str:
+    """The table of one network."""
+    conf = ROOT / "conf/speechcommands" / ("paper.yaml" if options.full else "mini.yaml")
+    one_thread = options.device == "cpu"
+    runs = Runs(options.device, options.nj)
+
+    def experiment(stack: int, threads: int) -> Path:
+        path = root / f"{network}-{stack}-{threads}"
+        settings = [f"training.stack={stack}", f"training.num_threads={threads}"]
+        settings += [f"training.batch_size={BATCH}", "training.stack_mb=100000"]
+        settings += [f"method_conf.local_steps={options.steps}"]
+        config = read_config(conf, [f"networks.{network}"], settings)
+        init(
+            path, method="fedavg", config=config, where=conf, train=str(root / "clips"),
+            valid=None, test=None, tokens=None, start=None, seed=0,
+        )  # fmt: skip
+        return path
+
+    first = experiment(options.stacks[0], 1)
+    config = read_yaml(first / "config.yaml")
+    runs.add_bare(config, root / "clips", options.steps, options.bare_threads)
+    for stack in options.stacks:
+        if one_thread:
+            what = f"stacks of {stack}, {options.nj} processes"
+            runs.add_ours(what, experiment(stack, 1), in_one=False)
+        if not one_thread or stack == options.stacks[-1]:
+            path = experiment(stack, torch.get_num_threads())
+            runs.add_ours(f"stacks of {stack}, 1 process", path, in_one=True)
+    runs.take_turns(options.turns)
+    runs.close()
+    return runs.table(network, options.clients * options.steps)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--full", action="store_true", help="the paper's networks, not mini.yaml's")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--stacks", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--nj", type=int, default=min(2, len(os.sched_getaffinity(0))))
+    parser.add_argument("--bare-threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        # As many clips of each client in each class: all take batches of the full size.
+        counts = [CLIPS // 2, CLIPS - CLIPS // 2] + [0] * (CLASSES - 2)
+        labels = [f"w{label:02d}" for label in range(CLASSES)]
+        names = {f"c{client:04d}": counts for client in range(options.clients)}
+        keywords.pack(root / "clips", names, labels)
+        print(f"{options.clients} clients, {options.steps} steps of {BATCH} clips")
+        for network in options.networks:
+            print(measure(network, options, root), flush=True)
+
+
+if __name__ == "__main__":
+    main()
