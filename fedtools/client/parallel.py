@@ -188,7 +188,7 @@ class Stack:
                 totals[:active] += losses.detach()
                 for client in range(active):
                     # Momentum would move a finished client on: its result is taken now.
-                    if counts[client] == step + 1 and active > 1:
+                    if counts[client] == step + 1 < counts[0]:
                         views = tensors_of(network, client)
                         finished[client] = {name: value.clone() for name, value in views.items()}
                 frames = int(batch.labels.numel()) * batch.mfcc.shape[2]
@@ -257,12 +257,8 @@ class Stack:
 
     def finish(self) -> None:
         """The round's result is on disk: remove what was kept of rounds before the last two."""
-        # The last but one must stay: the round is repeated from it if it is killed before .done.
         for folder in self._folders:
-            for old in sorted(folder.glob("round_*"))[:-2]:
-                for path in old.iterdir():
-                    path.unlink()
-                old.rmdir()
+            drop_old_rounds(folder)
 
     def _load(self, network: Network, optimizer: torch.optim.Optimizer) -> None:
         (folder,) = self._folders
@@ -274,6 +270,15 @@ class Stack:
         (folder,) = self._folders
         path = self._experiment.personal_dir(folder, self.number) / "optimizer.safetensors"
         save_state(path, optimizer_state(network, optimizer))
+
+
+def drop_old_rounds(folder: Path) -> None:
+    """Remove what a client, or the server, kept of rounds before the last two."""
+    # The last but one must stay: the round is repeated from it if it is killed before .done.
+    for old in sorted(folder.glob("round_*"))[:-2]:
+        for path in old.iterdir():
+            path.unlink()
+        old.rmdir()
 
 
 def clip_each(parameters: Sequence[Tensor], largest: float) -> None:

@@ -16,6 +16,7 @@ from fedtools.client.memory import keep_freed_memory
 from fedtools.client.parallel import (
     ClipTraining,
     Stack,
+    drop_old_rounds,
     stacks_of,
     step_bytes,
     tensors_of,
@@ -44,7 +45,6 @@ class KwsFederation(Federation):
         self._classes = (self.experiment.path / "classes.txt").read_text().split()
         self._features: dict[str, ClipFeatures] = {}
         self._plain: dict[str, torch.Tensor] = {}
-        self._unfinished: dict[str, Stack] = {}
         torch.set_num_threads(self.training.num_threads)
         keep_freed_memory()
 
@@ -109,7 +109,6 @@ class KwsFederation(Federation):
     def train(self, clients: Sequence[str], number: int) -> Iterator[Trained]:
         stack = self._stack(clients, number)
         fitted = self.method.train_client(stack)
-        self._unfinished[stack.names[0]] = stack
         for index, (client, result) in enumerate(zip(stack.names, fitted, strict=True)):
             if result.loss != result.loss:
                 yield Trained(client, result, {}, "diverged: loss or parameters are not finite")
@@ -159,8 +158,7 @@ class KwsFederation(Federation):
 
     def finish(self, client: str, number: int) -> None:
         # A stack has no checkpoints: what it holds is a job's work of seconds.
-        if (stack := self._unfinished.pop(client, None)) is not None:
-            stack.finish()
+        drop_old_rounds(self.experiment.client_dir(client))
 
     def at_server(self, number: int) -> Stack:
         self.load_shared(number)

@@ -168,7 +168,7 @@ def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[L
     sent = {member.client: row_bytes(federation.shared_spec) for member in server.members}
     steps = {member.client: member.steps for member in server.members}
     refused = {refusal.client: f"refused: {refusal.reason}" for refusal in server.refusals}
-    sampled = experiment.sampled(number)
+    sampled = dict.fromkeys(experiment.sampled(number))
     rows = [
         LedgerRow(
             round=number,

@@ -39,6 +39,7 @@ class Experiment:
         self.config: Mapping[str, Any] = read_yaml(self.path / "config.yaml")
         self.seed: int = self.config["seed"]
         self.clients: list[str] = [check_id(name, "client") for name in self.config["clients"]]
+        self._known = frozenset(self.clients)
 
     @property
     def init(self) -> Path:
@@ -65,7 +66,7 @@ class Experiment:
 
     def client_dir(self, client: str) -> Path:
         """What never leaves the client; refuses a name that is not a client's."""
-        if client not in self.clients:
+        if client not in self._known:
             raise UserError(f"{client!r} is no client of this experiment", path=self.path)
         return self.path / "clients" / client
 
@@ -100,7 +101,7 @@ class Experiment:
             raise UserError("missing", path=path, remedy="run fedtools sample")
         names = path.read_text(encoding="utf-8").split()
         for line, name in enumerate(names, 1):
-            if name not in self.clients:
+            if name not in self._known:
                 raise UserError(f"{name!r} is no client of this experiment", path=path, line=line)
         return names
 
