@@ -16,13 +16,18 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 for line in Path(sys.argv[1]).read_text().splitlines():
-    name, pinned, wanted = line.partition("==")
+    wanted = None if line.startswith("#") else Requirement(line)
+    if wanted is None or wanted.marker and not wanted.marker.evaluate():
+        continue
+    pinned = f"{wanted.name}{wanted.specifier}"
     try:
-        if pinned and version(name) != wanted and sys.prefix == sys.argv[2]:
-            print(line)
+        if version(wanted.name) not in wanted.specifier and sys.prefix == sys.argv[2]:
+            print(pinned)
     except PackageNotFoundError:
-        print(line)
+        print(pinned)
 PYTHON
 )
 if [[ -n $missing ]]; then
