@@ -227,8 +227,8 @@ def test_ablations_are_sorted_and_hold_the_value_of_the_method_itself(cli, recip
         ["FedKWS-UI, mu = 0.5", "28.00 (1)", "-"],
         ["FedKWS-UI, lambda = 1e-05", "59.00 (1)", "-"],
         ["FedKWS-UI, lambda = 0.001", "58.00 (1)", "-"],
+        ["FedKWS-UI, private_steps = 0", "-", "48.00 (1)"],
         ["FedKWS-UI, private_steps = 3", "-", "49.00 (1)"],
-        ["FedKWS-UI, private_steps = 50", "-", "48.00 (1)"],
     ]
     # Changed options have no place among the methods.
     assert len(rows_of("accuracy (%) of federated")) == 4

@@ -83,8 +83,11 @@ def _units(federation: Federation, number: int, job: int, jobs: int) -> dict[str
     """The job's share of those who train together, by names that no number of jobs changes."""
     units = federation.units(federation.experiment.sampled(number), number)
     named = [(stack_name(index), unit) for index, unit in enumerate(units, 1)]
-    # Neighbours have about as much to do, so that every job gets one of each.
-    return dict(named[job - 1 :: jobs])
+    # The first have most to do: there and back through the jobs, so that none gets more each time.
+    turns = [*range(1, jobs + 1), *range(jobs, 0, -1)]
+    return {
+        name: unit for index, (name, unit) in enumerate(named) if turns[index % len(turns)] == job
+    }
 
 
 def _send(number: int, trained: Trained, writer: UpdateWriter | MeanWriter) -> None:

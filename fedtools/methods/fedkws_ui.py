@@ -36,7 +36,8 @@ class FedKwsUi(FedAvg):
         adversarial: lambda of equation 3.
         private: "model", a whole one that the client keeps from round to round, or "head", a
             second head on the shared encoder that is averaged too (released).
-        private_steps: gradient steps of the private model in a round.
+        private_steps: gradient steps of the private model in a round; 0 is `local_steps` or,
+            where that is 0 too, the client's own number.
         adaptive: whether steps are allotted by utility (ALT).
         base_ratio: r0; 0 solves it, so that all clients together take as many steps as with ALT
             off.
@@ -51,7 +52,7 @@ class FedKwsUi(FedAvg):
     smoothing: float = 0.2
     adversarial: float = 0.001
     private: str = "model"
-    private_steps: int = 50
+    private_steps: int = 0
     adaptive: bool = True
     base_ratio: float = 0.0
     full_size: int = 0
@@ -64,8 +65,8 @@ class FedKwsUi(FedAvg):
             raise ValueError(f"private {self.private!r} is not model or head")
         if not 0 <= self.smoothing < 1:
             raise ValueError(f"smoothing {self.smoothing} is not in [0, 1)")
-        if self.private_steps < 1:
-            raise ValueError("private_steps must be at least 1")
+        if self.private_steps < 0:
+            raise ValueError("private_steps must be at least 0")
 
     def prepare(
         self, sizes: np.ndarray, entropies: np.ndarray, batch_size: int
@@ -104,9 +105,10 @@ class FedKwsUi(FedAvg):
         """Train the private models; returns a function for their predictions, (K, B, classes)."""
         if not self.adversarial:
             return None
+        steps = self.private_steps or self.local_steps or None
         if self.private == "head":
             client.fit(
-                steps=self.private_steps,
+                steps=steps,
                 loss=private_cross_entropy,
                 only=lambda name: name.startswith("private_head."),
                 purpose="private",
@@ -116,7 +118,7 @@ class FedKwsUi(FedAvg):
             )
         private = client.copy()
         client.load_own(private, "private")
-        client.fit(steps=self.private_steps, network=private, purpose="private")
+        client.fit(steps=steps, network=private, purpose="private")
         client.save_own(private, "private")
         private.eval().requires_grad_(False)
         return lambda network, batch, features: private(batch.mfcc).softmax(-1)

@@ -242,6 +242,17 @@ def now(device: str) -> float:
     return time.perf_counter()
 
 
+class Processes:
+    """Where everything runs: what is compared changes its process, by threads and the C library."""
+
+    def __init__(self, workers: int):
+        spawn = multiprocessing.get_context("spawn")
+        self.bare, self.one, self.many = (
+            ProcessPoolExecutor(count, spawn) for count in (1, 1, workers)
+        )
+        self.workers = workers
+
+
 class Runs:
     """Everything that is compared, and its times.
 
@@ -249,27 +260,23 @@ class Runs:
         times: what -> of each turn.
     """
 
-    def __init__(self, device: str, workers: int):
+    def __init__(self, device: str, processes: Processes):
         self.times: dict[str, list[Times]] = {}
         self._device = device
         self._work: dict[str, Callable[[], Times]] = {}
-        spawn = multiprocessing.get_context("spawn")
-        # A process of their own for all that changes its process: threads, the C library.
-        self._bare, self._one, self._many = (
-            ProcessPoolExecutor(count, spawn) for count in (1, 1, workers)
-        )
-        self._workers = workers
+        self._processes = processes
 
-    def add_bare(self, config: Mapping, folder: Path, steps: int, threads: int) -> None:
+    def add_bare(self, what: str, config: Mapping, folder: Path, steps: int, threads: int) -> None:
         """The bare loop."""
         arguments = config, folder, steps, threads, self._device
-        self._work["bare loop"] = lambda: self._bare.submit(bare_round, *arguments).result()
+        self._work[what] = lambda: self._processes.bare.submit(bare_round, *arguments).result()
 
     def add_ours(self, what: str, path: Path, *, in_one: bool) -> None:
         """An experiment of ours, in one process or in several."""
 
         def work() -> Times:
-            pool, jobs = (self._one, 1) if in_one else (self._many, self._workers)
+            its = self._processes
+            pool, jobs = (its.one, 1) if in_one else (its.many, its.workers)
             begun = time.perf_counter()
             done = [pool.submit(our_round, path, job, jobs, self._device) for job in range(jobs)]
             parts = [one.result() for one in done]
@@ -286,11 +293,6 @@ class Runs:
                 times = work()
                 if turn:
                     self.times.setdefault(what, []).append(times)
-
-    def close(self) -> None:
-        """End the processes."""
-        for pool in (self._bare, self._one, self._many):
-            pool.shutdown()
 
     def table(self, title: str, steps: int) -> str:
         """Milliseconds of a client's step, and the speed against the bare loop's, turn by turn."""
@@ -315,11 +317,11 @@ class Runs:
         return format_table(header, rows)
 
 
-def measure(network: str, options: argparse.Namespace, root: Path) -> str:
+def measure(network: str, options: argparse.Namespace, root: Path, processes: Processes) -> str:
     """The table of one network."""
     conf = ROOT / "conf/speechcommands" / ("paper.yaml" if options.full else "mini.yaml")
     one_thread = options.device == "cpu"
-    runs = Runs(options.device, options.nj)
+    runs = Runs(options.device, processes)
 
     def experiment(stack: int, threads: int) -> Path:
         path = root / f"{network}-{stack}-{threads}"
@@ -334,17 +336,18 @@ def measure(network: str, options: argparse.Namespace, root: Path) -> str:
         return path
 
     first = experiment(options.stacks[0], 1)
-    config = read_yaml(first / "config.yaml")
-    runs.add_bare(config, root / "clips", options.steps, options.bare_threads)
+    work = read_yaml(first / "config.yaml"), root / "clips", options.steps
+    runs.add_bare("bare loop", *work, options.threads)
+    if one_thread:
+        runs.add_bare("bare loop, 1 thread", *work, 1)
     for stack in options.stacks:
         if one_thread:
             what = f"stacks of {stack}, {options.nj} processes"
             runs.add_ours(what, experiment(stack, 1), in_one=False)
         if not one_thread or stack == options.stacks[-1]:
-            path = experiment(stack, torch.get_num_threads())
+            path = experiment(stack, options.threads)
             runs.add_ours(f"stacks of {stack}, 1 process", path, in_one=True)
     runs.take_turns(options.turns)
-    runs.close()
     return runs.table(network, options.clients * options.steps)
 
 
@@ -353,12 +356,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="the paper's networks, not mini.yaml's")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--stacks", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--stacks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--nj", type=int, default=min(2, len(os.sched_getaffinity(0))))
-    parser.add_argument("--bare-threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -369,8 +372,9 @@ def main() -> None:
         names = {f"c{client:04d}": counts for client in range(options.clients)}
         keywords.pack(root / "clips", names, labels)
         print(f"{options.clients} clients, {options.steps} steps of {BATCH} clips")
+        processes = Processes(options.nj)
         for network in options.networks:
-            print(measure(network, options, root), flush=True)
+            print(measure(network, options, root, processes), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,259 @@
+#!/usr/bin/env python3
+"""What a round of keyword spotting costs beyond training: seconds, and memory.
+
+    python tests/bench/bench_round.py [--clients 200] [--steps 4] [--many 2434] [--rounds 500]
+
+First the seconds of a round in two processes, of which training is what `KwsFederation.train`
+takes in the slower one; all else (sampling, files, aggregation, waiting) is the same for any
+number of steps. Then the command from its start, and its memory: anonymous pages of the parent
+and its workers, since mapped files (the data, libraries) can be dropped by the system at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from fedtools.federation.federation import open_federation  # noqa: E402
+from fedtools.federation.init import init, read_config  # noqa: E402
+from fedtools.federation.kws import KwsFederation  # noqa: E402
+from fedtools.federation.rounds import _trainer  # noqa: E402
+from fedtools.federation.steps import aggregate, sample  # noqa: E402
+from fedtools.files.clips import Clip, write_clips  # noqa: E402
+from fedtools.files.tables import format_table  # noqa: E402
+
+MINI = ROOT / "conf/speechcommands/mini.yaml"
+TINY = {"network": "dscnn", "network_conf": {"channels": 8, "blocks": 1}}
+PROCESSES = 2
+
+
+def timed_train(self: KwsFederation, clients: list[str], number: int) -> Iterator:
+    """Train as always, and note the seconds beside the job's logs."""
+    begun = time.perf_counter()
+    found = list(plain_train(self, clients, number))
+    unit = f"{clients[0]}\t{time.perf_counter() - begun}\n"
+    path = self.experiment.round_dir(number) / "log" / f"{PROCESS}.training"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        file.write(unit)
+    return iter(found)
+
+
+# At import, so that it is so in the workers too.
+PROCESS = time.time_ns()
+plain_train = KwsFederation.train
+KwsFederation.train = timed_train
+
+
+def make_clips(folder: Path, clients: int, clips: int) -> Path:
+    """Noise of 35 words."""
+    random = np.random.default_rng(0)
+    noise = random.normal(0, 1000, 100_000).astype("<i2")
+    words = [f"w{word:02d}" for word in range(35)]
+
+    def made() -> Iterator[Clip]:
+        for client in range(clients):
+            for clip in range(clips):
+                begin = int(random.integers(len(noise) - 16000))
+                name = f"c{client:04d}"
+                yield Clip(f"{name}-{clip:04d}", name, words[clip % 35], noise[begin:][:16000])
+
+    write_clips(folder, made(), words, [noise])
+    return folder
+
+
+def begin(path: Path, clips: Path, network: str, settings: Mapping[str, object]) -> Path:
+    """Make an experiment with FedAvg; settings are `training.x` and the like."""
+    changes = [f"{key}={value}" for key, value in settings.items()]
+    config = read_config(MINI, [f"networks.{network}"] if network else [], changes)
+    if not network:
+        config["model"] = TINY
+    init(
+        path, method="fedavg", config=config, where=MINI, train=str(clips), valid=None,
+        test=None, tokens=None, start=None, seed=0,
+    )  # fmt: skip
+    return path
+
+
+def parts_of_rounds(path: Path, rounds: int) -> dict[str, list[float]]:
+    """The seconds of each round after the first, by what they went to."""
+    federation = open_federation(path)
+    parts: dict[str, list[float]] = {}
+    with _trainer(federation, PROCESSES, "cpu") as train:
+        for number in range(1, rounds + 2):
+            begun = time.perf_counter()
+            sample(federation, number, PROCESSES)
+            sampled = time.perf_counter()
+            train(number, PROCESSES)
+            trained = time.perf_counter()
+            aggregate(federation, number)
+            ended = time.perf_counter()
+            logs = (federation.experiment.round_dir(number) / "log").glob("*.training")
+            jobs = [
+                sum(float(line.split("\t")[1]) for line in log.read_text().splitlines())
+                for log in logs
+            ]
+            spent = {
+                "round": ended - begun,
+                "sampling": sampled - begun,
+                "training": max(jobs),
+                "clients' files and waiting": trained - sampled - max(jobs),
+                "aggregation": ended - trained,
+            }
+            for what, seconds in spent.items():
+                if number > 1:
+                    parts.setdefault(what, []).append(seconds)
+    return parts
+
+
+def print_costs(root: Path, options: argparse.Namespace) -> None:
+    """The table of a round's seconds."""
+    clips = make_clips(root / "some", options.clients, 40)
+    rows = []
+    for kept in (False, True):
+        settings = {
+            "clients_per_round": options.clients,
+            "method_conf.local_steps": options.steps,
+            "training.batch_size": 32,
+            "keep_updates": str(kept).lower(),
+        }
+        path = begin(root / f"kept-{kept}", clips, options.network, settings)
+        parts = parts_of_rounds(path, options.turns)
+        fixed = [a - b for a, b in zip(parts["round"], parts["training"], strict=True)]
+        training = statistics.median(parts["training"])
+        shares = [
+            100 * value / (value + training * steps / options.steps)
+            for value in (min(fixed), max(fixed))
+            for steps in (options.steps, 50)
+        ]
+        rows.append(
+            (
+                "every update" if kept else "sums of stacks",
+                *(f"{statistics.median(values):.3f}" for values in parts.values()),
+                f"{min(fixed):.3f}-{max(fixed):.3f}",
+                f"{shares[0]:.1f}-{shares[2]:.1f} %",
+                f"{shares[1]:.2f}-{shares[3]:.2f} %",
+            )
+        )
+    header = ("kept", *parts, "fixed", f"at {options.steps} steps", "at 50 steps (computed)")
+    print(
+        f"Seconds of a round: {options.network}, {options.clients} clients, {options.steps} steps "
+        f"of 32 clips, {PROCESSES} processes, median of {options.turns}"
+    )
+    print(format_table(header, rows))
+    seconds = []
+    for turn in range(options.turns):
+        settings = {"clients_per_round": options.clients, "method_conf.local_steps": 1}
+        path = begin(root / f"start-{turn}", clips, options.network, settings)
+        begun = time.perf_counter()
+        run_command(path, 1).wait()
+        seconds.append(time.perf_counter() - begun)
+    print(
+        f"From the start of `fedtools rounds` to its end after round 1, {options.clients} clients "
+        f"of 1 step: {statistics.median(seconds):.1f} s ({min(seconds):.1f}-{max(seconds):.1f})\n"
+    )
+
+
+def run_command(path: Path, rounds: int) -> subprocess.Popen:
+    """`fedtools rounds` up to a round."""
+    command = [sys.executable, "-m", "fedtools", "rounds", path, "--to", rounds]
+    command += ["--nj", PROCESSES]
+    return subprocess.Popen([*map(str, command)], cwd=ROOT, stderr=subprocess.DEVNULL)
+
+
+def memory_of(process: int) -> dict[int, float]:
+    """Anonymous memory of a process and its children, process id -> MB."""
+    found = {}
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+        if "RssAnon" in fields:
+            found[process] = int(fields["RssAnon"].split()[0]) / 1024
+        for children in Path(f"/proc/{process}/task").glob("*/children"):
+            for child in children.read_text().split():
+                found |= memory_of(int(child))
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return found
+
+
+def print_peaks(root: Path, options: argparse.Namespace) -> None:
+    """The table of memory by number of clients."""
+    clips = make_clips(root / "many", options.many, 4)
+    rows = []
+    for clients in (options.many // 12, options.many):
+        settings = {
+            "clients_per_round": clients,
+            "method_conf.local_steps": 1,
+            "keep_updates": "true",
+        }
+        path = begin(root / f"clients-{clients}", clips, "", settings)
+        begun = time.perf_counter()
+        command = run_command(path, 1)
+        peaks: dict[int, float] = {}
+        together = 0.0
+        while command.poll() is None:
+            now = memory_of(command.pid)
+            together = max(together, sum(now.values()))
+            peaks |= {who: max(size, peaks.get(who, 0)) for who, size in now.items()}
+            time.sleep(0.02)
+        workers = max([size for who, size in peaks.items() if who != command.pid], default=0)
+        row = (peaks[command.pid], workers, together)
+        seconds = time.perf_counter() - begun
+        rows.append((clients, *(f"{size:.0f}" for size in row), f"{seconds:.1f}"))
+    size = (clips / "clips.npy").stat().st_size >> 20
+    print(f"Peak memory in MB, updates kept, 1 step each; the data are {size} MB, mapped")
+    header = ("clients in a round", "parent", "largest worker", "all together", "seconds")
+    print(format_table(header, rows))
+
+
+def print_growth(root: Path, options: argparse.Namespace) -> None:
+    """The table of memory by round."""
+    clips = make_clips(root / "few", 20, 10)
+    settings = {"clients_per_round": 4, "method_conf.local_steps": 1}
+    path = begin(root / "long", clips, "", settings)
+    begun = time.perf_counter()
+    command = run_command(path, options.rounds)
+    rows = []
+    for number in (options.rounds // 10, options.rounds // 2, options.rounds - 1):
+        done = path / f"round_{number:04d}" / ".done"
+        while command.poll() is None and not done.exists():
+            time.sleep(0.005)
+        now = memory_of(command.pid)
+        workers = sum(size for who, size in now.items() if who != command.pid)
+        seconds = time.perf_counter() - begun
+        rows.append((number, f"{now.get(command.pid, 0):.1f}", f"{workers:.1f}", f"{seconds:.0f}"))
+    command.wait()
+    print("Memory in MB over many rounds of 4 clients")
+    print(format_table(("after round", "parent", "all workers", "seconds"), rows), end="")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--network", default="dscnn")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--many", type=int, default=2434)
+    parser.add_argument("--rounds", type=int, default=500)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        for part in (print_costs, print_peaks, print_growth):
+            part(Path(name), options)
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
