@@ -240,11 +240,11 @@ def test_costs_are_those_of_the_ledgers(cli, recipe):
     report(cli).ok()
     where = "communication and computation"
     # Nine rounds of two clients and 1500 bytes; of 0.4 and 2 epochs, which are 2 steps each.
-    assert row_of(where, "12", "FedAvg") == ["2", "10.8", "-", "-", "27.00 kB"]
-    assert row_of(where, "12", "Centralized") == ["-", "-", "9", "-", "-"]
+    assert row_of(where, "12", "DSCNN", "FedAvg") == ["2", "10.8", "-", "-", "27.00 kB"]
+    assert row_of(where, "12", "DSCNN", "Centralized") == ["-", "-", "9", "-", "-"]
     replaced(path / "ledger.tsv", "0\t2\tann\t1000\t500\t0.4\t0\t0.1\tok".partition("\t")[2], None)
     report(cli).ok()
-    assert row_of(where, "12", "FedAvg") == ["2", "10.6", "-", "1", "26.50 kB"]
+    assert row_of(where, "12", "DSCNN", "FedAvg") == ["2", "10.6", "-", "1", "26.50 kB"]
 
 
 def replaced(path: Path, old: str, new: str | None) -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedtools.files.tables import format_markdown, read_tsv
-from fedtools.report.keyword_runs import Cost, Run, Runs, canonical, mean_and_spread, title_of
+from fedtools.report.keyword_runs import Run, Runs, canonical, mean_and_spread, title_of
 from fedtools.report.results import epochs_text, size_text
 from fedtools.report.tables import embolden
 from fedtools.score.detection import RATES
@@ -171,30 +171,26 @@ def detection_table(runs: Runs, published: Published, here: str) -> str:
 
 
 def cost_table(runs: Runs) -> str:
-    """What the runs cost, from their ledgers: means over seeds and, but for bytes, networks."""
-    networks = list(dict.fromkeys(network for _, network in runs.columns))
+    """What the runs cost, from their ledgers: means over seeds."""
     rows = []
-    for task in runs.tasks:
-        sizes = runs.data[task].sizes
+    for task, network in runs.columns:
         for method in runs.methods(federated=True) + runs.methods(federated=False):
-            costs = {
-                network: [run.cost(sizes) for run in runs.of(task, network, method)]
-                for network in networks
-            }
-            everything = [cost for of_network in costs.values() for cost in of_network]
-            if not everything:
-                continue
-            sent = [_mean_of(costs[network], "bytes", size_text) for network in networks]
-            steps = _mean_of(everything, "client_steps", epochs_text)
-            epochs = (
-                _mean_of(everything, name, epochs_text)
-                for name in ("client_epochs", "server_epochs")
-            )
-            left_out = sum(cost.left_out for cost in everything)
-            rows.append([task, title_of(method), steps, *epochs, left_out or "-", *sent])
-    header = ["Task", "Method", "Client steps", "Client epochs", "Server epochs", "Left out"]
-    header += [f"Comm. {NETWORK_TITLES[network]}" for network in networks]
-    return format_markdown(header, rows, "ll" + "r" * (len(header) - 2))
+            costs = [run.cost(runs.data[task].sizes) for run in runs.of(task, network, method)]
+            if costs:
+                steps, epochs, server, sent = (
+                    text(statistics.fmean(getattr(cost, name) for cost in costs))
+                    for name, text in (
+                        ("client_steps", epochs_text),
+                        ("client_epochs", epochs_text),
+                        ("server_epochs", epochs_text),
+                        ("bytes", size_text),
+                    )
+                )
+                left_out = sum(cost.left_out for cost in costs) or "-"
+                names = task, NETWORK_TITLES[network], title_of(method)
+                rows.append([*names, steps, epochs, server, left_out, sent])
+    header = ["Task", "Network", "Method", "Client steps", "Client epochs", "Server epochs"]
+    return format_markdown([*header, "Left out", "Comm."], rows, "lll" + "r" * 5)
 
 
 def _headings(runs: Runs) -> list[str]:
@@ -211,11 +207,6 @@ def _cell(values: Sequence[float]) -> str:
         return "-"
     mean, spread = mean_and_spread(values)
     return f"{mean:.2f}{'' if spread is None else f' ± {spread:.2f}'} ({len(values)})"
-
-
-def _mean_of(costs: Iterable[Cost], name: str, text: Callable[[float], str]) -> str:
-    values = [getattr(cost, name) for cost in costs]
-    return text(statistics.fmean(values)) if values else "-"
 
 
 def _thousands(number: int) -> str:
