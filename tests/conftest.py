@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +64,25 @@ def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | Non
         check=False,
     )
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def kill_at_random(command: list[str], env: dict[str, str], *, times: int, longest: float) -> int:
+    """Begin a command so many times, each ended by kill -9 at a random moment; returns the seed."""
+    seed = random.SystemRandom().randrange(1 << 30)
+    dice = random.Random(seed)
+    for _ in range(times):
+        process = subprocess.Popen(
+            command,
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        time.sleep(dice.uniform(3, longest))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return seed
 
 
 def fedtools(*arguments: str | Path, **kwargs) -> Result:

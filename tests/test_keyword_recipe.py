@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import fakes
 import pytest
 import yaml
-from conftest import ROOT, Result, run
+from conftest import ROOT, Result, kill_at_random, run
 
 TINY = {
     "task": "kws",
@@ -24,7 +20,9 @@ TINY = {
     "keep_updates": False,
     "training": {"optim": "sgd", "optim_conf": {"lr": 0.05}, "batch_size": 8, "stack": 2},
     "method_conf": {"local_steps": 2},
-    "networks": {"dscnn": {"model": {"network_conf": {"channels": 4, "blocks": 1}}}},
+    "networks": {
+        "dscnn": {"model": {"network": "dscnn", "network_conf": {"channels": 4, "blocks": 1}}}
+    },
     "methods": {"centralized": {"method_conf": {"local_steps": 0}}, "fedavg": {}, "fedkws_ui": {}},
 }
 
@@ -41,7 +39,6 @@ def make_checkout(folder: Path) -> Path:
     other = root / "egs" / "commonvoice" / "asr1"
     other.mkdir(parents=True)
     (other / "path.sh").symlink_to(ROOT / "egs/commonvoice/asr1/path.sh")
-    TINY["networks"]["dscnn"]["model"]["network"] = "dscnn"
     (recipe / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     return recipe
 
@@ -91,20 +88,7 @@ def test_killed_and_rerun(alone, tmp_path):
     """kill -9 at random moments, then the same command: the same bytes as one left alone."""
     recipe = make_checkout(tmp_path)
     words, environment = command(recipe, "--stop_stage", "4")
-    seed = random.SystemRandom().randrange(1 << 30)
-    dice = random.Random(seed)
-    for _ in range(3):
-        process = subprocess.Popen(
-            words,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        time.sleep(dice.uniform(3, 20))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    seed = kill_at_random(words, environment, times=3, longest=20)
     run(*words, env=environment).ok()
     first, _ = alone
     assert outcome(recipe) == outcome(first), f"seed {seed}"

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import fakes
 import pytest
 import yaml
-from conftest import ROOT, Result, run
+from conftest import ROOT, Result, kill_at_random, run
 
 TINY = {
     "tokens": {"token_type": "char", "vocab_size": 32},
@@ -137,20 +133,7 @@ def test_killed_and_rerun(alone, tmp_path):
     """kill -9 at random moments, then the same command: the same bytes as one left alone."""
     recipe = make_checkout(tmp_path)
     words, environment = command(recipe)
-    seed = random.SystemRandom().randrange(1 << 30)
-    dice = random.Random(seed)
-    for _ in range(4):
-        process = subprocess.Popen(
-            words,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        time.sleep(dice.uniform(3, 25))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    seed = kill_at_random(words, environment, times=4, longest=25)
     run(*words, env=environment).ok()
     first, _ = alone
     assert outcome(recipe) == outcome(first), f"seed {seed}"
