@@ -137,19 +137,40 @@ def test_kept_updates_have_the_same_mean(world, reference, tmp_path):
     assert {len(value) for value in sent.values()} == {len(clients)}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedmmd", "fedopt", "alo", "alt"])
-def test_stack_and_sequence_agree(world, tmp_path, method):
-    """The updates of ragged clients, within 1e-4 of their norm."""
+NETWORKS = {
+    "dscnn": {"channels": 6, "blocks": 1},
+    "mhattrnn": {"heads": 2, "units": 4, "filters": 2},
+    "resnet": {"channels": 4, "layers": 5, "pool_frames": 4, "pool_bins": 4},
+    "transformer": {"layers": 1, "width": 8, "heads": 2, "feedforward": 8},
+}
+METHODS = ["fedavg", "fedprox", "fedmmd", "fedopt", "fedkws_ui", "alo", "alt", "released"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_stack_and_sequence_agree(world, tmp_path, network, method):
+    """The updates of ragged clients, each within 1e-4 of its norm."""
+    settings = [f"model={yaml.safe_dump({'network': network, 'network_conf': NETWORKS[network]})}"]
+    if method == "released":
+        method = "fedkws_ui"
+        settings += ["model.network_conf.head_share=0.6", "method_conf.private=head"]
+        settings += ["method_conf.smooth_by_utility=true", "training.grad_clip=5"]
     for stack in (1, 5):
-        path = begin(world, tmp_path / str(stack), method, f"training.stack={stack}")
-        inside("rounds", path, "--to", "1").ok()
+        more = f"training.stack={stack}", "keep_updates=true"
+        path = begin(world, tmp_path / str(stack), method, *settings, *more)
+        inside("rounds", path, "--to", "1", "--nj", "1").ok()
     start = load_file(tmp_path / "1" / "round_0001" / "global.safetensors")
     alone, stacked = (
-        load_file(tmp_path / name / "round_0002" / "global.safetensors") for name in ("1", "5")
+        load_file(tmp_path / name / "round_0001" / "update.1.safetensors") for name in ("1", "5")
     )
-    apart = sum(np.square(stacked[name] - alone[name]).sum() for name in start) ** 0.5
-    update = sum(np.square(alone[name] - start[name]).sum() for name in start) ** 0.5
-    assert apart < 1e-4 * update
+    for client in range(CONFIG["clients_per_round"]):
+        apart = distance(stacked, alone, client)
+        assert apart < 1e-4 * distance(alone, {name: [start[name]] * 5 for name in start}, client)
+
+
+def distance(one: dict, other: dict, client: int) -> float:
+    """The norm of the difference of two updates of a client."""
+    return sum(np.square(one[name][client] - other[name][client]).sum() for name in one) ** 0.5
 
 
 def test_ledger(reference):
