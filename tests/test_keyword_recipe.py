@@ -53,6 +53,7 @@ def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--seeds", "0"]
+    fixed += ["--min_clips", "2"]
     grid = ["--networks", "dscnn", "--methods", "centralized fedavg fedkws_ui"]
     return [str(recipe / "run.sh"), *fixed, *grid, "--ablations", "false", *more], environment
 

@@ -7,9 +7,10 @@ others are positive; a prediction is the class of the largest logit, without a t
     FA  clips of a negative class that were taken for any positive one, in % of all clips
     FR  clips of a positive class that were taken for a negative one, in % of all clips
 
-The paper does not say of what its rates are percentages; its authors' public code divides by the
-number of all clips. The usual rates, FA in % of the negative clips and FR in % of the positive
-ones, are given beside them. A keyword taken for another keyword is neither.
+The paper does not say of what its rates are percentages, and speaks of an average over the ten
+words; its authors' public code has the counts above over the number of all clips. The usual rates,
+FA in % of the negative clips and FR in % of the positive ones, are given beside them. A keyword
+taken for another keyword is neither.
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ seeds="0 1 2"
 tasks="12 35"
 networks="dscnn mhattrnn resnet transformer"
 methods="centralized fedavg fedprox fedmmd fedopt alo alt fedkws_ui"
-ablations=true          # figure 3: mu and lambda, on the networks dscnn and resnet, first task
+ablations=true          # figure 3: mu and lambda, for dscnn and resnet if chosen, first task
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 split=official          # or paper: test clips are in training, as the paper's counts say
+min_clips=              # leave smaller clients out; default: 5 with --split paper, otherwise 1
 keywords=               # of the first task; default: Google's ten
 corpus_name="Speech Commands"   # the corpus, and ...
 release=                # ... its release, as tables shall call them
@@ -27,7 +28,8 @@ results=                # default: exp/<tag>/RESULTS.md
 help_message="Usage: $0 [--stage N] [--stop_stage N] [--nj N] [--ngpu 0|1] [--seeds \"0 1 2\"]
           [--tasks \"12 35\"] [--networks \"dscnn ...\"] [--methods \"fedavg ...\"]
           [--ablations true|false] [--config YAML] [--tag NAME] [--split official|paper]
-          [--keywords WORD,...] [--corpus_name NAME] [--release NAME] [--results FILE]
+          [--min_clips N] [--keywords WORD,...] [--corpus_name NAME] [--release NAME]
+          [--results FILE]
 Stages:
   1  data directories of both tasks; every speaker is a client;
      the mini corpus is made first if SPEECHCOMMANDS in db.sh is empty
@@ -64,7 +66,8 @@ figures=${results%.md}-${tag,,}
 if begins 1; then
     log "Stage 1: data directories in ${data}"
     [ -n "${SPEECHCOMMANDS}" ] || local/mini.py downloads
-    local/prepare.py "${corpus}" "${data}" --split "${split}" ${keywords:+--keywords "${keywords}"} \
+    local/prepare.py "${corpus}" "${data}" --split "${split}" \
+        ${min_clips:+--min-clips "${min_clips}"} ${keywords:+--keywords "${keywords}"} \
         ${SPEECHCOMMANDS_TEST:+--test-archive "${SPEECHCOMMANDS_TEST}"}
     for task in ${tasks}; do
         for set in train valid test; do
@@ -103,6 +106,7 @@ if begins 3; then
     done >"${list}"
     if "${ablations}"; then
         for network in dscnn resnet; do
+            [[ " ${networks} " == *" ${network} "* ]] || continue
             for value in 0.0 0.1 0.3 0.5; do
                 experiment "${tasks%% *}" "${network}" fedkws_ui "fedkws_ui.smoothing=${value}" \
                     "method_conf.smoothing=${value}"
