@@ -18,7 +18,7 @@ from conftest import inside
 from safetensors.numpy import load_file
 
 from fedtools.client.parallel import cross_entropy, tensors_of
-from fedtools.federation.federation import open_federation
+from fedtools.federation.tasks import open_federation
 from fedtools.files.ledger import read_ledger
 from fedtools.files.means import COLUMNS as MEMBERS
 from fedtools.files.tables import read_tsv

@@ -17,8 +17,8 @@ from keywords import CLASSES, CONFIG, config_file, pack
 from test_report import png_chunks
 
 from fedtools.client.clips import ClipFeatures
-from fedtools.federation.federation import open_federation
 from fedtools.federation.landscape import between, choose_clients, client_facts, train_on
+from fedtools.federation.tasks import open_federation
 from fedtools.files.clips import Clips
 from fedtools.files.ledger import COLUMNS as LEDGER
 from fedtools.files.states import load_state

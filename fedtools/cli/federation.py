@@ -146,6 +146,6 @@ def _device(ngpu: int) -> str:
 
 
 def _open(experiment: Path, ngpu: int = 0):
-    from fedtools.federation.federation import open_federation
+    from fedtools.federation.tasks import open_federation
 
     return open_federation(experiment, _device(ngpu))

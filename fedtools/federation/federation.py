@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from fedtools.client.train import Fitted, load_model
-from fedtools.files.config import read_yaml, unknown
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.states import Spec, load_state, spec_of
@@ -180,22 +179,3 @@ class Federation(ABC):
         path = self.experiment.last_personal(own, before, "personal.safetensors")
         spec = spec_of(self.of_kind(PERSONAL, self.initial))
         return load_state(path, spec) if path is not None else {}
-
-
-def federation_class(task: str, where: str | Path) -> type[Federation]:
-    """The class of a task; a `UserError` names the known ones."""
-    if task == "asr":
-        from fedtools.federation.asr import AsrFederation
-
-        return AsrFederation
-    if task == "kws":
-        from fedtools.federation.kws import KwsFederation
-
-        return KwsFederation
-    raise UserError(f"task: {unknown(str(task), ['asr', 'kws'])}", path=where)
-
-
-def open_federation(path: str | Path, device: str = "cpu") -> Federation:
-    """Open the experiment in a folder."""
-    where = Experiment(path).path / "config.yaml"
-    return federation_class(read_yaml(where)["task"], where)(path, device)

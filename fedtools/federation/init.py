@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedtools.client.train import load_model
-from fedtools.federation.federation import federation_class
+from fedtools.federation.tasks import federation_class
 from fedtools.files.atomic import atomic_path, sha256
 from fedtools.files.config import freeze, merge, override, read_yaml
 from fedtools.files.datadir import check_id

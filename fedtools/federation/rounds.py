@@ -17,8 +17,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fedtools.federation.evaluate import evaluate
-from fedtools.federation.federation import Federation, open_federation
+from fedtools.federation.federation import Federation
 from fedtools.federation.steps import aggregate, sample, train_local
+from fedtools.federation.tasks import open_federation
 from fedtools.files.errors import UserError
 
 # The worker's federation, opened once in each process.

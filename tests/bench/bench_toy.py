@@ -31,10 +31,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fedtools.client.clips import ClipFeatures  # noqa: E402
-from fedtools.federation.federation import open_federation  # noqa: E402
 from fedtools.federation.init import init  # noqa: E402
 from fedtools.federation.rounds import _trainer  # noqa: E402
 from fedtools.federation.steps import aggregate, sample  # noqa: E402
+from fedtools.federation.tasks import open_federation  # noqa: E402
 from fedtools.files.atomic import write_text  # noqa: E402
 from fedtools.files.clips import COLUMNS  # noqa: E402
 from fedtools.files.tables import format_table, write_tsv  # noqa: E402
