@@ -158,8 +158,9 @@ class Run:
 
 
 class Facts(NamedTuple):
-    """A task's data: clips of each client, and the number of test clips."""
+    """A task's data: the number of classes, clips of each client, and the number of test clips."""
 
+    classes: int
     sizes: dict[str, int]
     test: int
 
@@ -219,7 +220,7 @@ class Runs:
             clips = Clips.read(roles["train"])
             places = {client: clips.rows(client) for client in clips.clients}
             sizes = {client: place.stop - place.start for client, place in places.items()}
-            facts[task] = Facts(sizes, len(Clips.read(roles["test"]).labels))
+            facts[task] = Facts(runs[0].classes, sizes, len(Clips.read(roles["test"]).labels))
         return facts
 
 

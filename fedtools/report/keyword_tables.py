@@ -63,16 +63,17 @@ def clients_table(runs: Runs, published: Published, here: str) -> str:
     """Table 1: how the clips are spread over clients; `here` names what was measured here."""
     rows = []
     for task in runs.tasks:
-        sizes, test = runs.data[task]
+        classes, sizes, test = runs.data[task]
         total = sum(sizes.values())
         mean = f"{total / len(sizes):.1f}"
-        rows.append([task, here, len(sizes), total, mean, max(sizes.values()), test])
+        rows.append([task, here, classes, len(sizes), total, mean, max(sizes.values()), test])
         names = ("clients", "clips", "clips per client", "most clips", "test clips")
         values = [published.value("table 1", task, "-", "-", name) for name in names]
         if set(values) != {"-"}:
-            rows.append([task, "published", *values])
-    header = ["Task", "Figures", "Clients", "Clips", "Clips per client", "Most clips", "Test clips"]
-    return format_markdown(header, rows, "ll" + "r" * 5)
+            rows.append([task, "published", task, *values])
+    header = ["Task", "Figures", "Classes", "Clients", "Clips"]
+    header += ["Clips per client", "Most clips", "Test clips"]
+    return format_markdown(header, rows, "ll" + "r" * 6)
 
 
 def centralized_table(runs: Runs, published: Published, here: str) -> str:
