@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,82 +12,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 import yaml
 from conftest import inside
-from safetensors.numpy import load_file
+from keyword_world import CLIENTS, CONFIG, begin, make_world
+from safetensors.numpy import load_file, save_file
 
 from fedtools.client.parallel import cross_entropy, tensors_of
 from fedtools.federation.tasks import open_federation
 from fedtools.files.ledger import read_ledger
 from fedtools.files.means import COLUMNS as MEMBERS
 from fedtools.files.tables import read_tsv
-
-WORDS = ["down", "go", "left", "up"]
-SIZES = [40, 21, 17, 9, 6, 3, 1]
-CLIENTS = [f"{number}e{number}" for number in range(1, len(SIZES) + 1)]
-CONFIG = {
-    "task": "kws",
-    "rounds": 4,
-    "evaluate_every": 2,
-    "clients_per_round": 5,
-    "keep_updates": False,
-    "model": {"network": "dscnn", "network_conf": {"channels": 6, "blocks": 1}},
-    "training": {
-        "optim": "sgd",
-        "optim_conf": {"lr": 0.05, "momentum": 0.9},
-        "batch_size": 8,
-        "stack": 2,
-    },
-    "method_conf": {"local_steps": 4},
-}
-
-
-def data_dir(path: Path, sizes: list[int], seed: int) -> Path:
-    """Clips of a tone for each word, of another height for each client."""
-    rng = np.random.default_rng(seed)
-    rows = {"wav.scp": [], "text": [], "utt2spk": [], "utt2client": []}
-    path.mkdir(parents=True)
-    for number, (client, size) in enumerate(zip(CLIENTS, sizes, strict=False)):
-        for clip in range(size):
-            word = int(rng.integers(len(WORDS)))
-            name = f"{client}-{WORDS[word]}-{clip:02d}"
-            pitch = 300 * 2**word + 20 * number
-            wave = 0.3 * np.sin(2 * np.pi * pitch * np.arange(16000) / 16000)
-            wave += 0.02 * rng.standard_normal(16000)
-            soundfile.write(path / f"{name}.wav", wave, 16000)
-            rows["wav.scp"].append(f"{name} {path / name}.wav")
-            rows["text"].append(f"{name} {WORDS[word]}")
-            for table in ("utt2spk", "utt2client"):
-                rows[table].append(f"{name} {client}")
-    for table, lines in rows.items():
-        (path / table).write_text("".join(f"{line}\n" for line in sorted(lines)))
-    return path
+from fedtools.files.updates import COLUMNS as UPDATES
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
     """Packed clips and a configuration."""
-    root = tmp_path_factory.mktemp("world")
-    (root / "classes.txt").write_text("".join(f"{word}\n" for word in WORDS))
-    soundfile.write(root / "hiss.wav", 0.1 * np.random.default_rng(0).standard_normal(40000), 16000)
-    (root / "noise.scp").write_text(f"hiss {root}/hiss.wav\n")
-    for role, sizes in (("train", SIZES), ("test", [20, 20])):
-        data = data_dir(root / "data" / role, sizes, seed=len(role))
-        more = ("--classes", root / "classes.txt", "--noise", root / "noise.scp")
-        inside("pack-clips", data, root / role, *more).ok()
-    (root / "config.yaml").write_text(yaml.safe_dump(CONFIG))
-    return root
-
-
-def begin(world: Path, path: Path, method: str = "fedkws_ui", *settings: str) -> Path:
-    more = [word for setting in settings for word in ("--set", setting)]
-    inside(
-        *("init", path, "--config", world / "config.yaml", "--method", method),
-        *("--train", world / "train", "--test", world / "test", *more),
-    ).ok()
-    return path
+    return make_world(tmp_path_factory.mktemp("world"))
 
 
 def states(path: Path) -> dict[str, bytes]:
@@ -122,6 +65,17 @@ def test_single_commands_and_jobs_give_the_same_bytes(world, reference, cli, tmp
             cli("train-local", path, "--job", job).ok()
         cli("aggregate", path).ok()
     assert states(path) == states(reference)
+
+
+def test_another_number_of_jobs_begins_a_round_anew(world, reference, cli, tmp_path):
+    path = begin(world, tmp_path / "exp")
+    cli("sample", path, "--nj", 3).ok()
+    for job in (1, 2, 3):
+        cli("train-local", path, "--job", job).ok()
+    cli("sample", path, "--nj", 1).ok()
+    cli("train-local", path).ok()
+    cli("aggregate", path).ok()
+    assert states(path)["round_0002"] == states(reference)["round_0002"]
 
 
 def test_kept_updates_have_the_same_mean(world, reference, tmp_path):
@@ -180,7 +134,7 @@ def test_ledger(reference):
     assert rows[0].bytes_down == down and 0 < rows[0].bytes_up < down
     # The one clip of the smallest client has no entropy: one step, the least there is.
     smallest = [row for row in rows if row.client == CLIENTS[-1]]
-    assert all(row.client_epochs == 1 for row in smallest)
+    assert smallest and all(row.client_epochs == 1 for row in smallest)
 
 
 def test_private_models_stay_at_the_client(reference):
@@ -234,6 +188,44 @@ def test_killed_at_random_it_goes_on_to_the_same_bytes(world, reference, tmp_pat
     assert (path / name).read_bytes() == (reference / name).read_bytes()
 
 
+def test_a_private_model_that_diverged_is_not_kept(world, cli, tmp_path):
+    """Its client would be left out for ever."""
+    path = begin(world, tmp_path / "exp", "fedkws_ui", "training.optim_conf.lr=1e30")
+    cli("sample", path).ok()
+    said = cli("train-local", path).ok().err
+    assert "left out: diverged" in said
+    for kept in path.glob("clients/*/round_*/private.safetensors"):
+        assert all(np.isfinite(value).all() for value in load_file(kept).values())
+
+
+def test_a_refused_stack_is_that_of_its_clients(world, cli, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg")
+    cli("sample", path).ok()
+    cli("train-local", path).ok()
+    update = path / "round_0001" / "update.1.safetensors"
+    tensors = load_file(update)
+    next(iter(tensors.values()))[0] = np.nan
+    save_file(tensors, update)
+    cli("aggregate", path).ok()
+    members = read_tsv(path / "round_0001" / "members.1.tsv", MEMBERS)
+    stack = read_tsv(path / "round_0001" / "update.1.tsv", UPDATES)[0]["client"]
+    refused = {row["client"] for row in members if row["stack"] == stack}
+    rows = [row for row in read_ledger(path / "ledger.tsv") if row.client != "-"]
+    assert {row.client for row in rows} == {row["client"] for row in members}
+    assert refused == {row.client for row in rows if row.status != "ok"}
+    assert all("NaN" in row.status for row in rows if row.client in refused)
+
+
+def test_other_data_of_the_same_name(world, cli, tmp_path):
+    shutil.copytree(world / "train", tmp_path / "train")
+    words = ("init", tmp_path / "exp", "--config", world / "config.yaml", "--method", "centralized")
+    cli(*words, "--train", tmp_path / "train").ok()
+    cli(*words, "--train", tmp_path / "train").ok()
+    table = tmp_path / "train" / "clips.tsv"
+    table.write_text(table.read_text().replace("\tleft\t", "\tup\t", 1))
+    cli(*words, "--train", tmp_path / "train").fails(1, "data.yaml: made with other data: train")
+
+
 def test_bad_options(world, cli, tmp_path):
     def refused(*settings: str, method: str = "fedavg", said: str) -> None:
         more = [word for setting in settings for word in ("--set", setting)]
@@ -249,6 +241,16 @@ def test_bad_options(world, cli, tmp_path):
     refused("model.network=dscn", said="dscnn")
     refused("method_conf.private=heads", method="fedkws_ui", said="not model or head")
     refused("method_conf.optimizer=adagrad", method="fedopt", said="yogi")
+    refused("method_conf.adaptivity=0", method="fedopt", said="adaptivity")
+    refused("method_conf.private=head", method="fedkws_ui", said="head_share")
+    refused("method_conf.keep_optimizer=true", said="keep_optimizer is for task asr")
+    refused(method="client", said="Client is for task asr")
+    refused("clients_per_round=half", said="clients_per_round")
+    refused("training.grad_clip=-1", said="grad_clip")
+    refused("training.optim_conf.lr=x", said="optim_conf")
+    refused("model.network_conf.channels=0", said="channels must be at least 1")
+    refused("model.network_conf.head_share=0.01", said="leaves a head without any")
+    refused("model.network_conf=[a]", said="is not name: value")
 
 
 def test_damaged_members(world, cli, tmp_path):

@@ -8,6 +8,7 @@ training does not depend on who else is in its stack, apart from rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +31,7 @@ from fedtools.client.train import (
 )
 from fedtools.files.config import from_mapping
 from fedtools.files.experiment import Experiment
-from fedtools.files.states import load_state, save_state
+from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.models.keywords import Network
 
 
@@ -43,7 +44,8 @@ class ClipTraining:
         batch_size: clips of a step; a client with fewer takes all it has.
         stack: clients trained at once; 1 trains them one after the other. Part of the
             configuration because the order of sums, and with it the last bit, depends on it.
-        stack_mb: a stack gets smaller if the activations of a step would need more memory.
+        stack_mb: a stack gets smaller if the activations of a step would need more memory, in each
+            process.
         grad_clip: largest norm of each client's gradient; 0 does not clip.
         num_threads: of each process; part of the configuration as `stack` is.
         augment: fields of `fedtools.audio.augment.Augment`.
@@ -64,6 +66,8 @@ class ClipTraining:
         for name in ("batch_size", "stack", "stack_mb", "num_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if not 0 <= self.grad_clip < math.inf:
+            raise ValueError(f"grad_clip {self.grad_clip} is not 0 or a largest norm")
         from_mapping(Augment, self.augment, "training: augment")
 
     @cached_property
@@ -242,12 +246,19 @@ class Stack:
             path = self._experiment.last_personal(folder, self.number, f"{name}.safetensors")
             if path is not None:
                 views = tensors_of(network, client)
-                for key, value in load_state(path).items():
+                spec = spec_of(views)
+                for key, value in load_state(path, spec).items():
                     views[key].copy_(torch.as_tensor(value))
 
     def save_own(self, network: Network, name: str) -> None:
-        """Keep each client's tensors, under `name`, for a later round."""
+        """Keep each client's tensors, under `name`, for a later round.
+
+        Of a client whose tensors are not finite nothing is kept: it begins again another time.
+        """
+        usable = self._finite(network)
         for client, folder in enumerate(self._folders):
+            if not usable[client]:
+                continue
             path = self._experiment.personal_dir(folder, self.number) / f"{name}.safetensors"
             save_state(path, tensors_of(network, client))
 
@@ -258,7 +269,7 @@ class Stack:
     def finish(self) -> None:
         """The round's result is on disk: remove what was kept of rounds before the last two."""
         for folder in self._folders:
-            drop_old_rounds(folder)
+            self._experiment.drop_old_rounds(folder)
 
     def _load(self, network: Network, optimizer: torch.optim.Optimizer) -> None:
         (folder,) = self._folders
@@ -270,15 +281,6 @@ class Stack:
         (folder,) = self._folders
         path = self._experiment.personal_dir(folder, self.number) / "optimizer.safetensors"
         save_state(path, optimizer_state(network, optimizer))
-
-
-def drop_old_rounds(folder: Path) -> None:
-    """Remove what a client, or the server, kept of rounds before the last two."""
-    # The last but one must stay: the round is repeated from it if it is killed before .done.
-    for old in sorted(folder.glob("round_*"))[:-2]:
-        for path in old.iterdir():
-            path.unlink()
-        old.rmdir()
 
 
 def clip_each(parameters: Sequence[Tensor], largest: float) -> None:

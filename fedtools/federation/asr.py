@@ -36,12 +36,11 @@ class AsrFederation(Federation):
 
     columns = ("utterances", "loss", "words", "errors", "wer")
     rate, sign = "wer", 1
+    identity = "text"
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         super().__init__(path, device)
         self.training = from_mapping(Training, self.experiment.config["training"], self.where)
-        if self.method.local_steps:
-            raise UserError("local_steps is for task kws", path=self.where, remedy="local_epochs")
         self.tokenizer = Tokenizer.load(self.experiment.path)
         self._utterances: dict[tuple[str, str], Utterances] = {}
         self._learners: dict[str, Learner] = {}

@@ -58,11 +58,13 @@ class Federation(ABC):
         columns: what `measure` gives, in the order of a table.
         rate: the column by which models are compared, and ...
         sign: ... 1 if less of it is better, -1 if more is.
+        identity: the file of a data directory that tells it from others.
     """
 
     columns: ClassVar[tuple[str, ...]]
     rate: ClassVar[str]
     sign: ClassVar[int]
+    identity: ClassVar[str]
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         self.experiment = Experiment(path)

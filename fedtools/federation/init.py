@@ -59,6 +59,10 @@ def init(
     make = federation_class(task, where)
     options = dict(config.get("method_conf") or {})
     made = make_method(method, options, where)
+    try:
+        made.check(task, config["model"])
+    except ValueError as error:
+        raise UserError(str(error), path=where) from None
     data = {"train": train, "valid": valid, "test": test}
     torch.manual_seed(seed64(seed, "init"))
     begun = make.begin(config, Path(train), Path(tokens) if tokens else None, where)
@@ -71,7 +75,7 @@ def init(
         "method_conf": options,
         "seed": seed,
         "clients": [check_id(client, "client", train) for client in clients],
-        "clients_per_round": config.get("clients_per_round"),
+        "clients_per_round": _sampled(config, where),
         "rounds": _whole(config, "rounds", 1, where),
         "average": _whole(config, "average", 1, where),
         "evaluate_every": _whole(config, "evaluate_every", 1, where),
@@ -83,6 +87,9 @@ def init(
         "training": config["training"],
     }
     freeze(path / "config.yaml", frozen)
+    # Apart from the options: data of the same name can be made again from something else.
+    known = {role: _hash(Path(folder) / make.identity) for role, folder in frozen["data"].items()}
+    freeze(path / "data.yaml", known, "other data")
     for file in begun.files:
         if not (path / file.name).exists():
             with atomic_path(path / file.name) as temporary:
@@ -100,6 +107,21 @@ def _whole(config: Mapping[str, Any], key: str, least: int, where: str | Path) -
     if not isinstance(value, int) or value < least:
         raise UserError(f"option {key!r} is {value!r}, not a whole number from {least}", path=where)
     return value
+
+
+def _hash(path: Path) -> str:
+    if not path.exists():
+        raise UserError("missing", path=path, remedy="give the folder of the data")
+    return sha256(path)
+
+
+def _sampled(config: Mapping[str, Any], where: str | Path) -> int | float | None:
+    value = config.get("clients_per_round")
+    share = isinstance(value, float) and 0 < value <= 1
+    if value is None or share or (type(value) is int and value > 0):
+        return value
+    problem = f"option 'clients_per_round' is {value!r}, no number and no share of clients"
+    raise UserError(problem, path=where, remedy="give 10, or 0.1")
 
 
 def read_config(path: Path, sections: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:

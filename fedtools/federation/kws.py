@@ -16,12 +16,11 @@ from fedtools.client.memory import keep_freed_memory
 from fedtools.client.parallel import (
     ClipTraining,
     Stack,
-    drop_old_rounds,
     stacks_of,
     step_bytes,
     tensors_of,
 )
-from fedtools.client.train import load_model
+from fedtools.client.train import load_model, make_optimizer
 from fedtools.federation.federation import ALL, Beginning, Federation, Trained
 from fedtools.files.clips import Clips
 from fedtools.files.config import from_mapping
@@ -38,6 +37,7 @@ class KwsFederation(Federation):
 
     columns = ("clips", "loss", "errors", "accuracy")
     rate, sign = "accuracy", -1
+    identity = "clips.tsv"
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         super().__init__(path, device)
@@ -46,17 +46,21 @@ class KwsFederation(Federation):
         self._features: dict[str, ClipFeatures] = {}
         self._plain: dict[str, torch.Tensor] = {}
         torch.set_num_threads(self.training.num_threads)
+        # On a GPU too, a rerun and another stack shall be the same up to rounding.
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
         keep_freed_memory()
 
     @staticmethod
     def begin(
         config: Mapping[str, Any], train: Path, tokens: Path | None, where: str | Path
     ) -> Beginning:
-        from_mapping(ClipTraining, config["training"], where)
+        training = from_mapping(ClipTraining, config["training"], where)
         if tokens is not None:
             raise UserError("keyword spotting has no tokens", path=where, remedy="no --tokens")
         clips = Clips.read(train)
         network = build_network(config["model"], len(clips.classes), f"{where}: model")
+        make_optimizer(network, training)
         return Beginning([train / "classes.txt"], clips.clients, tensors_of(network))
 
     @cached_property
@@ -76,6 +80,10 @@ class KwsFederation(Federation):
         """The clips of a role, read when they are first needed."""
         if role not in self._features:
             clips = Clips.read(self.data_path(role))
+            if clips.classes != self._classes:
+                where = Path(self.data_path(role)) / "classes.txt"
+                remedy = "pack the clips again, or begin another experiment"
+                raise UserError("not the classes of the experiment", path=where, remedy=remedy)
             self._features[role] = ClipFeatures(clips, self.device)
         return self._features[role]
 
@@ -158,7 +166,7 @@ class KwsFederation(Federation):
 
     def finish(self, client: str, number: int) -> None:
         # A stack has no checkpoints: what it holds is a job's work of seconds.
-        drop_old_rounds(self.experiment.client_dir(client))
+        self.experiment.drop_old_rounds(self.experiment.client_dir(client))
 
     def at_server(self, number: int) -> Stack:
         self.load_shared(number)

@@ -109,7 +109,7 @@ def aggregate(federation: Federation, number: int) -> None:
     begun = time.monotonic()
     sampled = experiment.sampled(number)
     state = experiment.global_state(number)
-    updates, weights, members, refusals = [], [], [], []
+    updates, weights, groups, refusals = [], [], {}, []
     if sampled:
         for job in range(1, experiment.jobs(number) + 1):
             path = experiment.round_dir(number) / f"update.{job}.tsv"
@@ -121,18 +121,19 @@ def aggregate(federation: Federation, number: int) -> None:
         arguments = folder, sampled, federation.shared_spec, sha256(state)
         if federation.keep_updates:
             updates, refusals = read_updates(*arguments)
-            members = [member_of(update, method.weight) for update in updates]
-            weights = [member.weight for member in members]
+            groups = {update.client: [member_of(update, method.weight)] for update in updates}
+            weights = [member.weight for (member,) in groups.values()]
         else:
-            updates, weights, members, refusals = read_means(*arguments)
-        check_min_clients(len(members), method.min_clients, refusals, folder)
+            updates, weights, groups, refusals = read_means(*arguments)
+        left = sum(map(len, groups.values()))
+        check_min_clients(left, method.min_clients, refusals, folder)
     server = Server(
         experiment,
         number,
         federation.shared_spec,
         updates,
         weights,
-        members,
+        groups,
         refusals,
         method.min_clients,
         [name for name, _ in federation.model.named_parameters()],

@@ -112,6 +112,8 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
         options: name -> value; None is the same as {}.
         where: what the options were read from, for messages.
     """
+    if not isinstance(options or {}, Mapping):
+        raise UserError(f"{options!r} is not name: value", path=where)
     options = dict(options or {})
     fields = {field.name: field for field in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
@@ -149,10 +151,15 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         if isinstance(one, dict) and isinstance(two, dict):
             yield from differences(one, two, f"{name}.")
         elif one != two:
-            yield f"{name}: {one!r} -> {two!r}"
+            yield f"{name}: {_short(one)} -> {_short(two)}"
 
 
-def freeze(path: Path, config: Mapping[str, Any]) -> None:
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]} ... {text[-16:]}"
+
+
+def freeze(path: Path, config: Mapping[str, Any], made_with: str = "another configuration") -> None:
     """Write `config` to `path` once; later, insist that it is still the same.
 
     Raises:
@@ -163,7 +170,7 @@ def freeze(path: Path, config: Mapping[str, Any]) -> None:
         if changed:
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
             raise UserError(
-                f"made with another configuration: {changed[0]}{more}",
+                f"made with {made_with}: {changed[0]}{more}",
                 path=path,
                 remedy=f"keep the option, or remove {path.parent} to begin anew",
             )

@@ -116,14 +116,23 @@ class Experiment:
         """Write who takes part, and drop updates that were cut into another number of jobs."""
         folder = self.round_dir(number)
         if (folder / "jobs").exists() and self.jobs(number) != jobs:
-            for path in folder.glob("update.*"):
-                path.unlink()
+            for pattern in ("update.*", "members.*", "log/seconds.*"):
+                for path in folder.glob(pattern):
+                    path.unlink()
         write_text(folder / "jobs", f"{jobs}\n")
         write_text(folder / "clients", "".join(f"{client}\n" for client in clients))
 
     def personal_dir(self, owner: Path, number: int) -> Path:
         """Where the place `owner` (a client's folder or the server's) keeps its part of a round."""
         return owner / f"round_{number:04d}"
+
+    def drop_old_rounds(self, owner: Path) -> None:
+        """Remove what the place `owner` kept of rounds before the last two that it has."""
+        # The last but one must stay: a round is repeated from it if it is killed before .done.
+        for old in sorted(owner.glob("round_*"))[:-2]:
+            for path in old.iterdir():
+                path.unlink()
+            old.rmdir()
 
     def last_personal(self, owner: Path, before: int, name: str) -> Path | None:
         """The newest file `name` that `owner` kept in a round before `before`, or None."""

@@ -152,12 +152,12 @@ def means_complete(
 
 def read_means(
     round_dir: str | Path, sampled: Sequence[str], spec: Spec, base_sha256: str
-) -> tuple[list[Update], list[float], list[Member], list[Refusal]]:
+) -> tuple[list[Update], list[float], dict[str, list[Member]], list[Refusal]]:
     """Find every stack of a round and check it, as `read_updates` does.
 
     Returns:
-        The stacks' updates in their order and their weights, the clients in them, and one refusal
-        for each other client.
+        The stacks' updates in their order and their weights, stack -> the clients in it, and one
+        refusal for each other client.
 
     Raises:
         UserError: naming file and line, if a table is malformed, or a client is in two stacks.
@@ -189,7 +189,7 @@ def read_means(
     return (
         updates,
         weights,
-        [member for name in sorted(stacks) for member in stacks[name]],
+        {update.client: stacks[update.client] for update in updates},
         refusals,
     )
 

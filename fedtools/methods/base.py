@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ class Method:
 
     Attributes:
         title: its name in tables.
+        tasks: those that it can have.
         local_epochs: epochs that a client trains in a round.
         local_steps: gradient steps instead, where this is not 0 (keyword spotting).
         server_epochs: epochs that the server trains in a round.
@@ -32,6 +34,7 @@ class Method:
     """
 
     title: ClassVar[str]
+    tasks: ClassVar[tuple[str, ...]] = ("asr", "kws")
     has_clients: ClassVar[bool] = True
     server_epochs: ClassVar[int] = 0
 
@@ -45,6 +48,13 @@ class Method:
                 raise ValueError(f"{name} must be at least 1")
         if self.local_steps < 0:
             raise ValueError("local_steps is negative")
+
+    def check(self, task: str, model: Mapping[str, Any]) -> None:
+        """Raise a ValueError if it cannot have this task, or a model of this configuration."""
+        if task not in self.tasks:
+            raise ValueError(f"{self.title} is for task {' or '.join(self.tasks)}, not {task}")
+        if task == "asr" and self.local_steps:
+            raise ValueError("local_steps is for task kws; task asr has local_epochs")
 
     def parameter_kind(self, name: str) -> str:
         """Whether a parameter is SHARED or PERSONAL."""

@@ -21,6 +21,7 @@ class Client(Method):
     """Every tensor is personal."""
 
     title: ClassVar[str] = "Client"
+    tasks: ClassVar[tuple[str, ...]] = ("asr",)
 
     def parameter_kind(self, name: str) -> str:
         return PERSONAL

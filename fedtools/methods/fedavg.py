@@ -7,8 +7,9 @@ federated learning for ASR with non-IID data, Interspeech 2022, has it: a plain 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedtools.client.learner import Learner
 from fedtools.client.train import Fitted
@@ -34,6 +35,11 @@ class FedAvg(Method):
         super().__post_init__()
         if self.weighting not in ("uniform", "utterances"):
             raise ValueError(f"weighting {self.weighting!r} is not uniform or utterances")
+
+    def check(self, task: str, model: Mapping[str, Any]) -> None:
+        super().check(task, model)
+        if task == "kws" and self.keep_optimizer:
+            raise ValueError("keep_optimizer is for task asr")
 
     def parameter_kind(self, name: str) -> str:
         return SHARED

@@ -13,8 +13,9 @@ the options here that only it uses are marked as released.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -47,6 +48,7 @@ class FedKwsUi(FedAvg):
     """
 
     title: ClassVar[str] = "FedKWS-UI"
+    tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
     local_steps: int = 50
     smoothing: float = 0.2
@@ -67,6 +69,11 @@ class FedKwsUi(FedAvg):
             raise ValueError(f"smoothing {self.smoothing} is not in [0, 1)")
         if self.private_steps < 0:
             raise ValueError("private_steps must be at least 0")
+
+    def check(self, task: str, model: Mapping[str, Any]) -> None:
+        super().check(task, model)
+        if self.private == "head" and not (model.get("network_conf") or {}).get("head_share"):
+            raise ValueError("private: head needs a model with network_conf.head_share")
 
     def prepare(
         self, sizes: np.ndarray, entropies: np.ndarray, batch_size: int
@@ -99,7 +106,7 @@ class FedKwsUi(FedAvg):
             against = batch.mean((overfitted * log_probs).sum(-1))
             return smooth + self.adversarial * against
 
-        return client.fit(keep_optimizer=self.keep_optimizer, loss=loss)
+        return client.fit(loss=loss)
 
     def _overfit(self, client: Stack):
         """Train the private models; returns a function for their predictions, (K, B, classes)."""

@@ -33,6 +33,7 @@ class FedMmd(FedAvg):
     """
 
     title: ClassVar[str] = "FedMMD"
+    tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
     discrepancy: float = 0.001
 
@@ -46,7 +47,7 @@ class FedMmd(FedAvg):
             distance = squared_mmd(features, server.features(batch.mfcc), batch.weights)
             return batch.mean(entropy) + self.discrepancy * distance
 
-        return client.fit(keep_optimizer=self.keep_optimizer, loss=loss)
+        return client.fit(loss=loss)
 
 
 def squared_mmd(ours: Tensor, theirs: Tensor, weights: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ S. Reddi et al.: Adaptive federated optimization, ICLR 2021, algorithm 2 (no bia
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,6 +42,8 @@ class FedOpt(FedAvg):
             raise ValueError(f"optimizer {self.optimizer!r} is not sgd, adam or yogi")
         if not 0 <= self.momentum < 1 or not 0 <= self.decay < 1:
             raise ValueError("momentum and decay are in [0, 1)")
+        if not 0 < self.adaptivity < math.inf or not 0 < self.learning_rate < math.inf:
+            raise ValueError("learning_rate and adaptivity are greater than 0")
 
     def update_server(self, server: Server) -> None:
         server.mean()

@@ -28,6 +28,7 @@ class FedProx(FedAvg):
     """
 
     title: ClassVar[str] = "FedProx"
+    tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
     proximal: float = 0.001
 
@@ -42,4 +43,4 @@ class FedProx(FedAvg):
                 for name, value in network.named_parameters()
             )
 
-        return client.fit(keep_optimizer=self.keep_optimizer, loss=loss)
+        return client.fit(loss=loss)

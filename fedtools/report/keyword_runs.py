@@ -130,10 +130,11 @@ class Run:
             if row.client == _SERVER:
                 continue
             size += row.bytes_down + row.bytes_up
-            if row.client not in sizes:
+            if row.client not in sizes and row.status == "ok":
                 problem = f"client {row.client!r} is not in the training data"
                 raise UserError(problem, path=self.path / "ledger.tsv", remedy="pack them again")
-            epochs[row.client] = epochs.get(row.client, 0.0) + row.client_epochs
+            if row.client in sizes:
+                epochs[row.client] = epochs.get(row.client, 0.0) + row.client_epochs
             left_out += row.status != "ok"
             if row.status == "ok":
                 rows += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.means import Member
 from fedtools.files.states import Spec, load_state, save_state
 from fedtools.files.updates import Refusal, Update
-from fedtools.server.aggregate import mean
+from fedtools.server.aggregate import check_min_clients, mean
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,6 @@ class Server:
 
     Attributes:
         number: the round.
-        members: the clients whose updates were not refused.
         refusals: those whose updates were, with their reasons.
         losses: mean training loss by client, and by "server" where the server trains.
     """
@@ -38,16 +37,16 @@ class Server:
         spec: Spec,
         updates: Sequence[Update],
         weights: Sequence[float],
-        members: Sequence[Member],
+        groups: Mapping[str, Sequence[Member]],
         refusals: Sequence[Refusal],
         min_clients: int,
         parameters: Collection[str],
         make_learner: Callable[[], Learner | Stack],
     ):
         self.number = number
-        self.members = list(members)
         self.refusals = list(refusals)
-        self.losses = {member.client: member.loss for member in members}
+        self._groups = dict(groups)
+        self.losses = {member.client: member.loss for member in self.members}
         self._updates = list(updates)
         self._weights = list(weights)
         self._experiment = experiment
@@ -55,6 +54,11 @@ class Server:
         self._min_clients = min_clients
         self._parameters = set(parameters)
         self._make_learner = make_learner
+
+    @property
+    def members(self) -> list[Member]:
+        """The clients whose updates were not refused."""
+        return [member for group in self._groups.values() for member in group]
 
     @property
     def next_state(self) -> Path:
@@ -68,12 +72,14 @@ class Server:
             self._weights,
             self.next_state,
             self._spec,
-            min_clients=min(self._min_clients, len(self._updates)),
             refused=self.refusals,
         )
-        self.refusals += refused
-        names = {refusal.client for refusal in refused}
-        self.members = [member for member in self.members if member.client not in names]
+        for refusal in refused:
+            group = self._groups.pop(refusal.client)
+            self.refusals += [Refusal(member.client, refusal.reason) for member in group]
+        check_min_clients(
+            len(self.members), self._min_clients, self.refusals, self.next_state.parent
+        )
 
     def keep(self) -> None:
         """The next state is this round's."""
@@ -102,8 +108,11 @@ class Server:
             old = model[name].astype(np.float64)
             own = {slot: kept.setdefault(f"{slot}.{name}", np.zeros_like(old)) for slot in slots}
             state[name] = (old + rule(state[name] - old, own)).astype(state[name].dtype)
+            if not np.isfinite(state[name]).all():
+                raise Diverged(f"{name} is not finite after the server's step")
         folder = self._experiment.personal_dir(owner, self.number)
         save_state(folder / "optimizer.safetensors", kept)
+        self._experiment.drop_old_rounds(owner)
         save_state(self.next_state, state)
 
     def fit(self) -> None:

@@ -153,7 +153,8 @@ if begins 8; then
     for method in ${methods}; do
         rows+=(--row "${titles[${method}]:-${method}}=${exp}/${method}:${exp}/${method}/decode_test")
     done
-    fedtools report "${results}" --section "${tag,,}" --corpus "${corpus_name}" \
+    section=${tag,,}
+    fedtools report "${results}" --section "${section//[!a-z0-9]/-}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${results%.md}-${tag}.png" \
         --elsewhere "the baseline on the server's own accents=${exp}/baseline/decode_server_test" \
         --published "Zhu et al. 2022, table 3=conf/published.tsv" \

@@ -53,14 +53,21 @@ corpus=${SPEECHCOMMANDS}
 if [ -z "${SPEECHCOMMANDS}" ]; then
     mini=(--mini)
     corpus=downloads/speech_commands_mini
-    : "${tag:=mini}" "${release:=speech_commands_mini}" "${config:=conf/mini.yaml}"
+    : "${release:=speech_commands_mini}" "${config:=conf/mini.yaml}"
     log "SPEECHCOMMANDS is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
-: "${tag:=$(basename "${corpus}")}" "${release:=$(basename "${corpus}")}"
-: "${config:=conf/paper.yaml}"
+# Other clips or other options are other experiments, and so need a tag of their own.
+default=conf/paper.yaml name=$(basename "${corpus}")
+[ -n "${SPEECHCOMMANDS}" ] || default=conf/mini.yaml name=mini
+: "${config:=${default}}" "${release:=$(basename "${corpus}")}"
+[ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)
+[ "${split}" = official ] || name+=-${split}
+: "${tag:=${name}}"
+section=${tag,,}
+section=${section//[!a-z0-9]/-}
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
 : "${results:=${exp}/RESULTS.md}"
-figures=${results%.md}-${tag,,}
+figures=${results%.md}-${section} pictures=()
 [[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}
 
 if begins 1; then
@@ -128,23 +135,33 @@ fi
 
 if begins 5 && [[ " ${tasks} " == *" 12 "* ]]; then
     log "Stage 5: false accepts and false rejects, task 12"
-    fedtools detection "${exp}"/12/*/*/seed*
+    ${train_cmd} "${exp}/log/detection.log" \
+        fedtools detection "${exp}"/12/*/*/seed* --ngpu "${ngpu}"
+    cat "${exp}/log/detection.log"
 fi
 
 if begins 6; then
     log "Stage 6: figures 1 and 4"
     last=${tasks##* }
-    fedtools plot-clients "${dump}/${last}/train" "${figures}-clients.png"
-    fedtools landscape "${exp}/${last}/${networks%% *}/centralized/seed${seeds%% *}" \
-        "${figures}-landscape.png" --ngpu "${ngpu}"
+    fedtools plot-clients "${dump}/${last}/train" "${figures}-clients.png" --config "${config}" \
+        --section methods.fedkws_ui --section "tasks.${last}.fedkws_ui?"
+    if [[ " ${methods} " == *" centralized "* ]]; then
+        ${train_cmd} "${exp}/log/landscape.log" fedtools landscape \
+            "${exp}/${last}/${networks%% *}/centralized/seed${seeds%% *}" \
+            "${figures}-landscape.png" --ngpu "${ngpu}"
+    else
+        log "Stage 6: no figure 4, which begins with a model of centralised training"
+    fi
 fi
 
 if begins 7; then
-    fedtools report-keywords "${exp}" "${results}" --section "${tag,,}" --corpus "${corpus_name}" \
-        --release "${release}" "${mini[@]}" \
-        --figure "Clients of the training set=${figures}-clients.png" \
-        --figure "Accuracy between a model and two clients' models=${figures}-landscape.png" \
-        --published conf/published.tsv \
+    caption="Accuracy between a model and two clients' models"
+    for figure in "Clients of the training set=${figures}-clients.png" \
+        "${caption}=${figures}-landscape.png"; do
+        [ ! -e "${figure#*=}" ] || pictures+=(--figure "${figure}")
+    done
+    fedtools report-keywords "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
+        --release "${release}" "${mini[@]}" "${pictures[@]}" --published conf/published.tsv \
         --command "${command_line% }"
     log "Stage 7: wrote ${results}"
 fi

@@ -14,7 +14,7 @@ number of parameters was taken; the defaults are the paper's networks:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -63,6 +63,8 @@ class Network(nn.Module):
         """
         classes, width = self.head.weight.shape[1:]
         sizes = int(2 * width * share), int(2 * width * (1 - share))
+        if not all(sizes):
+            raise ValueError(f"head_share {share} leaves a head without any of {width} features")
         self.head, self.private_head = (
             nn.Sequential(
                 Linear(clients, width, size, bias=False), nn.ReLU(), Linear(clients, size, classes)
@@ -86,6 +88,10 @@ class Sizes:
     network: ClassVar[type[Network]]
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) is int and value < 1:
+                raise ValueError(f"{field.name} must be at least 1")
         if self.norm not in NORMS:
             raise ValueError(f"norm {unknown(self.norm, NORMS)}")
         if not 0 <= self.head_share < 1:
@@ -327,8 +333,8 @@ def build_network(
     sizes = from_mapping(NETWORKS[name], config.get("network_conf"), where)
     try:
         network = sizes.network(sizes, clients, bins, frames, classes)
+        if sizes.head_share:
+            network.split_head(clients, sizes.head_share)
     except ValueError as error:
         raise UserError(f"network_conf: {error}", path=where) from None
-    if sizes.head_share:
-        network.split_head(clients, sizes.head_share)
     return network
