@@ -22,6 +22,9 @@ from fedtools.models.keywords import Network
 
 # Kernel widths, in units of the mean squared distance of the batch's features.
 _WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+# Added to that, in units of their mean squared length: a client of one clip starts with a distance
+# of rounding errors only, and without this with a gradient of any size.
+_LEAST = 1e-3
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,11 @@ def squared_mmd(ours: Tensor, theirs: Tensor, weights: Tensor) -> Tensor:
     """
     both = torch.cat([ours, theirs], 1)
     signed = torch.cat([weights, -weights], 1)
-    lengths = both.square().sum(2)
     # Not cdist: the gradient of a root is infinite where a clip meets itself.
-    apart = lengths[:, :, None] + lengths[:, None] - 2 * both @ both.transpose(1, 2)
-    apart = apart.clamp(min=0)
+    apart = (both[:, :, None] - both[:, None]).square().sum(3)
     share = signed.abs() / 2
-    scale = (share[:, :, None] * share[:, None] * apart).sum((1, 2)).detach() + 1e-12
+    with torch.no_grad():
+        scale = (share[:, :, None] * share[:, None] * apart).sum((1, 2))
+        scale += _LEAST * (share * both.square().sum(2)).sum(1) + 1e-12
     kernel = sum(torch.exp(-apart / (width * scale)[:, None, None]) for width in _WIDTHS)
     return (signed[:, :, None] * signed[:, None] * kernel).sum((1, 2))

@@ -1,0 +1,236 @@
+"""What the methods of keyword spotting compute: by hand, and by autograd over plain losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import inside
+from keyword_world import CLIENTS, CONFIG, begin, make_world
+from safetensors.numpy import load_file
+from torch import Tensor
+
+from fedtools.client.clips import ClipBatch
+from fedtools.client.parallel import tensors_of
+from fedtools.federation.kws import KwsFederation
+from fedtools.federation.tasks import open_federation
+from fedtools.files.tables import read_tsv
+from fedtools.files.updates import COLUMNS as UPDATES
+from fedtools.methods.fedkws_ui import Alt, FedKwsUi
+from fedtools.methods.fedmmd import squared_mmd
+from fedtools.methods.fedopt import FedOpt
+from fedtools.models.keywords import Network
+
+RATE = 0.05
+STEPS = CONFIG["method_conf"]["local_steps"]
+PLAIN = (
+    "clients_per_round=7",
+    "keep_updates=true",
+    f"training.optim_conf={{lr: {RATE}, momentum: 0}}",
+    "training.stack=1",
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """Packed clips and a configuration."""
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+def round_of(path: Path) -> dict[str, dict[str, np.ndarray]]:
+    """Run a round; returns client -> the tensors that it sent."""
+    inside("rounds", path, "--to", "1", "--nj", "1").ok()
+    rows = read_tsv(path / "round_0001" / "update.1.tsv", UPDATES)
+    sent = load_file(path / "round_0001" / "update.1.safetensors")
+    return {
+        row["client"]: {name: value[index] for name, value in sent.items()}
+        for index, row in enumerate(rows)
+    }
+
+
+# Of a network, a batch, the federation and the client's name.
+Loss = Callable[[Network, ClipBatch, KwsFederation, str], Tensor]
+
+
+def descend(federation: KwsFederation, client: str, steps: int, loss: Loss) -> dict[str, Tensor]:
+    """Plain gradient descent of a loss that is written out, over the same batches."""
+    stack = federation._stack([client], 1)
+    network, plans = stack.model, stack._plans([steps], "train")
+    network.train()
+    for step in range(steps):
+        batch = stack._data.batch(stack._rows, plans, step)
+        network.zero_grad()
+        loss(network, batch, federation, client).backward()
+        with torch.no_grad():
+            for value in network.parameters():
+                value -= RATE * value.grad
+    return tensors_of(network)
+
+
+def check(path: Path, steps: int, loss: Loss) -> None:
+    """A round's updates are those of plain gradient descent, for every client."""
+    found = round_of(path)
+    assert len(found) == len(CLIENTS)
+    federation = open_federation(path)
+    for client, tensors in found.items():
+        expected = descend(federation, client, steps, loss)
+        for name, value in tensors.items():
+            by_hand = expected[name].detach().numpy()
+            np.testing.assert_allclose(value, by_hand, rtol=1e-3, atol=2e-6)
+
+
+def cross_entropy(network: Network, batch: ClipBatch) -> Tensor:
+    return F.cross_entropy(network(batch.mfcc)[0], batch.labels[0])
+
+
+def test_fedprox(world, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedprox", *PLAIN, "method_conf.proximal=0.7")
+    start = {
+        key: torch.tensor(value) for key, value in load_file(path / "init.safetensors").items()
+    }
+
+    def loss(network: Network, batch: ClipBatch, *_: object) -> Tensor:
+        apart = [(value[0] - start[name]).norm() ** 2 for name, value in network.named_parameters()]
+        return cross_entropy(network, batch) + 0.7 / 2 * sum(apart)
+
+    check(path, STEPS, loss)
+
+
+def mmd_by_hand(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Squared MMD of two sets (B, D): sums over all pairs, five Gaussian kernels."""
+    both = [*ours, *theirs]
+    signs = [1 / len(ours)] * len(ours) + [-1 / len(theirs)] * len(theirs)
+    pairs = [(i, j) for i in range(len(both)) for j in range(len(both))]
+    width = sum((both[i] - both[j]).square().sum().item() for i, j in pairs) / len(pairs)
+    width += 1e-3 * sum(one.square().sum().item() for one in both) / len(both)
+    total = torch.zeros(())
+    for i, j in pairs:
+        apart = (both[i] - both[j]).square().sum()
+        for factor in (0.25, 0.5, 1, 2, 4):
+            total = total + signs[i] * signs[j] * torch.exp(-apart / (factor * width))
+    return total
+
+
+def test_squared_mmd():
+    random = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.randn(2, 5, 3, generator=random) + shift for shift in (0.0, 0.5))
+    weights = torch.tensor([[0.2] * 5, [0.25, 0.25, 0.25, 0.25, 0.0]])
+    found = squared_mmd(ours, theirs, weights)
+    # The second client's fifth clip is padding.
+    expected = mmd_by_hand(ours[0], theirs[0]), mmd_by_hand(ours[1, :4], theirs[1, :4])
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(squared_mmd(ours, ours, weights), torch.zeros(2), rtol=0, atol=1e-6)
+
+
+def test_fedmmd(world, tmp_path):
+    settings = "method_conf.discrepancy=0.5", "method_conf.local_steps=2"
+    path = begin(world, tmp_path / "exp", "fedmmd", *PLAIN, *settings)
+
+    def loss(network: Network, batch: ClipBatch, federation: KwsFederation, _: str) -> Tensor:
+        federation.load_shared(1)
+        with torch.no_grad():
+            theirs = federation.model.eval().features(batch.mfcc)[0]
+        features = network.features(batch.mfcc)
+        entropy = F.cross_entropy(network.head(features)[0], batch.labels[0])
+        return entropy + 0.5 * mmd_by_hand(features[0], theirs)
+
+    check(path, 2, loss)
+
+
+@pytest.mark.parametrize("by_utility", [False, True])
+def test_adversarial_learning(world, tmp_path, by_utility):
+    """Equations 1 to 3, against the private model that the client kept."""
+    settings = ["method_conf.smoothing=0.3", "method_conf.adversarial=0.8"]
+    settings += [f"method_conf.smooth_by_utility={str(by_utility).lower()}"]
+    path = begin(world, tmp_path / "exp", "alo", *PLAIN, *settings)
+
+    def loss(network: Network, batch: ClipBatch, federation: KwsFederation, client: str) -> Tensor:
+        mu = 0.3 * (1 - federation._facts[client]["utility"]) if by_utility else 0.3
+        private = federation._network(1).eval()
+        for name, value in load_file(kept_by(path, client)).items():
+            tensors_of(private)[name].copy_(torch.tensor(value))
+        log_probs = network(batch.mfcc)[0].log_softmax(-1)
+        classes = log_probs.shape[-1]
+        target = (1 - mu) * F.one_hot(batch.labels[0], classes) + mu / classes
+        smooth = -(target * log_probs).sum(-1).mean()
+        with torch.no_grad():
+            overfitted = private(batch.mfcc)[0].softmax(-1)
+        against = -(overfitted * log_probs).sum(-1).mean()
+        return smooth - 0.8 * against
+
+    check(path, STEPS, loss)
+    start = load_file(path / "init.safetensors")
+    for client in CLIENTS:
+        private = load_file(kept_by(path, client))
+        assert any(not np.array_equal(value, start[name]) for name, value in private.items())
+
+
+def kept_by(path: Path, client: str) -> Path:
+    """A client's private model after a round."""
+    return path / "clients" / client / "round_0001" / "private.safetensors"
+
+
+def test_utility_and_steps():
+    """Section 4: the harmonic mean of size over the largest, and entropy; total work is kept."""
+    sizes, entropies = np.array([100, 50, 20, 3]), np.array([0.9, 1.0, 0.4, 0.0])
+    facts = Alt(local_steps=50).prepare(sizes, entropies, 32)
+    by_hand = [2 * 1.0 * 0.9 / 1.9, 2 * 0.5 / 1.5, 2 * 0.2 * 0.4 / 0.6, 0.0]
+    np.testing.assert_allclose(facts["utility"], by_hand)
+    ratio = 4 / sum(by_hand)
+    assert facts["steps"].tolist() == [*(round(ratio * one * 50) for one in by_hand[:3]), 1]
+    assert abs(facts["steps"].sum() - 4 * 50) <= 3
+    # As released: r0 is given, so many clips count as 1, steps are truncated.
+    options = {"local_steps": 50, "base_ratio": 3.5, "full_size": 40, "truncate": True}
+    facts = Alt(**options).prepare(sizes, entropies, 32)
+    by_hand = [2 * 0.9 / 1.9, 1.0, 2 * 0.5 * 0.4 / 0.9, 0.0]
+    np.testing.assert_allclose(facts["utility"], by_hand)
+    assert facts["steps"].tolist() == [*(math.floor(3.5 * one * 50) for one in by_hand[:3]), 1]
+    even = FedKwsUi(local_steps=50, adaptive=False).prepare(sizes, entropies, 32)
+    assert even["steps"].tolist() == [50] * 4
+
+
+def test_server_steps_by_hand():
+    """S. Reddi et al., algorithm 2, three rounds of one parameter."""
+    deltas = [0.5, -0.2, 0.1]
+    for optimizer in ("sgd", "adam", "yogi"):
+        method = FedOpt(
+            optimizer=optimizer, learning_rate=0.3, momentum=0.9, decay=0.99, adaptivity=0.01
+        )
+        kept = {"mean": np.zeros(1), "square": np.zeros(1)}
+        m = v = 0.0
+        for delta in deltas:
+            (found,) = method.step(np.array([delta]), kept)
+            if optimizer == "sgd":
+                m = 0.9 * m + delta
+                expected = 0.3 * m
+            else:
+                m = 0.9 * m + 0.1 * delta
+                if optimizer == "adam":
+                    v = 0.99 * v + 0.01 * delta**2
+                else:
+                    v = v - 0.01 * delta**2 * math.copysign(1.0, v - delta**2)
+                expected = 0.3 * m / (math.sqrt(v) + 0.01)
+            assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_server_steps_of_a_federation(world, tmp_path):
+    """With a rate of 1 and no momentum the server is FedAvg's; with half, it goes half the way."""
+    states = {}
+    for name, method, *settings in (
+        ("mean", "fedavg"),
+        ("whole", "fedopt", "method_conf.learning_rate=1.0", "method_conf.momentum=0.0"),
+        ("half", "fedopt", "method_conf.learning_rate=0.5", "method_conf.momentum=0.0"),
+    ):
+        path = begin(world, tmp_path / name, method, *settings)
+        inside("rounds", path, "--to", "1", "--nj", "1").ok()
+        start = load_file(path / "round_0001" / "global.safetensors")
+        states[name] = load_file(path / "round_0002" / "global.safetensors")
+    for name, mean in states["mean"].items():
+        np.testing.assert_allclose(states["whole"][name], mean, rtol=1e-6, atol=1e-7)
+        half = mean if "running" in name else (start[name] + mean) / 2
+        np.testing.assert_allclose(states["half"][name], half, rtol=1e-5, atol=1e-6)
