@@ -158,7 +158,7 @@ def test_private_models_stay_at_the_client(reference):
     kept = {path.name for path in reference.glob("clients/*/round_*/*")}
     assert kept == {"private.safetensors"}
     for client in reference.glob("clients/*"):
-        assert len(list(client.iterdir())) <= 2
+        assert len(list(client.iterdir())) == 1
 
 
 def test_diverged_clients_are_left_out(world, cli, tmp_path):

@@ -269,7 +269,7 @@ class Stack:
     def finish(self) -> None:
         """The round's result is on disk: remove what was kept of rounds before the last two."""
         for folder in self._folders:
-            self._experiment.drop_old_rounds(folder)
+            self._experiment.drop_old_rounds(folder, keep=2)
 
     def _load(self, network: Network, optimizer: torch.optim.Optimizer) -> None:
         (folder,) = self._folders

@@ -113,6 +113,9 @@ class AsrFederation(Federation):
     def finish(self, client: str, number: int) -> None:
         self._learners.pop(client).finish()
 
+    def closed(self, number: int) -> None:
+        """Nothing: `average` chooses among the personal states of all rounds."""
+
     def at_server(self, number: int) -> Learner:
         self.load_shared(number)
         folder, data = self.experiment.server_dir(), self.utterances("train", ALL)

@@ -102,6 +102,10 @@ class Federation(ABC):
         """A client's result is on disk: what was kept in case of a kill is no longer needed."""
 
     @abstractmethod
+    def closed(self, number: int) -> None:
+        """A round is complete: what was kept in case of its repetition is no longer needed."""
+
+    @abstractmethod
     def at_server(self, number: int) -> Learner | Stack:
         """A learner of the server, on all training data, with the shared tensors of the round."""
 

@@ -152,6 +152,7 @@ def aggregate(federation: Federation, number: int) -> None:
     write_scalars(experiment.tensorboard, "train", number, _scalars(server))
     append_round(experiment.ledger, number, _ledger_rows(federation, server, begun))
     write_text(experiment.round_dir(number) / ".done", "")
+    federation.closed(number)
 
 
 def _scalars(server: Server) -> dict[str, float]:

@@ -126,10 +126,12 @@ class Experiment:
         """Where the place `owner` (a client's folder or the server's) keeps its part of a round."""
         return owner / f"round_{number:04d}"
 
-    def drop_old_rounds(self, owner: Path) -> None:
-        """Remove what the place `owner` kept of rounds before the last two that it has."""
-        # The last but one must stay: a round is repeated from it if it is killed before .done.
-        for old in sorted(owner.glob("round_*"))[:-2]:
+    def drop_old_rounds(self, owner: Path, keep: int) -> None:
+        """Remove what the place `owner` kept of all but its last `keep` rounds.
+
+        In an open round it must be two: a round that is killed is repeated from the last but one.
+        """
+        for old in sorted(owner.glob("round_*"))[:-keep]:
             for path in old.iterdir():
                 path.unlink()
             old.rmdir()

@@ -112,7 +112,7 @@ class Server:
                 raise Diverged(f"{name} is not finite after the server's step")
         folder = self._experiment.personal_dir(owner, self.number)
         save_state(folder / "optimizer.safetensors", kept)
-        self._experiment.drop_old_rounds(owner)
+        self._experiment.drop_old_rounds(owner, keep=2)
         save_state(self.next_state, state)
 
     def fit(self) -> None:
