@@ -22,6 +22,7 @@ from fedtools.report.page import Corpus, provenance, with_section
 from fedtools.score.detection import DEFINITION
 
 PAPER = "Li et al. 2022"
+KINDS = (".png", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,11 @@ def _provenance(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, P
         date=page.date,
         seeds={run.seed for run in everything},
         rounds={run.config["rounds"] for run in everything},
-        pictures=[*(file.name for file in pictures.values()), *(name for _, name in page.figures)],
+        pictures=[
+            *(file.name for file in pictures.values()),
+            # A picture's numbers may lie beside it.
+            *(str(Path(name).with_suffix(kind)) for _, name in page.figures for kind in KINDS),
+        ],
         packages=("torch",),
         more=left_out,
     )
