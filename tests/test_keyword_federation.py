@@ -233,6 +233,19 @@ def test_a_refused_stack_is_that_of_its_clients(world, cli, tmp_path):
     assert all("NaN" in row.status for row in rows if row.client in refused)
 
 
+def test_too_few_clients_write_nothing(world, cli, tmp_path):
+    """min_clients counts clients, not stacks; no next state is there after the error."""
+    path = begin(world, tmp_path / "exp", "fedavg", "method_conf.min_clients=5")
+    cli("sample", path).ok()
+    cli("train-local", path).ok()
+    update = path / "round_0001" / "update.1.safetensors"
+    tensors = load_file(update)
+    next(iter(tensors.values()))[0] = np.nan
+    save_file(tensors, update)
+    cli("aggregate", path).fails(1, "3 of 5 updates can be used, min_clients is 5")
+    assert not (path / "round_0002" / "global.safetensors").exists()
+
+
 def test_other_data_of_the_same_name(world, cli, tmp_path):
     shutil.copytree(world / "train", tmp_path / "train")
     words = ("init", tmp_path / "exp", "--config", world / "config.yaml", "--method", "centralized")

@@ -10,7 +10,7 @@ import functools
 import math
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -42,6 +42,7 @@ def mean(
     *,
     min_clients: int = 1,
     refused: Sequence[Refusal] = (),
+    behind: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Refusal]:
     """Write sum_k w_k x_k / sum_k w_k over the clients' updates x_k as a state.
 
@@ -56,8 +57,9 @@ def mean(
         weights: one for each update, finite, not negative, not all zero; any scale.
         out_path: the safetensors file to be written, with the tensors of `spec`.
         spec: the shared tensors, as one client has them.
-        min_clients: how many updates must be left.
+        min_clients: how many clients must be left.
         refused: who was refused before, for the message if too few are left.
+        behind: name of an update -> the clients in it; by default it is a client's own.
 
     Returns:
         The clients refused here; the file is the mean over the others.
@@ -69,15 +71,17 @@ def mean(
     check_shared(spec)
     if len(weights) != len(updates) or not all(0 <= w < math.inf for w in weights):
         raise ValueError(f"no weights for {len(updates)} updates: {weights}")
-    check_min_clients(len(updates), min_clients, refused)
+    behind = behind or {update.client: [update.client] for update in updates}
+    check_min_clients(sum(len(behind[u.client]) for u in updates), min_clients, refused)
     if _sum(updates, weights, out_path, spec):
         return []
     bad = _unusable(updates, spec)
     if not bad:
         raise UserError("an update changed while it was read", remedy="run the command again")
     kept = [(u, w) for u, w in zip(updates, weights, strict=True) if u.client not in bad]
-    refusals = [Refusal(client, reason) for client, reason in bad.items()]
-    check_min_clients(len(kept), min_clients, [*refused, *refusals])
+    refusals = [Refusal(client, why) for name, why in bad.items() for client in behind[name]]
+    left = sum(len(behind[u.client]) for u, _ in kept)
+    check_min_clients(left, min_clients, [*refused, *refusals])
     if not _sum([u for u, _ in kept], [w for _, w in kept], out_path, spec):
         raise UserError("an update changed while it was read", remedy="run the command again")
     return refusals

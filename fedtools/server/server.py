@@ -12,7 +12,7 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.means import Member
 from fedtools.files.states import Spec, load_state, save_state
 from fedtools.files.updates import Refusal, Update
-from fedtools.server.aggregate import check_min_clients, mean
+from fedtools.server.aggregate import mean
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +26,7 @@ class Server:
 
     Attributes:
         number: the round.
+        members: the clients whose updates were not refused.
         refusals: those whose updates were, with their reasons.
         losses: mean training loss by client, and by "server" where the server trains.
     """
@@ -45,7 +46,8 @@ class Server:
     ):
         self.number = number
         self.refusals = list(refusals)
-        self._groups = dict(groups)
+        self._groups = groups
+        self.members = [member for of in groups.values() for member in of]
         self.losses = {member.client: member.loss for member in self.members}
         self._updates = list(updates)
         self._weights = list(weights)
@@ -54,11 +56,6 @@ class Server:
         self._min_clients = min_clients
         self._parameters = set(parameters)
         self._make_learner = make_learner
-
-    @property
-    def members(self) -> list[Member]:
-        """The clients whose updates were not refused."""
-        return [member for group in self._groups.values() for member in group]
 
     @property
     def next_state(self) -> Path:
@@ -72,14 +69,13 @@ class Server:
             self._weights,
             self.next_state,
             self._spec,
+            min_clients=self._min_clients,
             refused=self.refusals,
+            behind={name: [member.client for member in of] for name, of in self._groups.items()},
         )
-        for refusal in refused:
-            group = self._groups.pop(refusal.client)
-            self.refusals += [Refusal(member.client, refusal.reason) for member in group]
-        check_min_clients(
-            len(self.members), self._min_clients, self.refusals, self.next_state.parent
-        )
+        self.refusals += refused
+        names = {refusal.client for refusal in refused}
+        self.members = [member for member in self.members if member.client not in names]
 
     def keep(self) -> None:
         """The next state is this round's."""
