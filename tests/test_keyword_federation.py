@@ -122,7 +122,9 @@ def test_stack_and_sequence_agree(world, tmp_path, network, method):
     )
     for client in range(CONFIG["clients_per_round"]):
         apart = distance(stacked, alone, client)
-        assert apart < 1e-4 * distance(alone, {name: [start[name]] * 5 for name in start}, client)
+        # Not of BatchNorm's running statistics, which move by far more than what is trained.
+        trained = {name: [start[name]] * 5 for name in start if "running" not in name}
+        assert apart < 1e-4 * distance(trained, alone, client)
 
 
 def distance(one: dict, other: dict, client: int) -> float:
@@ -252,7 +254,7 @@ def test_other_data_of_the_same_name(world, cli, tmp_path):
     cli(*words, "--train", tmp_path / "train").ok()
     cli(*words, "--train", tmp_path / "train").ok()
     table = tmp_path / "train" / "clips.tsv"
-    table.write_text(table.read_text().replace("\tleft\t", "\tup\t", 1))
+    table.write_text(table.read_text().replace("\tyes\t", "\tno\t", 1))
     cli(*words, "--train", tmp_path / "train").fails(1, "data.yaml: made with other data: train")
 
 
