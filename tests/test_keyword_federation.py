@@ -217,14 +217,19 @@ def test_a_private_model_that_diverged_is_not_kept(world, cli, tmp_path):
         assert all(np.isfinite(value).all() for value in load_file(kept).values())
 
 
-def test_a_refused_stack_is_that_of_its_clients(world, cli, tmp_path):
-    path = begin(world, tmp_path / "exp", "fedavg")
+def spoil_a_stack(cli, path: Path) -> None:
+    """Train in round one, and put a NaN into the first stack of clients."""
     cli("sample", path).ok()
     cli("train-local", path).ok()
     update = path / "round_0001" / "update.1.safetensors"
     tensors = load_file(update)
     next(iter(tensors.values()))[0] = np.nan
     save_file(tensors, update)
+
+
+def test_a_refused_stack_is_that_of_its_clients(world, cli, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg")
+    spoil_a_stack(cli, path)
     cli("aggregate", path).ok()
     members = read_tsv(path / "round_0001" / "members.1.tsv", MEMBERS)
     stack = read_tsv(path / "round_0001" / "update.1.tsv", UPDATES)[0]["client"]
@@ -238,12 +243,7 @@ def test_a_refused_stack_is_that_of_its_clients(world, cli, tmp_path):
 def test_too_few_clients_write_nothing(world, cli, tmp_path):
     """min_clients counts clients, not stacks; no next state is there after the error."""
     path = begin(world, tmp_path / "exp", "fedavg", "method_conf.min_clients=5")
-    cli("sample", path).ok()
-    cli("train-local", path).ok()
-    update = path / "round_0001" / "update.1.safetensors"
-    tensors = load_file(update)
-    next(iter(tensors.values()))[0] = np.nan
-    save_file(tensors, update)
+    spoil_a_stack(cli, path)
     cli("aggregate", path).fails(1, "3 of 5 updates can be used, min_clients is 5")
     assert not (path / "round_0002" / "global.safetensors").exists()
 
