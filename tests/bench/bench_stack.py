@@ -3,13 +3,14 @@
 
     python tests/bench/bench_stack.py                          # mini.yaml's networks
     python tests/bench/bench_stack.py --full --networks dscnn  # the paper's
-    python tests/bench/bench_stack.py --clients 200 --steps 50 --stacks 8
+    python tests/bench/bench_stack.py --clients 200 --steps 50 --stacks 8 --brief
     python tests/bench/bench_stack.py --full --device cuda --clients 200 --steps 50 --stacks 1 16 64
 
 The bare loop is what anybody would write: torch's own layers and optimiser, one client after the
 other, torch's default number of threads; it shares our MFCC and augmentation. Ours runs as
 `fedtools rounds` would: in two processes of one thread, and in one with the default threads (on a
-GPU in one only). All take turns, so that a busy machine slows all; the first turn does not count.
+GPU in one only). All take turns, so that a busy machine slows all; the first turn does not count
+(with --brief there is none, nor the rows that only explain: long rounds need neither).
 Times of rounds are without starting Python, files and aggregation, which bench_round.py measures.
 """
 
@@ -287,12 +288,12 @@ class Runs:
 
         self._work[what] = work
 
-    def take_turns(self, turns: int) -> None:
-        """Run everything once more than `turns`, one after the other."""
-        for turn in range(turns + 1):
+    def take_turns(self, turns: int, uncounted: int) -> None:
+        """Run everything that often, one after the other."""
+        for turn in range(uncounted + turns):
             for what, work in self._work.items():
                 times = work()
-                if turn:
+                if turn >= uncounted:
                     self.times.setdefault(what, []).append(times)
 
     def table(self, title: str, steps: int) -> str:
@@ -339,16 +340,16 @@ def measure(network: str, options: argparse.Namespace, root: Path, processes: Pr
     first = experiment(options.stacks[0], 1)
     work = read_yaml(first / "config.yaml"), root / "clips", options.steps
     runs.add_bare("bare loop", *work, options.threads)
-    if one_thread:
+    if one_thread and not options.brief:
         runs.add_bare("bare loop, 1 thread", *work, 1)
     for stack in options.stacks:
         if one_thread:
             what = f"stacks of {stack}, {options.nj} processes"
             runs.add_ours(what, experiment(stack, 1), in_one=False)
-        if not one_thread or stack == options.stacks[-1]:
+        if not one_thread or (stack == options.stacks[-1] and not options.brief):
             path = experiment(stack, options.threads)
             runs.add_ours(f"stacks of {stack}, 1 process", path, in_one=True)
-    runs.take_turns(options.turns)
+    runs.take_turns(options.turns, uncounted=0 if options.brief else 1)
     return runs.table(network, options.clients * options.steps)
 
 
@@ -357,6 +358,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="the paper's networks, not mini.yaml's")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--brief", action="store_true", help="for long rounds: no first turn")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--stacks", type=int, nargs="+", default=[1, 2, 4, 8])
