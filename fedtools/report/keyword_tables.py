@@ -127,7 +127,8 @@ def ablation_table(runs: Runs) -> str:
 def ablation(runs: Runs, task: str, network: str, method: str, option: str) -> dict[str, list[Run]]:
     """Value of an option of a method -> runs that differ in it alone, by rising values.
 
-    The method as it is configured is one of them; without others it is none.
+    The method as it is configured is one of them, by its runs of the others' seeds: a mean over
+    more seeds could not be compared. Without others there is none.
     """
     found = {
         setting.value: of
@@ -135,7 +136,8 @@ def ablation(runs: Runs, task: str, network: str, method: str, option: str) -> d
         if (setting.task, setting.network, setting.method) == (task, network, method)
         and setting.option == option
     }
-    if found and (plain := runs.of(task, network, method)):
+    seeds = {run.seed for of in found.values() for run in of}
+    if plain := [run for run in runs.of(task, network, method) if run.seed in seeds]:
         found.setdefault(canonical(getattr(plain[0].method, option)), plain)
     return {value: found[value] for value in sorted(found, key=_by_value)}
 

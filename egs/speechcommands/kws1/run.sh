@@ -14,7 +14,7 @@ seeds="0 1 2"
 tasks="12 35"
 networks="dscnn mhattrnn resnet transformer"
 methods="centralized fedavg fedprox fedmmd fedopt alo alt fedkws_ui"
-ablations=true          # figure 3: mu and lambda, for dscnn and resnet if chosen, first task
+ablations=true          # figure 3: mu, lambda; dscnn, resnet if chosen; first task, first seed
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 split=official          # or paper: test clips are in training, as the paper's counts say
@@ -93,11 +93,17 @@ if begins 2; then
     done
 fi
 
-experiment() { # task, network, method, name, settings: one line of the list for each seed
-    local task=$1 network=$2 method=$3 name=$4
-    for seed in ${seeds}; do
-        echo "${exp}/${task}/${network}/${name}/seed${seed}" "${dump}/${task}" "${seed}" "${method}" \
-            "networks.${network}" "methods.${method}" "tasks.${task}.${method}?" "${@:5}"
+experiment() { # seed, task, network, method, name, settings: a line of the list
+    local seed=$1 task=$2 network=$3 method=$4 name=$5
+    echo "${exp}/${task}/${network}/${name}/seed${seed}" "${dump}/${task}" "${seed}" "${method}" \
+        "networks.${network}" "methods.${method}" "tasks.${task}.${method}?" "${@:6}"
+}
+
+vary() { # network, option, values: FedKWS-UI with other values of an option, for figure 3
+    local network=$1 option=$2 value
+    for value in "${@:3}"; do
+        experiment "${seeds%% *}" "${tasks%% *}" "${network}" fedkws_ui \
+            "fedkws_ui.${option}=${value}" "method_conf.${option}=${value}"
     done
 }
 
@@ -107,21 +113,17 @@ if begins 3; then
     for task in ${tasks}; do
         for network in ${networks}; do
             for method in ${methods}; do
-                experiment "${task}" "${network}" "${method}" "${method}"
+                for seed in ${seeds}; do
+                    experiment "${seed}" "${task}" "${network}" "${method}" "${method}"
+                done
             done
         done
     done >"${list}"
     if "${ablations}"; then
         for network in dscnn resnet; do
             [[ " ${networks} " == *" ${network} "* ]] || continue
-            for value in 0.0 0.1 0.3 0.5; do
-                experiment "${tasks%% *}" "${network}" fedkws_ui "fedkws_ui.smoothing=${value}" \
-                    "method_conf.smoothing=${value}"
-            done
-            for value in 0.0 0.0001 0.01 0.1; do
-                experiment "${tasks%% *}" "${network}" fedkws_ui "fedkws_ui.adversarial=${value}" \
-                    "method_conf.adversarial=${value}"
-            done
+            vary "${network}" smoothing 0.0 0.1 0.3 0.5
+            vary "${network}" adversarial 0.0 0.0001 0.01 0.1
         done >>"${list}"
     fi
     log "Stage 3: $(wc -l <"${list}") experiments"
