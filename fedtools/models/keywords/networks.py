@@ -31,6 +31,7 @@ from fedtools.models.keywords.layers import (
     FramesToOne,
     LayerNorm,
     Linear,
+    OneToMany,
     Pointwise,
     constant,
 )
@@ -144,7 +145,7 @@ class ResNet(Network):
         super().__init__()
         channels, norm = sizes.channels, NORMS[sizes.norm]
         self.pool = sizes.pool_frames, sizes.pool_bins
-        self.first = Conv2d(clients, 1, channels, (3, 3), padding=(1, 1), bias=False)
+        self.first = OneToMany(clients, channels, 3)
         self.convolutions = nn.ModuleList()
         for layer in range(sizes.layers - 2):
             wide = 2 ** (layer // 3)
