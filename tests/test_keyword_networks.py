@@ -12,9 +12,13 @@ from fedtools.models.keywords.layers import (
     BatchNorm2d,
     BiGru,
     Conv2d,
+    FramesToOne,
     GroupNorm2d,
     LayerNorm,
     Linear,
+    ManyToMany,
+    OneToMany,
+    Pointwise,
 )
 
 # Li et al. 2022, table 2: parameters in thousands for 12 and 35 classes.
@@ -101,6 +105,31 @@ def test_convolution_linear_and_layer_norm_are_torchs():
             values[client], (5,), norm.weight[client], norm.bias[client]
         )
         torch.testing.assert_close(norm(values)[client], expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs"),
+    [
+        (lambda: Pointwise(CLIENTS, 4, 6), 4),
+        (lambda: FramesToOne(CLIENTS, 4, 5), 4),
+        (lambda: OneToMany(CLIENTS, 4, 3), 1),
+        (lambda: ManyToMany(CLIENTS, 4, 3, dilation=2), 4),
+    ],
+    ids=["Pointwise", "FramesToOne", "OneToMany", "ManyToMany"],
+)
+@pytest.mark.parametrize("clients", [CLIENTS, 1])
+def test_convolutions_of_another_form_and_their_gradients_are_torchs(make, inputs, clients):
+    layer = scramble(make())
+    images = torch.randn(2, clients, inputs, 8, 5)
+    found = layer(images.flatten(1, 2)).unflatten(1, (clients, -1))
+    found.square().sum().backward()
+    for client in range(clients):
+        weight = layer.weight[client].detach().requires_grad_()
+        bias = None if layer.bias is None else layer.bias[client]
+        expected = nn.functional.conv2d(images[:, client], weight, bias, **layer.options)
+        torch.testing.assert_close(found[:, client], expected)
+        expected.square().sum().backward()
+        torch.testing.assert_close(layer.weight.grad[client], weight.grad)
 
 
 @pytest.mark.parametrize("affine", [True, False])

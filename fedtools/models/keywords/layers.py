@@ -59,15 +59,8 @@ class Conv2d(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         clients = images.shape[1] // self.inputs
-        bias = None if self.bias is None else self.bias[:clients]
-        if images.device.type == "cpu" and self.inputs > self.groups:
-            # One by one: the gradient of channels in groups takes up to twice as long on a CPU.
-            each = [None] * clients if bias is None else bias.unbind(0)
-            parts = zip(images.split(self.inputs, 1), self.weight, each, strict=False)
-            found = [F.conv2d(*part, groups=self.groups, **self.options) for part in parts]
-            return torch.cat(found, 1) if clients > 1 else found[0]
         weight = self.weight[:clients].flatten(0, 1)
-        bias = bias if bias is None else bias.flatten()
+        bias = None if self.bias is None else self.bias[:clients].flatten()
         return F.conv2d(images, weight, bias, groups=clients * self.groups, **self.options)
 
 
@@ -81,6 +74,25 @@ class Pointwise(Conv2d):
         values = images.unflatten(1, (-1, self.inputs)).flatten(3)
         found = torch.matmul(self.weight[: values.shape[1], :, :, 0, 0], values)
         return found.flatten(1, 2).unflatten(2, images.shape[2:])
+
+
+class ManyToMany(Conv2d):
+    """K convolutions from as many channels to as many, without bias: on a CPU one by one.
+
+    There the gradient of channels in groups takes up to twice as long.
+    """
+
+    def __init__(self, clients: int, channels: int, side: int, *, dilation: int):
+        around = (dilation * (side // 2),) * 2
+        options = {"padding": around, "dilation": dilation, "bias": False}
+        super().__init__(clients, channels, channels, (side, side), **options)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.device.type != "cpu":
+            return super().forward(images)
+        parts = zip(images.split(self.inputs, 1), self.weight, strict=False)
+        found = [F.conv2d(*part, **self.options) for part in parts]
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
 
 
 class OneToMany(Conv2d):

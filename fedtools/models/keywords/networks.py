@@ -31,6 +31,7 @@ from fedtools.models.keywords.layers import (
     FramesToOne,
     LayerNorm,
     Linear,
+    ManyToMany,
     OneToMany,
     Pointwise,
     constant,
@@ -149,8 +150,7 @@ class ResNet(Network):
         self.convolutions = nn.ModuleList()
         for layer in range(sizes.layers - 2):
             wide = 2 ** (layer // 3)
-            options = {"padding": (wide, wide), "dilation": wide, "bias": False}
-            self.convolutions.append(Conv2d(clients, channels, channels, (3, 3), **options))
+            self.convolutions.append(ManyToMany(clients, channels, 3, dilation=wide))
         self.norms = nn.ModuleList(norm(clients, channels, affine=False) for _ in self.convolutions)
         self.head = Linear(clients, channels, classes)
 
