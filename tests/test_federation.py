@@ -108,21 +108,26 @@ shutil.copytree(path, path + ".start")
 shutil.copytree(path, path + ".whole")
 begun = time.monotonic()
 os.waitpid(start(path + ".whole"), 0)
-whole = time.monotonic() - begun
+longest = 0.8 * (time.monotonic() - begun)
 
+# The machine's load changes under way, and with it how far a federation comes in a given time:
+# one that got nowhere is given longer, and kills go on until they fell into different work.
 killed, seen = 0, set()
-while killed < moments:
+while killed < moments or (len(seen) < moments / 3 and killed < 10 * moments):
     child = start(path)
-    time.sleep(dice.uniform(0, 0.8 * whole))
+    time.sleep(dice.uniform(0, longest))
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         killed += 1
-        seen.add(tuple(sorted(map(str, Path(path).rglob("*")))))
+        files = tuple(sorted(map(str, Path(path).rglob("*"))))
+        longest *= 1.2 if files in seen else 1
+        seen.add(files)
     else:
         # It came to the end: begin anew, so that every kill falls into work.
         shutil.rmtree(path)
         shutil.copytree(path + ".start", path)
+        longest *= 0.8
 print(killed, len(seen))
 """
 
@@ -142,7 +147,7 @@ def test_killed_at_random_moments(world, reference, tmp_path, method):
     )
     assert done.returncode == 0, done.stderr
     killed, different = map(int, done.stdout.split()[-2:])
-    assert killed == moments
+    assert killed >= moments
     # The kills did fall into different stages of the work.
     assert different >= moments / 3, done.stdout
     inside("rounds", path, "--to", "3").ok()
