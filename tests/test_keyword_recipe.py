@@ -85,6 +85,27 @@ def test_ends_with_tables_and_figures(alone):
     assert len(outcome(recipe)) == 6 * 4
 
 
+def test_the_whole_grid(alone):
+    """Every task, network, method and seed once, and the ablations of figure 3."""
+    recipe, _ = alone
+    words, environment = command(recipe)
+    grid = ["--tag", "grid", "--stage", "3", "--stop_stage", "3"]
+    run(words[0], *grid, env=environment).ok()
+    lines = [line.split() for line in (recipe / "exp/grid/experiments").read_text().splitlines()]
+    assert len(lines) == len({line[0] for line in lines}) == 2 * 4 * 8 * 3 + 2 * (4 + 4)
+    sections = {section for line in lines for section in line[4:6]}
+    config = yaml.safe_load((recipe / "conf/mini.yaml").read_text())
+    assert sections == {
+        f"{kind}.{name}" for kind in ("networks", "methods") for name in config[kind]
+    }
+    varied = [line for line in lines if len(line) > 7]
+    assert len(varied) == 16
+    for folder, _, seed, _, network, method, _, setting in varied:
+        assert folder.endswith(setting.removeprefix("method_conf.") + "/seed0")
+        assert seed == "0" and network in ("networks.dscnn", "networks.resnet")
+        assert method == "methods.fedkws_ui" and "/12/" in folder
+
+
 def test_killed_and_rerun(alone, tmp_path):
     """kill -9 at random moments, then the same command: the same bytes as one left alone."""
     recipe = make_checkout(tmp_path)

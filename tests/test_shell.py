@@ -206,7 +206,7 @@ def test_wrong_usage(tmp_path, arguments, said):
 
 def test_no_more_jobs_than_allowed_run_at_a_time(tmp_path):
     # A job counts those beside it by the files they hold.
-    line = "touch run.$1; sleep 0.2; ls run.* | wc -l > seen.$1; rm run.$1\n"
+    line = "touch run.$1; sleep 0.5; ls run.* | wc -l > seen.$1; rm run.$1\n"
     job = script(tmp_path / "job.sh", line)
     run(RUN, "-tc", "2", "JOB=1:5", "x.JOB.log", job, "JOB", cwd=tmp_path).ok()
     seen = [int(path.read_text()) for path in tmp_path.glob("seen.*")]
@@ -222,7 +222,7 @@ def test_every_gpu_job_has_gpus_of_its_own(tmp_path):
     run(RUN, "--gpu", "3", "x.log", "true", env=visible).fails(2, "has 2")
 
 
-def wait_until(condition, seconds: float = 10) -> None:
+def wait_until(condition, seconds: float = 60) -> None:
     """Wait for something to become true; the test fails if it does not."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -247,7 +247,7 @@ def test_a_signal_ends_the_jobs(tmp_path, number):
     files = [tmp_path / "pid.1", tmp_path / "pid.2"]
     wait_until(lambda: all(file.exists() and file.read_text().strip() for file in files))
     process.send_signal(number)
-    code = process.wait(timeout=10)
+    code = process.wait(timeout=60)
     assert code == (-9 if number == signal.SIGKILL else 128 + number)
     for file in files:
         wait_until(lambda file=file: not alive(int(file.read_text())))
