@@ -85,6 +85,25 @@ def test_ends_with_tables_and_figures(alone):
     assert len(outcome(recipe)) == 6 * 4
 
 
+def test_what_is_finished_is_not_opened_again(alone):
+    recipe, _ = alone
+    before, log = outcome(recipe), recipe / "exp/fake/log"
+    words, environment = command(recipe, "--stage", "4", "--stop_stage", "4")
+    (recipe / "exp/fake/12/dscnn/fedavg/seed0/evaluate_test.tsv").unlink()
+    run(*words, env=environment).ok()
+    assert outcome(recipe) == before
+    said = [path.read_text() for path in log.glob("train.*.log")]
+    assert sum("seed0: complete" in text for text in said) == 5
+    # Other options are looked at, and refused.
+    tiny = recipe / "tiny.yaml"
+    kept = tiny.read_text()
+    tiny.write_text(kept.replace("rounds: 2", "rounds: 3"))
+    refused = run(*words, env=environment)
+    tiny.write_text(kept)
+    assert refused.code == 1 and "6 of 6 jobs failed" in refused.err
+    assert "made with another configuration" in (log / "train.1.log").read_text()
+
+
 def test_the_whole_grid(alone):
     """Every task, network, method and seed once, and the ablations of figure 3."""
     recipe, _ = alone
