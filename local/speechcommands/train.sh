@@ -20,7 +20,9 @@ done
 
 # What was finished from the same line, options and clips is not opened again: to import torch only
 # to find nothing to do took a grid of 208 experiments a quarter of an hour.
-stamp() { { echo "${line[*]}" && cat "${config}" "${data}"/{train,valid,test}/clips.tsv; } | sha256sum; }
+stamp() {
+    { echo "${line[*]}" && cat "${config}" "${data}"/{train,valid,test}/clips.tsv; } | sha256sum
+}
 if [ -e "${exp}/evaluate_test.tsv" ] && [ -e "${exp}/.complete" ] &&
     [ "$(<"${exp}/.complete")" = "$(stamp)" ]; then
     echo "${exp}: complete"
