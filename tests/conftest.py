@@ -90,6 +90,13 @@ def fedtools(*arguments: str | Path, **kwargs) -> Result:
     return run(sys.executable, "-m", "fedtools", *arguments, **kwargs)
 
 
+def torchless(folder: Path) -> dict[str, str]:
+    """An environment in which `import torch` fails, by means of a module in `folder`."""
+    folder.mkdir()
+    (folder / "torch.py").write_text("raise ModuleNotFoundError('no torch here', name='torch')\n")
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+
+
 def inside(*arguments: str | Path) -> Result:
     """Run `fedtools ...` inside this process: the same `main`, without a second torch import."""
     from fedtools.cli import main

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import simulated
 import yaml
-from conftest import ROOT, fedtools, inside
+from conftest import ROOT, fedtools, inside, torchless
 from safetensors.numpy import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -83,6 +83,33 @@ def test_processes_give_the_same_bytes(world, reference, tmp_path):
     inside(*begin(world, path)).ok()
     fedtools("rounds", path, "--to", "3", "--nj", "3").ok()
     assert states(path) == reference["fedavg"]
+
+
+def test_nothing_left_to_do_is_found_out_without_torch(world, tmp_path):
+    path, without = tmp_path / "exp", torchless(tmp_path / "torchless")
+    rounds = ["rounds", path, "--to", "2", "--evaluate", "valid"]
+    fedtools(*begin(world, path), env=without).fails(1, "'torch' is missing")
+    assert not path.exists()
+    inside(*begin(world, path)).ok()
+    fedtools(*rounds, env=without).fails(1, "'torch' is missing")
+    inside(*rounds).ok()
+    table = path / "evaluate_valid.tsv"
+    made, measured = states(path), table.read_text()
+    fedtools(*begin(world, path), env=without).ok()
+    assert "all rounds are complete" in fedtools(*rounds, env=without).ok().err
+    fedtools("rounds", path, "--to", "3", env=without).fails(1, "'torch' is missing")
+
+    # What somebody removed is something to do.
+    table.write_text(measured[: measured.rindex("2\tin\t")])
+    inside(*rounds).ok()
+    assert table.read_text() == measured
+    (path / "round_0002/.done").unlink()
+    (path / "round_0003/global.safetensors").unlink()
+    inside(*rounds).ok()
+    assert states(path) == made
+    shutil.rmtree(path / "round_0001")
+    inside(*begin(world, path)).ok()
+    assert (path / "round_0001/global.safetensors").exists()
 
 
 KILLER = """

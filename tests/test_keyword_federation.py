@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import inside
+from conftest import fedtools, inside, torchless
 from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file, save_file
 
@@ -42,6 +42,18 @@ def reference(world) -> Path:
     path = begin(world, world / "reference")
     inside("rounds", path, "--evaluate", "test").ok()
     return path
+
+
+def test_nothing_left_to_do_is_found_out_without_torch(world, reference, tmp_path):
+    path, without = tmp_path / "exp", torchless(tmp_path / "torchless")
+    shutil.copytree(reference, path)
+    rounds = ["rounds", path, "--evaluate", "test"]
+    data = ["--train", world / "train", "--test", world / "test"]
+    options = ["--config", world / "config.yaml", "--method", "fedkws_ui"]
+    fedtools("init", path, *options, *data, env=without).ok()
+    assert "all rounds are complete" in fedtools(*rounds, env=without).ok().err
+    (path / "evaluate_test.tsv").unlink()
+    fedtools(*rounds, env=without).fails(1, "'torch' is missing")
 
 
 def test_it_learns_and_says_so(reference):

@@ -93,7 +93,7 @@ def test_what_is_finished_is_not_opened_again(alone):
     run(*words, env=environment).ok()
     assert outcome(recipe) == before
     said = [path.read_text() for path in log.glob("train.*.log")]
-    assert sum("seed0: complete" in text for text in said) == 5
+    assert sum("seed0: all rounds are complete" in text for text in said) == 5
     # Other options are looked at, and refused.
     tiny = recipe / "tiny.yaml"
     kept = tiny.read_text()

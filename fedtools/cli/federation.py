@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
@@ -93,6 +94,11 @@ def rounds(
     ngpu: int = NGPU,
 ) -> None:
     """Run all rounds up to the given one; a killed run goes on where it was."""
+    from fedtools.federation.tasks import is_finished
+
+    if is_finished(experiment, to, evaluate):
+        print(f"{experiment}: all rounds are complete", file=sys.stderr)
+        return
     from fedtools.federation.rounds import run_rounds
 
     run_rounds(experiment, to, nj, _device(ngpu), evaluate)
@@ -106,14 +112,13 @@ def evaluate(
     ngpu: int = NGPU,
 ) -> None:
     """Loss and greedy WER, or accuracy, of every client's model after every round."""
-    from fedtools.federation import evaluate as work
+    from fedtools.federation.evaluate import evaluate as measure
     from fedtools.files.tables import format_table
 
     federation = _open(experiment, ngpu)
     last = federation.experiment.last_round()
     rounds = range(0, last + 1, every) if every else None
-    header = work.columns(federation)
-    rows = work.evaluate(federation, rounds, role)
+    header, rows = federation.task.header, measure(federation, rounds, role)
     print(format_table(header, [[row[name] for name in header] for row in rows]))
 
 
@@ -125,11 +130,11 @@ def average(
     ngpu: int = NGPU,
 ) -> None:
     """Average the models of the best rounds on the validation data."""
-    from fedtools.federation import evaluate as work
+    from fedtools.federation.evaluate import average as mean_of_best
 
     if by not in ("rate", "loss"):
         raise typer.BadParameter("rate or loss", param_hint="--by")
-    for path in work.average(_open(experiment, ngpu), best, by):
+    for path in mean_of_best(_open(experiment, ngpu), best, by):
         print(path)
 
 

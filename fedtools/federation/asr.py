@@ -14,10 +14,10 @@ from fedtools.client.data import Utterances
 from fedtools.client.learner import Learner
 from fedtools.client.train import Diverged, Fitted, Training
 from fedtools.decode.greedy import greedy
-from fedtools.federation.federation import ALL, Beginning, Federation, Trained
+from fedtools.federation.federation import Federation, Trained
+from fedtools.federation.tasks import ALL
 from fedtools.files.config import from_mapping
-from fedtools.files.datadir import DataDir, invert
-from fedtools.files.errors import UserError
+from fedtools.files.datadir import DataDir
 from fedtools.files.states import save_state
 from fedtools.lm.tokens import Tokenizer
 from fedtools.methods.base import PERSONAL, SHARED
@@ -34,10 +34,6 @@ def read_data(path: str | Path, *tables: str) -> DataDir:
 class AsrFederation(Federation):
     """A federation whose clients transcribe speech."""
 
-    columns = ("utterances", "loss", "words", "errors", "wer")
-    rate, sign = "wer", 1
-    identity = "text"
-
     def __init__(self, path: str | Path, device: str = "cpu"):
         super().__init__(path, device)
         self.training = from_mapping(Training, self.experiment.config["training"], self.where)
@@ -49,16 +45,10 @@ class AsrFederation(Federation):
     @staticmethod
     def begin(
         config: Mapping[str, Any], train: Path, tokens: Path | None, where: str | Path
-    ) -> Beginning:
+    ) -> dict[str, torch.Tensor]:
         from_mapping(Training, config["training"], where)
-        if tokens is None:
-            raise UserError("no tokens", path=where, remedy="give --tokens FOLDER")
         units = Tokenizer.load(tokens).tokens
-        model = build_model(config["model"], units, f"{where}: model")
-        files = [tokens / name for name in ("tokens.txt", "bpe.model") if (tokens / name).exists()]
-        has_clients = (train / "utt2client").exists()
-        clients = list(invert(DataDir.read(train, "utt2client").utt2client)) if has_clients else []
-        return Beginning(files, clients, model.state_dict())
+        return build_model(config["model"], units, f"{where}: model").state_dict()
 
     @cached_property
     def model(self) -> nn.Module:
@@ -84,10 +74,6 @@ class AsrFederation(Federation):
                 data, names, self.tokenizer, self.training.batch_bins, shortest_input(self.model)
             )
         return self._utterances[role, client]
-
-    def groups(self, role: str) -> list[str]:
-        self.data_path(role)
-        return sorted(set(self.data[role].utt2client.values())) or [ALL]
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
         return [[client] for client in clients]

@@ -16,7 +16,7 @@ from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
 from fedtools.decode.greedy import greedy
 from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.federation.evaluate import load_average
-from fedtools.federation.federation import ALL
+from fedtools.federation.tasks import ALL
 from fedtools.files.atomic import sha256
 from fedtools.files.config import from_mapping, read_yaml, write_yaml
 from fedtools.files.datadir import DataDir, byte_order

@@ -18,11 +18,6 @@ from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.methods.base import PERSONAL
 
 
-def columns(federation: Federation) -> tuple[str, ...]:
-    """The columns of the table that `evaluate` writes."""
-    return ("round", "client", *federation.columns)
-
-
 def evaluate(
     federation: Federation, rounds: Sequence[int] | None = None, role: str = "valid"
 ) -> list[dict[str, str]]:
@@ -35,12 +30,11 @@ def evaluate(
         role: which data.
 
     Returns:
-        the rows of the file, see `columns`; loss in nats per utterance, rates in %.
+        the rows of the file, see `Task.header`; loss in nats per utterance, rates in %.
     """
-    path = federation.experiment.path / f"evaluate_{role}.tsv"
+    path, header = federation.experiment.evaluation(role), federation.task.header
     if rounds is None:
         rounds = range(federation.experiment.last_round() + 1)
-    header = columns(federation)
     done = read_tsv(path, header) if path.exists() else []
     rows = {(int(row["round"]), row["client"]): row for row in done}
     wanted = [(number, client) for number in rounds for client in federation.groups(role)]
@@ -56,7 +50,7 @@ def evaluate(
     for number in dict.fromkeys(number for number, _ in todo):
         scalars = {
             f"{what}/{client}": float(rows[number, client][what])
-            for what in ("loss", federation.rate)
+            for what in ("loss", federation.task.rate)
             for at, client in wanted
             if at == number
         }
@@ -81,7 +75,8 @@ def average(federation: Federation, best: int | None = None, by: str = "rate") -
     rows = [row for row in evaluate(federation) if int(row["round"]) > 0]
     if not rows:
         raise UserError("no round is complete", path=federation.experiment.path)
-    column, sign = ("loss", 1) if by == "loss" else (federation.rate, federation.sign)
+    task = federation.task
+    column, sign = ("loss", 1) if by == "loss" else (task.rate, task.sign)
     written = []
     personal = PERSONAL in federation.kinds.values()
     for client in federation.experiment.clients if personal else [None]:

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from fedtools.client.train import Fitted, load_model
+from fedtools.federation.tasks import task_of
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.states import Spec, load_state, spec_of
@@ -22,9 +23,6 @@ from fedtools.methods.base import PERSONAL, SHARED
 if TYPE_CHECKING:
     from fedtools.client.learner import Learner
     from fedtools.client.parallel import Stack
-
-# The one "client" of data without clients.
-ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -37,48 +35,24 @@ class Trained:
     reason: str = ""
 
 
-class Beginning(NamedTuple):
-    """What an experiment begins with.
-
-    Attributes:
-        files: what is copied into it, such as the list of tokens.
-        clients: of its training data.
-        tensors: of a new model.
-    """
-
-    files: list[Path]
-    clients: list[str]
-    tensors: dict[str, torch.Tensor]
-
-
 class Federation(ABC):
-    """An experiment opened for work: its method, model and data, made once when first needed.
-
-    Attributes:
-        columns: what `measure` gives, in the order of a table.
-        rate: the column by which models are compared, and ...
-        sign: ... 1 if less of it is better, -1 if more is.
-        identity: the file of a data directory that tells it from others.
-    """
-
-    columns: ClassVar[tuple[str, ...]]
-    rate: ClassVar[str]
-    sign: ClassVar[int]
-    identity: ClassVar[str]
+    """An experiment opened for work: its method, model and data, made once when first needed."""
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         self.experiment = Experiment(path)
         config = self.experiment.config
         self.where = self.experiment.path / "config.yaml"
+        self.task = task_of(config["task"], self.where)
         self.method = make_method(config["method"], config["method_conf"], self.where)
         self.device = torch.device(device)
+        self._groups: dict[str, list[str]] = {}
 
     @staticmethod
     @abstractmethod
     def begin(
         config: Mapping[str, Any], train: Path, tokens: Path | None, where: str | Path
-    ) -> Beginning:
-        """Check the options and data of an experiment that is to be made, and make its model."""
+    ) -> dict[str, torch.Tensor]:
+        """Check the options of an experiment that is to be made; the tensors of a new model."""
 
     @property
     @abstractmethod
@@ -110,12 +84,8 @@ class Federation(ABC):
         """A learner of the server, on all training data, with the shared tensors of the round."""
 
     @abstractmethod
-    def groups(self, role: str) -> list[str]:
-        """The clients by which the data of a role are measured, or `ALL`."""
-
-    @abstractmethod
     def measure(self, role: str, client: str) -> dict[str, object]:
-        """Measure the model, as it is loaded, on the data of a client: `columns`."""
+        """Measure the model, as it is loaded, on the data of a client: `Task.columns`."""
 
     @abstractmethod
     def epochs(self, client: str, steps: int) -> float:
@@ -151,6 +121,12 @@ class Federation(ABC):
     def of_kind(self, kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors of `state` that are of one kind."""
         return {name: value for name, value in state.items() if self.kinds[name] == kind}
+
+    def groups(self, role: str) -> list[str]:
+        """The clients by which the data of a role are measured, or `ALL`."""
+        if role not in self._groups:
+            self._groups[role] = self.task.groups(self.data_path(role))
+        return self._groups[role]
 
     def data_path(self, role: str) -> str:
         """Where the data of a role ("train", "valid", "test") are."""

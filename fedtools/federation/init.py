@@ -5,21 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fedtools.client.train import load_model
-from fedtools.federation.tasks import federation_class
+from fedtools.federation.tasks import Task, task_of
 from fedtools.files.atomic import atomic_path, sha256
 from fedtools.files.config import freeze, merge, override, read_yaml
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.keyed import seed64
-from fedtools.files.states import load_state, save_state, spec_of
-from fedtools.methods import make_method
-from fedtools.methods.base import SHARED
+from fedtools.methods import has_clients, make_method
+
+if TYPE_CHECKING:
+    import torch
 
 
 def init(
@@ -55,24 +53,15 @@ def init(
     for key in ("model", "training"):
         if not isinstance(config.get(key), dict):
             raise UserError(f"section {key!r} is missing", path=where)
-    task = config.get("task", "asr")
-    make = federation_class(task, where)
-    options = dict(config.get("method_conf") or {})
-    made = make_method(method, options, where)
-    try:
-        made.check(task, config["model"])
-    except ValueError as error:
-        raise UserError(str(error), path=where) from None
+    name = config.get("task", "asr")
+    task = task_of(name, where)
+    files = task.needed(Path(train), Path(tokens) if tokens else None, where)
     data = {"train": train, "valid": valid, "test": test}
-    torch.manual_seed(seed64(seed, "init"))
-    begun = make.begin(config, Path(train), Path(tokens) if tokens else None, where)
-    if start:
-        load_model(begun.tensors, load_state(start, spec_of(begun.tensors)))
-    clients = begun.clients if made.has_clients else []
+    clients = task.clients(Path(train)) if has_clients(method) else []
     frozen = {
-        "task": task,
+        "task": name,
         "method": method,
-        "method_conf": options,
+        "method_conf": dict(config.get("method_conf") or {}),
         "seed": seed,
         "clients": [check_id(client, "client", train) for client in clients],
         "clients_per_round": _sampled(config, where),
@@ -81,24 +70,64 @@ def init(
         "evaluate_every": _whole(config, "evaluate_every", 1, where),
         "keep_updates": bool(config.get("keep_updates", True)),
         "data": {role: str(folder) for role, folder in data.items() if folder},
-        **{file.name: sha256(file) for file in begun.files},
+        **{file.name: sha256(file) for file in files},
         "start": sha256(start) if start else None,
         "model": config["model"],
         "training": config["training"],
     }
-    freeze(path / "config.yaml", frozen)
     # Apart from the options: data of the same name can be made again from something else.
-    known = {role: _hash(Path(folder) / make.identity) for role, folder in frozen["data"].items()}
+    known = {role: _hash(Path(folder) / task.identity) for role, folder in frozen["data"].items()}
+    made = ("config.yaml", "data.yaml", "init.safetensors", "round_0001/global.safetensors")
+    begun = all((path / name).exists() for name in made)
+    # Before anything is frozen: a model that cannot be made leaves nothing behind.
+    tensors = {} if begun else _tensors(task, frozen, Path(train), tokens, start, where)
+    freeze(path / "config.yaml", frozen)
     freeze(path / "data.yaml", known, "other data")
-    for file in begun.files:
+    for file in files:
         if not (path / file.name).exists():
             with atomic_path(path / file.name) as temporary:
                 shutil.copyfile(file, temporary)
+    if not begun:
+        _write_states(path, task, tensors)
+
+
+def _tensors(
+    task: Task,
+    options: Mapping[str, Any],
+    train: Path,
+    tokens: str | Path | None,
+    start: str | Path | None,
+    where: str | Path,
+) -> dict[str, torch.Tensor]:
+    """Check the options of method and model, and make the tensors that everybody begins with."""
+    import torch
+
+    from fedtools.client.train import load_model
+    from fedtools.files.states import load_state, spec_of
+
+    method = make_method(options["method"], options["method_conf"], where)
+    try:
+        method.check(options["task"], options["model"])
+    except ValueError as error:
+        raise UserError(str(error), path=where) from None
+    torch.manual_seed(seed64(options["seed"], "init"))
+    folder = Path(tokens) if tokens else None
+    tensors = task.federation_class.begin(options, train, folder, where)
+    if start:
+        load_model(tensors, load_state(start, spec_of(tensors)))
+    return tensors
+
+
+def _write_states(path: Path, task: Task, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write the full model, and of it what the server sends in round 1."""
+    from fedtools.files.states import save_state
+    from fedtools.methods.base import SHARED
+
     experiment = Experiment(path)
     if not experiment.init.exists():
-        save_state(experiment.init, begun.tensors)
+        save_state(experiment.init, tensors)
     if not experiment.global_state(1).exists():
-        federation = make(path)
+        federation = task.federation_class(path)
         save_state(experiment.global_state(1), federation.of_kind(SHARED, federation.initial))
 
 

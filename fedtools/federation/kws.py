@@ -21,8 +21,8 @@ from fedtools.client.parallel import (
     tensors_of,
 )
 from fedtools.client.train import load_model, make_optimizer
-from fedtools.federation.federation import ALL, Beginning, Federation, Trained
-from fedtools.files.clips import Clips
+from fedtools.federation.federation import Federation, Trained
+from fedtools.files.clips import Clips, read_classes
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError
 from fedtools.files.states import save_state
@@ -34,10 +34,6 @@ _MEASURED_AT_ONCE = 256
 
 class KwsFederation(Federation):
     """A federation whose clients tell keywords apart."""
-
-    columns = ("clips", "loss", "errors", "accuracy")
-    rate, sign = "accuracy", -1
-    identity = "clips.tsv"
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         super().__init__(path, device)
@@ -54,14 +50,12 @@ class KwsFederation(Federation):
     @staticmethod
     def begin(
         config: Mapping[str, Any], train: Path, tokens: Path | None, where: str | Path
-    ) -> Beginning:
+    ) -> dict[str, torch.Tensor]:
         training = from_mapping(ClipTraining, config["training"], where)
-        if tokens is not None:
-            raise UserError("keyword spotting has no tokens", path=where, remedy="no --tokens")
-        clips = Clips.read(train)
-        network = build_network(config["model"], len(clips.classes), f"{where}: model")
+        classes = len(read_classes(train / "classes.txt"))
+        network = build_network(config["model"], classes, f"{where}: model")
         make_optimizer(network, training)
-        return Beginning([train / "classes.txt"], clips.clients, tensors_of(network))
+        return tensors_of(network)
 
     @cached_property
     def model(self) -> Network:
@@ -179,9 +173,6 @@ class KwsFederation(Federation):
         steps = -(-everything.stop // self.training.batch_size) * self.method.server_epochs
         facts = {"steps": np.array([steps])}
         return self._make_stack(["server"], [folder], number, self.model, [everything], facts)
-
-    def groups(self, role: str) -> list[str]:
-        return [ALL]
 
     def epochs(self, client: str, steps: int) -> float:
         size = self.features("train").size(client)

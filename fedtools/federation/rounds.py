@@ -43,9 +43,6 @@ def run_rounds(
     every = federation.experiment.config["evaluate_every"]
     if role:
         evaluate(federation, range(0, first, every), role)
-    if first > last:
-        print(f"{path}: all {last} rounds are complete", file=sys.stderr)
-        return
     begun = time.monotonic()
     jobs = max(1, min(jobs, len(federation.experiment.clients)))
     with _trainer(federation, jobs, device) as train:

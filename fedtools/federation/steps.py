@@ -19,6 +19,7 @@ from fedtools.files.ledger import LedgerRow, append_round
 from fedtools.files.means import MeanWriter, means_complete, member_of, read_means, stack_name
 from fedtools.files.states import row_bytes
 from fedtools.files.updates import UpdateWriter, job_complete, read_updates
+from fedtools.methods import has_clients
 from fedtools.server.aggregate import check_min_clients
 from fedtools.server.sample import sample_clients
 from fedtools.server.server import Server
@@ -35,7 +36,7 @@ def sample(federation: Federation, number: int, jobs: int) -> list[str]:
     experiment = federation.experiment
     experiment.require_begun(number, "be sampled")
     clients: list[str] = []
-    if federation.method.has_clients:
+    if has_clients(experiment.config["method"]):
         count = experiment.config["clients_per_round"]
         clients = sample_clients(
             experiment.clients, count or len(experiment.clients), experiment.seed, number

@@ -1,29 +1,142 @@
-"""The tasks that a federation can have, by the name in its configuration."""
+"""The tasks that a federation can have, and what is known of one without its models.
+
+Nothing here imports torch: that takes seconds, and a rerun of a grid of finished experiments only
+asks each whether there is anything left to do.
+"""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedtools.federation.federation import Federation
+from fedtools.files.clips import Clips
 from fedtools.files.config import read_yaml, unknown
+from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
+from fedtools.files.tables import read_tsv
+
+if TYPE_CHECKING:
+    from fedtools.federation.federation import Federation
+
+# The one "client" of data that are measured as a whole.
+ALL = "all"
 
 
-def federation_class(task: str, where: str | Path) -> type[Federation]:
-    """The class of a task; a `UserError` names the known ones."""
-    if task == "asr":
-        from fedtools.federation.asr import AsrFederation
+@dataclass(frozen=True)
+class Task:
+    """What a federation learns, and the form of its data.
 
-        return AsrFederation
-    if task == "kws":
-        from fedtools.federation.kws import KwsFederation
+    Attributes:
+        federation: "module:class" of those who have this task.
+        columns: what `Federation.measure` gives, in the order of a table.
+        rate: the column by which models are compared, and ...
+        sign: ... 1 if less of it is better, -1 if more is.
+        identity: the file of a data directory that tells it from others.
+        needed: (training data, folder of tokens, where the options were read from) to the files
+            that an experiment keeps a copy of; raises a UserError if one is not given.
+        clients: data directory to its clients, in C order; [] where it names none.
+        by_client: whether models are measured on each client's data, or on `ALL`.
+    """
 
-        return KwsFederation
-    raise UserError(f"task: {unknown(str(task), ['asr', 'kws'])}", path=where)
+    federation: str
+    columns: tuple[str, ...]
+    rate: str
+    sign: int
+    identity: str
+    needed: Callable[[Path, Path | None, str | Path], list[Path]]
+    clients: Callable[[Path], list[str]]
+    by_client: bool
+
+    @property
+    def federation_class(self) -> type[Federation]:
+        """The class that does the work, imported when it is asked for."""
+        module, _, name = self.federation.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The columns of the tables of models and rounds."""
+        return ("round", "client", *self.columns)
+
+    def groups(self, data: str | Path) -> list[str]:
+        """The clients by which a data directory is measured, or `ALL`."""
+        return (self.clients(Path(data)) if self.by_client else []) or [ALL]
+
+
+def _tokens(train: Path, tokens: Path | None, where: str | Path) -> list[Path]:
+    if tokens is None:
+        raise UserError("no tokens", path=where, remedy="give --tokens FOLDER")
+    files = [tokens / "tokens.txt", tokens / "bpe.model"]
+    return [file for file in files if file.exists()]
+
+
+def _classes(train: Path, tokens: Path | None, where: str | Path) -> list[Path]:
+    if tokens is not None:
+        raise UserError("keyword spotting has no tokens", path=where, remedy="no --tokens")
+    return [train / "classes.txt"]
+
+
+def _speakers(folder: Path) -> list[str]:
+    if not (folder / "utt2client").exists():
+        return []
+    return list(invert(DataDir.read(folder, "utt2client").utt2client))
+
+
+TASKS = {
+    "asr": Task(
+        federation="fedtools.federation.asr:AsrFederation",
+        columns=("utterances", "loss", "words", "errors", "wer"),
+        rate="wer",
+        sign=1,
+        identity="text",
+        needed=_tokens,
+        clients=_speakers,
+        by_client=True,
+    ),
+    "kws": Task(
+        federation="fedtools.federation.kws:KwsFederation",
+        columns=("clips", "loss", "errors", "accuracy"),
+        rate="accuracy",
+        sign=-1,
+        identity="clips.tsv",
+        needed=_classes,
+        clients=lambda folder: Clips.read(folder).clients,
+        by_client=False,
+    ),
+}
+
+
+def task_of(name: str, where: str | Path) -> Task:
+    """The task of a name; a `UserError` tells the known ones."""
+    if name not in TASKS:
+        raise UserError(f"task: {unknown(str(name), TASKS)}", path=where)
+    return TASKS[name]
 
 
 def open_federation(path: str | Path, device: str = "cpu") -> Federation:
     """Open the experiment in a folder."""
     where = Experiment(path).path / "config.yaml"
-    return federation_class(read_yaml(where)["task"], where)(path, device)
+    return task_of(read_yaml(where)["task"], where).federation_class(path, device)
+
+
+def is_finished(path: str | Path, last: int | None = None, role: str | None = None) -> bool:
+    """Whether `run_rounds` of the same arguments would find nothing to do."""
+    experiment = Experiment(path)
+    config = experiment.config
+    complete = experiment.last_round()
+    if complete < (last or config["rounds"]):
+        return False
+    if role is None:
+        return True
+    table = experiment.evaluation(role)
+    if role not in config["data"] or not table.exists():
+        return False
+    task = task_of(config["task"], experiment.path / "config.yaml")
+    done = {(int(row["round"]), row["client"]) for row in read_tsv(table, task.header)}
+    groups = task.groups(config["data"][role])
+    numbers = range(0, complete + 1, config["evaluate_every"])
+    return done.issuperset((number, client) for number in numbers for client in groups)

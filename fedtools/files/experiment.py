@@ -9,6 +9,7 @@ EXP/round_0007/update.<job>.*       what clients send
 EXP/round_0007/.done                written last
 EXP/clients/<client>/            what never leaves the client; no server command opens it
 EXP/server/                      the server's own optimiser, for methods that train there
+EXP/evaluate_<role>.tsv          how good the models are, by round and client
 EXP/ledger.tsv                   bytes, epochs and seconds by round and client
 """
 
@@ -50,6 +51,10 @@ class Experiment:
     def ledger(self) -> Path:
         """Bytes, epochs and seconds by round and client."""
         return self.path / "ledger.tsv"
+
+    def evaluation(self, role: str) -> Path:
+        """Loss and rate of models by round and client, on the data of a role."""
+        return self.path / f"evaluate_{role}.tsv"
 
     @property
     def tensorboard(self) -> Path:

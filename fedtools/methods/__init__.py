@@ -22,6 +22,14 @@ METHODS = {
     "alt": "fedtools.methods.fedkws_ui:Alt",
 }
 
+# Only the server trains in these.
+_WITHOUT_CLIENTS = ("centralized",)
+
+
+def has_clients(name: str) -> bool:
+    """Whether clients take part in a method's training."""
+    return name not in _WITHOUT_CLIENTS
+
 
 def make_method(name: str, options: Mapping[str, Any] | None, where: str | Path) -> Method:
     """Make a method from its name and options; a `UserError` names what is unknown."""

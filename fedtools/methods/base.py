@@ -35,7 +35,6 @@ class Method:
 
     title: ClassVar[str]
     tasks: ClassVar[tuple[str, ...]] = ("asr", "kws")
-    has_clients: ClassVar[bool] = True
     server_epochs: ClassVar[int] = 0
 
     local_epochs: int = 1

@@ -20,7 +20,6 @@ class Centralized(Method):
     """No client trains; a round is one epoch of one uninterrupted training at the server."""
 
     title: ClassVar[str] = "Centralized"
-    has_clients: ClassVar[bool] = False
     server_epochs: ClassVar[int] = 1
 
     def parameter_kind(self, name: str) -> str:

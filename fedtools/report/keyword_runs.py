@@ -21,7 +21,7 @@ from fedtools.files.config import from_mapping, read_yaml, unknown
 from fedtools.files.errors import UserError
 from fedtools.files.ledger import read_ledger
 from fedtools.files.tables import count, number, read_tsv
-from fedtools.methods import METHODS, make_method
+from fedtools.methods import METHODS, has_clients, make_method
 from fedtools.methods.base import Method
 from fedtools.models.keywords import NETWORKS, build_network
 from fedtools.report.results import read_curve
@@ -223,11 +223,6 @@ class Runs:
             sizes = {client: place.stop - place.start for client, place in places.items()}
             facts[task] = Facts(runs[0].classes, sizes, len(Clips.read(roles["test"]).labels))
         return facts
-
-
-def has_clients(method: str) -> bool:
-    """Whether clients take part in a method's training."""
-    return type(make_method(method, None, method)).has_clients
 
 
 def title_of(method: str) -> str:

@@ -18,18 +18,6 @@ for word in "${line[@]:4}"; do
     esac
 done
 
-# What was finished from the same line, options and clips is not opened again: to import torch only
-# to find nothing to do took a grid of 208 experiments a quarter of an hour.
-stamp() {
-    { echo "${line[*]}" && cat "${config}" "${data}"/{train,valid,test}/clips.tsv; } | sha256sum
-}
-if [ -e "${exp}/evaluate_test.tsv" ] && [ -e "${exp}/.complete" ] &&
-    [ "$(<"${exp}/.complete")" = "$(stamp)" ]; then
-    echo "${exp}: complete"
-    exit
-fi
-
 fedtools init "${exp}" --config "${config}" --method "${method}" --seed "${seed}" \
     --train "${data}/train" --valid "${data}/valid" --test "${data}/test" "${options[@]}"
 fedtools rounds "${exp}" --ngpu "${ngpu}" --evaluate test
-stamp >"${exp}/.complete"
