@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +19,11 @@ import yaml
 from conftest import fedtools, inside, torchless
 from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file, save_file
+from torch.nn import Parameter
 
 from fedtools.client.parallel import cross_entropy, tensors_of
+from fedtools.federation.evaluate import evaluate
+from fedtools.federation.steps import aggregate, sample, train_local
 from fedtools.federation.tasks import open_federation
 from fedtools.files.ledger import read_ledger
 from fedtools.files.means import COLUMNS as MEMBERS
@@ -166,6 +171,34 @@ def test_ledger(reference):
     # The one clip of the smallest client has no entropy: one step, the least there is.
     smallest = [row for row in rows if row.client == CLIENTS[-1]]
     assert smallest and all(row.client_epochs == 1 for row in smallest)
+
+
+def held() -> int:
+    """Bytes of all that lives: torch's tensors, and what Python and numpy have allocated."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, Parameter)]
+    storages = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values()) + tracemalloc.get_traced_memory()[0]
+
+
+@pytest.mark.parametrize(("method", "keep_updates"), [("fedkws_ui", "false"), ("fedopt", "true")])
+def test_memory_is_flat(world, tmp_path, method, keep_updates):
+    """A federation holds after many rounds what it held after a few: no round leaves a model."""
+    settings = [f"keep_updates={keep_updates}", "model.network_conf.channels=80"]
+    federation = open_federation(begin(world, tmp_path / "exp", method, *settings))
+    tracemalloc.start()
+    try:
+        after = []  # a few kB a round go into Python's caches of patterns, which are bounded
+        for number in range(1, 13):
+            sample(federation, number, 1)
+            train_local(federation, number, 1)
+            aggregate(federation, number)
+            evaluate(federation, [number], "test")
+            after.append(held())
+    finally:
+        tracemalloc.stop()
+    model = federation.experiment.init.stat().st_size
+    assert after[11] - after[5] < model, after
 
 
 def test_private_models_stay_at_the_client(reference):

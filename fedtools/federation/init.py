@@ -57,7 +57,9 @@ def init(
     task = task_of(name, where)
     files = task.needed(Path(train), Path(tokens) if tokens else None, where)
     data = {"train": train, "valid": valid, "test": test}
-    clients = task.clients(Path(train)) if has_clients(method) else []
+    clients = task.clients(Path(train))
+    if not has_clients(method):
+        clients = []
     frozen = {
         "task": name,
         "method": method,
