@@ -53,7 +53,7 @@ def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--seeds", "0"]
-    fixed += ["--min_clips", "2"]
+    fixed += ["--min_clips", "2", "--landscape_clips", "10"]
     grid = ["--networks", "dscnn", "--methods", "centralized fedavg fedkws_ui"]
     return [str(recipe / "run.sh"), *fixed, *grid, "--ablations", "false", *more], environment
 
@@ -123,6 +123,9 @@ def test_the_whole_grid(alone):
         assert folder.endswith(setting.removeprefix("method_conf.") + "/seed0")
         assert seed == "0" and network in ("networks.dscnn", "networks.resnet")
         assert method == "methods.fedkws_ui" and "/12/" in folder
+    # Who did not choose FedKWS-UI does not get its ablations.
+    run(words[0], *grid, "--methods", "fedavg alt", env=environment).ok()
+    assert len((recipe / "exp/grid/experiments").read_text().splitlines()) == 2 * 4 * 2 * 3
 
 
 def test_killed_and_rerun(alone, tmp_path):

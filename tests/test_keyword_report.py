@@ -23,7 +23,7 @@ from fedtools.files.clips import Clips
 from fedtools.files.ledger import COLUMNS as LEDGER
 from fedtools.files.states import load_state
 from fedtools.files.tables import read_tsv, write_tsv
-from fedtools.methods.fedkws_ui import FedKwsUi
+from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.report.keyword_runs import EVALUATION_COLUMNS, read_runs
 from fedtools.score.detection import COLUMNS as DETECTION
 
@@ -60,6 +60,8 @@ def make_run(
         "method_conf": {"local_steps": 2, **options},
         "seed": seed,
         "rounds": ROUNDS,
+        "clients": [] if method == "centralized" else ["ann", "bob"],
+        "clients_per_round": 0.5,
         "data": {"train": str(data / "train"), "test": str(data / "test")},
         "model": {"network": network, "network_conf": SMALL[network]},
     }
@@ -242,11 +244,60 @@ def test_costs_are_those_of_the_ledgers(cli, recipe):
     report(cli).ok()
     where = "communication and computation"
     # Nine rounds of two clients and 1500 bytes; of 0.4 and 2 epochs, which are 2 steps each.
-    assert row_of(where, "12", "DSCNN", "FedAvg") == ["2", "10.8", "-", "-", "27.00 kB"]
-    assert row_of(where, "12", "DSCNN", "Centralized") == ["-", "-", "9", "-", "-"]
+    assert row_of(where, "12", "DSCNN", "FedAvg") == ["2", "-", "10.8", "-", "-", "27.00 kB"]
+    assert row_of(where, "12", "DSCNN", "Centralized") == ["-", "-", "-", "9", "-", "-"]
     replaced(path / "ledger.tsv", "0\t2\tann\t1000\t500\t0.4\t0\t0.1\tok".partition("\t")[2], None)
     report(cli).ok()
-    assert row_of(where, "12", "DSCNN", "FedAvg") == ["2", "10.6", "-", "1", "26.50 kB"]
+    assert row_of(where, "12", "DSCNN", "FedAvg") == ["2", "-", "10.6", "-", "1", "26.50 kB"]
+
+
+def test_private_models_cost_steps_too(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/alo")
+    make_run(Path("exp"), "12/dscnn/alt")
+    make_run(Path("exp"), "35/dscnn/alo", private_steps=7)
+    report(cli).ok()
+    where = "communication and computation"
+    assert row_of(where, "12", "DSCNN", "ALO")[:2] == ["2", "2"]
+    assert row_of(where, "12", "DSCNN", "ALT")[:2] == ["2", "-"]
+    assert row_of(where, "35", "DSCNN", "ALO")[:2] == ["2", "7"]
+
+
+def test_a_client_that_was_never_sampled_counts_in_the_mean(cli, recipe):
+    path = make_run(Path("exp"), "12/dscnn/fedavg")
+    rows = [line for line in (path / "ledger.tsv").read_text().splitlines() if "bob" not in line]
+    (path / "ledger.tsv").write_text("\n".join([*rows, ""]))
+    report(cli).ok()
+    assert row_of("communication and computation", "12", "DSCNN", "FedAvg")[2] == "1.8"
+
+
+def test_settings_tell_what_the_networks_were_trained_with(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/fedavg")
+    make_run(Path("exp"), "12/dscnn/alt", local_steps=3)
+    make_run(Path("exp"), "12/dscnn/centralized")
+    report(cli).ok()
+    federated = ["9", "50 %", "2, 3", "8", "sgd", "0.05"]
+    assert row_of("settings", "DSCNN", "federated") == federated
+    assert row_of("settings", "DSCNN", "centralised") == ["9", "-", "-", "8", "sgd", "0.05"]
+
+
+def test_seeds_of_other_options_are_no_seeds_of_the_same(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/fedavg", seed=0)
+    path = make_run(Path("exp"), "12/dscnn/fedavg", seed=1)
+    report(cli).ok()
+    replaced(path / "config.yaml", "batch_size: 8", "batch_size: 9")
+    other = "not another seed of exp/12/dscnn/fedavg/seed0: training.batch_size: 8 -> 9"
+    report(cli).fails(1, f"seed1/config.yaml: {other}")
+
+
+def test_test_clips_in_training_are_said_in_every_caption(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/fedavg", detection=(1, 1))
+    make_run(Path("exp"), "12/dscnn/alt")
+    # Of ann's clips are those of the training set that have the same numbers.
+    pack(Path("dump/12/test"), {"ann": [1] * 4, "eve": [1] * 4}, CLASSES)
+    report(cli).ok()
+    captions = re.findall(r"^(?:## .*|\*\*.*|!\[.*)$", Path("RESULTS.md").read_text(), re.M)
+    assert len(captions) > 8
+    assert all("[4 of 8 test clips are in training]" in text for text in captions)
 
 
 def replaced(path: Path, old: str, new: str | None) -> None:
@@ -306,8 +357,8 @@ def test_mini_is_said_in_every_caption_of_a_mini_corpus_only(cli, recipe):
         published = [text for text in captions if text.startswith("**Published, not measured")]
         assert len(published) == 1 and "mini" not in published[0]
         others = [text for text in captions if text not in published]
-        assert len(others) == 11
-        assert ["mini" in text for text in others] == [mini] * 11
+        assert len(others) == 12
+        assert ["mini" in text for text in others] == [mini] * 12
     report(cli, "--figure=Clients=elsewhere/clients.png").fails(2)
 
 
@@ -435,9 +486,9 @@ def test_a_landscape_has_the_models_at_its_corners(cli, centralized):
 
 def test_a_landscape_is_between_the_least_and_the_most_useful_client(cli, centralized):
     federation = open_federation(centralized)
-    names = [client.name for client in choose_clients(federation, 20)]
+    names = [client.name for client in choose_clients(federation, 20, Alo())]
     assert names == ["bob", "ann"]
-    assert [client.name for client in choose_clients(federation, 1)] == ["bob", "ann"]
+    assert [client.name for client in choose_clients(federation, 1, Alo())] == ["bob", "ann"]
     cli("landscape", centralized, "a.png", "--min-clips", 22).fails(1, "1 of 3 clients have 22")
     assert not Path("a.tsv").exists()
 
@@ -445,9 +496,9 @@ def test_a_landscape_is_between_the_least_and_the_most_useful_client(cli, centra
 def test_alo_works_against_the_very_model_of_the_landscape(tmp_path, centralized):
     federation = open_federation(centralized)
     federation.load_result(None, 2)
-    bob, _ = choose_clients(federation, 20)
-    first = train_on(federation, bob, 4, tmp_path / "a", alo=False)
-    against = train_on(federation, bob, 4, tmp_path / "b", alo=True)
+    bob, _ = choose_clients(federation, 20, Alo())
+    first = train_on(federation, bob, 4, tmp_path / "a", None)
+    against = train_on(federation, bob, 4, tmp_path / "b", Alo())
     private = load_state(tmp_path / "b" / "round_0003" / "private.safetensors")
     assert private.keys() == first.keys() == against.keys()
     for name, value in private.items():

@@ -100,21 +100,28 @@ def landscape(
     clips: int = typer.Option(500, min=1, help="Measure accuracy on so many clips at most."),
     min_clips: int = typer.Option(10, min=1, help="Choose from clients with so many clips."),
     role: str = typer.Option("test", help="Which data of the experiment: valid, test."),
+    config: Path = typer.Option(None, help="YAML with ALO's method_conf; default: the paper's."),
+    section: list[str] = typer.Option([], help="A section of the YAML laid over its top level."),
     ngpu: int = NGPU,
 ) -> None:
     """Draw the accuracy between a model and what two clients' clips make of it.
 
     theta_1 and theta_2 are theta_0 after training on the clips of the client of lowest and of
-    highest utility; in the second panel ALO trains theta_1. BatchNorm's statistics are
-    interpolated as parameters are.
+    highest utility (the paper's have 100 and about 250 clips); in the second panel ALO trains
+    theta_1. BatchNorm's statistics are interpolated as parameters are.
     """
     from fedtools.cli.federation import _open
+    from fedtools.federation.init import read_config
     from fedtools.federation.landscape import LandscapeConfig
+    from fedtools.files.config import from_mapping
+    from fedtools.methods.fedkws_ui import Alo
     from fedtools.report.keyword_landscape import draw_landscape
 
     _check_png(picture)
-    config = LandscapeConfig(epochs, points, clips, min_clips, role)
-    print(draw_landscape(_open(experiment, ngpu), picture, config), end="")
+    options = read_config(config, section, []).get("method_conf") if config else None
+    alo = from_mapping(Alo, options, config or "")
+    chosen = LandscapeConfig(epochs, points, clips, min_clips, role, alo)
+    print(draw_landscape(_open(experiment, ngpu), picture, chosen), end="")
 
 
 def _check_png(picture: Path) -> None:

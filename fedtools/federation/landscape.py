@@ -13,10 +13,11 @@ falls below the smallest of the three models', since an extrapolated one could b
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,7 @@ class LandscapeConfig:
         clips: the largest number of clips that accuracy is measured on, drawn at random.
         min_clips: clients with fewer are not chosen.
         role: the data that it is measured on.
+        alo: the options of ALO, which decide the clients' utilities too.
     """
 
     epochs: int = 20
@@ -55,6 +57,7 @@ class LandscapeConfig:
     clips: int = 500
     min_clips: int = 10
     role: str = "test"
+    alo: Alo = field(default_factory=Alo)
 
 
 @dataclass(frozen=True)
@@ -107,13 +110,17 @@ def landscape(federation: KwsFederation, config: LandscapeConfig) -> Landscape:
     Raises:
         UserError: if too few clients have enough clips, or a client's training diverges.
     """
-    inferior, qualified = choose_clients(federation, config.min_clips)
+    try:
+        config.alo.check("kws", federation.experiment.config["model"])
+    except ValueError as error:
+        raise UserError(str(error), path=federation.where) from None
+    inferior, qualified = choose_clients(federation, config.min_clips, config.alo)
     federation.load_result(None, federation.experiment.last_round())
     start = _copied(federation.model)
     with tempfile.TemporaryDirectory() as folder:
         first, second, against = (
-            train_on(federation, client, config.epochs, Path(folder), alo=alo)
-            for client, alo in ((inferior, False), (qualified, False), (inferior, True))
+            train_on(federation, client, config.epochs, Path(folder), alo)
+            for client, alo in ((inferior, None), (qualified, None), (inferior, config.alo))
         )
     accuracy = _accuracy_on(federation, config)
     # Rounded, so that 0 and 1 are on the grid; and no -0.
@@ -141,9 +148,11 @@ def client_facts(data: ClipFeatures, method: FedKwsUi) -> list[Client]:
     return [Client(*facts) for facts in zip(names, *columns, strict=True)]
 
 
-def choose_clients(federation: KwsFederation, min_clips: int) -> tuple[Client, Client]:
+def choose_clients(
+    federation: KwsFederation, min_clips: int, method: FedKwsUi
+) -> tuple[Client, Client]:
     """The clients of the lowest and the highest utility of those with enough clips."""
-    clients = client_facts(federation.features("train"), FedKwsUi())
+    clients = client_facts(federation.features("train"), method)
     enough = [client for client in clients if client.clips >= min_clips]
     if len(enough) < 2:
         raise UserError(
@@ -169,13 +178,13 @@ def between(start: State, first: State, second: State, g1: float, g2: float) -> 
 
 
 def train_on(
-    federation: KwsFederation, client: Client, epochs: int, folder: Path, *, alo: bool
+    federation: KwsFederation, client: Client, epochs: int, folder: Path, alo: Alo | None
 ) -> State:
     """What some epochs on a client's clips make of the model that lies in the federation.
 
     Args:
         folder: receives what the client would keep, such as ALO's private model.
-        alo: whether ALO trains it, against the model that comes out without.
+        alo: trains it against the model that comes out without; None trains that one.
     """
     steps = math.ceil(epochs * client.clips / min(client.clips, federation.training.batch_size))
     data = federation.features("train")
@@ -192,7 +201,7 @@ def train_on(
         federation.training,
     )
     if alo:
-        (fitted,) = Alo(private_steps=steps).train_client(stack)
+        (fitted,) = dataclasses.replace(alo, private_steps=steps).train_client(stack)
     else:
         # As ALO trains its private model: the one that it works against is theta_1 itself.
         (fitted,) = stack.fit(purpose="private")

@@ -90,6 +90,10 @@ class Method:
         )
         return {"steps": steps}
 
+    def private_training(self, steps: int) -> int:
+        """Gradient steps in a round of what stays at a client, beside its `steps` on the model."""
+        return 0
+
     def weight(self, utterances: int) -> float:
         """A client's weight in the mean; by default all are equal."""
         return 1.0

@@ -91,6 +91,9 @@ class FedKwsUi(FedAvg):
             facts["steps"] = np.maximum(steps.astype(np.int64), 1)
         return {**facts, "utility": utility}
 
+    def private_training(self, steps: int) -> int:
+        return (self.private_steps or self.local_steps or steps) if self.adversarial else 0
+
     def train_client(self, client: Stack) -> list[Fitted]:
         utility = torch.from_numpy(client.facts["utility"]).float()
         smoothing = self.smoothing * (1 - utility if self.smooth_by_utility else 0 * utility + 1)

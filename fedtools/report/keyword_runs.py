@@ -6,7 +6,6 @@ What the folders' names say is checked against the configurations.
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedtools.client.parallel import ClipTraining
 from fedtools.files.clips import Clips, read_classes
-from fedtools.files.config import from_mapping, read_yaml, unknown
+from fedtools.files.config import differences, from_mapping, read_yaml, unknown
 from fedtools.files.errors import UserError
 from fedtools.files.ledger import read_ledger
 from fedtools.files.tables import count, number, read_tsv
@@ -59,13 +58,16 @@ class Cost:
     Attributes:
         bytes: of all messages, both ways.
         client_steps: gradient steps of a client in a round, the mean over both.
-        client_epochs: of a client in all rounds, the mean over clients.
+        private_steps: those of a private model, beside them.
+        client_epochs: of a client in all rounds, without those of private models; the mean over
+            all clients.
         server_epochs: in all rounds.
         left_out: updates that were refused, such as those of clients whose training diverged.
     """
 
     bytes: float
     client_steps: float
+    private_steps: float
     client_epochs: float
     server_epochs: float
     left_out: float
@@ -107,6 +109,11 @@ class Run:
         return make_method(self.config["method"], self.config["method_conf"], where)
 
     @cached_property
+    def training(self) -> ClipTraining:
+        """The options of training."""
+        return from_mapping(ClipTraining, self.config["training"], self.path / "config.yaml")
+
+    @cached_property
     def classes(self) -> int:
         """The number of labels."""
         return len(read_classes(self.path / "classes.txt"))
@@ -120,11 +127,9 @@ class Run:
 
     def cost(self, sizes: Mapping[str, int]) -> Cost:
         """Sum the ledger up; `sizes` are the clients' numbers of clips."""
-        where = self.path / "config.yaml"
-        batch = from_mapping(ClipTraining, self.config["training"], where).batch_size
-        size = rows = left_out = 0
-        steps = server_epochs = 0.0
-        epochs: dict[str, float] = {}
+        batch = self.training.batch_size
+        size = rows = left_out = steps = private = 0
+        epochs = server_epochs = 0.0
         for row in read_ledger(self.path / "ledger.tsv"):
             server_epochs += row.server_epochs
             if row.client == _SERVER:
@@ -134,15 +139,17 @@ class Run:
                 problem = f"client {row.client!r} is not in the training data"
                 raise UserError(problem, path=self.path / "ledger.tsv", remedy="pack them again")
             if row.client in sizes:
-                epochs[row.client] = epochs.get(row.client, 0.0) + row.client_epochs
+                epochs += row.client_epochs
             left_out += row.status != "ok"
             if row.status == "ok":
                 rows += 1
                 clips = sizes[row.client]
                 # As `KwsFederation.epochs` has it; epochs are written with six digits.
-                steps += round(row.client_epochs * clips / min(clips, batch))
-        mean = math.fsum(epochs.values()) / len(epochs) if epochs else 0.0
-        return Cost(size, steps / rows if rows else 0.0, mean, server_epochs, left_out)
+                own = round(row.client_epochs * clips / min(clips, batch))
+                steps, private = steps + own, private + self.method.private_training(own)
+        rows = max(rows, 1)
+        mean = epochs / len(sizes)
+        return Cost(size, steps / rows, private / rows, mean, server_epochs, left_out)
 
     def detection(self) -> dict[str, float] | None:
         """`RATES` after the last round, in %; None if they were not measured."""
@@ -159,11 +166,15 @@ class Run:
 
 
 class Facts(NamedTuple):
-    """A task's data: the number of classes, clips of each client, and the number of test clips."""
+    """A task's data: the number of classes, clips of each client, and the number of test clips.
+
+    `trained_on` is how many of the test clips are in training too.
+    """
 
     classes: int
     sizes: dict[str, int]
     test: int
+    trained_on: int
 
 
 @dataclass(frozen=True)
@@ -221,7 +232,9 @@ class Runs:
             clips = Clips.read(roles["train"])
             places = {client: clips.rows(client) for client in clips.clients}
             sizes = {client: place.stop - place.start for client, place in places.items()}
-            facts[task] = Facts(runs[0].classes, sizes, len(Clips.read(roles["test"]).labels))
+            test = Clips.read(roles["test"]).utterances
+            both = len(set(test).intersection(clips.utterances))
+            facts[task] = Facts(runs[0].classes, sizes, len(test), both)
         return facts
 
 
@@ -254,6 +267,7 @@ def read_runs(root: str | Path) -> Runs:
             if run.seed in (other.seed for other in others):
                 problem = f"seed {run.seed} of this setting comes twice"
                 raise UserError(problem, path=run.path, remedy=f"remove it or {others[0].path}")
+            _check_alike(run, others)
             others.append(run)
         else:
             unfinished.append(f"{name} (evaluated up to round {last} of {wanted})")
@@ -319,6 +333,18 @@ def _check_name(run: Run, seed: str) -> None:
     for name, text in said.items():
         if text != is_[name]:
             raise UserError(f"{name} is {is_[name]}, the folder says {text}", path=where)
+
+
+def _check_alike(run: Run, others: Sequence[Run]) -> None:
+    """Insist that runs of a setting differ in the seed alone: a mean of others says nothing."""
+    for other in others[:1]:
+        theirs = {**other.config, "seed": run.seed}
+        for difference in differences(theirs, run.config):
+            raise UserError(
+                f"not another seed of {other.path}: {difference}",
+                path=run.path / "config.yaml",
+                remedy="train both with the same options, or report them apart",
+            )
 
 
 def canonical(value: object) -> str:

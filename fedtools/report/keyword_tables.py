@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.methods import has_clients
 from fedtools.report.keyword_runs import Run, Runs, canonical, mean_and_spread, title_of
 from fedtools.report.results import epochs_text, size_text
 from fedtools.report.tables import embolden
@@ -63,7 +64,7 @@ def clients_table(runs: Runs, published: Published, here: str) -> str:
     """Table 1: how the clips are spread over clients; `here` names what was measured here."""
     rows = []
     for task in runs.tasks:
-        classes, sizes, test = runs.data[task]
+        classes, sizes, test, _ = runs.data[task]
         total = sum(sizes.values())
         mean = f"{total / len(sizes):.1f}"
         rows.append([task, here, classes, len(sizes), total, mean, max(sizes.values()), test])
@@ -94,6 +95,44 @@ def centralized_table(runs: Runs, published: Published, here: str) -> str:
     for name in ("Parameters", "Accuracy (%)"):
         header += [f"{name}, {here}", f"{name}, published"]
     return format_markdown(header, rows, "lrrrrr")
+
+
+def settings_table(runs: Runs) -> str:
+    """What the networks were trained with; several values where tasks or methods differ."""
+    rows = []
+    for network in NETWORK_TITLES:
+        for federated in (True, False):
+            found = [
+                run
+                for setting, of in runs.complete.items()
+                for run in of
+                if setting.network == network and has_clients(setting.method) == federated
+            ]
+            if found:
+                name = "federated" if federated else "centralised"
+                cells = (_values(map(value, found)) for value in _SETTINGS.values())
+                rows.append([NETWORK_TITLES[network], name, *cells])
+    return format_markdown(["Network", "Training", *_SETTINGS], rows, "ll" + "r" * len(_SETTINGS))
+
+
+def _clients_per_round(run: Run) -> str:
+    count = run.config["clients_per_round"] if run.config["clients"] else "-"
+    return f"{100 * count:g} %" if isinstance(count, float) else str(count or "all")
+
+
+_SETTINGS: dict[str, Callable[[Run], object]] = {
+    "Rounds": lambda run: run.config["rounds"],
+    "Clients a round": _clients_per_round,
+    # With 0 it is epochs that are counted.
+    "Local steps": lambda run: run.method.local_steps or "-",
+    "Clips a step": lambda run: run.training.batch_size,
+    "Optimiser": lambda run: run.training.optim,
+    "Learning rate": lambda run: run.training.optim_conf.get("lr", "-"),
+}
+
+
+def _values(found: Iterable[object]) -> str:
+    return ", ".join(sorted({str(value) for value in found}))
 
 
 def accuracy_table(runs: Runs) -> str:
@@ -180,10 +219,11 @@ def cost_table(runs: Runs) -> str:
         for method in runs.methods(federated=True) + runs.methods(federated=False):
             costs = [run.cost(runs.data[task].sizes) for run in runs.of(task, network, method)]
             if costs:
-                steps, epochs, server, sent = (
+                steps, private, epochs, server, sent = (
                     text(statistics.fmean(getattr(cost, name) for cost in costs))
                     for name, text in (
                         ("client_steps", epochs_text),
+                        ("private_steps", epochs_text),
                         ("client_epochs", epochs_text),
                         ("server_epochs", epochs_text),
                         ("bytes", size_text),
@@ -191,9 +231,10 @@ def cost_table(runs: Runs) -> str:
                 )
                 left_out = sum(cost.left_out for cost in costs) or "-"
                 names = task, NETWORK_TITLES[network], title_of(method)
-                rows.append([*names, steps, epochs, server, left_out, sent])
-    header = ["Task", "Network", "Method", "Client steps", "Client epochs", "Server epochs"]
-    return format_markdown([*header, "Left out", "Comm."], rows, "lll" + "r" * 5)
+                rows.append([*names, steps, private, epochs, server, left_out, sent])
+    header = ["Task", "Network", "Method", "Client steps", "Private steps", "Client epochs"]
+    header += ["Server epochs", "Left out", "Comm."]
+    return format_markdown(header, rows, "lll" + "r" * 6)
 
 
 def _headings(runs: Runs) -> list[str]:

@@ -17,6 +17,7 @@ from fedtools.report.keyword_tables import (
     clients_table,
     cost_table,
     detection_table,
+    settings_table,
 )
 from fedtools.report.page import Corpus, provenance, with_section
 from fedtools.score.detection import DEFINITION
@@ -78,13 +79,20 @@ def write_keyword_report(root: str | Path, path: str | Path, page: KeywordPage) 
 
     for name, draw in (("accuracy", plot_accuracy), ("ablation", plot_ablation)):
         if name in pictures:
-            draw(pictures[name], runs, page.corpus.caption)
+            draw(pictures[name], runs, _caption(runs, page))
     write_text(path, new)
     return accuracy_table(runs)
 
 
+def _caption(runs: Runs, page: KeywordPage) -> str:
+    """The corpus, and what must never be read without: that test clips are in training."""
+    shared = [(facts.trained_on, facts.test) for facts in runs.data.values() if facts.trained_on]
+    told = ", ".join(f"{both} of {test}" for both, test in shared)
+    return f"{page.corpus.caption}" + (f" [{told} test clips are in training]" if told else "")
+
+
 def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path]) -> str:
-    caption, published = page.corpus.caption, Published(page.published)
+    caption, published = _caption(runs, page), Published(page.published)
     here = "mini" if page.corpus.mini else "here"
     paper = f" Published figures are of {PAPER}, not measured here." if page.published else ""
     seeds = "Means over seeds ± standard deviations, the number of seeds in brackets."
@@ -96,6 +104,8 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         f"**{caption}: networks and centralised training** (table 2), accuracy on the test clips "
         f"after the last round. {seeds}{paper}",
         centralized_table(runs, published, here),
+        f"**{caption}: settings.** The paper: 300 rounds, of 50 steps of 32 clips at each client.",
+        settings_table(runs),
         f"**{caption}: accuracy (%) of federated training** (figure 2) on the test clips, the mean "
         f"of the last {LAST} evaluations; the best in bold. {seeds}",
         accuracy_table(runs),
@@ -118,7 +128,9 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         ]
     parts += [
         f"**{caption}: communication and computation**, means over seeds from the ledgers. Client "
-        "steps: gradient steps of a client in a round. Client epochs: of a client in all rounds. "
+        "steps: gradient steps of a client in a round. Private steps: those of its private model, "
+        "beside them. Client epochs: of a client in all rounds, without private steps; the mean "
+        "over all clients, sampled or not. "
         "Left out: refused updates of all runs. Comm.: the size of all messages, both ways.",
         cost_table(runs),
     ]

@@ -14,11 +14,12 @@ seeds="0 1 2"
 tasks="12 35"
 networks="dscnn mhattrnn resnet transformer"
 methods="centralized fedavg fedprox fedmmd fedopt alo alt fedkws_ui"
-ablations=true          # figure 3: mu, lambda; dscnn, resnet if chosen; first task, first seed
+ablations=true          # figure 3: mu, lambda; where fedkws_ui and dscnn or resnet are chosen
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 split=official          # or paper: test clips are in training, as the paper's counts say
 min_clips=              # leave smaller clients out; default: 5 with --split paper, otherwise 1
+landscape_clips=        # figure 4: of clients with so many clips; default: 100, mini: 10
 keywords=               # of the first task; default: Google's ten
 corpus_name="Speech Commands"   # the corpus, and ...
 release=                # ... its release, as tables shall call them
@@ -28,8 +29,8 @@ results=                # default: exp/<tag>/RESULTS.md
 help_message="Usage: $0 [--stage N] [--stop_stage N] [--nj N] [--ngpu 0|1] [--seeds \"0 1 2\"]
           [--tasks \"12 35\"] [--networks \"dscnn ...\"] [--methods \"fedavg ...\"]
           [--ablations true|false] [--config YAML] [--tag NAME] [--split official|paper]
-          [--min_clips N] [--keywords WORD,...] [--corpus_name NAME] [--release NAME]
-          [--results FILE]
+          [--min_clips N] [--landscape_clips N] [--keywords WORD,...]
+          [--corpus_name NAME] [--release NAME] [--results FILE]
 Stages:
   1  data directories of both tasks; every speaker is a client;
      the mini corpus is made first if SPEECHCOMMANDS in db.sh is empty
@@ -53,13 +54,13 @@ corpus=${SPEECHCOMMANDS}
 if [ -z "${SPEECHCOMMANDS}" ]; then
     mini=(--mini)
     corpus=downloads/speech_commands_mini
-    : "${release:=speech_commands_mini}" "${config:=conf/mini.yaml}"
+    : "${release:=speech_commands_mini}" "${config:=conf/mini.yaml}" "${landscape_clips:=10}"
     log "SPEECHCOMMANDS is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
 # Other clips or other options are other experiments, and so need a tag of their own.
 default=conf/paper.yaml name=$(basename "${corpus}")
 [ -n "${SPEECHCOMMANDS}" ] || default=conf/mini.yaml name=mini
-: "${config:=${default}}" "${release:=$(basename "${corpus}")}"
+: "${config:=${default}}" "${landscape_clips:=100}" "${release:=$(basename "${corpus}")}"
 [ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)
 [ "${split}" = official ] || name+=-${split}
 : "${tag:=${name}}"
@@ -119,7 +120,7 @@ if begins 3; then
             done
         done
     done >"${list}"
-    if "${ablations}"; then
+    if "${ablations}" && [[ " ${methods} " == *" fedkws_ui "* ]]; then
         for network in dscnn resnet; do
             [[ " ${networks} " == *" ${network} "* ]] || continue
             vary "${network}" smoothing 0.0 0.1 0.3 0.5
@@ -150,7 +151,8 @@ if begins 6; then
     if [[ " ${methods} " == *" centralized "* ]]; then
         ${train_cmd} "${exp}/log/landscape.log" fedtools landscape \
             "${exp}/${last}/${networks%% *}/centralized/seed${seeds%% *}" \
-            "${figures}-landscape.png" --ngpu "${ngpu}"
+            "${figures}-landscape.png" --ngpu "${ngpu}" --min-clips "${landscape_clips}" \
+            --config "${config}" --section "methods.alo?" --section "tasks.${last}.alo?"
     else
         log "Stage 6: no figure 4, which begins with a model of centralised training"
     fi
