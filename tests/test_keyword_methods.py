@@ -195,14 +195,14 @@ def test_utility_and_steps():
 
 
 def test_server_steps_by_hand():
-    """S. Reddi et al., algorithm 2, three rounds of one parameter."""
+    """S. Reddi et al., algorithm 2, three rounds of one parameter: v starts at tau^2."""
     deltas = [0.5, -0.2, 0.1]
     for optimizer in ("sgd", "adam", "yogi"):
         method = FedOpt(
             optimizer=optimizer, learning_rate=0.3, momentum=0.9, decay=0.99, adaptivity=0.01
         )
-        kept = {"mean": np.zeros(1), "square": np.zeros(1)}
-        m = v = 0.0
+        kept = {slot: np.full(1, first) for slot, first in method.slots.items()}
+        m, v = 0.0, 0.01 * 0.01
         for delta in deltas:
             (found,) = method.step(np.array([delta]), kept)
             if optimizer == "sgd":
@@ -219,12 +219,16 @@ def test_server_steps_by_hand():
 
 
 def test_server_steps_of_a_federation(world, tmp_path):
-    """With a rate of 1 and no momentum the server is FedAvg's; with half, it goes half the way."""
+    """With a rate of 1 and no momentum the server is FedAvg's; with half, it goes half the way.
+
+    Adam's first step is by hand.
+    """
     states = {}
     for name, method, *settings in (
         ("mean", "fedavg"),
         ("whole", "fedopt", "method_conf.learning_rate=1.0", "method_conf.momentum=0.0"),
         ("half", "fedopt", "method_conf.learning_rate=0.5", "method_conf.momentum=0.0"),
+        ("adam", "fedopt", "method_conf.optimizer=adam", "method_conf.adaptivity=0.01"),
     ):
         path = begin(world, tmp_path / name, method, *settings)
         inside("rounds", path, "--to", "1", "--nj", "1").ok()
@@ -234,3 +238,7 @@ def test_server_steps_of_a_federation(world, tmp_path):
         np.testing.assert_allclose(states["whole"][name], mean, rtol=1e-6, atol=1e-7)
         half = mean if "running" in name else (start[name] + mean) / 2
         np.testing.assert_allclose(states["half"][name], half, rtol=1e-5, atol=1e-6)
+        delta = mean - start[name]
+        adam = start[name] + 0.1 * delta / (np.sqrt(0.99 * 0.01**2 + 0.01 * delta**2) + 0.01)
+        adam = mean if "running" in name else adam
+        np.testing.assert_allclose(states["adam"][name], adam, rtol=1e-5, atol=1e-5)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
+from bare_networks import BARE, as_bare
 from torch import nn
 
 from fedtools.files.errors import UserError
@@ -30,10 +34,14 @@ TABLE_2 = {
 }
 SMALL = {
     "dscnn": {"channels": 8, "blocks": 2},
-    "mhattrnn": {"units": 8, "filters": 2},
+    "mhattrnn": {"heads": 4, "units": 8, "filters": 2},
     "resnet": {"channels": 8, "layers": 5, "pool_frames": 4, "pool_bins": 3},
     "transformer": {"layers": 1, "width": 16, "feedforward": 16},
 }
+# So deep that the order of layers counts.
+DEEPER = {"resnet": {"layers": 8}, "transformer": {"layers": 2}}
+# The Transformer has layer normalisation alone.
+KINDS = [(name, norm) for name in SMALL for norm in ("batch", "group")][:-1]
 CLIENTS = 3
 
 
@@ -188,6 +196,43 @@ def test_clients_do_not_see_each_other(network, norm):
                 torch.testing.assert_close(gradients[name].grad[client], value.grad[0])
 
 
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (4, 3, 2)], ids=["even", "ragged"])
+@pytest.mark.parametrize(("network", "norm"), KINDS)
+def test_networks_are_those_of_torchs_layers(network, norm, sizes):
+    """Of each client: logits and gradients in training and, after the step, logits of a test."""
+    conf, frames = {**SMALL[network], **DEEPER.get(network, {})}, 98
+    if network != "transformer":
+        conf["norm"], frames = norm, 30
+    close = partial(torch.testing.assert_close, rtol=1e-8, atol=1e-10)
+    ours = scramble(small(network, CLIENTS, **conf)).train()
+    alone = [BARE[network](5, **conf) for _ in sizes]
+    for client, bare in enumerate(alone):
+        state = as_bare(network, {name: value[client] for name, value in ours.state_dict().items()})
+        missing, unexpected = bare.load_state_dict(state, strict=False)
+        assert not unexpected and all(name.endswith("num_batches_tracked") for name in missing)
+
+    mfcc, labels = torch.randn(CLIENTS, 4, frames, 40), torch.randint(5, (CLIENTS, 4))
+    valid = (torch.arange(4) < torch.tensor(sizes)[:, None]).to(mfcc)
+    logits = ours(mfcc, None if valid.all() else valid)
+    pairs = list(zip(logits, labels, sizes, strict=True))
+    sum(F.cross_entropy(one[:size], its[:size]) for one, its, size in pairs).backward()
+    for client, (bare, (found, its, size)) in enumerate(zip(alone, pairs, strict=True)):
+        expected = bare(mfcc[client, :size])
+        close(found[:size], expected)
+        F.cross_entropy(expected, its[:size]).backward()
+        gradients = {name: value.grad[client] for name, value in ours.named_parameters()}
+        by_torch = {name: value.grad for name, value in bare.named_parameters()}
+        close(as_bare(network, gradients), by_torch)
+        # Not of biases: those before a normalisation have none.
+        assert all(value.abs().max() > 1e-4 for value in by_torch.values() if value.dim() > 1)
+
+    for model in (ours, *alone):
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        model.eval()
+    with torch.no_grad():
+        close(ours(mfcc), torch.stack([bare(own) for bare, own in zip(alone, mfcc, strict=True)]))
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_padding_clips_change_nothing(network):
     model = scramble(small(network, 2))
@@ -212,10 +257,15 @@ def test_options_that_cannot_be():
 
 
 def test_two_heads():
-    model = small("dscnn", 2, head_share=0.6)
-    features = model.features(torch.randn(2, 3, 98, 40))
-    assert model.head(features).shape == model.private(features).shape == (2, 3, 5)
-    widths = [head[0].weight.shape[1] for head in (model.head, model.private_head)]
-    assert widths == [9, 6]
+    model = scramble(small("dscnn", 2, head_share=0.6))
+    mfcc = torch.randn(2, 3, 98, 40)
+    features = model.features(mfcc)
+    both = (model.head, model(mfcc), 9), (model.private_head, model.private(features), 6)
+    for head, found, width in both:
+        for client in range(2):
+            one, two = head[0].weight[client], head[2].weight[client]
+            assert one.shape == (width, 8) and two.shape == (5, width)
+            expected = F.relu(features[client] @ one.T) @ two.T + head[2].bias[client]
+            torch.testing.assert_close(found[client], expected)
     with pytest.raises(UserError, match="head_share"):
         small("dscnn", 1).private(features)

@@ -1,7 +1,7 @@
 """FedOpt: the server takes a step of its own optimiser towards the clients' mean.
 
-S. Reddi et al.: Adaptive federated optimization, ICLR 2021, algorithm 2 (no bias correction). With
-"sgd", a learning rate of 1 and no momentum it is FedAvg.
+S. Reddi et al.: Adaptive federated optimization, ICLR 2021, algorithm 2 (no bias correction, and
+the squares start at tau^2). With "sgd", a learning rate of 1 and no momentum it is FedAvg.
 """
 
 from __future__ import annotations
@@ -45,9 +45,15 @@ class FedOpt(FedAvg):
         if not 0 < self.adaptivity < math.inf or not 0 < self.learning_rate < math.inf:
             raise ValueError("learning_rate and adaptivity are greater than 0")
 
+    @property
+    def slots(self) -> dict[str, float]:
+        """What `step` keeps of a parameter -> its value before the first round."""
+        squares = {} if self.optimizer == "sgd" else {"square": self.adaptivity**2}
+        return {"mean": 0.0, **squares}
+
     def update_server(self, server: Server) -> None:
         server.mean()
-        server.step(self.step, ("mean",) if self.optimizer == "sgd" else ("mean", "square"))
+        server.step(self.step, self.slots)
 
     def step(self, delta: np.ndarray, kept: dict[str, np.ndarray]) -> np.ndarray:
         """What is added to a parameter; `delta` is the clients' mean minus the server's model."""

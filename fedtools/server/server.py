@@ -82,7 +82,9 @@ class Server:
         save_state(self.next_state, load_state(self._experiment.global_state(self.number)))
 
     def step(
-        self, rule: Callable[[np.ndarray, dict[str, np.ndarray]], np.ndarray], slots: Sequence[str]
+        self,
+        rule: Callable[[np.ndarray, dict[str, np.ndarray]], np.ndarray],
+        slots: Mapping[str, float],
     ) -> None:
         """Replace the mean by a step of the server's own optimiser towards it.
 
@@ -90,8 +92,8 @@ class Server:
 
         Args:
             rule: called with mean minus model, and what it kept of the parameter under each name
-                in `slots` (zeros at first), which it changes in place; returns what is added.
-            slots: names of what is kept from round to round.
+                in `slots`, which it changes in place; returns what is added.
+            slots: name of what is kept from round to round -> its value before the first step.
         """
         import numpy as np
 
@@ -102,7 +104,10 @@ class Server:
         kept = load_state(path) if path is not None else {}
         for name in sorted(self._parameters & state.keys()):
             old = model[name].astype(np.float64)
-            own = {slot: kept.setdefault(f"{slot}.{name}", np.zeros_like(old)) for slot in slots}
+            own = {
+                slot: kept.setdefault(f"{slot}.{name}", np.full_like(old, first))
+                for slot, first in slots.items()
+            }
             state[name] = (old + rule(state[name] - old, own)).astype(state[name].dtype)
             if not np.isfinite(state[name]).all():
                 raise Diverged(f"{name} is not finite after the server's step")

@@ -32,12 +32,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import keywords  # noqa: E402
+from bare_networks import BARE  # noqa: E402
 
 from fedtools.audio.augment import apply  # noqa: E402
 from fedtools.audio.mfcc import Mfcc  # noqa: E402
@@ -51,115 +52,6 @@ from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.models.keywords import NETWORKS  # noqa: E402
 
 BATCH, CLASSES, CLIPS = 32, 35, 40
-
-
-class Mean(nn.Module):
-    """The mean over all places: (B, C, H, W) -> (B, C)."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images.mean((2, 3))
-
-
-class Unsqueeze(nn.Module):
-    """(B, frames, bins) -> (B, 1, frames, bins)."""
-
-    def forward(self, mfcc: Tensor) -> Tensor:
-        return mfcc[:, None]
-
-
-def bare_dscnn(channels: int, blocks: int) -> nn.Module:
-    """DSCNN as one sequence of torch's layers."""
-    layers = [Unsqueeze(), nn.Conv2d(1, channels, (10, 4), 2, (5, 1))]
-    layers += [nn.BatchNorm2d(channels), nn.ReLU()]
-    for _ in range(blocks):
-        layers += [
-            nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(),
-            nn.Conv2d(channels, channels, 1, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(),
-        ]
-    return nn.Sequential(*layers, Mean(), nn.Linear(channels, CLASSES))
-
-
-class BareResNet(nn.Module):
-    """ResNet of torch's layers."""
-
-    def __init__(self, channels: int, layers: int, pool_frames: int = 1, pool_bins: int = 1):
-        super().__init__()
-        self.first = nn.Conv2d(1, channels, 3, padding=1, bias=False)
-        self.pool = nn.AvgPool2d((pool_frames, pool_bins))
-        self.convolutions, self.norms = nn.ModuleList(), nn.ModuleList()
-        for layer in range(layers - 2):
-            wide = 2 ** (layer // 3)
-            options = {"padding": wide, "dilation": wide, "bias": False}
-            self.convolutions.append(nn.Conv2d(channels, channels, 3, **options))
-            self.norms.append(nn.BatchNorm2d(channels, affine=False))
-        self.head = nn.Linear(channels, CLASSES)
-
-    def forward(self, mfcc: Tensor) -> Tensor:
-        images = before = self.pool(F.relu(self.first(mfcc[:, None])))
-        for number, (layer, norm) in enumerate(zip(self.convolutions, self.norms, strict=True), 1):
-            images = F.relu(layer(images))
-            if number % 2 == 0:
-                images = before = images + before
-            images = norm(images)
-        return self.head(images.mean((2, 3)))
-
-
-class BareMhAttRnn(nn.Module):
-    """MHAttRNN of torch's layers."""
-
-    def __init__(self, heads: int, units: int, filters: int = 10):
-        super().__init__()
-        self.heads = heads
-        self.convolutions = nn.Sequential(
-            *(nn.Conv2d(1, filters, (5, 1), padding=(2, 0)), nn.BatchNorm2d(filters), nn.ReLU()),
-            *(nn.Conv2d(filters, 1, (5, 1), padding=(2, 0)), nn.BatchNorm2d(1), nn.ReLU()),
-        )
-        self.recurrent = nn.GRU(40, units, 2, batch_first=True, bidirectional=True)
-        self.query = nn.Linear(2 * units, 2 * units, bias=False)
-        self.key = nn.Linear(2 * units, 2 * units, bias=False)
-        self.head = nn.Linear(2 * units, CLASSES)
-
-    def forward(self, mfcc: Tensor) -> Tensor:
-        values, _ = self.recurrent(self.convolutions(mfcc[:, None])[:, 0])
-        query = self.query(values[:, values.shape[1] // 2])
-        shape = (len(mfcc), -1, self.heads, values.shape[2] // self.heads)
-        keys = self.key(values).view(shape).transpose(1, 2)
-        query = query.view(shape).transpose(1, 2)
-        found = F.scaled_dot_product_attention(query, keys, keys, scale=1.0)
-        return self.head(found.transpose(1, 2).flatten(1))
-
-
-class BareTransformer(nn.Module):
-    """The Transformer of torch's layers."""
-
-    def __init__(self, layers: int, width: int, heads: int = 2, feedforward: int = 88):
-        super().__init__()
-        self.embed = nn.Linear(40, width)
-        self.token = nn.Parameter(torch.zeros(1, 1, width))
-        self.places = nn.Parameter(0.02 * torch.randn(99, width))
-        self.blocks = nn.Sequential(
-            *(
-                nn.TransformerEncoderLayer(width, heads, feedforward, 0.0, "gelu", batch_first=True)
-                for _ in range(layers)
-            )
-        )
-        self.head = nn.Linear(width, CLASSES)
-
-    def forward(self, mfcc: Tensor) -> Tensor:
-        values = torch.cat([self.token.expand(len(mfcc), -1, -1), self.embed(mfcc)], 1)
-        return self.head(self.blocks(values + self.places)[:, 0])
-
-
-BARE: Mapping[str, Callable[..., nn.Module]] = {
-    "dscnn": bare_dscnn,
-    "mhattrnn": BareMhAttRnn,
-    "resnet": BareResNet,
-    "transformer": BareTransformer,
-}
 BARE_OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
@@ -183,7 +75,8 @@ def bare_round(config: Mapping, folder: Path, steps: int, threads: int, device: 
     torch.set_num_threads(threads)
     clips, mfcc, noise = bare_data(folder, device)
     random = np.random.default_rng(0)
-    network = BARE[config["model"]["network"]](**config["model"]["network_conf"]).to(device)
+    model = config["model"]
+    network = BARE[model["network"]](CLASSES, **model["network_conf"]).to(device)
     start = {name: value.clone() for name, value in network.state_dict().items()}
     make = BARE_OPTIMIZERS[config["training"]["optim"]]
     begun, processors, features = now(device), time.process_time(), 0.0

@@ -230,8 +230,11 @@ class GroupNorm2d(nn.Module):
     def __init__(self, clients: int, channels: int, *, affine: bool = True, groups: int = 0):
         super().__init__()
         self.channels = channels
-        # The largest number of groups up to 8 that divides the channels.
-        self.groups = groups or max(n for n in range(1, 9) if channels % n == 0)
+        # The most groups, up to 8, of at least two channels: in a group of one the mean over all
+        # places is 0, and ResNet's features are such means.
+        self.groups = groups or max(
+            [1, *(n for n in range(1, 9) if channels % n == 0 and n < channels)]
+        )
         self.weight = nn.Parameter(constant(clients, channels, value=1.0)) if affine else None
         self.bias = nn.Parameter(constant(clients, channels, value=0.0)) if affine else None
 
