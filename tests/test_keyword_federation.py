@@ -24,7 +24,8 @@ from torch.nn import Parameter
 from fedtools.client.parallel import cross_entropy, tensors_of
 from fedtools.federation.evaluate import evaluate
 from fedtools.federation.steps import aggregate, sample, train_local
-from fedtools.federation.tasks import open_federation
+from fedtools.federation.tasks import is_finished, open_federation
+from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import read_ledger
 from fedtools.files.means import COLUMNS as MEMBERS
 from fedtools.files.tables import read_tsv
@@ -234,22 +235,65 @@ def test_nan_of_one_client_stays_its_own(world, tmp_path):
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-KILLED = "import sys; from fedtools.cli import main; main()"
+# Files that come in a round, and how many of them must be there: while its clients train, ...
+TRAINING = [("clients/*/round_{0:04d}/private.safetensors", count) for count in (1, 2, 3, 4)]
+# ... and before and after that.
+AROUND = [
+    ("round_{0:04d}/clients", 1),
+    ("round_{0:04d}/members.1.tsv", 1),
+    ("round_{0:04d}/update.1.tsv", 1),
+    ("round_{1:04d}/global.safetensors", 1),
+    ("round_{0:04d}/.done", 1),
+]
+
+
+def killed_at_work(
+    path: Path, number: int, marks: list[tuple[str, int]], dice: random.Random
+) -> bool:
+    """Go on with the rounds, and kill -9 them in the midst of one; False if they ended first.
+
+    Args:
+        path: the experiment.
+        number: the round, or a later one if this one has come too far.
+        marks: of which one, not yet there, is waited for.
+        dice: draws the mark, and how long after it the kill comes.
+    """
+
+    def there(mark: tuple[str, int]) -> bool:
+        return len(list(path.glob(mark[0]))) >= mark[1]
+
+    number = max(number, Experiment(path).last_round() + 1)
+    ahead: list[tuple[str, int]] = []
+    while not ahead:
+        wanted = [(pattern.format(number, number + 1), count) for pattern, count in marks]
+        ahead = [mark for mark in wanted if not there(mark)]
+        number += 1
+    mark = dice.choice(ahead)
+    command = [sys.executable, "-m", "fedtools", "rounds", str(path), "--evaluate", "test"]
+    run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    while run.poll() is None and not there(mark):
+        time.sleep(0.001)
+    time.sleep(dice.uniform(0, 0.05))
+    run.kill()
+    run.wait()
+    assert run.returncode in (0, -signal.SIGKILL)
+    return run.returncode != 0 and not is_finished(path, role="test")
 
 
 def test_killed_at_random_it_goes_on_to_the_same_bytes(world, reference, tmp_path):
-    path = begin(world, tmp_path / "exp")
-    command = [sys.executable, "-c", KILLED, "rounds", str(path), "--evaluate", "test"]
-    dice = random.Random(5)
-    for _ in range(4):
-        run = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        time.sleep(dice.uniform(2.5, 5.5))
-        run.send_signal(signal.SIGKILL)
-        run.wait()
+    seed = random.SystemRandom().randrange(1 << 30)
+    dice = random.Random(seed)
+    moments = ((1, TRAINING), (1, AROUND), (2, AROUND), (3, TRAINING))
+    for name in "abcde":
+        path = begin(world, tmp_path / name)
+        if all(killed_at_work(path, *moment, dice) for moment in moments):
+            break
+    else:
+        pytest.fail(f"the rounds always ended before the kill (seed {seed})")
     inside("rounds", path, "--evaluate", "test").ok()
-    assert states(path) == states(reference)
+    assert states(path) == states(reference), f"seed {seed}"
     name = "evaluate_test.tsv"
-    assert (path / name).read_bytes() == (reference / name).read_bytes()
+    assert (path / name).read_bytes() == (reference / name).read_bytes(), f"seed {seed}"
 
 
 def test_a_private_model_that_diverged_is_not_kept(world, cli, tmp_path):
@@ -330,19 +374,107 @@ def test_bad_options(world, cli, tmp_path):
     refused("model.network_conf=[a]", said="is not name: value")
 
 
-def test_damaged_members(world, cli, tmp_path):
+@pytest.fixture
+def trained(world, cli, tmp_path) -> Path:
+    """An experiment whose clients have trained in round one, in two jobs."""
     path = begin(world, tmp_path / "exp", "fedavg")
+    cli("sample", path, "--nj", 2).ok()
+    for job in (1, 2):
+        cli("train-local", path, "--job", job).ok()
+    return path
+
+
+def stacks_in(folder: Path) -> dict[str, list[str]]:
+    """The clients of each stack of a round, as its tables have them."""
+    stacks: dict[str, list[str]] = {}
+    for table in sorted(folder.glob("members.*.tsv")):
+        for row in read_tsv(table, MEMBERS):
+            stacks.setdefault(row["stack"], []).append(row["client"])
+    return stacks
+
+
+def assert_refused(cli, path: Path, stacks: dict[str, list[str]], lost: list[str], said: str):
+    """The round goes on without some stacks, and says why; the next state is the others' mean."""
+    shown = cli("aggregate", path).ok().err
+    refused = {client for stack in lost for client in stacks[stack]}
+    rows = [row for row in read_ledger(path / "ledger.tsv") if row.client != "-"]
+    assert {row.client for row in rows} == {name for of in stacks.values() for name in of}
+    assert {row.client for row in rows if row.status != "ok"} == refused
+    assert all(said in row.status and row.client_epochs == 0 for row in rows if row.status != "ok")
+    lines = [line for line in shown.splitlines() if ": refused: " in line]
+    assert {line.split()[2] for line in lines} == {f"{client}:" for client in refused}
+    assert all(said in line for line in lines)
+    weights, sums = 0, {}
+    for table in sorted(path.glob("round_0001/update.*.tsv")):
+        tensors = load_file(table.with_suffix(".safetensors"))
+        for index, row in enumerate(read_tsv(table, UPDATES)):
+            if row["client"] not in lost:
+                weight = len(stacks[row["client"]])
+                weights += weight
+                for name, value in tensors.items():
+                    sums[name] = sums.get(name, 0) + weight * value[index].astype(np.float64)
+    for name, value in load_file(path / "round_0002" / "global.safetensors").items():
+        np.testing.assert_allclose(value, sums[name] / weights, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("weight", "1e12", "utterances is 1e+12, expected 1"),
+        ("steps", "9" * 15, "and 999999999999999 steps cannot be"),
+        ("utterances", "9" * 12, "999999999999 utterances and"),
+        ("loss", "nan", "the loss is 'nan', no finite number"),
+    ],
+)
+def test_members_are_not_believed(trained, cli, column, value, said):
+    """What one client's row says loses the stack that its tensors are in, and no other."""
+    stacks = stacks_in(trained / "round_0001")
+    table = trained / "round_0001" / "members.2.tsv"
+    header, first, *others = table.read_text().splitlines()
+    fields = first.split("\t")
+    fields[MEMBERS.index(column)] = value
+    table.write_text("\n".join([header, "\t".join(fields), *others]) + "\n")
+    assert len(stacks) == 3 and len({line.split("\t")[0] for line in (first, *others)}) == 2
+    assert_refused(cli, trained, stacks, [fields[0]], said)
+    assert "members.2.tsv:2: " in (trained / "ledger.tsv").read_text()
+
+
+def test_damaged_members(trained, cli, tmp_path):
+    """A table that cannot be read loses its job."""
+    table = Path("round_0001", "members.2.tsv")
+    whole = (trained / table).read_text()
+    stacks = stacks_in(trained / "round_0001")
+    lost = sorted({line.split("\t")[0] for line in whole.splitlines()[1:]})
+    client = stacks[lost[0]][0]
+    for number, (damaged, said) in enumerate(
+        (
+            (whole.replace(client, "../x"), "members.2.tsv:2: client '../x' is not usable as an"),
+            (whole.replace("\tok", "\tok\tok", 1), "members.2.tsv:2: 8 fields, the header has 7"),
+            (whole[:-1], f"members.2.tsv:{whole.count(chr(10))}: the last line has no end"),
+        )
+    ):
+        path = tmp_path / str(number)
+        shutil.copytree(trained, path)
+        (path / table).write_text(damaged)
+        assert_refused(cli, path, stacks, lost, said)
+
+
+def test_a_member_who_comes_twice(trained, cli):
+    """Nobody can say which of the two is the right one; here both are in the same stack."""
+    stacks = stacks_in(trained / "round_0001")
+    table = trained / "round_0001" / "members.2.tsv"
+    row = table.read_text().splitlines()[1]
+    table.write_text(f"{table.read_text()}{row}\n")
+    stack, client = row.split("\t")[:2]
+    assert_refused(cli, trained, stacks, [stack], f"members.2.tsv:2: {client} came 2 times")
+
+
+def test_too_few_believed_members_are_an_error(world, cli, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg", "method_conf.min_clients=5")
     cli("sample", path).ok()
     cli("train-local", path).ok()
     table = path / "round_0001" / "members.1.tsv"
-    whole = table.read_text()
-    client = whole.splitlines()[1].split("\t")[1]
-    for damaged, said in (
-        (whole.replace(client, "../x"), "not usable as an id"),
-        (whole + whole.splitlines()[1] + "\n", "comes twice"),
-        (whole.replace("\tok", "\tok\tok"), "members.1.tsv"),
-    ):
-        table.write_text(damaged)
-        cli("aggregate", path).fails(1, "members.1.tsv", said)
-    table.write_text(whole)
-    cli("aggregate", path).ok()
+    table.write_text(table.read_text().replace("\t1.0\tok", "\t1e12\tok", 1))
+    said = ("3 of 5 updates can be used, min_clients is 5", "members.1.tsv:2: the weight of")
+    cli("aggregate", path).fails(1, *said)
+    assert not (path / "round_0002" / "global.safetensors").exists()

@@ -1,4 +1,4 @@
-"""Update files: written row by row, read with suspicion; every refusal the design lists."""
+"""Updates and means of stacks: written row by row, read with suspicion; every refusal there is."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from fedtools.files.errors import UserError
+from fedtools.files.means import COLUMNS as MEMBERS
+from fedtools.files.means import MeanWriter, read_means
 from fedtools.files.states import load_state
 from fedtools.files.tables import read_tsv
 from fedtools.files.updates import COLUMNS, UpdateWriter, job_complete, read_updates
@@ -358,3 +360,164 @@ def test_torch_tensors(tmp_path):
     for name in ("update.1.safetensors", "update.1.tsv"):
         assert (tmp_path / "torch" / name).read_bytes() == (tmp_path / "numpy" / name).read_bytes()
     assert [row["client"] for row in read_tsv(tmp_path / "torch/update.1.tsv", COLUMNS)] == CLIENTS
+
+
+STACKS = [{"s1": CLIENTS[:2]}, {"s2": CLIENTS[2:]}]
+
+
+def write_means(folder, job, stacks, left_out=(), weigh=float):
+    with MeanWriter(folder, job, stacks, SPEC, BASE, weigh) as writer:
+        for client in (client for clients in stacks.values() for client in clients):
+            if client in left_out:
+                writer.leave_out(client, "the loss is nan")
+            else:
+                writer.add(client, state(client), 10 + CLIENTS.index(client), 5, 0.5)
+
+
+@pytest.fixture
+def means(tmp_path):
+    """Two jobs with a stack of two clients each."""
+    for job, stacks in enumerate(STACKS, 1):
+        write_means(tmp_path, job, stacks)
+    return tmp_path
+
+
+def refused_means(folder, sampled=CLIENTS, weigh=float) -> dict[str, str]:
+    """Clients refused -> reasons; the others are in a stack whose weight is the server's own."""
+    updates, weights, groups, refusals = read_means(folder, sampled, SPEC, BASE, weigh)
+    reasons = {refusal.client: refusal.reason for refusal in refusals}
+    kept = [member.client for group in groups.values() for member in group]
+    assert len(reasons) == len(refusals) and len(set(kept)) == len(kept)
+    assert [update.client for update in updates] == list(groups) == sorted(groups)
+    assert reasons.keys().isdisjoint(kept) and set(sampled) <= {*kept, *reasons}
+    for group, weight in zip(groups.values(), weights, strict=True):
+        assert weight == sum(weigh(10 + CLIENTS.index(member.client)) for member in group)
+    for reason in reasons.values():
+        assert reason.isprintable() and str(folder) not in reason and len(reason) < 1000
+    return reasons
+
+
+def set_field(path, line, columns, column, value):
+    """Change one field of a table; lines count from 1."""
+    lines = path.read_text().splitlines()
+    fields = lines[line - 1].split("\t")
+    fields[columns.index(column)] = value
+    lines[line - 1] = "\t".join(fields)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_sound_means_pass(means):
+    assert refused_means(means) == {}
+    write_means(means, 2, STACKS[1], left_out=["dave"])
+    assert refused_means(means) == {"dave": "left out by its job: the loss is nan"}
+    write_means(means, 2, STACKS[1], left_out=["carol", "dave"])
+    assert list(refused_means(means)) == ["carol", "dave"]
+
+
+def test_weights_may_differ_by_rounding(means):
+    set_field(means / "members.2.tsv", 2, MEMBERS, "weight", "12.00000000001")
+    assert refused_means(means) == {}
+    # The server has another rule: neither job's mean is the one it wants.
+    assert set(refused_means(means, weigh=lambda utterances: 1.0)) == set(CLIENTS)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("weight", "1e12", "the weight of 12 utterances is 1e+12, expected 12"),
+        ("weight", "0.0", "expected 12"),
+        ("weight", "-12.0", "expected 12"),
+        ("weight", "12.0001", "expected 12"),
+        ("weight", "nan", "the weight is 'nan', no finite number"),
+        ("weight", "inf", "no finite number"),
+        ("weight", "1_2", "no finite number"),
+        ("weight", "", "no finite number"),
+        ("utterances", "-1", "'-1', not a whole number"),
+        ("utterances", "0", "cannot be"),
+        ("utterances", "13", "the weight of 13 utterances is 12, expected 13"),
+        ("utterances", "99999999999", "cannot be"),
+        ("utterances", "9" * 50, "not a whole number"),
+        ("steps", "1.5", "not a whole number"),
+        ("steps", "9" * 18, "cannot be"),
+        ("steps", "6", "s2 has 25 utterances and 11 steps, 25 and 10 in update.2.tsv"),
+        ("loss", "nan", "no finite number"),
+        ("loss", "1e999", "no finite number"),
+        ("loss", "x" * 500, "no finite number"),
+        ("stack", "s1", "s1 is not in update.2.tsv"),
+        ("stack", "s3", "s3: sent no update that could be read"),
+        ("client", "eve", "eve was not sampled"),
+        ("client", "dave", "dave came 2 times"),
+        ("status", "no", "s2 has 13 utterances and 5 steps, 25 and 10 in update.2.tsv"),
+    ],
+)
+def test_nonsense_in_a_row_loses_its_stack(means, column, value, said):
+    set_field(means / "members.2.tsv", 2, MEMBERS, column, value)
+    reasons = refused_means(means)
+    strangers = {"eve"} if value == "eve" else set()
+    assert set(reasons) == {"carol", "dave"} | strangers
+    assert said in reasons["carol"] + reasons["dave"]
+    assert "members.2.tsv:" in "".join(reasons.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("carol", "../x"), ":2: client '../x' is not usable"),
+        (lambda text: text.replace("ok", "ok\tok", 1), ":2: 8 fields, the header has 7"),
+        (lambda text: text.replace("s2", ""), ":2: stack '' is not usable"),
+        (lambda text: text.replace("client", "klient"), ":1: the header is"),
+        (lambda text: text[:-1], ":3: the last line has no end"),
+        (lambda text: "", ":1: the header is ''"),
+        (lambda text: text + "x" * 100_000 + "\n", ": too long for a table"),
+        (lambda text: "\udcff" + text, ":1: not UTF-8"),
+    ],
+)
+def test_unreadable_members_lose_the_job(means, change, said):
+    path = means / "members.2.tsv"
+    path.write_bytes(change(path.read_text()).encode("utf-8", "surrogateescape"))
+    reasons = refused_means(means)
+    assert set(reasons) == {"carol", "dave"}
+    for reason in reasons.values():
+        assert reason.startswith("sent no update that could be read; members.2.tsv" + said)
+
+
+def test_members_that_are_no_files(means):
+    os.mkfifo(means / "update.3.tsv")
+    os.mkfifo(means / "members.3.tsv")
+    assert refused_means(means) == {}
+    (means / "members.2.tsv").unlink()
+    assert "members.2.tsv: not a plain file" in refused_means(means)["carol"]
+
+
+def test_refused_updates_lose_their_clients(means):
+    path = means / "update.2.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    reasons = refused_means(means)
+    assert set(reasons) == {"carol", "dave"}
+    assert all(reason.startswith("s2: update.2.safetensors: ") for reason in reasons.values())
+    (means / "update.2.tsv").write_text("nothing\n")
+    assert "update.2.tsv:1: the header is" in refused_means(means)["dave"]
+
+
+def test_who_is_in_two_stacks_loses_both(means):
+    """The one in the first cannot be told from the one in the second."""
+    set_field(means / "members.2.tsv", 2, MEMBERS, "client", "bob")
+    reasons = refused_means(means)
+    assert set(reasons) == set(CLIENTS)
+    assert reasons["alice"] == "members.1.tsv:3: bob came 2 times"
+    assert reasons["dave"] == "members.2.tsv:2: bob came 2 times"
+    assert reasons["carol"] == "sent no update that could be read"
+
+
+def test_a_job_cannot_join_anothers_stack(means):
+    """Its rows would give the other's mean a weight that nobody trained for."""
+    set_field(means / "members.2.tsv", 3, MEMBERS, "stack", "s1")
+    reasons = refused_means(means)
+    assert reasons["dave"] == "members.2.tsv:3: s1 is not in update.2.tsv"
+    assert set(reasons) == {"carol", "dave"} and "s2 has 12 utterances" in reasons["carol"]
+
+
+def test_means_of_clients_who_were_not_sampled(means):
+    reasons = refused_means(means, CLIENTS[:3])
+    assert list(reasons) == ["carol", "dave"] and reasons["dave"] == "was not sampled"
+    assert reasons["carol"] == "members.2.tsv:3: dave was not sampled"

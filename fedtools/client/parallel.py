@@ -207,7 +207,7 @@ class Stack:
         means = (totals.cpu() / torch.tensor(counts).clamp(min=1)).tolist()
         usable = self._finite(network)
         return [
-            Fitted(count, mean if fine else float("nan"), int(size))
+            Fitted(count, mean if fine and math.isfinite(mean) else math.nan, int(size))
             for count, mean, size, fine in zip(counts, means, self._sizes, usable, strict=True)
         ]
 

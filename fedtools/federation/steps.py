@@ -125,7 +125,7 @@ def aggregate(federation: Federation, number: int) -> None:
             groups = {update.client: [member_of(update, method.weight)] for update in updates}
             weights = [member.weight for (member,) in groups.values()]
         else:
-            updates, weights, groups, refusals = read_means(*arguments)
+            updates, weights, groups, refusals = read_means(*arguments, method.weight)
         left = sum(map(len, groups.values()))
         check_min_clients(left, method.min_clients, refusals, folder)
     server = Server(

@@ -7,12 +7,16 @@
 
 Stacks depend on the round's clients alone and are summed in their order, so the bytes of the next
 model do not depend on the number of jobs. Memory and disk are those of the stacks, not the clients.
+
+No member is believed either. What one of them did cannot be taken out of the mean again: a row
+that cannot be right loses its whole stack, a table that cannot be read all stacks of its job.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,15 +25,28 @@ import numpy as np
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.states import Spec, as_array
-from fedtools.files.tables import count, read_tsv, write_tsv
-from fedtools.files.updates import Refusal, Update, UpdateWriter, job_complete, read_updates
+from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.files.updates import (
+    Refusal,
+    Update,
+    UpdateWriter,
+    check_size,
+    job_complete,
+    left_out_by_job,
+    read_counts,
+    read_float,
+    read_updates,
+    reason_of,
+    sent_nothing,
+)
 
 if TYPE_CHECKING:
     import torch
 
 COLUMNS = ("stack", "client", "utterances", "steps", "loss", "weight", "status")
 
-_LARGEST_WEIGHT = 1e12
+# A job computes the same weights by the same rule; no more than the last digits can differ.
+_ROUNDING = 1e-9
 
 
 class Member(NamedTuple):
@@ -150,64 +167,154 @@ def means_complete(
     return found == sorted((name, client) for name, them in stacks.items() for client in them)
 
 
+class _Row(NamedTuple):
+    """A client that a job's table has in a stack; `job` is the file of that job's tensors.
+
+    `member` is None where the row has a `problem`.
+    """
+
+    place: str
+    job: Path
+    stack: str
+    client: str
+    member: Member | None = None
+    problem: str = ""
+
+
 def read_means(
-    round_dir: str | Path, sampled: Sequence[str], spec: Spec, base_sha256: str
+    round_dir: str | Path,
+    sampled: Sequence[str],
+    spec: Spec,
+    base_sha256: str,
+    weigh: Callable[[int], float],
 ) -> tuple[list[Update], list[float], dict[str, list[Member]], list[Refusal]]:
-    """Find every stack of a round and check it, as `read_updates` does.
+    """Find every stack of a round and check it, as `read_updates` does with clients.
+
+    A stack is refused, and all of its clients with it, if its update is, if the row of one of them
+    has nonsense or another weight than the server's, if one was not sampled or comes twice, or if
+    the update counts other utterances or steps than the rows. A job whose table cannot be read
+    loses all of its stacks.
+
+    Args:
+        round_dir: the round's directory.
+        sampled: the clients of the round.
+        spec: the shared tensors, as one client has them.
+        base_sha256: hash of the round's global.safetensors.
+        weigh: a client's weight by its number of utterances.
 
     Returns:
         The stacks' updates in their order and their weights, stack -> the clients in it, and one
-        refusal for each other client.
-
-    Raises:
-        UserError: naming file and line, if a table is malformed, or a client is in two stacks.
+        refusal for each other client of `sampled`, in that order, followed by those who were not
+        sampled.
     """
     round_dir = Path(round_dir)
-    stacks: dict[str, list[Member]] = {}
-    refusals: list[Refusal] = []
-    left = dict.fromkeys(sampled)
-    for path in sorted(round_dir.glob("members.*.tsv")):
-        for line, row in enumerate(read_tsv(path, COLUMNS), 2):
-            stack = check_id(row["stack"], "stack", path, line)
-            client = check_id(row["client"], "client", path, line)
-            if client not in left:
-                problem = f"client {client!r} was not sampled or comes twice"
-                raise UserError(problem, path=path, line=line, remedy="train this job again")
-            del left[client]
-            if row["status"] == "ok":
-                stacks.setdefault(stack, []).append(_member(row, path, line))
-            else:
-                reason = "".join(c if c.isprintable() else "?" for c in row["status"][:300])
-                refusals.append(Refusal(client, f"left out by its job: {reason}"))
-    names = sorted(stacks)
+    rows: list[_Row] = []
+    left_out: dict[str, str] = {}
+    unreadable: list[str] = []
+    # As for `read_updates`, a job is there if the table of its update is.
+    for table in sorted(round_dir.glob("update.*.tsv")):
+        try:
+            rows += _read_members(table, len(sampled), weigh, left_out)
+        except UserError as error:
+            unreadable.append(reason_of(error, round_dir))
+    names = sorted({row.stack for row in rows})
     updates, refused = read_updates(round_dir, names, spec, base_sha256)
-    for refusal in refused:
-        members = stacks.pop(refusal.client, [])
-        refusals += [Refusal(member.client, refusal.reason) for member in members]
-    refusals += [Refusal(client, "is in no stack that could be read") for client in left]
-    weights = [math.fsum(member.weight for member in stacks[update.client]) for update in updates]
+    groups, lost = _groups(rows, set(sampled), updates, refused)
+    updates = [update for update in updates if update.client in groups]
+    groups = {update.client: groups[update.client] for update in updates}
+    weights = [math.fsum(member.weight for member in group) for group in groups.values()]
+    kept = {member.client for group in groups.values() for member in group}
+    refusals = [
+        Refusal(client, lost.get(client) or left_out.get(client) or sent_nothing(unreadable))
+        for client in sampled
+        if client not in kept
+    ]
+    strangers = sorted(lost.keys() - set(sampled))
+    refusals += [Refusal(client, "was not sampled") for client in strangers]
+    return updates, weights, groups, refusals
+
+
+def _groups(
+    rows: Sequence[_Row],
+    sampled: Collection[str],
+    updates: Sequence[Update],
+    refused: Sequence[Refusal],
+) -> tuple[dict[str, list[Member]], dict[str, str]]:
+    """The clients in each stack that can be believed; why the clients in the others cannot."""
+    found = {(update.path, update.client): update for update in updates}
+    reasons = {refusal.client: f"{refusal.client}: {refusal.reason}" for refusal in refused}
+    times = Counter(row.client for row in rows)
+    stacks: dict[tuple[Path, str], list[_Row]] = {}
+    for row in rows:
+        stacks.setdefault((row.job, row.stack), []).append(row)
+    groups: dict[str, list[Member]] = {}
+    lost: dict[str, str] = {}
+    for (job, stack), those in stacks.items():
+        members = [row.member for row in those if row.member is not None]
+        problems = (_problem(row, sampled, times[row.client]) for row in those)
+        problem = next(filter(None, problems), "") or reasons.get(stack, "")
+        problem = problem or _misfit(found.get((job, stack)), members, those[0])
+        if problem:
+            lost |= {row.client: problem for row in those}
+        else:
+            groups[stack] = members
+    return groups, lost
+
+
+def _problem(row: _Row, sampled: Collection[str], times: int) -> str:
+    if row.problem:
+        return row.problem
+    if row.client not in sampled:
+        return f"{row.place}: {row.client} was not sampled"
+    return f"{row.place}: {row.client} came {times} times" if times > 1 else ""
+
+
+def _misfit(update: Update | None, members: Sequence[Member], first: _Row) -> str:
+    """What is wrong between a stack's rows and its update, which another job may have sent."""
+    table = first.job.with_suffix(".tsv").name
+    if update is None:
+        return f"{first.place}: {first.stack} is not in {table}"
+    theirs = update.utterances, update.steps
+    ours = sum(m.utterances for m in members), sum(m.steps for m in members)
+    if theirs == ours:
+        return ""
     return (
-        updates,
-        weights,
-        {update.client: stacks[update.client] for update in updates},
-        refusals,
+        f"{first.place}: {first.stack} has {ours[0]} utterances and {ours[1]} steps, "
+        f"{theirs[0]} and {theirs[1]} in {table}"
     )
 
 
-def _member(row: Mapping[str, str], path: Path, line: int) -> Member:
-    utterances, steps = (count(row, key, path, line) for key in ("utterances", "steps"))
-    try:
-        loss, weight = float(row["loss"]), float(row["weight"])
-    except ValueError:
-        loss = weight = math.nan
-    if not (math.isfinite(loss) and 0 <= weight <= _LARGEST_WEIGHT):
-        raise UserError(
-            f"loss {row['loss'][:40]!r} and weight {row['weight'][:40]!r} cannot be",
-            path=path,
-            line=line,
-            remedy="train this job again",
-        )
-    return Member(row["client"], utterances, steps, loss, weight)
+def _read_members(
+    update_table: Path, sampled: int, weigh: Callable[[int], float], left_out: dict[str, str]
+) -> list[_Row]:
+    """The clients of a job that are in a stack; to `left_out` go the others, with the reason."""
+    folder, job = update_table.parent, update_table.name[len("update.") : -len(".tsv")]
+    path = _members_path(folder, job)
+    check_size(path, sampled)
+    rows = []
+    for line, row in enumerate(read_tsv(path, COLUMNS), 2):
+        stack = check_id(row["stack"], "stack", path, line)
+        client = check_id(row["client"], "client", path, line)
+        if row["status"] != "ok":
+            left_out[client] = left_out_by_job(row["status"])
+            continue
+        found = _Row(f"{path.name}:{line}", update_table.with_suffix(".safetensors"), stack, client)
+        try:
+            found = found._replace(member=_member(row, path, line, weigh))
+        except UserError as error:
+            found = found._replace(problem=reason_of(error, folder))
+        rows.append(found)
+    return rows
+
+
+def _member(row: Mapping[str, str], path: Path, line: int, weigh: Callable[[int], float]) -> Member:
+    """The client of a row; its weight is the server's, and so must be what its job gave it."""
+    utterances, steps, loss = read_counts(row, path, line)
+    theirs, ours = read_float(row, "weight", path, line), float(weigh(utterances))
+    if not math.isclose(theirs, ours, rel_tol=_ROUNDING):
+        problem = f"the weight of {utterances} utterances is {theirs:g}, expected {ours:g}"
+        raise UserError(problem, path=path, line=line)
+    return Member(row["client"], utterances, steps, loss, ours)
 
 
 def _members_path(round_dir: Path, job: int | str) -> Path:

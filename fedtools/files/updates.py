@@ -273,17 +273,14 @@ def read_updates(
                 came.setdefault(item.client, []).append(item)
             failed |= _read_left_out(table.with_suffix(".left_out"), len(sampled))
         except UserError as error:
-            unreadable.append(_reason(error, table.parent))
+            unreadable.append(reason_of(error, table.parent))
     updates, refusals = [], []
     for client in sampled:
         items = came.pop(client, [])
         if len(items) > 1:
             refusals.append(Refusal(client, f"came {len(items)} times"))
-        elif not items and client in failed:
-            refusals.append(Refusal(client, f"left out by its job: {failed[client]}"))
         elif not items:
-            reasons = ["sent no update that could be read", *unreadable[:3]]
-            refusals.append(Refusal(client, "; ".join(reasons)))
+            refusals.append(Refusal(client, failed.get(client) or sent_nothing(unreadable)))
         elif isinstance(items[0], Update):
             updates.append(items[0])
         else:
@@ -312,7 +309,7 @@ def _clients(table: Path) -> list[str]:
 
 def _read_job(table: Path, sampled: int, spec: Spec, base_sha256: str) -> list[Update | Refusal]:
     """What each row of a job's table amounts to; a `UserError` if the table cannot be read."""
-    _check_size(table, sampled)
+    check_size(table, sampled)
     rows = read_tsv(table, COLUMNS)
     for line, row in enumerate(rows, 2):
         check_id(row["client"], "client", table, line)
@@ -322,7 +319,7 @@ def _read_job(table: Path, sampled: int, spec: Spec, base_sha256: str) -> list[U
         layout = read_layout(tensors)
         check_spec(layout.spec, _stacked(spec, len(rows)), tensors)
     except UserError as error:
-        problem = _reason(error, tensors.parent)
+        problem = reason_of(error, tensors.parent)
     items: list[Update | Refusal] = []
     for index, row in enumerate(rows):
         if problem is not None:
@@ -331,7 +328,7 @@ def _read_job(table: Path, sampled: int, spec: Spec, base_sha256: str) -> list[U
         try:
             items.append(_update(row, index, table, layout, spec, base_sha256))
         except UserError as error:
-            items.append(Refusal(row["client"], _reason(error, table.parent)))
+            items.append(Refusal(row["client"], reason_of(error, table.parent)))
     return items
 
 
@@ -339,17 +336,8 @@ def _update(
     row: Mapping[str, str], index: int, table: Path, layout: Layout, spec: Spec, base_sha256: str
 ) -> Update:
     line = index + 2
-    utterances, steps, size = (
-        count(row, column, table, line) for column in ("utterances", "steps", "bytes")
-    )
-    if not 1 <= utterances <= _MAX_UTTERANCES or steps > _MAX_STEPS:
-        problem = f"{utterances} utterances and {steps} steps cannot be"
-        raise UserError(problem, path=table, line=line)
-    # float() alone would let blanks and underscores pass.
-    text = row["loss"][:40]
-    loss = float(text) if re.fullmatch(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?", text, re.A) else math.nan
-    if not math.isfinite(loss):
-        raise UserError(f"the loss is {text!r}, no finite number", path=table, line=line)
+    utterances, steps, loss = read_counts(row, table, line)
+    size = count(row, "bytes", table, line)
     if size != row_bytes(spec):
         problem = f"{size} bytes announced, {row_bytes(spec)} sent"
         raise UserError(problem, path=table, line=line)
@@ -362,14 +350,31 @@ def _update(
 def _read_left_out(path: Path, sampled: int) -> dict[str, str]:
     if not path.exists():
         return {}
-    _check_size(path, sampled)
-    return {
-        client: "".join(char if char.isprintable() else "?" for char in reason)
-        for client, reason in read_table(path).items()
-    }
+    check_size(path, sampled)
+    return {client: left_out_by_job(reason) for client, reason in read_table(path).items()}
 
 
-def _check_size(path: Path, clients: int) -> None:
+def read_counts(row: Mapping[str, str], table: Path, line: int) -> tuple[int, int, float]:
+    """Utterances, steps and mean loss of a row; a `UserError` names the line if they cannot be."""
+    utterances, steps = (count(row, column, table, line) for column in ("utterances", "steps"))
+    if not 1 <= utterances <= _MAX_UTTERANCES or steps > _MAX_STEPS:
+        problem = f"{utterances} utterances and {steps} steps cannot be"
+        raise UserError(problem, path=table, line=line)
+    return utterances, steps, read_float(row, "loss", table, line)
+
+
+def read_float(row: Mapping[str, str], column: str, table: Path, line: int) -> float:
+    """The finite number in a field; a `UserError` names file and line if it is anything else."""
+    # float() alone would let blanks and underscores pass.
+    text = row[column][:40]
+    known = re.fullmatch(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?", text, re.A)
+    value = float(text) if known else math.nan
+    if not math.isfinite(value):
+        raise UserError(f"the {column} is {text!r}, no finite number", path=table, line=line)
+    return value
+
+
+def check_size(path: Path, clients: int) -> None:
     """Fail if a table is no plain file, or far longer than ids of 200 characters can make it."""
     if not path.is_file():
         raise UserError("not a plain file", path=path)
@@ -377,7 +382,17 @@ def _check_size(path: Path, clients: int) -> None:
         raise UserError("too long for a table of the round's clients", path=path)
 
 
-def _reason(error: UserError, folder: Path) -> str:
+def left_out_by_job(reason: str) -> str:
+    """The reason for a refusal, from what the job wrote of it, made safe to be shown."""
+    return f"left out by its job: {''.join(c if c.isprintable() else '?' for c in reason[:300])}"
+
+
+def sent_nothing(unreadable: Sequence[str]) -> str:
+    """The reason for a refusal of a client without any row, with what is wrong with the tables."""
+    return "; ".join(["sent no update that could be read", *unreadable[:3]])
+
+
+def reason_of(error: UserError, folder: Path) -> str:
     """The message, without the folder, so that it is the same wherever the experiment lies."""
     text = str(error).replace(f"{folder}/", "")
     return text if len(text) <= 300 else f"{text[:296]} ..."
