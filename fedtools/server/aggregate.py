@@ -101,7 +101,7 @@ def check_min_clients(
         f"{left} of {left + len(refusals)} updates can be used, min_clients is {needed}"
         + (f" ({'; '.join(listed)})" if listed else ""),
         path=path,
-        remedy="train these clients again, or lower min_clients",
+        remedy="remove their update.* and train again, or begin anew with a lower min_clients",
     )
 
 
