@@ -205,6 +205,8 @@ def test_the_git_hash_counts_changes_but_its_own(cli, recipe):
     git("commit", "-qm", "x")
     head = git("rev-parse", "HEAD")
     assert said() == said() == head
+    Path("RESULTS-other.png").write_text("")
+    assert said() == head
     Path("new.py").write_text("")
     assert said() == f"{head}-dirty"
 

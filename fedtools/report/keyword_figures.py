@@ -39,7 +39,7 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
         for axes in panels[-1]:
             axes.set_xlabel("Round")
         shown = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(title, fontsize=10, wrap=True)
         names = [title_of(method) for method in methods if title_of(method) in shown]
         figure.legend(
             [shown[name] for name in names],
@@ -87,7 +87,7 @@ def plot_ablation(path: str | Path, runs: Runs, title: str) -> None:
             if not axes.has_data():
                 axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center")
                 axes.set(xticks=[], yticks=[])
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(title, fontsize=10, wrap=True)
 
 
 def _draw_alt(axes: Axes, runs: Runs) -> None:

@@ -60,7 +60,7 @@ def _plot(path: Path, found: Landscape, title: str) -> None:
     extent = (gammas[0] - half, gammas[-1] + half) * 2
     names = {"overfitted": "$\\theta_1$", "alo": "$\\hat\\theta_1$ (ALO)"}
     with drawing(path, (9.6, 4.8)) as figure:
-        figure.suptitle(title, fontsize=9)
+        figure.suptitle(title, fontsize=9, wrap=True)
         for axes, (name, grid) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
             image = axes.imshow(
                 grid.T,

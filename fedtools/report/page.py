@@ -138,7 +138,7 @@ def git_hash(folder: Path, *written: str) -> str:
 
     Args:
         folder: any folder of the checkout.
-        written: names in it that do not count as differing, since the caller writes them.
+        written: names in it, or patterns, that do not count as differing, since reports write them.
     """
     try:
         head = _git(folder, "rev-parse", "HEAD").strip()
@@ -225,9 +225,11 @@ def provenance(
     """
     facts = [
         f"Corpus: {corpus.name}, release {corpus.release}"
-        + " (a mini corpus; its figures are not comparable with published ones)." * corpus.mini,
+        + " (a mini corpus; its figures are not comparable with published ones)" * corpus.mini
+        + ".",
         f"Date: {date or datetime.date.today()}.",
-        f"Git: {git_hash(path.parent, path.name, *pictures)}.",
+        # Other sections' pictures are no reason for the figures of this one.
+        f"Git: {git_hash(path.parent, path.name, f'{path.stem}-*', *pictures)}.",
         f"Seed: {_listed(seeds)}.",
         f"Rounds: {_listed(rounds)}.",
         f"Software: {', '.join(software(packages))}.",
