@@ -165,7 +165,7 @@ def test_group_norm_is_torchs():
     images = torch.randn(2, CLIENTS * 6, 3, 2)
     found = ours(images).view(2, CLIENTS, 6, 3, 2)
     for client in range(CLIENTS):
-        theirs = nn.GroupNorm(6, 6)
+        theirs = nn.GroupNorm(3, 6)
         theirs.weight.data, theirs.bias.data = ours.weight.data[client], ours.bias.data[client]
         expected = theirs(images.view(2, CLIENTS, 6, 3, 2)[:, client])
         torch.testing.assert_close(found[:, client], expected)
