@@ -111,15 +111,13 @@ def landscape(
     theta_1. BatchNorm's statistics are interpolated as parameters are.
     """
     from fedtools.cli.federation import _open
-    from fedtools.federation.init import read_config
+    from fedtools.federation.init import read_method
     from fedtools.federation.landscape import LandscapeConfig
-    from fedtools.files.config import from_mapping
     from fedtools.methods.fedkws_ui import Alo
     from fedtools.report.keyword_landscape import draw_landscape
 
     _check_png(picture)
-    options = read_config(config, section, []).get("method_conf") if config else None
-    alo = from_mapping(Alo, options, config or "")
+    alo = read_method(Alo, config, section)
     chosen = LandscapeConfig(epochs, points, clips, min_clips, role, alo)
     print(draw_landscape(_open(experiment, ngpu), picture, chosen), end="")
 

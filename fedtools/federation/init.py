@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedtools.federation.tasks import Task, task_of
 from fedtools.files.atomic import atomic_path, sha256
-from fedtools.files.config import freeze, merge, override, read_yaml
+from fedtools.files.config import freeze, from_mapping, merge, override, read_yaml
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
@@ -18,6 +18,8 @@ from fedtools.methods import has_clients, make_method
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 def init(
@@ -57,6 +59,7 @@ def init(
     task = task_of(name, where)
     files = task.needed(Path(train), Path(tokens) if tokens else None, where)
     data = {"train": train, "valid": valid, "test": test}
+    # Read whatever the method, since that checks the data.
     clients = task.clients(Path(train))
     if not has_clients(method):
         clients = []
@@ -153,6 +156,12 @@ def _sampled(config: Mapping[str, Any], where: str | Path) -> int | float | None
         return value
     problem = f"option 'clients_per_round' is {value!r}, no number and no share of clients"
     raise UserError(problem, path=where, remedy="give 10, or 0.1")
+
+
+def read_method(kind: type[T], path: Path | None, sections: Sequence[str]) -> T:
+    """Make a method of the `method_conf` in a YAML with sections, or of its defaults without."""
+    options = read_config(path, sections, []).get("method_conf") if path else None
+    return from_mapping(kind, options, path or "")
 
 
 def read_config(path: Path, sections: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:

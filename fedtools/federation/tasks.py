@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtools.files.clips import Clips
-from fedtools.files.config import read_yaml, unknown
+from fedtools.files.config import unknown
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
@@ -119,8 +119,9 @@ def task_of(name: str, where: str | Path) -> Task:
 
 def open_federation(path: str | Path, device: str = "cpu") -> Federation:
     """Open the experiment in a folder."""
-    where = Experiment(path).path / "config.yaml"
-    return task_of(read_yaml(where)["task"], where).federation_class(path, device)
+    experiment = Experiment(path)
+    task = task_of(experiment.config["task"], experiment.path / "config.yaml")
+    return task.federation_class(path, device)
 
 
 def is_finished(path: str | Path, last: int | None = None, role: str | None = None) -> bool:

@@ -92,7 +92,12 @@ class FedKwsUi(FedAvg):
         return {**facts, "utility": utility}
 
     def private_training(self, steps: int) -> int:
-        return (self.private_steps or self.local_steps or steps) if self.adversarial else 0
+        return (self._fixed_private_steps or steps) if self.adversarial else 0
+
+    @property
+    def _fixed_private_steps(self) -> int:
+        """The same for every client, or 0: then each takes as many as on the shared model."""
+        return self.private_steps or self.local_steps
 
     def train_client(self, client: Stack) -> list[Fitted]:
         utility = torch.from_numpy(client.facts["utility"]).float()
@@ -115,7 +120,7 @@ class FedKwsUi(FedAvg):
         """Train the private models; returns a function for their predictions, (K, B, classes)."""
         if not self.adversarial:
             return None
-        steps = self.private_steps or self.local_steps or None
+        steps = self._fixed_private_steps or None
         if self.private == "head":
             client.fit(
                 steps=steps,

@@ -10,10 +10,9 @@ import torch
 from matplotlib.axes import Axes
 
 from fedtools.client.clips import ClipFeatures
-from fedtools.federation.init import read_config
+from fedtools.federation.init import read_method
 from fedtools.federation.landscape import Client, client_facts
 from fedtools.files.clips import Clips
-from fedtools.files.config import from_mapping
 from fedtools.files.keyed import generator
 from fedtools.methods.fedkws_ui import FedKwsUi
 from fedtools.report.keyword_figures import grid_lines
@@ -42,8 +41,7 @@ def draw_clients(
         UserError: if a file is missing or malformed.
     """
     clips = Clips.read(folder)
-    options = read_config(config, sections, []).get("method_conf") if config else None
-    method = from_mapping(FedKwsUi, options, config or "")
+    method = read_method(FedKwsUi, config, sections)
     clients = client_facts(ClipFeatures(clips, torch.device("cpu")), method)
     draw = generator(seed, "plot-clients")
     count = min(shown, len(clients))

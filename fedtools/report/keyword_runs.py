@@ -267,7 +267,8 @@ def read_runs(root: str | Path) -> Runs:
             if run.seed in (other.seed for other in others):
                 problem = f"seed {run.seed} of this setting comes twice"
                 raise UserError(problem, path=run.path, remedy=f"remove it or {others[0].path}")
-            _check_alike(run, others)
+            if others:
+                _check_alike(run, others[0])
             others.append(run)
         else:
             unfinished.append(f"{name} (evaluated up to round {last} of {wanted})")
@@ -335,16 +336,15 @@ def _check_name(run: Run, seed: str) -> None:
             raise UserError(f"{name} is {is_[name]}, the folder says {text}", path=where)
 
 
-def _check_alike(run: Run, others: Sequence[Run]) -> None:
+def _check_alike(run: Run, other: Run) -> None:
     """Insist that runs of a setting differ in the seed alone: a mean of others says nothing."""
-    for other in others[:1]:
-        theirs = {**other.config, "seed": run.seed}
-        for difference in differences(theirs, run.config):
-            raise UserError(
-                f"not another seed of {other.path}: {difference}",
-                path=run.path / "config.yaml",
-                remedy="train both with the same options, or report them apart",
-            )
+    theirs = {**other.config, "seed": run.seed}
+    if difference := next(differences(theirs, run.config), ""):
+        raise UserError(
+            f"not another seed of {other.path}: {difference}",
+            path=run.path / "config.yaml",
+            remedy="train both with the same options, or report them apart",
+        )
 
 
 def canonical(value: object) -> str:

@@ -98,7 +98,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
     seeds = "Means over seeds ± standard deviations, the number of seeds in brackets."
     parts = [
         f"## {caption}",
-        _provenance(path, runs, page, pictures),
+        _provenance(path, runs, page),
         f"**{caption}: clients and clips** (table 1 of {PAPER}).{paper}",
         clients_table(runs, published, here),
         f"**{caption}: networks and centralised training** (table 2), accuracy on the test clips "
@@ -140,7 +140,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
     return "\n\n".join(part.strip() for part in parts)
 
 
-def _provenance(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path]) -> str:
+def _provenance(path: Path, runs: Runs, page: KeywordPage) -> str:
     everything = [run for of in runs.complete.values() for run in of]
     left_out = [f"Left out, not finished: {name}." for name in runs.unfinished]
     return provenance(
@@ -150,11 +150,8 @@ def _provenance(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, P
         date=page.date,
         seeds={run.seed for run in everything},
         rounds={run.config["rounds"] for run in everything},
-        pictures=[
-            *(file.name for file in pictures.values()),
-            # A picture's numbers may lie beside it.
-            *(str(Path(name).with_suffix(kind)) for _, name in page.figures for kind in KINDS),
-        ],
+        # A picture's numbers may lie beside it.
+        pictures=[str(Path(name).with_suffix(kind)) for _, name in page.figures for kind in KINDS],
         packages=("torch",),
         more=left_out,
     )
