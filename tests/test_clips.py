@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -150,7 +151,8 @@ def test_other_sample_rates_are_resampled(data, cli):
 def test_the_same_input_gives_the_same_bytes(data, cli):
     cli(*command(data, "--noise", data / "noise.scp")).ok()
     first = contents(data / "out")
-    assert sorted(first) == ["classes.txt", "clips.npy", "clips.tsv", "noise.npy"]
+    assert sorted(first) == ["classes.txt", "clips.npy", "clips.tsv", "noise.npy", "sha256sums"]
+    subprocess.run(["sha256sum", "--check", "sha256sums"], cwd=data / "out", check=True)
     cli(*command(data, "--noise", data / "noise.scp")).ok()
     assert contents(data / "out") == first
 

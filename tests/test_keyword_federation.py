@@ -25,6 +25,7 @@ from fedtools.client.parallel import cross_entropy, tensors_of
 from fedtools.federation.evaluate import evaluate
 from fedtools.federation.steps import aggregate, sample, train_local
 from fedtools.federation.tasks import is_finished, open_federation
+from fedtools.files.clips import Clip, Clips, write_clips
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import read_ledger
 from fedtools.files.means import COLUMNS as MEMBERS
@@ -342,9 +343,22 @@ def test_other_data_of_the_same_name(world, cli, tmp_path):
     words = ("init", tmp_path / "exp", "--config", world / "config.yaml", "--method", "centralized")
     cli(*words, "--train", tmp_path / "train").ok()
     cli(*words, "--train", tmp_path / "train").ok()
-    table = tmp_path / "train" / "clips.tsv"
-    table.write_text(table.read_text().replace("\tyes\t", "\tno\t", 1))
-    cli(*words, "--train", tmp_path / "train").fails(1, "data.yaml: made with other data: train")
+    clips = Clips.read(tmp_path / "train")
+    table = (tmp_path / "train" / "clips.tsv").read_text()
+
+    def pack(loudest: int, noise: np.ndarray) -> None:
+        again = []
+        for line, wave in zip(table.splitlines()[1:], waves, strict=True):
+            *names, samples = line.split("\t")
+            again.append(Clip(*names, np.minimum(wave[: int(samples)], loudest)))
+        write_clips(tmp_path / "train", again, clips.classes, [noise])
+        assert (tmp_path / "train" / "clips.tsv").read_text() == table
+        cli(*words, "--train", tmp_path / "train").fails(1, "made with other data: train")
+
+    # The same clips by name, but they sound otherwise; or only the noise does.
+    waves, noise = np.array(clips.waves), np.array(clips.noise)
+    pack(1000, noise)
+    pack(32767, noise[::-1])
 
 
 def test_bad_options(world, cli, tmp_path):

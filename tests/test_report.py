@@ -134,13 +134,18 @@ def test_the_page_says_where_the_figures_come_from(cli, recipe):
         "fedtools report RESULTS.md --section=mini",
         "release 22.0",
         "Date: 2024-02-03.",
-        "Git: unknown.",
+        "Git, of this report: unknown.",
+        "Experiments begun with: not recorded (3).",
         "Seed: 7.",
         "Rounds: 4.",
         "![WER by round, Common Voice accents 22.0 (mini)](wer.png)",
     ):
         assert fact in page
-    assert re.search(r"Software: python [\d.]+, .*fedtools [\d.]+\.", page)
+    for method in ("client", "fedavg"):
+        Path("exp", method, "software.yaml").write_text("git: abc\ntorch: 2.13.0\n")
+    cli(*arguments()).ok()
+    known = "begun with: git abc, torch 2.13.0 (2); not recorded (1)."
+    assert known in Path("RESULTS.md").read_text()
     cli(*arguments("--command", "./run.sh")).ok()
     assert "```\n./run.sh\n```" in Path("RESULTS.md").read_text()
 
@@ -197,7 +202,7 @@ def test_the_git_hash_counts_changes_but_its_own(cli, recipe):
 
     def said() -> str:
         cli(*arguments("--plot", "wer.png")).ok()
-        return re.search(r"Git: (.*)\.", Path("RESULTS.md").read_text())[1]
+        return re.search(r"Git, of this report: (.*)\.", Path("RESULTS.md").read_text())[1]
 
     Path(".gitignore").write_text("exp\nscore\n")
     git("init", "-q")

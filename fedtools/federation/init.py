@@ -14,6 +14,7 @@ from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.keyed import seed64
+from fedtools.files.provenance import record
 from fedtools.methods import has_clients, make_method
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def init(
     begun = all((path / name).exists() for name in made)
     # Before anything is frozen: a model that cannot be made leaves nothing behind.
     tensors = {} if begun else _tensors(task, frozen, Path(train), tokens, start, where)
+    record(path)
     freeze(path / "config.yaml", frozen)
     freeze(path / "data.yaml", known, "other data")
     for file in files:

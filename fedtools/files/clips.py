@@ -4,6 +4,7 @@
     clips.tsv    utterance client label samples: a row for each clip; samples is its true length
     classes.txt  the labels, one a line; the line of a label, from 0, is its index
     noise.npy    int16 (samples,): all recordings of background noise end to end, or none
+    sha256sums   of the four, as sha256sum -c reads them: what tells these data from others
 
 Clips are in C order of client and utterance, so that the data of one client are one read. The
 table is written last: without it there are no clips.
@@ -20,7 +21,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from fedtools.files.atomic import atomic_path, write_text
+from fedtools.files.atomic import atomic_path, sha256, write_text
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines
@@ -139,7 +140,7 @@ def write_clips(
     """Write clips one after the other; the files appear when all are written.
 
     Args:
-        folder: receives clips.npy, clips.tsv, classes.txt and noise.npy.
+        folder: receives clips.npy, clips.tsv, classes.txt, noise.npy and sha256sums.
         clips: in C order of client and utterance; consumed one by one.
         classes: the labels, in the order of their indices.
         noise: recordings of background noise, int16 (N,) at 16 kHz.
@@ -164,7 +165,11 @@ def write_clips(
         # The old table must not be taken for that of the new waveforms, should we be killed.
         (folder / "clips.tsv").unlink(missing_ok=True)
     write_text(folder / "classes.txt", "".join(f"{label}\n" for label in classes))
-    write_tsv(folder / "clips.tsv", COLUMNS, rows)
+    with atomic_path(folder / "clips.tsv") as table:
+        write_tsv(table, COLUMNS, rows)
+        files = {name: folder / name for name in ("classes.txt", "clips.npy", "noise.npy")}
+        sums = {name: sha256(path) for name, path in (files | {"clips.tsv": table}).items()}
+        write_text(folder / "sha256sums", "".join(f"{sums[name]}  {name}\n" for name in sums))
 
 
 def check_noise(samples: int, path: str | Path) -> None:

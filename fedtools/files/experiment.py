@@ -1,6 +1,7 @@
 """The folder of a federation: where everything lies, and how far it has come.
 
 EXP/config.yaml                  frozen at the start
+EXP/software.yaml                commit and versions at the start
 EXP/tokens.txt [bpe.model]       the model's output units
 EXP/init.safetensors             the model everybody begins with
 EXP/round_0007/global.safetensors   what the server sends in round 7: shared tensors only

@@ -152,6 +152,6 @@ def _provenance(path: Path, runs: Runs, page: KeywordPage) -> str:
         rounds={run.config["rounds"] for run in everything},
         # A picture's numbers may lie beside it.
         pictures=[str(Path(name).with_suffix(kind)) for _, name in page.figures for kind in KINDS],
-        packages=("torch",),
+        experiments=[run.path for run in everything],
         more=left_out,
     )

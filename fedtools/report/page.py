@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import platform
 import re
-import subprocess
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
-from fedtools import __version__
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
+from fedtools.files.provenance import git_hash, records
 from fedtools.files.tables import format_markdown, read_tsv
 from fedtools.report.results import Method, check_comparable, read_method
 from fedtools.report.tables import interval_table, main_table, pooled_line
@@ -133,27 +129,6 @@ def replace_section(page: str, name: str, section: str, path: Path) -> str:
     return page[:start] + whole + page[stop + len(end) :].removeprefix("\n")
 
 
-def git_hash(folder: Path, *written: str) -> str:
-    """The commit that a folder stands at, "-dirty" if files differ from it, or "unknown".
-
-    Args:
-        folder: any folder of the checkout.
-        written: names in it, or patterns, that do not count as differing, since reports write them.
-    """
-    try:
-        head = _git(folder, "rev-parse", "HEAD").strip()
-        others = [f":(exclude){name}" for name in written]
-        changed = _git(folder, "status", "--porcelain", "--", ":/", *others).strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return f"{head}-dirty" if changed else head
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def _section(
     path: Path,
     methods: Sequence[Method],
@@ -195,7 +170,7 @@ def _method_provenance(path: Path, methods: Sequence[Method], page: Page) -> str
         seeds={method.seed for method in methods if method.seed is not None},
         rounds={method.cost.rounds for method in methods} - {0},
         pictures=[page.plot.name] if page.plot else [],
-        packages=("torch", "espnet"),
+        experiments=[method.experiment for method in methods if method.experiment],
     )
 
 
@@ -208,7 +183,7 @@ def provenance(
     seeds: Iterable[int],
     rounds: Iterable[int],
     pictures: Sequence[str],
-    packages: Sequence[str],
+    experiments: Iterable[Path],
     more: Sequence[str] = (),
 ) -> str:
     """Where a section's figures come from, in Markdown.
@@ -220,31 +195,23 @@ def provenance(
         date: of the report; None is today.
         seeds, rounds: of the experiments.
         pictures: names of files beside the page that are written with it.
-        packages: what the figures depend on.
+        experiments: their folders, which say what they were begun with.
         more: other facts, each a line that ends in a full stop.
     """
+    written = [f":(exclude){name}" for name in (path.name, f"{path.stem}-*", *pictures)]
     facts = [
         f"Corpus: {corpus.name}, release {corpus.release}"
         + " (a mini corpus; its figures are not comparable with published ones)" * corpus.mini
         + ".",
         f"Date: {date or datetime.date.today()}.",
         # Other sections' pictures are no reason for the figures of this one.
-        f"Git: {git_hash(path.parent, path.name, f'{path.stem}-*', *pictures)}.",
+        f"Git, of this report: {git_hash(path.parent, *written)}.",
         f"Seed: {_listed(seeds)}.",
         f"Rounds: {_listed(rounds)}.",
-        f"Software: {', '.join(software(packages))}.",
+        f"Experiments begun with: {records(experiments)}.",
         *more,
     ]
     return "\n".join(f"- {fact}" for fact in facts) + f"\n\n```\n{command}\n```"
-
-
-def software(packages: Sequence[str]) -> list[str]:
-    """Names and versions of what the figures depend on, without the builds of one machine."""
-    found = [f"python {platform.python_version()}"]
-    for name in packages:
-        with suppress(metadata.PackageNotFoundError):
-            found.append(f"{name} {metadata.version(name).split('+')[0]}")
-    return [*found, f"fedtools {__version__}"]
 
 
 def _listed(numbers: Iterable[int]) -> str:

@@ -52,6 +52,7 @@ class Method:
         words: client -> (utterances, words) that were scored.
         rates: "wer" or "cer" -> client -> rate; the last client is `average`.
         curve: round -> client -> WER on validation data in percent; empty if not evaluated.
+        experiment: its folder, if there is one.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Method:
     words: dict[str, tuple[int, int]]
     rates: dict[str, dict[str, Interval]]
     curve: dict[int, dict[str, float]]
+    experiment: Path | None
 
 
 def read_method(name: str, experiment: Path | None, scores: Path) -> Method:
@@ -76,14 +78,15 @@ def read_method(name: str, experiment: Path | None, scores: Path) -> Method:
     """
     words, rates = _read_scores(scores / "wer.tsv")
     if experiment is None:
-        return Method(name, Cost(), None, words, rates, {})
+        return Method(name, Cost(), None, words, rates, {}, None)
     config_path = experiment / "config.yaml"
     seed = read_yaml(config_path).get("seed")
     if not isinstance(seed, int):
         raise UserError("no seed, a whole number", path=config_path, remedy="run fedtools init")
     evaluation = experiment / "evaluate_valid.tsv"
     curve = read_curve(evaluation) if evaluation.exists() else {}
-    return Method(name, read_cost(experiment / "ledger.tsv"), seed, words, rates, curve)
+    cost = read_cost(experiment / "ledger.tsv")
+    return Method(name, cost, seed, words, rates, curve, experiment)
 
 
 def read_cost(path: Path) -> Cost:
