@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from fedtools.files.clips import Clip, Clips, write_clips
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import read_ledger
 from fedtools.files.means import COLUMNS as MEMBERS
+from fedtools.files.provenance import records
 from fedtools.files.tables import read_tsv
 from fedtools.files.updates import COLUMNS as UPDATES
 
@@ -336,6 +338,17 @@ def test_too_few_clients_write_nothing(world, cli, tmp_path):
     spoil_a_stack(cli, path)
     cli("aggregate", path).fails(1, "3 of 5 updates can be used, min_clients is 5")
     assert not (path / "round_0002" / "global.safetensors").exists()
+
+
+def test_what_an_experiment_was_begun_with_is_not_what_it_is_continued_with(world, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg")
+    known = yaml.safe_load((path / "software.yaml").read_text())
+    assert known["torch"] == torch.__version__.split("+")[0]
+    assert re.fullmatch("[0-9a-f]{40}(-dirty)?|unknown", known["git"])
+    assert records([path, tmp_path]).endswith("(1); not recorded (1)")
+    (path / "software.yaml").unlink()
+    begin(world, path, "fedavg")
+    assert records([path]) == "not recorded (1)"
 
 
 def test_other_data_of_the_same_name(world, cli, tmp_path):

@@ -87,7 +87,8 @@ def init(
     begun = all((path / name).exists() for name in made)
     # Before anything is frozen: a model that cannot be made leaves nothing behind.
     tensors = {} if begun else _tensors(task, frozen, Path(train), tokens, start, where)
-    record(path)
+    if not begun:
+        record(path)
     freeze(path / "config.yaml", frozen)
     freeze(path / "data.yaml", known, "other data")
     for file in files:

@@ -21,13 +21,11 @@ _REPORTS = ":(exclude,top,glob)egs/*/*/RESULTS*"
 
 
 def record(folder: Path) -> None:
-    """Write the commit of this code and the versions of what it stands on, if none are there."""
-    path = folder / RECORD
-    if not path.exists():
-        here = Path(__file__).parent
-        # An installed copy is not what is checked out around it.
-        git = git_hash(here, _REPORTS) if _is_tracked(Path(__file__)) else "unknown"
-        write_yaml(path, {"git": git, **software()})
+    """Write the commit of this code and the versions of what it stands on."""
+    here = Path(__file__)
+    # An installed copy is not what is checked out around it.
+    git = git_hash(here.parent, _REPORTS) if _is_tracked(here) else "unknown"
+    write_yaml(folder / RECORD, {"git": git, **software()})
 
 
 def records(folders: Iterable[Path]) -> str:
