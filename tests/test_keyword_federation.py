@@ -384,6 +384,8 @@ def test_bad_options(world, cli, tmp_path):
         assert not (tmp_path / "exp").exists()
 
     refused("task=kwss", said="kws")
+    refused("clients_per_rond=2", said="clients_per_round")
+    refused("trainning.stack=1", said="training")
     refused("training.stack=0", said="stack")
     refused("training.augment.noise=1", said="noise_volume")
     refused("model.network=dscn", said="dscnn")

@@ -18,13 +18,13 @@ from test_report import png_chunks
 
 from fedtools.client.clips import ClipFeatures
 from fedtools.federation.landscape import between, choose_clients, client_facts, train_on
-from fedtools.federation.tasks import open_federation
+from fedtools.federation.tasks import TASKS, open_federation
 from fedtools.files.clips import Clips
 from fedtools.files.ledger import COLUMNS as LEDGER
 from fedtools.files.states import load_state
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
-from fedtools.report.keyword_runs import EVALUATION_COLUMNS, read_runs
+from fedtools.report.keyword_runs import read_runs
 from fedtools.score.detection import COLUMNS as DETECTION
 
 PUBLISHED = ROOT / "conf" / "speechcommands" / "published.tsv"
@@ -73,7 +73,7 @@ def make_run(
     rows = [
         (at, "all", 50, "1.0", 10, f"{accuracy - ROUNDS + at:.4f}") for at in range(evaluated + 1)
     ]
-    write_table(path / "evaluate_test.tsv", EVALUATION_COLUMNS, rows)
+    write_table(path / "evaluate_test.tsv", TASKS["kws"].header, rows)
     # One client has 40 clips, and 2 steps of 8 are 0.4 epochs; the other has 4 and takes 2 epochs.
     rows = []
     for at in range(1, ROUNDS + 1):
@@ -275,9 +275,16 @@ def test_settings_tell_what_the_networks_were_trained_with(cli, recipe):
     make_run(Path("exp"), "12/dscnn/alt", local_steps=3)
     make_run(Path("exp"), "12/dscnn/centralized")
     report(cli).ok()
-    federated = ["9", "50 %", "2, 3", "8", "sgd", "0.05"]
-    assert row_of("settings", "DSCNN", "federated") == federated
-    assert row_of("settings", "DSCNN", "centralised") == ["9", "-", "-", "8", "sgd", "0.05"]
+    both = ["sgd", "0.05", "0", "blocks=1 channels=4"]
+    assert row_of("settings", "DSCNN", "federated") == ["9", "50 %", "2, 3", "8", *both]
+    assert row_of("settings", "DSCNN", "centralised") == ["9", "-", "-", "8", *both]
+    path = make_run(Path("exp"), "12/resnet/fedavg")
+    replaced(path / "config.yaml", "optim: sgd", "optim: adamw")
+    report(cli, "--config", "full.yaml").ok()
+    # What torch takes where nothing is said.
+    assert row_of("settings", "ResNet", "federated")[6] == "0.01"
+    captions = re.findall(r"^(?:\*\*|## )(.*)", Path("RESULTS.md").read_text(), re.MULTILINE)
+    assert all("(mini), full.yaml" in line for line in captions if "Published" not in line)
 
 
 def test_seeds_of_other_options_are_no_seeds_of_the_same(cli, recipe):
@@ -434,6 +441,8 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(cli, recipe):
     assert Path("a.png").read_bytes() == Path("b.png").read_bytes() != Path("c.png").read_bytes()
     Path("own.yaml").write_text("method_conf: {ratio: 9.0}\n")
     cli("plot-clients", train, "d.png", "--config", "own.yaml").fails(1, "own.yaml: ", "'ratio'")
+    Path("own.yaml").write_text("method_conf: {private: head}\n")
+    cli("plot-clients", train, "e.png", "--config", "own.yaml").ok()
     cli("plot-clients", "none", "d.png").fails(1, "none/clips.tsv: no packed clips")
     cli("plot-clients", train, "d.jpg").fails(2)
     assert not Path("d.png").exists()
@@ -476,8 +485,10 @@ def test_a_landscape_has_the_models_at_its_corners(cli, centralized):
         if (panel, g1) == ("overfitted", zero):
             assert grid["alo", g1, g2] == accuracy
     check_png(Path("a.png"))
-    for name in ("b", "c"):
-        cli("landscape", centralized, f"{name}.png", "--points", 2, "--epochs", 4).ok()
+    # The private model of a landscape is a whole one, also where another method's is a head.
+    Path("head.yaml").write_text("method_conf: {private: head}\n")
+    for name, more in (("b", []), ("c", ["--config", "head.yaml"])):
+        cli("landscape", centralized, f"{name}.png", "--points", 2, "--epochs", 4, *more).ok()
     for kind in ("tsv", "png"):
         assert Path(f"b.{kind}").read_bytes() == Path(f"c.{kind}").read_bytes()
     new = set(centralized.rglob("*")) - set(before)

@@ -11,10 +11,11 @@ from conftest import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtools.federation.tasks import TASKS
 from fedtools.files.errors import UserError
 from fedtools.files.ledger import COLUMNS as LEDGER
 from fedtools.files.tables import count, format_markdown, format_table, number, read_tsv, write_tsv
-from fedtools.report.results import EVALUATION_COLUMNS, size_text
+from fedtools.report.results import size_text
 from fedtools.score.wer import COLUMNS as SCORE
 
 CLIENTS = ("australia", "england", "indian")
@@ -36,7 +37,7 @@ def make_experiment(
         for index, client in enumerate(CLIENTS):
             wer = f"{50 + 5 * index - drop * at:.4f}"
             values = (at, client, 10, "1.5", 90, 45, wer)
-            evaluation.append(dict(zip(EVALUATION_COLUMNS, values, strict=True)))
+            evaluation.append(dict(zip(TASKS["asr"].header, values, strict=True)))
             if at and client_epochs:
                 status = "refused: a NaN" if (at, index) == (2, 1) else "ok"
                 values = (at, client, size, size, client_epochs, 0, "0.500", status)
@@ -45,7 +46,7 @@ def make_experiment(
             values = (at, "-", 0, 0, 0, server_epochs, "0.250", "ok")
             ledger.append(dict(zip(LEDGER, values, strict=True)))
     write_tsv(path / "ledger.tsv", LEDGER, ledger)
-    write_tsv(path / "evaluate_valid.tsv", EVALUATION_COLUMNS, evaluation)
+    write_tsv(path / "evaluate_valid.tsv", TASKS["asr"].header, evaluation)
     return path
 
 

@@ -11,7 +11,7 @@ from fedtools.cli import app
 
 EXPERIMENT = typer.Argument(..., metavar="EXP", help="The experiment's folder.")
 ROUND = typer.Option(None, "--round", min=1, help="The round; the next incomplete one by default.")
-NGPU = typer.Option(0, min=0, max=1, help="1: train on a GPU.")
+NGPU = typer.Option(0, min=0, max=1, help="1: compute on a GPU.")
 
 
 @app.command("init")
@@ -55,7 +55,7 @@ def sample(
     """Choose a round's clients: a function of seed and round alone."""
     from fedtools.federation import steps
 
-    federation = _open(experiment)
+    federation = open_experiment(experiment)
     number = round_ or federation.experiment.last_round() + 1
     print(" ".join(steps.sample(federation, number, nj)))
 
@@ -70,7 +70,7 @@ def train_local(
     """Train the clients of one job of a round, and write what they send."""
     from fedtools.federation import steps
 
-    federation = _open(experiment, ngpu)
+    federation = open_experiment(experiment, ngpu)
     steps.train_local(federation, round_ or federation.experiment.last_round() + 1, job)
 
 
@@ -79,7 +79,7 @@ def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NG
     """Check a round's updates, make the next round's global state, close the round."""
     from fedtools.federation import steps
 
-    federation = _open(experiment, ngpu)
+    federation = open_experiment(experiment, ngpu)
     steps.aggregate(federation, round_ or federation.experiment.last_round() + 1)
 
 
@@ -115,7 +115,7 @@ def evaluate(
     from fedtools.federation.evaluate import evaluate as measure
     from fedtools.files.tables import format_table
 
-    federation = _open(experiment, ngpu)
+    federation = open_experiment(experiment, ngpu)
     last = federation.experiment.last_round()
     rounds = range(0, last + 1, every) if every else None
     header, rows = federation.task.header, measure(federation, rounds, role)
@@ -134,7 +134,7 @@ def average(
 
     if by not in ("rate", "loss"):
         raise typer.BadParameter("rate or loss", param_hint="--by")
-    for path in mean_of_best(_open(experiment, ngpu), best, by):
+    for path in mean_of_best(open_experiment(experiment, ngpu), best, by):
         print(path)
 
 
@@ -150,7 +150,7 @@ def _device(ngpu: int) -> str:
     return "cuda"
 
 
-def _open(experiment: Path, ngpu: int = 0):
+def open_experiment(experiment: Path, ngpu: int = 0):
     from fedtools.federation.tasks import open_federation
 
     return open_federation(experiment, _device(ngpu))

@@ -10,8 +10,7 @@ from pathlib import Path
 import typer
 
 from fedtools.cli import app
-
-NGPU = typer.Option(0, min=0, max=1, help="1: compute on a GPU.")
+from fedtools.cli.federation import NGPU, open_experiment
 
 
 @app.command("detection")
@@ -27,12 +26,11 @@ def detection(
     % of all clips; beside them FA in % of the negative clips and FR in % of the positive ones.
     There is no threshold.
     """
-    from fedtools.cli.federation import _open
     from fedtools.federation.detection import measure_detection
     from fedtools.files.tables import format_table
     from fedtools.score.detection import COLUMNS, DEFINITION
 
-    rows = {path: measure_detection(_open(path, ngpu), role) for path in experiments}
+    rows = {path: measure_detection(open_experiment(path, ngpu), role) for path in experiments}
     cells = [[path, *(row[name] for name in COLUMNS)] for path, row in rows.items()]
     print(format_table(["experiment", *COLUMNS], cells), end="")
     print(f"\n{DEFINITION}")
@@ -49,6 +47,7 @@ def report_keywords(
     published: Path = typer.Option(None, metavar="TSV", help="The paper's figures."),
     figure: list[str] = typer.Option([], help="CAPTION=PNG: another picture beside RESULTS."),
     command: str = typer.Option(None, help="What made the figures; default: this command."),
+    config: str = typer.Option("", help="Name of the configuration, for captions: full.yaml."),
     date: datetime = typer.Option(
         None, formats=["%Y-%m-%d"], help="Date of the report; default: today."
     ),
@@ -70,6 +69,7 @@ def report_keywords(
         command=command or shlex.join(["fedtools", *sys.argv[1:]]),
         published=published,
         figures=[(caption, Path(name).name) for caption, name in figures],
+        config=config,
         date=date.date() if date else None,
     )
     print(write_keyword_report(root, results, page), end="")
@@ -110,7 +110,6 @@ def landscape(
     highest utility (the paper's have 100 and about 250 clips); in the second panel ALO trains
     theta_1. BatchNorm's statistics are interpolated as parameters are.
     """
-    from fedtools.cli.federation import _open
     from fedtools.federation.init import read_method
     from fedtools.federation.landscape import LandscapeConfig
     from fedtools.methods.fedkws_ui import Alo
@@ -119,7 +118,7 @@ def landscape(
     _check_png(picture)
     alo = read_method(Alo, config, section)
     chosen = LandscapeConfig(epochs, points, clips, min_clips, role, alo)
-    print(draw_landscape(_open(experiment, ngpu), picture, chosen), end="")
+    print(draw_landscape(open_experiment(experiment, ngpu), picture, chosen), end="")
 
 
 def _check_png(picture: Path) -> None:

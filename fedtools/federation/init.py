@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedtools.federation.tasks import Task, task_of
 from fedtools.files.atomic import atomic_path, sha256
-from fedtools.files.config import freeze, from_mapping, merge, override, read_yaml
+from fedtools.files.config import freeze, from_mapping, merge, override, read_yaml, unknown
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+
+# What else recipes' files hold: variants of the options, and options of other commands.
+_SECTIONS = ("networks", "methods", "tasks", "baseline", "tokens", "lm", "decode")
 
 
 def init(
@@ -53,33 +56,19 @@ def init(
         UserError: for bad options, or if the folder was made with other ones.
     """
     path = Path(path)
-    for key in ("model", "training"):
-        if not isinstance(config.get(key), dict):
-            raise UserError(f"section {key!r} is missing", path=where)
-    name = config.get("task", "asr")
-    task = task_of(name, where)
+    task = task_of(config.get("task", "asr"), where)
     files = task.needed(Path(train), Path(tokens) if tokens else None, where)
-    data = {"train": train, "valid": valid, "test": test}
     # Read whatever the method, since that checks the data.
-    clients = task.clients(Path(train))
-    if not has_clients(method):
-        clients = []
+    clients = [check_id(client, "client", train) for client in task.clients(Path(train))]
+    data = {"train": train, "valid": valid, "test": test}
     frozen = {
-        "task": name,
         "method": method,
-        "method_conf": dict(config.get("method_conf") or {}),
+        **_options(config, where),
         "seed": seed,
-        "clients": [check_id(client, "client", train) for client in clients],
-        "clients_per_round": _sampled(config, where),
-        "rounds": _whole(config, "rounds", 1, where),
-        "average": _whole(config, "average", 1, where),
-        "evaluate_every": _whole(config, "evaluate_every", 1, where),
-        "keep_updates": bool(config.get("keep_updates", True)),
+        "start": sha256(start) if start else None,
         "data": {role: str(folder) for role, folder in data.items() if folder},
         **{file.name: sha256(file) for file in files},
-        "start": sha256(start) if start else None,
-        "model": config["model"],
-        "training": config["training"],
+        "clients": clients if has_clients(method) else [],
     }
     # Apart from the options: data of the same name can be made again from something else.
     known = {role: _hash(Path(folder) / task.identity) for role, folder in frozen["data"].items()}
@@ -97,6 +86,27 @@ def init(
                 shutil.copyfile(file, temporary)
     if not begun:
         _write_states(path, task, tensors)
+
+
+def _options(config: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+    """The options, checked as far as that needs no model."""
+    options = {
+        "task": config.get("task", "asr"),
+        "method_conf": dict(config.get("method_conf") or {}),
+        "clients_per_round": _sampled(config, where),
+        "rounds": _whole(config, "rounds", 1, where),
+        "average": _whole(config, "average", 1, where),
+        "evaluate_every": _whole(config, "evaluate_every", 1, where),
+        "keep_updates": bool(config.get("keep_updates", True)),
+    }
+    for key in ("model", "training"):
+        if not isinstance(config.get(key), dict):
+            raise UserError(f"section {key!r} is missing", path=where)
+        options[key] = config[key]
+    for key in config:
+        if key not in options and key not in _SECTIONS:
+            raise UserError(unknown(key, [*options, *_SECTIONS]), path=where)
+    return options
 
 
 def _tensors(

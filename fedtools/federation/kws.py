@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +109,16 @@ class KwsFederation(Federation):
         """Clients whose activations of a step fit into the configured memory."""
         data, batch = self.features("train"), self.training.batch_size
         one = step_bytes(self._network(1), data.plain(slice(0, 1)), batch)
-        return max(1, min(self.training.stack, (self.training.stack_mb << 20) // one))
+        wanted, megabytes = self.training.stack, self.training.stack_mb
+        fit = max(1, (megabytes << 20) // one)
+        if fit < wanted:
+            need = math.ceil(wanted * one / 2**20)
+            print(
+                f"{fit} clients are trained at once: training.stack {wanted} needs "
+                f"training.stack_mb {need}, which is {megabytes}",
+                file=sys.stderr,
+            )
+        return min(wanted, fit)
 
     def train(self, clients: Sequence[str], number: int) -> Iterator[Trained]:
         stack = self._stack(clients, number)
@@ -178,7 +190,6 @@ class KwsFederation(Federation):
         size = self.features("train").size(client)
         return steps * min(size, self.training.batch_size) / size
 
-    @torch.no_grad()
     def measure(self, role: str, client: str) -> dict[str, object]:
         """Mean cross-entropy, nats per clip, and accuracy, %."""
         logits, labels = self.logits(role)
@@ -191,19 +202,18 @@ class KwsFederation(Federation):
             "accuracy": f"{100 * (1 - errors / len(labels)):.4f}",
         }
 
-    @torch.no_grad()
     def logits(self, role: str) -> tuple[torch.Tensor, torch.Tensor]:
         """The model's logits (clips, classes) of all clips of a role, and their labels (clips,)."""
         data = self.features(role)
         if role not in self._plain:
-            parts = [data.plain(rows) for rows in self._slices(len(data.clips.labels))]
-            self._plain[role] = torch.cat(parts)
-        network = self.model.eval()
-        mfcc = self._plain[role]
-        found = [network(mfcc[None, rows])[0] for rows in self._slices(len(mfcc))]
-        return torch.cat(found).cpu(), torch.from_numpy(data.clips.labels)
+            count = len(data.clips.labels)
+            edges = [*range(0, count, _MEASURED_AT_ONCE), count]
+            self._plain[role] = torch.cat([data.plain(slice(*ends)) for ends in pairwise(edges)])
+        return predict(self.model, self._plain[role]).cpu(), torch.from_numpy(data.clips.labels)
 
-    @staticmethod
-    def _slices(count: int) -> list[slice]:
-        step = _MEASURED_AT_ONCE
-        return [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
+
+@torch.no_grad()
+def predict(network: Network, mfcc: torch.Tensor) -> torch.Tensor:
+    """Logits (clips, classes) of one client's network for clips, (clips, frames, 40)."""
+    network.eval()
+    return torch.cat([network(part[None])[0] for part in mfcc.split(_MEASURED_AT_ONCE)])

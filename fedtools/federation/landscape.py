@@ -27,14 +27,13 @@ from tqdm import tqdm
 
 from fedtools.client.clips import ClipFeatures
 from fedtools.client.parallel import Stack, tensors_of
-from fedtools.federation.kws import KwsFederation
+from fedtools.federation.kws import KwsFederation, predict
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.models.keywords import Network
 
 _LOW, _HIGH = -0.1, 1.1
-_MEASURED_AT_ONCE = 256
 
 State = dict[str, Tensor]
 
@@ -110,17 +109,15 @@ def landscape(federation: KwsFederation, config: LandscapeConfig) -> Landscape:
     Raises:
         UserError: if too few clients have enough clips, or a client's training diverges.
     """
-    try:
-        config.alo.check("kws", federation.experiment.config["model"])
-    except ValueError as error:
-        raise UserError(str(error), path=federation.where) from None
-    inferior, qualified = choose_clients(federation, config.min_clips, config.alo)
+    # Whatever ALO's private model is elsewhere: here it is theta_1, a whole one.
+    alo = dataclasses.replace(config.alo, private="model")
+    inferior, qualified = choose_clients(federation, config.min_clips, alo)
     federation.load_result(None, federation.experiment.last_round())
     start = _copied(federation.model)
     with tempfile.TemporaryDirectory() as folder:
         first, second, against = (
-            train_on(federation, client, config.epochs, Path(folder), alo)
-            for client, alo in ((inferior, None), (qualified, None), (inferior, config.alo))
+            train_on(federation, client, config.epochs, Path(folder), by)
+            for client, by in ((inferior, None), (qualified, None), (inferior, alo))
         )
     accuracy = _accuracy_on(federation, config)
     # Rounded, so that 0 and 1 are on the grid; and no -0.
@@ -141,11 +138,10 @@ def client_facts(data: ClipFeatures, method: FedKwsUi) -> list[Client]:
     names = data.clips.clients
     sizes = np.array([data.size(name) for name in names])
     entropies = np.array([data.entropy(name) for name in names])
-    # The batch size has no influence on the utility.
-    utilities = method.prepare(sizes, entropies, 1)["utility"]
-    ratio = method.base_ratio or len(names) / max(utilities.sum(), 1e-12)
-    columns = (sizes.tolist(), entropies.tolist(), utilities.tolist(), (ratio * utilities).tolist())
-    return [Client(*facts) for facts in zip(names, *columns, strict=True)]
+    # The batch size has no influence on utility and ratio.
+    facts = method.prepare(sizes, entropies, 1)
+    columns = (values.tolist() for values in (sizes, entropies, facts["utility"], facts["ratio"]))
+    return [Client(*row) for row in zip(names, *columns, strict=True)]
 
 
 def choose_clients(
@@ -227,11 +223,8 @@ def _accuracy_on(federation: KwsFederation, config: LandscapeConfig) -> Callable
     mfcc = torch.cat([data.plain(slice(row, row + 1)) for row in chosen])
     labels = torch.from_numpy(data.clips.labels[chosen]).to(mfcc.device)
 
-    @torch.no_grad()
     def accuracy(state: State) -> float:
         federation.load(state)
-        network = federation.model.eval()
-        logits = [network(part[None])[0] for part in mfcc.split(_MEASURED_AT_ONCE)]
-        return 100 * float((torch.cat(logits).argmax(1) == labels).double().mean())
+        return 100 * float((predict(federation.model, mfcc).argmax(1) == labels).double().mean())
 
     return accuracy

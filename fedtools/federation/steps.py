@@ -15,7 +15,7 @@ from fedtools.federation.federation import Federation, Trained
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.errors import UserError
 from fedtools.files.events import write_scalars
-from fedtools.files.ledger import LedgerRow, append_round
+from fedtools.files.ledger import SERVER_ROW, LedgerRow, append_round
 from fedtools.files.means import MeanWriter, means_complete, member_of, read_means, stack_name
 from fedtools.files.states import row_bytes
 from fedtools.files.updates import UpdateWriter, job_complete, read_updates
@@ -23,9 +23,6 @@ from fedtools.methods import has_clients
 from fedtools.server.aggregate import check_min_clients
 from fedtools.server.sample import sample_clients
 from fedtools.server.server import Server
-
-# The client column of the ledger's row for the server's own work; no client can have this name.
-SERVER_ROW = "-"
 
 # With more clients in a round, TensorBoard gets their mean loss only.
 _CURVES = 20

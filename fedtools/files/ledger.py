@@ -19,9 +19,12 @@ from typing import IO, NamedTuple
 from fedtools.files.atomic import atomic_write
 from fedtools.files.errors import UserError
 
+# The client column of the row for the server's own work; no client can have this name.
+SERVER_ROW = "-"
+
 
 class LedgerRow(NamedTuple):
-    """One client (or the server, under a name of the caller's choice) in one round.
+    """One client, or the server, in one round.
 
     `bytes_down` and `bytes_up` are sizes of files, not formulas. `status` is "ok", or the reason
     for which the client's update was refused.

@@ -83,13 +83,13 @@ class FedKwsUi(FedAvg):
         amount = np.minimum(sizes / (self.full_size or sizes.max()), 1.0)
         both = amount + entropies
         utility = np.divide(2 * amount * entropies, both, out=np.zeros_like(both), where=both > 0)
+        work = utility * facts["steps"]
+        ratio = self.base_ratio or facts["steps"].sum() / max(work.sum(), 1e-12)
         if self.adaptive:
-            work = utility * facts["steps"]
-            ratio = self.base_ratio or facts["steps"].sum() / max(work.sum(), 1e-12)
             steps = ratio * work if self.truncate else np.rint(ratio * work)
             # A client of one label has a utility of 0; one that takes part takes a step.
             facts["steps"] = np.maximum(steps.astype(np.int64), 1)
-        return {**facts, "utility": utility}
+        return {**facts, "utility": utility, "ratio": ratio * utility}
 
     def private_training(self, steps: int) -> int:
         return (self._fixed_private_steps or steps) if self.adversarial else 0

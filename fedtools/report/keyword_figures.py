@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -74,20 +75,27 @@ def _line(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
 def plot_ablation(path: str | Path, runs: Runs, title: str) -> None:
     """Draw figure 3: FedAvg against ALT alone, and FedKWS-UI by its mu and its lambda.
 
-    Panels without any experiment say so; bars are standard deviations over seeds.
+    A panel without any experiment is left out; bars are standard deviations over seeds.
     """
-    with drawing(path, (9.6, 3.9)) as figure:
-        left, *others = figure.subplots(1, 3, width_ratios=[1.2, 1, 1])
-        _draw_alt(left, runs)
-        for axes, (option, symbol) in zip(others, SYMBOLS.items(), strict=True):
-            _draw_option(axes, runs, option, symbol)
-        for axes in (left, *others):
+    panels: list[Callable[[Axes], None]] = []
+    if any(setting.method == "alt" for setting in runs.complete):
+        panels.append(partial(_draw_alt, runs=runs))
+    for option, symbol in SYMBOLS.items():
+        if any(setting.option == option for setting in runs.complete):
+            panels.append(partial(_draw_option, runs=runs, option=option, symbol=symbol))
+    with drawing(path, (3.2 * max(len(panels), 2), 3.9)) as figure:
+        (row,) = figure.subplots(1, len(panels), squeeze=False)
+        for axes, draw in zip(row, panels, strict=True):
+            draw(axes)
             grid_lines(axes)
             axes.set_ylabel("Test accuracy (%)")
-            if not axes.has_data():
-                axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center")
-                axes.set(xticks=[], yticks=[])
         figure.suptitle(title, fontsize=10, wrap=True)
+
+
+def _seeds(found: Iterable[Sequence[Run]]) -> str:
+    """How many seeds there are of what a panel shows."""
+    counts = sorted({len(of) for of in found if of})
+    return f"{' or '.join(map(str, counts))} seed{'' if counts == [1] else 's'}"
 
 
 def _draw_alt(axes: Axes, runs: Runs) -> None:
@@ -102,10 +110,10 @@ def _draw_alt(axes: Axes, runs: Runs) -> None:
         rotation=30,
         ha="right",
     )
-    if places:
-        axes.set_title("ALT alone", fontsize=9, pad=26)
-        axes.set_xlim(-0.6, len(places) - 0.4)
-        _legend_above(axes)
+    found = (runs.of(*place, method) for place in places for method in ("fedavg", "alt"))
+    axes.set_title(f"ALT alone ({_seeds(found)})", fontsize=9, pad=26)
+    axes.set_xlim(-0.6, len(places) - 0.4)
+    _legend_above(axes)
 
 
 def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:
@@ -119,11 +127,11 @@ def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:
             name = f"{NETWORK_TITLES[network]}, {task}"
             _points(axes, at, list(found.values()), name, index, "-")
             index += 1
-    axes.set_title(f"FedKWS-UI by {symbol}", fontsize=9, pad=26)
+    every = (of for found in varied.values() for of in found.values())
+    axes.set_title(f"FedKWS-UI by {symbol} ({_seeds(every)})", fontsize=9, pad=26)
     axes.set_xticks(range(len(values)), values)
     axes.set_xlabel(symbol)
-    if index:
-        _legend_above(axes)
+    _legend_above(axes)
 
 
 def _points(

@@ -8,8 +8,11 @@ import numpy as np
 
 from fedtools.federation.detection import require_keywords
 from fedtools.federation.federation import Federation
+from fedtools.federation.kws import KwsFederation
 from fedtools.federation.landscape import Client, Landscape, LandscapeConfig, landscape
 from fedtools.files.tables import format_table, write_tsv
+from fedtools.report.keyword_runs import title_of
+from fedtools.report.keyword_tables import NETWORK_TITLES
 from fedtools.report.plots import drawing
 
 COLUMNS = ("panel", "gamma_1", "gamma_2", "accuracy")
@@ -29,7 +32,8 @@ def draw_landscape(federation: Federation, picture: Path, config: LandscapeConfi
     Raises:
         UserError: as of `landscape`, or if the experiment is of another task.
     """
-    found = landscape(require_keywords(federation), config)
+    federation = require_keywords(federation)
+    found = landscape(federation, config)
     rows = [
         dict(zip(COLUMNS, (panel, f"{g1:.4f}", f"{g2:.4f}", f"{grid[i, j]:.4f}"), strict=True))
         for panel, grid in found.accuracy.items()
@@ -37,10 +41,28 @@ def draw_landscape(federation: Federation, picture: Path, config: LandscapeConfi
         for j, g2 in enumerate(found.gammas)
     ]
     write_tsv(picture.with_suffix(".tsv"), COLUMNS, rows)
-    title = f"$\\theta_1$: {_described(found.inferior)}\n$\\theta_2$: {_described(found.qualified)}"
-    _plot(picture, found, title)
+    lines = [
+        _origin(federation, config),
+        f"$\\theta_1$: {_described(found.inferior)}",
+        f"$\\theta_2$: {_described(found.qualified)}",
+    ]
+    _plot(picture, found, "\n".join(lines), f"Accuracy on {config.role} clips (%)")
     models = [[name, f"{accuracy:.2f}"] for name, accuracy in found.models.items()]
     return format_table(["model", "accuracy"], models)
+
+
+def _origin(federation: KwsFederation, config: LandscapeConfig) -> str:
+    """What theta_0 is, how long the clients train, and on how much it is measured."""
+    experiment, clips = federation.experiment, federation.features(config.role).clips
+    total = len(clips.labels)
+    network = NETWORK_TITLES[experiment.config["model"]["network"]]
+    return (
+        f"$\\theta_0$: {network}, {len(clips.classes)} classes, "
+        f"{title_of(experiment.config['method'])}, seed {experiment.seed}, "
+        f"round {experiment.last_round()}; "
+        f"clients: {config.epochs} epochs; "
+        f"{min(total, config.clips)} of {total} {config.role} clips"
+    )
 
 
 def _described(client: Client) -> str:
@@ -50,7 +72,7 @@ def _described(client: Client) -> str:
     )
 
 
-def _plot(path: Path, found: Landscape, title: str) -> None:
+def _plot(path: Path, found: Landscape, title: str, measured: str) -> None:
     """Draw figure 4: accuracy between a model and two clients' models, and with ALO."""
     panels = list(found.accuracy.items())
     both = np.concatenate([grid for _, grid in panels])
@@ -80,4 +102,4 @@ def _plot(path: Path, found: Landscape, title: str) -> None:
                 axes.annotate(text, (x, y), (-6, 8), textcoords="offset points", bbox=box)
             axes.set_xlabel(f"$\\gamma_1$, towards {names[name]}")
         figure.axes[0].set_ylabel("$\\gamma_2$, towards $\\theta_2$")
-        figure.colorbar(image, ax=figure.axes, label="Test accuracy (%)")
+        figure.colorbar(image, ax=figure.axes, label=measured)

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtools.client.parallel import ClipTraining
+from fedtools.federation.tasks import TASKS
 from fedtools.files.clips import Clips, read_classes
 from fedtools.files.config import differences, from_mapping, read_yaml, unknown
 from fedtools.files.errors import UserError
-from fedtools.files.ledger import read_ledger
+from fedtools.files.ledger import SERVER_ROW, read_ledger
 from fedtools.files.tables import count, number, read_tsv
 from fedtools.methods import METHODS, has_clients, make_method
 from fedtools.methods.base import Method
@@ -27,9 +28,6 @@ from fedtools.report.results import read_curve
 from fedtools.score.detection import COLUMNS as DETECTION_COLUMNS
 from fedtools.score.detection import RATES
 
-EVALUATION_COLUMNS = ("round", "client", "clips", "loss", "errors", "accuracy")
-# The ledger's row for the server's own training; no client can have this name.
-_SERVER = "-"
 # X.-C. Li et al.: the figures of their legends are means of the last five evaluations.
 LAST = 5
 
@@ -132,7 +130,7 @@ class Run:
         epochs = server_epochs = 0.0
         for row in read_ledger(self.path / "ledger.tsv"):
             server_epochs += row.server_epochs
-            if row.client == _SERVER:
+            if row.client == SERVER_ROW:
                 continue
             size += row.bytes_down + row.bytes_up
             if row.client not in sizes and row.status == "ok":
@@ -309,7 +307,7 @@ def _read_run(path: Path) -> Run:
             remedy="name the folders <task>/<network>/<method>/seed<k>",
         )
     evaluation = path / "evaluate_test.tsv"
-    curve = read_curve(evaluation, EVALUATION_COLUMNS, "accuracy") if evaluation.exists() else {}
+    curve = read_curve(evaluation, TASKS["kws"]) if evaluation.exists() else {}
     accuracy = {at: next(iter(of_client.values())) for at, of_client in curve.items()}
     setting = Setting(task, network, method, option, canonical(value))
     run = Run(path, setting, config["seed"], config, accuracy)

@@ -6,11 +6,13 @@ what was not run is a dash.
 
 from __future__ import annotations
 
+import inspect
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from fedtools.client.train import OPTIMIZERS
 from fedtools.files.tables import format_markdown, read_tsv
 from fedtools.methods import has_clients
 from fedtools.report.keyword_runs import Run, Runs, canonical, mean_and_spread, title_of
@@ -43,8 +45,8 @@ class Published:
         found = (row["value"] for row in self._rows if wanted.items() <= row.items())
         return next(found, "-")
 
-    def table(self, source: str) -> str:
-        """All figures of one place in the paper, in a table of their own; empty without any."""
+    def table(self, source: str, tasks: Sequence[str]) -> str:
+        """Figures of one place in the paper, in a table of their own; empty without any."""
         rows = [
             [
                 row["task"],
@@ -54,7 +56,7 @@ class Published:
                 row["note"],
             ]
             for row in self._rows
-            if row["source"] == source
+            if row["source"] == source and row["task"] in tasks
         ]
         header = ["Task", "Network", "Method", "Accuracy (%)", "Note"]
         return format_markdown(header, rows, "lllrl") if rows else ""
@@ -120,6 +122,16 @@ def _clients_per_round(run: Run) -> str:
     return f"{100 * count:g} %" if isinstance(count, float) else str(count or "all")
 
 
+def _weight_decay(run: Run) -> object:
+    default = inspect.signature(OPTIMIZERS[run.training.optim]).parameters["weight_decay"].default
+    return run.training.optim_conf.get("weight_decay", default)
+
+
+def _sizes(run: Run) -> str:
+    options = run.config["model"].get("network_conf") or {}
+    return " ".join(f"{name}={value}" for name, value in options.items()) or "-"
+
+
 _SETTINGS: dict[str, Callable[[Run], object]] = {
     "Rounds": lambda run: run.config["rounds"],
     "Clients a round": _clients_per_round,
@@ -128,6 +140,8 @@ _SETTINGS: dict[str, Callable[[Run], object]] = {
     "Clips a step": lambda run: run.training.batch_size,
     "Optimiser": lambda run: run.training.optim,
     "Learning rate": lambda run: run.training.optim_conf.get("lr", "-"),
+    "Weight decay": _weight_decay,
+    "Network options": _sizes,
 }
 
 

@@ -36,6 +36,7 @@ class KeywordPage:
         command: what a reader types to get them.
         published: a table of the paper's figures.
         figures: captions and names of pictures beside the page that were made before.
+        config: the name of the experiments' configuration, for captions.
         date: of the report.
     """
 
@@ -44,6 +45,7 @@ class KeywordPage:
     command: str
     published: Path | None = None
     figures: Sequence[tuple[str, str]] = ()
+    config: str = ""
     date: datetime.date | None = None
 
 
@@ -85,10 +87,12 @@ def write_keyword_report(root: str | Path, path: str | Path, page: KeywordPage) 
 
 
 def _caption(runs: Runs, page: KeywordPage) -> str:
-    """The corpus, and what must never be read without: that test clips are in training."""
+    """Corpus and configuration, and never without saying it if test clips are in training."""
     shared = [(facts.trained_on, facts.test) for facts in runs.data.values() if facts.trained_on]
     told = ", ".join(f"{both} of {test}" for both, test in shared)
-    return f"{page.corpus.caption}" + (f" [{told} test clips are in training]" if told else "")
+    config = f", {page.config}" if page.config else ""
+    shared_too = f" [{told} test clips are in training]" if told else ""
+    return page.corpus.caption + config + shared_too
 
 
 def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path]) -> str:
@@ -110,7 +114,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         f"of the last {LAST} evaluations; the best in bold. {seeds}",
         accuracy_table(runs),
     ]
-    if table := published.table("section 5"):
+    if table := published.table("section 5", runs.tasks):
         parts += [f"**Published, not measured here: {PAPER}, section 5**", table]
     if "accuracy" in pictures:
         parts.append(f"![Accuracy by round, {caption}]({pictures['accuracy'].name})")

@@ -7,16 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtools.federation.tasks import TASKS, Task
 from fedtools.files.config import read_yaml
 from fedtools.files.errors import UserError
-from fedtools.files.ledger import read_ledger
+from fedtools.files.ledger import SERVER_ROW, read_ledger
 from fedtools.files.tables import count, format_table, number, read_tsv
 from fedtools.score.bootstrap import ALL, AVERAGE
 from fedtools.score.wer import COLUMNS as SCORE_COLUMNS
-
-EVALUATION_COLUMNS = ("round", "client", "utterances", "loss", "words", "errors", "wer")
-# The ledger's row for the server's own training; no client can have this name.
-_SERVER = "-"
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def read_method(name: str, experiment: Path | None, scores: Path) -> Method:
     if not isinstance(seed, int):
         raise UserError("no seed, a whole number", path=config_path, remedy="run fedtools init")
     evaluation = experiment / "evaluate_valid.tsv"
-    curve = read_curve(evaluation) if evaluation.exists() else {}
+    curve = read_curve(evaluation, TASKS["asr"]) if evaluation.exists() else {}
     cost = read_cost(experiment / "ledger.tsv")
     return Method(name, cost, seed, words, rates, curve, experiment)
 
@@ -97,29 +94,22 @@ def read_cost(path: Path) -> Cost:
         size += row.bytes_down + row.bytes_up
         server_epochs += row.server_epochs
         rounds = max(rounds, row.round)
-        if row.client != _SERVER:
+        if row.client != SERVER_ROW:
             clients[row.client] = clients.get(row.client, 0.0) + row.client_epochs
     mean = math.fsum(clients.values()) / len(clients) if clients else 0.0
     return Cost(size, mean, server_epochs, rounds)
 
 
-def read_curve(
-    path: Path, columns: Sequence[str] = EVALUATION_COLUMNS, rate: str = "wer"
-) -> dict[int, dict[str, float]]:
-    """Read `evaluate_<role>.tsv`: round -> client -> the rate in percent, by rising rounds.
-
-    Args:
-        columns: of the file, whose task decides them.
-        rate: one of them.
-    """
+def read_curve(path: Path, task: Task) -> dict[int, dict[str, float]]:
+    """Read a task's `evaluate_<role>.tsv`: round -> client -> its rate in %, by rising rounds."""
     curve: dict[int, dict[str, float]] = {}
-    for line, row in enumerate(read_tsv(path, columns), 2):
+    for line, row in enumerate(read_tsv(path, task.header), 2):
         of_round = curve.setdefault(count(row, "round", path, line), {})
         if row["client"] in of_round:
             raise UserError(
                 f"round {row['round']} of {row['client']!r} comes twice", path=path, line=line
             )
-        of_round[row["client"]] = number(row, rate, path, line)
+        of_round[row["client"]] = number(row, task.rate, path, line)
     first = next(iter(curve.values()), {})
     for at, of_round in curve.items():
         if of_round.keys() != first.keys():
@@ -149,7 +139,7 @@ def cost_table(path: Path) -> str:
         [client, *(text(value) for text, value in zip(texts, values, strict=True))]
         for client, values in [*sums.items(), ("total", total)]
     ]
-    return format_table(header, [["server", *r[1:]] if r[0] == _SERVER else r for r in rows])
+    return format_table(header, [["server", *r[1:]] if r[0] == SERVER_ROW else r for r in rows])
 
 
 def size_text(size: float) -> str:

@@ -18,7 +18,7 @@ ablations=true          # figure 3: mu, lambda; where fedkws_ui and dscnn or res
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 split=official          # or paper: test clips are in training, as the paper's counts say
-min_clips=              # leave smaller clients out; default: 5 with --split paper, otherwise 1
+min_clips=              # leave smaller clients out; default: 5 with --split paper or released.yaml
 landscape_clips=        # figure 4: of clients with so many clips; default: 100, mini: 10
 keywords=               # of the first task; default: Google's ten
 corpus_name="Speech Commands"   # the corpus, and ...
@@ -59,11 +59,17 @@ if [ -z "${SPEECHCOMMANDS}" ]; then
 fi
 # Other clips or other options are other experiments, and so need a tag of their own.
 default=conf/paper.yaml name=$(basename "${corpus}")
+for setting in SPEECHCOMMANDS SPEECHCOMMANDS_TEST; do
+    # In the report's command the corpus stands without the folders of this machine.
+    [ -z "${!setting}" ] || command_line="${setting}=.../$(basename "${!setting}") ${command_line}"
+done
 [ -n "${SPEECHCOMMANDS}" ] || default=conf/mini.yaml name=mini
 : "${config:=${default}}" "${landscape_clips:=100}" "${release:=$(basename "${corpus}")}"
 [ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)
 [ "${split}" = official ] || name+=-${split}
 : "${tag:=${name}}"
+# The authors' code leaves them out, as the paper's counts of clients do.
+[ "${config##*/}" != released.yaml ] || : "${min_clips:=5}"
 section=${tag,,}
 section=${section//[!a-z0-9]/-}
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
@@ -74,7 +80,9 @@ figures=${results%.md}-${section} pictures=()
 if begins 1; then
     log "Stage 1: data directories in ${data}"
     [ -n "${SPEECHCOMMANDS}" ] || local/mini.py downloads
-    local/prepare.py "${corpus}" "${data}" --split "${split}" \
+    one_task=()
+    [[ ${tasks} = *" "* ]] || one_task=(--task "${tasks}")
+    local/prepare.py "${corpus}" "${data}" --split "${split}" "${one_task[@]}" \
         ${min_clips:+--min-clips "${min_clips}"} ${keywords:+--keywords "${keywords}"} \
         ${SPEECHCOMMANDS_TEST:+--test-archive "${SPEECHCOMMANDS_TEST}"}
     for task in ${tasks}; do
@@ -145,9 +153,14 @@ fi
 
 if begins 6; then
     log "Stage 6: figures 1 and 4"
+    # Pictures of an earlier run must not stand in a later report.
+    rm -f "${figures}"-clients-*.png "${figures}"-landscape.{png,tsv}
+    for task in ${tasks}; do
+        fedtools plot-clients "${dump}/${task}/train" "${figures}-clients-${task}.png" \
+            --config "${config}" --section "methods.fedkws_ui?" \
+            --section "tasks.${task}.fedkws_ui?"
+    done
     last=${tasks##* }
-    fedtools plot-clients "${dump}/${last}/train" "${figures}-clients.png" --config "${config}" \
-        --section methods.fedkws_ui --section "tasks.${last}.fedkws_ui?"
     if [[ " ${methods} " == *" centralized "* ]]; then
         ${train_cmd} "${exp}/log/landscape.log" fedtools landscape \
             "${exp}/${last}/${networks%% *}/centralized/seed${seeds%% *}" \
@@ -159,13 +172,16 @@ if begins 6; then
 fi
 
 if begins 7; then
-    caption="Accuracy between a model and two clients' models"
-    for figure in "Clients of the training set=${figures}-clients.png" \
-        "${caption}=${figures}-landscape.png"; do
-        [ ! -e "${figure#*=}" ] || pictures+=(--figure "${figure}")
+    for task in ${tasks}; do
+        clients=${figures}-clients-${task}.png
+        [ ! -e "${clients}" ] || pictures+=(--figure "Clients of task ${task} (figure 1)=${clients}")
     done
+    caption="Accuracy between a model and two clients' models (figure 4)"
+    landscape=${figures}-landscape.png
+    [ ! -e "${landscape}" ] || pictures+=(--figure "${caption}=${landscape}")
     fedtools report-keywords "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" "${pictures[@]}" --published conf/published.tsv \
+        --config "${config##*/}" \
         --command "${command_line% }"
     log "Stage 7: wrote ${results}"
 fi
