@@ -99,6 +99,22 @@ def test_another_number_of_jobs_begins_a_round_anew(world, reference, cli, tmp_p
     assert states(path)["round_0002"] == states(reference)["round_0002"]
 
 
+def test_a_stack_is_cut_to_the_memory_and_says_so(world, tmp_path):
+    def stacks(megabytes: int) -> tuple[int, str]:
+        path = tmp_path / f"{megabytes}"
+        begin(world, path, "fedavg", "training.stack=5", f"training.stack_mb={megabytes}")
+        inside("sample", path).ok()
+        said = inside("train-local", path).ok().err
+        members = read_tsv(path / "round_0001" / "members.1.tsv", MEMBERS)
+        return len({row["stack"] for row in members}), said
+
+    number, said = stacks(1)
+    assert number == 5
+    (need,) = re.findall(r"1 clients are .*training.stack 5 needs training.stack_mb (\d+),", said)
+    number, said = stacks(int(need))
+    assert number == 1 and "trained at once" not in said
+
+
 def test_kept_updates_have_the_same_mean(world, reference, tmp_path):
     path = begin(world, tmp_path / "exp", "fedkws_ui", "keep_updates=true")
     inside("rounds", path, "--to", "1", "--nj", "1").ok()
