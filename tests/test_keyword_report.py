@@ -287,6 +287,14 @@ def test_settings_tell_what_the_networks_were_trained_with(cli, recipe):
     assert all("(mini), full.yaml" in line for line in captions if "Published" not in line)
 
 
+def test_options_that_figure_3_does_not_have_are_in_its_table(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/fedkws_ui")
+    make_run(Path("exp"), "12/dscnn/fedkws_ui.private_steps=3", private_steps=3)
+    report(cli).ok()
+    assert row_of("ablations", "FedKWS-UI, private_steps = 3") == ["48.00 (1)"]
+    assert "ablation.png" not in Path("RESULTS.md").read_text()
+
+
 def test_seeds_of_other_options_are_no_seeds_of_the_same(cli, recipe):
     make_run(Path("exp"), "12/dscnn/fedavg", seed=0)
     path = make_run(Path("exp"), "12/dscnn/fedavg", seed=1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fedtools.report.keyword_runs import Run, Runs, mean_and_spread, mean_curve, title_of
-from fedtools.report.keyword_tables import NETWORK_TITLES, SYMBOLS, ablation
+from fedtools.report.keyword_tables import NETWORK_TITLES, SYMBOLS, ablation, ablations
 from fedtools.report.plots import COLOURS, MARKERS, drawing
 
 
@@ -75,18 +74,16 @@ def _line(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
 def plot_ablation(path: str | Path, runs: Runs, title: str) -> None:
     """Draw figure 3: FedAvg against ALT alone, and FedKWS-UI by its mu and its lambda.
 
-    A panel without any experiment is left out; bars are standard deviations over seeds.
+    Only what `ablations` names; bars are standard deviations over seeds.
     """
-    panels: list[Callable[[Axes], None]] = []
-    if any(setting.method == "alt" for setting in runs.complete):
-        panels.append(partial(_draw_alt, runs=runs))
-    for option, symbol in SYMBOLS.items():
-        if any(setting.option == option for setting in runs.complete):
-            panels.append(partial(_draw_option, runs=runs, option=option, symbol=symbol))
+    panels = ablations(runs)
     with drawing(path, (3.2 * max(len(panels), 2), 3.9)) as figure:
         (row,) = figure.subplots(1, len(panels), squeeze=False)
-        for axes, draw in zip(row, panels, strict=True):
-            draw(axes)
+        for axes, option in zip(row, panels, strict=True):
+            if option in SYMBOLS:
+                _draw_option(axes, runs, option, SYMBOLS[option])
+            else:
+                _draw_alt(axes, runs)
             grid_lines(axes)
             axes.set_ylabel("Test accuracy (%)")
         figure.suptitle(title, fontsize=10, wrap=True)

@@ -160,6 +160,12 @@ def accuracy_table(runs: Runs) -> str:
     return format_markdown(["Method", *_headings(runs)], cells)
 
 
+def ablations(runs: Runs) -> list[str]:
+    """What figure 3 can show: "alt", and those of `SYMBOLS` that were varied."""
+    varied = {setting.option or setting.method for setting in runs.complete}
+    return [name for name in ("alt", *SYMBOLS) if name in varied]
+
+
 def ablation_table(runs: Runs) -> str:
     """Figure 3: ALT alone beside FedAvg, and FedKWS-UI with other values of mu and lambda."""
     cells = [

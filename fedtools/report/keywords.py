@@ -12,6 +12,7 @@ from fedtools.report.keyword_runs import LAST, Runs, read_runs
 from fedtools.report.keyword_tables import (
     Published,
     ablation_table,
+    ablations,
     accuracy_table,
     centralized_table,
     clients_table,
@@ -73,7 +74,7 @@ def write_keyword_report(root: str | Path, path: str | Path, page: KeywordPage) 
     }
     if not runs.methods(federated=True):
         pictures.clear()
-    elif not any(setting.option or setting.method == "alt" for setting in runs.complete):
+    elif not ablations(runs):
         del pictures["ablation"]
     new = with_section(path, page.section, _section(path, runs, page, pictures))
     # Imported late: not needed where the tables end in an error.
@@ -124,12 +125,13 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
             f"{DEFINITION} {seeds}{paper}",
             table,
         ]
-    if "ablation" in pictures:
+    if ablations(runs) or any(setting.option for setting in runs.complete):
         parts += [
             f"**{caption}: ablations, accuracy (%)** (figure 3), as in figure 2. {seeds}",
             ablation_table(runs),
-            f"![Ablations, {caption}]({pictures['ablation'].name})",
         ]
+    if "ablation" in pictures:
+        parts.append(f"![Ablations, {caption}]({pictures['ablation'].name})")
     parts += [
         f"**{caption}: communication and computation**, means over seeds from the ledgers. Client "
         "steps: gradient steps of a client in a round. Private steps: those of its private model, "
