@@ -26,7 +26,7 @@ def decode(
     """Decode every client's utterances with its own model into N-best lists."""
     import re
 
-    from fedtools.cli.federation import _open
+    from fedtools.cli.federation import open_experiment
     from fedtools.decode.lists import merge
     from fedtools.federation import decode as work
 
@@ -34,7 +34,7 @@ def decode(
         raise typer.BadParameter("average, start, or round:N", param_hint="--model")
     if job is not None and job > nj:
         raise typer.BadParameter(f"more than --nj {nj}", param_hint="--job")
-    federation = _open(experiment, ngpu)
+    federation = open_experiment(experiment, ngpu)
     search = work.Search.read(lm, config) if lm else None
     work.decode(federation, data, out, search, model=model, job=job or 1, jobs=nj if job else 1)
     if job is None:
