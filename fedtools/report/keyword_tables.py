@@ -162,8 +162,9 @@ def accuracy_table(runs: Runs) -> str:
 
 def ablations(runs: Runs) -> list[str]:
     """What figure 3 can show: "alt", and those of `SYMBOLS` that were varied."""
-    varied = {setting.option or setting.method for setting in runs.complete}
-    return [name for name in ("alt", *SYMBOLS) if name in varied]
+    found = {(setting.method, setting.option) for setting in runs.complete}
+    shown = {"alt": ("alt", ""), **{option: ("fedkws_ui", option) for option in SYMBOLS}}
+    return [name for name, place in shown.items() if place in found]
 
 
 def ablation_table(runs: Runs) -> str:

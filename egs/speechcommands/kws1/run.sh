@@ -57,12 +57,12 @@ if [ -z "${SPEECHCOMMANDS}" ]; then
     : "${release:=speech_commands_mini}" "${config:=conf/mini.yaml}" "${landscape_clips:=10}"
     log "SPEECHCOMMANDS is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
-# Other clips or other options are other experiments, and so need a tag of their own.
-default=conf/paper.yaml name=$(basename "${corpus}")
 for setting in SPEECHCOMMANDS SPEECHCOMMANDS_TEST; do
     # In the report's command the corpus stands without the folders of this machine.
     [ -z "${!setting}" ] || command_line="${setting}=.../$(basename "${!setting}") ${command_line}"
 done
+# Other clips or other options are other experiments, and so need a tag of their own.
+default=conf/paper.yaml name=$(basename "${corpus}")
 [ -n "${SPEECHCOMMANDS}" ] || default=conf/mini.yaml name=mini
 : "${config:=${default}}" "${landscape_clips:=100}" "${release:=$(basename "${corpus}")}"
 [ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)
