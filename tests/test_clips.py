@@ -242,6 +242,9 @@ def packed(folder: Path) -> Path:
         ("clips.tsv", "\tno\t5", "\tno", "clips.tsv:3: 3 fields"),
         ("clips.tsv", "client", "speaker", "clips.tsv:1: the header"),
         ("classes.txt", "yes\n", "", "clips.tsv:2: the label 'yes'"),
+        # Nothing is wrong with these, but they are not what was packed.
+        ("clips.tsv", "a-c\ta\tno", "a-c\ta\tyes", "not the file that was packed: clips"),
+        ("classes.txt", "yes\n", "yes\nmore\n", "not the file that was packed: classes"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(tmp_path, file, old, new, said):
@@ -274,7 +277,9 @@ def test_other_arrays_are_refused(tmp_path):
         Clips.read(folder)
 
 
-@pytest.mark.parametrize("name", ["clips.npy", "clips.tsv", "classes.txt", "noise.npy"])
+@pytest.mark.parametrize(
+    "name", ["clips.npy", "clips.tsv", "classes.txt", "noise.npy", "sha256sums"]
+)
 def test_a_missing_or_short_or_long_file_is_one_line(tmp_path, name):
     folder = packed(tmp_path / "out")
     content = (folder / name).read_bytes()

@@ -384,7 +384,15 @@ def test_other_data_of_the_same_name(world, cli, tmp_path):
         assert (tmp_path / "train" / "clips.tsv").read_text() == table
         cli(*words, "--train", tmp_path / "train").fails(1, "made with other data: train")
 
-    # The same clips by name, but they sound otherwise; or only the noise does.
+    # A label is changed by hand, ...
+    *rows, last = table.splitlines()
+    name, client, label, samples = last.split("\t")
+    other = next(other for other in clips.classes if other != label)
+    edited = "\n".join([*rows, "\t".join([name, client, other, samples])]) + "\n"
+    (tmp_path / "train" / "clips.tsv").write_text(edited)
+    cli(*words, "--train", tmp_path / "train").fails(1, "not the file that was packed: clips.tsv")
+
+    # ... or the same clips by name sound otherwise; or only the noise does.
     waves, noise = np.array(clips.waves), np.array(clips.noise)
     pack(1000, noise)
     pack(32767, noise[::-1])

@@ -78,7 +78,8 @@ class Clips:
 
         Raises:
             UserError: naming file and line, if a file is missing, damaged or of another size than
-                the table says, a row is out of order, or a label is no class.
+                the table says, a row is out of order, a label is no class, or the table or the
+                classes are not those that sha256sums has.
         """
         folder = Path(folder)
         table = folder / "clips.tsv"
@@ -98,6 +99,7 @@ class Clips:
             if row["label"] not in index:
                 problem = f"the label {row['label']!r} is not in classes.txt"
                 raise UserError(problem, path=table, line=line, remedy=_REMEDY)
+        _check_sums(folder, ("classes.txt", "clips.tsv"))
         labels = np.array([index[row["label"]] for row in rows], dtype=np.int64)
         slices = _client_slices([row["client"] for row in rows])
         utterances = [row["utterance"] for row in rows]
@@ -199,6 +201,18 @@ def _check_rows(rows: list[dict[str, str]], path: Path) -> None:
             raise UserError("a clip of 0 samples", path=path, line=line, remedy=_REMEDY)
         previous = client, utterance
         seen.add(utterance)
+
+
+def _check_sums(folder: Path, names: Iterable[str]) -> None:
+    """The files are as they were packed: it is by their sums that experiments know their data.
+
+    For those that an editor opens; to read all waveforms each time would be for nothing.
+    """
+    known = read_lines(folder / "sha256sums")
+    for name in names:
+        if f"{sha256(folder / name)}  {name}" not in known:
+            problem = f"not the file that was packed: {name} has another sum"
+            raise UserError(problem, path=folder / "sha256sums", remedy=_REMEDY)
 
 
 def _client_slices(owners: list[str]) -> dict[str, slice]:
