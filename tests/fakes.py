@@ -197,7 +197,7 @@ def some_words(
 
 
 def speech_commands(
-    folder: Path, clips: Iterable[Word], noise: Iterable[float] = (3.0, 2.0)
+    folder: Path, clips: Iterable[Word], noise: Iterable[float] = (5.0, 2.0)
 ) -> Path:
     """Write clips as Speech Commands has them; return the folder of the corpus.
 

@@ -130,7 +130,7 @@ def test_silence_comes_from_all_of_the_noise_and_goes_where_the_keywords_are(tmp
     clips += [Word(much, word, number) for word in KEYWORDS for number in range(36)]
     clips += [Word(little, word, number) for word in KEYWORDS for number in range(4)]
     clips += [Word(none, "bed", number) for number in range(40)]
-    corpus = speech_commands(tmp_path, clips, noise=(4.0, 2.0, 0.9))
+    corpus = speech_commands(tmp_path, clips, noise=(40.0, 20.0, 0.9))
     prepare(corpus, tmp_path / "data").ok()
     data = read(tmp_path / "data", "12")["train"]
     silence = [utterance for utterance, label in data.text.items() if label == "_silence_"]
@@ -138,11 +138,43 @@ def test_silence_comes_from_all_of_the_noise_and_goes_where_the_keywords_are(tmp
     owners = Counter(data.utt2client[utterance] for utterance in silence)
     assert owners[much] > 25 and owners[none] == 0
     recordings = Counter(data.segments[utterance].split()[0][-1] for utterance in silence)
-    # three seconds of starts against one, and none where no second fits
-    assert recordings["0"] > recordings["1"] > 0 and recordings["2"] == 0
+    # Of 18 pieces 12 are of the first, and there is none where no second fits.
+    assert 24 <= recordings["0"] <= 29 and recordings["2"] == 0
     starts = sorted(float(data.segments[utterance].split()[1]) for utterance in silence)
-    assert starts[0] < 0.7 and starts[-1] > 2.3
+    assert starts[0] < 7 and starts[-1] > 32
     assert "noise_2" in read_table(tmp_path / "data/noise.scp")
+
+
+@pytest.mark.parametrize("noise", [(61.3, 10.0), (1.5,) * 12, (5.0, 2.0)], ids=str)
+def test_no_silence_of_a_set_is_heard_in_another(tmp_path, noise):
+    corpus = speech_commands(tmp_path, some_words(40, 40, 40, KEYWORDS), noise=noise)
+    prepare(corpus, tmp_path / "data", "--task", "12").ok()
+    heard = []
+    for name, data in read(tmp_path / "data", "12").items():
+        for utterance, label in data.text.items():
+            if label == "_silence_":
+                recording, start, end = data.segments[utterance].split()
+                number = int(recording.rpartition("_")[2])
+                assert float(start) >= 0 and float(end) <= noise[number] + 1e-9
+                heard.append((recording, float(start), float(end), name))
+    assert len(heard) == 3 * 40
+    for recording, start, end, name in heard:
+        for other, begin, finish, another in heard:
+            apart = recording != other or end <= begin + 1e-9 or finish <= start + 1e-9
+            assert name == another or apart
+
+
+def test_every_set_has_silence_of_every_recording(tmp_path):
+    corpus = speech_commands(tmp_path, some_words(40, 40, 40, KEYWORDS), noise=(20.0,) * 4)
+    prepare(corpus, tmp_path / "data", "--task", "12").ok()
+    for name, data in read(tmp_path / "data", "12").items():
+        places = [place.split()[:2] for utt, place in data.segments.items() if "_silence_" in utt]
+        of = Counter(recording for recording, _ in places)
+        # Of the 40 pieces, valid and test have two of each recording, and use each five times.
+        assert len(of) == 4 and sum(of.values()) == 40
+        assert name == "train" or set(of.values()) == {10}
+        pieces = {(recording, int(float(start) / 2)) for recording, start in places}
+        assert len(pieces) == (24 if name == "train" else 8)
 
 
 def test_same_bytes_again_and_others_with_another_seed(tmp_path):
@@ -395,7 +427,7 @@ def test_bad_input_is_told_in_one_line(tmp_path):
     corpus, out = speech_commands(tmp_path, clips, noise=()), tmp_path / "data"
     prepare(tmp_path / "nowhere", out).fails(1, "nowhere: no such folder")
     prepare(tmp_path, out).fails(1, "no validation_list.txt")
-    said = ["no noise of a second", "_background_noise_", "--task 35 alone"]
+    said = ["too little noise to cut each set's silence", "_background_noise_", "--task 35 alone"]
     prepare(corpus, out).fails(1, *said)
     assert not out.exists()
     prepare(corpus, out, "--task", "35").ok()

@@ -18,9 +18,13 @@ name, or that are on a list and not there are dropped and counted.
 12      Ten keywords, `_silence_` and `_unknown_`. As in Google's own input pipeline, each set has
         silence and unknown as many as a tenth of its keywords' clips, rounded up. Unknown are
         clips of the set's other words, chosen by a key of the seed and the clip. Silence are
-        `segments` of one second, which may begin anywhere in any recording of noise, the same for
-        each set; each is given to the speaker of one of the set's keyword clips, drawn by a key of
-        the seed and its number, so that a client has silence in proportion to its keywords. With
+        `segments` of one second of the noise, at its own volume (Google's pipeline draws one); each
+        is given to the speaker of one of the set's keyword clips, drawn by a key of the seed and
+        its number, so that a client has silence in proportion to its keywords. Unlike in Google's
+        pipeline each set has noise of its own, so that no silence of the test is in training (but
+        with --split paper all is): every recording is cut into pieces of two seconds, of which
+        valid and test get a fifth each, and no piece is used again before all others are.
+        (What training adds to clips, at a tenth of the volume, is noise of all pieces.) With
         --test-archive, the test set is Google's separate archive instead, with its own silence
         and unknown.
 
@@ -41,12 +45,12 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from bisect import bisect_right
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import corpus
 from corpus import SETS, SILENCE, UNKNOWN, Clip
@@ -61,6 +65,9 @@ KEYWORDS = "yes,no,up,down,left,right,on,off,stop,go"
 TASKS = ("12", "35")
 # Silence and unknown, each: one clip for so many clips of keywords.
 KEYWORDS_TO_ONE = 10
+PIECE_SECONDS = 2.0
+# Of the pieces of noise: one for valid, and one for test, of so many.
+PIECES_TO_ONE = 5
 Sets = dict[str, list[Clip]]
 """train, valid and test."""
 
@@ -74,35 +81,62 @@ class Task:
     sets: Sets
 
 
+class Piece(NamedTuple):
+    """A part of a recording of noise, in milliseconds from its beginning."""
+
+    path: Path
+    begin: int
+    end: int
+
+
 # --- choosing -------------------------------------------------------------------------------------
 
 
+def share_noise(noise: list[Clip], seed: int) -> dict[str, list[Piece]]:
+    """Cut the recordings into pieces of two seconds, and give every set pieces of its own.
+
+    A recording of less than four seconds is one piece, and one of less than a second none. Valid
+    and test have the same share of each recording, as far as whole pieces allow.
+    """
+    pieces = []
+    for recording in sorted(noise, key=lambda recording: recording.path.name):
+        milliseconds = int(1000 * recording.seconds)
+        count = max(1, int(recording.seconds / PIECE_SECONDS))
+        edges = [milliseconds * number // count for number in range(count + 1)]
+        own = [Piece(recording.path, *edge) for edge in pairwise(edges) if milliseconds >= 1000]
+        own.sort(key=lambda piece: seed64(seed, "noise", piece.path.name, piece.begin))
+        pieces += own
+    if len(pieces) < len(SETS):
+        remedy = f"put {len(SETS)} recordings into {corpus.NOISE}, or make --task 35 alone"
+        raise UserError("too little noise to cut each set's silence from its own", remedy=remedy)
+    shares: dict[str, list[Piece]] = {name: [] for name in SETS}
+    for number, piece in enumerate(pieces):
+        shares[{0: "test", 1: "valid"}.get(number % PIECES_TO_ONE, "train")].append(piece)
+    return shares
+
+
 def cut_silence(
-    name: str, words: list[Clip], noise: list[Clip], count: int, seed: int
+    name: str, words: list[Clip], noise: list[Piece], count: int, seed: int
 ) -> list[Clip]:
     """Cut `count` seconds of silence for a set, and give each to the speaker of one of its words.
 
-    Every millisecond of noise that has a second after it is as likely as any other.
+    No piece is used again before all others are.
     """
-    ends = list(accumulate(int(1000 * (recording.seconds - 1)) + 1 for recording in noise))
+    order = sorted(noise, key=lambda piece: seed64(seed, "piece", piece.path.name, piece.begin))
     silence = []
     for number in range(count):
         random = generator(seed, "silence", name, number)
-        moment = int(random.integers(ends[-1]))
-        which = bisect_right(ends, moment)
-        start = (moment - (ends[which - 1] if which else 0)) / 1000
+        piece = order[number % len(order)]
+        start = int(random.integers(piece.begin, piece.end - 999)) / 1000
         speaker = words[random.integers(len(words))].speaker
         utterance = f"{speaker}-{SILENCE}-{name}{number}"
-        silence.append(Clip(utterance, speaker, SILENCE, noise[which].path, 1.0, start))
+        silence.append(Clip(utterance, speaker, SILENCE, piece.path, 1.0, start))
     return silence
 
 
 def twelve(sets: Sets, keywords: list[str], noise: list[Clip], seed: int, notes: list[str]) -> Sets:
     """The sets of the 12-class task: keywords, silence and unknown."""
-    noise = [recording for recording in noise if recording.seconds >= 1]
-    if not noise:
-        remedy = f"put some into {corpus.NOISE}, or make --task 35 alone"
-        raise UserError("no noise of a second or more to cut silence from", remedy=remedy)
+    pieces = share_noise(noise, seed)
     chosen = {}
     for name, clips in sets.items():
         words = [clip for clip in clips if clip.label in keywords]
@@ -114,7 +148,7 @@ def twelve(sets: Sets, keywords: list[str], noise: list[Clip], seed: int, notes:
             notes.append(
                 f"12, {name}: {len(unknown)} clips of other words, not {count}, are unknown"
             )
-        chosen[name] = [*words, *unknown, *cut_silence(name, words, noise, count, seed)]
+        chosen[name] = [*words, *unknown, *cut_silence(name, words, pieces[name], count, seed)]
     return chosen
 
 
