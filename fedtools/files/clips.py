@@ -170,8 +170,13 @@ def write_clips(
     with atomic_path(folder / "clips.tsv") as table:
         write_tsv(table, COLUMNS, rows)
         files = {name: folder / name for name in ("classes.txt", "clips.npy", "noise.npy")}
-        sums = {name: sha256(path) for name, path in (files | {"clips.tsv": table}).items()}
-        write_text(folder / "sha256sums", "".join(f"{sums[name]}  {name}\n" for name in sums))
+        lines = [sum_line(path, name) for name, path in (files | {"clips.tsv": table}).items()]
+        write_text(folder / "sha256sums", "".join(f"{line}\n" for line in lines))
+
+
+def sum_line(path: Path, name: str) -> str:
+    """What sha256sums says of a file that is called `name` there, without a line end."""
+    return f"{sha256(path)}  {name}"
 
 
 def check_noise(samples: int, path: str | Path) -> None:
@@ -208,9 +213,9 @@ def _check_sums(folder: Path, names: Iterable[str]) -> None:
 
     For those that an editor opens; to read all waveforms each time would be for nothing.
     """
-    known = read_lines(folder / "sha256sums")
+    known = read_lines(folder / "sha256sums", _REMEDY)
     for name in names:
-        if f"{sha256(folder / name)}  {name}" not in known:
+        if sum_line(folder / name, name) not in known:
             problem = f"not the file that was packed: {name} has another sum"
             raise UserError(problem, path=folder / "sha256sums", remedy=_REMEDY)
 

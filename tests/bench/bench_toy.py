@@ -35,8 +35,8 @@ from fedtools.federation.init import init  # noqa: E402
 from fedtools.federation.rounds import _trainer  # noqa: E402
 from fedtools.federation.steps import aggregate, sample  # noqa: E402
 from fedtools.federation.tasks import open_federation  # noqa: E402
-from fedtools.files.atomic import sha256, write_text  # noqa: E402
-from fedtools.files.clips import COLUMNS  # noqa: E402
+from fedtools.files.atomic import write_text  # noqa: E402
+from fedtools.files.clips import COLUMNS, sum_line  # noqa: E402
 from fedtools.files.tables import format_table, write_tsv  # noqa: E402
 from fedtools.models.keywords import NETWORKS, Network  # noqa: E402
 from fedtools.models.keywords.layers import NORMS, Conv2d, Linear  # noqa: E402
@@ -149,8 +149,8 @@ def make_clips(folder: Path) -> Path:
     ]
     write_tsv(folder / "clips.tsv", COLUMNS, [dict(zip(COLUMNS, row)) for row in rows])  # noqa: B905
     # Nothing takes these clips for others: the sum of a hole of gigabytes is not needed.
-    names = ("classes.txt", "clips.tsv")
-    write_text(folder / "sha256sums", "".join(f"{sha256(folder / n)}  {n}\n" for n in names))
+    lines = [sum_line(folder / name, name) for name in ("classes.txt", "clips.tsv")]
+    write_text(folder / "sha256sums", "".join(f"{line}\n" for line in lines))
     return folder
 
 
