@@ -22,7 +22,7 @@ from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file, save_file
 from torch.nn import Parameter
 
-from fedtools.client.parallel import cross_entropy, tensors_of
+from fedtools.client.parallel import clip_each, cross_entropy, tensors_of
 from fedtools.federation.evaluate import evaluate
 from fedtools.federation.steps import aggregate, sample, train_local
 from fedtools.federation.tasks import is_finished, open_federation
@@ -145,7 +145,7 @@ def test_stack_and_sequence_agree(world, tmp_path, network, method):
     if method == "released":
         method = "fedkws_ui"
         settings += ["model.network_conf.head_share=0.6", "method_conf.private=head"]
-        settings += ["method_conf.smooth_by_utility=true", "training.grad_clip=5"]
+        settings += ["method_conf.smooth_by_utility=true", "training.grad_clip=0.1"]
     if method in ("fedavg", "fedprox", "fedmmd", "fedopt", "alo"):
         # An epoch: as many steps as the client's clips need. The others adapt them anyway.
         settings += ["method_conf.local_steps=0"]
@@ -162,6 +162,29 @@ def test_stack_and_sequence_agree(world, tmp_path, network, method):
         # Not of BatchNorm's running statistics, which move by far more than what is trained.
         trained = {name: [start[name]] * 5 for name in start if "running" not in name}
         assert apart < 1e-4 * distance(trained, alone, client)
+
+
+def test_each_client_is_clipped_alone():
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((4, 3), (2,), (5, 1, 2))
+    # The gradients of the first client are below the norm, those of the third are 0.
+    scales = torch.tensor([0.1, 7.0, 0.0])
+    stacked = [Parameter(torch.zeros(3, *shape)) for shape in shapes]
+    for value in stacked:
+        value.grad = torch.randn(value.shape, generator=draw)
+        value.grad *= scales.view(-1, *[1] * (value.ndim - 1))
+    alone = [[Parameter(value[client]) for value in stacked] for client in range(3)]
+    for client, values in enumerate(alone):
+        for value, whole in zip(values, stacked, strict=True):
+            value.grad = whole.grad[client].clone()
+        torch.nn.utils.clip_grad_norm_(values, 2.0)
+    before = stacked[0].grad[:2].clone()
+    clip_each(stacked, 2.0)
+    for client, values in enumerate(alone):
+        for value, whole in zip(values, stacked, strict=True):
+            torch.testing.assert_close(whole.grad[client], value.grad)
+    assert torch.equal(stacked[0].grad[0], before[0])
+    assert not torch.allclose(stacked[0].grad[1], before[1])
 
 
 def distance(one: dict, other: dict, client: int) -> float:
@@ -425,6 +448,34 @@ def test_bad_options(world, cli, tmp_path):
     refused("model.network_conf.channels=0", said="channels must be at least 1")
     refused("model.network_conf.head_share=0.01", said="leaves a head without any")
     refused("model.network_conf=[a]", said="is not name: value")
+    refused("model.network_config={}", said="did you mean 'network_conf'?")
+    refused("model.network=[a]", said="unknown option")
+    refused("model=dscnn", said="section 'model' is 'dscnn', not name: value")
+    refused("task=[a]", said="unknown option")
+    refused("method_conf=[a]", said="section 'method_conf' is ['a'], not name: value")
+    refused("method_conf=5", said="section 'method_conf' is 5, not name: value")
+    refused("keep_updates=sometimes", said="not true or false")
+    refused("clients_per_round=100", said="100 clients cannot be drawn from 7")
+    refused("training.optim_conf.foreach=true", said="optim_conf: ")
+    refused("training.optim_conf.differentiable=true", said="optim_conf: ")
+    refused("method_conf.proximal=-1", method="fedprox", said="proximal -1.0 is not")
+    refused("method_conf.discrepancy=-1", method="fedmmd", said="discrepancy -1.0")
+    for option in ("adversarial", "private_steps", "base_ratio", "full_size"):
+        refused(f"method_conf.{option}=-1", method="fedkws_ui", said=f"{option} -1")
+
+
+def test_rounds_are_ordered_as_numbers(world, tmp_path):
+    """Round 10000 comes after round 9999, although its name does not."""
+    experiment = Experiment(begin(world, tmp_path / "exp"))
+    owner = experiment.client_dir(CLIENTS[0])
+    for number in (9998, 9999, 10000):
+        folder = experiment.personal_dir(owner, number)
+        folder.mkdir(parents=True)
+        (folder / "private.safetensors").touch()
+    latest = experiment.last_personal(owner, 10001, "private.safetensors")
+    assert latest == experiment.personal_dir(owner, 10000) / "private.safetensors"
+    experiment.drop_old_rounds(owner, keep=1)
+    assert experiment.personal_rounds(owner) == [10000]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import keywords
 import numpy as np
 import pytest
 import torch
@@ -170,6 +171,52 @@ def test_adversarial_learning(world, tmp_path, by_utility):
         assert any(not np.array_equal(value, start[name]) for name, value in private.items())
 
 
+def test_adversarial_learning_of_a_private_head(world, tmp_path):
+    """As released: the private head alone learns, on features of training; then it is fixed."""
+    own_steps = 3
+    settings = ["method_conf.smoothing=0.3", "method_conf.adversarial=0.8"]
+    settings += ["method_conf.private=head", f"method_conf.private_steps={own_steps}"]
+    settings += ["model.network_conf.head_share=0.6"]
+    path = begin(world, tmp_path / "exp", "alo", *PLAIN, *settings)
+
+    def parts(network: Network, batch: ClipBatch) -> tuple[Tensor, Tensor]:
+        features = network.features(batch.mfcc)
+        return network.head(features)[0], network.private(features.detach())[0]
+
+    found = round_of(path)
+    federation = open_federation(path)
+    assert len(found) == len(CLIENTS)
+    for client, tensors in found.items():
+        stack = federation._stack([client], 1)
+        network = stack.model.train()
+        start = {name: value.clone() for name, value in network.named_parameters()}
+        for purpose, count in (("private", own_steps), ("train", STEPS)):
+            plans = stack._plans([count], purpose)
+            for step in range(count):
+                batch = stack._data.batch(stack._rows, plans, step)
+                ours, private = parts(network, batch)
+                network.zero_grad()
+                if purpose == "private":
+                    F.cross_entropy(private, batch.labels[0]).backward()
+                else:
+                    smooth = F.cross_entropy(ours, batch.labels[0], label_smoothing=0.3)
+                    against = F.cross_entropy(ours, private.detach().softmax(-1))
+                    (smooth - 0.8 * against).backward()
+                with torch.no_grad():
+                    for value in network.parameters():
+                        if value.grad is not None:
+                            value -= RATE * value.grad
+            moved = {
+                name.split(".")[0]
+                for name, value in network.named_parameters()
+                if not torch.equal(value, start[name])
+            }
+            assert ("private_head" in moved) and (len(moved) > 1) == (purpose == "train")
+        for name, value in tensors.items():
+            by_hand = tensors_of(network)[name].detach().numpy()
+            np.testing.assert_allclose(value, by_hand, rtol=1e-3, atol=2e-6)
+
+
 def kept_by(path: Path, client: str) -> Path:
     """A client's private model after a round."""
     return path / "clients" / client / "round_0001" / "private.safetensors"
@@ -192,6 +239,22 @@ def test_utility_and_steps():
     assert facts["steps"].tolist() == [*(math.floor(3.5 * one * 50) for one in by_hand[:3]), 1]
     even = FedKwsUi(local_steps=50, adaptive=False).prepare(sizes, entropies, 32)
     assert even["steps"].tolist() == [50] * 4
+
+
+def test_steps_without_any_utility(world, cli, tmp_path):
+    """Clients of one label have a utility of 0; no r0 makes work of that."""
+    sizes, nothing = np.array([10, 20, 5]), np.zeros(3)
+    with pytest.raises(ValueError, match="no client has clips of two labels"):
+        Alt(local_steps=50).prepare(sizes, nothing, 32)
+    given = Alt(local_steps=50, base_ratio=3.5).prepare(sizes, nothing, 32)
+    assert given["steps"].tolist() == [1, 1, 1]
+    one = np.eye(len(keywords.CLASSES), dtype=int)
+    keywords.pack(tmp_path / "train", {"a": 4 * one[0], "b": 3 * one[1]})
+    cli(
+        *("init", tmp_path / "exp", "--config", world / "config.yaml", "--method", "alt"),
+        *("--set", "clients_per_round=1.0", "--train", tmp_path / "train"),
+    ).ok()
+    cli("rounds", tmp_path / "exp").fails(1, "no client has clips of two labels", "train")
 
 
 def test_server_steps_by_hand():

@@ -171,6 +171,12 @@ def test_clients_and_centralised_training_stand_beside_the_paper(cli, recipe):
     make_run(Path("exp"), "12/dscnn/centralized", 90)
     make_run(Path("exp"), "12/dscnn/centralized", 92, seed=1)
     make_run(Path("exp"), "12/resnet/fedavg", 60)
+    # A method that adds a private head does not make the network larger than the paper's.
+    path = make_run(Path("exp"), "12/dscnn/alo", private="head") / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["model"]["network_conf"] |= {"head_share": 0.6}
+    path.write_text(yaml.safe_dump(config))
+    assert read_runs("exp").of("12", "dscnn", "alo")[0].parameters > 260
     report(cli, f"--published={PUBLISHED}").ok()
     clients = "clients and clips"
     assert row_of(clients, "12", "mini") == ["4", "2", "44", "22.0", "40", "4"]
@@ -435,13 +441,17 @@ def test_pictures_show_what_was_measured(cli, recipe):
 
 def test_clients_are_drawn_with_what_adaptive_local_training_says(cli, recipe):
     train = pack(Path("train"), {"ann": [4] * 4, "bob": [8, 0, 0, 0], "cat": [4, 4, 0, 0]})
-    facts = client_facts(ClipFeatures(Clips.read(train), torch.device("cpu")), FedKwsUi())
+    features = ClipFeatures(Clips.read(train), torch.device("cpu"))
+    facts = client_facts(features, FedKwsUi(), 32)
     ann, bob, cat = facts
     assert (ann.clips, ann.entropy, ann.utility) == (16, pytest.approx(1), pytest.approx(1))
     assert (bob.clips, bob.entropy, bob.utility) == (8, 0, 0)
     # Half of the largest client's clips, and one bit of two.
     assert (cat.clips, cat.entropy, cat.utility) == (8, pytest.approx(0.5), pytest.approx(0.5))
     assert [client.ratio for client in facts] == pytest.approx([2, 0, 1])
+    # An epoch of 16, 8 and 8 clips: in batches of 4 the same work is spread otherwise.
+    facts = client_facts(features, FedKwsUi(local_steps=0), 4)
+    assert [client.ratio for client in facts] == pytest.approx([8 / 5, 0, 4 / 5])
     Path("own.yaml").write_text("method_conf: {base_ratio: 9.0}\n")
     for name, more in (("a", []), ("b", []), ("c", ["--config", "own.yaml"])):
         cli("plot-clients", train, f"{name}.png", *more).ok()
@@ -451,6 +461,8 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(cli, recipe):
     cli("plot-clients", train, "d.png", "--config", "own.yaml").fails(1, "own.yaml: ", "'ratio'")
     Path("own.yaml").write_text("method_conf: {private: head}\n")
     cli("plot-clients", train, "e.png", "--config", "own.yaml").ok()
+    one = pack(Path("one"), {"ann": [4, 0, 0, 0], "bob": [0, 3, 0, 0]})
+    cli("plot-clients", one, "d.png").fails(1, "one: no client has clips of two labels")
     cli("plot-clients", "none", "d.png").fails(1, "none/clips.tsv: no packed clips")
     cli("plot-clients", train, "d.jpg").fails(2)
     assert not Path("d.png").exists()

@@ -81,7 +81,7 @@ def plot_clients(
     picture: Path = typer.Argument(metavar="PNG", help="The picture to draw."),
     clients: int = typer.Option(20, min=1, help="How many clients are shown label by label."),
     seed: int = typer.Option(0, min=0, help="Decides which."),
-    config: Path = typer.Option(None, help="YAML with FedKWS-UI's method_conf."),
+    config: Path = typer.Option(None, help="YAML with FedKWS-UI's method_conf and training."),
     section: list[str] = typer.Option([], help="A section of the YAML laid over its top level."),
 ) -> None:
     """Draw clients' labels, and their sizes and entropies, coloured by their steps in FedKWS-UI."""
@@ -110,13 +110,15 @@ def landscape(
     highest utility (the paper's have 100 and about 250 clips); in the second panel ALO trains
     theta_1. BatchNorm's statistics are interpolated as parameters are.
     """
-    from fedtools.federation.init import read_method
+    from fedtools.federation.init import read_config
     from fedtools.federation.landscape import LandscapeConfig
+    from fedtools.files.config import from_mapping
     from fedtools.methods.fedkws_ui import Alo
     from fedtools.report.keyword_landscape import draw_landscape
 
     _check_png(picture)
-    alo = read_method(Alo, config, section)
+    options = read_config(config, section, []) if config else {}
+    alo = from_mapping(Alo, options.get("method_conf"), config or "")
     chosen = LandscapeConfig(epochs, points, clips, min_clips, role, alo)
     print(draw_landscape(open_experiment(experiment, ngpu), picture, chosen), end="")
 

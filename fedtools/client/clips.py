@@ -63,7 +63,9 @@ class ClipFeatures:
         """The entropy of a client's labels over log(classes) (section 4 of the paper)."""
         counts = np.bincount(self.clips.labels[self.clips.rows(client)])
         share = counts[counts > 0] / counts.sum()
-        return float(abs((share * np.log(share)).sum()) / np.log(len(self.clips.classes)))
+        # Of a task of one class there is none.
+        most = np.log(max(len(self.clips.classes), 2))
+        return float(abs((share * np.log(share)).sum()) / most)
 
     def batch(self, rows: Sequence[slice], plans: Sequence[Plan], step: int) -> ClipBatch:
         """One step's batch of several clients, smaller ones padded with clips of weight 0."""

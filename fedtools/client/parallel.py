@@ -285,11 +285,12 @@ class Stack:
 
 def clip_each(parameters: Sequence[Tensor], largest: float) -> None:
     """Shrink each client's gradient, over all parameters, to a norm of at most `largest`."""
-    gradients = [value.grad for value in parameters if value.grad is not None]
-    norms = sum(gradient.flatten(1).square().sum(1) for gradient in gradients).sqrt()
+    parameters = [value for value in parameters if value.grad is not None]
+    norms = sum(value.grad.flatten(1).square().sum(1) for value in parameters).sqrt()
     factors = (largest / (norms + 1e-6)).clamp(max=1)
-    for gradient in gradients:
-        gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
+    for value in parameters:
+        # Not in place: of one client's one clip, two gradients can be views of the same memory.
+        value.grad = value.grad * factors.view(-1, *[1] * (value.ndim - 1))
 
 
 def stacks_of(

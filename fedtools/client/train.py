@@ -77,7 +77,7 @@ def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimize
     try:
         # One kernel for all parameters, on the CPU as on a GPU.
         return OPTIMIZERS[training.optim](parameters, fused=True, **training.optim_conf)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"optim_conf: {error}") from None
 
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fedtools.federation.tasks import Task, task_of
 from fedtools.files.atomic import atomic_path, sha256
-from fedtools.files.config import freeze, from_mapping, merge, override, read_yaml, unknown
+from fedtools.files.config import freeze, merge, override, read_yaml, unknown
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.keyed import seed64
 from fedtools.files.provenance import record
 from fedtools.methods import has_clients, make_method
+from fedtools.server.sample import sample_clients
 
 if TYPE_CHECKING:
     import torch
-
-T = TypeVar("T")
 
 # What else recipes' files hold: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "tasks", "baseline", "tokens", "lm", "decode")
@@ -61,9 +60,15 @@ def init(
     # Read whatever the method, since that checks the data.
     clients = [check_id(client, "client", train) for client in task.clients(Path(train))]
     data = {"train": train, "valid": valid, "test": test}
+    options = _options(config, where)
+    if has_clients(method) and options["clients_per_round"] is not None:
+        try:
+            sample_clients(clients, options["clients_per_round"], seed, round=1)
+        except UserError as error:
+            raise UserError(f"clients_per_round: {error}", path=where) from None
     frozen = {
         "method": method,
-        **_options(config, where),
+        **options,
         "seed": seed,
         "start": sha256(start) if start else None,
         "data": {role: str(folder) for role, folder in data.items() if folder},
@@ -92,17 +97,23 @@ def _options(config: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
     """The options, checked as far as that needs no model."""
     options = {
         "task": config.get("task", "asr"),
-        "method_conf": dict(config.get("method_conf") or {}),
+        "method_conf": config.get("method_conf") or {},
         "clients_per_round": _sampled(config, where),
         "rounds": _whole(config, "rounds", 1, where),
         "average": _whole(config, "average", 1, where),
         "evaluate_every": _whole(config, "evaluate_every", 1, where),
-        "keep_updates": bool(config.get("keep_updates", True)),
+        "keep_updates": config.get("keep_updates", True),
     }
+    if not isinstance(options["keep_updates"], bool):
+        problem = f"option 'keep_updates' is {options['keep_updates']!r}, not true or false"
+        raise UserError(problem, path=where)
     for key in ("model", "training"):
-        if not isinstance(config.get(key), dict):
+        if key not in config:
             raise UserError(f"section {key!r} is missing", path=where)
         options[key] = config[key]
+    for key in ("model", "training", "method_conf"):
+        if not isinstance(options[key], dict):
+            raise UserError(f"section {key!r} is {options[key]!r}, not name: value", path=where)
     for key in config:
         if key not in options and key not in _SECTIONS:
             raise UserError(unknown(key, [*options, *_SECTIONS]), path=where)
@@ -169,12 +180,6 @@ def _sampled(config: Mapping[str, Any], where: str | Path) -> int | float | None
         return value
     problem = f"option 'clients_per_round' is {value!r}, no number and no share of clients"
     raise UserError(problem, path=where, remedy="give 10, or 0.1")
-
-
-def read_method(kind: type[T], path: Path | None, sections: Sequence[str]) -> T:
-    """Make a method of the `method_conf` in a YAML with sections, or of its defaults without."""
-    options = read_config(path, sections, []).get("method_conf") if path else None
-    return from_mapping(kind, options, path or "")
 
 
 def read_config(path: Path, sections: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:

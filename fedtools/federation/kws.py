@@ -29,7 +29,7 @@ from fedtools.files.clips import Clips, read_classes
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError
 from fedtools.files.states import save_state
-from fedtools.methods.base import PERSONAL, SHARED
+from fedtools.methods.base import PERSONAL, SHARED, Method
 from fedtools.models.keywords import Network, build_network
 
 _MEASURED_AT_ONCE = 256
@@ -87,11 +87,8 @@ class KwsFederation(Federation):
     @cached_property
     def _facts(self) -> dict[str, dict[str, Any]]:
         """client -> what the method says of it, such as its steps, from all clients' data."""
-        data, clients = self.features("train"), self.experiment.clients
-        sizes = np.array([data.size(client) for client in clients])
-        entropies = np.array([data.entropy(client) for client in clients])
-        facts = self.method.prepare(sizes, entropies, self.training.batch_size)
-        facts |= {"size": sizes}
+        clients, batch_size = self.experiment.clients, self.training.batch_size
+        facts = prepare(self.method, self.features("train"), clients, batch_size)
         return {
             client: {name: values[index] for name, values in facts.items()}
             for index, client in enumerate(clients)
@@ -210,6 +207,23 @@ class KwsFederation(Federation):
             edges = [*range(0, count, _MEASURED_AT_ONCE), count]
             self._plain[role] = torch.cat([data.plain(slice(*ends)) for ends in pairwise(edges)])
         return predict(self.model, self._plain[role]).cpu(), torch.from_numpy(data.clips.labels)
+
+
+def prepare(
+    method: Method, data: ClipFeatures, clients: Sequence[str], batch_size: int
+) -> dict[str, np.ndarray]:
+    """What a method says of each client, beside its "size" and the "entropy" of its labels.
+
+    Raises:
+        UserError: if the method can do nothing with these clients.
+    """
+    sizes = np.array([data.size(client) for client in clients])
+    entropies = np.array([data.entropy(client) for client in clients])
+    try:
+        facts = method.prepare(sizes, entropies, batch_size)
+    except ValueError as error:
+        raise UserError(str(error), path=data.clips.path) from None
+    return {"size": sizes, "entropy": entropies, **facts}
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from fedtools.client.clips import ClipFeatures
 from fedtools.client.parallel import Stack, tensors_of
-from fedtools.federation.kws import KwsFederation, predict
+from fedtools.federation.kws import KwsFederation, predict, prepare
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
@@ -133,14 +133,11 @@ def landscape(federation: KwsFederation, config: LandscapeConfig) -> Landscape:
     return Landscape(inferior, qualified, gammas, grids, figures)
 
 
-def client_facts(data: ClipFeatures, method: FedKwsUi) -> list[Client]:
+def client_facts(data: ClipFeatures, method: FedKwsUi, batch_size: int) -> list[Client]:
     """What ALT says of each client, in the order of the clips."""
     names = data.clips.clients
-    sizes = np.array([data.size(name) for name in names])
-    entropies = np.array([data.entropy(name) for name in names])
-    # The batch size has no influence on utility and ratio.
-    facts = method.prepare(sizes, entropies, 1)
-    columns = (values.tolist() for values in (sizes, entropies, facts["utility"], facts["ratio"]))
+    facts = prepare(method, data, names, batch_size)
+    columns = (facts[name].tolist() for name in ("size", "entropy", "utility", "ratio"))
     return [Client(*row) for row in zip(names, *columns, strict=True)]
 
 
@@ -148,7 +145,8 @@ def choose_clients(
     federation: KwsFederation, min_clips: int, method: FedKwsUi
 ) -> tuple[Client, Client]:
     """The clients of the lowest and the highest utility of those with enough clips."""
-    clients = client_facts(federation.features("train"), method)
+    batch_size = federation.training.batch_size
+    clients = client_facts(federation.features("train"), method, batch_size)
     enough = [client for client in clients if client.clips >= min_clips]
     if len(enough) < 2:
         raise UserError(

@@ -110,9 +110,9 @@ TASKS = {
 }
 
 
-def task_of(name: str, where: str | Path) -> Task:
+def task_of(name: object, where: str | Path) -> Task:
     """The task of a name; a `UserError` tells the known ones."""
-    if name not in TASKS:
+    if not isinstance(name, str) or name not in TASKS:
         raise UserError(f"task: {unknown(str(name), TASKS)}", path=where)
     return TASKS[name]
 

@@ -56,6 +56,7 @@ class Clips:
     """All clips of a folder; the waveforms stay on disk until they are indexed.
 
     Attributes:
+        path: the folder.
         utterances: the clips' utterance ids, in the order of the file.
         clients: the client ids, in C order.
         classes: the labels, in the order of their indices.
@@ -64,6 +65,7 @@ class Clips:
         noise: int16 (samples,), memory-mapped; no samples where there is no noise.
     """
 
+    path: Path
     utterances: list[str]
     clients: list[str]
     classes: list[str]
@@ -103,7 +105,7 @@ class Clips:
         labels = np.array([index[row["label"]] for row in rows], dtype=np.int64)
         slices = _client_slices([row["client"] for row in rows])
         utterances = [row["utterance"] for row in rows]
-        return cls(utterances, list(slices), classes, labels, waves, noise, slices)
+        return cls(folder, utterances, list(slices), classes, labels, waves, noise, slices)
 
     def rows(self, client: str) -> slice:
         """The rows of one client's clips; a `UserError` if there is no such client."""

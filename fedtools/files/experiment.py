@@ -137,17 +137,21 @@ class Experiment:
 
         In an open round it must be two: a round that is killed is repeated from the last but one.
         """
-        for old in sorted(owner.glob("round_*"))[:-keep]:
+        for number in self.personal_rounds(owner)[:-keep]:
+            old = self.personal_dir(owner, number)
             for path in old.iterdir():
                 path.unlink()
             old.rmdir()
 
     def last_personal(self, owner: Path, before: int, name: str) -> Path | None:
         """The newest file `name` that `owner` kept in a round before `before`, or None."""
-        rounds = sorted(
-            int(match.group(1))
-            for folder in owner.glob("round_*")
-            if (match := re.fullmatch(r"round_(\d+)", folder.name)) and (folder / name).exists()
-        )
-        earlier = [number for number in rounds if number < before]
-        return self.personal_dir(owner, earlier[-1]) / name if earlier else None
+        for number in reversed(self.personal_rounds(owner)):
+            path = self.personal_dir(owner, number) / name
+            if number < before and path.exists():
+                return path
+        return None
+
+    def personal_rounds(self, owner: Path) -> list[int]:
+        """The rounds of which `owner` kept something, as numbers: 10000 comes after 9999."""
+        found = (re.fullmatch(r"round_(\d+)", folder.name) for folder in owner.glob("round_*"))
+        return sorted(int(match.group(1)) for match in found if match)

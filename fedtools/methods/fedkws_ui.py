@@ -13,6 +13,7 @@ the options here that only it uses are marked as released.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -67,8 +68,9 @@ class FedKwsUi(FedAvg):
             raise ValueError(f"private {self.private!r} is not model or head")
         if not 0 <= self.smoothing < 1:
             raise ValueError(f"smoothing {self.smoothing} is not in [0, 1)")
-        if self.private_steps < 0:
-            raise ValueError("private_steps must be at least 0")
+        for name in ("adversarial", "private_steps", "base_ratio", "full_size"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} {getattr(self, name)} is not a number from 0")
 
     def check(self, task: str, model: Mapping[str, Any]) -> None:
         super().check(task, model)
@@ -78,7 +80,11 @@ class FedKwsUi(FedAvg):
     def prepare(
         self, sizes: np.ndarray, entropies: np.ndarray, batch_size: int
     ) -> dict[str, np.ndarray]:
-        """Section 4, adaptive local training: r0 x r_k x E steps for client k."""
+        """Section 4, adaptive local training: r0 x r_k x E steps for client k.
+
+        Raises:
+            ValueError: if every client's utility is 0, so that no r0 conserves the work.
+        """
         facts = super().prepare(sizes, entropies, batch_size)
         amount = np.minimum(sizes / (self.full_size or sizes.max()), 1.0)
         both = amount + entropies
@@ -86,6 +92,11 @@ class FedKwsUi(FedAvg):
         work = utility * facts["steps"]
         ratio = self.base_ratio or facts["steps"].sum() / max(work.sum(), 1e-12)
         if self.adaptive:
+            if not (self.base_ratio or work.any()):
+                raise ValueError(
+                    "no client has clips of two labels, so that adaptive steps cannot be allotted: "
+                    "take a method without, such as alo, or give method_conf.base_ratio"
+                )
             steps = ratio * work if self.truncate else np.rint(ratio * work)
             # A client of one label has a utility of 0; one that takes part takes a step.
             facts["steps"] = np.maximum(steps.astype(np.int64), 1)
@@ -171,7 +182,10 @@ def label_smoothing(log_probs: Tensor, batch: ClipBatch, smoothing: Tensor) -> T
 
 
 def private_cross_entropy(network: Network, batch: ClipBatch) -> Tensor:
-    """The private head's mean cross-entropy on features that stay as they are, (K,)."""
+    """The private head's mean cross-entropy on features that do not learn from it, (K,).
+
+    They are those of training: BatchNorm's running statistics go on, as in the public code.
+    """
     with torch.no_grad():
         features = network.features(batch.mfcc, batch.valid)
     log_probs = network.private(features).log_softmax(-1)

@@ -4,10 +4,15 @@ X. Yao, C. Huang, L. Sun: Two-stream federated learning: reduce the communicatio
 a peer in X.-C. Li et al.: Avoid overfitting user specific information in federated keyword
 spotting, Interspeech 2022. The maximum mean discrepancy is that of M. Long et al.: Learning
 transferable features with deep adaptation networks, ICML 2015, with Gaussian kernels.
+
+As in the public code of the latter, the client's features are those of training and the server's
+those of testing. With BatchNorm they differ even where the models are the same, since a batch's
+statistics are not the running ones.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,8 +27,8 @@ from fedtools.models.keywords import Network
 
 # Kernel widths, in units of the mean squared distance of the batch's features.
 _WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
-# Added to that, in units of their mean squared length: a client of one clip starts with a distance
-# of rounding errors only, and without this with a gradient of any size.
+# Added to that, in units of their mean squared length: a client of one clip and no BatchNorm starts
+# with a distance of rounding errors only, and without this with a gradient of any size.
 _LEAST = 1e-3
 
 
@@ -39,6 +44,11 @@ class FedMmd(FedAvg):
     tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
     discrepancy: float = 0.001
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.discrepancy < math.inf:
+            raise ValueError(f"discrepancy {self.discrepancy} is not a number from 0")
 
     def train_client(self, client: Stack) -> list[Fitted]:
         server = client.copy().eval().requires_grad_(False)

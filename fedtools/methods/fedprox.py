@@ -7,6 +7,7 @@ Interspeech 2022. (The public code of the latter has a mean of smooth L1 distanc
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,6 +32,11 @@ class FedProx(FedAvg):
     tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
     proximal: float = 0.001
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.proximal < math.inf:
+            raise ValueError(f"proximal {self.proximal} is not a number from 0")
 
     def train_client(self, client: Stack) -> list[Fitted]:
         def loss(network: Network, batch: ClipBatch) -> Tensor:

@@ -10,9 +10,11 @@ import torch
 from matplotlib.axes import Axes
 
 from fedtools.client.clips import ClipFeatures
-from fedtools.federation.init import read_method
+from fedtools.client.parallel import ClipTraining
+from fedtools.federation.init import read_config
 from fedtools.federation.landscape import Client, client_facts
 from fedtools.files.clips import Clips
+from fedtools.files.config import from_mapping
 from fedtools.files.keyed import generator
 from fedtools.methods.fedkws_ui import FedKwsUi
 from fedtools.report.keyword_figures import grid_lines
@@ -34,15 +36,18 @@ def draw_clients(
         picture: the PNG.
         shown: how many clients are shown label by label, all if there are fewer.
         seed: decides which.
-        config: YAML whose `method_conf`, with `sections` laid over it, holds FedKWS-UI's options;
-            None takes the paper's.
+        config: YAML whose `method_conf`, with `sections` laid over it, holds FedKWS-UI's options,
+            and `training` the batch size; None takes the paper's.
 
     Raises:
         UserError: if a file is missing or malformed.
     """
     clips = Clips.read(folder)
-    method = read_method(FedKwsUi, config, sections)
-    clients = client_facts(ClipFeatures(clips, torch.device("cpu")), method)
+    options = read_config(config, sections, []) if config else {}
+    method = from_mapping(FedKwsUi, options.get("method_conf"), config or "")
+    training = from_mapping(ClipTraining, options.get("training"), config or "")
+    features = ClipFeatures(clips, torch.device("cpu"))
+    clients = client_facts(features, method, training.batch_size)
     draw = generator(seed, "plot-clients")
     count = min(shown, len(clients))
     chosen = np.sort(draw.choice(len(clients), count, replace=False))

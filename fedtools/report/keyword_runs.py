@@ -28,7 +28,8 @@ from fedtools.report.results import read_curve
 from fedtools.score.detection import COLUMNS as DETECTION_COLUMNS
 from fedtools.score.detection import RATES
 
-# X.-C. Li et al.: the figures of their legends are means of the last five evaluations.
+# X.-C. Li et al. record accuracy every three rounds; their legends have the mean of "the final 5
+# communication rounds": taken for the last five evaluations.
 LAST = 5
 
 

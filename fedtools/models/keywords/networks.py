@@ -328,8 +328,11 @@ def build_network(
     Raises:
         UserError: for options that are unknown or do not fit each other.
     """
+    for key in config:
+        if key not in ("network", "network_conf"):
+            raise UserError(unknown(key, ("network", "network_conf")), path=where)
     name = config.get("network")
-    if name not in NETWORKS:
+    if not isinstance(name, str) or name not in NETWORKS:
         raise UserError(f"network: {unknown(str(name), NETWORKS)}", path=where)
     sizes = from_mapping(NETWORKS[name], config.get("network_conf"), where)
     try:
