@@ -375,7 +375,8 @@ def test_too_few_clients_write_nothing(world, cli, tmp_path):
     """min_clients counts clients, not stacks; no next state is there after the error."""
     path = begin(world, tmp_path / "exp", "fedavg", "method_conf.min_clients=5")
     spoil_a_stack(cli, path)
-    cli("aggregate", path).fails(1, "3 of 5 updates can be used, min_clients is 5")
+    said = "round_0001: 3 of 5 updates can be used, min_clients is 5", "remove their update"
+    cli("aggregate", path).fails(1, *said)
     assert not (path / "round_0002" / "global.safetensors").exists()
 
 
@@ -434,7 +435,7 @@ def test_bad_options(world, cli, tmp_path):
     refused("clients_per_rond=2", said="clients_per_round")
     refused("trainning.stack=1", said="training")
     refused("training.stack=0", said="stack")
-    refused("training.augment.noise=1", said="noise_volume")
+    refused("training.augment.noise=1", said="config.yaml: augment: unknown option 'noise'")
     refused("model.network=dscn", said="dscnn")
     refused("method_conf.private=heads", method="fedkws_ui", said="not model or head")
     refused("method_conf.optimizer=adagrad", method="fedopt", said="yogi")
@@ -444,7 +445,9 @@ def test_bad_options(world, cli, tmp_path):
     refused(method="client", said="Client is for task asr")
     refused("clients_per_round=half", said="clients_per_round")
     refused("training.grad_clip=-1", said="grad_clip")
-    refused("training.optim_conf.lr=x", said="optim_conf")
+    refused("training.optim_conf.lr=x", said="config.yaml: optim_conf")
+    refused("rounds=true", said="option 'rounds' is True, not a whole number from 1")
+    refused("rounds=2020-13-45", said="the value is not YAML")
     refused("model.network_conf.channels=0", said="channels must be at least 1")
     refused("model.network_conf.head_share=0.01", said="leaves a head without any")
     refused("model.network_conf=[a]", said="is not name: value")
@@ -476,6 +479,82 @@ def test_rounds_are_ordered_as_numbers(world, tmp_path):
     assert latest == experiment.personal_dir(owner, 10000) / "private.safetensors"
     experiment.drop_old_rounds(owner, keep=1)
     assert experiment.personal_rounds(owner) == [10000]
+
+
+def test_data_that_changed_meanwhile_are_not_used(world, cli, tmp_path):
+    """Whoever opens them looks: there may be no `init` between."""
+    mine = tmp_path / "world"
+    for name in ("train", "test"):
+        shutil.copytree(world / name, mine / name)
+    shutil.copy(world / "config.yaml", mine)
+    path = begin(mine, tmp_path / "exp", "fedavg", "rounds=2")
+    cli("rounds", path, "--to", "1", "--evaluate", "test").ok()
+    for role, commands in (
+        ("train", ("train-local", "landscape")),
+        ("test", ("evaluate", "detection", "rounds")),
+    ):
+        other = world / ("test" if role == "train" else "train")
+        shutil.rmtree(mine / role)
+        shutil.copytree(other, mine / role)
+        for command in commands:
+            more = {
+                "evaluate": ["--role", "test"],
+                "landscape": [tmp_path / "no.png"],
+                "rounds": ["--to", "1", "--evaluate", "test"],
+            }
+            if command == "train-local":
+                cli("sample", path).ok()
+            said = f"{role}/sha256sums: not the data that {path} began with"
+            cli(command, path, *more.get(command, [])).fails(1, said)
+        shutil.rmtree(mine / role)
+        shutil.copytree(world / role, mine / role)
+    cli("rounds", path, "--evaluate", "test").ok()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "command", "said"),
+    [
+        ("round_0001/jobs", b"", "train-local", "round_0001/jobs: '' is no number of jobs"),
+        ("round_0001/jobs", b"x\n", "aggregate", "round_0001/jobs: 'x' is no number of jobs"),
+        ("round_0001/clients", b"\xff\n", "train-local", "round_0001/clients:1: not UTF-8"),
+        ("round_0001/log/seconds.1.tsv", b"x\n", "aggregate", "log/seconds.1.tsv:1: the header"),
+        (
+            "evaluate_test.tsv",
+            b"round\tclient\tclips\tloss\terrors\taccuracy\nx\tall\t1\t1\t1\t1\n",
+            "evaluate",
+            "evaluate_test.tsv:2: round is 'x', not a whole number",
+        ),
+        ("data.yaml", b"- 1\n", "evaluate", "data.yaml: a mapping of options is expected"),
+    ],
+)
+def test_damaged_files_are_told_in_one_line(trained, cli, file, content, command, said):
+    (trained / file).write_bytes(content)
+    more = ["--role", "test"] if command == "evaluate" else []
+    cli(command, trained, *more).fails(1, said)
+
+
+def test_a_damaged_configuration_is_told_in_one_line(trained, cli):
+    config = trained / "config.yaml"
+    whole = yaml.safe_load(config.read_text())
+    frozen = set(whole) - {"start", "classes.txt"}
+    assert len(frozen) == 13
+    for name in sorted(frozen):
+        config.write_text(yaml.safe_dump({key: whole[key] for key in whole if key != name}))
+        # No number at all is a legal number of clients of a round.
+        if name != "clients_per_round":
+            cli("train-local", trained).fails(1, f"config.yaml: option {name!r} is missing")
+    config.write_text(yaml.safe_dump(whole | {"clients": [1, "../x"]}))
+    cli("train-local", trained).fails(1, "config.yaml: client '../x' is not usable")
+    config.write_text("a: 2020-13-45\n")
+    cli("train-local", trained).fails(1, "config.yaml: not YAML: month must be in 1..12")
+
+
+def test_all_clients_diverge(world, cli, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg", "training.optim_conf.lr=1e30")
+    cli("sample", path).ok()
+    cli("train-local", path).ok()
+    said = "round_0001: 0 of 5 updates can be used", "begin anew with a lower learning rate"
+    cli("aggregate", path).fails(1, *said)
 
 
 @pytest.fixture

@@ -44,12 +44,13 @@ def make_checkout(folder: Path) -> Path:
 
 
 def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
-    corpus = recipe.parents[3] / "a corpus"
+    corpus = recipe.parents[3] / "a corpus" / "speech & commands"
     if not corpus.exists():
-        fakes.speech_commands(corpus, fakes.some_words(train=6, valid=2, test=2))
+        made = fakes.speech_commands(corpus.parent, fakes.some_words(train=6, valid=2, test=2))
+        made.rename(corpus)
     environment = {
         **os.environ,
-        "SPEECHCOMMANDS": str(corpus / "speech_commands"),
+        "SPEECHCOMMANDS": str(corpus),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--seeds", "0"]
@@ -108,6 +109,9 @@ def test_the_whole_grid(alone):
     """Every task, network, method and seed once, and the ablations of figure 3."""
     recipe, _ = alone
     words, environment = command(recipe)
+    # A name of the corpus' folder that would break the lines of the list.
+    shown = run(words[0], "--stage", "3", "--stop_stage", "3", env=environment).ok().out
+    assert "the list of experiments, exp/speech___commands/experiments" in shown
     grid = ["--tag", "grid", "--stage", "3", "--stop_stage", "3"]
     run(words[0], *grid, env=environment).ok()
     lines = [line.split() for line in (recipe / "exp/grid/experiments").read_text().splitlines()]
@@ -144,3 +148,19 @@ def test_help_and_wrong_options(alone):
     shown = run(words[0], "--help", env=environment).ok()
     assert "--stop_stage" in shown.out + shown.err
     assert run(words[0], "--methodss", "fedavg", env=environment).code == 2
+
+    def wrong(code: int, said: str, *more: str) -> None:
+        found = run(words[0], *more, "--stop_stage", "0", env=environment, cwd=recipe)
+        assert (found.code, found.err.count("\n")) == (code, 1) and said in found.err
+
+    # Without quotes, the second word and all options after it would be ignored.
+    wrong(2, "unexpected 'fedkws_ui'", "--methods", "fedavg", "fedkws_ui")
+    wrong(2, "--tag 'a b': use letters", "--tag", "a b")
+    wrong(2, "--seeds '' are not whole numbers", "--seeds", "")
+    # Before hours of preparing a corpus:
+    wrong(1, "conf/none.yaml: cannot be read", "--config", "conf/none.yaml")
+    wrong(1, "conf/paper.yaml: no option 'networks.dscn'", "--networks", "resnet dscn")
+    wrong(1, "conf/paper.yaml: no option 'methods.fedsgd'", "--methods", "fedavg fedsgd")
+    missing = run(words[0], "--stage", "4", "--tag", "none", env=environment)
+    assert missing.code == 1 and "exp/none/experiments: no experiments" in missing.err
+    assert not list(recipe.glob("JOB*"))

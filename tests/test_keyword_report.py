@@ -19,6 +19,7 @@ from test_report import png_chunks
 from fedtools.client.clips import ClipFeatures
 from fedtools.federation.landscape import between, choose_clients, client_facts, train_on
 from fedtools.federation.tasks import TASKS, open_federation
+from fedtools.files.atomic import sha256
 from fedtools.files.clips import Clips
 from fedtools.files.ledger import COLUMNS as LEDGER
 from fedtools.files.states import load_state
@@ -67,8 +68,11 @@ def make_run(
     }
     if method == "centralized":
         config["method_conf"] = {}
+    config |= {"task": "kws", "average": 1, "evaluate_every": 1, "keep_updates": False}
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config))
+    identities = {role: sha256(data / role / "sha256sums") for role in ("train", "test")}
+    (path / "data.yaml").write_text(yaml.safe_dump(identities))
     (path / "classes.txt").write_text((data / "train" / "classes.txt").read_text())
     rows = [
         (at, "all", 50, "1.0", 10, f"{accuracy - ROUNDS + at:.4f}") for at in range(evaluated + 1)
@@ -310,11 +314,20 @@ def test_seeds_of_other_options_are_no_seeds_of_the_same(cli, recipe):
     report(cli).fails(1, f"seed1/config.yaml: {other}")
 
 
-def test_test_clips_in_training_are_said_in_every_caption(cli, recipe):
-    make_run(Path("exp"), "12/dscnn/fedavg", detection=(1, 1))
+def test_what_was_begun_with_other_clips_is_not_reported(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/fedavg")
+    pack(Path("dump/12/test"), {"ann": [1] * 4, "eve": [1] * 4}, CLASSES)
     make_run(Path("exp"), "12/dscnn/alt")
+    said = "dump/12/test/sha256sums: not the data that exp/12/dscnn/fedavg/seed0 began with"
+    report(cli).fails(1, said)
+    assert not Path("RESULTS.md").exists()
+
+
+def test_test_clips_in_training_are_said_in_every_caption(cli, recipe):
     # Of ann's clips are those of the training set that have the same numbers.
     pack(Path("dump/12/test"), {"ann": [1] * 4, "eve": [1] * 4}, CLASSES)
+    make_run(Path("exp"), "12/dscnn/fedavg", detection=(1, 1))
+    make_run(Path("exp"), "12/dscnn/alt")
     report(cli).ok()
     captions = re.findall(r"^(?:## .*|\*\*.*|!\[.*)$", Path("RESULTS.md").read_text(), re.M)
     assert len(captions) > 8

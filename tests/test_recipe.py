@@ -127,6 +127,8 @@ def test_help_and_wrong_options(alone):
     wrong = run(words[0], "--stagee", "3", env=environment)
     assert wrong.code == 2
     assert "stagee" in wrong.err
+    stray = run(words[0], "--methods", "client", "fedavg", env=environment)
+    assert stray.code == 2 and "unexpected 'fedavg'" in stray.err
 
 
 def test_killed_and_rerun(alone, tmp_path):

@@ -359,9 +359,8 @@ def test_every_fault_is_dropped_and_counted(tmp_path):
     good = len(clips) - len(TRAPS)
     last = result.out.splitlines()[-1]
     assert last.startswith(f"kept {good + 2}, dropped {len(TRAPS)} (")
-    counts = dict(re.findall(r"([a-z][a-z ,]+): (\d+)", last))
-    counts = {reason.removeprefix(", "): int(count) for reason, count in counts.items()}
-    assert counts == expected
+    found = re.findall(r"[(,] ?([a-z][a-z ,]+): (\d+), the first (\S+\.wav)(?=[,)])", last)
+    assert {reason: int(count) for reason, count, _ in found} == expected
     sets = read(tmp_path / "data", "35")
     assert sum(len(data.text) for data in sets.values()) == good
     assert len((tmp_path / "data/35/classes.txt").read_text().split()) == 14
@@ -375,7 +374,9 @@ def test_too_many_faults_leave_the_older_data_alone(tmp_path):
     before = content(tmp_path / "data")
     for clip in clips[:8]:
         (corpus / clip.path).write_bytes(b"")
-    said = ["kept 120, dropped 8 (empty file: 8): over 2.0%", "raise --max-drop"]
+    first = min(str(clip.path) for clip in clips[:8])
+    said = [f"kept 120, dropped 8 (empty file: 8, the first {corpus / first}): over 2.0%"]
+    said += ["raise --max-drop"]
     prepare(*command).fails(1, *said)
     prepare(*command, "--max-drop", "0.05").fails(1, "over 5.0%")
     assert content(tmp_path / "data") == before
@@ -427,7 +428,7 @@ def test_bad_input_is_told_in_one_line(tmp_path):
     corpus, out = speech_commands(tmp_path, clips, noise=()), tmp_path / "data"
     prepare(tmp_path / "nowhere", out).fails(1, "nowhere: no such folder")
     prepare(tmp_path, out).fails(1, "no validation_list.txt")
-    said = ["too little noise to cut each set's silence", "_background_noise_", "--task 35 alone"]
+    said = ["_background_noise_: too little noise to cut each set's silence", "--task 35 alone"]
     prepare(corpus, out).fails(1, *said)
     assert not out.exists()
     prepare(corpus, out, "--task", "35").ok()

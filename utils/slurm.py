@@ -52,7 +52,10 @@ def read_config(text: str, name: str) -> tuple[list[str], dict[str, list[str]], 
     options: dict[str, list[str]] = {}
     defaults: dict[str, str] = {}
     for number, line in enumerate(text.split("\n"), 1):
-        kind, *words = shlex.split(line, comments=True) or [""]
+        try:
+            kind, *words = shlex.split(line, comments=True) or [""]
+        except ValueError as error:
+            usage_error(f"{name}:{number}: {str(error).lower()}: {line.strip()!r}")
         if kind == "command" and words:
             command = words
         elif kind == "option" and words and "=" in words[0]:
@@ -108,6 +111,8 @@ def submit(request: Request) -> list[Path]:
         text = Path(config).read_text(encoding="utf-8") if config else DEFAULT_CONFIG
     except OSError as error:
         usage_error(f"--config {config}: {error.strerror}")
+    except UnicodeDecodeError:
+        usage_error(f"--config {config}: not UTF-8")
     name = config or "the built-in config"
     command, options, defaults = read_config(text, name)
     told = list(submit_arguments(request.options, options, defaults, name))

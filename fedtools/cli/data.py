@@ -187,9 +187,10 @@ def subset_data(
 @app.command("config")
 def config(
     path: Path = typer.Argument(..., metavar="YAML"),
-    key: str = typer.Argument(..., help="Such as tokens.vocab_size."),
+    keys: list[str] = typer.Argument(..., metavar="KEY...", help="Such as tokens.vocab_size."),
 ) -> None:
-    """Print one value of a configuration, for shell scripts."""
+    """Print values of a configuration, one a line, for shell scripts."""
     from fedtools.files.config import lookup
 
-    print(lookup(path, key))
+    for value in [lookup(path, key) for key in keys]:
+        print(value)

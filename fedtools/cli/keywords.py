@@ -54,6 +54,7 @@ def report_keywords(
 ) -> None:
     """Write tables and pictures of all experiments into a section of RESULTS.md."""
     from fedtools.cli.report import pair
+    from fedtools.files.errors import UserError
     from fedtools.report.keywords import KeywordPage, write_keyword_report
     from fedtools.report.page import SECTION_NAME, Corpus
 
@@ -63,6 +64,8 @@ def report_keywords(
     for _, name in figures:
         if Path(name).resolve().parent != results.resolve().parent:
             raise typer.BadParameter(f"--figure {name}: name a file in the folder of {results}")
+        if not Path(name).is_file():
+            raise UserError("missing", path=name, remedy="draw the picture first")
     page = KeywordPage(
         section=section,
         corpus=Corpus(corpus, release, mini),

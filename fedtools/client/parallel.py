@@ -30,6 +30,7 @@ from fedtools.client.train import (
     optimizer_state,
 )
 from fedtools.files.config import from_mapping
+from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.models.keywords import Network
@@ -68,7 +69,10 @@ class ClipTraining:
                 raise ValueError(f"{name} must be at least 1")
         if not 0 <= self.grad_clip < math.inf:
             raise ValueError(f"grad_clip {self.grad_clip} is not 0 or a largest norm")
-        from_mapping(Augment, self.augment, "training: augment")
+        try:
+            from_mapping(Augment, self.augment, "augment")
+        except UserError as error:
+            raise ValueError(str(error)) from None
 
     @cached_property
     def augmentation(self) -> Augment:

@@ -62,8 +62,8 @@ class AsrFederation(Federation):
     def data(self) -> dict[str, DataDir]:
         """The data directories, by their role ("train", "valid")."""
         tables = ("text", "utt2spk", "feats.scp")
-        roles = self.experiment.config["data"].items()
-        return {role: read_data(path, *tables) for role, path in roles}
+        roles = self.experiment.config["data"]
+        return {role: read_data(self.data_path(role), *tables) for role in roles}
 
     def utterances(self, role: str, client: str) -> Utterances:
         """The utterances of one client (or of `ALL`) in one role, kept for later rounds."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 from fedtools.federation.federation import Federation
 from fedtools.federation.kws import KwsFederation
@@ -32,7 +31,7 @@ def measure_detection(federation: Federation, role: str = "test") -> dict[str, o
     federation.load_result(None, number)
     logits, labels = federation.logits(role)
     classes = federation.features(role).clips.classes
-    where = Path(federation.data_path(role))
+    where = federation.data_path(role)
     found = detect(logits.argmax(1).numpy(), labels.numpy(), classes, where)
     rates = {name: f"{value:.4f}" for name, value in found.rates.items()}
     row = {"round": number, **asdict(found), **rates}

@@ -11,6 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fedtools.federation.federation import Federation
+from fedtools.federation.tasks import read_evaluation
 from fedtools.files.errors import UserError
 from fedtools.files.events import write_scalars
 from fedtools.files.states import load_state, save_state, spec_of
@@ -35,8 +36,7 @@ def evaluate(
     path, header = federation.experiment.evaluation(role), federation.task.header
     if rounds is None:
         rounds = range(federation.experiment.last_round() + 1)
-    done = read_tsv(path, header) if path.exists() else []
-    rows = {(int(row["round"]), row["client"]): row for row in done}
+    rows = read_evaluation(path, federation.task)
     wanted = [(number, client) for number in rounds for client in federation.groups(role)]
     todo = [key for key in wanted if key not in rows]
     bar = tqdm(todo, desc=f"evaluate {role}", unit="model", disable=None, leave=False)

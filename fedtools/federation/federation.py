@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from fedtools.client.train import Fitted, load_model
-from fedtools.federation.tasks import task_of
-from fedtools.files.errors import UserError
+from fedtools.federation.tasks import data_of, task_of
 from fedtools.files.experiment import Experiment
 from fedtools.files.states import Spec, load_state, spec_of
 from fedtools.methods import make_method
@@ -46,6 +45,7 @@ class Federation(ABC):
         self.method = make_method(config["method"], config["method_conf"], self.where)
         self.device = torch.device(device)
         self._groups: dict[str, list[str]] = {}
+        self._data_paths: dict[str, Path] = {}
 
     @staticmethod
     @abstractmethod
@@ -128,11 +128,11 @@ class Federation(ABC):
             self._groups[role] = self.task.groups(self.data_path(role))
         return self._groups[role]
 
-    def data_path(self, role: str) -> str:
-        """Where the data of a role ("train", "valid", "test") are."""
-        if role not in self.experiment.config["data"]:
-            raise UserError(f"no {role} data", path=self.where)
-        return self.experiment.config["data"][role]
+    def data_path(self, role: str) -> Path:
+        """Where the data of a role are, see `data_of`; they are looked at once."""
+        if role not in self._data_paths:
+            self._data_paths[role] = data_of(self.experiment, role)
+        return self._data_paths[role]
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Put tensors into the model; those that `state` lacks stay as they are."""

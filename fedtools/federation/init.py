@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtools.federation.tasks import Task, task_of
+from fedtools.federation.tasks import Task, identity_of, task_of
 from fedtools.files.atomic import atomic_path, sha256
 from fedtools.files.config import freeze, merge, override, read_yaml, unknown
 from fedtools.files.datadir import check_id
@@ -71,12 +71,13 @@ def init(
         **options,
         "seed": seed,
         "start": sha256(start) if start else None,
-        "data": {role: str(folder) for role, folder in data.items() if folder},
+        "data": {role: folder for role, folder in data.items() if folder},
         **{file.name: sha256(file) for file in files},
         "clients": clients if has_clients(method) else [],
     }
     # Apart from the options: data of the same name can be made again from something else.
-    known = {role: _hash(Path(folder) / task.identity) for role, folder in frozen["data"].items()}
+    folders = {role: Path(folder) for role, folder in data.items() if folder}
+    known = {role: identity_of(folder / task.identity) for role, folder in folders.items()}
     made = ("config.yaml", "data.yaml", "init.safetensors", "round_0001/global.safetensors")
     begun = all((path / name).exists() for name in made)
     # Before anything is frozen: a model that cannot be made leaves nothing behind.
@@ -162,15 +163,9 @@ def _write_states(path: Path, task: Task, tensors: Mapping[str, torch.Tensor]) -
 
 def _whole(config: Mapping[str, Any], key: str, least: int, where: str | Path) -> int:
     value = config.get(key, least)
-    if not isinstance(value, int) or value < least:
+    if type(value) is not int or value < least:
         raise UserError(f"option {key!r} is {value!r}, not a whole number from {least}", path=where)
     return value
-
-
-def _hash(path: Path) -> str:
-    if not path.exists():
-        raise UserError("missing", path=path, remedy="give the folder of the data")
-    return sha256(path)
 
 
 def _sampled(config: Mapping[str, Any], where: str | Path) -> int | float | None:

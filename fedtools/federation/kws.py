@@ -57,7 +57,10 @@ class KwsFederation(Federation):
         training = from_mapping(ClipTraining, config["training"], where)
         classes = len(read_classes(train / "classes.txt"))
         network = build_network(config["model"], classes, f"{where}: model")
-        make_optimizer(network, training)
+        try:
+            make_optimizer(network, training)
+        except UserError as error:
+            raise UserError(str(error), path=where) from None
         return tensors_of(network)
 
     @cached_property
@@ -78,7 +81,7 @@ class KwsFederation(Federation):
         if role not in self._features:
             clips = Clips.read(self.data_path(role))
             if clips.classes != self._classes:
-                where = Path(self.data_path(role)) / "classes.txt"
+                where = self.data_path(role) / "classes.txt"
                 remedy = "pack the clips again, or begin another experiment"
                 raise UserError("not the classes of the experiment", path=where, remedy=remedy)
             self._features[role] = ClipFeatures(clips, self.device)

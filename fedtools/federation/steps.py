@@ -18,6 +18,8 @@ from fedtools.files.events import write_scalars
 from fedtools.files.ledger import SERVER_ROW, LedgerRow, append_round
 from fedtools.files.means import MeanWriter, means_complete, member_of, read_means, stack_name
 from fedtools.files.states import row_bytes
+from fedtools.files.tables import number as positive
+from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.files.updates import UpdateWriter, job_complete, read_updates
 from fedtools.methods import has_clients
 from fedtools.server.aggregate import check_min_clients
@@ -26,6 +28,8 @@ from fedtools.server.server import Server
 
 # With more clients in a round, TensorBoard gets their mean loss only.
 _CURVES = 20
+# Of a job's log/seconds.<job>.tsv.
+_SECONDS = ("client", "seconds")
 
 
 def sample(federation: Federation, number: int, jobs: int) -> list[str]:
@@ -69,8 +73,8 @@ def train_local(federation: Federation, number: int, job: int) -> None:
             for trained in federation.train(unit, number):
                 _send(number, trained, writer)
             spent = (time.monotonic() - begun) / len(unit)
-            seconds += [f"{client}\t{spent:.3f}\n" for client in unit]
-        write_text(folder / "log" / f"seconds.{job}.tsv", "".join(seconds))
+            seconds += [{"client": client, "seconds": f"{spent:.3f}"} for client in unit]
+        write_tsv(folder / "log" / f"seconds.{job}.tsv", _SECONDS, seconds)
     # Only now: until the job's files are whole, a rerun takes finished clients from there.
     for unit in units.values():
         for client in unit:
@@ -162,9 +166,10 @@ def _scalars(server: Server) -> dict[str, float]:
 
 def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[LedgerRow]:
     experiment, method, number = federation.experiment, federation.method, server.number
-    seconds: dict[str, str] = {}
+    seconds: dict[str, float] = {}
     for path in (experiment.round_dir(number) / "log").glob("seconds.*.tsv"):
-        seconds |= dict(line.split("\t") for line in path.read_text().splitlines())
+        for line, row in enumerate(read_tsv(path, _SECONDS), 2):
+            seconds[row["client"]] = positive(row, "seconds", path, line)
     # A method that shares nothing sends nothing: the empty file is only there for uniformity.
     down = experiment.global_state(number).stat().st_size if federation.shared_spec else 0
     # What a client sends is a row of the tensors' file, whether its row was kept or only added.
@@ -180,7 +185,7 @@ def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[L
             bytes_up=sent.get(client, 0),
             client_epochs=federation.epochs(client, steps[client]) if client in steps else 0,
             server_epochs=0,
-            seconds=float(seconds.get(client, 0)),
+            seconds=seconds.get(client, 0.0),
             status=refused.get(client, "ok"),
         )
         for client in [*sampled, *(client for client in refused if client not in sampled)]

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedtools.files.atomic import sha256
 from fedtools.files.clips import Clips
-from fedtools.files.config import unknown
+from fedtools.files.config import read_yaml, unknown
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
-from fedtools.files.tables import read_tsv
+from fedtools.files.tables import count, read_tsv
 
 if TYPE_CHECKING:
     from fedtools.federation.federation import Federation
@@ -117,6 +118,31 @@ def task_of(name: object, where: str | Path) -> Task:
     return TASKS[name]
 
 
+def data_of(experiment: Experiment, role: str) -> Path:
+    """The folder of a role's data ("train", "valid", "test").
+
+    Raises:
+        UserError: if there are none, or they are not those that the experiment began with.
+    """
+    config, where = experiment.config, experiment.path / "config.yaml"
+    if role not in config["data"]:
+        raise UserError(f"no {role} data", path=where)
+    folder = Path(config["data"][role])
+    identity = folder / task_of(config["task"], where).identity
+    if identity_of(identity) != read_yaml(experiment.path / "data.yaml").get(role):
+        remedy = "make those again, or begin another experiment"
+        problem = f"not the data that {experiment.path} began with"
+        raise UserError(problem, path=identity, remedy=remedy)
+    return folder
+
+
+def identity_of(path: Path) -> str:
+    """The SHA-256 of the file that tells a data directory from others."""
+    if not path.exists():
+        raise UserError("missing", path=path, remedy="give the folder of the data")
+    return sha256(path)
+
+
 def open_federation(path: str | Path, device: str = "cpu") -> Federation:
     """Open the experiment in a folder."""
     experiment = Experiment(path)
@@ -137,7 +163,15 @@ def is_finished(path: str | Path, last: int | None = None, role: str | None = No
     if role not in config["data"] or not table.exists():
         return False
     task = task_of(config["task"], experiment.path / "config.yaml")
-    done = {(int(row["round"]), row["client"]) for row in read_tsv(table, task.header)}
-    groups = task.groups(config["data"][role])
+    done = read_evaluation(table, task)
+    groups = task.groups(data_of(experiment, role))
     numbers = range(0, complete + 1, config["evaluate_every"])
-    return done.issuperset((number, client) for number in numbers for client in groups)
+    return all((number, client) in done for number in numbers for client in groups)
+
+
+def read_evaluation(path: Path, task: Task) -> dict[tuple[int, str], dict[str, str]]:
+    """The rows of `Experiment.evaluation` by round and client; none if it is not there."""
+    rows = read_tsv(path, task.header) if path.exists() else []
+    return {
+        (count(row, "round", path, line), row["client"]): row for line, row in enumerate(rows, 2)
+    }

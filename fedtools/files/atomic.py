@@ -35,9 +35,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         # mkstemp gives 0600; a data file should be as readable as any other file of the user.
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(FileNotFoundError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.filename is None:
+            # The system does not say which file found no room.
+            error.filename = str(path)
         raise
 
 

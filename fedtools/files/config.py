@@ -53,7 +53,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise UserError(f"not YAML: {error.problem}", path=path, line=line) from None
-    except yaml.YAMLError as error:
+    # A ValueError is of what looks like a date and is none.
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"not YAML: {error}", path=path) from None
     if not isinstance(content, dict):
         raise UserError("a mapping of options is expected", path=path)
@@ -90,7 +91,7 @@ def override(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
                 raise UserError(f"--set {setting!r}: {key!r} holds a value, not options")
         try:
             place[last] = yaml.load(value, _Loader)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):
             raise UserError(f"--set {setting!r}: the value is not YAML") from None
     return config
 

@@ -25,6 +25,24 @@ from fedtools.files.atomic import write_text
 from fedtools.files.config import read_yaml
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
+from fedtools.files.lines import read_lines
+
+# What `fedtools init` freezes, and of which kind; `start` and others may be missing.
+_OPTIONS: dict[str, type | tuple[type, ...]] = {
+    "method": str,
+    "task": str,
+    "method_conf": dict,
+    "clients_per_round": (int, float, type(None)),
+    "rounds": int,
+    "average": int,
+    "evaluate_every": int,
+    "keep_updates": bool,
+    "model": dict,
+    "training": dict,
+    "seed": int,
+    "data": dict,
+    "clients": list,
+}
 
 
 class Experiment:
@@ -38,9 +56,16 @@ class Experiment:
         self.path = Path(path)
         if not (self.path / "config.yaml").is_file():
             raise UserError("no experiment here", path=self.path, remedy="run fedtools init")
-        self.config: Mapping[str, Any] = read_yaml(self.path / "config.yaml")
+        where = self.path / "config.yaml"
+        self.config: Mapping[str, Any] = read_yaml(where)
+        for name, kinds in _OPTIONS.items():
+            if not isinstance(self.config.get(name), kinds):
+                problem = f"option {name!r} is missing or damaged"
+                raise UserError(problem, path=where, remedy="begin anew in another folder")
         self.seed: int = self.config["seed"]
-        self.clients: list[str] = [check_id(name, "client") for name in self.config["clients"]]
+        self.clients: list[str] = [
+            check_id(name, "client", where) for name in map(str, self.config["clients"])
+        ]
         self._known = frozenset(self.clients)
 
     @property
@@ -105,7 +130,7 @@ class Experiment:
         path = self.round_dir(number) / "clients"
         if not path.exists():
             raise UserError("missing", path=path, remedy="run fedtools sample")
-        names = path.read_text(encoding="utf-8").split()
+        names = read_lines(path)
         for line, name in enumerate(names, 1):
             if name not in self._known:
                 raise UserError(f"{name!r} is no client of this experiment", path=path, line=line)
@@ -116,12 +141,16 @@ class Experiment:
         path = self.round_dir(number) / "jobs"
         if not path.exists():
             raise UserError("missing", path=path, remedy="run fedtools sample")
-        return int(path.read_text(encoding="utf-8"))
+        text = "".join(read_lines(path))
+        if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+            remedy = "remove it, and run fedtools sample again"
+            raise UserError(f"{text!r} is no number of jobs", path=path, remedy=remedy)
+        return int(text)
 
     def write_sample(self, number: int, clients: Sequence[str], jobs: int) -> None:
         """Write who takes part, and drop updates that were cut into another number of jobs."""
         folder = self.round_dir(number)
-        if (folder / "jobs").exists() and self.jobs(number) != jobs:
+        if not (folder / "jobs").exists() or self.jobs(number) != jobs:
             for pattern in ("update.*", "members.*", "log/seconds.*"):
                 for path in folder.glob(pattern):
                     path.unlink()

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedtools.client.parallel import ClipTraining
-from fedtools.federation.tasks import TASKS
+from fedtools.federation.tasks import TASKS, data_of
 from fedtools.files.clips import Clips, read_classes
 from fedtools.files.config import differences, from_mapping, read_yaml, unknown
 from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
 from fedtools.files.tables import count, number, read_tsv
 from fedtools.methods import METHODS, has_clients, make_method
@@ -225,15 +226,15 @@ class Runs:
                         path=run.path / "config.yaml",
                         remedy="report them apart",
                     )
-            roles = runs[0].config["data"]
-            if "test" not in roles:
-                raise UserError("no test data", path=runs[0].path / "config.yaml")
-            clips = Clips.read(roles["train"])
+            for run in runs:
+                # Of each: another may have begun when the folders held other clips.
+                train, test = (data_of(Experiment(run.path), role) for role in ("train", "test"))
+            clips = Clips.read(train)
             places = {client: clips.rows(client) for client in clips.clients}
             sizes = {client: place.stop - place.start for client, place in places.items()}
-            test = Clips.read(roles["test"]).utterances
-            both = len(set(test).intersection(clips.utterances))
-            facts[task] = Facts(runs[0].classes, sizes, len(test), both)
+            tested = Clips.read(test).utterances
+            both = len(set(tested).intersection(clips.utterances))
+            facts[task] = Facts(runs[0].classes, sizes, len(tested), both)
         return facts
 
 

@@ -72,7 +72,8 @@ def mean(
     if len(weights) != len(updates) or not all(0 <= w < math.inf for w in weights):
         raise ValueError(f"no weights for {len(updates)} updates: {weights}")
     behind = behind or {update.client: [update.client] for update in updates}
-    check_min_clients(sum(len(behind[u.client]) for u in updates), min_clients, refused)
+    where = updates[0].path.parent if updates else None
+    check_min_clients(sum(len(behind[u.client]) for u in updates), min_clients, refused, where)
     if _sum(updates, weights, out_path, spec):
         return []
     bad = _unusable(updates, spec)
@@ -81,7 +82,7 @@ def mean(
     kept = [(u, w) for u, w in zip(updates, weights, strict=True) if u.client not in bad]
     refusals = [Refusal(client, why) for name, why in bad.items() for client in behind[name]]
     left = sum(len(behind[u.client]) for u, _ in kept)
-    check_min_clients(left, min_clients, [*refused, *refusals])
+    check_min_clients(left, min_clients, [*refused, *refusals], where)
     if not _sum([u for u, _ in kept], [w for _, w in kept], out_path, spec):
         raise UserError("an update changed while it was read", remedy="run the command again")
     return refusals
@@ -94,6 +95,9 @@ def check_min_clients(
     needed = max(1, min_clients)
     if left >= needed:
         return
+    remedy = "remove their update.* and train again, or begin anew with a lower min_clients"
+    if any("diverged" in refusal.reason for refusal in refusals):
+        remedy = "begin anew with a lower learning rate or a lower min_clients"
     listed = [f"{refusal.client}: {refusal.reason}" for refusal in refusals[:10]]
     if len(refusals) > len(listed):
         listed.append(f"and {len(refusals) - len(listed)} more")
@@ -101,7 +105,7 @@ def check_min_clients(
         f"{left} of {left + len(refusals)} updates can be used, min_clients is {needed}"
         + (f" ({'; '.join(listed)})" if listed else ""),
         path=path,
-        remedy="remove their update.* and train again, or begin anew with a lower min_clients",
+        remedy=remedy,
     )
 
 

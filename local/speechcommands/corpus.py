@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,9 @@ CLIP_NAME = re.compile(r"(?:([^/]+)_)??([0-9A-Za-z]+)_nohash_([0-9]+)\.wav")
 # Below this, a length in seconds would be written as 0.000.
 SHORTEST = 0.001
 CLIPS_BETWEEN_LINES = 20_000
+
+# Reason -> clips that cannot be used.
+Dropped = dict[str, list[str]]
 
 
 @dataclass(frozen=True)
@@ -66,17 +68,17 @@ def find_corpus(folder: Path) -> Path:
     return folder
 
 
-def length(path: Path, dropped: Counter) -> float:
-    """The length of a clip in seconds by its header; 0 if it cannot be used, and then counted."""
+def length(path: Path, dropped: Dropped) -> float:
+    """The length of a clip in seconds by its header; 0 if it cannot be used, and then noted."""
     try:
         seconds = recording_seconds(str(path))
+        reason = "" if seconds >= SHORTEST else "no samples"
     except AudioError as error:
-        dropped[error.reason] += 1
-        return 0.0
-    if seconds < SHORTEST:
-        dropped["no samples"] += 1
-        return 0.0
-    return seconds
+        reason = error.reason
+    if not reason:
+        return seconds
+    dropped[reason].append(str(path))
+    return 0.0
 
 
 # --- clips ----------------------------------------------------------------------------------------
@@ -89,7 +91,7 @@ def words_of(folder: Path) -> list[str]:
     return byte_order(words)
 
 
-def read_clips(folder: Path, words: Iterable[str], dropped: Counter) -> dict[str, Clip]:
+def read_clips(folder: Path, words: Iterable[str], dropped: Dropped) -> dict[str, Clip]:
     """Read <word>/<speaker>_nohash_<number>.wav: that path within the corpus -> clip.
 
     Args:
@@ -107,7 +109,7 @@ def read_clips(folder: Path, words: Iterable[str], dropped: Counter) -> dict[str
         for path in sorted((folder / word).glob("*.wav")):
             name = CLIP_NAME.fullmatch(path.name)
             if not name or name[1]:
-                dropped["not the name of a clip"] += 1
+                dropped["not the name of a clip"].append(str(path))
                 continue
             if seconds := length(path, dropped):
                 utterance = f"{name[2]}-{word}-{name[3]}"
@@ -133,7 +135,7 @@ def read_list(path: Path) -> dict[str, int]:
     return listed
 
 
-def split(folder: Path, clips: dict[str, Clip], dropped: Counter) -> dict[str, list[Clip]]:
+def split(folder: Path, clips: dict[str, Clip], dropped: Dropped) -> dict[str, list[Clip]]:
     """The official split: valid and test are the clips of the two lists, train all others.
 
     Args:
@@ -151,9 +153,9 @@ def split(folder: Path, clips: dict[str, Clip], dropped: Counter) -> dict[str, l
             raise UserError(problem, path=folder / LISTS["test"], line=line,
                             remedy="take it out of one of the lists")  # fmt: skip
     where = {clip: name for name, names in listed.items() for clip in names}
-    dropped["on a list, but not there"] += sum(
-        clip not in clips and not (folder / clip).exists() for clip in where
-    )
+    dropped["on a list, but not there"] += [
+        clip for clip in where if clip not in clips and not (folder / clip).exists()
+    ]
     sets: dict[str, list[Clip]] = {name: [] for name in SETS}
     for name, clip in clips.items():
         sets[where.get(name, "train")].append(clip)
@@ -163,7 +165,7 @@ def split(folder: Path, clips: dict[str, Clip], dropped: Counter) -> dict[str, l
 # --- noise, and the test archive ------------------------------------------------------------------
 
 
-def read_noise(folder: Path, dropped: Counter) -> list[Clip]:
+def read_noise(folder: Path, dropped: Dropped) -> list[Clip]:
     """The recordings of background noise, in C order of their names; they have no speaker."""
     recordings = []
     for path in sorted((folder / NOISE).glob("*.wav")):
@@ -173,7 +175,7 @@ def read_noise(folder: Path, dropped: Counter) -> list[Clip]:
     return recordings
 
 
-def read_test_archive(folder: Path, keywords: Iterable[str], dropped: Counter) -> list[Clip]:
+def read_test_archive(folder: Path, keywords: Iterable[str], dropped: Dropped) -> list[Clip]:
     """The clips of the separate test archive: a folder for each label of the 12-class task.
 
     A clip whose name tells no speaker (silence, above all) has its label for a speaker.

@@ -43,9 +43,10 @@ paper       What Li et al. (2022), "Avoid overfitting user specific information 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -53,7 +54,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import corpus
-from corpus import SETS, SILENCE, UNKNOWN, Clip
+from corpus import SETS, SILENCE, UNKNOWN, Clip, Dropped
 
 from fedtools.files.atomic import write_text
 from fedtools.files.datadir import DataDir, byte_order, write_table
@@ -92,7 +93,7 @@ class Piece(NamedTuple):
 # --- choosing -------------------------------------------------------------------------------------
 
 
-def share_noise(noise: list[Clip], seed: int) -> dict[str, list[Piece]]:
+def share_noise(noise: list[Clip], seed: int, folder: Path) -> dict[str, list[Piece]]:
     """Cut the recordings into pieces of two seconds, and give every set pieces of its own.
 
     A recording of less than four seconds is one piece, and one of less than a second none. Valid
@@ -107,8 +108,9 @@ def share_noise(noise: list[Clip], seed: int) -> dict[str, list[Piece]]:
         own.sort(key=lambda piece: seed64(seed, "noise", piece.path.name, piece.begin))
         pieces += own
     if len(pieces) < len(SETS):
-        remedy = f"put {len(SETS)} recordings into {corpus.NOISE}, or make --task 35 alone"
-        raise UserError("too little noise to cut each set's silence from its own", remedy=remedy)
+        remedy = f"put {len(SETS)} recordings of a second or more there, or make --task 35 alone"
+        problem = "too little noise to cut each set's silence from its own"
+        raise UserError(problem, path=folder, remedy=remedy)
     shares: dict[str, list[Piece]] = {name: [] for name in SETS}
     for number, piece in enumerate(pieces):
         shares[{0: "test", 1: "valid"}.get(number % PIECES_TO_ONE, "train")].append(piece)
@@ -134,9 +136,10 @@ def cut_silence(
     return silence
 
 
-def twelve(sets: Sets, keywords: list[str], noise: list[Clip], seed: int, notes: list[str]) -> Sets:
-    """The sets of the 12-class task: keywords, silence and unknown."""
-    pieces = share_noise(noise, seed)
+def twelve(
+    sets: Sets, keywords: list[str], pieces: dict[str, list[Piece]], seed: int, notes: list[str]
+) -> Sets:
+    """The sets of the 12-class task: keywords, silence from each set's `pieces`, and unknown."""
     chosen = {}
     for name, clips in sets.items():
         words = [clip for clip in clips if clip.label in keywords]
@@ -165,7 +168,8 @@ def make_tasks(
                 path=options.corpus,
                 remedy=f"choose ten by --keywords ({', '.join(words)}), or make --task 35 alone",
             )
-        chosen = twelve(sets, options.keywords, noise, options.seed, notes)
+        pieces = share_noise(noise, options.seed, options.corpus / corpus.NOISE)
+        chosen = twelve(sets, options.keywords, pieces, options.seed, notes)
         tasks.append(Task("12", [SILENCE, UNKNOWN, *options.keywords], chosen))
     if "35" in options.task:
         tasks.append(Task("35", words, dict(sets)))
@@ -255,17 +259,20 @@ def report(tasks: list[Task]) -> None:
     print(format_table(header, rows, "llrrrrrr"), end="")
 
 
-def told(dropped: Counter) -> str:
-    """Reasons and their counts, the most frequent first, in parentheses; "" without any."""
-    reasons = sorted((-count, reason) for reason, count in dropped.items() if count)
-    listed = ", ".join(f"{reason}: {-count}" for count, reason in reasons)
-    return f" ({listed})" if listed else ""
+def told(dropped: Dropped) -> str:
+    """How many clips were dropped, and why: the most frequent reason first, each with a clip."""
+    reasons = sorted((-len(clips), reason) for reason, clips in dropped.items() if clips)
+    listed = ", ".join(
+        f"{reason}: {-count}, the first {dropped[reason][0]}" for count, reason in reasons
+    )
+    total = -sum(count for count, _ in reasons)
+    return f"dropped {total} ({listed})" if listed else "dropped 0"
 
 
 def prepare(options: argparse.Namespace) -> None:
     """Read the corpus, choose the sets of the tasks, write them, and say what came out."""
     folder = corpus.find_corpus(options.corpus)
-    dropped: Counter = Counter()
+    dropped: Dropped = defaultdict(list)
     clips = corpus.read_clips(folder, corpus.words_of(folder), dropped)
     sets = corpus.split(folder, clips, dropped)
     noise = corpus.read_noise(folder, dropped)
@@ -273,8 +280,8 @@ def prepare(options: argparse.Namespace) -> None:
     if options.test_archive:
         archive = corpus.read_test_archive(options.test_archive, options.keywords, dropped)
     kept = len(clips) + len(noise) + len(archive)
-    outcome = f"kept {kept}, dropped {dropped.total()}{told(dropped)}"
-    if not clips or dropped.total() > options.max_drop * (kept + dropped.total()):
+    outcome, lost = f"kept {kept}, {told(dropped)}", sum(map(len, dropped.values()))
+    if not clips or lost > options.max_drop * (kept + lost):
         over = f"over {options.max_drop:.1%}" if clips else "no clip to use"
         remedy = "unpack the archive again, mend the corpus, or raise --max-drop"
         raise UserError(f"{outcome}: {over}", path=folder, remedy=remedy)
@@ -296,6 +303,13 @@ def ten_words(text: str) -> list[str]:
     if len(words) != 10 or len(set(words)) != 10 or not all(words):
         raise argparse.ArgumentTypeError(f"ten different words are wanted, as in {KEYWORDS}")
     return words
+
+
+def whole(text: str) -> int:
+    """Read a whole number from 1."""
+    if not re.fullmatch(r"[1-9][0-9]*", text):
+        raise argparse.ArgumentTypeError("a whole number from 1 is wanted")
+    return int(text)
 
 
 def share(text: str) -> float:
@@ -325,7 +339,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     archive = "the separate test archive: the test set of the 12-class task"
     add("--test-archive", type=Path, metavar="DIR", help=archive)
     least = "leave smaller clients out of train (default: 5 with --split paper, or else 1)"
-    add("--min-clips", type=int, metavar="N", help=least)
+    add("--min-clips", type=whole, metavar="N", help=least)
     add("--seed", type=int, default=0, help="decides unknown and silence (default: 0)")
     drop = "fail if more than this share of the clips cannot be used (default: 0.02)"
     add("--max-drop", type=share, default=0.02, metavar="X", help=drop)

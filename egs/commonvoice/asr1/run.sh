@@ -40,6 +40,10 @@ Stages:
   8  the report: tables, and WER by round"
 
 . utils/parse_options.sh
+if [ $# -gt 0 ]; then
+    echo "$0: unexpected '$1'; a list of several words wants quotes" >&2
+    exit 2
+fi
 . ./path.sh
 . ./cmd.sh
 . ./db.sh

@@ -7,11 +7,11 @@ export cuda_cmd="utils/run.py --gpu 1"
 export decode_cmd="utils/run.py"
 
 # On a Slurm cluster; partitions and the like are set in conf/slurm.conf:
-# export train_cmd="utils/slurm.py --config ../../../conf/slurm.conf --mem 4G"
+# export train_cmd="utils/slurm.py --config ../../../conf/slurm.conf --mem 8G"
 # export cuda_cmd="utils/slurm.py --config ../../../conf/slurm.conf --mem 16G --gpu 1"
-# export decode_cmd="utils/slurm.py --config ../../../conf/slurm.conf --mem 4G"
+# export decode_cmd="utils/slurm.py --config ../../../conf/slurm.conf --mem 8G"
 
 # On a grid engine, with Kaldi's own script:
-# export train_cmd="queue.pl --mem 4G"
+# export train_cmd="queue.pl --mem 8G"
 # export cuda_cmd="queue.pl --mem 16G --gpu 1"
-# export decode_cmd="queue.pl --mem 4G"
+# export decode_cmd="queue.pl --mem 8G"

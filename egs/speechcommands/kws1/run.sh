@@ -42,6 +42,10 @@ Stages:
   7  the report: tables, accuracy by round, ablations"
 
 . utils/parse_options.sh
+if [ $# -gt 0 ]; then
+    echo "$0: unexpected '$1'; a list of several words wants quotes" >&2
+    exit 2
+fi
 . ./path.sh
 . ./cmd.sh
 . ./db.sh
@@ -67,7 +71,15 @@ default=conf/paper.yaml name=$(basename "${corpus}")
 : "${config:=${default}}" "${landscape_clips:=100}" "${release:=$(basename "${corpus}")}"
 [ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)
 [ "${split}" = official ] || name+=-${split}
-: "${tag:=${name}}"
+: "${tag:=${name//[!A-Za-z0-9._-]/_}}"
+if [[ ! ${tag} =~ ^[A-Za-z0-9_][A-Za-z0-9._-]*$ ]]; then
+    echo "$0: --tag '${tag}': use letters, digits and . _ -" >&2
+    exit 2
+fi
+if [[ ! "${seeds} " =~ ^([0-9]+ +)+$ ]]; then
+    echo "$0: --seeds '${seeds}' are not whole numbers" >&2
+    exit 2
+fi
 # The authors' code leaves them out, as the paper's counts of clients do.
 [ "${config##*/}" != released.yaml ] || : "${min_clips:=5}"
 section=${tag,,}
@@ -76,6 +88,12 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
 : "${results:=${exp}/RESULTS.md}"
 figures=${results%.md}-${section} pictures=()
 [[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}
+
+if [ "${stage}" -le 3 ]; then
+    # Rather now than after hours of preparing a corpus.
+    read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// / methods.}"
+    fedtools config "${config}" "${sections[@]}" >/dev/null
+fi
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
@@ -139,6 +157,10 @@ if begins 3; then
 fi
 
 if begins 4; then
+    if [ ! -s "${list}" ]; then
+        echo "$0: ${list}: no experiments; run --stage 3" >&2
+        exit 1
+    fi
     log "Stage 4: training, logs in ${exp}/log"
     ${train_cmd} --max-jobs-run "${nj}" "JOB=1:$(wc -l <"${list}")" "${exp}/log/train.JOB.log" \
         local/train.sh "${list}" JOB "${config}" "${ngpu}"
