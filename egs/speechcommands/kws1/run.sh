@@ -91,7 +91,9 @@ figures=${results%.md}-${section} pictures=()
 
 if [ "${stage}" -le 3 ]; then
     # Rather now than after hours of preparing a corpus.
-    read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// / methods.}"
+    sections=()
+    for name in ${networks}; do sections+=("networks.${name}"); done
+    for name in ${methods}; do sections+=("methods.${name}"); done
     fedtools config "${config}" "${sections[@]}" >/dev/null
 fi
 
