@@ -458,7 +458,7 @@ def test_bad_options(world, cli, tmp_path):
     refused("method_conf=[a]", said="section 'method_conf' is ['a'], not name: value")
     refused("method_conf=5", said="section 'method_conf' is 5, not name: value")
     refused("keep_updates=sometimes", said="not true or false")
-    refused("clients_per_round=100", said="100 clients cannot be drawn from 7")
+    refused("clients_per_round=100", said="is 100, no number or share of 7 clients")
     refused("training.optim_conf.foreach=true", said="optim_conf: ")
     refused("training.optim_conf.differentiable=true", said="optim_conf: ")
     refused("method_conf.proximal=-1", method="fedprox", said="proximal -1.0 is not")

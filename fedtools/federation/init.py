@@ -16,7 +16,6 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.keyed import seed64
 from fedtools.files.provenance import record
 from fedtools.methods import has_clients, make_method
-from fedtools.server.sample import sample_clients
 
 if TYPE_CHECKING:
     import torch
@@ -60,20 +59,15 @@ def init(
     # Read whatever the method, since that checks the data.
     clients = [check_id(client, "client", train) for client in task.clients(Path(train))]
     data = {"train": train, "valid": valid, "test": test}
-    options = _options(config, where)
-    if has_clients(method) and options["clients_per_round"] is not None:
-        try:
-            sample_clients(clients, options["clients_per_round"], seed, round=1)
-        except UserError as error:
-            raise UserError(f"clients_per_round: {error}", path=where) from None
+    clients = clients if has_clients(method) else []
     frozen = {
         "method": method,
-        **options,
+        **_options(config, len(clients), where),
         "seed": seed,
         "start": sha256(start) if start else None,
         "data": {role: folder for role, folder in data.items() if folder},
         **{file.name: sha256(file) for file in files},
-        "clients": clients if has_clients(method) else [],
+        "clients": clients,
     }
     # Apart from the options: data of the same name can be made again from something else.
     folders = {role: Path(folder) for role, folder in data.items() if folder}
@@ -94,12 +88,12 @@ def init(
         _write_states(path, task, tensors)
 
 
-def _options(config: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+def _options(config: Mapping[str, Any], clients: int, where: str | Path) -> dict[str, Any]:
     """The options, checked as far as that needs no model."""
     options = {
         "task": config.get("task", "asr"),
         "method_conf": config.get("method_conf") or {},
-        "clients_per_round": _sampled(config, where),
+        "clients_per_round": _sampled(config, clients, where),
         "rounds": _whole(config, "rounds", 1, where),
         "average": _whole(config, "average", 1, where),
         "evaluate_every": _whole(config, "evaluate_every", 1, where),
@@ -168,12 +162,13 @@ def _whole(config: Mapping[str, Any], key: str, least: int, where: str | Path) -
     return value
 
 
-def _sampled(config: Mapping[str, Any], where: str | Path) -> int | float | None:
+def _sampled(config: Mapping[str, Any], clients: int, where: str | Path) -> int | float | None:
     value = config.get("clients_per_round")
     share = isinstance(value, float) and 0 < value <= 1
-    if value is None or share or (type(value) is int and value > 0):
+    # Without clients nobody is sampled, and the number is of no account.
+    if value is None or share or (type(value) is int and 0 < value <= (clients or value)):
         return value
-    problem = f"option 'clients_per_round' is {value!r}, no number and no share of clients"
+    problem = f"option 'clients_per_round' is {value!r}, no number or share of {clients} clients"
     raise UserError(problem, path=where, remedy="give 10, or 0.1")
 
 
