@@ -540,9 +540,9 @@ def test_a_damaged_configuration_is_told_in_one_line(trained, cli):
     assert len(frozen) == 13
     for name in sorted(frozen):
         config.write_text(yaml.safe_dump({key: whole[key] for key in whole if key != name}))
-        # No number at all is a legal number of clients of a round.
-        if name != "clients_per_round":
-            cli("train-local", trained).fails(1, f"config.yaml: option {name!r} is missing")
+        cli("train-local", trained).fails(1, f"config.yaml: no option {name!r}")
+    config.write_text(yaml.safe_dump(whole | {"rounds": "x"}))
+    cli("train-local", trained).fails(1, "config.yaml: option 'rounds' cannot be 'x'")
     config.write_text(yaml.safe_dump(whole | {"clients": [1, "../x"]}))
     cli("train-local", trained).fails(1, "config.yaml: client '../x' is not usable")
     config.write_text("a: 2020-13-45\n")

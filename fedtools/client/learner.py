@@ -104,13 +104,10 @@ class Learner:
         """The round's result is on disk: remove the checkpoint and optimisers of old rounds."""
         self._checkpoint.remove()
         # The last but one must stay: this round is repeated from it if it is killed before .done.
-        rounds = self._experiment.personal_rounds(self._folder)
-        folders = [self._experiment.personal_dir(self._folder, number) for number in rounds]
-        kept = [path for path in folders if (path / "optimizer.safetensors").exists()]
-        for folder in kept[:-2]:
-            (folder / "optimizer.safetensors").unlink()
-            if not any(folder.iterdir()):
-                folder.rmdir()
+        for path in self._experiment.personal_files(self._folder, "optimizer.safetensors")[:-2]:
+            path.unlink()
+            if not any(path.parent.iterdir()):
+                path.parent.rmdir()
 
     def _load(self, optimizer) -> int:
         path = self._experiment.last_personal(self._folder, self.number, "optimizer.safetensors")

@@ -30,7 +30,6 @@ from fedtools.client.train import (
     optimizer_state,
 )
 from fedtools.files.config import from_mapping
-from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.models.keywords import Network
@@ -69,10 +68,7 @@ class ClipTraining:
                 raise ValueError(f"{name} must be at least 1")
         if not 0 <= self.grad_clip < math.inf:
             raise ValueError(f"grad_clip {self.grad_clip} is not 0 or a largest norm")
-        try:
-            from_mapping(Augment, self.augment, "augment")
-        except UserError as error:
-            raise ValueError(str(error)) from None
+        from_mapping(Augment, self.augment, "augment")
 
     @cached_property
     def augmentation(self) -> Augment:

@@ -71,14 +71,16 @@ class Fitted:
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
 
-def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:
-    """The optimiser of the configuration over the model's trainable parameters."""
+def make_optimizer(
+    model: nn.Module, training: Training, where: str | Path | None = None
+) -> torch.optim.Optimizer:
+    """The optimiser of the configuration, read from `where`, over the trainable parameters."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         # One kernel for all parameters, on the CPU as on a GPU.
         return OPTIMIZERS[training.optim](parameters, fused=True, **training.optim_conf)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"optim_conf: {error}") from None
+        raise UserError(f"optim_conf: {error}", path=where) from None
 
 
 def learning_rate(training: Training, base: float, step: int) -> float:

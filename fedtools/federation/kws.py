@@ -57,10 +57,7 @@ class KwsFederation(Federation):
         training = from_mapping(ClipTraining, config["training"], where)
         classes = len(read_classes(train / "classes.txt"))
         network = build_network(config["model"], classes, f"{where}: model")
-        try:
-            make_optimizer(network, training)
-        except UserError as error:
-            raise UserError(str(error), path=where) from None
+        make_optimizer(network, training, where)
         return tensors_of(network)
 
     @cached_property

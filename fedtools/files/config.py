@@ -133,7 +133,7 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
         raise UserError(f"option {missing[0]!r} is missing", path=where)
     try:
         return kind(**options)
-    except ValueError as error:
+    except (ValueError, UserError) as error:
         raise UserError(str(error), path=where) from None
 
 

@@ -59,9 +59,11 @@ class Experiment:
         where = self.path / "config.yaml"
         self.config: Mapping[str, Any] = read_yaml(where)
         for name, kinds in _OPTIONS.items():
-            if not isinstance(self.config.get(name), kinds):
-                problem = f"option {name!r} is missing or damaged"
-                raise UserError(problem, path=where, remedy="begin anew in another folder")
+            if name not in self.config:
+                raise UserError(f"no option {name!r}", path=where, remedy="run fedtools init")
+            if not isinstance(self.config[name], kinds):
+                problem = f"option {name!r} cannot be {self.config[name]!r}"
+                raise UserError(problem, path=where, remedy="run fedtools init in another folder")
         self.seed: int = self.config["seed"]
         self.clients: list[str] = [
             check_id(name, "client", where) for name in map(str, self.config["clients"])
@@ -179,6 +181,11 @@ class Experiment:
             if number < before and path.exists():
                 return path
         return None
+
+    def personal_files(self, owner: Path, name: str) -> list[Path]:
+        """All files `name` that `owner` kept, the newest last."""
+        paths = (self.personal_dir(owner, number) / name for number in self.personal_rounds(owner))
+        return [path for path in paths if path.exists()]
 
     def personal_rounds(self, owner: Path) -> list[int]:
         """The rounds of which `owner` kept something, as numbers: 10000 comes after 9999."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fedtools.client.parallel import ClipTraining
 from fedtools.federation.tasks import TASKS, data_of
 from fedtools.files.clips import Clips, read_classes
-from fedtools.files.config import differences, from_mapping, read_yaml, unknown
+from fedtools.files.config import differences, from_mapping, unknown
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
@@ -78,18 +78,29 @@ class Run:
     """One experiment.
 
     Attributes:
-        path: its folder.
+        experiment: its files and its frozen configuration.
         setting: what it has in common with runs of other seeds.
-        seed: of all random numbers.
-        config: as it was frozen.
         accuracy: round -> accuracy on the test clips, in %, by rising rounds.
     """
 
-    path: Path
+    experiment: Experiment
     setting: Setting
-    seed: int
-    config: Mapping[str, Any]
     accuracy: dict[int, float]
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+        return self.experiment.path
+
+    @property
+    def seed(self) -> int:
+        """That of all random numbers."""
+        return self.experiment.seed
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration as it was frozen."""
+        return self.experiment.config
 
     @property
     def lasting(self) -> float:
@@ -228,7 +239,7 @@ class Runs:
                     )
             for run in runs:
                 # Of each: another may have begun when the folders held other clips.
-                train, test = (data_of(Experiment(run.path), role) for role in ("train", "test"))
+                train, test = (data_of(run.experiment, role) for role in ("train", "test"))
             clips = Clips.read(train)
             places = {client: clips.rows(client) for client in clips.clients}
             sizes = {client: place.stop - place.start for client, place in places.items()}
@@ -260,7 +271,7 @@ def read_runs(root: str | Path) -> Runs:
     for config in sorted(root.glob("*/*/*/seed*/config.yaml"), key=_natural):
         run = _read_run(config.parent)
         name = config.parent.relative_to(root)
-        wanted, every = run.config["rounds"], run.config.get("evaluate_every", 1)
+        wanted, every = run.config["rounds"], run.config["evaluate_every"]
         last = max(run.accuracy, default=0)
         if last + every > wanted and last > 0:
             others = complete.setdefault(run.setting, [])
@@ -295,24 +306,20 @@ def mean_curve(runs: Sequence[Run]) -> dict[int, tuple[float, float]]:
 
 def _read_run(path: Path) -> Run:
     task, network, folder, seed = path.parts[-4:]
-    where = path / "config.yaml"
-    config = read_yaml(where)
-    for key in ("task", "method", "method_conf", "seed", "rounds", "data", "model", "training"):
-        if key not in config:
-            raise UserError(f"no option {key!r}", path=where, remedy="run fedtools init")
+    experiment = Experiment(path)
     match = re.fullmatch(r"([a-z_]+)(?:\.([a-z_]+)=(.+))?", folder)
     method, option, value = match.groups(default="") if match else (folder, "", "")
-    if config["task"] != "kws" or method not in METHODS or network not in NETWORKS:
+    if experiment.config["task"] != "kws" or method not in METHODS or network not in NETWORKS:
         raise UserError(
             f"{network}/{folder} is no keyword network and method",
             path=path,
             remedy="name the folders <task>/<network>/<method>/seed<k>",
         )
-    evaluation = path / "evaluate_test.tsv"
+    evaluation = experiment.evaluation("test")
     curve = read_curve(evaluation, TASKS["kws"]) if evaluation.exists() else {}
     accuracy = {at: next(iter(of_client.values())) for at, of_client in curve.items()}
     setting = Setting(task, network, method, option, canonical(value))
-    run = Run(path, setting, config["seed"], config, accuracy)
+    run = Run(experiment, setting, accuracy)
     _check_name(run, seed)
     return run
 
