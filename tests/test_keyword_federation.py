@@ -206,6 +206,14 @@ def test_on_a_gpu(world, tmp_path, network):
         np.testing.assert_allclose(ended[1][name], value, rtol=1e-2, atol=1e-3)
 
 
+def test_precision_on_a_gpu_is_as_configured(world, tmp_path):
+    for wanted in ("true", "false"):
+        path = begin(world, tmp_path / wanted, "fedavg", f"training.use_tf32={wanted}")
+        open_federation(path)
+        for backend in (torch.backends.cudnn, torch.backends.cuda.matmul):
+            assert backend.allow_tf32 == (wanted == "true")
+
+
 def test_ledger(reference):
     rows = [row for row in read_ledger(reference / "ledger.tsv") if row.client != "-"]
     assert len(rows) == 20
@@ -445,6 +453,7 @@ def test_bad_options(world, cli, tmp_path):
     refused(method="client", said="Client is for task asr")
     refused("clients_per_round=half", said="clients_per_round")
     refused("training.grad_clip=-1", said="grad_clip")
+    refused("training.use_tf32=maybe", said="option 'use_tf32' is 'maybe', not bool")
     refused("training.optim_conf.lr=x", said="config.yaml: optim_conf")
     refused("rounds=true", said="option 'rounds' is True, not a whole number from 1")
     refused("rounds=2020-13-45", said="the value is not YAML")

@@ -45,8 +45,10 @@ class KwsFederation(Federation):
         self._features: dict[str, ClipFeatures] = {}
         self._plain: dict[str, torch.Tensor] = {}
         torch.set_num_threads(self.training.num_threads)
-        # On a GPU too, a rerun and another stack shall be the same up to rounding.
-        torch.backends.cudnn.allow_tf32 = False
+        # torch's default is True for convolutions alone.
+        torch.backends.cudnn.allow_tf32 = self.training.use_tf32
+        torch.backends.cuda.matmul.allow_tf32 = self.training.use_tf32
+        # On a GPU too, a rerun shall be the same.
         torch.backends.cudnn.deterministic = True
         keep_freed_memory()
 

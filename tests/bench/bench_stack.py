@@ -4,10 +4,11 @@
     python tests/bench/bench_stack.py                          # mini.yaml's networks
     python tests/bench/bench_stack.py --full --networks dscnn  # the paper's
     python tests/bench/bench_stack.py --clients 200 --steps 50 --stacks 8 --brief
-    python tests/bench/bench_stack.py --full --device cuda --clients 200 --steps 50 --stacks 1 16 64
+    python tests/bench/bench_stack.py --device cuda --clients 200 --steps 50 --stacks 1 16 64
 
 The bare loop is what anybody would write: torch's own layers and optimiser, one client after the
-other, torch's default number of threads; it shares our MFCC and augmentation. Ours runs as
+other, torch's default number of threads; it shares our MFCC, augmentation and precision (float32,
+or TF32 with --tf32, which on a GPU is torch's default for convolutions). Ours runs as
 `fedtools rounds` would: in two processes of one thread, and in one with the default threads (on a
 GPU in one only). All take turns, so that a busy machine slows all; the first turn does not count
 (with --brief there is none, nor the rows that only explain: long rounds need neither).
@@ -73,6 +74,8 @@ class Times(NamedTuple):
 def bare_round(config: Mapping, folder: Path, steps: int, threads: int, device: str) -> Times:
     """All clients one after the other."""
     torch.set_num_threads(threads)
+    torch.backends.cudnn.allow_tf32 = config["training"]["use_tf32"]
+    torch.backends.cuda.matmul.allow_tf32 = config["training"]["use_tf32"]
     clips, mfcc, noise = bare_data(folder, device)
     random = np.random.default_rng(0)
     model = config["model"]
@@ -223,6 +226,8 @@ def measure(network: str, options: argparse.Namespace, root: Path, processes: Pr
         settings = [f"training.stack={stack}", f"training.num_threads={threads}"]
         settings += [f"training.batch_size={BATCH}", "training.stack_mb=100000"]
         settings += [f"method_conf.local_steps={options.steps}"]
+        settings += [f"clients_per_round={options.clients}"]
+        settings += [f"training.use_tf32={str(options.tf32).lower()}"]
         config = read_config(conf, [f"networks.{network}"], settings)
         init(
             path, method="fedavg", config=config, where=conf, train=str(root / "clips"),
@@ -259,6 +264,7 @@ def main() -> None:
     parser.add_argument("--nj", type=int, default=min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--tf32", action="store_true", help="on a GPU: products of 10 bits")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
