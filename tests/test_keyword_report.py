@@ -155,6 +155,22 @@ def test_accuracy_is_the_mean_of_the_last_five_over_seeds(cli, recipe):
     assert "Seed: 0, 1." in page and "Rounds: 9." in page and "Date: 2024-02-03." in page
 
 
+def test_tables_are_of_the_configured_rounds_whatever_was_run_or_measured_besides(cli, recipe):
+    paths = [make_run(Path("exp"), "12/dscnn/fedavg", 50, seed=seed) for seed in (0, 1)]
+    for path in paths:
+        replaced(path / "config.yaml", "evaluate_every: 1", "evaluate_every: 4")
+    # Rounds 4, 8 and 9 of 0, ..., 9.
+    report(cli).ok()
+    assert row_of("accuracy (%) of federated", "FedAvg") == ["48.00 ± 0.00 (2)"]
+    page = Path("RESULTS.md").read_text()
+    with open(paths[0] / "evaluate_test.tsv", "a") as file:
+        file.writelines(f"{at}\tall\t50\t1.0\t10\t90.0\n" for at in range(10, 17))
+    with open(paths[0] / "ledger.tsv", "a") as file:
+        file.writelines(f"{at}\tann\t1000\t500\t0.4\t0\t0.1\tok\n" for at in range(10, 17))
+    report(cli).ok()
+    assert Path("RESULTS.md").read_text() == page
+
+
 def test_experiments_that_are_not_finished_are_left_out_and_named(cli, recipe):
     make_run(Path("exp"), "12/dscnn/fedavg", 50)
     make_run(Path("exp"), "12/dscnn/fedavg", 90, seed=1, evaluated=8)

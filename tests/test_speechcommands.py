@@ -556,6 +556,21 @@ def test_mini_corpus_is_mended_to_the_same_bytes(corpus, tmp_path):
     assert f"{2 * 88 + 4} clips are there and whole" in mini(tmp_path).ok().err
 
 
+def test_mini_corpus_is_made_anew_after_a_kill_at_the_very_beginning(corpus, tmp_path):
+    changed, old = tmp_path / "speech_commands_mini", tmp_path / ".speech_commands_mini.old"
+    shutil.copytree(corpus, changed)
+    (changed / ".recipe").write_text("of another version")
+    old.mkdir()
+    (old / "left").write_text("by a kill")
+    mini(tmp_path).ok()
+    assert content(changed) == content(corpus) and not old.exists()
+    shutil.rmtree(changed)
+    changed.mkdir()
+    (changed / "..recipe.elsewhere-1.abc.tmp").write_text("")
+    mini(tmp_path).ok()
+    assert content(changed) == content(corpus)
+
+
 def test_mini_corpus_is_as_skewed_as_the_real_one():
     import numpy as np
 

@@ -115,11 +115,18 @@ def run(script: str, description: str, corpus: str, most: int, what: str, make: 
 
 def _claim(corpus: Path, recipe: str) -> None:
     """Make the folder ours; one that another seed or version made is emptied."""
-    mark = corpus / ".recipe"
+    mark, old = corpus / ".recipe", corpus.with_name(f".{corpus.name}.old")
     if mark.exists() and mark.read_text(encoding="utf-8") != recipe:
-        shutil.rmtree(corpus)
-    elif corpus.exists() and not mark.exists() and any(corpus.iterdir()):
-        raise UserError("was not made by this script", path=corpus, remedy="choose another OUT")
+        shutil.rmtree(old, ignore_errors=True)
+        # At once: of half a folder nobody could say whose it was.
+        corpus.rename(old)
+    # A run that was killed when it began leaves nothing but the mark's temporary file.
+    begun = f".{mark.name}."
+    if corpus.exists() and not mark.exists():
+        strange = [path for path in corpus.iterdir() if not path.name.startswith(begun)]
+        if strange:
+            raise UserError("was not made by this script", path=corpus, remedy="choose another OUT")
+    shutil.rmtree(old, ignore_errors=True)
     corpus.mkdir(parents=True, exist_ok=True)
     for left_by_a_kill in corpus.rglob(".*.tmp"):
         left_by_a_kill.unlink(missing_ok=True)

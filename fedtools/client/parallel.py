@@ -3,7 +3,8 @@
 Clients that trained one after the other would each pay for starting every operation on a batch of
 a few clips; a stack pays once for all. Sorted by their number of steps, those that have finished
 drop out at the end of the stack. Every random number is keyed by round and client, so a client's
-training does not depend on who else is in its stack, apart from rounding.
+training does not depend on who else is in its stack, apart from rounding. (AdamW makes whole steps
+of rounding where a gradient is zero, as that of a bias before BatchNorm or of an attention's key.)
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from fedtools.score.detection import COLUMNS, detect
 
 
 def measure_detection(federation: Federation, role: str = "test") -> dict[str, object]:
-    """Count false accepts and rejects after the last complete round.
+    """Count false accepts and rejects after the last configured round, or the last complete one.
 
     Writes `EXP/detection_<role>.tsv`, one row; `fedtools.score.detection` defines the rates.
 
@@ -27,7 +27,8 @@ def measure_detection(federation: Federation, role: str = "test") -> dict[str, o
         UserError: if the experiment is of another task, or its data have no negative class.
     """
     federation = require_keywords(federation)
-    number = federation.experiment.last_round()
+    experiment = federation.experiment
+    number = min(experiment.last_round(), experiment.config["rounds"])
     federation.load_result(None, number)
     logits, labels = federation.logits(role)
     classes = federation.features(role).clips.classes
@@ -35,7 +36,7 @@ def measure_detection(federation: Federation, role: str = "test") -> dict[str, o
     found = detect(logits.argmax(1).numpy(), labels.numpy(), classes, where)
     rates = {name: f"{value:.4f}" for name, value in found.rates.items()}
     row = {"round": number, **asdict(found), **rates}
-    write_tsv(federation.experiment.path / f"detection_{role}.tsv", COLUMNS, [row])
+    write_tsv(experiment.path / f"detection_{role}.tsv", COLUMNS, [row])
     return row
 
 

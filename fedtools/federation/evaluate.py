@@ -37,8 +37,9 @@ def evaluate(
     if rounds is None:
         rounds = range(federation.experiment.last_round() + 1)
     rows = read_evaluation(path, federation.task)
-    wanted = [(number, client) for number in rounds for client in federation.groups(role)]
-    todo = [key for key in wanted if key not in rows]
+    groups = federation.groups(role)
+    todo = [(number, client) for number in rounds for client in groups]
+    todo = [key for key in todo if key not in rows]
     bar = tqdm(todo, desc=f"evaluate {role}", unit="model", disable=None, leave=False)
     for number, client in bar:
         known = client in federation.experiment.clients
@@ -46,15 +47,15 @@ def evaluate(
         rows[number, client] = {"round": number, "client": client} | federation.measure(
             role, client
         )
+        if all((number, other) in rows for other in groups):
+            # Before the last row: a run that is killed between the two does both again.
+            scalars = {
+                f"{what}/{other}": float(rows[number, other][what])
+                for what in ("loss", federation.task.rate)
+                for other in groups
+            }
+            write_scalars(federation.experiment.tensorboard, role, number, scalars)
         write_tsv(path, header, [rows[key] for key in sorted(rows)])
-    for number in dict.fromkeys(number for number, _ in todo):
-        scalars = {
-            f"{what}/{client}": float(rows[number, client][what])
-            for what in ("loss", federation.task.rate)
-            for at, client in wanted
-            if at == number
-        }
-        write_scalars(federation.experiment.tensorboard, role, number, scalars)
     return read_tsv(path, header)
 
 

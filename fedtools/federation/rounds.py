@@ -35,28 +35,28 @@ def run_rounds(
         last: the last round; None is the number in the configuration.
         jobs: how many processes train clients at the same time; it does not change any result.
         device: "cpu" or "cuda".
-        role: data on which the models are measured, every so many rounds as configured.
+        role: data on which the models are measured, as `Experiment.is_measured` has it.
     """
     federation = open_federation(path, device)
-    last = last or federation.experiment.config["rounds"]
-    first = federation.experiment.last_round() + 1
-    every = federation.experiment.config["evaluate_every"]
+    experiment = federation.experiment
+    last = last or experiment.config["rounds"]
+    first = experiment.last_round() + 1
     if role:
-        evaluate(federation, range(0, first, every), role)
+        evaluate(federation, list(filter(experiment.is_measured, range(first))), role)
     begun = time.monotonic()
-    jobs = max(1, min(jobs, len(federation.experiment.clients)))
+    jobs = max(1, min(jobs, len(experiment.clients)))
     with _trainer(federation, jobs, device) as train:
         for number in range(first, last + 1):
             sampled = sample(federation, number, jobs)
             if sampled:
-                train(number, federation.experiment.jobs(number))
+                train(number, experiment.jobs(number))
             aggregate(federation, number)
-            if role and number % every == 0:
+            if role and experiment.is_measured(number):
                 evaluate(federation, [number], role)
             seconds = (time.monotonic() - begun) / (number - first + 1)
             left = tqdm.format_interval(seconds * (last - number))
             print(
-                f"{federation.experiment.path}: round {number}/{last}, "
+                f"{experiment.path}: round {number}/{last}, "
                 f"{len(sampled)} clients, {seconds:.1f} s a round, {left} left",
                 file=sys.stderr,
                 flush=True,

@@ -15,12 +15,13 @@ from fedtools.federation.federation import Federation, Trained
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.errors import UserError
 from fedtools.files.events import write_scalars
+from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, LedgerRow, append_round
 from fedtools.files.means import MeanWriter, means_complete, member_of, read_means, stack_name
 from fedtools.files.states import row_bytes
 from fedtools.files.tables import number as positive
 from fedtools.files.tables import read_tsv, write_tsv
-from fedtools.files.updates import UpdateWriter, job_complete, read_updates
+from fedtools.files.updates import UpdateWriter, check_size, job_complete, read_updates
 from fedtools.methods import has_clients
 from fedtools.server.aggregate import check_min_clients
 from fedtools.server.sample import sample_clients
@@ -166,10 +167,7 @@ def _scalars(server: Server) -> dict[str, float]:
 
 def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[LedgerRow]:
     experiment, method, number = federation.experiment, federation.method, server.number
-    seconds: dict[str, float] = {}
-    for path in (experiment.round_dir(number) / "log").glob("seconds.*.tsv"):
-        for line, row in enumerate(read_tsv(path, _SECONDS), 2):
-            seconds[row["client"]] = positive(row, "seconds", path, line)
+    seconds = _seconds(experiment, number)
     # A method that shares nothing sends nothing: the empty file is only there for uniformity.
     down = experiment.global_state(number).stat().st_size if federation.shared_spec else 0
     # What a client sends is a row of the tensors' file, whether its row was kept or only added.
@@ -192,3 +190,16 @@ def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[L
     ]
     spent = time.monotonic() - begun
     return [*rows, LedgerRow(number, SERVER_ROW, 0, 0, 0, method.server_epochs, spent, "ok")]
+
+
+def _seconds(experiment: Experiment, number: int) -> dict[str, float]:
+    """How long clients trained, as their jobs say: nothing else depends on it."""
+    seconds: dict[str, float] = {}
+    for path in sorted((experiment.round_dir(number) / "log").glob("seconds.*.tsv")):
+        try:
+            check_size(path, len(experiment.sampled(number)))
+            rows = enumerate(read_tsv(path, _SECONDS), 2)
+            seconds |= {row["client"]: positive(row, "seconds", path, at) for at, row in rows}
+        except UserError as error:
+            print(f"round {number}: {error}; its clients have 0 seconds", file=sys.stderr)
+    return seconds

@@ -165,7 +165,7 @@ def is_finished(path: str | Path, last: int | None = None, role: str | None = No
     task = task_of(config["task"], experiment.path / "config.yaml")
     done = read_evaluation(table, task)
     groups = task.groups(data_of(experiment, role))
-    numbers = range(0, complete + 1, config["evaluate_every"])
+    numbers = filter(experiment.is_measured, range(complete + 1))
     return all((number, client) in done for number in numbers for client in groups)
 
 

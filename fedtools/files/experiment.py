@@ -107,6 +107,12 @@ class Experiment:
         """What the server keeps for itself."""
         return self.path / "server"
 
+    def is_measured(self, number: int) -> bool:
+        """Whether the models after round `number` are measured on the way: every so many rounds',
+        and the last configured one's."""
+        rounds, every = self.config["rounds"], self.config["evaluate_every"]
+        return number % every == 0 or number == rounds
+
     def is_done(self, number: int) -> bool:
         """Whether round `number` is complete (round 0, the start, is)."""
         return number == 0 or (self.round_dir(number) / ".done").exists()

@@ -27,7 +27,8 @@ class Method:
     Attributes:
         title: its name in tables.
         tasks: those that it can have.
-        local_epochs: epochs that a client trains in a round.
+        local_epochs: epochs that a client trains in a round; of keyword spotting, where every batch
+            is full, an epoch is as many batches as hold all clips, and the ledger has its length.
         local_steps: gradient steps instead, where this is not 0 (keyword spotting).
         server_epochs: epochs that the server trains in a round.
         min_clients: with fewer usable updates a round is an error.

@@ -80,7 +80,8 @@ class Run:
     Attributes:
         experiment: its files and its frozen configuration.
         setting: what it has in common with runs of other seeds.
-        accuracy: round -> accuracy on the test clips, in %, by rising rounds.
+        accuracy: round -> accuracy on the test clips, in %, by rising rounds; of those rounds that
+            every run of the configuration is measured after, whatever else was measured.
     """
 
     experiment: Experiment
@@ -110,8 +111,8 @@ class Run:
 
     @property
     def final(self) -> float:
-        """The accuracy after the last round that was evaluated."""
-        return self.accuracy[max(self.accuracy)]
+        """The accuracy after the last round."""
+        return self.accuracy[self.config["rounds"]]
 
     @cached_property
     def method(self) -> Method:
@@ -142,6 +143,8 @@ class Run:
         size = rows = left_out = steps = private = 0
         epochs = server_epochs = 0.0
         for row in read_ledger(self.path / "ledger.tsv"):
+            if row.round > self.config["rounds"]:
+                continue  # the run went on: its accuracy here is that of the configured rounds
             server_epochs += row.server_epochs
             if row.client == SERVER_ROW:
                 continue
@@ -170,7 +173,7 @@ class Run:
         rows = read_tsv(path, DETECTION_COLUMNS)
         if len(rows) != 1:
             raise UserError("not one row", path=path, remedy="run fedtools detection again")
-        if count(rows[0], "round", path, 2) < self.config["rounds"]:
+        if count(rows[0], "round", path, 2) != self.config["rounds"]:
             problem = f"of round {rows[0]['round']} of {self.config['rounds']}"
             raise UserError(problem, path=path, line=2, remedy="run fedtools detection again")
         return {name: number(rows[0], name, path, 2) for name in RATES}
@@ -271,9 +274,7 @@ def read_runs(root: str | Path) -> Runs:
     for config in sorted(root.glob("*/*/*/seed*/config.yaml"), key=_natural):
         run = _read_run(config.parent)
         name = config.parent.relative_to(root)
-        wanted, every = run.config["rounds"], run.config["evaluate_every"]
-        last = max(run.accuracy, default=0)
-        if last + every > wanted and last > 0:
+        if run.config["rounds"] in run.accuracy:
             others = complete.setdefault(run.setting, [])
             if run.seed in (other.seed for other in others):
                 problem = f"seed {run.seed} of this setting comes twice"
@@ -282,7 +283,8 @@ def read_runs(root: str | Path) -> Runs:
                 _check_alike(run, others[0])
             others.append(run)
         else:
-            unfinished.append(f"{name} (evaluated up to round {last} of {wanted})")
+            last, rounds = max(run.accuracy, default=0), run.config["rounds"]
+            unfinished.append(f"{name} (evaluated up to round {last} of {rounds})")
     if not complete:
         problem = "no experiment <task>/<network>/<method>/seed<k> that was run to its end"
         left = f": {unfinished[0]}" if unfinished else ""
@@ -317,7 +319,11 @@ def _read_run(path: Path) -> Run:
         )
     evaluation = experiment.evaluation("test")
     curve = read_curve(evaluation, TASKS["kws"]) if evaluation.exists() else {}
-    accuracy = {at: next(iter(of_client.values())) for at, of_client in curve.items()}
+    accuracy = {
+        at: next(iter(of_client.values()))
+        for at, of_client in curve.items()
+        if at <= experiment.config["rounds"] and experiment.is_measured(at)
+    }
     setting = Setting(task, network, method, option, canonical(value))
     run = Run(experiment, setting, accuracy)
     _check_name(run, seed)

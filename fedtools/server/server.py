@@ -28,7 +28,6 @@ class Server:
         number: the round.
         members: the clients whose updates were not refused.
         refusals: those whose updates were, with their reasons.
-        losses: mean training loss by client, and by "server" where the server trains.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Server:
         self.refusals = list(refusals)
         self._groups = groups
         self.members = [member for of in groups.values() for member in of]
-        self.losses = {member.client: member.loss for member in self.members}
+        self._trained: dict[str, float] = {}
         self._updates = list(updates)
         self._weights = list(weights)
         self._experiment = experiment
@@ -56,6 +55,11 @@ class Server:
         self._min_clients = min_clients
         self._parameters = set(parameters)
         self._make_learner = make_learner
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Mean training loss by client, and by "server" where the server trains."""
+        return {member.client: member.loss for member in self.members} | self._trained
 
     @property
     def next_state(self) -> Path:
@@ -126,7 +130,7 @@ class Server:
         (fitted,) = learner.fit(keep_optimizer=True)
         if not math.isfinite(fitted.loss):
             raise Diverged(f"loss {fitted.loss} after {fitted.steps} steps")
-        self.losses["server"] = fitted.loss
+        self._trained["server"] = fitted.loss
         state = learner.tensors()
         save_state(self.next_state, {name: state[name] for name in self._spec})
         learner.finish()
