@@ -397,6 +397,15 @@ def test_killed_at_random_it_goes_on_to_the_same_bytes(world, reference, tmp_pat
     assert events(path) == events(reference), f"seed {seed}"
 
 
+def test_rounds_are_run_by_one_process_at_a_time(world, cli, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg")
+    with Experiment(path).alone():
+        run = fedtools("rounds", path, "--to", "1")
+        run.fails(1, f"{path}: another process is running its rounds; wait for it")
+    assert not (path / "round_0001" / "clients").exists()
+    cli("rounds", path, "--to", "1").ok()
+
+
 def events(path: Path) -> set[str]:
     return {str(file.relative_to(path)) for file in path.glob("tensorboard/*/*")}
 

@@ -105,6 +105,23 @@ def test_what_is_finished_is_not_opened_again(alone):
     assert "made with another configuration" in (log / "train.1.log").read_text()
 
 
+def test_data_that_experiments_began_with_are_not_made_anew(alone):
+    recipe, _ = alone
+    words, environment = command(recipe, "--min_clips", "3")
+    made = [path for path in recipe.glob("d*/fake/**/*") if path.is_file()]
+    before = {path: path.read_bytes() for path in made}
+    said = "made with --split official --min_clips 2 --keywords default SPEECHCOMMANDS_TEST=;"
+    run(*words, env=environment).fails(1, said, "give another --tag")
+    assert made and {path: path.read_bytes() for path in made} == before
+
+
+def test_too_few_clips_for_figure_4_are_told_before_training(alone):
+    recipe, _ = alone
+    more = ["--landscape_clips", "1000", "--stage", "3"]
+    words, environment = command(recipe, *more)
+    run(*words, env=environment).fails(1, "figure 4 wants two clients of 1000 clips, there are 0")
+
+
 def test_the_whole_grid(alone):
     """Every task, network, method and seed once, and the ablations of figure 3."""
     recipe, _ = alone
@@ -156,7 +173,11 @@ def test_help_and_wrong_options(alone):
     # Without quotes, the second word and all options after it would be ignored.
     wrong(2, "unexpected 'fedkws_ui'", "--methods", "fedavg", "fedkws_ui")
     wrong(2, "--tag 'a b': use letters", "--tag", "a b")
-    wrong(2, "--seeds '' are not whole numbers", "--seeds", "")
+    wrong(2, "--seeds is empty", "--seeds", "")
+    wrong(2, "--seeds: '01' is not of the form", "--seeds", "1 01")
+    wrong(2, "--seeds: 5 comes twice", "--seeds", "5 4 5")
+    wrong(2, "--tasks: '36' is not of the form 12|35", "--tasks", "12 36")
+    wrong(2, "--ngpu: '2' is not of the form 0|1", "--ngpu", "2")
     # Before hours of preparing a corpus:
     wrong(1, "conf/none.yaml: cannot be read", "--config", "conf/none.yaml")
     wrong(1, "conf/paper.yaml: no option 'networks.dscn'", "--networks", "resnet dscn")

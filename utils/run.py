@@ -199,9 +199,12 @@ class Runner:
         devices = [self.free_gpus.popleft() for _ in range(self.wanted_gpus) if self.free_gpus]
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "w", encoding="utf-8") as file:
-            file.write(f"# {line}\n# Started at {time.ctime()}\n#\n")
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with open(log, "w", encoding="utf-8") as file:
+                file.write(f"# {line}\n# Started at {time.ctime()}\n#\n")
+        except OSError as error:
+            raise SystemExit(f"{PROGRAM}: {log}: {error.strerror}") from None
         with open(log, "ab") as output:
             # If this program is killed, the kernel tells bash, which takes its whole group along.
             guarded = f"trap 'kill -KILL 0' TERM; ( {line}\n) & wait $!"
@@ -222,12 +225,17 @@ class Runner:
         self.free_gpus.extend(job.devices)
         code = 128 - code if code < 0 else code
         seconds = round(time.time() - job.started)
-        with open(job.log, "r+", encoding="utf-8", errors="surrogateescape") as file:
-            # Also after output without an end of line, such as a progress bar's.
-            if not file.read().endswith("\n"):
-                file.write("\n")
-            file.write(f"# Accounting: time={seconds} threads={self.threads}\n")
-            file.write(f"# Ended (code {code}) at {time.ctime()}, elapsed time {seconds} seconds\n")
+        try:
+            with open(job.log, "r+", encoding="utf-8", errors="surrogateescape") as file:
+                # Also after output without an end of line, such as a progress bar's.
+                if not file.read().endswith("\n"):
+                    file.write("\n")
+                file.write(f"# Accounting: time={seconds} threads={self.threads}\n")
+                ended = f"# Ended (code {code}) at {time.ctime()}, elapsed time {seconds} seconds"
+                file.write(f"{ended}\n")
+        except OSError as error:
+            # The other jobs go on: that a log is cut short is no reason to end them.
+            print(f"{PROGRAM}: {job.log}: {error.strerror}", file=sys.stderr)
         if code:
             self.failed.append(job.log)
 

@@ -123,12 +123,15 @@ def submit(request: Request) -> list[Path]:
     log = Path(request.log)
     # Kaldi keeps what it submits in q/ beside the logs.
     folder = log.parent / "q"
-    folder.mkdir(parents=True, exist_ok=True)
     script, done = folder / f"{log.stem}.sh", folder.resolve() / f"done.{log.stem}"
     numbers = range(request.first, request.last + 1)
-    for number in numbers:
-        Path(f"{done}.{number}").unlink(missing_ok=True)
-    script.write_text(job_script(request, done), encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in numbers:
+            Path(f"{done}.{number}").unlink(missing_ok=True)
+        script.write_text(job_script(request, done), encoding="utf-8")
+    except OSError as error:
+        raise SystemExit(f"{PROGRAM}: {error.filename or script}: {error.strerror}") from None
     # Slurm's own messages about an element of the array; the job's output is in its log.
     output = ["--output", str(folder / f"{log.stem}.slurm-%a.out")]
     line = [*command, "--parsable", "--wait", *output, *told, f"--array={array}", str(script)]

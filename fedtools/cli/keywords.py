@@ -19,7 +19,7 @@ def detection(
     role: str = typer.Option("test", help="Which data of the experiment: valid, test."),
     ngpu: int = NGPU,
 ) -> None:
-    """False accepts and false rejects (%) after the last complete round.
+    """False accepts and false rejects (%) after the last round.
 
     The classes _silence_ and _unknown_ are negative, all others positive. FA: clips of a negative
     class taken for a positive one. FR: clips of a positive class taken for a negative one. Both in

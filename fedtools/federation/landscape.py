@@ -152,7 +152,7 @@ def choose_clients(
         raise UserError(
             f"{len(enough)} of {len(clients)} clients have {min_clips} clips",
             path=federation.data_path("train"),
-            remedy="ask for a smaller --min-clips",
+            remedy="ask for fewer, by --min-clips (run.sh: --landscape_clips)",
         )
     by_utility = sorted(enough, key=lambda client: (client.utility, client.name))
     return by_utility[0], by_utility[-1]

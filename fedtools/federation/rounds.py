@@ -36,8 +36,18 @@ def run_rounds(
         jobs: how many processes train clients at the same time; it does not change any result.
         device: "cpu" or "cuda".
         role: data on which the models are measured, as `Experiment.is_measured` has it.
+
+    Raises:
+        UserError: if another process runs its rounds at the same time.
     """
     federation = open_federation(path, device)
+    with federation.experiment.alone():
+        _run(federation, last, jobs, device, role)
+
+
+def _run(
+    federation: Federation, last: int | None, jobs: int, device: str, role: str | None
+) -> None:
     experiment = federation.experiment
     last = last or experiment.config["rounds"]
     first = experiment.last_round() + 1

@@ -139,7 +139,9 @@ def data_of(experiment: Experiment, role: str) -> Path:
 def identity_of(path: Path) -> str:
     """The SHA-256 of the file that tells a data directory from others."""
     if not path.exists():
-        raise UserError("missing", path=path, remedy="give the folder of the data")
+        raise UserError(
+            "missing", path=path, remedy="run it where fedtools init ran, or make the data"
+        )
     return sha256(path)
 
 

@@ -16,8 +16,11 @@ EXP/ledger.tsv                   bytes, epochs and seconds by round and client
 
 from __future__ import annotations
 
+import fcntl
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +72,25 @@ class Experiment:
             check_id(name, "client", where) for name in map(str, self.config["clients"])
         ]
         self._known = frozenset(self.clients)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Work on the experiment as the only one who runs its rounds; a lock that no kill leaves.
+
+        Raises:
+            UserError: if somebody does.
+        """
+        # Opened for writing, without which NFS locks no file; nothing is written.
+        with open(self.path / "config.yaml", "r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                problem = "another process is running its rounds"
+                raise UserError(problem, path=self.path, remedy="wait for it, or end it") from None
+            except OSError as error:
+                # A file system without locks is no reason not to work.
+                print(f"{self.path}: not locked: {error.strerror}", file=sys.stderr)
+            yield
 
     @property
     def init(self) -> Path:

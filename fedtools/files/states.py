@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedtools.files.atomic import atomic_path
+from fedtools.files.atomic import atomic_write
 from fedtools.files.errors import UserError
 
 if TYPE_CHECKING:
@@ -89,11 +89,12 @@ def save_state(path: str | Path, tensors: Mapping[str, np.ndarray | torch.Tensor
     Raises:
         UserError: naming the tensor, if its type cannot be in a state.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     arrays = {name: as_array(name, tensor) for name, tensor in tensors.items()}
-    with atomic_path(path) as temporary:
-        save_file(arrays, temporary)
+    # Not the library's own writing: of a full disk it tells neither the file nor in one line.
+    with atomic_write(path, "wb") as file:
+        file.write(save(arrays))
 
 
 def load_state(path: str | Path, spec: Spec | None = None) -> dict[str, np.ndarray]:

@@ -112,7 +112,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         f"**{caption}: settings.** The paper: 300 rounds, of 50 steps of 32 clips at each client.",
         settings_table(runs),
         f"**{caption}: accuracy (%) of federated training** (figure 2) on the test clips, the mean "
-        f"of the last {LAST} evaluations; the best in bold. {seeds}",
+        f"of the last {LAST} evaluations (of all, if there are fewer); the best in bold. {seeds}",
         accuracy_table(runs),
     ]
     if table := published.table("section 5", runs.tasks):

@@ -33,8 +33,9 @@ DEFINITION = (
     "threshold. "
     "FA: clips of a negative class taken for a positive one; FR: clips of a positive class taken "
     "for a negative one; both in % of all clips. Beside them FA in % of the negative clips and FR "
-    "in % of the positive ones. A keyword taken for another keyword is neither. The paper does not "
-    "say of what its rates are percentages; all clips is what its authors' public code counts."
+    "in % of the positive ones. A keyword taken for another keyword is neither. The paper "
+    "averages FA over its ten words and does not say of what its rates are percentages; all clips "
+    "is what its authors' public code counts."
 )
 
 

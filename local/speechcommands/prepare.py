@@ -66,6 +66,7 @@ KEYWORDS = "yes,no,up,down,left,right,on,off,stop,go"
 TASKS = ("12", "35")
 # Silence and unknown, each: one clip for so many clips of keywords.
 KEYWORDS_TO_ONE = 10
+ALONE = "make --task 35 alone (run.sh: --tasks 35)"
 PIECE_SECONDS = 2.0
 # Of the pieces of noise: one for valid, and one for test, of so many.
 PIECES_TO_ONE = 5
@@ -108,7 +109,7 @@ def share_noise(noise: list[Clip], seed: int, folder: Path) -> dict[str, list[Pi
         own.sort(key=lambda piece: seed64(seed, "noise", piece.path.name, piece.begin))
         pieces += own
     if len(pieces) < len(SETS):
-        remedy = f"put {len(SETS)} recordings of a second or more there, or make --task 35 alone"
+        remedy = f"put {len(SETS)} recordings of a second or more there, or {ALONE}"
         problem = "too little noise to cut each set's silence from its own"
         raise UserError(problem, path=folder, remedy=remedy)
     shares: dict[str, list[Piece]] = {name: [] for name in SETS}
@@ -166,7 +167,7 @@ def make_tasks(
             raise UserError(
                 f"no clip of {', '.join(missing)}, which --keywords asks for",
                 path=options.corpus,
-                remedy=f"choose ten by --keywords ({', '.join(words)}), or make --task 35 alone",
+                remedy=f"choose ten by --keywords ({', '.join(words)}), or {ALONE}",
             )
         pieces = share_noise(noise, options.seed, options.corpus / corpus.NOISE)
         chosen = twelve(sets, options.keywords, pieces, options.seed, notes)
@@ -192,6 +193,12 @@ def construct(
     task.sets["train"] = large
     if task.name == "12" and archive:
         task.sets["test"] = archive
+    if options.split == "official":
+        trained = {clip.speaker for clip in large}
+        for name in SETS[1:]:
+            if both := len(trained.intersection(clip.speaker for clip in task.sets[name])):
+                problem = f"{both} of its clients are in training too: are the lists whole?"
+                notes.append(f"{task.name}, {name}: {problem}")
     for name, clips in task.sets.items():
         if not clips:
             remedy = "see the lists, or lower --min-clips"

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by run.sh, and by Kaldi's queue.pl and slurm.pl in every job.
 
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd) || return 1
+ROOT=$(cd -P "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd) || return 1
 export ROOT
 # Kaldi's tables are sorted by bytes; every tool has to agree on that.
 export LC_ALL=C

@@ -20,6 +20,7 @@ tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 split=official          # or paper: test clips are in training, as the paper's counts say
 min_clips=              # leave smaller clients out; default: 5 with --split paper or released.yaml
 landscape_clips=        # figure 4: of clients with so many clips; default: 100, mini: 10
+max_drop=0.02           # fail if more than this share of the clips is unusable
 keywords=               # of the first task; default: Google's ten
 corpus_name="Speech Commands"   # the corpus, and ...
 release=                # ... its release, as tables shall call them
@@ -29,7 +30,7 @@ results=                # default: exp/<tag>/RESULTS.md
 help_message="Usage: $0 [--stage N] [--stop_stage N] [--nj N] [--ngpu 0|1] [--seeds \"0 1 2\"]
           [--tasks \"12 35\"] [--networks \"dscnn ...\"] [--methods \"fedavg ...\"]
           [--ablations true|false] [--config YAML] [--tag NAME] [--split official|paper]
-          [--min_clips N] [--landscape_clips N] [--keywords WORD,...]
+          [--min_clips N] [--landscape_clips N] [--max_drop X] [--keywords WORD,...]
           [--corpus_name NAME] [--release NAME] [--results FILE]
 Stages:
   1  data directories of both tasks; every speaker is a client;
@@ -76,10 +77,23 @@ if [[ ! ${tag} =~ ^[A-Za-z0-9_][A-Za-z0-9._-]*$ ]]; then
     echo "$0: --tag '${tag}': use letters, digits and . _ -" >&2
     exit 2
 fi
-if [[ ! "${seeds} " =~ ^([0-9]+ +)+$ ]]; then
-    echo "$0: --seeds '${seeds}' are not whole numbers" >&2
-    exit 2
-fi
+words() { # option, pattern, its words: at least one, each as the pattern says, and none twice
+    local word seen=" "
+    [ $# -gt 2 ] || { echo "$0: --$1 is empty" >&2; exit 2; }
+    for word in "${@:3}"; do
+        [[ ${word} =~ ^($2)$ ]] || { echo "$0: --$1: '${word}' is not of the form $2" >&2; exit 2; }
+        [[ ${seen} != *" ${word} "* ]] || { echo "$0: --$1: ${word} comes twice" >&2; exit 2; }
+        seen+="${word} "
+    done
+}
+# shellcheck disable=SC2086  # lists of words
+{
+    words seeds '0|[1-9][0-9]*' ${seeds}
+    words tasks '12|35' ${tasks}
+    words networks '[a-z0-9_]+' ${networks}
+    words methods '[a-z0-9_]+' ${methods}
+    words ngpu '0|1' ${ngpu}
+}
 # The authors' code leaves them out, as the paper's counts of clients do.
 [ "${config##*/}" != released.yaml ] || : "${min_clips:=5}"
 section=${tag,,}
@@ -99,17 +113,29 @@ fi
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
+    # Made anew with other options, they would be lost for the experiments that began with them.
+    made_with="--split ${split} --min_clips ${min_clips:-1} --keywords ${keywords:-default}"
+    made_with+=" SPEECHCOMMANDS_TEST=$(basename "${SPEECHCOMMANDS_TEST}")"
+    before=${exp}/data_options
+    if compgen -G "${exp}/*/*/*/seed*" >/dev/null && [ -s "${before}" ] &&
+        [ "$(<"${before}")" != "${made_with}" ]; then
+        echo "$0: the experiments in ${exp} are of data made with $(<"${before}");" \
+            "give another --tag" >&2
+        exit 1
+    fi
     [ -n "${SPEECHCOMMANDS}" ] || local/mini.py downloads
     one_task=()
     [[ ${tasks} = *" "* ]] || one_task=(--task "${tasks}")
     local/prepare.py "${corpus}" "${data}" --split "${split}" "${one_task[@]}" \
-        ${min_clips:+--min-clips "${min_clips}"} ${keywords:+--keywords "${keywords}"} \
+        --max-drop "${max_drop}" ${min_clips:+--min-clips "${min_clips}"} ${keywords:+--keywords "${keywords}"} \
         ${SPEECHCOMMANDS_TEST:+--test-archive "${SPEECHCOMMANDS_TEST}"}
     for task in ${tasks}; do
         for set in train valid test; do
             utils/validate_data_dir.py --no-feats "${data}/${task}/${set}"
         done
     done
+    mkdir -p "${exp}"
+    echo "${made_with}" >"${before}"
 fi
 
 if begins 2; then
@@ -117,7 +143,8 @@ if begins 2; then
     for task in ${tasks}; do
         for set in train valid test; do
             fedtools pack-clips "${data}/${task}/${set}" "${dump}/${task}/${set}" \
-                --classes "${data}/${task}/classes.txt" --noise "${data}/noise.scp"
+                --classes "${data}/${task}/classes.txt" --noise "${data}/noise.scp" \
+                --max-drop "${max_drop}"
         done
     done
 fi
@@ -139,6 +166,19 @@ vary() { # network, option, values: FedKWS-UI with other values of an option, fo
 if begins 3; then
     log "Stage 3: the list of experiments, ${list}"
     mkdir -p "${exp}"
+    table=${dump}/${tasks##* }/train/clips.tsv
+    if [[ " ${methods} " == *" centralized "* ]] && [ -e "${table}" ]; then
+        # Rather now than after hours of training.
+        enough=$(awk -F '\t' -v least="${landscape_clips}" '
+            NR > 1 { clips[$2]++ }
+            END { for (client in clips) enough += clips[client] >= least; print enough + 0 }
+        ' "${table}")
+        if [ "${enough}" -lt 2 ]; then
+            echo "$0: figure 4 wants two clients of ${landscape_clips} clips, there are ${enough}:" \
+                "give a smaller --landscape_clips" >&2
+            exit 1
+        fi
+    fi
     for task in ${tasks}; do
         for network in ${networks}; do
             for method in ${methods}; do
@@ -147,14 +187,15 @@ if begins 3; then
                 done
             done
         done
-    done >"${list}"
+    done >"${list}.new"
     if "${ablations}" && [[ " ${methods} " == *" fedkws_ui "* ]]; then
         for network in dscnn resnet; do
             [[ " ${networks} " == *" ${network} "* ]] || continue
             vary "${network}" smoothing 0.0 0.1 0.3 0.5
             vary "${network}" adversarial 0.0 0.0001 0.01 0.1
-        done >>"${list}"
+        done >>"${list}.new"
     fi
+    mv "${list}.new" "${list}"
     log "Stage 3: $(wc -l <"${list}") experiments"
 fi
 
@@ -163,7 +204,7 @@ if begins 4; then
         echo "$0: ${list}: no experiments; run --stage 3" >&2
         exit 1
     fi
-    log "Stage 4: training, logs in ${exp}/log"
+    log "Stage 4: training the $(wc -l <"${list}") experiments of ${list}, logs in ${exp}/log"
     ${train_cmd} --max-jobs-run "${nj}" "JOB=1:$(wc -l <"${list}")" "${exp}/log/train.JOB.log" \
         local/train.sh "${list}" JOB "${config}" "${ngpu}"
 fi
