@@ -412,6 +412,15 @@ def test_mini_is_said_in_every_caption_of_a_mini_corpus_only(cli, recipe):
     report(cli, "--figure=Clients=elsewhere/clients.png").fails(2)
 
 
+def test_pictures_are_found_whatever_the_page_is_called(cli, recipe):
+    make_run(Path("exp"), "12/dscnn/fedavg")
+    named = ["--section=s", "--corpus=c", "--release=r"]
+    cli("report-keywords", "exp", "my results.md", *named).ok()
+    links = re.findall(r"!\[.*\]\((.*)\)", Path("my results.md").read_text())
+    assert links == ["my%20results-s-accuracy.png"]
+    assert Path("my results-s-accuracy.png").exists()
+
+
 def test_other_sections_stay_and_damaged_markers_are_refused(cli, recipe):
     make_run(Path("exp"), "12/dscnn/fedavg")
     Path("RESULTS.md").write_text("# By hand\n")
@@ -494,6 +503,7 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(cli, recipe):
     cli("plot-clients", one, "d.png").fails(1, "one: no client has clips of two labels")
     cli("plot-clients", "none", "d.png").fails(1, "none/clips.tsv: no packed clips")
     cli("plot-clients", train, "d.jpg").fails(2)
+    cli("plot-clients", train, "d.png", "--section", "methods.alo").fails(2)
     assert not Path("d.png").exists()
 
 

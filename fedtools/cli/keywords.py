@@ -91,6 +91,7 @@ def plot_clients(
     from fedtools.report.keyword_clients import draw_clients
 
     _check_png(picture)
+    _check_sections(config, section)
     draw_clients(folder, picture, clients, seed, config, section)
 
 
@@ -120,6 +121,7 @@ def landscape(
     from fedtools.report.keyword_landscape import draw_landscape
 
     _check_png(picture)
+    _check_sections(config, section)
     options = read_config(config, section, []) if config else {}
     alo = from_mapping(Alo, options.get("method_conf"), config or "")
     chosen = LandscapeConfig(epochs, points, clips, min_clips, role, alo)
@@ -129,3 +131,8 @@ def landscape(
 def _check_png(picture: Path) -> None:
     if picture.suffix != ".png":
         raise typer.BadParameter(f"{picture}: name a .png")
+
+
+def _check_sections(config: Path | None, sections: list[str]) -> None:
+    if sections and config is None:
+        raise typer.BadParameter(f"--section {sections[0]}: give the --config that has it")

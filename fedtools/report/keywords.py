@@ -20,7 +20,7 @@ from fedtools.report.keyword_tables import (
     detection_table,
     settings_table,
 )
-from fedtools.report.page import Corpus, provenance, with_section
+from fedtools.report.page import Corpus, image, provenance, with_section
 from fedtools.score.detection import DEFINITION
 
 PAPER = "Li et al. 2022"
@@ -118,7 +118,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
     if table := published.table("section 5", runs.tasks):
         parts += [f"**Published, not measured here: {PAPER}, section 5**", table]
     if "accuracy" in pictures:
-        parts.append(f"![Accuracy by round, {caption}]({pictures['accuracy'].name})")
+        parts.append(image(f"Accuracy by round, {caption}", pictures["accuracy"].name))
     if table := detection_table(runs, published, here):
         parts += [
             f"**{caption}: false accepts and false rejects (%)** (table 3) after the last round. "
@@ -131,7 +131,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
             ablation_table(runs),
         ]
     if "ablation" in pictures:
-        parts.append(f"![Ablations, {caption}]({pictures['ablation'].name})")
+        parts.append(image(f"Ablations, {caption}", pictures["ablation"].name))
     parts += [
         f"**{caption}: communication and computation**, means over seeds from the ledgers. Client "
         "steps: gradient steps of a client in a round. Private steps: those of its private model, "
@@ -140,9 +140,8 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         "Left out: refused updates of all runs. Comm.: the size of all messages, both ways.",
         cost_table(runs),
     ]
-    parts += [
-        f"**{caption}: {title}**\n\n![{title}, {caption}]({name})" for title, name in page.figures
-    ]
+    for title, name in page.figures:
+        parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", name)]
     return "\n\n".join(part.strip() for part in parts)
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
@@ -155,10 +156,15 @@ def _section(
             f"{caption}, {row.name}: {pooled_line(read_method(row.name, None, row.scores))}."
         )
     if page.plot is not None:
-        parts.append(f"![WER by round, {caption}]({page.plot.name})")
+        parts.append(image(f"WER by round, {caption}", page.plot.name))
     for title, table in published:
         parts += [f"**Published, not measured here: {title}**", table]
     return "\n\n".join(part.strip() for part in parts)
+
+
+def image(caption: str, name: str) -> str:
+    """A picture beside the page, in Markdown; its name may have blanks."""
+    return f"![{caption}]({quote(name)})"
 
 
 def _method_provenance(path: Path, methods: Sequence[Method], page: Page) -> str:
