@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import fedtools, inside, torchless
+from conftest import fedtools, inside, run, torchless
 from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file, save_file
 from torch.nn import Parameter
@@ -642,6 +642,14 @@ def test_a_damaged_configuration_is_told_in_one_line(trained, cli):
     cli("train-local", trained).fails(1, "config.yaml: client '../x' is not usable")
     config.write_text("a: 2020-13-45\n")
     cli("train-local", trained).fails(1, "config.yaml: not YAML: month must be in 1..12")
+
+
+def test_a_full_disk_is_told_in_one_line(world, tmp_path):
+    init = ["init", tmp_path / "exp", "--config", world / "config.yaml", "--method", "fedavg"]
+    command = [sys.executable, "-m", "fedtools", *init, "--train", world / "train"]
+    # A limit on sizes fails as a disk does.
+    limited = run("bash", "-c", 'ulimit -f 2; exec "$@"', "-", *command, env=dict(os.environ))
+    limited.fails(1, "exp/init.safetensors: File too large")
 
 
 def test_all_clients_diverge(world, cli, tmp_path):

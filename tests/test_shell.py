@@ -181,6 +181,19 @@ def test_a_failure_shows_its_log(tmp_path):
     assert "# Ended (code 0) at" in (tmp_path / "log/x.3.log").read_text()
 
 
+@pytest.mark.parametrize("program", [RUN, SLURM])
+def test_a_log_that_cannot_be_written_is_told(tmp_path, program):
+    (tmp_path / "log").write_text("no folder")
+    run(program, "log/x/y.log", "true", cwd=tmp_path).fails(1, "log/x", "Not a directory")
+
+
+def test_a_log_that_is_lost_ends_no_other_job(tmp_path):
+    command = ("sleep", "0.JOB;", "[", "JOB", "=", "1", "]", "&&", "rm", "x.JOB.log;", "true")
+    done = run(RUN, "--max-jobs-run", "2", "JOB=1:2", "x.JOB.log", *command, cwd=tmp_path).ok()
+    assert "x.1.log: No such file" in done.err
+    assert "# Ended (code 0) at" in (tmp_path / "x.2.log").read_text()
+
+
 def test_options_of_queue_pl_are_taken(tmp_path):
     options = "--mem 4G --config none -V -q all.q -pe smp 3 --max-jobs-run 2 -l arch=*64".split()
     run(RUN, *options, "N=1:2", "--time", "1:00:00", "x.N.log", "true", cwd=tmp_path).ok()
