@@ -320,10 +320,12 @@ def test_diverged_clients_are_left_out(world, cli, tmp_path):
     cli("aggregate", path).fails(1, "0 of 5 updates can be used", "diverged")
 
 
-def test_nan_of_one_client_stays_its_own(world, tmp_path):
+@pytest.mark.parametrize(("factor", "more"), [(torch.nan, 0.0), (1.0, 2e30)])
+def test_a_loss_that_cannot_be_stays_its_clients_own(world, tmp_path, factor, more):
     def poisoned(network, batch):
         losses = cross_entropy(network, batch)
-        return losses * torch.where(torch.arange(len(losses)) == 1, torch.nan, 1.0)
+        sick = torch.arange(len(losses)) == 1
+        return losses * torch.where(sick, factor, 1.0) + torch.where(sick, more, 0.0)
 
     federation = open_federation(begin(world, tmp_path / "exp", "fedavg"))
     sound, sick = (federation._stack(CLIENTS[:3], 1) for _ in range(2))

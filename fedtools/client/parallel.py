@@ -33,6 +33,7 @@ from fedtools.client.train import (
 from fedtools.files.config import from_mapping
 from fedtools.files.experiment import Experiment
 from fedtools.files.states import load_state, save_state, spec_of
+from fedtools.files.updates import MAX_LOSS
 from fedtools.models.keywords import Network
 
 
@@ -211,7 +212,7 @@ class Stack:
         means = (totals.cpu() / torch.tensor(counts).clamp(min=1)).tolist()
         usable = self._finite(network)
         return [
-            Fitted(count, mean if fine and math.isfinite(mean) else math.nan, int(size))
+            Fitted(count, mean if fine and abs(mean) <= MAX_LOSS else math.nan, int(size))
             for count, mean, size, fine in zip(counts, means, self._sizes, usable, strict=True)
         ]
 

@@ -19,6 +19,7 @@ from fedtools.client.progress import Progress
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator, seed64
 from fedtools.files.states import load_state, save_state
+from fedtools.files.updates import MAX_LOSS
 
 # Computes the loss of each utterance of a batch, shape (batch,).
 Loss = Callable[[nn.Module, Batch], torch.Tensor]
@@ -198,7 +199,7 @@ def fit(
     for group, base in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = base
     mean = total.item() / max(utterances, 1)
-    if not np.isfinite(mean) or not all(
+    if not abs(mean) <= MAX_LOSS or not all(
         torch.isfinite(value).all() for value in model.state_dict().values()
     ):
         raise Diverged(f"loss {mean} after {steps} steps")

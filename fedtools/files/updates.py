@@ -44,8 +44,8 @@ COLUMNS = ("client", "utterances", "steps", "loss", "bytes", "sha256")
 
 _MAX_UTTERANCES = 10**9
 _MAX_STEPS = 10**12
-# What TensorBoard writes, and a sum of any number of clients, has room for.
-_MAX_LOSS = 1e30
+# What TensorBoard writes, and a sum of any number of clients, has room for. More is no loss.
+MAX_LOSS = 1e30
 _COPY_BYTES = 1 << 22
 
 
@@ -363,7 +363,7 @@ def read_counts(row: Mapping[str, str], table: Path, line: int) -> tuple[int, in
         problem = f"{utterances} utterances and {steps} steps cannot be"
         raise UserError(problem, path=table, line=line)
     loss = read_float(row, "loss", table, line)
-    if abs(loss) > _MAX_LOSS:
+    if abs(loss) > MAX_LOSS:
         raise UserError(f"a loss of {loss:g} cannot be", path=table, line=line)
     return utterances, steps, loss
 

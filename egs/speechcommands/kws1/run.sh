@@ -127,7 +127,8 @@ if begins 1; then
     one_task=()
     [[ ${tasks} = *" "* ]] || one_task=(--task "${tasks}")
     local/prepare.py "${corpus}" "${data}" --split "${split}" "${one_task[@]}" \
-        --max-drop "${max_drop}" ${min_clips:+--min-clips "${min_clips}"} ${keywords:+--keywords "${keywords}"} \
+        --max-drop "${max_drop}" ${min_clips:+--min-clips "${min_clips}"} \
+        ${keywords:+--keywords "${keywords}"} \
         ${SPEECHCOMMANDS_TEST:+--test-archive "${SPEECHCOMMANDS_TEST}"}
     for task in ${tasks}; do
         for set in train valid test; do
