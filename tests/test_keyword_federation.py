@@ -408,6 +408,20 @@ def test_rounds_are_run_by_one_process_at_a_time(world, cli, tmp_path):
     cli("rounds", path, "--to", "1").ok()
 
 
+def test_what_another_command_measures_meanwhile_stays(world, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg", "rounds=1")
+    inside("rounds", path).ok()
+
+    class Slow(KwsFederation):
+        def measure(self, role: str, client: str) -> dict[str, object]:
+            inside("evaluate", path, "--role", role, "--every", "2").ok()
+            return super().measure(role, client)
+
+    evaluate(Slow(path), [1], "test")
+    rows = read_tsv(path / "evaluate_test.tsv", ("round", "client", *TASKS["kws"].columns))
+    assert [row["round"] for row in rows] == ["0", "1"]
+
+
 def events(path: Path) -> set[str]:
     return {str(file.relative_to(path)) for file in path.glob("tensorboard/*/*")}
 
@@ -649,8 +663,9 @@ def test_a_damaged_configuration_is_told_in_one_line(trained, cli):
 def test_a_full_disk_is_told_in_one_line(world, tmp_path):
     init = ["init", tmp_path / "exp", "--config", world / "config.yaml", "--method", "fedavg"]
     command = [sys.executable, "-m", "fedtools", *init, "--train", world / "train"]
-    # A limit on sizes fails as a disk does.
-    limited = run("bash", "-c", 'ulimit -f 2; exec "$@"', "-", *command, env=dict(os.environ))
+    # A limit on sizes fails as a disk does; Python would keep what it compiled cut short.
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    limited = run("bash", "-c", 'ulimit -f 2; exec "$@"', "-", *command, env=environment)
     limited.fails(1, "exp/init.safetensors: File too large")
 
 

@@ -110,7 +110,7 @@ def test_data_that_experiments_began_with_are_not_made_anew(alone):
     words, environment = command(recipe, "--min_clips", "3")
     made = [path for path in recipe.glob("d*/fake/**/*") if path.is_file()]
     before = {path: path.read_bytes() for path in made}
-    said = "made with --split official --min_clips 2 --keywords default SPEECHCOMMANDS_TEST=;"
+    said = "made with --split official --min_clips 2 --keywords default SPEECHCOMMANDS="
     run(*words, env=environment).fails(1, said, "give another --tag")
     assert made and {path: path.read_bytes() for path in made} == before
 
@@ -147,6 +147,12 @@ def test_the_whole_grid(alone):
     # Who did not choose FedKWS-UI does not get its ablations.
     run(words[0], *grid, "--methods", "fedavg alt", env=environment).ok()
     assert len((recipe / "exp/grid/experiments").read_text().splitlines()) == 2 * 4 * 2 * 3
+    # Blanks around the words and ends of lines between them change nothing.
+    odd = ["--seeds", " 3\n4", "--tasks", "12 ", "--networks", " dscnn", "--methods", "fedkws_ui "]
+    run(words[0], *grid, *odd, env=environment).ok()
+    lines = [line.split() for line in (recipe / "exp/grid/experiments").read_text().splitlines()]
+    assert [line[2] for line in lines] == ["3", "4"] + ["3"] * 8
+    assert all(line[0].endswith(f"/seed{line[2]}") for line in lines)
 
 
 def test_killed_and_rerun(alone, tmp_path):

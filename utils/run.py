@@ -184,8 +184,11 @@ class Runner:
             return
         self.shown = time.time()
         for job in self.running.values():
-            with open(job.log, encoding="utf-8", errors="replace") as file:
-                last = "".join(deque(file, maxlen=1)).rstrip("\n").split("\r")[-1]
+            try:
+                with open(job.log, encoding="utf-8", errors="replace") as file:
+                    last = "".join(deque(file, maxlen=1)).rstrip("\n").split("\r")[-1]
+            except OSError:
+                continue  # it is told when the job ends
             if not last.startswith("#"):
                 print(f"{job.log}: {last}", file=sys.stderr, flush=True)
 

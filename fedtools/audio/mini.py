@@ -115,6 +115,8 @@ def run(script: str, description: str, corpus: str, most: int, what: str, make: 
 
 def _claim(corpus: Path, recipe: str) -> None:
     """Make the folder ours; one that another seed or version made is emptied."""
+    # Of a link what it leads to is renamed, on its own disk.
+    corpus = corpus.resolve()
     mark, old = corpus / ".recipe", corpus.with_name(f".{corpus.name}.old")
     if mark.exists() and mark.read_text(encoding="utf-8") != recipe:
         shutil.rmtree(old, ignore_errors=True)

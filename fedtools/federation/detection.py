@@ -28,7 +28,7 @@ def measure_detection(federation: Federation, role: str = "test") -> dict[str, o
     """
     federation = require_keywords(federation)
     experiment = federation.experiment
-    number = min(experiment.last_round(), experiment.config["rounds"])
+    number = experiment.result_round()
     federation.load_result(None, number)
     logits, labels = federation.logits(role)
     classes = federation.features(role).clips.classes

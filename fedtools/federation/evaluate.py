@@ -55,6 +55,8 @@ def evaluate(
                 for other in groups
             }
             write_scalars(federation.experiment.tensorboard, role, number, scalars)
+        # What another command has written meanwhile stays.
+        rows = read_evaluation(path, federation.task) | rows
         write_tsv(path, header, [rows[key] for key in sorted(rows)])
     return read_tsv(path, header)
 

@@ -112,7 +112,7 @@ def landscape(federation: KwsFederation, config: LandscapeConfig) -> Landscape:
     # Whatever ALO's private model is elsewhere: here it is theta_1, a whole one.
     alo = dataclasses.replace(config.alo, private="model")
     inferior, qualified = choose_clients(federation, config.min_clips, alo)
-    federation.load_result(None, federation.experiment.last_round())
+    federation.load_result(None, federation.experiment.result_round())
     start = _copied(federation.model)
     with tempfile.TemporaryDirectory() as folder:
         first, second, against = (
@@ -186,7 +186,7 @@ def train_on(
         federation.experiment,
         [client.name],
         [folder],
-        federation.experiment.last_round() + 1,
+        federation.experiment.result_round() + 1,
         copy.deepcopy(federation.model),
         lambda clients: copy.deepcopy(federation.model),
         data,

@@ -17,6 +17,7 @@ EXP/ledger.tsv                   bytes, epochs and seconds by round and client
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,8 +81,9 @@ class Experiment:
         Raises:
             UserError: if somebody does.
         """
+        path = self.path / "config.yaml"
         # Opened for writing, without which NFS locks no file; nothing is written.
-        with open(self.path / "config.yaml", "r+b") as file:
+        with open(path, "r+b" if os.access(path, os.W_OK) else "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -145,6 +147,10 @@ class Experiment:
         while self.is_done(number + 1):
             number += 1
         return number
+
+    def result_round(self) -> int:
+        """The round whose models are the result: the last configured one, if it is complete."""
+        return min(self.last_round(), self.config["rounds"])
 
     def require_begun(self, number: int, what: str) -> None:
         """Insist that round `number` is the next one, and has been prepared that far."""

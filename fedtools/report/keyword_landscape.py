@@ -59,7 +59,7 @@ def _origin(federation: KwsFederation, config: LandscapeConfig) -> str:
     return (
         f"$\\theta_0$: {network}, {len(clips.classes)} classes, "
         f"{title_of(experiment.config['method'])}, seed {experiment.seed}, "
-        f"round {experiment.last_round()}; "
+        f"round {experiment.result_round()}; "
         f"clients: {config.epochs} epochs; "
         f"{min(total, config.clips)} of {total} {config.role} clips"
     )

@@ -86,16 +86,20 @@ words() { # option, pattern, its words: at least one, each as the pattern says, 
         seen+="${word} "
     done
 }
-# shellcheck disable=SC2086  # lists of words
+# shellcheck disable=SC2086,SC2116  # lists of words
 {
     words seeds '0|[1-9][0-9]*' ${seeds}
     words tasks '12|35' ${tasks}
     words networks '[a-z0-9_]+' ${networks}
     words methods '[a-z0-9_]+' ${methods}
     words ngpu '0|1' ${ngpu}
+    # With one blank between two words, as all below takes them apart.
+    seeds=$(echo ${seeds}) tasks=$(echo ${tasks})
+    networks=$(echo ${networks}) methods=$(echo ${methods})
 }
 # The authors' code leaves them out, as the paper's counts of clients do.
 [ "${config##*/}" != released.yaml ] || : "${min_clips:=5}"
+[ "${split}" != paper ] || : "${min_clips:=5}"
 section=${tag,,}
 section=${section//[!a-z0-9]/-}
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
@@ -115,6 +119,7 @@ if begins 1; then
     log "Stage 1: data directories in ${data}"
     # Made anew with other options, they would be lost for the experiments that began with them.
     made_with="--split ${split} --min_clips ${min_clips:-1} --keywords ${keywords:-default}"
+    made_with+=" SPEECHCOMMANDS=$(basename "${corpus}")"
     made_with+=" SPEECHCOMMANDS_TEST=$(basename "${SPEECHCOMMANDS_TEST}")"
     before=${exp}/data_options
     if compgen -G "${exp}/*/*/*/seed*" >/dev/null && [ -s "${before}" ] &&
@@ -123,6 +128,8 @@ if begins 1; then
             "give another --tag" >&2
         exit 1
     fi
+    mkdir -p "${exp}"
+    echo "${made_with}" >"${before}"
     [ -n "${SPEECHCOMMANDS}" ] || local/mini.py downloads
     one_task=()
     [[ ${tasks} = *" "* ]] || one_task=(--task "${tasks}")
@@ -135,8 +142,6 @@ if begins 1; then
             utils/validate_data_dir.py --no-feats "${data}/${task}/${set}"
         done
     done
-    mkdir -p "${exp}"
-    echo "${made_with}" >"${before}"
 fi
 
 if begins 2; then
@@ -168,7 +173,7 @@ if begins 3; then
     log "Stage 3: the list of experiments, ${list}"
     mkdir -p "${exp}"
     table=${dump}/${tasks##* }/train/clips.tsv
-    if [[ " ${methods} " == *" centralized "* ]] && [ -e "${table}" ]; then
+    if begins 6 && [[ " ${methods} " == *" centralized "* ]] && [ -e "${table}" ]; then
         # Rather now than after hours of training.
         enough=$(awk -F '\t' -v least="${landscape_clips}" '
             NR > 1 { clips[$2]++ }
