@@ -260,6 +260,7 @@ def test_official_trains_on_no_test_clip_and_paper_on_all(tmp_path):
     again = prepare(corpus, tmp_path / "again", "--split", "paper", "--min-clips", "1").ok()
     assert len(read(tmp_path / "again", "35")["train"].text) == len(clips) + 4
     assert "left out" not in again.out + official.out
+    assert "in training too" not in official.out + paper.out
 
 
 def test_the_table_says_what_came_out(tmp_path):
@@ -272,6 +273,8 @@ def test_the_table_says_what_came_out(tmp_path):
     assert rows["35", "train"] == ["51", "4", "12.8", "18", "-", "-"]
     assert rows["35", "valid"] == ["11", "1", "11.0", "11", "0", "0"]
     assert rows["35", "test"] == ["12", "2", "6.0", "11", "0", "1"]
+    assert "35, test: 1 of its clients are in training too" in result.out
+    assert "35, valid: " not in result.out
     for (task, name), row in rows.items():
         sizes = Counter(read(tmp_path / "data", task)[name].utt2client.values())
         average = f"{sizes.total() / len(sizes):.1f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,8 +39,8 @@ def evaluate(
         rounds = range(federation.experiment.last_round() + 1)
     rows = read_evaluation(path, federation.task)
     groups = federation.groups(role)
-    todo = [(number, client) for number in rounds for client in groups]
-    todo = [key for key in todo if key not in rows]
+    wanted = itertools.product(rounds, groups)
+    todo = [key for key in wanted if key not in rows]
     bar = tqdm(todo, desc=f"evaluate {role}", unit="model", disable=None, leave=False)
     for number, client in bar:
         known = client in federation.experiment.clients

@@ -194,10 +194,11 @@ def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[L
 
 def _seconds(experiment: Experiment, number: int) -> dict[str, float]:
     """How long clients trained, as their jobs say: nothing else depends on it."""
+    clients = len(experiment.sampled(number))
     seconds: dict[str, float] = {}
     for path in sorted((experiment.round_dir(number) / "log").glob("seconds.*.tsv")):
         try:
-            check_size(path, len(experiment.sampled(number)))
+            check_size(path, clients)
             rows = enumerate(read_tsv(path, _SECONDS), 2)
             seconds |= {row["client"]: positive(row, "seconds", path, at) for at, row in rows}
         except UserError as error:

@@ -50,10 +50,9 @@ class Counts(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         found = operation(*args, **(kwargs or {}))
-        if not operation.is_view and "empty" not in operation.name():
-            name = operation.name()
-            self.starts += name != "aten::_unsafe_view"
-            self.starts += name in ("aten::slice_backward", "aten::select_backward")
+        name = operation.name()
+        if not operation.is_view and "empty" not in name and name != "aten::_unsafe_view":
+            self.starts += 2 if name in ("aten::slice_backward", "aten::select_backward") else 1
             self.flops += self._flops(operation, args, found)
         return found
 

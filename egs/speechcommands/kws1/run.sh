@@ -77,7 +77,8 @@ if [[ ! ${tag} =~ ^[A-Za-z0-9_][A-Za-z0-9._-]*$ ]]; then
     echo "$0: --tag '${tag}': use letters, digits and . _ -" >&2
     exit 2
 fi
-words() { # option, pattern, its words: at least one, each as the pattern says, and none twice
+words() { # option, pattern, its words: at least one, each as the pattern says, and none twice;
+          # the option then has one blank between two, as all below takes it apart
     local word seen=" "
     [ $# -gt 2 ] || { echo "$0: --$1 is empty" >&2; exit 2; }
     for word in "${@:3}"; do
@@ -85,21 +86,19 @@ words() { # option, pattern, its words: at least one, each as the pattern says, 
         [[ ${seen} != *" ${word} "* ]] || { echo "$0: --$1: ${word} comes twice" >&2; exit 2; }
         seen+="${word} "
     done
+    printf -v "$1" '%s' "${*:3}"
 }
-# shellcheck disable=SC2086,SC2116  # lists of words
+# shellcheck disable=SC2086  # lists of words
 {
     words seeds '0|[1-9][0-9]*' ${seeds}
     words tasks '12|35' ${tasks}
     words networks '[a-z0-9_]+' ${networks}
     words methods '[a-z0-9_]+' ${methods}
     words ngpu '0|1' ${ngpu}
-    # With one blank between two words, as all below takes them apart.
-    seeds=$(echo ${seeds}) tasks=$(echo ${tasks})
-    networks=$(echo ${networks}) methods=$(echo ${methods})
 }
 # The authors' code leaves them out, as the paper's counts of clients do.
-[ "${config##*/}" != released.yaml ] || : "${min_clips:=5}"
-[ "${split}" != paper ] || : "${min_clips:=5}"
+[[ ${config##*/} != released.yaml && ${split} != paper ]] || : "${min_clips:=5}"
+: "${min_clips:=1}"
 section=${tag,,}
 section=${section//[!a-z0-9]/-}
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
@@ -118,7 +117,7 @@ fi
 if begins 1; then
     log "Stage 1: data directories in ${data}"
     # Made anew with other options, they would be lost for the experiments that began with them.
-    made_with="--split ${split} --min_clips ${min_clips:-1} --keywords ${keywords:-default}"
+    made_with="--split ${split} --min_clips ${min_clips} --keywords ${keywords:-default}"
     made_with+=" SPEECHCOMMANDS=$(basename "${corpus}")"
     made_with+=" SPEECHCOMMANDS_TEST=$(basename "${SPEECHCOMMANDS_TEST}")"
     before=${exp}/data_options
@@ -134,8 +133,7 @@ if begins 1; then
     one_task=()
     [[ ${tasks} = *" "* ]] || one_task=(--task "${tasks}")
     local/prepare.py "${corpus}" "${data}" --split "${split}" "${one_task[@]}" \
-        --max-drop "${max_drop}" ${min_clips:+--min-clips "${min_clips}"} \
-        ${keywords:+--keywords "${keywords}"} \
+        --max-drop "${max_drop}" --min-clips "${min_clips}" ${keywords:+--keywords "${keywords}"} \
         ${SPEECHCOMMANDS_TEST:+--test-archive "${SPEECHCOMMANDS_TEST}"}
     for task in ${tasks}; do
         for set in train valid test; do
