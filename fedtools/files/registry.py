@@ -71,6 +71,8 @@ class Registry(Generic[T]):
     def _import(self, module: str) -> None:
         try:
             importlib.import_module(module)
+        except ModuleNotFoundError:
+            raise
         except (SyntaxError, ImportError, AttributeError, NameError, TypeError) as error:
             path = getattr(find_spec(module), "origin", module)
             problem = f"cannot be imported: {type(error).__name__}: {error}"
