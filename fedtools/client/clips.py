@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +36,14 @@ class ClipBatch:
     labels: Tensor
     weights: Tensor
     valid: Tensor | None
+
+    # Every batch of a client has as many clips, so that each counts alike in its mean loss.
+    amount: ClassVar[int] = 1
+
+    @property
+    def frames(self) -> int:
+        """Of all clips."""
+        return self.labels.numel() * self.mfcc.shape[2]
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over each client's clips: (K, B) -> (K,)."""

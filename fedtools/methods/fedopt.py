@@ -12,10 +12,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
 from fedtools.server.server import Server
 
 
+@METHODS.register("fedopt")
 @dataclass(frozen=True)
 class FedOpt(FedAvg):
     """FedAvg, with the difference of mean and model as a gradient.
@@ -29,6 +31,7 @@ class FedOpt(FedAvg):
     """
 
     title: ClassVar[str] = "FedOpt"
+    rank: ClassVar[int] = 6
 
     optimizer: str = "sgd"
     learning_rate: float = 1.0
