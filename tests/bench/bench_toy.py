@@ -30,6 +30,8 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
+from fedtools.models.keywords.networks import Sizes, pooled  # noqa: E402
+
 from fedtools.client.clips import ClipFeatures  # noqa: E402
 from fedtools.federation.init import init  # noqa: E402
 from fedtools.federation.rounds import _trainer  # noqa: E402
@@ -40,7 +42,6 @@ from fedtools.files.clips import COLUMNS, sum_line  # noqa: E402
 from fedtools.files.tables import format_table, write_tsv  # noqa: E402
 from fedtools.models.keywords import NETWORKS, Network  # noqa: E402
 from fedtools.models.keywords.layers import NORMS, Conv2d, Linear  # noqa: E402
-from fedtools.models.keywords.networks import Sizes, pooled  # noqa: E402
 
 CLIENTS, SAMPLED, BATCH, CLASSES, PROCESSES = 2434, 200, 16, 35, 2
 CHANNELS, DILATIONS = 64, (1, 2, 4, 8)
