@@ -23,7 +23,8 @@ class Network(nn.Module):
 
     def forward(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
         """(K, B, frames, coefficients) -> logits (K, B, classes)."""
-        return self.head(self.features(mfcc, valid))
+        # A loss is taken in full precision, whatever the layers before it were computed in.
+        return self.head(self.features(mfcc, valid)).to(mfcc.dtype)
 
     def private(self, features: Tensor) -> Tensor:
         """The private head's logits (K, B, classes) of features (K, B, D)."""
