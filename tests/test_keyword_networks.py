@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 
+import keywords
 import pytest
 import torch
 import torch.nn.functional as F
 from bare_networks import BARE, as_bare
+from conftest import fedtools, run
 from torch import nn
 
 from fedtools.files.errors import UserError
@@ -66,7 +69,7 @@ def scramble(layer: nn.Module) -> nn.Module:
     return layer
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", NETWORKS.names())
 def test_parameters_are_those_of_table_2(network):
     for classes, thousands in zip((12, 35), TABLE_2[network], strict=True):
         model = build_network({"network": network}, classes, "config")
@@ -172,7 +175,7 @@ def test_group_norm_is_torchs():
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", NETWORKS.names())
 def test_clients_do_not_see_each_other(network, norm):
     """Each client's output and gradient are what it gets alone, also when others have finished."""
     together = scramble(small(network, CLIENTS, norm=norm))
@@ -233,7 +236,7 @@ def test_networks_are_those_of_torchs_layers(network, norm, sizes):
         close(ours(mfcc), torch.stack([bare(own) for bare, own in zip(alone, mfcc, strict=True)]))
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", NETWORKS.names())
 def test_padding_clips_change_nothing(network):
     model = scramble(small(network, 2))
     mfcc = torch.randn(2, 4, 98, 40)
@@ -269,3 +272,45 @@ def test_two_heads():
             torch.testing.assert_close(found[client], expected)
     with pytest.raises(UserError, match="head_share"):
         small("dscnn", 1).private(features)
+
+
+OWN_NETWORK = """
+from dataclasses import dataclass
+
+from fedtools.models.keywords import NETWORKS
+from fedtools.models.keywords.base import Network, Sizes
+from fedtools.models.keywords.layers import Linear
+
+
+class MyNet(Network):
+    def __init__(self, sizes, clients, bins, frames, classes):
+        super().__init__()
+        self.hidden = Linear(clients, bins, sizes.width)
+        self.head = Linear(clients, sizes.width, classes)
+
+    def features(self, mfcc, valid=None):
+        return self.hidden(mfcc.mean(2)).relu()
+
+
+@NETWORKS.register("mynet")
+@dataclass(frozen=True)
+class MySizes(Sizes):
+    width: int = 7
+    network = MyNet
+    title = "My own"
+"""
+
+
+def test_a_network_of_the_users_own_file_is_trained_and_has_its_title(tmp_path):
+    (tmp_path / "keywords").mkdir()
+    (tmp_path / "keywords/mynet.py").write_text(OWN_NETWORK)
+    env = {"FEDTOOLS_PATH": str(tmp_path)}
+    counts = {"a": [3, 3, 3, 3], "b": [2, 2, 2, 2]}
+    clips = keywords.pack(tmp_path / "clips", counts)
+    config = keywords.config_file(tmp_path / "c.yaml", model={"network": "mynet"})
+    begin = ("init", tmp_path / "exp", "--config", config, "--method", "fedavg", "--train", clips)
+    fedtools(*begin, "--test", clips, "--set", "model.network=mynett", env=env).fails(1, "mynet")
+    fedtools(*begin, "--test", clips, env=env).ok()
+    fedtools("rounds", tmp_path / "exp", "--nj", "2", "--evaluate", "test", env=env).ok()
+    script = "from fedtools.report.keyword_runs import network_title as t; print(t('mynet'))"
+    assert run(sys.executable, "-c", script, env=env).ok().out == "My own\n"

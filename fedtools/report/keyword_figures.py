@@ -9,8 +9,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedtools.report.keyword_runs import Run, Runs, mean_and_spread, mean_curve, title_of
-from fedtools.report.keyword_tables import NETWORK_TITLES, SYMBOLS, ablation, ablations
+from fedtools.report.keyword_runs import (
+    Run,
+    Runs,
+    mean_and_spread,
+    mean_curve,
+    network_title,
+    title_of,
+)
+from fedtools.report.keyword_tables import SYMBOLS, ablation, ablations
 from fedtools.report.plots import COLOURS, MARKERS, drawing
 
 
@@ -32,7 +39,7 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
                 for index, method in enumerate(methods):
                     if found := runs.of(task, network, method):
                         _line(axes, found, title_of(method), index)
-                axes.set_title(f"Task {task}, {NETWORK_TITLES[network]}", fontsize=9)
+                axes.set_title(f"Task {task}, {network_title(network)}", fontsize=9)
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
                 grid_lines(axes)
             row[0].set_ylabel("Test accuracy (%)")
@@ -103,7 +110,7 @@ def _draw_alt(axes: Axes, runs: Runs) -> None:
         _points(axes, at, [of for of in found.values() if of], title_of(method), index, "none")
     axes.set_xticks(
         range(len(places)),
-        [f"{NETWORK_TITLES[network]}, {task}" for task, network in places],
+        [f"{network_title(network)}, {task}" for task, network in places],
         rotation=30,
         ha="right",
     )
@@ -121,7 +128,7 @@ def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:
         if found:
             # Places of equal distance: the values are 0, and steps of a factor of ten.
             at = [values.index(value) for value in found]
-            name = f"{NETWORK_TITLES[network]}, {task}"
+            name = f"{network_title(network)}, {task}"
             _points(axes, at, list(found.values()), name, index, "-")
             index += 1
     every = (of for found in varied.values() for of in found.values())

@@ -11,8 +11,7 @@ from fedtools.federation.federation import Federation
 from fedtools.federation.kws import KwsFederation
 from fedtools.federation.landscape import Client, Landscape, LandscapeConfig, landscape
 from fedtools.files.tables import format_table, write_tsv
-from fedtools.report.keyword_runs import title_of
-from fedtools.report.keyword_tables import NETWORK_TITLES
+from fedtools.report.keyword_runs import network_title, title_of
 from fedtools.report.plots import drawing
 
 COLUMNS = ("panel", "gamma_1", "gamma_2", "accuracy")
@@ -55,7 +54,7 @@ def _origin(federation: KwsFederation, config: LandscapeConfig) -> str:
     """What theta_0 is, how long the clients train, and on how much it is measured."""
     experiment, clips = federation.experiment, federation.features(config.role).clips
     total = len(clips.labels)
-    network = NETWORK_TITLES[experiment.config["model"]["network"]]
+    network = network_title(experiment.config["model"]["network"])
     return (
         f"$\\theta_0$: {network}, {len(clips.classes)} classes, "
         f"{title_of(experiment.config['method'])}, seed {experiment.seed}, "

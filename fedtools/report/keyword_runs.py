@@ -213,7 +213,7 @@ class Runs:
     def columns(self) -> list[tuple[str, str]]:
         """Tasks and networks that there are, in the order of the paper."""
         found = {(setting.task, setting.network) for setting in self.complete}
-        pairs = ((task, network) for task in self.tasks for network in NETWORKS)
+        pairs = ((task, network) for task in self.tasks for network in NETWORKS.names())
         return [pair for pair in pairs if pair in found]
 
     def of(self, *setting: str) -> list[Run]:
@@ -250,6 +250,11 @@ class Runs:
             both = len(set(tested).intersection(clips.utterances))
             facts[task] = Facts(runs[0].classes, sizes, len(tested), both)
         return facts
+
+
+def network_title(network: str) -> str:
+    """A network's name in tables."""
+    return NETWORKS.get(network, network).title
 
 
 def title_of(method: str) -> str:
@@ -311,7 +316,11 @@ def _read_run(path: Path) -> Run:
     experiment = Experiment(path)
     match = re.fullmatch(r"([a-z_]+)(?:\.([a-z_]+)=(.+))?", folder)
     method, option, value = match.groups(default="") if match else (folder, "", "")
-    if experiment.config["task"] != "kws" or method not in METHODS or network not in NETWORKS:
+    if (
+        experiment.config["task"] != "kws"
+        or method not in METHODS
+        or network not in NETWORKS.names()
+    ):
         raise UserError(
             f"{network}/{folder} is no keyword network and method",
             path=path,

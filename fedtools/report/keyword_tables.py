@@ -15,17 +15,19 @@ from pathlib import Path
 from fedtools.client.train import OPTIMIZERS
 from fedtools.files.tables import format_markdown, read_tsv
 from fedtools.methods import has_clients
-from fedtools.report.keyword_runs import Run, Runs, canonical, mean_and_spread, title_of
+from fedtools.models.keywords import NETWORKS
+from fedtools.report.keyword_runs import (
+    Run,
+    Runs,
+    canonical,
+    mean_and_spread,
+    network_title,
+    title_of,
+)
 from fedtools.report.results import epochs_text, size_text
 from fedtools.report.tables import embolden
 from fedtools.score.detection import RATES
 
-NETWORK_TITLES = {
-    "dscnn": "DSCNN",
-    "mhattrnn": "MHAttRNN",
-    "resnet": "ResNet",
-    "transformer": "Transformer",
-}
 # Options that figure 3 varies, as the paper writes them.
 SYMBOLS = {"smoothing": "mu", "adversarial": "lambda"}
 
@@ -50,7 +52,7 @@ class Published:
         rows = [
             [
                 row["task"],
-                NETWORK_TITLES.get(row["network"], row["network"]),
+                "-" if row["network"] == "-" else network_title(row["network"]),
                 "-" if row["method"] == "-" else title_of(row["method"]),
                 row["value"],
                 row["note"],
@@ -95,7 +97,7 @@ def centralized_table(runs: Runs, published: Published, here: str) -> str:
             published.value("table 2", task, network, "centralized", name)
             for name in ("parameters", "accuracy")
         ]
-        name = NETWORK_TITLES[network]
+        name = network_title(network)
         rows.append([name, task, _thousands(parameters), theirs[0], ours, theirs[1]])
     header = ["Network", "Task"]
     for name in ("Parameters", "Accuracy (%)"):
@@ -106,7 +108,7 @@ def centralized_table(runs: Runs, published: Published, here: str) -> str:
 def settings_table(runs: Runs) -> str:
     """What the networks were trained with; several values where tasks or methods differ."""
     rows = []
-    for network in NETWORK_TITLES:
+    for network in NETWORKS.names():
         for federated in (True, False):
             found = [
                 run
@@ -117,7 +119,7 @@ def settings_table(runs: Runs) -> str:
             if found:
                 name = "federated" if federated else "centralised"
                 cells = (_values(map(value, found)) for value in _SETTINGS.values())
-                rows.append([NETWORK_TITLES[network], name, *cells])
+                rows.append([network_title(network), name, *cells])
     return format_markdown(["Network", "Training", *_SETTINGS], rows, "ll" + "r" * len(_SETTINGS))
 
 
@@ -228,7 +230,7 @@ def detection_table(runs: Runs, published: Published, here: str) -> str:
             theirs = [published.value("table 3", task, network, method, name) for name in RATES[:2]]
             if found:
                 ours = [_cell([rates[name] for rates in found]) for name in RATES]
-                rows.append([task, NETWORK_TITLES[network], title_of(method), *ours, *theirs])
+                rows.append([task, network_title(network), title_of(method), *ours, *theirs])
     header = ["Task", "Network", "Method"]
     header += [
         f"{name}, {here}" for name in ("FA", "FR", "FA in % of negatives", "FR in % of positives")
@@ -255,7 +257,7 @@ def cost_table(runs: Runs) -> str:
                     )
                 )
                 left_out = sum(cost.left_out for cost in costs) or "-"
-                names = task, NETWORK_TITLES[network], title_of(method)
+                names = task, network_title(network), title_of(method)
                 rows.append([*names, steps, private, epochs, server, left_out, sent])
     header = ["Task", "Network", "Method", "Client steps", "Private steps", "Client epochs"]
     header += ["Server epochs", "Left out", "Comm."]
@@ -263,7 +265,7 @@ def cost_table(runs: Runs) -> str:
 
 
 def _headings(runs: Runs) -> list[str]:
-    return [f"{task} {NETWORK_TITLES[network]}" for task, network in runs.columns]
+    return [f"{task} {network_title(network)}" for task, network in runs.columns]
 
 
 def _lasting(runs: Sequence[Run]) -> str:

@@ -102,7 +102,7 @@ def main() -> None:
     rows = []
     for name in ("mini.yaml", "paper.yaml"):
         networks = read_yaml(ROOT / "conf/speechcommands" / name)["networks"]
-        for network in NETWORKS:
+        for network in NETWORKS.names():
             model = networks[network]["model"]
             bare = count(BARE[network](CLASSES, **model["network_conf"]).to("meta"), bare_loss())
             # torch's GRU is one call of cuDNN on a GPU, and here a few for every frame.

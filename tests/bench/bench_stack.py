@@ -255,7 +255,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full", action="store_true", help="the paper's networks, not mini.yaml's")
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS.names(), default=NETWORKS.names())
     parser.add_argument("--brief", action="store_true", help="for long rounds: no first turn")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--steps", type=int, default=2)

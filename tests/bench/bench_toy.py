@@ -1,107 +1,56 @@
 #!/usr/bin/env python3
-"""A toy round that other simulators were measured on: seconds a round, ours and a bare loop's.
+"""A toy round that other simulators were measured on: ours, a bare loop's, torch.func.vmap's.
 
-    python tests/bench/bench_toy.py [--turns 5] [--stack 4]
+    python tests/bench/bench_toy.py                                   # 66 k parameters, one process
+    python tests/bench/bench_toy.py --network tiny --nj 2
+    python tests/bench/bench_toy.py --package . --package ../before   # two versions, in turns
 
-2,434 clients with sizes like those of Speech Commands, 200 of them a round, one local epoch in
-batches of 16, a temporal convolution network of 65 k parameters on 98 x 40 random features (no
-waveforms: the table of features is in memory, as for the others). Our round is a whole one, with
-its files, in two processes; the bare loop keeps nothing but the sum of models. They take turns;
-the first turn does not count.
+2,434 clients with sizes like those of Speech Commands, 200 of them a round, one local epoch of SGD
+in batches of 16. The networks are convolutions over time of 66 k parameters, and a hidden layer of
+3.4 k. Clips are rows of a table of random features in memory (no waveforms), as for the others.
+
+Like with like: all have as many processes of one thread, train the same clients and the same
+number of batches, each of the full size (ours begins the next shuffle where an epoch leaves the
+last batch short, and so do the others here), with torch's fused SGD. Our round is a whole one with
+its files; the others keep nothing but the sum of models. "train" is the share of our round without
+sampling and aggregation. All take turns, each in processes of its own; the first turn does not
+count. Times are for a client's step, since versions may sample other clients. CPU seconds say more
+where the machine is shared.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import multiprocessing
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT))
 
-from fedtools.client.clips import ClipFeatures  # noqa: E402
-from fedtools.federation.init import init  # noqa: E402
-from fedtools.federation.rounds import _trainer  # noqa: E402
-from fedtools.federation.steps import aggregate, sample  # noqa: E402
-from fedtools.federation.tasks import open_federation  # noqa: E402
-from fedtools.files.atomic import write_text  # noqa: E402
-from fedtools.files.clips import COLUMNS, sum_line  # noqa: E402
-from fedtools.files.tables import format_table, write_tsv  # noqa: E402
-from fedtools.models.keywords import NETWORKS, Network  # noqa: E402
-from fedtools.models.keywords.layers import NORMS, Conv2d, Linear  # noqa: E402
-from fedtools.models.keywords.networks import Sizes, pooled  # noqa: E402
+# Whose fedtools is measured; a process's workers get this path from it.
+sys.path[:0] = [os.environ.get("TOY_PACKAGE", str(ROOT)), str(Path(__file__).parent)]
 
-CLIENTS, SAMPLED, BATCH, CLASSES, PROCESSES = 2434, 200, 16, 35, 2
-CHANNELS, DILATIONS = 64, (1, 2, 4, 8)
+from toy_networks import BARE, CLASSES, register  # noqa: E402
+
+CLIENTS, SAMPLED, BATCH, RATE = 2434, 200, 16, 0.05
 # Clips share so many different features: more would not fit the memory of a small machine.
 TABLE = 4096
-
-PEERS = """Measured elsewhere on two busy cores, seconds a round:
-bare loop    4.3-5.9
-pfl-research 5.5-6.9
-Flower       21-24"""
-
-
-class Tcn(Network):
-    """Residual dilated convolutions over time, K clients at once."""
-
-    def __init__(self, sizes: TcnSizes, clients: int, bins: int, frames: int, classes: int):
-        super().__init__()
-        self.first = Conv2d(clients, bins, CHANNELS, (1, 5), padding=(0, 2), bias=False)
-        self.convolutions = nn.ModuleList(
-            Conv2d(
-                clients, CHANNELS, CHANNELS, (1, 3), padding=(0, wide), dilation=wide, bias=False
-            )
-            for wide in DILATIONS
-        )
-        norm = NORMS[sizes.norm]
-        self.norms = nn.ModuleList(norm(clients, CHANNELS) for _ in range(1 + len(DILATIONS)))
-        self.head = Linear(clients, CHANNELS, classes)
-
-    def features(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
-        images = self.first(mfcc.permute(1, 0, 3, 2).flatten(1, 2)[:, :, None])
-        images = F.relu(self.norms[0](images, valid))
-        for layer, norm in zip(self.convolutions, self.norms[1:], strict=True):
-            images = images + F.relu(norm(layer(images), valid))
-        return pooled(images, mfcc.shape[0])
-
-
-@dataclass(frozen=True)
-class TcnSizes(Sizes):
-    """It has no options of its own."""
-
-    network = Tcn
-
-
-class BareTcn(nn.Module):
-    """The same network of torch's layers."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Conv1d(40, CHANNELS, 5, padding=2, bias=False)
-        self.convolutions = nn.ModuleList(
-            nn.Conv1d(CHANNELS, CHANNELS, 3, padding=wide, dilation=wide, bias=False)
-            for wide in DILATIONS
-        )
-        self.norms = nn.ModuleList(nn.BatchNorm1d(CHANNELS) for _ in range(1 + len(DILATIONS)))
-        self.head = nn.Linear(CHANNELS, CLASSES)
-
-    def forward(self, features: Tensor) -> Tensor:
-        images = F.relu(self.norms[0](self.first(features.transpose(1, 2))))
-        for layer, norm in zip(self.convolutions, self.norms[1:], strict=True):
-            images = images + F.relu(norm(layer(images)))
-        return self.head(images.mean(2))
 
 
 def table() -> Tensor:
@@ -109,22 +58,9 @@ def table() -> Tensor:
     return torch.randn(TABLE, 98, 40, generator=torch.Generator().manual_seed(0))
 
 
-class Looked:
-    """Stands in for waveforms, augmentation and MFCC."""
-
-    found: Tensor | None = None
-
-    @classmethod
-    def up(cls, features: ClipFeatures, index: np.ndarray, *unused: np.ndarray) -> Tensor:
-        """The features of clips (K, B)."""
-        if cls.found is None:
-            cls.found = table()
-        return cls.found[torch.from_numpy(index % TABLE)]
-
-
-# At import, so that it is so in the workers too.
-NETWORKS["tcn"] = TcnSizes
-ClipFeatures._features = lambda self, *arguments: Looked.up(self, *arguments)
+def labels_of(classes: int) -> np.ndarray:
+    """The label of each row."""
+    return np.random.default_rng(1).integers(classes, size=TABLE)
 
 
 def draw_sizes() -> np.ndarray:
@@ -133,124 +69,343 @@ def draw_sizes() -> np.ndarray:
     return drawn.clip(1, 316).astype(int)
 
 
-def make_clips(folder: Path) -> Path:
+def steps_of(clients: Sequence[int]) -> int:
+    """Batches of some clients in a round."""
+    return int((-(-draw_sizes()[clients] // BATCH)).sum())
+
+
+# --- ours ---------------------------------------------------------------------------------------
+
+
+def patch() -> None:
+    """Make the networks known, and put the table in place of waveforms and MFCC."""
+    from fedtools.client.clips import ClipFeatures
+
+    register()
+    found: list[Tensor] = []
+
+    def look_up(self: ClipFeatures, index: np.ndarray, *unused: np.ndarray) -> Tensor:
+        if not found:
+            found.append(table())
+        return found[0][torch.from_numpy(index % TABLE)]
+
+    ClipFeatures._features = look_up
+
+
+# At import, so that it is so in workers too.
+patch()
+
+
+def make_clips(folder: Path, classes: int) -> Path:
     """Packed clips with labels, and a hole in the file in place of waveforms."""
+    from fedtools.files.clips import COLUMNS, sum_line
+    from fedtools.files.tables import write_tsv
+
     folder.mkdir()
-    sizes, random = draw_sizes(), np.random.default_rng(1)
-    total = int(sizes.sum())
-    np.lib.format.open_memmap(folder / "clips.npy", "w+", "<i2", (total, 16000))
+    sizes, labels = draw_sizes(), labels_of(classes)
+    np.lib.format.open_memmap(folder / "clips.npy", "w+", "<i2", (int(sizes.sum()), 16000))
     np.save(folder / "noise.npy", np.zeros(0, "<i2"))
-    words = [f"w{word:02d}" for word in range(CLASSES)]
-    write_text(folder / "classes.txt", "".join(f"{word}\n" for word in words))
+    (folder / "classes.txt").write_text("".join(f"w{word:02d}\n" for word in range(classes)))
     names = [f"c{client:04d}" for client, size in enumerate(sizes) for _ in range(size)]
     rows = [
-        (f"{name}-{clip:06d}", name, words[random.integers(CLASSES)], 16000)
+        (f"{name}-{clip:06d}", name, f"w{labels[clip % TABLE]:02d}", 16000)
         for clip, name in enumerate(names)
     ]
     write_tsv(folder / "clips.tsv", COLUMNS, [dict(zip(COLUMNS, row)) for row in rows])  # noqa: B905
     # Nothing takes these clips for others: the sum of a hole of gigabytes is not needed.
     lines = [sum_line(folder / name, name) for name in ("classes.txt", "clips.tsv")]
-    write_text(folder / "sha256sums", "".join(f"{line}\n" for line in lines))
+    (folder / "sha256sums").write_text("".join(f"{line}\n" for line in lines))
     return folder
 
 
-def begin(path: Path, clips: Path, stack: int) -> Path:
-    """Make the experiment."""
+def begin(folder: Path, network: str, stack: int, dtype: str) -> Path:
+    """Make the experiment by the command line."""
+    from fedtools.cli import main as command
+
+    training = {
+        "optim": "sgd",
+        "optim_conf": {"lr": RATE},
+        "batch_size": BATCH,
+        "stack": stack,
+        "augment": {"time_shift_ms": 0, "noise_volume": 0.0},
+    }
+    if dtype != "float32":
+        training["train_dtype"] = dtype
     config = {
         "task": "kws",
         "clients_per_round": SAMPLED,
         "keep_updates": False,
-        "model": {"network": "tcn"},
-        "training": {
-            "optim": "sgd",
-            "optim_conf": {"lr": 0.05},
-            "batch_size": BATCH,
-            "stack": stack,
-            "augment": {"time_shift_ms": 0, "noise_volume": 0.0},
-        },
+        "model": {"network": network},
+        "training": training,
     }
-    init(
-        path, method="fedavg", config=config, where="toy", train=str(clips), valid=None,
-        test=None, tokens=None, start=None, seed=0,
-    )  # fmt: skip
-    return path
+    (folder / "config.yaml").write_text(json.dumps(config))
+    clips = make_clips(folder / "clips", CLASSES[network])
+    sys.argv = ["fedtools", "init", str(folder / "exp"), "--config", str(folder / "config.yaml")]
+    sys.argv += ["--method", "fedavg", "--train", str(clips)]
+    with contextlib.suppress(SystemExit):
+        command()
+    return folder / "exp"
 
 
-class Bare:
-    """The bare loop, alone in its process."""
+def our_rounds(network: str, nj: int, stack: int, dtype: str) -> Iterator[dict]:
+    """Rounds of ours; yields what each came to."""
+    from fedtools.federation.rounds import _trainer
+    from fedtools.federation.steps import aggregate, sample
+    from fedtools.federation.tasks import open_federation
 
-    federation = None
+    with tempfile.TemporaryDirectory() as folder:
+        federation = open_federation(begin(Path(folder), network, stack, dtype))
+        with _trainer(federation, nj, "cpu") as train:
+            for number in range(1, 10**9):
+                clients = sample(federation, number, nj)
+                begun = time.perf_counter()
+                train(number, nj)
+                seconds = time.perf_counter() - begun
+                aggregate(federation, number)
+                numbers = [int(client[1:]) for client in clients]
+                yield {"clients": numbers, "train": seconds}
 
-    @classmethod
-    def round(cls, clients: list[int], threads: int) -> float:
-        """A round of these clients; returns its seconds."""
-        torch.set_num_threads(threads)
-        if cls.federation is None:
-            torch.manual_seed(0)
-            labels = torch.randint(CLASSES, (TABLE,))
-            cls.federation = BareTcn(), table(), labels, draw_sizes()
-        network, features, labels, sizes = cls.federation
-        ends = np.cumsum(sizes)
-        begun = time.perf_counter()
-        start = {name: value.clone() for name, value in network.state_dict().items()}
-        sums = {name: torch.zeros_like(value) for name, value in start.items()}
-        for client in clients:
-            network.load_state_dict(start)
-            network.train()
-            optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
-            clips = torch.arange(ends[client] - sizes[client], ends[client]) % TABLE
-            for index in clips[torch.randperm(len(clips))].split(BATCH):
-                optimizer.zero_grad()
-                F.cross_entropy(network(features[index]), labels[index]).backward()
-                optimizer.step()
-            for name, value in network.state_dict().items():
-                sums[name] += value
-        network.load_state_dict({name: value / len(clients) for name, value in sums.items()})
-        return time.perf_counter() - begun
+
+# --- theirs -------------------------------------------------------------------------------------
+
+
+class Work:
+    """What a process of theirs has in memory."""
+
+    def __init__(self, network: str, dtype: str):
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.network, self.features = BARE[network](), table()
+        self.labels = torch.from_numpy(labels_of(CLASSES[network]))
+        self.sizes = draw_sizes()
+        self.ends = np.cumsum(self.sizes)
+        self.half = dtype == "bfloat16"
+
+    def batches(self, client: int) -> Tensor:
+        """A client's rows of the table in a round, (steps, batch)."""
+        size = int(self.sizes[client])
+        steps, width = -(-size // BATCH), min(size, BATCH)
+        order = torch.cat([torch.randperm(size), torch.randperm(size)])[: steps * width]
+        return ((self.ends[client] - size + order) % TABLE).view(steps, width)
+
+    def autocast(self) -> torch.autocast:
+        """For their forward pass, as for ours."""
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.half)
+
+
+def bare_loop(work: Work, start: dict, clients: Sequence[int]) -> dict[str, Tensor]:
+    """One client after the other; returns the sum of their models."""
+    network, sums = work.network, {name: torch.zeros_like(value) for name, value in start.items()}
+    network.train()
+    for client in clients:
+        network.load_state_dict(start)
+        optimizer = torch.optim.SGD(network.parameters(), lr=RATE, fused=True)
+        for rows in work.batches(client):
+            optimizer.zero_grad()
+            with work.autocast():
+                logits = network(work.features[rows])
+            F.cross_entropy(logits.float(), work.labels[rows]).backward()
+            optimizer.step()
+        for name, value in network.state_dict().items():
+            sums[name] += value
+    return sums
+
+
+def vmap_loop(work: Work, start: dict, clients: Sequence[int]) -> dict[str, Tensor]:
+    """Stacks of 32 clients by torch.func.vmap; returns the sum of their models."""
+
+    def loss(parameters: dict, features: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        with work.autocast():
+            logits = functional_call(work.network, parameters, (features,))
+        return (F.cross_entropy(logits.float(), labels, reduction="none") * weights).sum()
+
+    gradient = vmap(grad(loss))
+    sums = {name: torch.zeros_like(value) for name, value in start.items()}
+    order = sorted(clients, key=lambda client: -work.sizes[client])
+    for begin_at in range(0, len(order), 32):
+        stack = [work.batches(client) for client in order[begin_at : begin_at + 32]]
+        stacked = {
+            name: value.expand(len(stack), *value.shape).clone() for name, value in start.items()
+        }
+        for step in range(len(stack[0])):
+            now = [rows[step] for rows in stack if len(rows) > step]
+            width = max(map(len, now))
+            rows = torch.stack([F.pad(one, (0, width - len(one))) for one in now])
+            weights = torch.stack(
+                [F.pad(torch.full((len(one),), 1 / len(one)), (0, width - len(one))) for one in now]
+            )
+            active = {name: value[: len(now)] for name, value in stacked.items()}
+            found = gradient(active, work.features[rows], work.labels[rows], weights)
+            for name, value in active.items():
+                value.sub_(found[name], alpha=RATE)
+        for name, value in stacked.items():
+            sums[name] += value.sum(0)
+    return sums
+
+
+_work: Work | None = None
+
+
+def _begin_work(network: str, dtype: str) -> None:
+    global _work
+    _work = Work(network, dtype)
+
+
+def _part(loop: Callable, start: dict[str, np.ndarray], clients: Sequence[int]) -> dict:
+    tensors = {name: torch.from_numpy(value) for name, value in start.items()}
+    return {name: value.numpy() for name, value in loop(_work, tensors, clients).items()}
+
+
+def their_rounds(network: str, nj: int, loop: Callable, dtype: str) -> Iterator[dict | None]:
+    """Rounds of theirs; takes the clients of each by `send`."""
+    _begin_work(network, dtype)
+    state = {name: value.numpy().copy() for name, value in _work.network.state_dict().items()}
+    with contextlib.ExitStack() as stack:
+        run = map
+        if nj > 1:
+            spawn = multiprocessing.get_context("spawn")
+            arguments = nj, spawn, _begin_work, (network, dtype)
+            run = stack.enter_context(ProcessPoolExecutor(*arguments)).map
+        clients = yield None
+        while True:
+            order = sorted(clients, key=lambda client: -_work.sizes[client])
+            parts = [order[job::nj] for job in range(nj)]
+            found = list(run(_part, [loop] * nj, [state] * nj, parts))
+            state = {name: sum(part[name] for part in found) / len(clients) for name in state}
+            clients = yield {"clients": clients, "train": 0.0}
+
+
+# --- turns --------------------------------------------------------------------------------------
+
+
+def processors() -> float:
+    """CPU seconds of this process and its workers so far."""
+    me = psutil.Process()
+    times = [each.cpu_times() for each in (me, *me.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def serve(kind: str, network: str, nj: int, stack: int, dtype: str) -> None:
+    """Run a round for every line of stdin, which has its clients; answer what it came to."""
+    talk, sys.stdout = sys.stdout, sys.stderr
+    if kind == "ours":
+        rounds = our_rounds(network, nj, stack, dtype)
+    else:
+        rounds = their_rounds(network, nj, {"bare": bare_loop, "vmap": vmap_loop}[kind], dtype)
+        next(rounds)
+    for line in sys.stdin:
+        begun, before = time.perf_counter(), processors()
+        found = next(rounds) if kind == "ours" else rounds.send(json.loads(line))
+        found |= {"wall": time.perf_counter() - begun, "cpu": processors() - before}
+        print(json.dumps(found), file=talk, flush=True)
+
+
+class Contender:
+    """One way to run a round, in a process of its own."""
+
+    def __init__(self, title: str, package: str, *arguments: object):
+        self.title, self.turns = title, []
+        command = [sys.executable, __file__, "--serve", *map(str, arguments)]
+        environment = {**os.environ, "TOY_PACKAGE": package, "OMP_NUM_THREADS": "1"}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=environment, **pipes)
+
+    def round(self, clients: list[int]) -> dict:
+        """Run one round, of these clients if it is not ours."""
+        self.process.stdin.write(json.dumps(clients) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{self.title}: no answer")
+        found = json.loads(answer)
+        steps = steps_of(found["clients"])
+        return found | {name: 1000 * found[name] / steps for name in ("wall", "cpu", "train")}
+
+
+def contenders(options: argparse.Namespace) -> list[Contender]:
+    """Ours first: they say which clients are in a round."""
+    found, network, nj = [], options.network, options.nj
+    here = str(Path(options.package[0]).resolve())
+    for package in options.package:
+        path = str(Path(package).resolve())
+        name = f" ({Path(path).name})" if len(options.package) > 1 else ""
+        for dtype in options.dtypes:
+            if dtype != "float32" and not has_dtype(path):
+                continue
+            for stack in options.stacks:
+                title = f"stack of {stack}, {dtype}{name}"
+                found.append(Contender(title, path, "ours", network, nj, stack, dtype))
+    for dtype in options.dtypes:
+        found.append(Contender(f"vmap of 32, {dtype}", here, "vmap", network, nj, 0, dtype))
+        found.append(Contender(f"bare loop, {dtype}", here, "bare", network, nj, 0, dtype))
+    return found
+
+
+def has_dtype(package: str) -> bool:
+    """Whether a version has the option `train_dtype` for keyword networks."""
+    script = "from fedtools.client.parallel import ClipTraining as t; t(train_dtype='bfloat16')"
+    done = subprocess.run([sys.executable, "-c", script], cwd=package, capture_output=True)
+    return done.returncode == 0
+
+
+def show(found: Sequence[Contender], network: str) -> None:
+    """Print the table; ratios are to the bare loop in float32, turn by turn."""
+    base = next(one for one in found if one.title == "bare loop, float32")
+    rows = []
+    for one in found:
+        wall = [turn["wall"] for turn in one.turns]
+        ratios = {
+            name: [b[name] / t[name] for b, t in zip(base.turns, one.turns, strict=True)]
+            for name in ("wall", "cpu")
+        }
+        share = statistics.median(turn["train"] / turn["wall"] for turn in one.turns)
+        rows.append(
+            (
+                one.title,
+                f"{statistics.median(wall):.2f}",
+                f"{min(wall):.2f}-{max(wall):.2f}",
+                f"{100 * share:.0f} %" if share else "-",
+                f"{statistics.median(ratios['wall']):.2f}",
+                f"{min(ratios['wall']):.2f}-{max(ratios['wall']):.2f}",
+                f"{statistics.median(ratios['cpu']):.2f}",
+            )
+        )
+    header = network, "ms/step", "from-to", "train", "x bare loop", "from-to", "by CPU time"
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in (header, *rows):
+        print("  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True)))
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--network", choices=list(BARE), default="tcn")
+    parser.add_argument("--nj", type=int, default=1, help="processes of one thread, of all alike")
+    parser.add_argument("--stacks", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--stack", type=int, default=4)
-    parser.add_argument("--bare-threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--package", action="append", help="where our package lies; several times")
+    parser.add_argument("--serve", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    spawn = multiprocessing.get_context("spawn")
-    seconds: dict[str, list[float]] = {"bare loop": [], "fedtools, 2 processes": []}
-    with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(1, spawn) as bare:
-        federation = open_federation(
-            begin(Path(name) / "exp", make_clips(Path(name) / "clips"), options.stack)
-        )
-        with _trainer(federation, PROCESSES, "cpu") as train:
-            for number in range(1, options.turns + 2):
-                begun = time.perf_counter()
-                clients = sample(federation, number, PROCESSES)
-                train(number, PROCESSES)
-                aggregate(federation, number)
-                ours = time.perf_counter() - begun
-                numbers = [int(client[1:]) for client in clients]
-                theirs = bare.submit(Bare.round, numbers, options.bare_threads).result()
-                if number > 1:
-                    seconds["bare loop"].append(theirs)
-                    seconds["fedtools, 2 processes"].append(ours)
-    sizes = draw_sizes()
-    parameters = sum(value.numel() for value in BareTcn().parameters())
+    if options.serve:
+        kind, network, nj, stack, dtype = options.serve
+        serve(kind, network, int(nj), int(stack), dtype)
+        return
+    options.package = options.package or [str(ROOT)]
+    parameters = sum(value.numel() for value in BARE[options.network]().parameters())
     print(
-        f"{CLIENTS} clients of {sizes.mean():.0f} clips on average, {sizes.max()} at most; "
-        f"{SAMPLED} a round, {parameters} parameters, stacks of {options.stack}"
+        f"{CLIENTS} clients, {SAMPLED} a round, {parameters} parameters, "
+        f"{options.nj} process(es) of one thread, median of {options.turns} turns"
     )
-    rows = [
-        (what, *(f"{value:.2f}" for value in (min(t), statistics.median(t), max(t))))
-        for what, t in seconds.items()
-    ]
-    print(format_table(("seconds a round", "min", "median", "max"), rows), end="")
-    pairs = [b / f for b, f in zip(*seconds.values(), strict=True)]
-    print(
-        f"speed of fedtools / bare loop, turn by turn: median {statistics.median(pairs):.2f} "
-        f"({min(pairs):.2f} to {max(pairs):.2f})"
-    )
-    print(PEERS)
+    found = contenders(options)
+    clients: list[int] = []
+    for turn in range(options.turns + 1):
+        for one in found:
+            result = one.round(clients)
+            clients = result["clients"]
+            if turn:
+                one.turns.append(result)
+    show(found, options.network)
 
 
 if __name__ == "__main__":

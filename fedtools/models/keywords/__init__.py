@@ -1,5 +1,61 @@
-"""The four keyword networks of the paper's table 2, each for K clients at once."""
+"""The keyword networks, each for K clients at once; a network is found by its name.
 
-from fedtools.models.keywords.networks import NETWORKS, Network, build_network
+Those of table 2 in X.-C. Li et al.: Avoid overfitting user specific information in federated
+keyword spotting, Interspeech 2022. All take MFCC (K, B, frames, coefficients). Where the paper
+leaves a size open, the one that meets its number of parameters was taken; the defaults are the
+paper's networks:
 
-__all__ = ["NETWORKS", "Network", "build_network"]
+                        12 classes          35 classes       (table 2)
+    DSCNN               168.6 k             172.6 k          169 k, 173 k
+    MHAttRNN            228.0 k             231.7 k          228 k, 232 k
+    ResNet              237.9 k             238.9 k          238 k, 239 k
+    Transformer         233.5 k             235.8 k          232 k, 234 k
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtools.files.config import from_mapping, unknown
+from fedtools.files.errors import UserError
+from fedtools.files.registry import Registry
+from fedtools.models.keywords.base import Network, Sizes
+
+NETWORKS: Registry[type[Sizes]] = Registry(__name__, "network")
+
+
+def build_network(
+    config: Mapping[str, Any],
+    classes: int,
+    where: str | Path,
+    *,
+    clients: int = 1,
+    bins: int = 40,
+    frames: int = 98,
+) -> Network:
+    """Make a network from its section of a configuration.
+
+    Args:
+        config: `network`, a name in `NETWORKS`, and `network_conf`, fields of its `...Sizes`.
+        classes: the number of labels.
+        where: what `config` was read from, for messages.
+        clients: how many clients it trains at once.
+        bins, frames: coefficients and frames of its input.
+
+    Raises:
+        UserError: for options that are unknown or do not fit each other.
+    """
+    for key in config:
+        if key not in ("network", "network_conf"):
+            raise UserError(unknown(key, ("network", "network_conf")), path=where)
+    kind = NETWORKS.get(config.get("network"), where)
+    sizes = from_mapping(kind, config.get("network_conf"), where)
+    try:
+        network = sizes.network(sizes, clients, bins, frames, classes)
+        if sizes.head_share:
+            network.split_head(clients, sizes.head_share)
+    except ValueError as error:
+        raise UserError(f"network_conf: {error}", path=where) from None
+    return network

@@ -64,6 +64,33 @@ class Conv2d(nn.Module):
         return F.conv2d(images, weight, bias, groups=clients * self.groups, **self.options)
 
 
+class Conv1d(Conv2d):
+    """K convolutions over time: (B, K x in, T) -> (B, K x out, T').
+
+    Channels lie beside each other in memory (channels last), where torch's convolutions of many
+    groups and their gradients need no reordering on a CPU, and what follows keeps that order.
+    """
+
+    def __init__(
+        self,
+        clients: int,
+        inputs: int,
+        outputs: int,
+        length: int,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        dilation: int = 1,
+        bias: bool = True,
+    ):
+        options = {"stride": (1, stride), "padding": (0, padding), "dilation": dilation}
+        super().__init__(clients, inputs, outputs, (1, length), bias=bias, **options)
+
+    def forward(self, values: Tensor) -> Tensor:
+        images = values[:, :, None].contiguous(memory_format=torch.channels_last)
+        return super().forward(images)[:, :, 0]
+
+
 class Pointwise(Conv2d):
     """K convolutions of one place, without bias, as products: half the time of groups on a CPU."""
 
