@@ -35,8 +35,8 @@ def begin(world: Path, path: Path, method: str = "fedavg", *more: str) -> list:
         "init",
         path,
         *("--config", world / "config.yaml", "--method", method),
-        *("--train", world / "train", "--valid", world / "valid"),
-        *("--tokens", world / "tokens", *more),
+        *("--data", f"train={world / 'train'}", "--data", f"valid={world / 'valid'}"),
+        *("--asset", f"tokens={world / 'tokens'}", *more),
     ]
 
 

@@ -54,7 +54,6 @@ def sample(
 ) -> None:
     """Choose a round's clients: a function of seed and round alone."""
     from fedtools.federation import steps
-
     from fedtools.files.locks import lock
 
     federation = open_experiment(experiment)
@@ -81,7 +80,6 @@ def train_local(
 def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NGPU) -> None:
     """Check a round's updates, make the next round's global state, close the round."""
     from fedtools.federation import steps
-
     from fedtools.files.locks import lock
 
     federation = open_experiment(experiment, ngpu)

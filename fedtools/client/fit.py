@@ -1,9 +1,9 @@
 """The training loop: of one model, or of a stack of models at once; resumable at every step.
 
-A stack is one network whose every parameter has a leading dimension, one model after another. Clients
-that trained one after the other would each pay for starting every operation on a batch of a few
-clips; a stack pays once for all. Sorted by their number of steps, those that have finished drop out
-at its end.
+A stack is one network whose every parameter has a leading dimension, one model after another.
+Clients that trained one after the other would each pay for starting every operation on a batch of a
+few clips; a stack pays once for all. Sorted by their number of steps, those that have finished drop
+out at its end.
 
 All randomness of a step (dropout, SpecAugment) is drawn after seeding torch by the step's own key,
 so that a run resumed from a checkpoint is the same, bit for bit, as one that was left alone.
@@ -120,9 +120,7 @@ class Run:
             "finished": self.finished,
             "run": {"steps": np.array(self.steps), "totals": self.totals, "amounts": self.amounts},
         }
-        return {
-            f"{part}/{name}": value for part, state in parts.items() for name, value in state.items()
-        }
+        return {f"{part}/{name}": parts[part][name] for part in parts for name in parts[part]}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Put back what `state` gave."""

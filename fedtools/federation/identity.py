@@ -51,11 +51,11 @@ def _features(folder: Path) -> str:
         path, _, offset = entry.rpartition(":")
         archives[path] = None
         # Where the archives lie does not matter.
-        digest.update(f"{utterance} {os.path.basename(path)} {offset}\n".encode())
+        digest.update(f"{utterance} {Path(path).name} {offset}\n".encode())
     chosen = set(_spread(len(archives), _ARCHIVES))
     for number, path in enumerate(archives):
         try:
-            size = os.stat(path).st_size
+            size = Path(path).stat().st_size
             digest.update(f"{size}\n".encode())
             if number in chosen and Path(path).is_file():
                 _add_sample(digest, path, size)

@@ -63,7 +63,9 @@ def init(
     files = task.files(folders, others, where)
     made = make_method(method, config.get("method_conf"), where)
     # Read whatever the method, since that checks the data.
-    clients = byte_order(check_id(name, "client", data["train"]) for name in task.clients(folders["train"]))
+    clients = byte_order(
+        check_id(name, "client", data["train"]) for name in task.clients(folders["train"])
+    )
     clients = clients if made.federated else []
     if made.federated and not clients:
         remedy = "add utt2client to it, or take --method centralized"

@@ -6,8 +6,8 @@ experiment's folder alone, which all see (a network file system will do), so tha
 what single commands would:
 
     EXP/ranks/<rank>      host, process and a random word of a rank; touched every few seconds
-    EXP/ranks/run         JSON of rank 0: the words of the ranks it has accepted; its last round, and
-                          whether it has ended
+    EXP/ranks/run         JSON of rank 0: the words of the ranks it has accepted, its last round,
+                          and whether it has ended
     EXP/ranks/<rank>.err  why a rank stopped: one line
 
 A rank that is seen no more ends the run with one line; the same command goes on from there.
@@ -235,7 +235,7 @@ def _appears(path: Path) -> bool:
         return True
     # A listing makes a network file system look again.
     with contextlib.suppress(OSError):
-        os.listdir(path.parent)
+        list(path.parent.iterdir())
     return path.exists()
 
 

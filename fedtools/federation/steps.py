@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from fedtools.federation.base import Federation
 from fedtools.federation.tasks import read_evaluation

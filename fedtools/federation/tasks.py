@@ -75,17 +75,13 @@ def check_assets(assets: Mapping[str, Path], known: tuple[str, ...], where: str 
             raise UserError(f"no {name}", path=where, remedy=f"give --asset {name}=FOLDER")
 
 
-def _tokens(
-    data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path
-) -> list[Path]:
+def _tokens(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
     check_assets(assets, ("tokens",), where)
     files = [assets["tokens"] / name for name in ("tokens.txt", "bpe.model")]
     return [file for file in files if file.exists()]
 
 
-def _classes(
-    data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path
-) -> list[Path]:
+def _classes(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
     check_assets(assets, (), where)
     return [data["train"] / "classes.txt"]
 

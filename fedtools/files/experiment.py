@@ -1,6 +1,6 @@
 """The folder of a federation: where everything lies, and how far it has come.
 
-EXP/config.yaml                     frozen at the start, as are the files named here up to sha256sums
+EXP/config.yaml                     frozen at the start, as all named here up to sha256sums
 EXP/data.yaml                       what tells the data from others of the same name
 EXP/clients.txt                     every client, one per line, in C order
 EXP/tokens.txt [bpe.model]          the model's output units

@@ -72,7 +72,9 @@ def read_ledger(experiment: Experiment) -> Iterator[LedgerRow]:
             if client != SERVER_ROW:
                 check_id(client, "client", path, line)
             if client in seen or count(row, "round", path, line) != at:
-                raise UserError(f"{client!r} comes twice, or of another round", path=path, line=line)
+                raise UserError(
+                    f"{client!r} comes twice, or of another round", path=path, line=line
+                )
             seen.add(client)
             sizes = (count(row, name, path, line) for name in ("bytes_down", "bytes_up"))
             reals = (number(row, name, path, line) for name in COLUMNS[4:7])

@@ -1,4 +1,4 @@
-"""Locks of an experiment: whoever writes to it holds one; the system frees those of killed processes."""
+"""Locks of an experiment: whoever writes to it holds one; a killed process holds none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from fedtools.files.errors import UserError
 
 
 @contextmanager
-def lock(experiment: Path, name: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
+def lock(
+    experiment: Path, name: str, *, shared: bool = False, wait: bool = False
+) -> Iterator[None]:
     """Hold a lock of an experiment for the length of a block.
 
     Args:

@@ -215,7 +215,9 @@ class MessageWriter:
         ark, scp = _feature_paths(self._table.parent, client)
         entries = write_ark(ark, matrices)
         # The file alone: where the experiment lies is nobody's business.
-        write_table(scp, {utt: f"{ark.name}:{at.rpartition(':')[2]}" for utt, at in entries.items()})
+        write_table(
+            scp, {utt: f"{ark.name}:{at.rpartition(':')[2]}" for utt, at in entries.items()}
+        )
         return ark.stat().st_size + scp.stat().st_size
 
     def _line(self, report: Report, size: int) -> dict[str, object]:

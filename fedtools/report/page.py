@@ -84,6 +84,8 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
     path = Path(path)
     methods = [read_method(row.name, row.experiment, row.scores) for row in rows]
     check_comparable(methods)
+    if len({method.name for method in methods}) != len(methods):
+        raise UserError("a method's name comes twice", remedy="give --row NAME=EXP_DIR:SCORE_DIR")
     if page.plot is not None and not any(method.curve for method in methods):
         raise UserError(
             "no evaluate_valid.tsv in any experiment, so nothing to plot",

@@ -178,7 +178,7 @@ def _outside(messages: Sequence[Message], norms: np.ndarray, ratio: float) -> di
     median = statistics.median_low(norms.tolist())
     limit = ratio * median
     return {
-        message.client: f"an update of norm {norm:.3g}, over {ratio:g} times the median {median:.3g}"
+        message.client: f"an update of norm {norm:.3g}, over {ratio:g} x the median {median:.3g}"
         for message, norm in zip(messages, norms.tolist(), strict=True)
         if median > 0 and norm > limit
     }

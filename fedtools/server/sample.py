@@ -1,7 +1,7 @@
 """Who takes part in a round: a function of the seed and the round alone.
 
-Each client has a number of 64 bits, keyed by (seed, round, its place in C order): whoever has one of
-the lowest takes part ("fixed"), or whoever has one below a threshold ("poisson"). In the second,
+Each client has a number of 64 bits, keyed by (seed, round, its place in C order): whoever has one
+of the lowest takes part ("fixed"), or whoever has one below a threshold ("poisson"). In the second,
 clients are drawn independently of each other, which accounting for differential privacy by
 subsampling usually assumes; in the first every subset of the size is equally likely.
 """
