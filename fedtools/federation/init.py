@@ -87,7 +87,7 @@ def init(
         made.check(frozen["task"], frozen["model"])
     except ValueError as error:
         raise UserError(str(error), path=where) from None
-    begun = (path / "sha256sums").exists()
+    begun = (path / "round_0001/global.safetensors").exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})
     if not begun:
         # Before anything is frozen: a model that cannot be made leaves nothing behind.
@@ -98,10 +98,9 @@ def init(
     with lock(path, "rounds"):
         freeze(path / "config.yaml", frozen)
         freeze(path / "data.yaml", known, "other data")
-        if begun:
-            Experiment(path).check_frozen()
-        else:
+        if not begun:
             _write(path, files, clients, states)
+        Experiment(path).check_frozen()
 
 
 def _begin(task: Task, beginning: Beginning, seed: int) -> tuple[State, State]:
@@ -117,7 +116,10 @@ def _begin(task: Task, beginning: Beginning, seed: int) -> tuple[State, State]:
 def _write(
     path: Path, files: Sequence[Path], clients: Sequence[str], states: tuple[State, State]
 ) -> None:
-    """Write what the experiment begins with; its sums last, which mark it as begun."""
+    """Write what the experiment begins with; its sums last, which mark it as begun.
+
+    What somebody removed is written again, and must then be the same.
+    """
     record(path)
     for file in files:
         with atomic_path(path / file.name) as temporary:
@@ -128,7 +130,8 @@ def _write(
         save_state(path / name, state)
     names = ["config.yaml", "data.yaml", "clients.txt", *(file.name for file in files)]
     names += ["init.safetensors", first]
-    write_sums(path / "sha256sums", {name: path / name for name in names})
+    if not (path / "sha256sums").exists():
+        write_sums(path / "sha256sums", {name: path / name for name in names})
 
 
 def _options(config: Mapping[str, Any], clients: int, where: str | Path) -> dict[str, Any]:

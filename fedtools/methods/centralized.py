@@ -7,11 +7,13 @@ non-IID data, Interspeech 2022; with the server's own data it also trains the ba
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fedtools.methods import METHODS
 from fedtools.methods.base import Method, Phase
-from fedtools.server.server import Server
+
+if TYPE_CHECKING:
+    from fedtools.server.server import Server
 
 
 @METHODS.register("centralized")

@@ -8,13 +8,15 @@ on, so that R rounds of one epoch are the same as one training of R epochs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from fedtools.client.fit import Fitted
-from fedtools.client.place import Place
 from fedtools.methods import METHODS
 from fedtools.methods.base import Method
-from fedtools.server.server import Server
+
+if TYPE_CHECKING:
+    from fedtools.client.fit import Fitted
+    from fedtools.client.place import Place
+    from fedtools.server.server import Server
 
 
 @METHODS.register("client")

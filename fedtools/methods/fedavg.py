@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedtools.client.fit import Fitted
-from fedtools.client.place import Place
 from fedtools.methods import METHODS
 from fedtools.methods.base import Method
-from fedtools.server.server import Server
+
+if TYPE_CHECKING:
+    from fedtools.client.fit import Fitted
+    from fedtools.client.place import Place
+    from fedtools.server.server import Server
 
 
 @METHODS.register("fedavg")

@@ -16,18 +16,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedtools.client.clips import ClipBatch
-from fedtools.client.fit import Fitted
-from fedtools.client.place import Place
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
-from fedtools.models.keywords.base import Network
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedtools.client.clips import ClipBatch
+    from fedtools.client.fit import Fitted
+    from fedtools.client.place import Place
+    from fedtools.models.keywords.base import Network
 
 
 @METHODS.register("fedkws_ui")
@@ -114,6 +116,8 @@ class FedKwsUi(FedAvg):
         return self.private_steps or self.local_steps
 
     def train_client(self, client: Place) -> list[Fitted]:
+        import torch
+
         utility = torch.from_numpy(client.facts["utility"]).float()
         smoothing = self.smoothing * (1 - utility if self.smooth_by_utility else 0 * utility + 1)
         predict = self._overfit(client)
@@ -193,7 +197,6 @@ def private_cross_entropy(network: Network, batch: ClipBatch) -> Tensor:
 
     They are those of training: BatchNorm's running statistics go on, as in the public code.
     """
-    with torch.no_grad():
-        features = network.features(batch.mfcc, batch.valid)
+    features = network.features(batch.mfcc, batch.valid).detach()
     log_probs = network.private(features).log_softmax(-1)
     return batch.mean(-log_probs.gather(2, batch.labels[..., None])[..., 0])

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
-from fedtools.client.clips import ClipBatch
-from fedtools.client.fit import Fitted
-from fedtools.client.place import Place
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
-from fedtools.models.keywords.base import Network
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedtools.client.clips import ClipBatch
+    from fedtools.client.fit import Fitted
+    from fedtools.client.place import Place
+    from fedtools.models.keywords.base import Network
 
 # Kernel widths, in units of the mean squared distance of the batch's features.
 _WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -76,6 +77,8 @@ def squared_mmd(ours: Tensor, theirs: Tensor, weights: Tensor) -> Tensor:
     Returns:
         (K,), at least 0 up to rounding.
     """
+    import torch
+
     both = torch.cat([ours, theirs], 1)
     signed = torch.cat([weights, -weights], 1)
     # Not cdist: the gradient of a root is infinite where a clip meets itself.

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
-from fedtools.server.server import Server
+
+if TYPE_CHECKING:
+    from fedtools.server.server import Server
 
 
 @METHODS.register("fedopt")

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-
-from fedtools.client.clips import ClipBatch
-from fedtools.client.fit import Fitted
-from fedtools.client.place import Place
-from fedtools.client.stacks import cross_entropy
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
-from fedtools.models.keywords.base import Network
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedtools.client.clips import ClipBatch
+    from fedtools.client.fit import Fitted
+    from fedtools.client.place import Place
+    from fedtools.models.keywords.base import Network
 
 
 @METHODS.register("fedprox")
@@ -43,6 +44,8 @@ class FedProx(FedAvg):
             raise ValueError(f"proximal {self.proximal} is not a number from 0")
 
     def train_client(self, client: Place) -> list[Fitted]:
+        from fedtools.client.stacks import cross_entropy
+
         start = client.start
 
         def loss(network: Network, batch: ClipBatch) -> Tensor:
