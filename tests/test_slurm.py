@@ -141,7 +141,7 @@ for file in pid.*; do
 done
 sleep "$1" &
 echo $$ $! >"pid.$SLURM_ARRAY_JOB_ID.$SLURM_ARRAY_TASK_ID"
-wait
+wait $!
 """
 
 

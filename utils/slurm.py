@@ -30,11 +30,12 @@ Exit status: 0 if every job's was; 1 if not, with the end of the failing log on 
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from run import (
@@ -163,32 +164,36 @@ def submit(request: Request) -> list[Path]:
     log = Path(request.log)
     # Kaldi keeps what it submits in q/ beside the logs.
     folder = log.parent / "q"
-    script, done = folder / f"{log.stem}.sh", folder.resolve() / f"done.{log.stem}"
+    script, done = folder / f"{log.stem}.sh", folder / f"done.{log.stem}"
     memory = folder / f"{log.stem}.id"
-    numbers = range(request.first, request.last + 1)
+    codes = {n: Path(f"{done}.{n}") for n in range(request.first, request.last + 1)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         cancel_earlier(memory)
-        for number in numbers:
-            Path(f"{done}.{number}").unlink(missing_ok=True)
-        script.write_text(job_script(request, done), encoding="utf-8")
+        for path in set(codes.values()) & set(folder.iterdir()):
+            path.unlink(missing_ok=True)
+        script.write_text(job_script(request, done.absolute()), encoding="utf-8")
         memory.write_text("")
     except OSError as error:
         raise SystemExit(f"{PROGRAM}: {error.filename or script}: {error.strerror}") from None
     # Slurm's own messages about an element of the array; the job's output is in its log.
     output = ["--output", str(folder / f"{log.stem}.slurm-%a.out")]
     line = [*command, "--parsable", "--wait", *output, *told, f"--array={array}", str(script)]
-    wait_for(line, memory)
+    wait_for(line, memory, lambda: set(codes.values()) <= set(folder.iterdir()))
 
     deadline = time.monotonic() + PATIENCE
-    codes = {number: exit_code(Path(f"{done}.{number}"), deadline) for number in numbers}
-    if all(codes.values()):
+    ended = {number: exit_code(path, deadline) for number, path in codes.items()}
+    if all(ended.values()):
         memory.unlink(missing_ok=True)
-    return [Path(request.fill(request.log, number)) for number in numbers if codes[number] != "0"]
+    return [Path(request.fill(request.log, n)) for n, code in ended.items() if code != "0"]
 
 
-def wait_for(line: list[str], memory: Path) -> None:
-    """Run sbatch, which returns when the array has ended; cancel the array if interrupted."""
+def wait_for(line: list[str], memory: Path, done: Callable[[], bool]) -> None:
+    """Submit the array and wait for its end; cancel it if interrupted.
+
+    sbatch --wait sees the end, also that of lost jobs, but after a while it asks every 32 seconds
+    only; `done` says at once that all jobs have left their exit codes.
+    """
     try:
         # sbatch itself writes the id, and in a session of its own: so none is lost, even if this
         # program is killed while sbatch submits.
@@ -197,9 +202,12 @@ def wait_for(line: list[str], memory: Path) -> None:
                 line, stdout=output, stdin=subprocess.DEVNULL, start_new_session=True
             )
     except OSError as error:
+        memory.unlink(missing_ok=True)
         usage_error(f"cannot run {line[0]}: {error.strerror}")
+    started = time.monotonic()
     try:
-        process.wait()
+        while process.poll() is None and not done():
+            time.sleep(min(2.0, 0.1 + (time.monotonic() - started) / 20))
     except BaseException:
         ignore_signals()
         deadline = time.monotonic() + SUBMIT_PATIENCE
@@ -207,8 +215,12 @@ def wait_for(line: list[str], memory: Path) -> None:
             time.sleep(0.1)
         if job := remembered(memory):
             subprocess.run(["scancel", *job], check=False)
+        else:
+            memory.unlink(missing_ok=True)
         process.kill()
         raise
+    process.kill()
+    process.wait()
     if not remembered(memory):
         memory.unlink(missing_ok=True)
         print(f"{PROGRAM}: sbatch failed: {shlex.join(line)}", file=sys.stderr)
@@ -253,8 +265,10 @@ def cancel_earlier(memory: Path) -> None:
 def still_there(arguments: list[str]) -> str:
     """Why an array may still run, in the words of squeue; empty if Slurm has ended all of it."""
     line = ["squeue", "--noheader", "--format", "%i is %T", *arguments]
+    # Variables such as SQUEUE_PARTITION would hide jobs.
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
     try:
-        listed = subprocess.run(line, capture_output=True, text=True, check=False)
+        listed = subprocess.run(line, capture_output=True, text=True, check=False, env=variables)
     except OSError as error:
         usage_error(f"cannot run squeue: {error.strerror}")
     if "Invalid job id" in listed.stderr:
