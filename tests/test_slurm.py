@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import keyword_world
 import pytest
 import slurm_cluster
 from conftest import ROOT, Result, inside, run
+from test_shell import alive, wait_until
 
 RUN = ROOT / "utils/run.py"
 SLURM = ROOT / "utils/slurm.py"
@@ -73,22 +73,6 @@ def cluster(environment, tmp_path) -> Iterator[Cluster]:
     yield cluster
     cluster("scancel", "--user", "root").ok()
     wait_until(lambda: not cluster.jobs())
-
-
-def wait_until(condition, seconds: float = 60) -> None:
-    """Wait for something to become true; the test fails if it does not."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def timeless(log: str) -> str:
@@ -175,9 +159,9 @@ def test_a_killed_submitters_array_never_runs_beside_its_reruns(cluster):
     assert all(map(alive, processes))
     old = cluster.read("log/q/x.JOB.id").strip()
     rerun = cluster(SLURM, "JOB=1:3", "log/x.JOB.log", job, "0.1").ok()
-    assert f"cancelling array {old} of an earlier run" in rerun.err
-    assert not any(map(alive, processes))
     assert not (cluster.folder / "overlap").exists()
+    assert not any(map(alive, processes))
+    assert f"cancelling array {old} of an earlier run" in rerun.err
     assert len(list(cluster.folder.glob(f"pid.{old}.*"))) == 2
     assert len(list(cluster.folder.glob("pid.*"))) == 2 + 3
     for number in (1, 2, 3):
