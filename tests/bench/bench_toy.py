@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from bench_clients import CLASSES, make_clips
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -35,14 +36,12 @@ from fedtools.federation.init import init  # noqa: E402
 from fedtools.federation.rounds import _trainer  # noqa: E402
 from fedtools.federation.steps import aggregate, sample  # noqa: E402
 from fedtools.federation.tasks import open_federation  # noqa: E402
-from fedtools.files.atomic import write_text  # noqa: E402
-from fedtools.files.clips import COLUMNS, sum_line  # noqa: E402
-from fedtools.files.tables import format_table, write_tsv  # noqa: E402
+from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.models.keywords import NETWORKS, Network  # noqa: E402
 from fedtools.models.keywords.layers import NORMS, Conv2d, Linear  # noqa: E402
 from fedtools.models.keywords.networks import Sizes, pooled  # noqa: E402
 
-CLIENTS, SAMPLED, BATCH, CLASSES, PROCESSES = 2434, 200, 16, 35, 2
+CLIENTS, SAMPLED, BATCH, PROCESSES = 2434, 200, 16, 2
 CHANNELS, DILATIONS = 64, (1, 2, 4, 8)
 # Clips share so many different features: more would not fit the memory of a small machine.
 TABLE = 4096
@@ -133,27 +132,6 @@ def draw_sizes() -> np.ndarray:
     return drawn.clip(1, 316).astype(int)
 
 
-def make_clips(folder: Path) -> Path:
-    """Packed clips with labels, and a hole in the file in place of waveforms."""
-    folder.mkdir()
-    sizes, random = draw_sizes(), np.random.default_rng(1)
-    total = int(sizes.sum())
-    np.lib.format.open_memmap(folder / "clips.npy", "w+", "<i2", (total, 16000))
-    np.save(folder / "noise.npy", np.zeros(0, "<i2"))
-    words = [f"w{word:02d}" for word in range(CLASSES)]
-    write_text(folder / "classes.txt", "".join(f"{word}\n" for word in words))
-    names = [f"c{client:04d}" for client, size in enumerate(sizes) for _ in range(size)]
-    rows = [
-        (f"{name}-{clip:06d}", name, words[random.integers(CLASSES)], 16000)
-        for clip, name in enumerate(names)
-    ]
-    write_tsv(folder / "clips.tsv", COLUMNS, [dict(zip(COLUMNS, row)) for row in rows])  # noqa: B905
-    # Nothing takes these clips for others: the sum of a hole of gigabytes is not needed.
-    lines = [sum_line(folder / name, name) for name in ("classes.txt", "clips.tsv")]
-    write_text(folder / "sha256sums", "".join(f"{line}\n" for line in lines))
-    return folder
-
-
 def begin(path: Path, clips: Path, stack: int) -> Path:
     """Make the experiment."""
     config = {
@@ -220,7 +198,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {"bare loop": [], "fedtools, 2 processes": []}
     with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(1, spawn) as bare:
         federation = open_federation(
-            begin(Path(name) / "exp", make_clips(Path(name) / "clips"), options.stack)
+            begin(Path(name) / "exp", make_clips(Path(name) / "clips", draw_sizes()), options.stack)
         )
         with _trainer(federation, PROCESSES, "cpu") as train:
             for number in range(1, options.turns + 2):
