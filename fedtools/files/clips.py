@@ -24,7 +24,7 @@ import numpy as np
 from fedtools.files.atomic import atomic_path, sha256, write_text
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.lines import open_input, read_lines
 from fedtools.files.tables import count, read_tsv, write_tsv
 
 RATE = 16_000
@@ -249,13 +249,9 @@ def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
 
 def _map_npy(path: Path, columns: tuple[int, ...]) -> np.ndarray:
     """Map an int16 array (n, *columns) in numpy's format, after its size has been checked."""
-    try:
-        with open(path, "rb") as file:
-            header = _HEADER.match(file.read(_HEADER_BYTES))
-        size = path.stat().st_size
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-        raise UserError(problem, path=path, remedy=_REMEDY) from None
+    with open_input(path, remedy=_REMEDY) as file:
+        header = _HEADER.match(file.read(_HEADER_BYTES))
+    size = path.stat().st_size
     if not header:
         raise UserError("damaged: no header of 16-bit samples", path=path, remedy=_REMEDY)
     shape = tuple(int(number) for number in header.groups() if number)
