@@ -118,15 +118,16 @@ class FeatureReader:
         records = [self._record(utt) for utt in utts]
         matrices: list[np.ndarray | None] = [None] * len(utts)
         order = sorted(range(len(utts)), key=lambda i: (records[i].path, records[i].start))
-        for run in _runs(order, records):
-            if records[run[0]].kind == b"FM":
-                arrays = self._read_run([records[i] for i in run], utts[run[0]])
-            else:
-                arrays = [self._read_other(records[i], utts[i]) for i in run]
-            for i, array in zip(run, arrays, strict=True):
-                if not _is_finite(array):
-                    raise _damaged(records[i].path, utts[i], "a value is NaN or infinite")
-                matrices[i] = array
+        with np.errstate(over="ignore", invalid="ignore"):
+            for run in _runs(order, records):
+                if records[run[0]].kind == b"FM":
+                    arrays = self._read_run([records[i] for i in run], utts[run[0]])
+                else:
+                    arrays = [self._read_other(records[i], utts[i]) for i in run]
+                for i, array in zip(run, arrays, strict=True):
+                    if not _is_finite(array):
+                        raise _damaged(records[i].path, utts[i], "a value is NaN or infinite")
+                    matrices[i] = array
         return matrices
 
     def _read_run(self, run: list[_Record], utt: str) -> list[np.ndarray]:
@@ -182,8 +183,7 @@ class FeatureReader:
 
 def _is_finite(matrix: np.ndarray) -> bool:
     # The sum is fast, and finite but for very large values.
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(matrix.sum()) or np.isfinite(matrix).all())
+    return bool(np.isfinite(matrix.sum()) or np.isfinite(matrix).all())
 
 
 def _runs(order: list[int], records: list[_Record]) -> Iterable[list[int]]:

@@ -187,7 +187,7 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
     hints = typing.get_type_hints(kind)
     for name, value in options.items():
         if name not in fields:
-            raise option_error(unknown(name, fields), where, name)
+            raise option_error(unknown(name, fields), where, name, value)
         options[name] = _checked(name, value, hints[name], where)
     missing = [
         name

@@ -62,7 +62,8 @@ class Tokenizer:
         if not model.exists():
             return cls(tokens)
         try:
-            tokenizer = cls(tokens, read_bytes(model))
+            # SentencePiece takes no bytes for no model, and complains later.
+            tokenizer = cls(tokens, read_bytes(model) or b"\0")
         except RuntimeError:
             raise UserError(
                 "not a SentencePiece model", path=model, remedy="run fedtools train-tokens again"

@@ -70,11 +70,11 @@ def build_model(
     """
     for key in config:
         if key not in KEYS:
-            raise option_error(unknown(key, KEYS), where, key)
+            raise option_error(unknown(key, KEYS), where, key, config[key])
     input_size = config.get("input_size", 80)
     if type(input_size) is not int or not 0 < input_size <= 1 << 16:
         problem = f"option 'input_size' is {input_size!r}, no number of filters"
-        raise option_error(problem, where, "input_size")
+        raise option_error(problem, where, "input_size", input_size)
     with _quiet():
         encoder = _make(
             _ENCODERS, config, "encoder", where, default="transformer", input_size=input_size
@@ -163,18 +163,18 @@ def _make(registry: dict[str, str], config: Mapping, key: str, where: str, defau
     if name is None:
         return None
     if not isinstance(name, str) or name not in registry:
-        raise option_error(f"{key}: {unknown(name, registry)}", where, key)
+        raise option_error(f"{key}: {unknown(name, registry)}", where, key, name)
     module, _, attribute = registry[name].partition(":")
     kind = getattr(importlib.import_module(module), attribute)
     arguments = config.get(f"{key}_conf") or {}
     if not isinstance(arguments, Mapping):
         problem = f"{key}_conf is {arguments!r}, not a mapping of options"
-        raise option_error(problem, where, f"{key}_conf")
+        raise option_error(problem, where, f"{key}_conf", arguments)
     known = [name for name in inspect.signature(kind).parameters if name not in given]
     for argument in arguments:
         if argument not in known:
             problem = f"{key}_conf: {unknown(argument, known)}"
-            raise option_error(problem, where, argument)
+            raise option_error(problem, where, argument, arguments[argument])
     try:
         return kind(**given, **{**_DEFAULTS.get(key, {}), **arguments})
     except Exception as error:
@@ -225,4 +225,5 @@ def _initialize(model: nn.Module, init: str | None, where: str) -> None:
         try:
             initialize(model, init)
         except Exception:
-            raise option_error(f"init: unknown initialisation {init!r}", where, "init") from None
+            problem = f"init: unknown initialisation {init!r}"
+            raise option_error(problem, where, "init", init) from None
