@@ -32,7 +32,7 @@ import numpy as np
 from fedtools.files.atomic import atomic_path, atomic_write, sha256, write_text
 from fedtools.files.datadir import ID_PATTERN, check_id
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.lines import open_input, read_lines
 
 RATE = 16_000
 CLIP_SAMPLES = 16_000
@@ -324,13 +324,9 @@ def _map_npy(
 ) -> np.ndarray:
     """Map an array (n, *columns) in numpy's format, after its size has been checked."""
     width = int(dtype[2:])
-    try:
-        with open(path, "rb") as file:
-            header = _HEADER.match(file.read(_HEADER_BYTES))
-        size = path.stat().st_size
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-        raise UserError(problem, path=path, remedy=_REMEDY) from None
+    with open_input(path, remedy=_REMEDY) as file:
+        header = _HEADER.match(file.read(_HEADER_BYTES))
+    size = path.stat().st_size
     if not header or int(header[1]) != width:
         problem = f"damaged: no header of {8 * width}-bit integers"
         raise UserError(problem, path=path, remedy=_REMEDY)

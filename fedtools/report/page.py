@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
+from fedtools.files.lines import read_text
 from fedtools.files.provenance import git_hash, records
 from fedtools.files.tables import format_markdown, read_tsv
 from fedtools.report.results import Method, check_comparable, read_method
@@ -105,10 +106,7 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
 
 def with_section(path: Path, name: str, section: str) -> str:
     """What a page, which may not be there yet, is to hold; see `replace_section`."""
-    try:
-        old = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read: {error}", path=path) from None
+    old = read_text(path) if path.exists() else "# Results\n"
     return replace_section(old, name, section, path)
 
 

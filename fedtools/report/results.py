@@ -172,6 +172,12 @@ def _read_scores(
         raise UserError(
             f"the last rows are not {AVERAGE} and {ALL}", path=path, remedy="run fedtools score"
         )
+    for column in ("utterances", "words"):
+        *clients, _, total = (count(row, column, path, line) for line, row in enumerate(rows, 2))
+        # Without clients, the total alone is there.
+        if clients and sum(clients) != total:
+            problem = f"the clients' {column} are {sum(clients)}, {ALL} has {total}"
+            raise UserError(problem, path=path, remedy="run fedtools score again")
     words: dict[str, tuple[int, int]] = {}
     rates: dict[str, dict[str, Interval]] = {"wer": {}, "cer": {}}
     for line, row in enumerate(rows[:-1], 2):
