@@ -245,7 +245,8 @@ class _Index:
         client, samples = check_id(clip.client, "client"), len(clip.wave)
         # Ids are ASCII, so that this is the C locale's order.
         if self._previous >= (client, utterance) or clip.label not in self._number or not samples:
-            raise ValueError(f"{utterance} of {client}: order, {clip.label!r} or no samples")
+            problem = "out of order, empty, or of no class"
+            raise ValueError(f"{problem}: {utterance} {client} {clip.label!r} {samples}")
         self._previous = client, utterance
         self.sizes[client] = self.sizes.get(client, 0) + 1
         self.labels.append(self._number[clip.label])
@@ -283,13 +284,13 @@ def _read_clients(path: Path) -> tuple[list[str], np.ndarray]:
     """Client ids, and their `edges`; a `UserError` names the line that is no client's."""
     header, *lines = read_lines(path, _REMEDY) or [""]
     if header != "\t".join(CLIENT_COLUMNS) or not lines:
-        problem = "no clients" if not lines else f"the header is {header!r}"
+        problem = "no clients" if not lines else f"the header is {header[:80]!r}"
         raise UserError(problem, path=path, line=1, remedy=_REMEDY)
     clients, sizes = [], array("q", [0])
     for number, line in enumerate(lines, 2):
         match = _CLIENT.fullmatch(line)
         if not match:
-            problem = f"{line!r} is not a client and its number of clips"
+            problem = f"{line[:80]!r} is not a client and its number of clips"
             raise UserError(problem, path=path, line=number, remedy=_REMEDY)
         clients.append(match[1])
         sizes.append(int(match[2]))
