@@ -171,7 +171,8 @@ class KwsFederation(ModelFederation):
         )
 
     def epochs(self, client: str, steps: int) -> float:
-        size = self.features("train").size(client)
+        rows = self.features("train").clips.rows(client)
+        size = rows.stop - rows.start
         return steps * min(size, self.training.batch_size) / size
 
     def measure(self, split: str, client: str) -> dict[str, object]:

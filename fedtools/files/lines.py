@@ -46,7 +46,7 @@ def open_input(path: str | Path, limit: int | None = None, remedy: str | None = 
 def read_bytes(path: str | Path, limit: int = SMALL_FILE, remedy: str | None = None) -> bytes:
     """The content of a file; arguments and errors as of `open_input`."""
     with open_input(path, limit, remedy) as file:
-        return file.read(limit)
+        return file.read()
 
 
 def read_text(path: str | Path, limit: int = SMALL_FILE, remedy: str | None = None) -> str:
