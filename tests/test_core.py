@@ -10,119 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Result, ledger, run, torchless
+from conftest import ROOT, ledger
+from counts import CLIENTS, begin, environment, fedtools, make_world, states
 from safetensors.numpy import load_file
-
-CLIENTS = [f"c{number}" for number in range(7)]
-
-# What somebody adds who counts words: a method and a task. In round 1 everybody sends counts, later
-# those who were sampled do; in the third round nobody sends anything.
-PLUGIN = """
-from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
-
-import numpy as np
-
-from fedtools.federation.base import Federation, Sent
-from fedtools.federation.tasks import TASKS, Task
-from fedtools.files.messages import Payload, Report
-from fedtools.methods import METHODS
-from fedtools.methods.base import Method, Phase
-
-WORDS = ["one", "two", "three"]
-SPEC = {"counts": ((len(WORDS),), "float64")}
-
-
-@METHODS.register("counting")
-@dataclass(frozen=True)
-class Counting(Method):
-    title: ClassVar[str] = "Counting"
-    tasks: ClassVar[tuple[str, ...]] = ("counts",)
-
-    def phase(self, number):
-        if number == 3:
-            return Phase(client=lambda texts: texts, server=lambda server: server.keep(),
-                         sends=Payload())
-        return Phase(client=self.count, server=lambda server: server.sum(), sends=Payload(SPEC),
-                     everybody=number == 1)
-
-    def count(self, texts):
-        return [[text.split().count(word) for word in WORDS] for text in texts]
-
-
-class CountFederation(Federation):
-    @staticmethod
-    def begin(beginning):
-        state = {"counts": np.zeros(len(WORDS))}
-        return state, state
-
-    def payload(self, phase):
-        return phase.sends
-
-    def units(self, clients, number):
-        return [clients[at : at + 2] for at in range(0, len(clients), 2)]
-
-    def work(self, clients, number, phase):
-        texts = [(self.data_path("train") / name).read_text() for name in clients]
-        found = phase.client(texts)
-        reports = [Report(name, len(text.split())) for name, text in zip(clients, texts)]
-        yield Sent(reports, {"counts": np.array(found, "f8")} if phase.sends.tensors else None)
-
-    def measure(self, split, client):
-        return {"words": int(self.state["counts"].sum())}
-
-    def load_result(self, client, number):
-        from fedtools.files.states import load_state
-        self.state = load_state(self.experiment.global_state(number + 1))
-
-
-TASKS["counts"] = Task(
-    federation="fedtools.methods.counting:CountFederation",
-    columns=("words",), rate="words", sign=1,
-    identity=lambda folder, labels: {
-        path.name: path.read_text() for path in sorted(Path(folder).iterdir())
-    },
-    files=lambda data, assets, where: [],
-    clients=lambda folder: sorted(path.name for path in Path(folder).iterdir()),
-    by_client=False,
-)
-"""
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Texts of clients, one without a word, and the plugin; torch cannot be imported."""
-    root = tmp_path_factory.mktemp("counts")
-    (root / "data").mkdir()
-    dice = random.Random(0)
-    for number, client in enumerate(CLIENTS):
-        words = dice.choices(["one", "two", "three", "four"], k=10 * number)
-        (root / "data" / client).write_text(" ".join(words))
-    (root / "plugin" / "methods").mkdir(parents=True)
-    (root / "plugin" / "methods" / "counting.py").write_text(PLUGIN)
-    (root / "config.yaml").write_text("task: counts\nrounds: 4\nclients_per_round: 4\n")
-    torchless(root / "torchless")
-    return root
-
-
-def fedtools(world: Path, *arguments: object) -> Result:
-    return run(sys.executable, "-m", "fedtools", *map(str, arguments), env=environment(world))
-
-
-def environment(world: Path) -> dict[str, str]:
-    path = os.pathsep.join([str(world / "torchless"), str(ROOT)])
-    return {"FEDTOOLS_PATH": str(world / "plugin"), "PYTHONPATH": path}
-
-
-def begin(world: Path, path: Path, *more: str) -> Path:
-    config = ("--config", world / "config.yaml", "--method", "counting")
-    fedtools(world, "init", path, *config, "--data", f"train={world / 'data'}", *more).ok()
-    return path
-
-
-def states(path: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(path)): one.read_bytes() for one in path.glob("round_*/global*")}
+    return make_world(tmp_path_factory.mktemp("counts"))
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +69,8 @@ def test_the_ledger_is_the_sum_of_messages_and_charges_nobody_twice(reference):
     assert all(row["status"] == "ok" for row in rows)
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_single_commands_give_the_same_bytes(world, reference, tmp_path, jobs):
+def test_single_commands_give_the_same_bytes(world, reference, tmp_path):
+    jobs = 3
     path = begin(world, tmp_path / "exp")
     for _ in range(4):
         fedtools(world, "sample", path, "--nj", jobs).ok()
@@ -189,8 +84,9 @@ def test_killed_and_gone_on_with(world, reference, tmp_path):
     path, dice = begin(world, tmp_path / "exp"), random.Random()
     for _ in range(6):
         command = [sys.executable, "-m", "fedtools", "rounds", str(path)]
-        process = subprocess.Popen(command, env={**os.environ, **environment(world)}, cwd=ROOT)
-        time.sleep(dice.uniform(0.2, 0.8))
+        env = {**os.environ, **environment(world), "SLOW": "0.1"}
+        process = subprocess.Popen(command, env=env, cwd=ROOT)
+        time.sleep(dice.uniform(0.3, 1.5))
         process.kill()
         process.wait()
     fedtools(world, "rounds", path).ok()
