@@ -298,7 +298,7 @@ def read_runs(root: str | Path) -> Runs:
     if not complete:
         problem = "no experiment <task>/<network>/<method>/seed<k> that was run to its end"
         left = f": {unfinished[0]}" if unfinished else ""
-        remedy = "run fedtools init, rounds and evaluate --role test"
+        remedy = "run fedtools init, rounds and evaluate --split test"
         raise UserError(problem + left, path=root, remedy=remedy)
     return Runs(complete, unfinished)
 
