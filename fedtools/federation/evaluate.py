@@ -7,18 +7,21 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
 
 from fedtools.federation.base import Federation
-from fedtools.federation.model import ModelFederation
 from fedtools.federation.tasks import read_evaluation
 from fedtools.files.errors import UserError
 from fedtools.files.events import write_scalars
 from fedtools.files.locks import lock
 from fedtools.files.states import check_finite, load_state, save_state, spec_of
 from fedtools.files.tables import read_tsv, write_tsv
+
+if TYPE_CHECKING:
+    from fedtools.federation.model import ModelFederation
 
 
 def evaluate(

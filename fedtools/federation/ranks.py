@@ -40,8 +40,8 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
 _BEAT = 2.0
-# A network file system may show a file that late.
-_PATIENCE = 60.0
+# A network file system may show a file that late; a rank may begin that much later than another.
+_PATIENCE, _COMING = 60.0, 600.0
 _POLL = 0.01
 _POLL_AT_MOST = 0.2
 
@@ -81,7 +81,7 @@ class _Sign:
         while True:
             # Anew each time: rank 0 clears away what an earlier run has left.
             with contextlib.suppress(OSError):
-                write_text(self._path, f"{text}\n")
+                self._path.write_text(f"{text}\n")
             if self._stop.wait(_BEAT):
                 return
 
@@ -104,8 +104,11 @@ class _Ended(Exception):
 class _Watch:
     """Whether another rank is alive: its file changes, and on this machine its process exists."""
 
-    def __init__(self, folder: Path, rank: int):
+    def __init__(self, folder: Path, rank: int, *, cleared: bool):
         self.rank = rank
+        # Whether it is known to be of this run: before that nobody misses it, and an error may be
+        # of an earlier run, if the folder was not cleared.
+        self.met, self._cleared = False, cleared
         self._path, self._error = folder / str(rank), folder / f"{rank}.err"
         self._content: dict = {}
         self._changed: tuple[float, int] = (time.monotonic(), 0)
@@ -127,10 +130,11 @@ class _Watch:
         if now - self._looked < 1.0:
             return
         self._looked = now
-        with contextlib.suppress(OSError):
-            reason = self._error.read_text().strip()
-            raise UserError(f"rank {self.rank} stopped: {reason}")
+        if (self.met or self._cleared) and self._error.exists():
+            raise UserError(f"rank {self.rank} stopped: {self._error.read_text().strip()}")
         found = self.read()
+        if not self.met:
+            return
         gone = now - self._changed[0] > _PATIENCE
         if found.get("host") == platform.node():
             gone = gone or not _exists(found.get("process"))
@@ -150,9 +154,11 @@ def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], No
     folder.mkdir(exist_ok=True)
     for left in folder.iterdir():
         left.unlink(missing_ok=True)
-    others = [_Watch(folder, number) for number in range(1, rank.size)]
+    others = [_Watch(folder, number, cleared=True) for number in range(1, rank.size)]
     with _Sign(folder, 0):
-        _await(lambda: all(one.read() for one in others), _PATIENCE, others, path)
+        _await(lambda: all(one.read() for one in others), _COMING, others, path)
+        for other in others:
+            other.met = True
         announced: dict[str, object] = {}
 
         def announce(number: int, ended: bool = False) -> None:
@@ -187,17 +193,21 @@ def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], No
 def follow(path: str | Path, rank: Rank, open_federation: Callable[[], Federation]) -> None:
     """As another rank, train this rank's jobs of every round until rank 0 has ended the run."""
     folder = Path(path) / "ranks"
-    leader = _Watch(folder, 0)
+    leader = _Watch(folder, 0, cleared=False)
     with contextlib.suppress(_Ended), _Sign(_made(folder), rank.number) as sign:
         federation = open_federation()
-        done, words = 0, set()
+        done, begun, words = 0, time.monotonic(), set()
         while True:
 
             def called() -> bool:
-                words.add(leader.read().get("word"))
-                if len(words - {None}) > 1:
-                    raise UserError("another run has begun", path=path)
                 run = _read_run(folder, rank.number, sign.word)
+                leader.met = leader.met or bool(run)
+                if leader.met:
+                    words.add(leader.read().get("word"))
+                elif time.monotonic() - begun > _COMING:
+                    raise UserError("rank 0 has not come", path=path)
+                if len(words) > 1:
+                    raise UserError("another run has begun", path=path)
                 if run.get("ended"):
                     raise _Ended
                 return run.get("round", 0) > done  # noqa: B023
@@ -223,7 +233,7 @@ def _needed(experiment: Experiment, number: int) -> list[Path]:
 
 def _read_run(folder: Path, rank: int, word: str) -> dict:
     """What rank 0 has announced to this very process; {} before that."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         run = json.loads((folder / "run").read_text())
         if run["words"].get(str(rank)) == word:
             return run

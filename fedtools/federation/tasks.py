@@ -20,6 +20,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import find_messages
 from fedtools.files.tables import count, read_tsv
+from fedtools.methods import METHODS
 
 if TYPE_CHECKING:
     from fedtools.federation.base import Federation
@@ -119,9 +120,12 @@ TASKS = {
 
 def task_of(name: object, where: str | Path) -> Task:
     """The task of a name; a `UserError` tells the known ones."""
-    if not isinstance(name, str) or name not in TASKS:
+    if str(name) not in TASKS:
+        # A file of methods may bring its own.
+        METHODS.names()
+    if str(name) not in TASKS:
         raise UserError(f"task: {unknown(str(name), TASKS)}", path=where)
-    return TASKS[name]
+    return TASKS[str(name)]
 
 
 def data_of(experiment: Experiment, split: str, labels: bool = True) -> Path:

@@ -1,0 +1,115 @@
+"""One federation over the processes of a launcher: the same bytes as in one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import counts
+import keyword_world
+import pytest
+from conftest import ROOT, inside, ledger
+
+from fedtools.federation.ranks import Rank, find_rank
+from fedtools.files.errors import UserError
+
+SIZE = 3
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    return counts.make_world(tmp_path_factory.mktemp("counts"))
+
+
+@pytest.fixture(scope="module")
+def reference(world) -> Path:
+    path = counts.begin(world, world / "reference")
+    counts.fedtools(world, "rounds", path).ok()
+    return path
+
+
+def start(path: Path, rank: int, *more: str, size: int = SIZE, **env: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "fedtools", "rounds", str(path), *more]
+    env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(size), **env}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=env, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+
+
+def wait(process: subprocess.Popen) -> tuple[int, str]:
+    _, error = process.communicate(timeout=100)
+    assert "Traceback" not in error, error
+    return process.returncode, error
+
+
+def test_ranks_that_train_give_the_same_bytes(tmp_path):
+    world = keyword_world.make_world(tmp_path)
+    paths = [keyword_world.begin(world, tmp_path / name) for name in ("alone", "exp")]
+    inside("rounds", paths[0], "--evaluate", "test").ok()
+    # What an earlier run has left is no rank of this one.
+    (paths[1] / "ranks").mkdir()
+    for name in ("0", "1", "run", "0.err", "2.err"):
+        (paths[1] / "ranks" / name).write_text('{"word": "old", "host": "", "process": 1}\n')
+    # In any order, rank 0 among the last.
+    for process in [start(paths[1], rank, "--evaluate", "test") for rank in (2, 0, 1)]:
+        code, error = wait(process)
+        assert code == 0, error
+    found = [
+        {
+            str(file.relative_to(path)): file.read_bytes()
+            for pattern in ("round_*/global*", "clients/*/round_*/*", "evaluate_test.tsv")
+            for file in path.glob(pattern)
+        }
+        for path in paths
+    ]
+    assert found[0] == found[1] and len(found[0]) > 10
+    for ours, theirs in zip(*map(ledger, paths), strict=True):
+        assert {**ours, "seconds": ""} == {**theirs, "seconds": ""}
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_rank_that_dies_ends_the_run_and_the_same_command_goes_on(
+    world, reference, tmp_path, dead
+):
+    path, env = counts.begin(world, tmp_path / "exp"), counts.environment(world)
+    ranks = [start(path, rank, SLOW="0.7", **env) for rank in range(SIZE)]
+    deadline = time.monotonic() + 60
+    while not (path / "round_0001" / ".done").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ranks[dead].kill()
+    ranks[dead].wait()
+    for rank, process in enumerate(ranks):
+        code, error = wait(process)
+        if rank != dead and 0 in (dead, rank):
+            assert code == 1 and f"rank {dead} is seen no more" in error, error
+            lines = [line for line in error.splitlines() if line.startswith("fedtools:")]
+            assert len(lines) == 1
+    assert not (path / "round_0004" / ".done").exists()
+    for process in [start(path, rank, **env) for rank in range(SIZE)]:
+        code, error = wait(process)
+        assert code == 0, error
+    assert counts.states(path) == counts.states(reference)
+
+
+def test_a_rank_that_fails_says_why(world, tmp_path):
+    path, env = counts.begin(world, tmp_path / "exp"), counts.environment(world)
+    (path / "round_0001" / "update.2.safetensors").mkdir(parents=True)
+    errors = [wait(one) for one in [start(path, rank, **env) for rank in range(SIZE)]]
+    assert errors[0][0] == errors[1][0] == 1
+    assert "rank 1 stopped" in errors[0][1] and "update.2.safetensors" in errors[0][1]
+
+
+def test_launchers_name_ranks_in_their_own_ways():
+    slurm = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
+    assert find_rank(slurm) == Rank(2, 4, 0)
+    # In a batch script without srun there is a process and no rank.
+    assert find_rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
+    mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    assert find_rank(mpi) == Rank(1, 2, 1)
+    assert find_rank({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert find_rank({"RANK": "1", "WORLD_SIZE": "2", **slurm}) == Rank(1, 2, 1)
+    assert find_rank({}) is None
+    with pytest.raises(UserError, match="RANK is 3, WORLD_SIZE is 3"):
+        find_rank({"RANK": "3", "WORLD_SIZE": "3"})
