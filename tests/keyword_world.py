@@ -29,10 +29,10 @@ CONFIG = keywords.CONFIG | {
 def make_world(root: Path) -> Path:
     """Packed clips, each client's classes in shares of its own, and a configuration."""
     random = np.random.default_rng(0)
-    for role, sizes in (("train", SIZES), ("test", [20, 20])):
+    for split, sizes in (("train", SIZES), ("test", [20, 20])):
         shares = random.dirichlet([1.0] * len(keywords.CLASSES), len(sizes))
         counts = map(random.multinomial, sizes, shares)
-        keywords.pack(root / role, dict(zip(CLIENTS, counts, strict=False)))
+        keywords.pack(root / split, dict(zip(CLIENTS, counts, strict=False)))
     keywords.config_file(root / "config.yaml", **CONFIG)
     return root
 

@@ -57,8 +57,8 @@ def experiment(tmp_path, monkeypatch):
     config_file(Path("config.yaml"))
 
     def make(cli, classes: tuple[str, ...], seed: int = 0) -> Path:
-        for role in ("train", "test"):
-            pack(Path(role), {"ann": [3] * len(classes)}, classes)
+        for split in ("train", "test"):
+            pack(Path(split), {"ann": [3] * len(classes)}, classes)
         data = ("--data", "train=train", "--data", "test=test")
         path = Path(f"exp{seed}")
         options = ("--config", "config.yaml", "--method", "fedavg", "--seed", seed)
@@ -91,4 +91,4 @@ def test_data_without_negative_classes_are_refused(cli, experiment):
     path = experiment(cli, ("yes", "no"))
     cli("detection", path).fails(1, "test: no class is", "12-class task")
     assert not (path / "detection_test.tsv").exists()
-    cli("detection", path, "--role", "valid").fails(1, "no valid data")
+    cli("detection", path, "--split", "valid").fails(1, "no valid data")

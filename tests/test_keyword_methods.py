@@ -12,15 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import inside
-from fedtools.client.parallel import tensors_of
-from fedtools.files.updates import COLUMNS as UPDATES
 from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file
 from torch import Tensor
 
 from fedtools.client.clips import ClipBatch
-from fedtools.federation.kws import KwsFederation
+from fedtools.federation.kws import KwsFederation, tensors_of
 from fedtools.federation.tasks import open_federation
+from fedtools.files.messages import COLUMNS
 from fedtools.files.tables import read_tsv
 from fedtools.methods.fedkws_ui import Alt, FedKwsUi
 from fedtools.methods.fedmmd import squared_mmd
@@ -46,7 +45,7 @@ def world(tmp_path_factory) -> Path:
 def round_of(path: Path) -> dict[str, dict[str, np.ndarray]]:
     """Run a round; returns client -> the tensors that it sent."""
     inside("rounds", path, "--to", "1", "--nj", "1").ok()
-    rows = read_tsv(path / "round_0001" / "update.1.tsv", UPDATES)
+    rows = read_tsv(path / "round_0001" / "update.1.tsv", COLUMNS)
     sent = load_file(path / "round_0001" / "update.1.safetensors")
     return {
         row["client"]: {name: value[index] for name, value in sent.items()}
@@ -60,11 +59,9 @@ Loss = Callable[[Network, ClipBatch, KwsFederation, str], Tensor]
 
 def descend(federation: KwsFederation, client: str, steps: int, loss: Loss) -> dict[str, Tensor]:
     """Plain gradient descent of a loss that is written out, over the same batches."""
-    stack = federation._stack([client], 1)
-    network, plans = stack.model, stack._plans([steps], "train")
-    network.train()
-    for step in range(steps):
-        batch = stack._data.batch(stack._rows, plans, step)
+    place = federation.place([client], 1)
+    network = place.model.train()
+    for (batch,) in place._batches(None, steps, "train").stream(0):
         network.zero_grad()
         loss(network, batch, federation, client).backward()
         with torch.no_grad():
@@ -151,8 +148,9 @@ def test_adversarial_learning(world, tmp_path, by_utility):
     path = begin(world, tmp_path / "exp", "alo", *PLAIN, *settings)
 
     def loss(network: Network, batch: ClipBatch, federation: KwsFederation, client: str) -> Tensor:
-        mu = 0.3 * (1 - federation._facts[client]["utility"]) if by_utility else 0.3
-        private = federation._network(1).eval()
+        at = federation.features("train").clips.clients.index(client)
+        mu = 0.3 * (1 - federation.facts["utility"][at]) if by_utility else 0.3
+        private = federation._network(1, "copy").eval()
         for name, value in load_file(kept_by(path, client)).items():
             tensors_of(private)[name].copy_(torch.tensor(value))
         log_probs = network(batch.mfcc)[0].log_softmax(-1)
@@ -187,13 +185,11 @@ def test_adversarial_learning_of_a_private_head(world, tmp_path):
     federation = open_federation(path)
     assert len(found) == len(CLIENTS)
     for client, tensors in found.items():
-        stack = federation._stack([client], 1)
-        network = stack.model.train()
+        place = federation.place([client], 1)
+        network = place.model.train()
         start = {name: value.clone() for name, value in network.named_parameters()}
         for purpose, count in (("private", own_steps), ("train", STEPS)):
-            plans = stack._plans([count], purpose)
-            for step in range(count):
-                batch = stack._data.batch(stack._rows, plans, step)
+            for (batch,) in place._batches(None, count, purpose).stream(0):
                 ours, private = parts(network, batch)
                 network.zero_grad()
                 if purpose == "private":

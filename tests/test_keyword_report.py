@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from keywords import CLASSES, CONFIG, config_file, pack
 from test_report import png_chunks
 
-from fedtools.client.clips import ClipFeatures
 from fedtools.federation.landscape import between, choose_clients, client_facts, train_on
 from fedtools.federation.tasks import TASKS, open_federation
 from fedtools.files.atomic import sha256
 from fedtools.files.clips import Clips
+from fedtools.files.experiment import Experiment, write_clients, write_sums
 from fedtools.files.ledger import COLUMNS as LEDGER
-from fedtools.files.states import load_state
+from fedtools.files.states import load_state, save_state
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.report.keyword_runs import read_runs
@@ -61,8 +61,9 @@ def make_run(
         "method_conf": {"local_steps": 2, **options},
         "seed": seed,
         "rounds": ROUNDS,
-        "clients": [] if method == "centralized" else ["ann", "bob"],
+        "clients": 0 if method == "centralized" else 2,
         "clients_per_round": 0.5,
+        "sampling": "fixed",
         "data": {"train": str(data / "train"), "test": str(data / "test")},
         "model": {"network": network, "network_conf": SMALL[network]},
     }
@@ -71,27 +72,47 @@ def make_run(
     config |= {"task": "kws", "average": 1, "evaluate_every": 1, "keep_updates": False}
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump(config))
-    identities = {role: sha256(data / role / "sha256sums") for role in ("train", "test")}
+    sums = {split: data / split / "sha256sums" for split in ("train", "test")}
+    identities = {split: {"sha256sums": sha256(file)} for split, file in sums.items()}
     (path / "data.yaml").write_text(yaml.safe_dump(identities))
     (path / "classes.txt").write_text((data / "train" / "classes.txt").read_text())
+    write_clients(path / "clients.txt", ["ann", "bob"] if config["clients"] else [])
+    refreeze(path)
     rows = [
         (at, "all", 50, "1.0", 10, f"{accuracy - ROUNDS + at:.4f}") for at in range(evaluated + 1)
     ]
     write_table(path / "evaluate_test.tsv", TASKS["kws"].header, rows)
-    # One client has 40 clips, and 2 steps of 8 are 0.4 epochs; the other has 4 and takes 2 epochs.
-    rows = []
     for at in range(1, ROUNDS + 1):
-        if method != "centralized":
-            rows.append((at, "ann", 1000, 500, 0.4, 0, "0.1", "ok"))
-            rows.append((at, "bob", 1000, 500, 2, 0, "0.1", "ok"))
-        rows.append((at, "-", 0, 0, 0, int(method == "centralized"), "0.1", "ok"))
-    write_table(path / "ledger.tsv", LEDGER, rows)
+        add_round(path, at, federated=method != "centralized")
     if detection:
         accepts, rejects = detection
         shares = (accepts / 50, rejects / 50, accepts / 20, rejects / 30)
         rows = [(ROUNDS, 50, 20, accepts, rejects, *(f"{100 * share:.4f}" for share in shares))]
         write_table(path / "detection_test.tsv", DETECTION, rows)
     return path
+
+
+def refreeze(path: Path) -> None:
+    """Sum up again what an experiment began with."""
+    names = ("config.yaml", "data.yaml", "clients.txt", "classes.txt")
+    write_sums(path / "sha256sums", {name: path / name for name in names})
+
+
+def add_round(path: Path, at: int, *, federated: bool = True) -> None:
+    """Complete a round of an experiment."""
+    rows = [(at, "-", 0, 0, 0, int(not federated), "0.1", "ok")]
+    if federated:
+        # One client has 40 clips, and 2 steps of 8 are 0.4 epochs; the other has 4, for 2 epochs.
+        ann, bob = (at, "ann", 1000, 500, 0.4, 0, "0.1"), (at, "bob", 1000, 500, 2, 0, "0.1")
+        rows = [(*ann, "ok"), (*bob, "ok"), *rows]
+    write_table(path / f"round_{at:04d}" / "ledger.tsv", LEDGER, rows)
+    close_round(path, at)
+
+
+def close_round(path: Path, at: int) -> None:
+    """Mark a round as complete, as its ledger now is."""
+    save_state(path / f"round_{at + 1:04d}" / "global.safetensors", {})
+    Experiment(path).close(at)
 
 
 def write_table(path: Path, columns: tuple[str, ...], rows: list[tuple]) -> None:
@@ -165,8 +186,8 @@ def test_tables_are_of_the_configured_rounds_whatever_was_run_or_measured_beside
     page = Path("RESULTS.md").read_text()
     with open(paths[0] / "evaluate_test.tsv", "a") as file:
         file.writelines(f"{at}\tall\t50\t1.0\t10\t90.0\n" for at in range(10, 17))
-    with open(paths[0] / "ledger.tsv", "a") as file:
-        file.writelines(f"{at}\tann\t1000\t500\t0.4\t0\t0.1\tok\n" for at in range(10, 17))
+    for at in range(10, 17):
+        add_round(paths[0], at)
     report(cli).ok()
     assert Path("RESULTS.md").read_text() == page
 
@@ -196,6 +217,7 @@ def test_clients_and_centralised_training_stand_beside_the_paper(cli, recipe):
     config = yaml.safe_load(path.read_text())
     config["model"]["network_conf"] |= {"head_share": 0.6}
     path.write_text(yaml.safe_dump(config))
+    refreeze(path.parent)
     assert read_runs("exp").of("12", "dscnn", "alo")[0].parameters > 260
     report(cli, f"--published={PUBLISHED}").ok()
     clients = "clients and clips"
@@ -272,7 +294,9 @@ def test_costs_are_those_of_the_ledgers(cli, recipe):
     # Nine rounds of two clients and 1500 bytes; of 0.4 and 2 epochs, which are 2 steps each.
     assert row_of(where, "12", "DSCNN", "FedAvg") == ["2", "-", "10.8", "-", "-", "27.00 kB"]
     assert row_of(where, "12", "DSCNN", "Centralized") == ["-", "-", "-", "9", "-", "-"]
-    replaced(path / "ledger.tsv", "0\t2\tann\t1000\t500\t0.4\t0\t0.1\tok".partition("\t")[2], None)
+    refused = "2\tann\t1000\t0\t0\t0\t0.1\trefused: a NaN"
+    old = "2\tann\t1000\t500\t0.4\t0\t0.1\tok"
+    replaced(path / "round_0002" / "ledger.tsv", old, refused)
     report(cli).ok()
     assert row_of(where, "12", "DSCNN", "FedAvg") == ["2", "-", "10.6", "-", "1", "26.50 kB"]
 
@@ -290,8 +314,11 @@ def test_private_models_cost_steps_too(cli, recipe):
 
 def test_a_client_that_was_never_sampled_counts_in_the_mean(cli, recipe):
     path = make_run(Path("exp"), "12/dscnn/fedavg")
-    rows = [line for line in (path / "ledger.tsv").read_text().splitlines() if "bob" not in line]
-    (path / "ledger.tsv").write_text("\n".join([*rows, ""]))
+    for at in range(1, ROUNDS + 1):
+        table = path / f"round_{at:04d}" / "ledger.tsv"
+        rows = [line for line in table.read_text().splitlines() if "bob" not in line]
+        table.write_text("\n".join([*rows, ""]))
+        close_round(path, at)
     report(cli).ok()
     assert row_of("communication and computation", "12", "DSCNN", "FedAvg")[2] == "1.8"
 
@@ -334,7 +361,7 @@ def test_what_was_begun_with_other_clips_is_not_reported(cli, recipe):
     make_run(Path("exp"), "12/dscnn/fedavg")
     pack(Path("dump/12/test"), {"ann": [1] * 4, "eve": [1] * 4}, CLASSES)
     make_run(Path("exp"), "12/dscnn/alt")
-    said = "dump/12/test/sha256sums: not the data that exp/12/dscnn/fedavg/seed0 began with"
+    said = "dump/12/test: not the sha256sums that exp/12/dscnn/fedavg/seed0 began with"
     report(cli).fails(1, said)
     assert not Path("RESULTS.md").exists()
 
@@ -350,12 +377,15 @@ def test_test_clips_in_training_are_said_in_every_caption(cli, recipe):
     assert all("[4 of 8 test clips are in training]" in text for text in captions)
 
 
-def replaced(path: Path, old: str, new: str | None) -> None:
-    """Replace a text that is there; None stands for a refused row of a ledger."""
+def replaced(path: Path, old: str, new: str) -> None:
+    """Replace a text that is there, and sum up again what is frozen."""
     text = path.read_text()
     assert old in text
-    refused = "2\tann\t1000\t0\t0\t0\t0.1\trefused: a NaN"
-    path.write_text(text.replace(old, refused if new is None else new, 1))
+    path.write_text(text.replace(old, new, 1))
+    if path.name == "ledger.tsv":
+        close_round(path.parent.parent, int(path.parent.name[-4:]))
+    if path.name == "config.yaml":
+        refreeze(path.parent)
 
 
 @pytest.mark.parametrize(
@@ -369,8 +399,8 @@ def replaced(path: Path, old: str, new: str | None) -> None:
         ("config.yaml", "dump/12/train", "dump/35/train", "data are not those of"),
         ("evaluate_test.tsv", "41.0000", "x", "evaluate_test.tsv:2: accuracy is 'x'"),
         ("evaluate_test.tsv", "clips", "words", "evaluate_test.tsv:1: the header"),
-        ("ledger.tsv", "bob", "eve", "'eve' is not in the training data"),
-        ("ledger.tsv", "1000", "1 kB", "ledger.tsv:2: malformed"),
+        ("round_0001/ledger.tsv", "bob", "eve", "'eve' is not in the training data"),
+        ("round_0003/ledger.tsv", "1000", "1 kB", "round_0003/ledger.tsv:2: bytes_down is '1 kB'"),
         ("detection_test.tsv", "9\t50", "8\t50", "detection_test.tsv:2: of round 8 of 9"),
         ("detection_test.tsv", "fa\t", "fo\t", "detection_test.tsv:1: the header"),
     ],
@@ -479,8 +509,8 @@ def test_pictures_show_what_was_measured(cli, recipe):
 
 def test_clients_are_drawn_with_what_adaptive_local_training_says(cli, recipe):
     train = pack(Path("train"), {"ann": [4] * 4, "bob": [8, 0, 0, 0], "cat": [4, 4, 0, 0]})
-    features = ClipFeatures(Clips.read(train), torch.device("cpu"))
-    facts = client_facts(features, FedKwsUi(), 32)
+    clips = Clips.read(train)
+    facts = client_facts(clips, FedKwsUi(), 32)
     ann, bob, cat = facts
     assert (ann.clips, ann.entropy, ann.utility) == (16, pytest.approx(1), pytest.approx(1))
     assert (bob.clips, bob.entropy, bob.utility) == (8, 0, 0)
@@ -488,7 +518,7 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(cli, recipe):
     assert (cat.clips, cat.entropy, cat.utility) == (8, pytest.approx(0.5), pytest.approx(0.5))
     assert [client.ratio for client in facts] == pytest.approx([2, 0, 1])
     # An epoch of 16, 8 and 8 clips: in batches of 4 the same work is spread otherwise.
-    facts = client_facts(features, FedKwsUi(local_steps=0), 4)
+    facts = client_facts(clips, FedKwsUi(local_steps=0), 4)
     assert [client.ratio for client in facts] == pytest.approx([8 / 5, 0, 4 / 5])
     Path("own.yaml").write_text("method_conf: {base_ratio: 9.0}\n")
     for name, more in (("a", []), ("b", []), ("c", ["--config", "own.yaml"])):
@@ -496,7 +526,7 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(cli, recipe):
         check_png(Path(f"{name}.png"))
     assert Path("a.png").read_bytes() == Path("b.png").read_bytes() != Path("c.png").read_bytes()
     Path("own.yaml").write_text("method_conf: {ratio: 9.0}\n")
-    cli("plot-clients", train, "d.png", "--config", "own.yaml").fails(1, "own.yaml: ", "'ratio'")
+    cli("plot-clients", train, "d.png", "--config", "own.yaml").fails(1, "own.yaml:1: ", "'ratio'")
     Path("own.yaml").write_text("method_conf: {private: head}\n")
     cli("plot-clients", train, "e.png", "--config", "own.yaml").ok()
     one = pack(Path("one"), {"ann": [4, 0, 0, 0], "bob": [0, 3, 0, 0]})
@@ -523,7 +553,7 @@ def centralized(cli, recipe) -> Path:
 
 def test_a_landscape_has_the_models_at_its_corners(cli, centralized):
     before = sorted(centralized.rglob("*"))
-    cli("evaluate", centralized, "--role", "test").ok()
+    cli("evaluate", centralized, "--split", "test").ok()
     whole = float(read_tsv(centralized / "evaluate_test.tsv", None)[-1]["accuracy"])
     options = ("--points", 13, "--epochs", 4)
     out = cli("landscape", centralized, "a.png", *options).ok().out
@@ -550,8 +580,9 @@ def test_a_landscape_has_the_models_at_its_corners(cli, centralized):
         cli("landscape", centralized, f"{name}.png", "--points", 2, "--epochs", 4, *more).ok()
     for kind in ("tsv", "png"):
         assert Path(f"b.{kind}").read_bytes() == Path(f"c.{kind}").read_bytes()
-    new = set(centralized.rglob("*")) - set(before)
-    assert {path.name for path in new if "tensorboard" not in str(path)} == {"evaluate_test.tsv"}
+    new = {path for path in set(centralized.rglob("*")) - set(before) if path.is_file()}
+    aside = {"tensorboard", ".locks"}
+    assert {path.name for path in new if not aside & set(path.parts)} == {"evaluate_test.tsv"}
 
 
 def test_a_landscape_is_between_the_least_and_the_most_useful_client(cli, centralized):

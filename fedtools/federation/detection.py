@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import numpy as np
+
 from fedtools.federation.base import Federation
 from fedtools.federation.kws import KwsFederation
 from fedtools.files.errors import UserError
@@ -29,11 +31,15 @@ def measure_detection(federation: Federation, split: str = "test") -> dict[str, 
     federation = require_keywords(federation)
     experiment = federation.experiment
     number = experiment.result_round()
-    federation.load_result(None, number)
-    logits, labels = federation.logits(split)
+    predicted, labels = [], []
+    for client in federation.groups(split):
+        federation.load_result(federation.known(client), number)
+        logits, own = federation.logits(split, client)
+        predicted.append(logits.argmax(1).numpy())
+        labels.append(own.numpy())
     classes = federation.features(split).clips.classes
     where = federation.data_path(split)
-    found = detect(logits.argmax(1).numpy(), labels.numpy(), classes, where)
+    found = detect(np.concatenate(predicted), np.concatenate(labels), classes, where)
     rates = {name: f"{value:.4f}" for name, value in found.rates.items()}
     row = {"round": number, **asdict(found), **rates}
     write_tsv(experiment.path / f"detection_{split}.tsv", COLUMNS, [row])

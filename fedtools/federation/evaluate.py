@@ -102,6 +102,9 @@ def _best_rounds(
     rows: Sequence[Mapping[str, str]], client: str | None, column: str, sign: int
 ) -> list[int]:
     """The rounds, best first; `sign` is -1 where more is better."""
+    if client not in {row["client"] for row in rows}:
+        # Nothing was measured of this client: what is best for the others is taken.
+        client = None
     scores: dict[int, list[float]] = {}
     for row in rows:
         if client in (None, row["client"]):

@@ -110,10 +110,14 @@ def landscape(federation: KwsFederation, config: LandscapeConfig) -> Landscape:
         config: the rest.
 
     Raises:
-        UserError: if too few clients have enough clips, or a client's training diverges.
+        UserError: if too few clients have enough clips, a client's training diverges, or layers
+            are personal.
     """
     # Whatever ALO's private model is elsewhere: here it is theta_1, a whole one.
     alo = dataclasses.replace(config.alo, private="model")
+    if federation.personal:
+        problem = "its clients have layers of their own, so that there is no one model"
+        raise UserError(problem, path=federation.where, remedy="give one without personal layers")
     inferior, qualified = choose_clients(federation, config.min_clips, alo)
     federation.load_result(None, federation.experiment.result_round())
     start = _copied(federation.model)

@@ -115,7 +115,10 @@ def aggregate(federation: Federation, number: int) -> None:
     """Check a round's messages, make the next round's shared tensors, and close the round."""
     experiment, method = federation.experiment, federation.method
     experiment.require_begun(number, "be aggregated")
+    # Those of a run that was killed before it removed them.
+    remove_unwanted(experiment, number - 1)
     if experiment.is_done(number):
+        remove_unwanted(experiment, number)
         return
     begun = time.monotonic()
     phase = method.phase(number)

@@ -18,6 +18,7 @@ from fedtools.files.config import read_yaml, unknown
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
+from fedtools.files.messages import find_messages
 from fedtools.files.tables import count, read_tsv
 from fedtools.methods import METHODS
 
@@ -160,17 +161,24 @@ def open_federation(path: str | Path, device: str = "cpu") -> Federation:
 
 
 def is_finished(path: str | Path, last: int | None = None, split: str | None = None) -> bool:
-    """Whether `run_rounds` of the same arguments would find nothing to do."""
+    """Whether `run_rounds` of the same arguments would find nothing to do.
+
+    Raises:
+        UserError: if the data of the split are not those that the experiment began with.
+    """
     experiment = Experiment(path)
     config = experiment.config
     complete = experiment.last_round()
     if complete < (last or config["rounds"]):
+        return False
+    if not config["keep_updates"] and any(find_messages(experiment.round_dir(complete))):
         return False
     if split is None:
         return True
     table = experiment.evaluation(split)
     if split not in config["data"] or not table.exists():
         return False
+    data_of(experiment, split)
     done = read_evaluation(table, task_of(config["task"], experiment.path / "config.yaml"))
     # A model that was measured by client always is.
     clients = {client for _, client in done}

@@ -247,6 +247,8 @@ def freeze(path: Path, config: Mapping[str, Any], made_with: str = "another conf
 
 
 def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
+    if typing.get_origin(hint) is tuple:
+        return _checked_list(name, value, typing.get_args(hint)[0], where)
     kinds = typing.get_args(hint) or (hint,)
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
@@ -259,6 +261,13 @@ def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
         problem = f"option {name!r} is {_short(value)}, not {wanted}"
         raise option_error(problem, where, name, value)
     return value
+
+
+def _checked_list(name: str, value: Any, kind: type, where: str | Path) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(one, kind) for one in value):
+        problem = f"option {name!r} is {_short(value)}, not a list of {kind.__name__}"
+        raise option_error(problem, where, name, value)
+    return tuple(value)
 
 
 def _copy(config: Any) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -309,11 +309,16 @@ def read_messages(
     return messages, refusals
 
 
+def find_messages(round_dir: Path) -> Iterator[Path]:
+    """The files of everything that clients sent in a round, the tables of jobs first."""
+    for pattern in ("update.*.tsv", "update.*", "features.*"):
+        yield from round_dir.glob(pattern)
+
+
 def remove_messages(round_dir: Path) -> None:
     """Remove everything that clients sent in a round, the tables of jobs first."""
-    for pattern in ("update.*.tsv", "update.*", "features.*"):
-        for path in round_dir.glob(pattern):
-            path.unlink(missing_ok=True)
+    for path in find_messages(round_dir):
+        path.unlink(missing_ok=True)
 
 
 def _paths(round_dir: Path, job: int) -> tuple[Path, Path]:

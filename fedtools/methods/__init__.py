@@ -17,4 +17,4 @@ METHODS: Registry[type[Method]] = Registry(__name__, "method")
 
 def make_method(name: object, options: Mapping[str, Any] | None, where: str | Path) -> Method:
     """Make a method from its name and options; a `UserError` names what is unknown."""
-    return from_mapping(METHODS.get(name, where), options, where)
+    return from_mapping(METHODS.get(name, where), options, f"{where}: method_conf")

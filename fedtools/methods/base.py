@@ -89,6 +89,8 @@ class Method:
         """Raise a ValueError if it cannot have this task, or a model of this configuration."""
         if task not in self.tasks:
             raise ValueError(f"{self.title} is for task {' or '.join(self.tasks)}, not {task}")
+        if self.personal and not self.federated:
+            raise ValueError(f"{self.title} has no clients, and so no personal layers")
         if task == "asr" and self.local_steps:
             raise ValueError("local_steps is for task kws; task asr has local_epochs")
 

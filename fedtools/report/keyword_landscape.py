@@ -45,14 +45,14 @@ def draw_landscape(federation: Federation, picture: Path, config: LandscapeConfi
         f"$\\theta_1$: {_described(found.inferior)}",
         f"$\\theta_2$: {_described(found.qualified)}",
     ]
-    _plot(picture, found, "\n".join(lines), f"Accuracy on {config.role} clips (%)")
+    _plot(picture, found, "\n".join(lines), f"Accuracy on {config.split} clips (%)")
     models = [[name, f"{accuracy:.2f}"] for name, accuracy in found.models.items()]
     return format_table(["model", "accuracy"], models)
 
 
 def _origin(federation: KwsFederation, config: LandscapeConfig) -> str:
     """What theta_0 is, how long the clients train, and on how much it is measured."""
-    experiment, clips = federation.experiment, federation.features(config.role).clips
+    experiment, clips = federation.experiment, federation.features(config.split).clips
     total = len(clips.labels)
     network = network_title(experiment.config["model"]["network"])
     return (
@@ -60,7 +60,7 @@ def _origin(federation: KwsFederation, config: LandscapeConfig) -> str:
         f"{title_of(experiment.config['method'])}, seed {experiment.seed}, "
         f"round {experiment.result_round()}; "
         f"clients: {config.epochs} epochs; "
-        f"{min(total, config.clips)} of {total} {config.role} clips"
+        f"{min(total, config.clips)} of {total} {config.split} clips"
     )
 
 

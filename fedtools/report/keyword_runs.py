@@ -298,7 +298,7 @@ def read_runs(root: str | Path) -> Runs:
     if not complete:
         problem = "no experiment <task>/<network>/<method>/seed<k> that was run to its end"
         left = f": {unfinished[0]}" if unfinished else ""
-        remedy = "run fedtools init, rounds and evaluate --role test"
+        remedy = "run fedtools init, rounds and evaluate --split test"
         raise UserError(problem + left, path=root, remedy=remedy)
     return Runs(complete, unfinished)
 
@@ -332,16 +332,28 @@ def _read_run(path: Path) -> Run:
             remedy="name the folders <task>/<network>/<method>/seed<k>",
         )
     evaluation = experiment.evaluation("test")
-    curve = read_curve(evaluation, TASKS["kws"]) if evaluation.exists() else {}
     accuracy = {
-        at: next(iter(of_client.values()))
-        for at, of_client in curve.items()
+        at: value
+        for at, value in (_read_accuracy(evaluation) if evaluation.exists() else {}).items()
         if at <= experiment.config["rounds"] and experiment.is_measured(at)
     }
     setting = Setting(task, network, method, option, canonical(value))
     run = Run(experiment, setting, accuracy)
     _check_name(run, seed)
     return run
+
+
+def _read_accuracy(path: Path) -> dict[int, float]:
+    """round -> accuracy on all clips, in %; models of clients' own are measured on their own."""
+    curve = read_curve(path, TASKS["kws"])
+    rows = enumerate(read_tsv(path, TASKS["kws"].header), 2)
+    clips = {row["client"]: count(row, "clips", path, line) for line, row in rows}
+    return {
+        at: statistics.fmean(of_client.values(), [clips[client] for client in of_client])
+        if len(of_client) > 1
+        else next(iter(of_client.values()))
+        for at, of_client in curve.items()
+    }
 
 
 def _check_name(run: Run, seed: str) -> None:

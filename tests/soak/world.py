@@ -40,22 +40,18 @@ class Command:
     also: Sequence[str] = field(default=())
 
 
-# --- the command line, where it is about to change ----------------------------------------------
-
-
-def init_words(path: str, config: str, method: str, assets: str, data: str) -> str:
-    """`fedtools init PATH`, with assets such as "tokens=tokens" and data such as "train=clips"."""
-    given = [pair.split("=") for pair in f"{data} {assets}".split()]
-    options = [f"--{name} {{}}/{place}" for name, place in given]
-    return " ".join([f"init {{}}/{path} --config {{}}/{config} --method {method}", *options])
-
-
-def asr_init(path: str, assets: str = "tokens=tokens") -> str:
-    return init_words(path, "config.yaml", "fedavg", assets, "train=train valid=valid")
+def asr_init(path: str) -> str:
+    return (
+        f"init {{}}/{path} --config {{}}/config.yaml --method fedavg --data train={{}}/train "
+        "--data valid={}/valid --asset tokens={}/tokens"
+    )
 
 
 def kws_init(path: str) -> str:
-    return init_words(path, "kws.yaml", "fedkws_ui", "", "train=clips/train test=clips/test")
+    return (
+        f"init {{}}/{path} --config {{}}/kws.yaml --method fedkws_ui "
+        "--data train={}/clips/train --data test={}/clips/test"
+    )
 
 
 # --- what the inputs are ------------------------------------------------------------------------
@@ -88,7 +84,7 @@ COMMANDS = [
     Command("init", asr_init("new"), ASR),
     Command(
         "init-start",
-        asr_init("new", "tokens=tokens start=exp/init.safetensors"),
+        asr_init("new") + " --start {}/exp/init.safetensors",
         ["exp/init.safetensors", *ASR],
     ),
     Command("init-kws", kws_init("new"), KWS),
@@ -99,7 +95,7 @@ COMMANDS = [
     Command("rounds", "rounds {}/exp --to 3", ["exp"], ["train", "valid"]),
     Command("evaluate", "evaluate {}/exp", ["exp", "valid"], ["train"]),
     Command("average", "average {}/exp", ["exp"], ["train", "valid"]),
-    Command("show", "show {}/exp", ["exp/ledger.tsv"]),
+    Command("show", "show {}/exp", ["exp"]),
     Command("decode", "decode {}/exp {}/valid {}/out", ["exp", "valid"], ["train"]),
     Command(
         "decode-lm",
@@ -127,7 +123,7 @@ COMMANDS = [
     Command(
         "report",
         f"report {{}}/R.md {REPORT} --row FedAvg={{}}/exp:{{}}/score --plot {{}}/w.png",
-        ["R.md", "score/wer.tsv", "exp/ledger.tsv", "exp/evaluate_valid.tsv", "exp/config.yaml"],
+        ["R.md", "score/wer.tsv", "exp"],
     ),
     Command(
         "report-published",
@@ -140,7 +136,7 @@ COMMANDS = [
         ["words", "classes.txt", "noise.scp", "audio"],
     ),
     Command("rounds-kws", f"rounds {{}}/{GRID} --to 3", [GRID, "clips"]),
-    Command("evaluate-kws", f"evaluate {{}}/{GRID} --role test", [GRID, "clips"]),
+    Command("evaluate-kws", f"evaluate {{}}/{GRID} --split test", [GRID, "clips"]),
     Command("detection", f"detection {{}}/{GRID}", [GRID], ["clips"]),
     Command("report-keywords", f"report-keywords {{}}/grid {{}}/R.md {REPORT}", [GRID], ["clips"]),
     Command("plot-clients", "plot-clients {}/clips/train {}/c.png", ["clips/train"]),

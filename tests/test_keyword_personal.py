@@ -1,0 +1,252 @@
+"""Personal layers in keyword spotting: they stay at their client, and are measured there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keywords
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import inside, ledger
+from keyword_world import CLIENTS, CONFIG, begin, make_world
+from safetensors.numpy import load_file, save_file
+
+from fedtools.client.clips import ClipFeatures
+from fedtools.federation.kws import tensors_of
+from fedtools.files.clips import Clips
+from fedtools.files.tables import read_tsv
+from fedtools.models.keywords import build_network
+
+HEAD = 'method_conf.personal=["head.*"]'
+NEWCOMER = "zoe"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """Packed clips; the test and validation clips are of three clients and of a newcomer."""
+    root = make_world(tmp_path_factory.mktemp("world"))
+    counts = {CLIENTS[0]: [2, 3, 4, 1], CLIENTS[1]: [5, 0, 1, 2], CLIENTS[5]: [1, 1, 1, 1]}
+    keywords.pack(root / "test", counts | {NEWCOMER: [3, 3, 3, 3]})
+    keywords.config_file(root / "config.yaml", **CONFIG | {"rounds": 3, "evaluate_every": 1})
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(world) -> Path:
+    """Three rounds, measured after each."""
+    path = begin(world, world / "trained", "fedavg", HEAD, "keep_updates=true")
+    inside("rounds", path, "--evaluate", "test").ok()
+    return path
+
+
+def sampled(path: Path, number: int) -> list[str]:
+    return (path / f"round_{number:04d}" / "clients").read_text().split()
+
+
+def head_of(path: Path, client: str, last: int) -> dict[str, np.ndarray]:
+    """A client's head after round `last`: of its newest training, or the initial one."""
+    for number in range(last, 0, -1):
+        file = path / "clients" / client / f"round_{number:04d}" / "personal.safetensors"
+        if file.exists():
+            return load_file(file)
+    initial = load_file(path / "init.safetensors")
+    return {name: value for name, value in initial.items() if name.startswith("head.")}
+
+
+def test_they_are_in_no_message(trained):
+    names = load_file(trained / "init.safetensors").keys()
+    head = {name for name in names if name.startswith("head.")}
+    assert head and head < names
+    messages = [*trained.glob("round_*/update.*.safetensors")]
+    states = [*trained.glob("round_*/global.safetensors")]
+    assert (len(messages), len(states)) == (3, 4)
+    for path in (*messages, *states):
+        found = load_file(path).keys()
+        assert found and not found & head
+        # Of the rest only BatchNorm's counts stay away.
+        assert all("num_batches" in name for name in names - head - found)
+    size = sum(value.nbytes for value in load_file(states[0]).values())
+    rows = [row for row in ledger(trained) if row["client"] != "-"]
+    assert rows and {int(row["bytes_up"]) for row in rows} == {size}
+
+
+def test_each_stays_its_clients_own_and_is_kept_for_all_rounds(trained):
+    head = {name for name in load_file(trained / "init.safetensors") if name.startswith("head.")}
+    expected = {
+        f"{client}/round_{number:04d}/personal.safetensors"
+        for number in (1, 2, 3)
+        for client in sampled(trained, number)
+    }
+    folder = trained / "clients"
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert found == expected and len(found) == 15
+    weights = []
+    for name in sorted(found):
+        state = load_file(folder / name)
+        assert state.keys() == head
+        weights.append(state["head.weight"].tobytes())
+    assert len(set(weights)) == 15
+
+
+def test_training_begins_with_ones_own(world, tmp_path):
+    """Heads of a stack that are told apart, and a rate of 0: each comes out as it went in."""
+    settings = HEAD, "clients_per_round=7", "training.stack=3", "training.optim_conf.lr=0.0"
+    path = begin(world, tmp_path / "exp", "fedavg", *settings)
+    inside("rounds", path, "--to", "1").ok()
+    initial = head_of(path, NEWCOMER, 0)
+    marked = {}
+    for number, client in enumerate(CLIENTS):
+        file = path / "clients" / client / "round_0001" / "personal.safetensors"
+        state = load_file(file)
+        assert all(np.array_equal(state[name], initial[name]) for name in initial)
+        marked[client] = {name: value + number for name, value in state.items()}
+        save_file(marked[client], file)
+    inside("rounds", path, "--to", "2").ok()
+    for client in CLIENTS:
+        state = load_file(path / "clients" / client / "round_0002" / "personal.safetensors")
+        assert all(np.array_equal(state[name], marked[client][name]) for name in marked[client])
+
+
+def measured_by_hand(path: Path, data: Path, client: str, number: int) -> tuple[float, int, int]:
+    """Loss, errors and clips of a client's own model after a round, on its own clips."""
+    config = yaml.safe_load((path / "config.yaml").read_text())
+    clips = Clips.read(data)
+    network = build_network(config["model"], len(clips.classes), "here").eval()
+    state = load_file(path / f"round_{number + 1:04d}" / "global.safetensors")
+    state |= head_of(path, client, number)
+    with torch.no_grad():
+        for name, value in state.items():
+            tensors_of(network)[name].copy_(torch.from_numpy(value))
+        rows = clips.rows(client)
+        logits = network(ClipFeatures(clips, torch.device("cpu")).plain(rows)[None])[0]
+    labels = torch.from_numpy(np.array(clips.labels[rows]).astype("i8"))
+    loss = torch.nn.functional.cross_entropy(logits.double(), labels).item()
+    return loss, int((logits.argmax(1) != labels).sum()), len(labels)
+
+
+def test_they_are_measured_by_client(world, trained):
+    rows = read_tsv(trained / "evaluate_test.tsv", None)
+    clients = sorted([CLIENTS[0], CLIENTS[1], CLIENTS[5], NEWCOMER])
+    assert [(row["round"], row["client"]) for row in rows] == [
+        (str(number), client) for number in range(4) for client in clients
+    ]
+    for row in rows:
+        at = int(row["round"])
+        loss, errors, clips = measured_by_hand(trained, world / "test", row["client"], at)
+        assert (int(row["errors"]), int(row["clips"])) == (errors, clips)
+        assert float(row["loss"]) == pytest.approx(loss, abs=2e-6)
+        assert float(row["accuracy"]) == pytest.approx(100 * (1 - errors / clips), abs=1e-3)
+    # With another's head the figures would be others.
+    known = next(client for client in clients if client in sampled(trained, 3))
+    (row,) = [row for row in rows if (row["round"], row["client"]) == ("3", known)]
+    own = head_of(trained, known, 3)
+    assert any(not np.array_equal(own[name], head_of(trained, NEWCOMER, 3)[name]) for name in own)
+
+
+def test_rates_of_all_clips_are_of_every_clients_own_model(cli, world, trained, tmp_path):
+    """False accepts and rejects, and the accuracy in reports."""
+    cli("detection", trained).ok()
+    (row,) = read_tsv(trained / "detection_test.tsv", None)
+    wrong = clips = 0
+    for client in (CLIENTS[0], CLIENTS[1], CLIENTS[5], NEWCOMER):
+        _, errors, own = measured_by_hand(trained, world / "test", client, 3)
+        wrong, clips = wrong + errors, clips + own
+    assert int(row["clips"]) == clips
+    # An error is one of these, or between two classes that are both positive or both negative.
+    assert int(row["false_accepts"]) + int(row["false_rejects"]) <= wrong
+    place = tmp_path / "12" / "dscnn" / "fedavg"
+    place.mkdir(parents=True)
+    (place / "seed0").symlink_to(trained)
+    named = "--section=s", "--corpus=c", "--release=r"
+    out = cli("report-keywords", tmp_path, tmp_path / "R.md", *named).ok().out
+    per_round = []
+    for number in (1, 2, 3):
+        found = [
+            measured_by_hand(trained, world / "test", client, number)
+            for client in (CLIENTS[0], CLIENTS[1], CLIENTS[5], NEWCOMER)
+        ]
+        per_round.append(100 * (1 - sum(one[1] for one in found) / sum(one[2] for one in found)))
+    assert f"{np.mean(per_round):.2f} (1)" in out
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_single_commands_and_jobs_give_the_same_bytes(world, trained, cli, tmp_path, jobs):
+    path = begin(world, tmp_path / "exp", "fedavg", HEAD)
+    for _ in range(3):
+        cli("sample", path, "--nj", jobs).ok()
+        for job in range(jobs, 0, -1):
+            cli("train-local", path, "--job", job).ok()
+        cli("aggregate", path).ok()
+    for pattern in ("round_*/global.safetensors", "clients/*/*/personal.safetensors"):
+        files = [file.relative_to(trained) for file in trained.glob(pattern)]
+        assert sorted(files) == sorted(file.relative_to(path) for file in path.glob(pattern))
+        for file in files:
+            assert (path / file).read_bytes() == (trained / file).read_bytes()
+
+
+def test_averages_are_of_the_clients_own_rounds(world, trained, cli, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg", HEAD, "average=2")
+    cli("rounds", path).fails(0)
+    config = world / "config.yaml"
+    data = [f"--data={split}={world / folder}" for split, folder in DATA]
+    path = tmp_path / "averaged"
+    options = ("--config", config, "--method", "fedavg", "--set", HEAD, "--set", "average=2")
+    cli("init", path, *options, *data).ok()
+    cli("rounds", path).ok()
+    cli("average", path, "--by", "loss").ok()
+    rows = read_tsv(path / "evaluate_valid.tsv", None)
+    known = {row["client"] for row in rows}
+    for client in CLIENTS:
+        losses = {
+            number: np.mean(
+                [
+                    float(row["loss"])
+                    for row in rows
+                    if row["round"] == str(number) and row["client"] in ({client} & known or known)
+                ]
+            )
+            for number in (1, 2, 3)
+        }
+        best = sorted(sorted(losses, reverse=True), key=losses.get)[:2]
+        found = load_file(path / "clients" / client / "model.safetensors")
+        states = [
+            load_file(path / f"round_{number + 1:04d}" / "global.safetensors")
+            | head_of(path, client, number)
+            for number in best
+        ]
+        for name in states[0]:
+            mean = np.mean([state[name].astype("f8") for state in states], axis=0)
+            np.testing.assert_allclose(found[name], mean, rtol=1e-6, atol=1e-7)
+
+
+DATA = (("train", "train"), ("valid", "test"), ("test", "test"))
+
+
+def test_a_private_model_is_kept_of_the_newest_round_alone(world, cli, tmp_path):
+    path = begin(world, tmp_path / "exp", "alo", HEAD)
+    cli("rounds", path).ok()
+    for client in CLIENTS:
+        took_part = [number for number in (1, 2, 3) if client in sampled(path, number)]
+        kept = sorted((path / "clients" / client).rglob("*.safetensors"))
+        expected = {f"round_{number:04d}/personal.safetensors" for number in took_part}
+        if took_part:
+            expected.add(f"round_{took_part[-1]:04d}/private.safetensors")
+        assert {f"{file.parent.name}/{file.name}" for file in kept} == expected
+
+
+def test_what_cannot_be_personal_is_refused(world, trained, cli, tmp_path):
+    def refused(method: str, setting: str, *said: str) -> None:
+        words = ("init", tmp_path / "exp", "--config", world / "config.yaml", "--method", method)
+        cli(*words, "--data", f"train={world / 'train'}", "--set", setting).fails(1, *said)
+        assert not (tmp_path / "exp").exists()
+
+    wrong = 'method_conf.personal=["head.*", "hed.*"]'
+    refused("fedavg", wrong, "config.yaml: method_conf.personal: no parameter matches 'hed.*'")
+    # What begins with a name is not meant by the name.
+    refused("fedavg", 'method_conf.personal=["head"]', "no parameter matches 'head'")
+    refused("fedavg", "method_conf.personal=head.*", "personal")
+    refused("centralized", HEAD, "Centralized has no clients")
+    said = "config.yaml: its clients have layers of their own"
+    cli("landscape", trained, tmp_path / "no.png").fails(1, said)
