@@ -185,9 +185,11 @@ class MessageWriter:
         spec = self._payload.tensors
         if (tensors or {}).keys() != spec.keys():
             raise ValueError(f"tensors {sorted((tensors or {}).keys() ^ spec.keys())}")
-        wanted = self._payload.features and any(not report.reason for report in reports)
-        if (wanted and features is None) or (features is not None and len(reports) != 1):
-            raise ValueError("each client's features are sent by themselves")
+        known = self._payload.features is not None
+        wanted = known and any(not report.reason for report in reports)
+        alone = known and len(reports) == 1
+        if (wanted and features is None) or (features is not None and not alone):
+            raise ValueError("features are not announced, or not of a single client")
         size = row_bytes(spec)
         for report in reports:
             if report.client not in self._row or report.client in self._written:
@@ -405,6 +407,8 @@ def _check_features(round_dir: Path, client: str, bounds: Features) -> int:
     ark, scp = _feature_paths(round_dir, client)
     entries = _read_scp(round_dir, client, bounds.utterances)
     check_file(ark)
+    if len(entries) > bounds.utterances:
+        raise UserError(f"{len(entries)} utterances, over {bounds.utterances}", path=scp)
     reader, frames = FeatureReader(entries), 0
     for line, utterance in enumerate(entries, 1):
         check_id(utterance, "utterance", scp, line)
