@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 import yaml
 from conftest import ROOT
-from fedtools.client.train import Training, learning_rate
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtools.client.options import ClipTraining, Training, UtteranceTraining
 from fedtools.files.config import (
     differences,
     freeze,
@@ -116,7 +116,7 @@ def test_our_configurations_make_models(path):
 
     config = yaml.safe_load(path.read_text())
     for section in (config, merge(config, config["baseline"])):
-        from_mapping(Training, section["training"], path)
+        from_mapping(UtteranceTraining, section["training"], path)
     from_mapping(BeamOptions, config["decode"], path)
     model = build_model(config["model"], ["<blank>", "<unk>", "a", "<sos/eos>"])
     blocks = {name.split(".")[2] for name, _ in model.named_parameters() if ".encoders." in name}
@@ -125,8 +125,6 @@ def test_our_configurations_make_models(path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf/speechcommands").glob("*.yaml")), ids=str)
 def test_every_experiment_of_the_keyword_configurations_can_begin(path):
-    from fedtools.client.parallel import ClipTraining
-
     from fedtools.federation.init import read_config
     from fedtools.methods import make_method
     from fedtools.models.keywords import NETWORKS, build_network
@@ -150,7 +148,7 @@ def test_warmup_is_espnets():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
     scheduler = WarmupLR(optimizer, warmup_steps=10)
     for step in range(1, 30):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(learning_rate(training, 0.3, step))
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(training.learning_rate(0.3, step))
         optimizer.step()
         scheduler.step()
 
