@@ -63,8 +63,13 @@ class Objective:
     def __init__(self, loss: Loss):
         self.loss = loss
 
-    def after_step(self, model: nn.Module) -> None:
-        """What happens after each step of the optimiser, such as an update of a teacher."""
+    def after_step(self, model: nn.Module, active: int) -> None:
+        """What happens after each step of the optimiser, such as an update of a teacher.
+
+        Args:
+            active: of a stack, how many models took this step, the first ones; momentum moves the
+                others on too, but not to where they will end.
+        """
 
     def state(self) -> State:
         """The tensors that checkpoints keep, and `load` puts back."""
@@ -161,10 +166,15 @@ class Run:
 def finite(model: nn.Module, stacked: bool) -> list[bool]:
     """Whether the tensors of each model of a stack are finite, as are their sums."""
     sums = sum(
-        (value.flatten(1) if stacked else value.reshape(1, -1)).sum(1, dtype=torch.float32)
+        _rows(value if stacked else value[None]).sum(1, dtype=torch.float32)
         for value in model.state_dict().values()
     )
     return sums.isfinite().tolist()
+
+
+def _rows(value: Tensor) -> Tensor:
+    """A tensor (K, ...) as a matrix of K rows."""
+    return value[..., None].flatten(1)
 
 
 def fit(
@@ -196,6 +206,8 @@ def fit(
         device = next(model.parameters()).device
         run.totals = torch.zeros(len(counts), dtype=torch.float64, device=device)
         run.amounts = torch.zeros_like(run.totals)
+        if 0 in counts:
+            run.keep_finished(counts.index(0), len(counts))
     rates = [group["lr"] for group in optimizer.param_groups]
     random = seed64(seed, "step", *key)
     model.train()
@@ -212,7 +224,7 @@ def fit(
                 clip(model, training.grad_clip, run.stacked)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            run.objective.after_step(model)
+            run.objective.after_step(model, active)
             run.steps = number + 1
             if (left := sum(count > run.steps for count in counts)) < active and left:
                 run.keep_finished(left, active)
@@ -257,7 +269,7 @@ def clip(model: nn.Module, largest: float, stacked: bool) -> None:
     if not stacked:
         nn.utils.clip_grad_norm_(parameters, largest)
         return
-    norms = sum(value.grad.flatten(1).square().sum(1) for value in parameters).sqrt()
+    norms = sum(_rows(value.grad).square().sum(1) for value in parameters).sqrt()
     factors = (largest / (norms + 1e-6)).clamp(max=1)
     for value in parameters:
         # Not in place: of one client's one clip, two gradients can be views of the same memory.
