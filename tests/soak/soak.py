@@ -109,6 +109,7 @@ def _child(command: list[str], root: Path, output: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(output, 2)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         with open("/proc/self/statm") as file:
             size = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
@@ -170,9 +171,12 @@ def judge(ended: Ended, root: Path, changed: Sequence[Path]) -> str:
     if ended.status == 0:
         return "done"
     last = ended.said.strip().rsplit("\n", 1)[-1]
-    if last.partition(": ")[0] not in ("fedtools", "prepare.py", "validate_data_dir.py"):
+    who, _, said = last.partition(": ")
+    if who not in ("fedtools", "prepare.py", "validate_data_dir.py"):
         return "no error line"
-    return "refused" if str(root) in last else "no file named"
+    # A path that was made worse may lead anywhere.
+    named = str(root) in said or "/" in said.partition(": ")[0]
+    return "refused" if named else "no file named"
 
 
 def read(path: Path) -> None:
