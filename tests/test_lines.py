@@ -172,6 +172,10 @@ class Options:
         ("training: [1]\n", r"c.yaml: training: \[1\] is not a mapping"),
         ("training: []\n", r"c.yaml: training: \[\] is not a mapping"),
         ("training:\n  rate: " + "9" * 400, "c.yaml:2: training: option 'rate' is 999"),
+        (
+            "training:\n  rate: .nan",
+            "c.yaml:2: training: option 'rate' is nan, not a usable number",
+        ),
         # Of two such lines nobody can say which it is.
         ("a: {rate: x}\ntraining: {rate: x}\n", "c.yaml: training: option 'rate' is 'x'"),
     ],

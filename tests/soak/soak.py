@@ -115,11 +115,9 @@ def _child(command: list[str], root: Path, output: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir(root)
-        code = _main(command)
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
+        code = 0
+        for line in " ".join(command).split(" && "):
+            code = code or _main(line.split())
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -131,16 +129,19 @@ def _child(command: list[str], root: Path, output: int) -> None:
 
 
 def _main(command: list[str]) -> int:
-    if command[0].endswith(".py"):
-        script = world.ROOT / command[0]
-        sys.argv = [str(script), *command[1:]]
-        sys.path.insert(0, str(script.parent))
-        runpy.run_path(str(script), run_name="__main__")
-        return 0
-    from fedtools.cli import main
-
     sys.argv = ["fedtools", *command]
-    main()
+    try:
+        if command[0].endswith(".py"):
+            script = world.ROOT / command[0]
+            sys.argv = [str(script), *command[1:]]
+            sys.path.insert(0, str(script.parent))
+            runpy.run_path(str(script), run_name="__main__")
+        else:
+            fedtools.cli.main()
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
 
 
