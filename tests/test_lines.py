@@ -328,7 +328,7 @@ def test_an_empty_list_is_no_transcript(tmp_path, cli):
     [
         ("lm_weight: 1\n", "option 'word_score' is missing"),
         ("lm_weight: x\nword_score: 1\n", "weights.yaml:1: option 'lm_weight' is 'x'"),
-        ("lm_weight: .nan\nword_score: 1\n", "must be finite"),
+        ("lm_weight: .inf\nword_score: 1\n", "must be finite"),
         ("beam: 1\n", "weights.yaml:1: unknown option 'beam'"),
     ],
 )
