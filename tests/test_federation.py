@@ -366,7 +366,7 @@ def test_diverged_client_is_left_out(world, cli, tmp_path):
     data = DataDir.read(bad)
     reader = FeatureReader(data.feats_scp)
     matrices = [
-        (name, reader.read(name) * (np.nan if name.startswith("en") else 1))
+        (name, reader.read(name) * (1e30 if name.startswith("en") else 1))
         for name in data.utterances
     ]
     data.feats_scp = write_ark(bad / "feats.ark", matrices)

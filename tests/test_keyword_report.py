@@ -496,7 +496,7 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(cli, recipe):
         check_png(Path(f"{name}.png"))
     assert Path("a.png").read_bytes() == Path("b.png").read_bytes() != Path("c.png").read_bytes()
     Path("own.yaml").write_text("method_conf: {ratio: 9.0}\n")
-    cli("plot-clients", train, "d.png", "--config", "own.yaml").fails(1, "own.yaml: ", "'ratio'")
+    cli("plot-clients", train, "d.png", "--config", "own.yaml").fails(1, "own.yaml:1: ", "'ratio'")
     Path("own.yaml").write_text("method_conf: {private: head}\n")
     cli("plot-clients", train, "e.png", "--config", "own.yaml").ok()
     one = pack(Path("one"), {"ann": [4, 0, 0, 0], "bob": [0, 3, 0, 0]})
