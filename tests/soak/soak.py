@@ -161,8 +161,8 @@ def judge(ended: Ended, root: Path, changed: Sequence[Path]) -> str:
         return "memory"
     if ended.status not in (0, 1):
         return f"status {ended.status}"
-    if any(path.suffix == ".tmp" or path.name.startswith(".") for path in changed):
-        return "left over" if any(path.suffix == ".tmp" for path in changed) else "done"
+    if any(".tmp" in path.suffixes for path in changed):
+        return "left over"
     for path in changed:
         try:
             read(path)
