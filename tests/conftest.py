@@ -90,6 +90,15 @@ def fedtools(*arguments: str | Path, **kwargs) -> Result:
     return run(sys.executable, "-m", "fedtools", *arguments, **kwargs)
 
 
+def ledger(experiment: Path) -> list[dict[str, str]]:
+    """The rows of an experiment's ledger, read without the reader that is tested."""
+    rows = []
+    for path in sorted(experiment.glob("round_*/ledger.tsv")):
+        header, *lines = (line.split("\t") for line in path.read_text().splitlines())
+        rows += [dict(zip(header, line, strict=True)) for line in lines]
+    return rows
+
+
 def torchless(folder: Path) -> dict[str, str]:
     """An environment in which `import torch` fails, by means of a module in `folder`."""
     folder.mkdir()

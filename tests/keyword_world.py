@@ -42,6 +42,6 @@ def begin(world: Path, path: Path, method: str = "fedkws_ui", *settings: str) ->
     more = [word for setting in settings for word in ("--set", setting)]
     inside(
         *("init", path, "--config", world / "config.yaml", "--method", method),
-        *("--train", world / "train", "--test", world / "test", *more),
+        *("--data", f"train={world / 'train'}", "--data", f"test={world / 'test'}", *more),
     ).ok()
     return path

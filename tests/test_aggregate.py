@@ -8,12 +8,12 @@ import sys
 import numpy as np
 import pytest
 from conftest import run
+from fedtools.files.updates import Refusal, UpdateWriter, read_updates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtools.files.errors import UserError
 from fedtools.files.states import load_state, save_state, spec_of
-from fedtools.files.updates import Refusal, UpdateWriter, read_updates
 from fedtools.server import aggregate
 from fedtools.server.aggregate import check_min_clients, mean
 

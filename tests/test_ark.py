@@ -180,7 +180,7 @@ def test_damage_is_told_with_file_and_utterance(tmp_path, content, said):
     ("value", "said"),
     [
         ("{dir}/none.ark:3", "No such file"),
-        ("{dir}:3", "Is a directory"),
+        ("{dir}:3", "not a regular file"),
         ("{ark}:99999", "byte 99999"),
         ("{ark}:" + "9" * 30, "no file is"),
         ("{ark}:6", "no binary matrix at byte 6"),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import simulated
 import torch
+from fedtools.client.data import Utterances
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtools.client.data import Utterances
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import pytest
 import yaml
 from conftest import ROOT
+from fedtools.client.train import Training, learning_rate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtools.client.train import Training, learning_rate
 from fedtools.files.config import (
     differences,
     freeze,
@@ -126,6 +126,7 @@ def test_our_configurations_make_models(path):
 @pytest.mark.parametrize("path", sorted((ROOT / "conf/speechcommands").glob("*.yaml")), ids=str)
 def test_every_experiment_of_the_keyword_configurations_can_begin(path):
     from fedtools.client.parallel import ClipTraining
+
     from fedtools.federation.init import read_config
     from fedtools.methods import make_method
     from fedtools.models.keywords import NETWORKS, build_network

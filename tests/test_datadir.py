@@ -30,10 +30,10 @@ from fedtools.files.datadir import (
 from fedtools.files.errors import UserError
 from fedtools.files.validate import validate_data_dir
 
-TEXT_CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\r\n")
+TEXT_CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\r\n\0")
 VALUES = st.text(TEXT_CHARACTERS, max_size=20).map(lambda s: " ".join(s.split()))
 KEYS = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="\r\n\t "), min_size=1, max_size=9
+    st.characters(exclude_categories=["Cs"], exclude_characters="\r\n\t \0"), min_size=1, max_size=9
 )
 
 

@@ -16,8 +16,17 @@ def world(tmp_path_factory) -> Path:
     data = simulated.data_dir(root / "data", ["au", "in"], 6)
     config = simulated.config_file(root / "config.yaml")
     inside("train-tokens", data / "text", root / "tokens", "--token-type", "char").ok()
-    begin = ("init", root / "exp", "--config", config, "--method", "fedavg", "--train", data)
-    inside(*begin, "--valid", data, "--tokens", root / "tokens").ok()
+    begin = (
+        "init",
+        root / "exp",
+        "--config",
+        config,
+        "--method",
+        "fedavg",
+        "--data",
+        f"train={data}",
+    )
+    inside(*begin, "--data", f"valid={data}", "--asset", f"tokens={root / 'tokens'}").ok()
     inside("rounds", root / "exp", "--to", "2").ok()
     return root
 

@@ -59,7 +59,7 @@ def experiment(tmp_path, monkeypatch):
     def make(cli, classes: tuple[str, ...], seed: int = 0) -> Path:
         for role in ("train", "test"):
             pack(Path(role), {"ann": [3] * len(classes)}, classes)
-        data = ("--train", "train", "--test", "test")
+        data = ("--data", "train=train", "--data", "test=test")
         path = Path(f"exp{seed}")
         options = ("--config", "config.yaml", "--method", "fedavg", "--seed", seed)
         cli("init", path, *options, *data).ok()

@@ -31,7 +31,8 @@ def world(tmp_path_factory):
     inside("train-tokens", text, root / "tokens", "--token-type", "char").ok()
     inside(
         "init", root / "exp", "--config", root / "config.yaml", "--method", "fedavg",
-        "--train", root / "train", "--valid", root / "valid", "--tokens", root / "tokens",
+        "--data", f"train={root / 'train'}", "--data", f"valid={root / 'valid'}",
+        "--asset", f"tokens={root / 'tokens'}",
     ).ok()  # fmt: skip
     inside("rounds", root / "exp", "--to", "1").ok()
     inside("average", root / "exp").ok()
@@ -127,7 +128,8 @@ def test_round_trip(world, cli, tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     cli(
         "init", tmp_path / "exp", "--config", tmp_path / "config.yaml", "--method", "fedavg",
-        "--train", world / "train", "--tokens", imported, "--start", imported / "model.safetensors",
+        "--data", f"train={world / 'train'}", "--asset", f"tokens={imported}",
+        "--start", imported / "model.safetensors",
     ).ok()  # fmt: skip
     cli("rounds", tmp_path / "exp", "--to", "1").ok()
 

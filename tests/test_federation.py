@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import shutil
 import subprocess
@@ -11,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simulated
-import yaml
-from conftest import ROOT, fedtools, inside, torchless
+from conftest import ROOT, fedtools, inside, ledger, torchless
 from safetensors.numpy import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 CLIENTS = ["au", "en", "in"]
+GLOBAL = "round_0001/global.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +36,8 @@ def begin(world: Path, path: Path, method: str = "fedavg", *more: str) -> list:
         "init",
         path,
         *("--config", world / "config.yaml", "--method", method),
-        *("--train", world / "train", "--valid", world / "valid"),
-        *("--tokens", world / "tokens", *more),
+        *("--data", f"train={world / 'train'}", "--data", f"valid={world / 'valid'}"),
+        *("--asset", f"tokens={world / 'tokens'}", *more),
     ]
 
 
@@ -179,18 +180,17 @@ def test_killed_at_random_moments(world, reference, tmp_path, method):
     assert different >= moments / 3, done.stdout
     inside("rounds", path, "--to", "3").ok()
     assert states(path) == reference[method], f"seed {seed}"
-    ledger = (path / "ledger.tsv").read_text().splitlines()
-    assert len(ledger) == 1 + 3 * (4 if method != "centralized" else 1)
+    assert len(ledger(path)) == 3 * (4 if method != "centralized" else 1)
 
 
 def test_a_checkpoint_is_taken_up(world, reference, cli, tmp_path, monkeypatch):
     """A training stopped between two steps goes on from its checkpoint, not from the start."""
-    from fedtools.client import train
+    from fedtools.client import fit
 
     path = tmp_path / "exp"
     cli(*begin(world, path)).ok()
     steps = []
-    real = train._backward
+    real = fit._backward
 
     def stop(*arguments):
         steps.append(1)
@@ -198,11 +198,11 @@ def test_a_checkpoint_is_taken_up(world, reference, cli, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(train, "_backward", stop)
+    monkeypatch.setattr(fit, "_backward", stop)
     cli("rounds", path, "--to", "1").fails(130, "interrupted")
     assert (path / "clients" / "au" / "checkpoint.safetensors").exists()
     first = len(steps)
-    monkeypatch.setattr(train, "_backward", lambda *a: (steps.append(1), real(*a))[1])
+    monkeypatch.setattr(fit, "_backward", lambda *a: (steps.append(1), real(*a))[1])
     cli("rounds", path, "--to", "1").ok()
     whole = sum(
         int(line.split("\t")[2])
@@ -297,9 +297,9 @@ def test_refused_updates(world, cli, tmp_path, change, said, left):
     if left:
         result.ok()
         assert "refused" in result.err
-        rows = [line.split("\t") for line in (path / "ledger.tsv").read_text().splitlines()]
-        assert [row[-1] for row in rows[1:4]].count("ok") == left
-        assert any(said in row[-1] for row in rows)
+        status = [row["status"] for row in ledger(path)]
+        assert status[:3].count("ok") == left
+        assert any(said in text for text in status)
     else:
         result.fails(1, said, "min_clients")
         assert not (path / "round_0001" / ".done").exists()
@@ -323,42 +323,38 @@ def test_another_base_is_refused(world, cli, tmp_path):
     table = path / "round_0001" / "update.1.tsv"
     lines = table.read_text().splitlines()
     fields = lines[2].split("\t")
-    fields[-1] = "0" * 64
+    assert fields[6] == hashlib.sha256((path / GLOBAL).read_bytes()).hexdigest()
+    fields[6] = "0" * 64
     table.write_text("\n".join([*lines[:2], "\t".join(fields), *lines[3:]]) + "\n")
     cli("aggregate", path).ok()
-    assert "refused" in (path / "ledger.tsv").read_text()
+    assert [row["status"][:7] for row in ledger(path)] == ["ok", "refused", "ok", "ok"]
 
 
 @pytest.mark.parametrize("name", ["nobody", "au"])
 def test_strangers_and_twins_are_refused(world, cli, tmp_path, name):
-    """A client that was not sampled, or that comes twice, in one more job's files."""
+    """A client that was not sampled, or that comes twice, in another job's files."""
     path = tmp_path / "exp"
     cli(*begin(world, path)).ok()
     cli("sample", path).ok()
     cli("train-local", path).ok()
     folder = path / "round_0001"
+    (folder / "jobs").write_text("2\n")
     lines = (folder / "update.1.tsv").read_text().splitlines()
     fields = lines[1].split("\t")
     row = "\t".join([name, *fields[1:]])
-    (folder / "update.9.tsv").write_text(f"{lines[0]}\n{row}\n")
+    (folder / "update.2.tsv").write_text(f"{lines[0]}\n{row}\n")
     tensors = load_file(folder / "update.1.safetensors")
     save_file({key: value[:1].copy() for key, value in tensors.items()},
-              folder / "update.9.safetensors")  # fmt: skip
+              folder / "update.2.safetensors")  # fmt: skip
     cli("aggregate", path).ok()
-    ledger = {
-        line.split("\t")[1]: line.split("\t")[-1]
-        for line in (path / "ledger.tsv").read_text().splitlines()
-    }
-    assert ledger[name].startswith("refused: "), ledger
-    assert ledger["en"] == ledger["in"] == "ok"
-    assert (ledger["au"] == "ok") == (name == "nobody")
+    status = {row["client"]: row["status"] for row in ledger(path)}
+    assert status[name].startswith("refused: "), status
+    assert status["en"] == status["in"] == "ok"
+    assert (status["au"] == "ok") == (name == "nobody")
 
 
 def test_diverged_client_is_left_out(world, cli, tmp_path):
-    path = tmp_path / "exp"
-    cli(*begin(world, path)).ok()
-    cli("sample", path).ok()
-    bad = tmp_path / "bad"
+    path, bad = tmp_path / "exp", tmp_path / "bad"
     shutil.copytree(world / "train", bad)
     from fedtools.files.ark import FeatureReader, write_ark
     from fedtools.files.datadir import DataDir
@@ -371,13 +367,15 @@ def test_diverged_client_is_left_out(world, cli, tmp_path):
     ]
     data.feats_scp = write_ark(bad / "feats.ark", matrices)
     data.write()
-    config = yaml.safe_load((path / "config.yaml").read_text())
-    config["data"]["train"] = str(bad)
-    (path / "config.yaml").write_text(yaml.safe_dump(config))
+    cli(*begin(world, path), "--data", f"train={bad}").fails(2, "each once")
+    arguments = begin(world, path)
+    arguments[arguments.index(f"train={world / 'train'}")] = f"train={bad}"
+    cli(*arguments).ok()
+    cli("sample", path).ok()
     result = cli("train-local", path).ok()
     assert "en: left out: diverged: loss nan" in result.err
     cli("aggregate", path).ok()
-    assert "refused: left out by its job: diverged" in (path / "ledger.tsv").read_text()
+    assert ledger(path)[1]["status"].startswith("refused: left out by its job: diverged")
 
 
 def test_commands_refuse_what_cannot_be(world, cli, tmp_path):
@@ -418,7 +416,7 @@ def test_no_path_from_a_client_name(world, cli, tmp_path):
             "".join(sorted(line.replace(" au", " ../au") + "\n" for line in text.splitlines()))
         )
     arguments = begin(world, tmp_path / "exp")
-    arguments[arguments.index(world / "train")] = evil
+    arguments[arguments.index(f"train={world / 'train'}")] = f"train={evil}"
     cli(*arguments).fails(1, "../au", "not usable as an id")
     assert not (tmp_path / "exp").exists()
     path = tmp_path / "good"
@@ -443,13 +441,14 @@ def test_evaluate_average_and_ledger(world, reference, cli):
     events = EventAccumulator(str(world / "reference-fedavg" / "tensorboard" / "valid"))
     events.Reload()
     assert [event.step for event in events.Scalars("wer/au")] == [0, 1, 2, 3]
-    ledger = [
-        line.split("\t") for line in (world / "reference-fedavg/ledger.tsv").read_text().split("\n")
-    ]
+    rows = ledger(world / "reference-fedavg")
     size = (world / "reference-fedavg/round_0001/global.safetensors").stat().st_size
-    assert {row[2] for row in ledger[1:-1] if row[1] in CLIENTS} == {str(size)}
-    client = (world / "reference-client/ledger.tsv").read_text()
-    assert all(line.split("\t")[2:4] == ["0", "0"] for line in client.splitlines()[1:])
+    assert {row["bytes_down"] for row in rows if row["client"] in CLIENTS} == {str(size)}
+    sent = load_file(world / "reference-fedavg/round_0001/update.1.safetensors").values()
+    each = sum(value.nbytes for value in sent) // len(CLIENTS)
+    assert {row["bytes_up"] for row in rows if row["client"] in CLIENTS} == {str(each)}
+    for row in ledger(world / "reference-client"):
+        assert (row["bytes_down"], row["bytes_up"]) == ("0", "0")
 
 
 def test_training_learns(world, cli, tmp_path):

@@ -12,16 +12,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import inside
+from fedtools.client.parallel import tensors_of
+from fedtools.files.updates import COLUMNS as UPDATES
 from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file
 from torch import Tensor
 
 from fedtools.client.clips import ClipBatch
-from fedtools.client.parallel import tensors_of
 from fedtools.federation.kws import KwsFederation
 from fedtools.federation.tasks import open_federation
 from fedtools.files.tables import read_tsv
-from fedtools.files.updates import COLUMNS as UPDATES
 from fedtools.methods.fedkws_ui import Alt, FedKwsUi
 from fedtools.methods.fedmmd import squared_mmd
 from fedtools.methods.fedopt import FedOpt
@@ -252,7 +252,7 @@ def test_steps_without_any_utility(world, cli, tmp_path):
     keywords.pack(tmp_path / "train", {"a": 4 * one[0], "b": 3 * one[1]})
     cli(
         *("init", tmp_path / "exp", "--config", world / "config.yaml", "--method", "alt"),
-        *("--set", "clients_per_round=1.0", "--train", tmp_path / "train"),
+        *("--set", "clients_per_round=1.0", "--data", f"train={tmp_path / 'train'}"),
     ).ok()
     cli("rounds", tmp_path / "exp").fails(1, "no client has clips of two labels", "train")
 

@@ -308,9 +308,20 @@ def test_a_network_of_the_users_own_file_is_trained_and_has_its_title(tmp_path):
     counts = {"a": [3, 3, 3, 3], "b": [2, 2, 2, 2]}
     clips = keywords.pack(tmp_path / "clips", counts)
     config = keywords.config_file(tmp_path / "c.yaml", model={"network": "mynet"})
-    begin = ("init", tmp_path / "exp", "--config", config, "--method", "fedavg", "--train", clips)
-    fedtools(*begin, "--test", clips, "--set", "model.network=mynett", env=env).fails(1, "mynet")
-    fedtools(*begin, "--test", clips, env=env).ok()
+    begin = (
+        "init",
+        tmp_path / "exp",
+        "--config",
+        config,
+        "--method",
+        "fedavg",
+        "--data",
+        f"train={clips}",
+    )
+    fedtools(*begin, "--data", f"test={clips}", "--set", "model.network=mynett", env=env).fails(
+        1, "mynet"
+    )
+    fedtools(*begin, "--data", f"test={clips}", env=env).ok()
     fedtools("rounds", tmp_path / "exp", "--nj", "2", "--evaluate", "test", env=env).ok()
     script = "from fedtools.report.keyword_runs import network_title as t; print(t('mynet'))"
     assert run(sys.executable, "-c", script, env=env).ok().out == "My own\n"

@@ -514,7 +514,7 @@ def centralized(cli, recipe) -> Path:
     pack(Path("test"), {"eve": [6] * 4})
     training = {"optim": "sgd", "optim_conf": {"lr": 0.1, "momentum": 0.9}, "batch_size": 8}
     config_file(Path("config.yaml"), training=training, method_conf={})
-    data = ("--train", "train", "--test", "test")
+    data = ("--data", "train=train", "--data", "test=test")
     options = ("--config", "config.yaml", "--method", "centralized")
     cli("init", "central", *options, *data).ok()
     cli("rounds", "central", "--to", "2").ok()

@@ -35,7 +35,7 @@ def test_the_files(cli, text, tmp_path):
     assert names == {"3gram.arpa", "3gram.bin", "vocabulary", "lm.yaml"}
     words = sorted({word for words in LINES for word in words.split()})
     assert (out / "vocabulary").read_text().split() == words
-    assert NgramFolder.read(out) == NgramFolder(out, 3, "word")
+    assert NgramFolder.read(out) == NgramFolder(out, 3, "word", sha256(out / "3gram.bin"))
     # No utterance id got in; both files are the same model.
     arpa, binary = kenlm.Model(str(out / "3gram.arpa")), kenlm.Model(str(out / "3gram.bin"))
     assert binary.order == 3 and "u0" not in binary and "cat" in binary

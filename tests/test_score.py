@@ -278,7 +278,7 @@ def test_bad_tables_are_refused(cli, tmp_path, name, old, new, said):
 def test_missing_and_empty_files_are_refused(cli, tmp_path):
     damaged(cli, tmp_path, "hyp", lambda text: None, "cannot be read")
     damaged(cli, tmp_path, "utt2spk", lambda text: None)
-    damaged(cli, tmp_path, "text", lambda text: "", "no utterance")
+    damaged(cli, tmp_path, "text", lambda text: "", "empty")
     cli("score", tmp_path / "none", tmp_path / "hyp", tmp_path / "out").fails(1, "none")
 
 

@@ -268,7 +268,45 @@ def test_a_signal_ends_the_jobs(tmp_path, number):
         assert "# Ended (code 137)" in (tmp_path / "x.1.log").read_text()
 
 
+RANKED = """
+echo "$RANK $LOCAL_RANK of $WORLD_SIZE" "$$"
+until [[ $(wc -l <x.log) -ge 5 ]]; do :; done
+"""
+
+
+def test_ranks_share_a_job(tmp_path):
+    # Each waits until both have written into the log: they run at the same time.
+    job = script(tmp_path / "job.sh", RANKED)
+    run(RUN, "--ntasks", "2", "--num-threads", "64", "x.log", job, cwd=tmp_path).ok()
+    head, *_, one, two, accounting, ended = (tmp_path / "x.log").read_text().splitlines()
+    assert head == f"# {job}"
+    assert sorted(line.rsplit(" ", 1)[0] for line in (one, two)) == ["0 0 of 2", "1 1 of 2"]
+    assert re.fullmatch(r"# Accounting: time=\d+ threads=64", accounting)
+    assert ended.startswith("# Ended (code 0) at")
+
+
+def test_a_rank_that_fails_ends_the_others(tmp_path):
+    line = "if [[ $RANK = 1 ]]; then until [[ -s pid ]]; do :; done; echo enough; exit 3; fi\n"
+    job = script(tmp_path / "job.sh", f"{line}sleep 100 & echo $$ $! >pid; wait\n")
+    failed = run(RUN, "--ntasks", "2", "JOB=7", "x.JOB.log", job, cwd=tmp_path)
+    assert failed.code == 1
+    assert "1 of 1 jobs failed" in failed.err
+    assert "    enough\n" in failed.err
+    assert "# Ended (code 3) at" in (tmp_path / "x.7.log").read_text()
+    for pid in (tmp_path / "pid").read_text().split():
+        wait_until(lambda pid=pid: not alive(int(pid)))
+
+
+@pytest.mark.parametrize("program", [RUN, SLURM])
+def test_ranks_are_for_one_job(tmp_path, program):
+    jobs = ["JOB=1:2", "x.JOB.log", "true"]
+    run(program, "--ntasks", "2", *jobs, cwd=tmp_path).fails(2, "one job, not for JOB=1:2")
+    run(program, "--ntasks", "0", *jobs, cwd=tmp_path).fails(2, "--ntasks is at least 1")
+    assert not list(tmp_path.iterdir())
+
+
 # --------------------------------------------------------------------------------- slurm.py
+# The real Slurm is in test_slurm.py, for machines that have it. Here:
 # What Slurm's sbatch does with an array job and --wait, on this machine and one after the other.
 SBATCH = r"""
 set -u
@@ -357,19 +395,51 @@ def test_slurm_wrong_usage(slurm):
         failed.fails(2, "cannot run sbatch")
 
 
-def test_slurm_notices_a_job_that_vanished(slurm, monkeypatch):
-    # As `slurm.py` itself, but not so patient.
-    line = "import runpy, sys; sys.path.insert(0, sys.argv[1]); import slurm; slurm.PATIENCE = 0.1;"
+def impatient(slurm, *arguments: str, **more: str) -> Result:
+    """`slurm.py`, but not so patient."""
+    line = "import sys; sys.path.insert(0, sys.argv[1]); import slurm;"
+    line += " slurm.PATIENCE = slurm.CANCEL_PATIENCE = 0.1;"
     line += " sys.argv = ['slurm.py', *sys.argv[2:]]; slurm.main()"
     path = f"{slurm.folder.parent}/bin:{os.environ['PATH']}"
-    failed = run(
-        *(sys.executable, "-c", line, ROOT / "utils", "JOB=1:2", "x.JOB.log", "true"),
+    return run(
+        *(sys.executable, "-c", line, ROOT / "utils", *arguments),
         cwd=slurm.folder,
-        env={"PATH": path, "SBATCH_SAW": "/dev/null", "SBATCH_LOSES": "2"},
+        env={"PATH": path, "SBATCH_SAW": f"{slurm.folder.parent}/saw", **more},
     )
+
+
+def test_slurm_notices_a_job_that_vanished(slurm):
+    failed = impatient(slurm, "JOB=1:2", "x.JOB.log", "true", SBATCH_LOSES="2")
     assert failed.code == 1
     assert "no trace of done.x.JOB.2" in failed.err
     assert "the job never began" in failed.err
+
+
+@pytest.mark.parametrize(
+    ("squeue", "said"),
+    [
+        ("echo '7_1 is RUNNING'", "7_1 is RUNNING"),
+        (
+            "echo 'slurm_load_jobs error: no contact' >&2; exit 1",
+            "slurm_load_jobs error: no contact",
+        ),
+        ("exit 3", "squeue failed (3)"),
+    ],
+)
+def test_slurm_submits_nothing_beside_an_earlier_array(slurm, squeue, said):
+    programs = slurm.folder.parent / "bin"
+    script(programs / "squeue", f"{squeue}\n")
+    script(programs / "scancel", f"echo $* >{slurm.folder.parent}/cancelled\n")
+    memory = slurm.folder / "q/x.JOB.id"
+    memory.parent.mkdir()
+    memory.write_text("7;north\n")
+    failed = impatient(slurm, "JOB=1:2", "x.JOB.log", "true")
+    assert failed.code == 1
+    told = f"q/x.JOB.id: array 7 of an earlier run does not end: {said}"
+    assert told in failed.err.splitlines()[-1]
+    assert (slurm.folder.parent / "cancelled").read_text() == "--clusters north 7\n"
+    assert not (slurm.folder.parent / "saw").exists()
+    assert memory.read_text() == "7;north\n"
 
 
 # ---------------------------------------------------------------------------------- path.sh

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from fedtools.files.means import COLUMNS as MEMBERS
+from fedtools.files.means import MeanWriter, read_means
+from fedtools.files.updates import COLUMNS, UpdateWriter, job_complete, read_updates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
 from fedtools.files.errors import UserError
-from fedtools.files.means import COLUMNS as MEMBERS
-from fedtools.files.means import MeanWriter, read_means
 from fedtools.files.states import load_state
 from fedtools.files.tables import read_tsv
-from fedtools.files.updates import COLUMNS, UpdateWriter, job_complete, read_updates
 
 BASE = "0123456789abcdef" * 4
 SPEC = {"bias": ((3,), "float32"), "scale": ((), "float64"), "weight": ((2, 3), "float32")}

@@ -2,12 +2,18 @@
 """Run jobs on this machine: the grammar and the logs of Kaldi's run.pl.
 
     run.py [--max-jobs-run N] [--num-threads N] [--gpu N] [JOB=1:4] log/x.JOB.log command ... JOB
+    run.py --ntasks N [--num-threads N] [--gpu N] log/x.log command ...
 
 JOB (or any other name) becomes 1, 2, 3 and 4, in the name of the log and in the command. As with
 run.pl, the command is a line for bash: an argument with blanks is put in quotes, one without is
 left to the shell, so that `\\|` is a pipe. As many jobs run at a time as there are cores for
 their threads; with --gpu, as there are GPUs, and each job sees only its own. Options that only
 matter to a batch system (--mem 4G, --config f, ...) are accepted and ignored.
+
+With --ntasks, one job is N processes of the same command, which find RANK (0 to N - 1), WORLD_SIZE
+and LOCAL_RANK in their environment, as with torchrun. They share the log and the GPUs; threads are
+those of each. If one fails, the others are killed and the job fails. With --launcher "srun ...",
+which slurm.py uses, that program starts them: it is given the line for bash as its last argument.
 
 Exit status: 0 if every job's was; 1 if not, with the end of the failing log on stderr.
 """
@@ -24,6 +30,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +39,7 @@ LOGS_SHOWN = 3
 PROGRESS_SECONDS = 15
 PROGRAM = Path(sys.argv[0]).name
 PR_SET_PDEATHSIG = 1
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
@@ -107,6 +115,17 @@ def positive(options: dict[str, str], name: str, default: int) -> int:
     return int(value)
 
 
+def ranks(request: Request) -> int:
+    """The number of processes of the job, which must be the only one if they are several."""
+    number = positive(request.options, "ntasks", 1)
+    if number < 1:
+        usage_error("--ntasks is at least 1")
+    if number > 1 and request.last > request.first:
+        jobs = f"{request.name}={request.first}:{request.last}"
+        usage_error(f"--ntasks {number} is for one job, not for {jobs}")
+    return number
+
+
 def shell_line(command: list[str]) -> str:
     """The command as run.pl hands it to bash: see the module's docstring."""
     return " ".join(shell_word(word) for word in command)
@@ -137,13 +156,13 @@ def gpus() -> list[str]:
 
 @dataclass
 class Job:
-    """One running job."""
+    """One running job: its processes by number, and the exit code of the first that failed."""
 
-    number: int
     log: Path
-    process: subprocess.Popen
     started: float
     devices: list[str]
+    processes: dict[int, subprocess.Popen] = field(default_factory=dict)
+    code: int = 0
 
 
 class Runner:
@@ -151,9 +170,10 @@ class Runner:
 
     def __init__(self, request: Request):
         self.request = request
+        self.ranks = ranks(request)
         self.threads = max(1, positive(request.options, "num_threads", 1))
         self.waiting = deque(range(request.first, request.last + 1))
-        self.running: dict[int, Job] = {}
+        self.running: dict[int, Job] = {}  # by process: a job of several ranks comes as often
         self.failed: list[Path] = []
         self.shown = time.time()
         self.wanted_gpus = positive(request.options, "gpu", 0)
@@ -172,7 +192,7 @@ class Runner:
                 self.start(self.waiting.popleft())
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid in self.running:
-                self.finish(self.running.pop(pid), os.waitstatus_to_exitcode(status))
+                self.ended(pid, os.waitstatus_to_exitcode(status))
             elif not pid:
                 time.sleep(0.05)
                 self.show_progress()
@@ -183,14 +203,14 @@ class Runner:
         if time.time() - self.shown < PROGRESS_SECONDS:
             return
         self.shown = time.time()
-        for job in self.running.values():
+        for log in dict.fromkeys(job.log for job in self.running.values()):
             try:
-                with open(job.log, encoding="utf-8", errors="replace") as file:
+                with open(log, encoding="utf-8", errors="replace") as file:
                     last = "".join(deque(file, maxlen=1)).rstrip("\n").split("\r")[-1]
             except OSError:
                 continue  # it is told when the job ends
             if not last.startswith("#"):
-                print(f"{job.log}: {last}", file=sys.stderr, flush=True)
+                print(f"{log}: {last}", file=sys.stderr, flush=True)
 
     def has_gpus(self) -> bool:
         return not self.free_gpus or len(self.free_gpus) >= self.wanted_gpus
@@ -208,9 +228,20 @@ class Runner:
                 file.write(f"# {line}\n# Started at {time.ctime()}\n#\n")
         except OSError as error:
             raise SystemExit(f"{PROGRAM}: {log}: {error.strerror}") from None
-        with open(log, "ab") as output:
-            # If this program is killed, the kernel tells bash, which takes its whole group along.
-            guarded = f"trap 'kill -KILL 0' TERM; ( {line}\n) & wait $!"
+        job = Job(log, time.time(), devices)
+        if launcher := self.request.options.get("launcher"):
+            self.start_process(job, f"{launcher} {shlex.quote(line)}", environment)
+            return
+        for rank in range(self.ranks):
+            if "ntasks" in self.request.options:
+                environment["RANK"] = environment["LOCAL_RANK"] = str(rank)
+                environment["WORLD_SIZE"] = str(self.ranks)
+            self.start_process(job, line, environment)
+
+    def start_process(self, job: Job, line: str, environment: dict[str, str]) -> None:
+        # If this program is killed, the kernel tells bash, which takes its whole group along.
+        guarded = f"trap 'kill -KILL 0' TERM; ( {line}\n) & wait $!"
+        with open(job.log, "ab") as output:
             process = subprocess.Popen(
                 ["bash", "-c", guarded],
                 stdin=subprocess.DEVNULL,
@@ -220,13 +251,23 @@ class Runner:
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        self.running[process.pid] = Job(number, log, process, time.time(), devices)
+        self.running[process.pid] = job
+        job.processes[process.pid] = process
 
-    def finish(self, job: Job, code: int) -> None:
+    def ended(self, pid: int, code: int) -> None:
+        """Note that a process has ended; the last one of a job ends the job."""
+        job = self.running.pop(pid)
         # Tells Popen that the process was waited for, so that it does not look for it again.
-        job.process.returncode = code
+        job.processes.pop(pid).returncode = code
+        if code and not job.code:
+            job.code = 128 - code if code < 0 else code
+            # The other ranks would wait for this one for ever.
+            kill_groups(job.processes)
+        if not job.processes:
+            self.finish(job)
+
+    def finish(self, job: Job) -> None:
         self.free_gpus.extend(job.devices)
-        code = 128 - code if code < 0 else code
         seconds = round(time.time() - job.started)
         try:
             with open(job.log, "r+", encoding="utf-8", errors="surrogateescape") as file:
@@ -234,23 +275,30 @@ class Runner:
                 if not file.read().endswith("\n"):
                     file.write("\n")
                 file.write(f"# Accounting: time={seconds} threads={self.threads}\n")
-                ended = f"# Ended (code {code}) at {time.ctime()}, elapsed time {seconds} seconds"
+                ended = (
+                    f"# Ended (code {job.code}) at {time.ctime()}, elapsed time {seconds} seconds"
+                )
                 file.write(f"{ended}\n")
         except OSError as error:
             # The other jobs go on: that a log is cut short is no reason to end them.
             print(f"{PROGRAM}: {job.log}: {error.strerror}", file=sys.stderr)
-        if code:
+        if job.code:
             self.failed.append(job.log)
 
     def kill(self) -> None:
         """End every running job and all that it started."""
-        for job in self.running.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(job.process.pid, signal.SIGKILL)
+        kill_groups(self.running)
         while self.running:
             pid, status = os.wait()
             if pid in self.running:
-                self.finish(self.running.pop(pid), os.waitstatus_to_exitcode(status))
+                self.ended(pid, os.waitstatus_to_exitcode(status))
+
+
+def kill_groups(leaders: Iterable[int]) -> None:
+    """Kill processes and all that they started, if they are still there."""
+    for pid in leaders:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def die_with_parent() -> None:
@@ -275,21 +323,32 @@ def report(failed: list[Path], total: int) -> None:
 
 def interrupt(number: int, _frame: object) -> None:
     """Turn a signal into an exception that names it."""
+    # Slurm sends SIGTERM, and so does the kernel when the job script dies of it: a second one must
+    # not end the work of the first.
+    ignore_signals()
     raise SystemExit(128 + number)
+
+
+def catch_signals() -> None:
+    for number in SIGNALS:
+        signal.signal(number, interrupt)
+
+
+def ignore_signals() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def main() -> None:
     request = parse(sys.argv[1:])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+    catch_signals()
     # A run.sh that is killed alone must not leave jobs that write into its rerun's files.
     die_with_parent()
     runner = Runner(request)
     try:
         failed = runner.run()
     except BaseException:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        ignore_signals()
         runner.kill()
         raise
     if failed:

@@ -3,6 +3,7 @@
 
     slurm.py [--config conf/slurm.conf] [--mem 4G] [--gpu 1] [--max-jobs-run N] ...
              [JOB=1:4] log/x.JOB.log command ... JOB
+    slurm.py --ntasks N ... log/x.log command ...
 
 The jobs become one array job. On its node, each is run by run.py, so that logs are the same
 everywhere; `path.sh` of the current directory is sourced first, if there is one. The config is in
@@ -13,20 +14,42 @@ the format of Kaldi's slurm.conf and says what each option means to sbatch:
     default gpu=0
     option gpu=0 -p cpu
 
+With --ntasks, one job is N processes of the command, on as many nodes as the config leads to. srun
+starts them, all write into the one log, and they find RANK, WORLD_SIZE and LOCAL_RANK in their
+environment. If one fails, srun ends the others and the job fails.
+
+An interrupted slurm.py cancels its array. One that is killed with kill -9, or whose machine goes
+down, cannot: its array goes on. So the array's id is kept in q/ beside the logs until the array has
+ended, and the next run with the same log begins by cancelling that array and waiting until Slurm
+has ended its last job. It does not wait for the array's own end, because the new run may have other
+options or another number of jobs, whose results the old jobs would overwrite; little is lost, as
+our commands continue from the files they find.
+
 Exit status: 0 if every job's was; 1 if not, with the end of the failing log on stderr.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from run import PROGRAM, Request, interrupt, parse, positive, report, usage_error
+from run import (
+    PROGRAM,
+    Request,
+    catch_signals,
+    die_with_parent,
+    ignore_signals,
+    parse,
+    positive,
+    ranks,
+    report,
+    usage_error,
+)
 
 # A cluster without a config of its own: memory, threads, time and GPUs as most sites have them.
 DEFAULT_CONFIG = """\
@@ -34,12 +57,18 @@ command sbatch --export=ALL
 option time=* --time $0
 option mem=* --mem $0
 option num_threads=* --cpus-per-task $0
+option ntasks=* --ntasks $0
 default gpu=0
 option gpu=0
 option gpu=* --gres=gpu:$0
 """
 # How long a file written on a node may take to be seen here through a network file system.
 PATIENCE = 60.0
+# How long Slurm may take to end a cancelled job: by default it kills after 30 seconds what does not
+# heed SIGTERM, and gives up after 60 more what cannot be killed.
+CANCEL_PATIENCE = 120.0
+# How long sbatch, once started, may take to say the id of what it submits.
+SUBMIT_PATIENCE = 10.0
 
 
 def read_config(text: str, name: str) -> tuple[list[str], dict[str, list[str]], dict[str, str]]:
@@ -88,24 +117,36 @@ def job_script(request: Request, done: Path) -> str:
     number = "${SLURM_ARRAY_TASK_ID}"
     # No --gpu: run.py leaves the GPUs as Slurm has assigned them.
     threads = request.options.get("num_threads", "1")
-    start = shlex.join(
-        ["python3", str(Path(__file__).resolve().parent / "run.py"), "--num-threads", threads]
-    )
+    start = ["python3", str(Path(__file__).resolve().parent / "run.py"), "--num-threads", threads]
+    if "ntasks" in request.options:
+        start += ["--launcher", launcher(ranks(request))]
     command = shlex.join([request.log, *request.command])
     return f"""\
 #!/usr/bin/env bash
 # Submitted by {PROGRAM} at {time.ctime()}
+# When the job is cancelled, run.py ends what it runs; this waits for it, so that Slurm does too.
+trap : TERM
 cd {shlex.quote(str(Path.cwd()))} || exit 1
 if [ -f path.sh ]; then . ./path.sh; fi
-{start} {request.name or "JOB"}={number} {command}
+# Slurm 22.05 and later do not pass this on to srun by themselves.
+if [ -n "${{SLURM_CPUS_PER_TASK:-}}" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
+{shlex.join(start)} {request.name or "JOB"}={number} {command}
 code=$?
 echo "$code" > {shlex.quote(str(done))}."{number}"
 exit "$code"
 """
 
 
+def launcher(number: int) -> str:
+    """What starts so many processes within a job; the line for bash is its last argument."""
+    names = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID"
+    start = f"srun --ntasks={number} --kill-on-bad-exit=1 --export=ALL bash -c"
+    return f"{start} '{names} exec bash -c \"$0\"'"
+
+
 def submit(request: Request) -> list[Path]:
     """Submit the array, wait for its end, and return the logs of the jobs that failed."""
+    ranks(request)
     config = request.options.get("config")
     try:
         text = Path(config).read_text(encoding="utf-8") if config else DEFAULT_CONFIG
@@ -123,67 +164,140 @@ def submit(request: Request) -> list[Path]:
     log = Path(request.log)
     # Kaldi keeps what it submits in q/ beside the logs.
     folder = log.parent / "q"
-    script, done = folder / f"{log.stem}.sh", folder.resolve() / f"done.{log.stem}"
-    numbers = range(request.first, request.last + 1)
+    script, done = folder / f"{log.stem}.sh", folder / f"done.{log.stem}"
+    memory = folder / f"{log.stem}.id"
+    codes = {n: Path(f"{done}.{n}") for n in range(request.first, request.last + 1)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for number in numbers:
-            Path(f"{done}.{number}").unlink(missing_ok=True)
-        script.write_text(job_script(request, done), encoding="utf-8")
+        cancel_earlier(memory)
+        for path in set(codes.values()) & set(folder.iterdir()):
+            path.unlink(missing_ok=True)
+        script.write_text(job_script(request, done.absolute()), encoding="utf-8")
+        memory.write_text("")
     except OSError as error:
         raise SystemExit(f"{PROGRAM}: {error.filename or script}: {error.strerror}") from None
     # Slurm's own messages about an element of the array; the job's output is in its log.
     output = ["--output", str(folder / f"{log.stem}.slurm-%a.out")]
     line = [*command, "--parsable", "--wait", *output, *told, f"--array={array}", str(script)]
-    wait_for(line)
+    wait_for(line, memory, lambda: set(codes.values()) <= set(folder.iterdir()))
 
-    logs = {number: Path(request.fill(request.log, number)) for number in numbers}
     deadline = time.monotonic() + PATIENCE
-    return [
-        logs[number] for number in numbers if not ended_well(Path(f"{done}.{number}"), deadline)
-    ]
+    ended = {number: exit_code(path, deadline) for number, path in codes.items()}
+    if all(ended.values()):
+        memory.unlink(missing_ok=True)
+    return [Path(request.fill(request.log, n)) for n, code in ended.items() if code != "0"]
 
 
-def wait_for(line: list[str]) -> None:
-    """Run sbatch, which returns when the array has ended; cancel the array if interrupted."""
+def wait_for(line: list[str], memory: Path, done: Callable[[], bool]) -> None:
+    """Submit the array and wait for its end; cancel it if interrupted.
+
+    sbatch --wait sees the end, also that of lost jobs, but after a while it asks every 32 seconds
+    only; `done` says at once that all jobs have left their exit codes.
+    """
     try:
-        process = subprocess.Popen(
-            line, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-        )
+        # sbatch itself writes the id, and in a session of its own: so none is lost, even if this
+        # program is killed while sbatch submits.
+        with open(memory, "wb") as output:
+            process = subprocess.Popen(
+                line, stdout=output, stdin=subprocess.DEVNULL, start_new_session=True
+            )
     except OSError as error:
+        memory.unlink(missing_ok=True)
         usage_error(f"cannot run {line[0]}: {error.strerror}")
-    job = ""
+    started = time.monotonic()
     try:
-        job = process.stdout.readline().strip().partition(";")[0]
-        process.wait()
+        while process.poll() is None and not done():
+            time.sleep(min(2.0, 0.1 + (time.monotonic() - started) / 20))
     except BaseException:
-        if job:
-            subprocess.run(["scancel", job], check=False)
+        ignore_signals()
+        deadline = time.monotonic() + SUBMIT_PATIENCE
+        while not remembered(memory) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if job := remembered(memory):
+            subprocess.run(["scancel", *job], check=False)
+        else:
+            memory.unlink(missing_ok=True)
         process.kill()
         raise
-    if not job:
+    process.kill()
+    process.wait()
+    if not remembered(memory):
+        memory.unlink(missing_ok=True)
         print(f"{PROGRAM}: sbatch failed: {shlex.join(line)}", file=sys.stderr)
         sys.exit(1)
 
 
-def ended_well(done: Path, deadline: float) -> bool:
-    """Whether the job's done-file says 0; no file by the deadline: the job was lost."""
+def remembered(memory: Path) -> list[str]:
+    """The array that `memory` names, as arguments for scancel: its cluster, if given, and id."""
+    try:
+        text = memory.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    # Without the end of its line, it is still being written.
+    job, _, cluster = text.partition("\n")[0].partition(";") if "\n" in text else ("", "", "")
+    return [*(["--clusters", cluster] if cluster else []), job] if job else []
+
+
+def cancel_earlier(memory: Path) -> None:
+    """Cancel the array that a killed run of the same log has left, and wait until it is gone."""
+    deadline = time.monotonic() + SUBMIT_PATIENCE
+    while not (job := remembered(memory)) and memory.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)  # the sbatch of a run that was killed just now may be about to write it
+    if not job:
+        return
+    *cluster, number = job
+    deadline, told = time.monotonic() + CANCEL_PATIENCE, False
+    while problem := still_there([*cluster, "--jobs", number]):
+        if time.monotonic() > deadline:
+            print(
+                f"{PROGRAM}: {memory}: array {number} of an earlier run does not end: {problem}; "
+                f"see to it with scancel {number}, then remove {memory}",
+                file=sys.stderr,
+            )
+            sys.exit(1)
+        if not told:
+            print(f"{PROGRAM}: cancelling array {number} of an earlier run", file=sys.stderr)
+            told = True
+        subprocess.run(["scancel", *job], check=False, capture_output=True)
+        time.sleep(1)
+
+
+def still_there(arguments: list[str]) -> str:
+    """Why an array may still run, in the words of squeue; empty if Slurm has ended all of it."""
+    line = ["squeue", "--noheader", "--format", "%i is %T", *arguments]
+    # Variables such as SQUEUE_PARTITION would hide jobs.
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
+    try:
+        listed = subprocess.run(line, capture_output=True, text=True, check=False, env=variables)
+    except OSError as error:
+        usage_error(f"cannot run squeue: {error.strerror}")
+    if "Invalid job id" in listed.stderr:
+        return ""  # ended long ago: Slurm has forgotten it
+    if listed.returncode:
+        return (listed.stderr.strip() or f"squeue failed ({listed.returncode})").split("\n")[-1]
+    jobs = [job for job in listed.stdout.split("\n") if " is " in job]
+    return ", ".join(jobs[:3])
+
+
+def exit_code(done: Path, deadline: float) -> str:
+    """What the job's done-file says; nothing by the deadline: the job was lost."""
     while True:
         if done.exists() and (code := done.read_text(encoding="ascii").strip()):
-            return code == "0"
+            return code
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)
         # A listing makes a network file system look again.
         list(done.parent.iterdir())
     print(f"{PROGRAM}: no trace of {done.name}; was the job killed by Slurm?", file=sys.stderr)
-    return False
+    return ""
 
 
 def main() -> None:
     request = parse(sys.argv[1:])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+    catch_signals()
+    # A run.sh that is killed alone must not leave jobs that write into its rerun's files.
+    die_with_parent()
     if failed := submit(request):
         report(failed, request.last - request.first + 1)
         sys.exit(1)

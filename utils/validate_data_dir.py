@@ -24,7 +24,7 @@ def main() -> int:
         epilog="The --no-... options let a file be absent; where it is there, it is checked.",
     )
     parser.add_argument("data_dir", metavar="DATA_DIR")
-    parser.add_argument("--no-feats", action="store_true", help="feats.scp may be absent")
+    parser.add_argument("--no-feats", action="store_true", help="feats.scp may be absent; not read")
     parser.add_argument("--no-text", action="store_true", help="text may be absent")
     parser.add_argument("--no-wav", action="store_true", help="wav.scp may be absent")
     options = parser.parse_args()

@@ -127,7 +127,6 @@ def _check_labels(data: DataDir, classes: list[str], path: str | Path) -> None:
     owners = "utt2spk" if data.utt2client is data.utt2spk else "utt2client"
     for line, client in enumerate(data.utt2client.values(), 1):
         check_id(client, "client", data.path / owners, line)
-    line = {utt: number for number, utt in enumerate(data.text, 1)}
     for utt in data.utterances:
         if utt not in data.text:
             raise UserError(f"{utt!r} has no label", path=data.path / "text", remedy="add it")
@@ -135,7 +134,7 @@ def _check_labels(data: DataDir, classes: list[str], path: str | Path) -> None:
             raise UserError(
                 f"the label {data.text[utt]!r} of {utt!r} is not in {path}",
                 path=data.path / "text",
-                line=line[utt],
+                line=list(data.text).index(utt) + 1,
                 remedy="add it there, or take the utterance out",
             )
 

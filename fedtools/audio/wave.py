@@ -12,6 +12,7 @@ import soxr
 
 from fedtools.files.datadir import MAX_OVERSHOOT, audio_file
 from fedtools.files.errors import UserError
+from fedtools.files.lines import open_input
 
 # A damaged header must not make us allocate more than 2 GiB (9 hours at 16 kHz).
 MAX_SAMPLES = 1 << 29
@@ -85,11 +86,14 @@ def resample(samples: np.ndarray, rate: int, target: int) -> np.ndarray:
 
 def _open(path: Path) -> soundfile.SoundFile:
     try:
-        if path.stat().st_size == 0:
-            raise AudioError("empty file", "the audio file has no bytes", path=path)
+        with open_input(path) as opened:
+            if not opened.read(1):
+                raise AudioError("empty file", "the audio file has no bytes", path=path)
         file = soundfile.SoundFile(path)
-    except OSError as error:
-        raise AudioError("no such file", f"cannot be read: {error.strerror}", path=path) from None
+    except AudioError:
+        raise
+    except UserError as error:
+        raise AudioError("no such file", str(error)) from None
     except (soundfile.LibsndfileError, TypeError) as error:
         # soundfile takes *.raw for headerless audio, and raises TypeError for want of its rate.
         reason = getattr(error, "error_string", "no header")

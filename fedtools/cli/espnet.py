@@ -18,6 +18,7 @@ def export(
     """Write an averaged model as ESPnet's Speech2Text reads it."""
     from fedtools.federation.asr import AsrFederation
     from fedtools.federation.evaluate import load_average
+    from fedtools.files.lines import read_bytes
     from fedtools.models.espnet import export_espnet
 
     federation = AsrFederation(experiment)
@@ -28,7 +29,7 @@ def export(
         federation.experiment.config["model"],
         federation.model.state_dict(),
         federation.tokenizer.tokens,
-        bpe.read_bytes() if bpe.exists() else None,
+        read_bytes(bpe) if bpe.exists() else None,
     ):
         print(path)
 

@@ -1,4 +1,4 @@
-"""Commands of a federation: init, sample, train-local, aggregate, rounds, evaluate, average."""
+"""Commands of a federation: init, sample, train-local, aggregate, rounds, reset, evaluate, ..."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ def init(
     config: Path = typer.Option(..., help="YAML with the sections model and training."),
     section: list[str] = typer.Option([], help="A section of the YAML laid over its top level."),
     method: str = typer.Option(..., help="client, centralized, fedavg, fedprox, fedkws_ui, ..."),
-    train: Path = typer.Option(..., help="Data directory to train on; utt2client names clients."),
-    valid: Path = typer.Option(None, help="Data directory to choose models on."),
-    test: Path = typer.Option(None, help="Data directory for fedtools evaluate --role test."),
-    tokens: Path = typer.Option(None, help="Folder made by fedtools train-tokens; task asr only."),
+    data: list[str] = typer.Option(
+        ..., metavar="SPLIT=FOLDER", help="Data directory of train (names the clients), valid, ..."
+    ),
+    asset: list[str] = typer.Option(
+        [], metavar="NAME=FOLDER", help="tokens: made by fedtools train-tokens; task asr."
+    ),
     start: Path = typer.Option(None, help="A model.safetensors to begin with."),
     seed: int = typer.Option(0, min=0),
     set_: list[str] = typer.Option([], "--set", help="Change an option: training.grad_clip=1."),
@@ -37,10 +39,8 @@ def init(
         method=method,
         config=read_config(config, section, set_),
         where=config,
-        train=str(train),
-        valid=str(valid) if valid else None,
-        test=str(test) if test else None,
-        tokens=tokens,
+        data=_pairs(data, "--data", "SPLIT=FOLDER"),
+        assets=_pairs(asset, "--asset", "NAME=FOLDER"),
         start=start,
         seed=seed,
     )
@@ -54,10 +54,12 @@ def sample(
 ) -> None:
     """Choose a round's clients: a function of seed and round alone."""
     from fedtools.federation import steps
+    from fedtools.files.locks import lock
 
     federation = open_experiment(experiment)
-    number = round_ or federation.experiment.last_round() + 1
-    print(" ".join(steps.sample(federation, number, nj)))
+    with lock(experiment, "rounds"):
+        number = round_ or federation.experiment.last_round() + 1
+        print(" ".join(steps.sample(federation, number, nj)))
 
 
 @app.command("train-local")
@@ -71,16 +73,29 @@ def train_local(
     from fedtools.federation import steps
 
     federation = open_experiment(experiment, ngpu)
-    steps.train_local(federation, round_ or federation.experiment.last_round() + 1, job)
+    steps.train_job(federation, round_ or federation.experiment.last_round() + 1, job)
 
 
 @app.command("aggregate")
 def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NGPU) -> None:
     """Check a round's updates, make the next round's global state, close the round."""
     from fedtools.federation import steps
+    from fedtools.files.locks import lock
 
     federation = open_experiment(experiment, ngpu)
-    steps.aggregate(federation, round_ or federation.experiment.last_round() + 1)
+    with lock(experiment, "rounds"):
+        steps.aggregate(federation, round_ or federation.experiment.last_round() + 1)
+
+
+@app.command("reset")
+def reset(
+    experiment: Path = EXPERIMENT,
+    round_: int = typer.Option(..., "--round", min=1, help="The first round to be done again."),
+) -> None:
+    """Remove what a round and all later ones made, at the clients too: it can be done again."""
+    from fedtools.federation import steps
+
+    steps.reset(open_experiment(experiment), round_)
 
 
 @app.command("rounds")
@@ -89,25 +104,32 @@ def rounds(
     to: int = typer.Option(None, min=1, help="The last round; by default as configured."),
     nj: int = typer.Option(1, min=1, help="Processes that train clients at the same time."),
     evaluate: str = typer.Option(
-        None, metavar="ROLE", help="Measure models on valid or test data."
+        None, metavar="SPLIT", help="Measure models on valid or test data."
     ),
     ngpu: int = NGPU,
 ) -> None:
-    """Run all rounds up to the given one; a killed run goes on where it was."""
+    """Run all rounds up to the given one; a killed run goes on where it was.
+
+    Under srun, mpirun or torchrun, or in processes that have RANK and WORLD_SIZE, all ranks run one
+    federation together, on any number of machines that share the folder; --nj does not count then.
+    """
     from fedtools.federation.tasks import is_finished
 
     if is_finished(experiment, to, evaluate):
         print(f"{experiment}: all rounds are complete", file=sys.stderr)
         return
+    from fedtools.federation.ranks import find_rank
     from fedtools.federation.rounds import run_rounds
 
-    run_rounds(experiment, to, nj, _device(ngpu), evaluate)
+    rank = find_rank()
+    device = _device(ngpu, rank.local if rank else None)
+    run_rounds(experiment, to, nj, device, evaluate, rank)
 
 
 @app.command("evaluate")
 def evaluate(
     experiment: Path = EXPERIMENT,
-    role: str = typer.Option("valid", help="Which data of the experiment: valid, test."),
+    split: str = typer.Option("valid", help="Which data of the experiment: valid, test."),
     every: int = typer.Option(None, min=1, help="Every so many rounds only."),
     ngpu: int = NGPU,
 ) -> None:
@@ -118,7 +140,7 @@ def evaluate(
     federation = open_experiment(experiment, ngpu)
     last = federation.experiment.last_round()
     rounds = range(0, last + 1, every) if every else None
-    header, rows = federation.task.header, measure(federation, rounds, role)
+    header, rows = federation.task.header, measure(federation, rounds, split)
     print(format_table(header, [[row[name] for name in header] for row in rows]))
 
 
@@ -138,7 +160,17 @@ def average(
         print(path)
 
 
-def _device(ngpu: int) -> str:
+def _pairs(texts: list[str], option: str, form: str) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value) or name in found:
+            raise typer.BadParameter(f"{text!r}: write {form}, each once", param_hint=option)
+        found[name] = value
+    return found
+
+
+def _device(ngpu: int, local: int | None = None) -> str:
     if not ngpu:
         return "cpu"
     import torch
@@ -147,7 +179,7 @@ def _device(ngpu: int) -> str:
         from fedtools.files.errors import UserError
 
         raise UserError("--ngpu 1, but torch sees no GPU", remedy="use --ngpu 0")
-    return "cuda"
+    return "cuda" if local is None else f"cuda:{local % torch.cuda.device_count()}"
 
 
 def open_experiment(experiment: Path, ngpu: int = 0):

@@ -16,7 +16,7 @@ from fedtools.cli.federation import NGPU, open_experiment
 @app.command("detection")
 def detection(
     experiments: list[Path] = typer.Argument(metavar="EXP...", help="Of keyword spotting."),
-    role: str = typer.Option("test", help="Which data of the experiment: valid, test."),
+    split: str = typer.Option("test", help="Which data of the experiment: valid, test."),
     ngpu: int = NGPU,
 ) -> None:
     """False accepts and false rejects (%) after the last round.
@@ -30,7 +30,7 @@ def detection(
     from fedtools.files.tables import format_table
     from fedtools.score.detection import COLUMNS, DEFINITION
 
-    rows = {path: measure_detection(open_experiment(path, ngpu), role) for path in experiments}
+    rows = {path: measure_detection(open_experiment(path, ngpu), split) for path in experiments}
     cells = [[path, *(row[name] for name in COLUMNS)] for path, row in rows.items()]
     print(format_table(["experiment", *COLUMNS], cells), end="")
     print(f"\n{DEFINITION}")
@@ -103,7 +103,7 @@ def landscape(
     points: int = typer.Option(13, min=2, help="Of the grid, in each direction."),
     clips: int = typer.Option(500, min=1, help="Measure accuracy on so many clips at most."),
     min_clips: int = typer.Option(10, min=1, help="Choose from clients with so many clips."),
-    role: str = typer.Option("test", help="Which data of the experiment: valid, test."),
+    split: str = typer.Option("test", help="Which data of the experiment: valid, test."),
     config: Path = typer.Option(None, help="YAML with ALO's method_conf; default: the paper's."),
     section: list[str] = typer.Option([], help="A section of the YAML laid over its top level."),
     ngpu: int = NGPU,
@@ -124,7 +124,7 @@ def landscape(
     _check_sections(config, section)
     options = read_config(config, section, []) if config else {}
     alo = from_mapping(Alo, options.get("method_conf"), config or "")
-    chosen = LandscapeConfig(epochs, points, clips, min_clips, role, alo)
+    chosen = LandscapeConfig(epochs, points, clips, min_clips, split, alo)
     print(draw_landscape(open_experiment(experiment, ngpu), picture, chosen), end="")
 
 

@@ -19,7 +19,7 @@ def report_command(
     corpus: str = typer.Option(help="Name of the corpus."),
     release: str = typer.Option(help="Its release."),
     row: list[str] = typer.Option(
-        help="A method, NAME=EXP_DIR:SCORE_DIR; EXP_DIR may be empty. Repeat for each."
+        help="[NAME=]EXP_DIR:SCORE_DIR, by default named as its method; EXP_DIR may be empty."
     ),
     mini: bool = typer.Option(False, "--mini", help="It is a mini corpus: every caption says so."),
     plot: Path | None = typer.Option(None, help="Draw WER by round into this PNG beside RESULTS."),
@@ -43,13 +43,12 @@ def report_command(
         raise typer.BadParameter(f"--plot {plot}: name a .png in the folder of {results}")
     rows = []
     for text in row:
-        name, paths = pair(text, "--row", "NAME=EXP_DIR:SCORE_DIR")
+        form = "[NAME=]EXP_DIR:SCORE_DIR"
+        name, paths = pair(text, "--row", form) if "=" in text else ("", text)
         experiment, colon, scores = paths.rpartition(":")
-        if not colon or not scores:
-            raise typer.BadParameter(f"--row {text!r}: write NAME=EXP_DIR:SCORE_DIR")
+        if not colon or not scores or not (name or experiment):
+            raise typer.BadParameter(f"--row {text!r}: write {form}")
         rows.append(Row(name, Path(experiment) if experiment else None, Path(scores)))
-    if len({one.name for one in rows}) != len(rows):
-        raise typer.BadParameter("--row: a method's name comes twice")
     others = [pair(text, "--elsewhere", "CAPTION=SCORE_DIR") for text in elsewhere]
     tables = [pair(text, "--published", "CAPTION=TABLE.tsv") for text in published]
     page = Page(
@@ -69,9 +68,10 @@ def show_command(
     experiment: Path = typer.Argument(help="Folder of a federation."),
 ) -> None:
     """What a federation has cost so far, by client: bytes, epochs, seconds, refused updates."""
+    from fedtools.files.experiment import Experiment
     from fedtools.report.results import cost_table
 
-    print(cost_table(experiment / "ledger.tsv"), end="")
+    print(cost_table(Experiment(experiment)), end="")
 
 
 def pair(text: str, option: str, form: str) -> tuple[str, str]:

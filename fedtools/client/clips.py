@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,6 +37,14 @@ class ClipBatch:
     weights: Tensor
     valid: Tensor | None
 
+    # Every batch of a client has as many clips, so that each counts alike in its mean loss.
+    amount: ClassVar[int] = 1
+
+    @property
+    def frames(self) -> int:
+        """Of all clips."""
+        return self.labels.numel() * self.mfcc.shape[2]
+
     def mean(self, values: Tensor) -> Tensor:
         """The mean over each client's clips: (K, B) -> (K,)."""
         return (values * self.weights).sum(1)
@@ -48,24 +57,11 @@ class ClipFeatures:
         self.clips = clips
         self.device = device
         self._mfcc = Mfcc().to(device)
-        self._labels = torch.from_numpy(np.array(clips.labels))
+        self._labels = torch.from_numpy(clips.labels)
         self._noise = torch.from_numpy(np.array(clips.noise)).to(device)
         # On a GPU all waveforms lie there; elsewhere the file is read where it is needed.
         on_gpu = device.type == "cuda"
         self._waves = torch.from_numpy(np.array(clips.waves)).to(device) if on_gpu else None
-
-    def size(self, client: str) -> int:
-        """The number of a client's clips."""
-        rows = self.clips.rows(client)
-        return rows.stop - rows.start
-
-    def entropy(self, client: str) -> float:
-        """The entropy of a client's labels over log(classes) (section 4 of the paper)."""
-        counts = np.bincount(self.clips.labels[self.clips.rows(client)])
-        share = counts[counts > 0] / counts.sum()
-        # Of a task of one class there is none.
-        most = np.log(max(len(self.clips.classes), 2))
-        return float(abs((share * np.log(share)).sum()) / most)
 
     def batch(self, rows: Sequence[slice], plans: Sequence[Plan], step: int) -> ClipBatch:
         """One step's batch of several clients, smaller ones padded with clips of weight 0."""

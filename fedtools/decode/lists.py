@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedtools.decode.rescore import best_weights
-from fedtools.files.config import read_yaml, write_yaml
+from fedtools.files.config import from_mapping, read_yaml, write_yaml
 from fedtools.files.datadir import DataDir, byte_order, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, best_text, read_nbest, write_nbest
@@ -13,6 +15,18 @@ from fedtools.files.nbest import Hypothesis, best_text, read_nbest, write_nbest
 # What `tune` tries on validation data.
 LM_WEIGHTS = [round(0.1 * step, 1) for step in range(31)]
 WORD_SCORES = [-2.0, -1.0, 0.0, 1.0, 2.0]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What `tune` writes: see `Hypothesis.total`."""
+
+    lm_weight: float
+    word_score: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.lm_weight) and math.isfinite(self.word_score)):
+            raise ValueError("lm_weight and word_score must be finite numbers")
 
 
 def merge(out: str | Path, data_path: str | Path, jobs: int) -> Path:
@@ -43,9 +57,9 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
         one line that says what was chosen.
     """
     reference = DataDir.read(data_path, "text").text
-    nbest = read_nbest(Path(out) / "nbest.tsv")
+    nbest = _read_merged(out)
     best = best_weights(nbest, reference, LM_WEIGHTS, WORD_SCORES)
-    write_yaml(weights, {"lm_weight": best.lm_weight, "word_score": best.word_score})
+    write_yaml(weights, asdict(Weights(best.lm_weight, best.word_score)))
     return (
         f"{weights}: lm_weight {best.lm_weight}, word_score {best.word_score}, "
         f"WER {100 * best.wer:.2f} % on {data_path}"
@@ -54,7 +68,15 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
 
 def best_path(out: str | Path, weights: str | Path | None) -> Path:
     """Write the best hypotheses to `OUT/text`, re-ranked by `weights` where they are given."""
-    nbest = read_nbest(Path(out) / "nbest.tsv")
-    chosen = read_yaml(weights) if weights else {}
+    nbest = _read_merged(out)
+    chosen = asdict(from_mapping(Weights, read_yaml(weights), weights)) if weights else {}
     write_table(Path(out) / "text", best_text(nbest, **chosen))
     return Path(out) / "text"
+
+
+def _read_merged(out: str | Path) -> dict[str, list[Hypothesis]]:
+    path = Path(out) / "nbest.tsv"
+    nbest = read_nbest(path)
+    if not nbest:
+        raise UserError("empty", path=path, remedy="run fedtools decode again")
+    return nbest

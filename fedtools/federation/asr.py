@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from fedtools.client.data import Utterances
-from fedtools.client.learner import Learner
-from fedtools.client.train import Diverged, Fitted, Training
+from fedtools.client.fit import Objective
+from fedtools.client.options import UtteranceTraining, make_optimizer
+from fedtools.client.place import Place
+from fedtools.client.utterances import Batch, UtteranceBatches, Utterances
 from fedtools.decode.greedy import greedy
-from fedtools.federation.federation import Federation, Trained
+from fedtools.federation.base import Beginning, State
+from fedtools.federation.model import ModelFederation, begin_with
 from fedtools.federation.tasks import ALL
 from fedtools.files.config import from_mapping
 from fedtools.files.datadir import DataDir
-from fedtools.files.states import save_state
+from fedtools.files.private import Private
 from fedtools.lm.tokens import Tokenizer
-from fedtools.methods.base import PERSONAL, SHARED
 from fedtools.models.asr import build_model, ctc_loss, ctc_losses, log_posteriors, shortest_input
 from fedtools.score.align import count_errors
 
@@ -31,24 +32,30 @@ def read_data(path: str | Path, *tables: str) -> DataDir:
     return DataDir.read(path, *tables, *clients)
 
 
-class AsrFederation(Federation):
+def mean_ctc_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """The mean CTC loss of a batch's utterances, nats, (1,)."""
+    return ctc_loss(model, batch).mean()[None]
+
+
+class AsrFederation(ModelFederation):
     """A federation whose clients transcribe speech."""
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         super().__init__(path, device)
-        self.training = from_mapping(Training, self.experiment.config["training"], self.where)
+        options = self.experiment.config["training"]
+        self.training = from_mapping(UtteranceTraining, options, f"{self.where}: training")
         self.tokenizer = Tokenizer.load(self.experiment.path)
-        self._utterances: dict[tuple[str, str], Utterances] = {}
-        self._learners: dict[str, Learner] = {}
-        torch.set_num_threads(self.training.num_threads)
+        self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
+        self.training.set_up_torch()
 
     @staticmethod
-    def begin(
-        config: Mapping[str, Any], train: Path, tokens: Path | None, where: str | Path
-    ) -> dict[str, torch.Tensor]:
-        from_mapping(Training, config["training"], where)
-        units = Tokenizer.load(tokens).tokens
-        return build_model(config["model"], units, f"{where}: model").state_dict()
+    def begin(beginning: Beginning) -> tuple[State, State]:
+        config, where = beginning.config, beginning.where
+        training = from_mapping(UtteranceTraining, config["training"], f"{where}: training")
+        units = Tokenizer.load(beginning.assets["tokens"]).tokens
+        model = build_model(config["model"], units, f"{where}: model")
+        make_optimizer(model, training, f"{where}: training")
+        return begin_with(beginning, model, model.state_dict())
 
     @cached_property
     def model(self) -> nn.Module:
@@ -59,68 +66,89 @@ class AsrFederation(Federation):
         return self.model.state_dict()
 
     @cached_property
-    def data(self) -> dict[str, DataDir]:
-        """The data directories, by their role ("train", "valid")."""
-        tables = ("text", "utt2spk", "feats.scp")
-        roles = self.experiment.config["data"]
-        return {role: read_data(self.data_path(role), *tables) for role in roles}
+    def data(self) -> Mapping[str, DataDir]:
+        """The data directories that were read, by split."""
+        return {}
 
-    def utterances(self, role: str, client: str) -> Utterances:
-        """The utterances of one client (or of `ALL`) in one role, kept for later rounds."""
-        if (role, client) not in self._utterances:
-            data = self.data[role]
+    def read(self, split: str) -> DataDir:
+        """The data directory of a split; "train" without transcripts where no method reads them."""
+        if split not in self.data:
+            labels = ("text",) if split != "train" or self.method.labels else ()
+            path = self.data_path(split)
+            self.data[split] = read_data(path, "utt2spk", "feats.scp", *labels)
+        return self.data[split]
+
+    def utterances(self, split: str, client: str) -> Utterances:
+        """The utterances of one client (or of `ALL`) in a split.
+
+        Features stay in memory for later rounds, those used last, as far as `cache_mb` allows.
+        """
+        key = split, client
+        if key not in self._utterances:
+            data = self.read(split)
             names = data.utterances if client == ALL else data.client_utterances(client)
-            self._utterances[role, client] = Utterances(
-                data, names, self.tokenizer, self.training.batch_bins, shortest_input(self.model)
+            found = Utterances(
+                data,
+                names,
+                self.tokenizer,
+                self.training.batch_bins,
+                shortest_input(self.model),
+                labelled=bool(data.text),
             )
-        return self._utterances[role, client]
+            self._make_room(found)
+            self._utterances[key] = found
+        self._utterances.move_to_end(key)
+        return self._utterances[key]
+
+    def _make_room(self, found: Utterances) -> None:
+        limit = self.training.cache_mb << 20
+        found.keep = found.bytes <= limit
+        kept = sum(other.bytes for other in self._utterances.values() if other.keep)
+        while found.keep and self._utterances and kept + found.bytes > limit:
+            _, oldest = self._utterances.popitem(last=False)
+            kept -= oldest.bytes if oldest.keep else 0
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
         return [[client] for client in clients]
 
-    def train(self, clients: Sequence[str], number: int) -> Iterator[Trained]:
-        for client in clients:
-            self.load_result(client, number - 1)
-            own = self.experiment.client_dir(client)
-            data = self.utterances("train", client)
-            learner = self._learner(client, own, number, data, self.method.local_epochs)
-            self._learners[client] = learner
-            try:
-                (fitted,) = self.method.train_client(learner)
-            except Diverged as reason:
-                yield Trained(client, Fitted(0, 0.0, 0), {}, f"diverged: {reason}")
-                continue
-            state = self.tensors()
-            if personal := self.of_kind(PERSONAL, state):
-                folder = self.experiment.personal_dir(own, number)
-                save_state(folder / "personal.safetensors", personal)
-            yield Trained(client, fitted, self.of_kind(SHARED, state))
+    def place(self, clients: Sequence[str], number: int) -> Place:
+        (client,) = clients
+        self.load_result(client, number - 1)
+        return self._place(client, number, self.experiment.own(client, number), client)
 
-    def finish(self, client: str, number: int) -> None:
-        self._learners.pop(client).finish()
-
-    def closed(self, number: int) -> None:
-        """Nothing: `average` chooses among the personal states of all rounds."""
-
-    def at_server(self, number: int) -> Learner:
+    def at_server(self, number: int) -> Place:
         self.load_shared(number)
-        folder, data = self.experiment.server_dir(), self.utterances("train", ALL)
-        return self._learner("server", folder, number, data, self.method.server_epochs)
+        return self._place("server", number, self.experiment.at_server(number), ALL)
 
-    def _learner(
-        self, name: str, folder: Path, number: int, data: Utterances, epochs: int
-    ) -> Learner:
-        return Learner(
-            self.experiment, name, folder, number, self.model, data, self.training, ctc_loss, epochs
+    def _place(self, name: str, number: int, own: Private, client: str) -> Place:
+        data, seed = self.utterances("train", client), self.experiment.seed
+
+        def batches(
+            epochs: int | None, steps: int | Sequence[int] | None, purpose: str
+        ) -> UtteranceBatches:
+            if steps is not None:
+                raise NotImplementedError("utterances are trained on for epochs, not steps")
+            key = (seed, number, name, *([purpose] if purpose != "train" else []))
+            epochs = epochs or self.method.local_epochs
+            return UtteranceBatches(data, epochs, self.training.accum_grad, self.device, key)
+
+        return Place(
+            [name],
+            number,
+            self.model,
+            stacked=False,
+            training=self.training,
+            objective=Objective(mean_ctc_loss),
+            batches=batches,
+            sizes=[len(data)],
+            own=[own],
+            seed=seed,
         )
 
-    def epochs(self, client: str, steps: int) -> float:
-        return self.method.local_epochs
-
     @torch.no_grad()
-    def measure(self, role: str, client: str) -> dict[str, object]:
+    def measure(self, split: str, client: str) -> dict[str, object]:
         """Mean CTC loss, nats per utterance, and greedy WER, %."""
-        data = self.utterances(role, client)
+        data = self.utterances(split, client)
         model = self.model.eval()
         loss, words, errors = 0.0, 0, 0
         batches = data.batches()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from fedtools.client.data import Utterances
+from fedtools.client.utterances import Utterances
 from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
 from fedtools.decode.greedy import greedy
 from fedtools.federation.asr import AsrFederation, read_data
@@ -116,7 +116,6 @@ def _digest(federation: AsrFederation, client: str, model: str) -> str:
 
 
 def _load(federation: AsrFederation, client: str, model: str) -> None:
-    known = client in federation.experiment.clients
     if model == "average":
         load_average(federation, client)
     elif model == "start":
@@ -125,7 +124,7 @@ def _load(federation: AsrFederation, client: str, model: str) -> None:
         number = int(model.removeprefix("round:"))
         if not federation.experiment.is_done(number):
             raise UserError(f"round {number} is not complete", path=federation.experiment.path)
-        federation.load_result(client if known else None, number)
+        federation.load_result(federation.known(client), number)
 
 
 @torch.no_grad()

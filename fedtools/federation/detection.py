@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fedtools.federation.federation import Federation
+from fedtools.federation.base import Federation
 from fedtools.federation.kws import KwsFederation
 from fedtools.files.errors import UserError
 from fedtools.files.tables import write_tsv
 from fedtools.score.detection import COLUMNS, detect
 
 
-def measure_detection(federation: Federation, role: str = "test") -> dict[str, object]:
+def measure_detection(federation: Federation, split: str = "test") -> dict[str, object]:
     """Count false accepts and rejects after the last configured round, or the last complete one.
 
-    Writes `EXP/detection_<role>.tsv`, one row; `fedtools.score.detection` defines the rates.
+    Writes `EXP/detection_<split>.tsv`, one row; `fedtools.score.detection` defines the rates.
 
     Args:
         federation: of keyword spotting.
-        role: which of its data.
+        split: which of its data.
 
     Returns:
         the row, see `fedtools.score.detection.COLUMNS`; rates in %.
@@ -30,13 +30,13 @@ def measure_detection(federation: Federation, role: str = "test") -> dict[str, o
     experiment = federation.experiment
     number = experiment.result_round()
     federation.load_result(None, number)
-    logits, labels = federation.logits(role)
-    classes = federation.features(role).clips.classes
-    where = federation.data_path(role)
+    logits, labels = federation.logits(split)
+    classes = federation.features(split).clips.classes
+    where = federation.data_path(split)
     found = detect(logits.argmax(1).numpy(), labels.numpy(), classes, where)
     rates = {name: f"{value:.4f}" for name, value in found.rates.items()}
     row = {"round": number, **asdict(found), **rates}
-    write_tsv(experiment.path / f"detection_{role}.tsv", COLUMNS, [row])
+    write_tsv(experiment.path / f"detection_{split}.tsv", COLUMNS, [row])
     return row
 
 

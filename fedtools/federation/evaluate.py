@@ -11,43 +11,43 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from fedtools.federation.federation import Federation
+from fedtools.federation.base import Federation
+from fedtools.federation.model import ModelFederation
 from fedtools.federation.tasks import read_evaluation
 from fedtools.files.errors import UserError
 from fedtools.files.events import write_scalars
-from fedtools.files.states import load_state, save_state, spec_of
+from fedtools.files.locks import lock
+from fedtools.files.states import check_finite, load_state, save_state, spec_of
 from fedtools.files.tables import read_tsv, write_tsv
-from fedtools.methods.base import PERSONAL
 
 
 def evaluate(
-    federation: Federation, rounds: Sequence[int] | None = None, role: str = "valid"
+    federation: Federation, rounds: Sequence[int] | None = None, split: str = "valid"
 ) -> list[dict[str, str]]:
     """Measure every client's model after every complete round.
 
-    Writes `EXP/evaluate_<role>.tsv`; rows that are there are not computed again.
+    Writes `EXP/evaluate_<split>.tsv`; rows that are there are not computed again.
 
     Args:
         rounds: which rounds; None is all complete ones, and 0, the beginning.
-        role: which data.
+        split: which data.
 
     Returns:
         the rows of the file, see `Task.header`; loss in nats per utterance, rates in %.
     """
-    path, header = federation.experiment.evaluation(role), federation.task.header
+    experiment = federation.experiment
+    path, header = experiment.evaluation(split), federation.task.header
     if rounds is None:
-        rounds = range(federation.experiment.last_round() + 1)
+        rounds = range(experiment.last_round() + 1)
     rows = read_evaluation(path, federation.task)
-    groups = federation.groups(role)
+    groups = federation.groups(split)
     wanted = itertools.product(rounds, groups)
     todo = [key for key in wanted if key not in rows]
-    bar = tqdm(todo, desc=f"evaluate {role}", unit="model", disable=None, leave=False)
+    bar = tqdm(todo, desc=f"evaluate {split}", unit="model", disable=None, leave=False)
     for number, client in bar:
-        known = client in federation.experiment.clients
-        federation.load_result(client if known else None, number)
-        rows[number, client] = {"round": number, "client": client} | federation.measure(
-            role, client
-        )
+        federation.load_result(federation.known(client), number)
+        measured = federation.measure(split, client)
+        rows[number, client] = {"round": number, "client": client} | measured
         if all((number, other) in rows for other in groups):
             # Before the last row: a run that is killed between the two does both again.
             scalars = {
@@ -55,14 +55,15 @@ def evaluate(
                 for what in ("loss", federation.task.rate)
                 for other in groups
             }
-            write_scalars(federation.experiment.tensorboard, role, number, scalars)
-        # What another command has written meanwhile stays.
-        rows = read_evaluation(path, federation.task) | rows
-        write_tsv(path, header, [rows[key] for key in sorted(rows)])
+            write_scalars(experiment.tensorboard, split, number, scalars)
+        with lock(experiment.path, f"evaluate-{split}", wait=True):
+            # What another command has written meanwhile stays.
+            rows = read_evaluation(path, federation.task) | rows
+            write_tsv(path, header, [rows[key] for key in sorted(rows)])
     return read_tsv(path, header)
 
 
-def average(federation: Federation, best: int | None = None, by: str = "rate") -> list[Path]:
+def average(federation: ModelFederation, best: int | None = None, by: str = "rate") -> list[Path]:
     """Average the models of the best rounds on validation data (Zhu et al., section 3.1: 10 best).
 
     A model that is the same for all clients is chosen by its mean over clients and written to
@@ -82,14 +83,15 @@ def average(federation: Federation, best: int | None = None, by: str = "rate") -
     task = federation.task
     column, sign = ("loss", 1) if by == "loss" else (task.rate, task.sign)
     written = []
-    personal = PERSONAL in federation.kinds.values()
-    for client in federation.experiment.clients if personal else [None]:
-        chosen = sorted(_best_rounds(rows, client, column, sign)[:best])
-        own = federation.experiment.client_dir(client) if client else federation.experiment.path
-        save_state(own / "model.safetensors", _mean_state(federation, client, chosen))
-        written.append(own / "model.safetensors")
-        rounds = " ".join(map(str, chosen))
-        print(f"{own}: mean of rounds {rounds}", file=sys.stderr)
+    with lock(federation.experiment.path, "average"):
+        for client in federation.experiment.clients if federation.personal else [None]:
+            chosen = sorted(_best_rounds(rows, client, column, sign)[:best])
+            own = federation.experiment.client_dir(client) if client else federation.experiment.path
+            state = _mean_state(federation, client, chosen)
+            check_finite(state, f"{own}, mean of rounds {' '.join(map(str, chosen))}")
+            save_state(own / "model.safetensors", state)
+            written.append(own / "model.safetensors")
+            print(f"{own}: mean of rounds {' '.join(map(str, chosen))}", file=sys.stderr)
     return written
 
 
@@ -106,7 +108,7 @@ def _best_rounds(
 
 
 def _mean_state(
-    federation: Federation, client: str | None, rounds: Sequence[int]
+    federation: ModelFederation, client: str | None, rounds: Sequence[int]
 ) -> dict[str, np.ndarray]:
     """The mean of the models of some rounds; of integers the last is taken."""
     sums: dict[str, np.ndarray] = {}
@@ -124,14 +126,16 @@ def _mean_state(
     }
 
 
-def load_average(federation: Federation, client: str) -> None:
+def load_average(federation: ModelFederation, client: str) -> None:
     """Put the averaged model of `client` into the model."""
     path = federation.experiment.path / "model.safetensors"
-    if PERSONAL in federation.kinds.values():
+    if federation.personal:
         path = federation.experiment.client_dir(client) / "model.safetensors"
     if not path.exists():
         raise UserError("missing", path=path, remedy="run fedtools average")
-    federation.load(load_state(path, spec_of(federation.tensors())))
+    state = load_state(path, spec_of(federation.tensors()))
+    check_finite(state, path)
+    federation.load(state)
 
 
 def _mean(values: Sequence[float]) -> float:

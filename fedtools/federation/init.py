@@ -5,20 +5,21 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedtools.federation.tasks import Task, identity_of, task_of
+from fedtools.federation.base import Beginning, State
+from fedtools.federation.tasks import Task, task_of
 from fedtools.files.atomic import atomic_path, sha256
 from fedtools.files.config import freeze, merge, override, read_yaml, unknown
-from fedtools.files.datadir import check_id
+from fedtools.files.datadir import byte_order, check_id
 from fedtools.files.errors import UserError
-from fedtools.files.experiment import Experiment
+from fedtools.files.experiment import Experiment, write_clients, write_sums
 from fedtools.files.keyed import seed64
+from fedtools.files.locks import lock
 from fedtools.files.provenance import record
-from fedtools.methods import has_clients, make_method
-
-if TYPE_CHECKING:
-    import torch
+from fedtools.files.states import save_state
+from fedtools.methods import make_method
+from fedtools.server.sample import SAMPLINGS
 
 # What else recipes' files hold: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "tasks", "baseline", "tokens", "lm", "decode")
@@ -30,62 +31,107 @@ def init(
     method: str,
     config: Mapping[str, Any],
     where: str | Path,
-    train: str,
-    valid: str | None,
-    test: str | None,
-    tokens: str | Path | None,
-    start: str | Path | None,
-    seed: int,
+    data: Mapping[str, str],
+    assets: Mapping[str, str] | None = None,
+    start: str | Path | None = None,
+    seed: int = 0,
 ) -> None:
     """Make an experiment: freeze its configuration, and write the first round's shared tensors.
 
     Args:
         method: a name in `fedtools.methods.METHODS`.
         config: `model`, `training`, and optionally `task` ("asr", "kws"), `method_conf`,
-            `clients_per_round`, `rounds` (how many by default), `average` (of how many best) and
-            `keep_updates` (of every client, or only the mean of those who train together).
+            `clients_per_round`, `sampling` ("fixed" or "poisson"), `rounds` (how many by default),
+            `average` (of how many best) and `keep_updates` (after a round is complete).
         where: what `config` was read from, for messages.
-        train, valid, test: data directories, of keyword spotting those of `fedtools pack-clips`;
-            the first names the clients.
-        tokens: the folder that `fedtools train-tokens` made, for "asr".
+        data: split -> data directory, of keyword spotting those of `fedtools pack-clips`; that of
+            "train" names the clients.
+        assets: name -> folder; "tokens" is what `fedtools train-tokens` made, for "asr".
         start: a full model to begin with; None draws one from `seed`.
 
     Raises:
         UserError: for bad options, or if the folder was made with other ones.
     """
     path = Path(path)
+    folders = {split: Path(folder) for split, folder in data.items()}
+    others = {name: Path(folder) for name, folder in (assets or {}).items()}
+    if "train" not in folders:
+        raise UserError("no train data", path=path, remedy="give --data train=FOLDER")
+    for split in folders:
+        check_id(split, "split")
     task = task_of(config.get("task", "asr"), where)
-    files = task.needed(Path(train), Path(tokens) if tokens else None, where)
+    files = task.files(folders, others, where)
+    made = make_method(method, config.get("method_conf"), where)
     # Read whatever the method, since that checks the data.
-    clients = [check_id(client, "client", train) for client in task.clients(Path(train))]
-    data = {"train": train, "valid": valid, "test": test}
-    clients = clients if has_clients(method) else []
+    clients = byte_order(
+        check_id(name, "client", data["train"]) for name in task.clients(folders["train"])
+    )
+    clients = clients if made.federated else []
+    if made.federated and not clients:
+        remedy = "add utt2client to it, or take --method centralized"
+        raise UserError("the data name no client", path=folders["train"], remedy=remedy)
     frozen = {
         "method": method,
         **_options(config, len(clients), where),
         "seed": seed,
         "start": sha256(start) if start else None,
-        "data": {role: folder for role, folder in data.items() if folder},
-        **{file.name: sha256(file) for file in files},
-        "clients": clients,
+        "data": dict(data),
+        "clients": len(clients),
     }
     # Apart from the options: data of the same name can be made again from something else.
-    folders = {role: Path(folder) for role, folder in data.items() if folder}
-    known = {role: identity_of(folder / task.identity) for role, folder in folders.items()}
-    made = ("config.yaml", "data.yaml", "init.safetensors", "round_0001/global.safetensors")
-    begun = all((path / name).exists() for name in made)
-    # Before anything is frozen: a model that cannot be made leaves nothing behind.
-    tensors = {} if begun else _tensors(task, frozen, Path(train), tokens, start, where)
+    known = {
+        split: task.identity(folder, made.labels or split != "train")
+        for split, folder in folders.items()
+    }
+    try:
+        made.check(frozen["task"], frozen["model"])
+    except ValueError as error:
+        raise UserError(str(error), path=where) from None
+    begun = (path / "round_0001/global.safetensors").exists() and (path / "sha256sums").exists()
+    states: tuple[State, State] = ({}, {})
     if not begun:
-        record(path)
-    freeze(path / "config.yaml", frozen)
-    freeze(path / "data.yaml", known, "other data")
+        # Before anything is frozen: a model that cannot be made leaves nothing behind.
+        start_from = Path(start) if start else None
+        beginning = Beginning(frozen, made, folders, others, start_from, where)
+        states = _begin(task, beginning, seed)
+    path.mkdir(parents=True, exist_ok=True)
+    with lock(path, "rounds"):
+        freeze(path / "config.yaml", frozen)
+        freeze(path / "data.yaml", known, "other data")
+        if not begun:
+            _write(path, files, clients, states)
+        Experiment(path).check_frozen()
+
+
+def _begin(task: Task, beginning: Beginning, seed: int) -> tuple[State, State]:
+    """The states that the experiment begins with."""
+    federation = task.federation_class
+    if federation.needs_torch:
+        import torch
+
+        torch.manual_seed(seed64(seed, "init"))
+    return federation.begin(beginning)
+
+
+def _write(
+    path: Path, files: Sequence[Path], clients: Sequence[str], states: tuple[State, State]
+) -> None:
+    """Write what the experiment begins with; its sums last, which mark it as begun.
+
+    What somebody removed is written again, and must then be the same.
+    """
+    record(path)
     for file in files:
-        if not (path / file.name).exists():
-            with atomic_path(path / file.name) as temporary:
-                shutil.copyfile(file, temporary)
-    if not begun:
-        _write_states(path, task, tensors)
+        with atomic_path(path / file.name) as temporary:
+            shutil.copyfile(file, temporary)
+    write_clients(path / "clients.txt", clients)
+    first = "round_0001/global.safetensors"
+    for name, state in zip(("init.safetensors", first), states, strict=True):
+        save_state(path / name, state)
+    names = ["config.yaml", "data.yaml", "clients.txt", *(file.name for file in files)]
+    names += ["init.safetensors", first]
+    if not (path / "sha256sums").exists():
+        write_sums(path / "sha256sums", {name: path / name for name in names})
 
 
 def _options(config: Mapping[str, Any], clients: int, where: str | Path) -> dict[str, Any]:
@@ -94,6 +140,7 @@ def _options(config: Mapping[str, Any], clients: int, where: str | Path) -> dict
         "task": config.get("task", "asr"),
         "method_conf": config.get("method_conf") or {},
         "clients_per_round": _sampled(config, clients, where),
+        "sampling": config.get("sampling", "fixed"),
         "rounds": _whole(config, "rounds", 1, where),
         "average": _whole(config, "average", 1, where),
         "evaluate_every": _whole(config, "evaluate_every", 1, where),
@@ -102,57 +149,18 @@ def _options(config: Mapping[str, Any], clients: int, where: str | Path) -> dict
     if not isinstance(options["keep_updates"], bool):
         problem = f"option 'keep_updates' is {options['keep_updates']!r}, not true or false"
         raise UserError(problem, path=where)
+    if options["sampling"] not in SAMPLINGS:
+        problem = f"option 'sampling' is {options['sampling']!r}, not {' or '.join(SAMPLINGS)}"
+        raise UserError(problem, path=where)
     for key in ("model", "training"):
-        if key not in config:
-            raise UserError(f"section {key!r} is missing", path=where)
-        options[key] = config[key]
+        options[key] = config.get(key) or {}
     for key in ("model", "training", "method_conf"):
         if not isinstance(options[key], dict):
-            raise UserError(f"section {key!r} is {options[key]!r}, not name: value", path=where)
+            raise UserError(f"section {key!r} must be a mapping", path=where)
     for key in config:
         if key not in options and key not in _SECTIONS:
             raise UserError(unknown(key, [*options, *_SECTIONS]), path=where)
     return options
-
-
-def _tensors(
-    task: Task,
-    options: Mapping[str, Any],
-    train: Path,
-    tokens: str | Path | None,
-    start: str | Path | None,
-    where: str | Path,
-) -> dict[str, torch.Tensor]:
-    """Check the options of method and model, and make the tensors that everybody begins with."""
-    import torch
-
-    from fedtools.client.train import load_model
-    from fedtools.files.states import load_state, spec_of
-
-    method = make_method(options["method"], options["method_conf"], where)
-    try:
-        method.check(options["task"], options["model"])
-    except ValueError as error:
-        raise UserError(str(error), path=where) from None
-    torch.manual_seed(seed64(options["seed"], "init"))
-    folder = Path(tokens) if tokens else None
-    tensors = task.federation_class.begin(options, train, folder, where)
-    if start:
-        load_model(tensors, load_state(start, spec_of(tensors)))
-    return tensors
-
-
-def _write_states(path: Path, task: Task, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write the full model, and of it what the server sends in round 1."""
-    from fedtools.files.states import save_state
-    from fedtools.methods.base import SHARED
-
-    experiment = Experiment(path)
-    if not experiment.init.exists():
-        save_state(experiment.init, tensors)
-    if not experiment.global_state(1).exists():
-        federation = task.federation_class(path)
-        save_state(experiment.global_state(1), federation.of_kind(SHARED, federation.initial))
 
 
 def _whole(config: Mapping[str, Any], key: str, least: int, where: str | Path) -> int:

@@ -4,102 +4,99 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from fedtools.client.clips import ClipFeatures
+from fedtools.client.fit import Objective
 from fedtools.client.memory import keep_freed_memory
-from fedtools.client.parallel import (
-    ClipTraining,
-    Stack,
-    stacks_of,
-    step_bytes,
-    tensors_of,
-)
-from fedtools.client.train import load_model, make_optimizer
-from fedtools.federation.federation import Federation, Trained
+from fedtools.client.options import ClipTraining, load_model, make_optimizer
+from fedtools.client.place import Place
+from fedtools.client.stacks import ClipBatches, cross_entropy, stacks_of, step_bytes
+from fedtools.federation.base import Beginning, State
+from fedtools.federation.model import ModelFederation, begin_with
+from fedtools.federation.tasks import ALL
 from fedtools.files.clips import Clips, read_classes
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError
-from fedtools.files.states import save_state
-from fedtools.methods.base import PERSONAL, SHARED, Method
-from fedtools.models.keywords import Network, build_network
+from fedtools.files.private import Private
+from fedtools.methods.base import Method
+from fedtools.models.keywords import build_network
+from fedtools.models.keywords.base import Network
 
 _MEASURED_AT_ONCE = 256
 
 
-class KwsFederation(Federation):
+class KwsFederation(ModelFederation):
     """A federation whose clients tell keywords apart."""
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         super().__init__(path, device)
-        self.training = from_mapping(ClipTraining, self.experiment.config["training"], self.where)
-        self._classes = (self.experiment.path / "classes.txt").read_text().split()
+        options = self.experiment.config["training"]
+        self.training = from_mapping(ClipTraining, options, f"{self.where}: training")
+        self._classes = read_classes(self.experiment.path / "classes.txt")
         self._features: dict[str, ClipFeatures] = {}
         self._plain: dict[str, torch.Tensor] = {}
-        torch.set_num_threads(self.training.num_threads)
-        # torch's default is True for convolutions alone.
-        torch.backends.cudnn.allow_tf32 = self.training.use_tf32
-        torch.backends.cuda.matmul.allow_tf32 = self.training.use_tf32
-        # On a GPU too, a rerun shall be the same.
-        torch.backends.cudnn.deterministic = True
+        self._networks: dict[tuple[int, str], Network] = {}
+        self.training.set_up_torch()
         keep_freed_memory()
 
     @staticmethod
-    def begin(
-        config: Mapping[str, Any], train: Path, tokens: Path | None, where: str | Path
-    ) -> dict[str, torch.Tensor]:
-        training = from_mapping(ClipTraining, config["training"], where)
-        classes = len(read_classes(train / "classes.txt"))
+    def begin(beginning: Beginning) -> tuple[State, State]:
+        config, where = beginning.config, beginning.where
+        training = from_mapping(ClipTraining, config["training"], f"{where}: training")
+        classes = len(read_classes(beginning.data["train"] / "classes.txt"))
         network = build_network(config["model"], classes, f"{where}: model")
-        make_optimizer(network, training, where)
-        return tensors_of(network)
+        make_optimizer(network, training, f"{where}: training")
+        return begin_with(beginning, network, tensors_of(network))
 
     @cached_property
     def model(self) -> Network:
-        return self._network(1)
+        return self._network(1, "measured")
 
-    def _network(self, clients: int) -> Network:
-        config = self.experiment.config["model"]
-        where = f"{self.where}: model"
-        network = build_network(config, len(self._classes), where, clients=clients)
-        return network.to(self.device)
+    def _network(self, clients: int, use: str) -> Network:
+        """A network for so many clients, made once for each use; who uses it loads its tensors."""
+        if (clients, use) not in self._networks:
+            config, where = self.experiment.config["model"], f"{self.where}: model"
+            network = build_network(config, len(self._classes), where, clients=clients)
+            self._networks[clients, use] = network.to(self.device)
+        return self._networks[clients, use].requires_grad_(True)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return tensors_of(self.model)
 
-    def features(self, role: str) -> ClipFeatures:
-        """The clips of a role, read when they are first needed."""
-        if role not in self._features:
-            clips = Clips.read(self.data_path(role))
+    def features(self, split: str) -> ClipFeatures:
+        """The clips of a split, read when they are first needed."""
+        if split not in self._features:
+            clips = Clips.read(self.data_path(split))
             if clips.classes != self._classes:
-                where = self.data_path(role) / "classes.txt"
+                where = self.data_path(split) / "classes.txt"
                 remedy = "pack the clips again, or begin another experiment"
                 raise UserError("not the classes of the experiment", path=where, remedy=remedy)
-            self._features[role] = ClipFeatures(clips, self.device)
-        return self._features[role]
+            self._features[split] = ClipFeatures(clips, self.device)
+        return self._features[split]
 
     @cached_property
-    def _facts(self) -> dict[str, dict[str, Any]]:
-        """client -> what the method says of it, such as its steps, from all clients' data."""
-        clients, batch_size = self.experiment.clients, self.training.batch_size
-        facts = prepare(self.method, self.features("train"), clients, batch_size)
-        return {
-            client: {name: values[index] for name, values in facts.items()}
-            for index, client in enumerate(clients)
-        }
+    def facts(self) -> dict[str, np.ndarray]:
+        """What the method says of each client, such as its steps: name -> (clients,)."""
+        return prepare(self.method, self.features("train").clips, self.training.batch_size)
+
+    def _facts_of(self, clients: Sequence[str]) -> dict[str, np.ndarray]:
+        names = self.features("train").clips.clients
+        places = [bisect_left(names, client) for client in clients]
+        return {name: values[places] for name, values in self.facts.items()}
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
+        facts = self._facts_of(clients)
         steps, sizes = (
-            {client: int(self._facts[client][name]) for client in clients}
-            for name in ("steps", "size")
+            dict(zip(clients, facts[name].tolist(), strict=True)) for name in ("steps", "size")
         )
         return stacks_of(clients, steps, sizes, self._stack_size)
 
@@ -107,7 +104,7 @@ class KwsFederation(Federation):
     def _stack_size(self) -> int:
         """Clients whose activations of a step fit into the configured memory."""
         data, batch = self.features("train"), self.training.batch_size
-        one = step_bytes(self._network(1), data.plain(slice(0, 1)), batch)
+        one = step_bytes(self._network(1, "stack"), data.plain(slice(0, 1)), batch)
         wanted, megabytes = self.training.stack, self.training.stack_mb
         fit = max(1, (megabytes << 20) // one)
         if fit < wanted:
@@ -119,79 +116,68 @@ class KwsFederation(Federation):
             )
         return min(wanted, fit)
 
-    def train(self, clients: Sequence[str], number: int) -> Iterator[Trained]:
-        stack = self._stack(clients, number)
-        fitted = self.method.train_client(stack)
-        for index, (client, result) in enumerate(zip(stack.names, fitted, strict=True)):
-            if result.loss != result.loss:
-                yield Trained(client, result, {}, "diverged: loss or parameters are not finite")
-                continue
-            state = tensors_of(stack.model, index)
-            if personal := self.of_kind(PERSONAL, state):
-                folder = self.experiment.personal_dir(self.experiment.client_dir(client), number)
-                save_state(folder / "personal.safetensors", personal)
-            yield Trained(client, result, self.of_kind(SHARED, state))
-
-    def _stack(self, clients: Sequence[str], number: int) -> Stack:
-        network = self._network(len(clients))
+    def place(self, clients: Sequence[str], number: int) -> Place:
+        network = self._network(len(clients), "stack")
         self.load_shared(number)
-        for index, client in enumerate(clients):
-            state = tensors_of(network, index)
-            load_model(state, self.tensors())
-            load_model(state, self.personal(client, number))
-        folders = [self.experiment.client_dir(client) for client in clients]
+        load_model(network.state_dict(), self.tensors())
+        if self.personal:
+            for index, client in enumerate(clients):
+                load_model(tensors_of(network, index), self.personal_state(client, number))
+        own = [self.experiment.own(client, number) for client in clients]
         rows = [self.features("train").clips.rows(client) for client in clients]
-        facts = {
-            name: np.array([self._facts[client][name] for client in clients])
-            for name in self._facts[clients[0]]
-        }
-        return self._make_stack(clients, folders, number, network, rows, facts)
+        return self._place(clients, own, number, network, rows, self._facts_of(clients))
 
-    def _make_stack(
+    def at_server(self, number: int) -> Place:
+        self.load_shared(number)
+        everything = slice(0, len(self.features("train").clips.labels))
+        own = self.experiment.at_server(number)
+        return self._place(["server"], [own], number, self.model, [everything], {})
+
+    def _place(
         self,
         names: Sequence[str],
-        folders: Sequence[Path],
+        own: Sequence[Private],
         number: int,
         network: Network,
         rows: Sequence[slice],
         facts: Mapping[str, np.ndarray],
-    ) -> Stack:
-        return Stack(
-            self.experiment,
+    ) -> Place:
+        sizes = [place.stop - place.start for place in rows]
+
+        def batches(
+            epochs: int | None, steps: int | Sequence[int] | None, purpose: str
+        ) -> ClipBatches:
+            if epochs is not None:
+                steps = [-(-size // self.training.batch_size) * epochs for size in sizes]
+            elif steps is None:
+                steps = facts["steps"].tolist()
+            counts = [steps] * len(names) if isinstance(steps, int) else steps
+            key = self.experiment.seed, number, purpose
+            return ClipBatches(self.features("train"), names, rows, counts, self.training, key)
+
+        return Place(
             names,
-            folders,
             number,
             network,
-            self._network,
-            self.features("train"),
-            rows,
-            facts,
-            self.training,
+            stacked=True,
+            training=self.training,
+            objective=Objective(cross_entropy),
+            batches=batches,
+            sizes=sizes,
+            own=own,
+            seed=self.experiment.seed,
+            facts=facts,
+            copies=lambda: self._network(len(names), "copy"),
         )
 
-    def finish(self, client: str, number: int) -> None:
-        """Nothing: a stack has no checkpoints, what it holds is a job's work of seconds."""
-
-    def closed(self, number: int) -> None:
-        # Thousands of private models are gigabytes: the newest of each will do.
-        for client in self.experiment.sampled(number):
-            self.experiment.drop_old_rounds(self.experiment.client_dir(client), keep=1)
-
-    def at_server(self, number: int) -> Stack:
-        self.load_shared(number)
-        folder, clips = self.experiment.server_dir(), self.features("train").clips
-        everything = slice(0, len(clips.labels))
-        steps = -(-everything.stop // self.training.batch_size) * self.method.server_epochs
-        facts = {"steps": np.array([steps])}
-        return self._make_stack(["server"], [folder], number, self.model, [everything], facts)
-
     def epochs(self, client: str, steps: int) -> float:
-        size = self.features("train").size(client)
+        rows = self.features("train").clips.rows(client)
+        size = rows.stop - rows.start
         return steps * min(size, self.training.batch_size) / size
 
-    def measure(self, role: str, client: str) -> dict[str, object]:
+    def measure(self, split: str, client: str) -> dict[str, object]:
         """Mean cross-entropy, nats per clip, and accuracy, %."""
-        logits, labels = self.logits(role)
+        logits, labels = self.logits(split, client)
         loss = F.cross_entropy(logits.double(), labels).item()
         errors = int((logits.argmax(1) != labels).sum())
         return {
@@ -201,30 +187,37 @@ class KwsFederation(Federation):
             "accuracy": f"{100 * (1 - errors / len(labels)):.4f}",
         }
 
-    def logits(self, role: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """The model's logits (clips, classes) of all clips of a role, and their labels (clips,)."""
-        data = self.features(role)
-        if role not in self._plain:
+    def logits(self, split: str, client: str = ALL) -> tuple[torch.Tensor, torch.Tensor]:
+        """The model's logits (clips, classes) of a client's clips, or all, and their labels."""
+        data = self.features(split)
+        if split not in self._plain:
             count = len(data.clips.labels)
             edges = [*range(0, count, _MEASURED_AT_ONCE), count]
-            self._plain[role] = torch.cat([data.plain(slice(*ends)) for ends in pairwise(edges)])
-        return predict(self.model, self._plain[role]).cpu(), torch.from_numpy(data.clips.labels)
+            self._plain[split] = torch.cat([data.plain(slice(*ends)) for ends in pairwise(edges)])
+        rows = slice(None) if client == ALL else data.clips.rows(client)
+        labels = torch.from_numpy(np.array(data.clips.labels[rows], np.int64))
+        return predict(self.model, self._plain[split][rows]).cpu(), labels
 
 
-def prepare(
-    method: Method, data: ClipFeatures, clients: Sequence[str], batch_size: int
-) -> dict[str, np.ndarray]:
+def tensors_of(network: Network, client: int = 0) -> dict[str, torch.Tensor]:
+    """Views of one client's parameters and buffers, without the leading dimension."""
+    return {name: value[client] for name, value in network.state_dict().items()}
+
+
+def prepare(method: Method, clips: Clips, batch_size: int) -> dict[str, np.ndarray]:
     """What a method says of each client, beside its "size" and the "entropy" of its labels.
+
+    Returns:
+        name -> one value for each of `clips.clients`.
 
     Raises:
         UserError: if the method can do nothing with these clients.
     """
-    sizes = np.array([data.size(client) for client in clients])
-    entropies = np.array([data.entropy(client) for client in clients])
+    sizes, entropies = clips.sizes, clips.entropies()
     try:
         facts = method.prepare(sizes, entropies, batch_size)
     except ValueError as error:
-        raise UserError(str(error), path=data.clips.path) from None
+        raise UserError(str(error), path=clips.path) from None
     return {"size": sizes, "entropy": entropies, **facts}
 
 

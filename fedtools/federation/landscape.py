@@ -25,13 +25,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fedtools.client.clips import ClipFeatures
-from fedtools.client.parallel import Stack, tensors_of
-from fedtools.federation.kws import KwsFederation, predict, prepare
+from fedtools.client.fit import Objective
+from fedtools.client.place import Place
+from fedtools.client.stacks import ClipBatches, cross_entropy
+from fedtools.federation.kws import KwsFederation, predict, prepare, tensors_of
+from fedtools.files.clips import Clips
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
+from fedtools.files.private import Private
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
-from fedtools.models.keywords import Network
+from fedtools.models.keywords.base import Network
 
 _LOW, _HIGH = -0.1, 1.1
 
@@ -47,7 +50,7 @@ class LandscapeConfig:
         points: of the grid in each direction, from -0.1 to 1.1.
         clips: the largest number of clips that accuracy is measured on, drawn at random.
         min_clips: clients with fewer are not chosen.
-        role: the data that it is measured on.
+        split: the data that it is measured on.
         alo: the options of ALO, which decide the clients' utilities too.
     """
 
@@ -55,7 +58,7 @@ class LandscapeConfig:
     points: int = 13
     clips: int = 500
     min_clips: int = 10
-    role: str = "test"
+    split: str = "test"
     alo: Alo = field(default_factory=Alo)
 
 
@@ -133,10 +136,10 @@ def landscape(federation: KwsFederation, config: LandscapeConfig) -> Landscape:
     return Landscape(inferior, qualified, gammas, grids, figures)
 
 
-def client_facts(data: ClipFeatures, method: FedKwsUi, batch_size: int) -> list[Client]:
+def client_facts(clips: Clips, method: FedKwsUi, batch_size: int) -> list[Client]:
     """What ALT says of each client, in the order of the clips."""
-    names = data.clips.clients
-    facts = prepare(method, data, names, batch_size)
+    names = clips.clients
+    facts = prepare(method, clips, batch_size)
     columns = (facts[name].tolist() for name in ("size", "entropy", "utility", "ratio"))
     return [Client(*row) for row in zip(names, *columns, strict=True)]
 
@@ -146,7 +149,7 @@ def choose_clients(
 ) -> tuple[Client, Client]:
     """The clients of the lowest and the highest utility of those with enough clips."""
     batch_size = federation.training.batch_size
-    clients = client_facts(federation.features("train"), method, batch_size)
+    clients = client_facts(federation.features("train").clips, method, batch_size)
     enough = [client for client in clients if client.clips >= min_clips]
     if len(enough) < 2:
         raise UserError(
@@ -182,24 +185,32 @@ def train_on(
     """
     steps = math.ceil(epochs * client.clips / min(client.clips, federation.training.batch_size))
     data = federation.features("train")
-    stack = Stack(
-        federation.experiment,
+    number, seed = federation.experiment.result_round() + 1, federation.experiment.seed
+    rows = data.clips.rows(client.name)
+
+    def batches(epochs: int | None, asked: int | None, purpose: str) -> ClipBatches:
+        key = seed, number, purpose
+        return ClipBatches(data, [client.name], [rows], [asked or steps], federation.training, key)
+
+    stack = Place(
         [client.name],
-        [folder],
-        federation.experiment.result_round() + 1,
+        number,
         copy.deepcopy(federation.model),
-        lambda clients: copy.deepcopy(federation.model),
-        data,
-        [data.clips.rows(client.name)],
-        {"steps": np.array([steps]), "utility": np.array([client.utility])},
-        federation.training,
+        stacked=True,
+        training=federation.training,
+        objective=Objective(cross_entropy),
+        batches=batches,
+        sizes=[client.clips],
+        own=[Private(folder, number)],
+        seed=seed,
+        facts={"steps": np.array([steps]), "utility": np.array([client.utility])},
     )
     if alo:
         (fitted,) = dataclasses.replace(alo, private_steps=steps).train_client(stack)
     else:
         # As ALO trains its private model: the one that it works against is theta_1 itself.
         (fitted,) = stack.fit(purpose="private")
-    if math.isnan(fitted.loss):
+    if fitted.reason:
         raise UserError(
             f"the training of client {client.name!r} diverged",
             path=federation.experiment.path,
@@ -214,9 +225,9 @@ def _copied(network: Network) -> State:
 
 def _accuracy_on(federation: KwsFederation, config: LandscapeConfig) -> Callable[[State], float]:
     """A function from a model to its accuracy, in %, on some clips, the same every time."""
-    data = federation.features(config.role)
+    data = federation.features(config.split)
     total = len(data.clips.labels)
-    draw = generator(federation.experiment.seed, "landscape", config.role)
+    draw = generator(federation.experiment.seed, "landscape", config.split)
     chosen = np.sort(draw.choice(total, min(total, config.clips), replace=False))
     mfcc = torch.cat([data.plain(slice(row, row + 1)) for row in chosen])
     labels = torch.from_numpy(data.clips.labels[chosen]).to(mfcc.device)

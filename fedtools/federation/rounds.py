@@ -1,4 +1,8 @@
-"""Many rounds in one go: Python, the model and the data are set up once."""
+"""Many rounds in one go: Python, the model and the data are set up once.
+
+Clients train in this process, in processes of its own (`--nj`), or in those that a launcher started
+beside it, on other machines perhaps: `fedtools.federation.ranks`.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,28 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from fedtools.federation.base import Federation
 from fedtools.federation.evaluate import evaluate
-from fedtools.federation.federation import Federation
-from fedtools.federation.steps import aggregate, sample, train_local
+from fedtools.federation.ranks import Rank, follow, lead
+from fedtools.federation.steps import aggregate, remove_unwanted, sample, train_local
 from fedtools.federation.tasks import open_federation
 from fedtools.files.errors import UserError
+from fedtools.files.locks import lock
+
+# Trains the clients of all jobs of a round: (round, number of jobs).
+Train = Callable[[int, int], None]
 
 # The worker's federation, opened once in each process.
 _worker: Federation | None = None
 
 
 def run_rounds(
-    path: str | Path, last: int | None, jobs: int, device: str = "cpu", role: str | None = None
+    path: str | Path,
+    last: int | None,
+    jobs: int,
+    device: str = "cpu",
+    split: str | None = None,
+    rank: Rank | None = None,
 ) -> None:
     """Run the rounds up to `last` that are not complete yet.
 
@@ -35,47 +49,54 @@ def run_rounds(
         last: the last round; None is the number in the configuration.
         jobs: how many processes train clients at the same time; it does not change any result.
         device: "cpu" or "cuda".
-        role: data on which the models are measured, as `Experiment.is_measured` has it.
+        split: data on which the models are measured, as `Experiment.is_measured` has it.
+        rank: which of several processes that a launcher started this is; `jobs` does not count.
 
     Raises:
         UserError: if another process runs its rounds at the same time.
     """
+    if rank is not None and rank.number > 0:
+        follow(path, rank, lambda: open_federation(path, device))
+        return
     federation = open_federation(path, device)
-    with federation.experiment.alone():
-        _run(federation, last, jobs, device, role)
+    experiment = federation.experiment
+    with lock(experiment.path, "rounds"):
+        remove_unwanted(experiment, experiment.last_round())
+        jobs = rank.size if rank else max(1, min(jobs, len(experiment.clients)))
+        trainer = lead(federation, rank) if rank else _trainer(federation, jobs, device)
+        with trainer as train:
+            _run(federation, last, jobs, train, split)
 
 
 def _run(
-    federation: Federation, last: int | None, jobs: int, device: str, role: str | None
+    federation: Federation, last: int | None, jobs: int, train: Train, split: str | None
 ) -> None:
     experiment = federation.experiment
     last = last or experiment.config["rounds"]
     first = experiment.last_round() + 1
-    if role:
-        evaluate(federation, list(filter(experiment.is_measured, range(first))), role)
+    if split:
+        evaluate(federation, list(filter(experiment.is_measured, range(first))), split)
     begun = time.monotonic()
-    jobs = max(1, min(jobs, len(experiment.clients)))
-    with _trainer(federation, jobs, device) as train:
-        for number in range(first, last + 1):
-            sampled = sample(federation, number, jobs)
-            if sampled:
-                train(number, experiment.jobs(number))
-            aggregate(federation, number)
-            if role and experiment.is_measured(number):
-                evaluate(federation, [number], role)
-            seconds = (time.monotonic() - begun) / (number - first + 1)
-            left = tqdm.format_interval(seconds * (last - number))
-            print(
-                f"{experiment.path}: round {number}/{last}, "
-                f"{len(sampled)} clients, {seconds:.1f} s a round, {left} left",
-                file=sys.stderr,
-                flush=True,
-            )
+    for number in range(first, last + 1):
+        sampled = sample(federation, number, jobs)
+        if sampled:
+            train(number, experiment.jobs(number))
+        aggregate(federation, number)
+        if split and experiment.is_measured(number):
+            evaluate(federation, [number], split)
+        seconds = (time.monotonic() - begun) / (number - first + 1)
+        left = tqdm.format_interval(seconds * (last - number))
+        print(
+            f"{experiment.path}: round {number}/{last}, "
+            f"{len(sampled)} clients, {seconds:.1f} s a round, {left} left",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 @contextlib.contextmanager
-def _trainer(federation: Federation, jobs: int, device: str) -> Iterator[Callable]:
-    """Yield a function (round, number of jobs) that trains the clients of a round."""
+def _trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
+    """Yield a function that trains in this process, or in `jobs` processes of its own."""
     if jobs == 1:
         yield lambda number, parts: [
             train_local(federation, number, job + 1) for job in range(parts)

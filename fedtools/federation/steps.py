@@ -1,206 +1,266 @@
 """The steps of a round: sample, train at the clients, aggregate; over the files of `Experiment`.
 
 Single commands and `rounds` call the same functions over the same files, so both give the same
-bytes. Whatever is complete on disk is not done again.
+bytes. Whatever is complete on disk is not done again, and nothing in an open round is removed.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
-from fedtools.client.train import Diverged
-from fedtools.federation.federation import Federation, Trained
-from fedtools.files.atomic import sha256, write_text
+from fedtools.federation.base import Federation
+from fedtools.federation.tasks import read_evaluation
 from fedtools.files.errors import UserError
 from fedtools.files.events import write_scalars
 from fedtools.files.experiment import Experiment
-from fedtools.files.ledger import SERVER_ROW, LedgerRow, append_round
-from fedtools.files.means import MeanWriter, means_complete, member_of, read_means, stack_name
-from fedtools.files.states import row_bytes
-from fedtools.files.tables import number as positive
-from fedtools.files.tables import read_tsv, write_tsv
-from fedtools.files.updates import UpdateWriter, check_size, job_complete, read_updates
-from fedtools.methods import has_clients
-from fedtools.server.aggregate import check_min_clients
+from fedtools.files.ledger import SERVER_ROW, LedgerRow, write_ledger
+from fedtools.files.locks import lock
+from fedtools.files.messages import (
+    MessageWriter,
+    Report,
+    job_complete,
+    read_messages,
+    remove_messages,
+)
+from fedtools.files.private import Private
+from fedtools.files.tables import write_tsv
+from fedtools.methods.base import Phase
 from fedtools.server.sample import sample_clients
 from fedtools.server.server import Server
 
 # With more clients in a round, TensorBoard gets their mean loss only.
 _CURVES = 20
-# Of a job's log/seconds.<job>.tsv.
-_SECONDS = ("client", "seconds")
+
+
+def draw(federation: Federation, number: int, phase: Phase) -> list[str]:
+    """The clients of a round: a function of (seed, round) alone."""
+    experiment, config = federation.experiment, federation.experiment.config
+    if phase.client is None:
+        return []
+    count = config["clients_per_round"]
+    if phase.everybody or count is None:
+        return experiment.clients
+    return sample_clients(experiment.clients, count, experiment.seed, number, config["sampling"])
 
 
 def sample(federation: Federation, number: int, jobs: int) -> list[str]:
-    """Choose the clients of a round, a function of (seed, round) alone, and cut them into jobs."""
+    """Choose the clients of a round and cut them into jobs; a round that is cut stays so."""
     experiment = federation.experiment
     experiment.require_begun(number, "be sampled")
-    clients: list[str] = []
-    if has_clients(experiment.config["method"]):
-        count = experiment.config["clients_per_round"]
-        clients = sample_clients(
-            experiment.clients, count or len(experiment.clients), experiment.seed, number
-        )
-    if not experiment.is_done(number):
-        experiment.write_sample(number, clients, max(1, min(jobs, len(clients))))
+    experiment.base(number)
+    clients = draw(federation, number, federation.method.phase(number))
+    wanted = max(1, min(jobs, len(clients)))
+    if not experiment.is_sampled(number):
+        experiment.write_sample(number, clients, wanted)
+    elif (cut := experiment.jobs(number)) != wanted and not experiment.is_done(number):
+        print(f"round {number} is cut into {cut} jobs already, and stays so", file=sys.stderr)
     return clients
 
 
+def train_job(federation: Federation, number: int, job: int) -> None:
+    """`train_local` for a command of its own: other jobs of the round may run beside it."""
+    path = federation.experiment.path
+    with lock(path, "rounds", shared=True), lock(path, f"round-{number}-job-{job}"):
+        train_local(federation, number, job)
+
+
 def train_local(federation: Federation, number: int, job: int) -> None:
-    """Train the clients of one job of a round, and write what they send."""
+    """Do the clients' part of a round for one of its jobs, and write what they send."""
     experiment = federation.experiment
     experiment.require_begun(number, "train")
-    folder, jobs = experiment.round_dir(number), experiment.jobs(number)
+    folder, sampled = experiment.round_dir(number), experiment.sampled(number)
+    jobs = experiment.jobs(number)
     if job > jobs or experiment.is_done(number):
         return
-    units = _units(federation, number, job, jobs)
-    base, spec = sha256(experiment.global_state(number)), federation.shared_spec
-    writer: UpdateWriter | MeanWriter
-    if federation.keep_updates:
-        clients = [client for unit in units.values() for client in unit]
-        if job_complete(folder, job, clients, spec, base):
-            return
-        writer = UpdateWriter(folder, job, clients, spec, base)
-    else:
-        if means_complete(folder, job, units, spec, base):
-            return
-        writer = MeanWriter(folder, job, units, spec, base, federation.method.weight)
-    seconds = []
-    with writer:
-        for unit in units.values():
+    phase = federation.method.phase(number)
+    units = units_of(federation, sampled, number, job, jobs)
+    clients = [client for unit in units for client in unit]
+    payload, base = federation.payload(phase), experiment.base(number)
+    if job_complete(folder, job, clients, payload, base):
+        return
+    with MessageWriter(folder, job, clients, payload, base) as writer:
+        for unit in units:
             begun = time.monotonic()
-            for trained in federation.train(unit, number):
-                _send(number, trained, writer)
-            spent = (time.monotonic() - begun) / len(unit)
-            seconds += [{"client": client, "seconds": f"{spent:.3f}"} for client in unit]
-        write_tsv(folder / "log" / f"seconds.{job}.tsv", _SECONDS, seconds)
+            for sent in federation.work(unit, number, phase):
+                seconds = (time.monotonic() - begun) / len(sent.reports)
+                reports = [report._replace(seconds=seconds) for report in sent.reports]
+                _tell(number, reports)
+                writer.send(reports, sent.tensors, sent.features)
+                begun = time.monotonic()
     # Only now: until the job's files are whole, a rerun takes finished clients from there.
-    for unit in units.values():
-        for client in unit:
-            federation.finish(client, number)
+    for client in clients:
+        federation.finish(client, number)
 
 
-def _units(federation: Federation, number: int, job: int, jobs: int) -> dict[str, list[str]]:
-    """The job's share of those who train together, by names that no number of jobs changes."""
-    units = federation.units(federation.experiment.sampled(number), number)
-    named = [(stack_name(index), unit) for index, unit in enumerate(units, 1)]
+def _tell(number: int, reports: Sequence[Report]) -> None:
+    for report in reports:
+        if report.reason:
+            print(f"round {number}, {report.client}: left out: {report.reason}", file=sys.stderr)
+
+
+def units_of(
+    federation: Federation, sampled: Sequence[str], number: int, job: int, jobs: int
+) -> list[list[str]]:
+    """The job's share of those who train together."""
+    units = federation.units(sampled, number) if sampled else []
     # The first have most to do: there and back through the jobs, so that none gets more each time.
     turns = [*range(1, jobs + 1), *range(jobs, 0, -1)]
-    return {
-        name: unit for index, (name, unit) in enumerate(named) if turns[index % len(turns)] == job
-    }
-
-
-def _send(number: int, trained: Trained, writer: UpdateWriter | MeanWriter) -> None:
-    if trained.reason:
-        print(f"round {number}, {trained.client}: left out: {trained.reason}", file=sys.stderr)
-        writer.leave_out(trained.client, trained.reason)
-        return
-    fitted = trained.fitted
-    counts = fitted.utterances, fitted.steps, fitted.loss
-    writer.add(trained.client, trained.shared, *counts)
+    return [unit for index, unit in enumerate(units) if turns[index % len(turns)] == job]
 
 
 def aggregate(federation: Federation, number: int) -> None:
-    """Check a round's updates, make the next round's shared tensors, and close the round."""
+    """Check a round's messages, make the next round's shared tensors, and close the round."""
     experiment, method = federation.experiment, federation.method
     experiment.require_begun(number, "be aggregated")
     if experiment.is_done(number):
         return
     begun = time.monotonic()
-    sampled = experiment.sampled(number)
-    state = experiment.global_state(number)
-    updates, weights, groups, refusals = [], [], {}, []
+    phase = method.phase(number)
+    sampled, base = draw(federation, number, phase), experiment.base(number)
+    messages, refusals = [], []
     if sampled:
-        for job in range(1, experiment.jobs(number) + 1):
-            path = experiment.round_dir(number) / f"update.{job}.tsv"
-            if not path.exists():
-                raise UserError(
-                    "missing", path=path, remedy=f"run fedtools train-local --job {job}"
-                )
+        jobs = _check_sampled(experiment, number, sampled)
         folder = experiment.round_dir(number)
-        arguments = folder, sampled, federation.shared_spec, sha256(state)
-        if federation.keep_updates:
-            updates, refusals = read_updates(*arguments)
-            groups = {update.client: [member_of(update, method.weight)] for update in updates}
-            weights = [member.weight for (member,) in groups.values()]
-        else:
-            updates, weights, groups, refusals = read_means(*arguments, method.weight)
-        left = sum(map(len, groups.values()))
-        check_min_clients(left, method.min_clients, refusals, folder)
+        payload = federation.payload(phase)
+        messages, refusals = read_messages(folder, jobs, sampled, payload, base)
     server = Server(
         experiment,
         number,
-        federation.shared_spec,
-        updates,
-        weights,
-        groups,
+        method,
+        federation.payload(phase).tensors,
+        messages,
         refusals,
-        method.min_clients,
-        [name for name, _ in federation.model.named_parameters()],
-        make_learner=lambda: federation.at_server(number),
+        federation.parameters,
+        federation.at_server(number) if phase.server_trains else None,
     )
-    try:
-        method.update_server(server)
-    except Diverged as reason:
-        raise UserError(
-            f"training diverged in round {number}: {reason}",
-            path=experiment.path,
-            remedy="lower the learning rate",
-        ) from None
+    phase.server(server)
     for refusal in server.refusals:
         print(f"round {number}, {refusal.client}: refused: {refusal.reason}", file=sys.stderr)
-    write_scalars(experiment.tensorboard, "train", number, _scalars(server))
-    append_round(experiment.ledger, number, _ledger_rows(federation, server, begun))
-    write_text(experiment.round_dir(number) / ".done", "")
-    federation.closed(number)
+    if scalars := _scalars(server):
+        write_scalars(experiment.tensorboard, "train", number, scalars)
+    rows = _ledger_rows(federation, server, sampled, base, begun)
+    write_ledger(experiment.round_dir(number) / "ledger.tsv", rows)
+    experiment.close(number)
+    federation.closed(number, sampled)
+    remove_unwanted(experiment, number)
+
+
+def remove_unwanted(experiment: Experiment, number: int) -> None:
+    """Remove the messages of a complete round, where the configuration does not keep them."""
+    if number > 0 and not experiment.config["keep_updates"]:
+        remove_messages(experiment.round_dir(number))
+
+
+def _check_sampled(experiment: Experiment, number: int, sampled: Sequence[str]) -> int:
+    """Insist that those were sampled who are drawn, and that all jobs are there; their number."""
+    path = experiment.round_dir(number) / "clients"
+    if experiment.sampled(number) != list(sampled):
+        problem = "not the clients that seed and round draw"
+        raise UserError(problem, path=path, remedy="run fedtools reset, then fedtools sample")
+    jobs = experiment.jobs(number)
+    for job in range(1, jobs + 1):
+        table = experiment.round_dir(number) / f"update.{job}.tsv"
+        if not table.exists():
+            raise UserError("missing", path=table, remedy=f"run fedtools train-local --job {job}")
+    return jobs
 
 
 def _scalars(server: Server) -> dict[str, float]:
     losses = server.losses
-    if len(losses) <= _CURVES:
-        return {f"loss/{name}": loss for name, loss in losses.items()}
-    return {"loss/mean": math.fsum(losses.values()) / len(losses)}
+    if len(losses) > _CURVES:
+        return {"loss/mean": server.mean_loss()}
+    return {f"loss/{name}": loss for name, loss in losses.items()}
 
 
-def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[LedgerRow]:
-    experiment, method, number = federation.experiment, federation.method, server.number
-    seconds = _seconds(experiment, number)
-    # A method that shares nothing sends nothing: the empty file is only there for uniformity.
-    down = experiment.global_state(number).stat().st_size if federation.shared_spec else 0
-    # What a client sends is a row of the tensors' file, whether its row was kept or only added.
-    sent = {member.client: row_bytes(federation.shared_spec) for member in server.members}
-    steps = {member.client: member.steps for member in server.members}
+def _ledger_rows(
+    federation: Federation, server: Server, sampled: Sequence[str], base: str, begun: float
+) -> list[LedgerRow]:
+    number = server.number
+    sizes = _sizes_down(federation, sampled, number, base)
+    sent = {message.client: message for message in server.messages}
     refused = {refusal.client: f"refused: {refusal.reason}" for refusal in server.refusals}
-    sampled = dict.fromkeys(experiment.sampled(number))
-    rows = [
-        LedgerRow(
-            round=number,
-            client=client,
-            bytes_down=down if client in sampled else 0,
-            bytes_up=sent.get(client, 0),
-            client_epochs=federation.epochs(client, steps[client]) if client in steps else 0,
-            server_epochs=0,
-            seconds=seconds.get(client, 0.0),
-            status=refused.get(client, "ok"),
+    rows = []
+    for client in [*sampled, *(client for client in refused if client not in sizes)]:
+        message = sent.get(client)
+        rows.append(
+            LedgerRow(
+                round=number,
+                client=client,
+                bytes_down=sizes.get(client, 0),
+                bytes_up=message.bytes if message else 0,
+                client_epochs=federation.epochs(client, message.steps) if message else 0,
+                server_epochs=0,
+                seconds=message.seconds if message else 0.0,
+                status=refused.get(client, "ok"),
+            )
         )
-        for client in [*sampled, *(client for client in refused if client not in sampled)]
-    ]
     spent = time.monotonic() - begun
-    return [*rows, LedgerRow(number, SERVER_ROW, 0, 0, 0, method.server_epochs, spent, "ok")]
+    return [*rows, LedgerRow(number, SERVER_ROW, 0, 0, 0, server.epochs, spent, "ok")]
 
 
-def _seconds(experiment: Experiment, number: int) -> dict[str, float]:
-    """How long clients trained, as their jobs say: nothing else depends on it."""
-    clients = len(experiment.sampled(number))
-    seconds: dict[str, float] = {}
-    for path in sorted((experiment.round_dir(number) / "log").glob("seconds.*.tsv")):
-        try:
-            check_size(path, clients)
-            rows = enumerate(read_tsv(path, _SECONDS), 2)
-            seconds |= {row["client"]: positive(row, "seconds", path, at) for at, row in rows}
-        except UserError as error:
-            print(f"round {number}: {error}; its clients have 0 seconds", file=sys.stderr)
-    return seconds
+def _sizes_down(
+    federation: Federation, sampled: Sequence[str], number: int, base: str
+) -> Mapping[str, int]:
+    """The bytes that the server sends to each client: none to those who hold that state already."""
+    experiment = federation.experiment
+    path = experiment.global_state(number)
+    # A method that shares nothing sends nothing: the empty file is only there for uniformity.
+    size = path.stat().st_size if federation.shares else 0
+    held: set[str] = set()
+    before = number - 1
+    while size and before > 0 and experiment.recorded_base(before) == base:
+        held.update(experiment.sampled(before))
+        before -= 1
+    return {client: 0 if client in held else size for client in sampled}
+
+
+def reset(federation: Federation, number: int) -> None:
+    """Open round `number` again: remove what it and later rounds made, at the clients too.
+
+    Models' measurements of these rounds go as well, and so do averages, which they may be part of.
+    """
+    experiment = federation.experiment
+    path, last = experiment.path, experiment.last_round()
+    if not 1 <= number <= last + 1:
+        raise UserError(f"round {number} cannot be reset: {last} are complete", path=path)
+    with ExitStack() as locks:
+        for name in ("rounds", "average", *(f"evaluate-{s}" for s in experiment.config["data"])):
+            locks.enter_context(lock(path, name))
+        _forget_measured(federation, number)
+        for owner in [path / "server", *(path / "clients").glob("*")]:
+            Private(owner, number).remove_from(number)
+            (owner / "model.safetensors").unlink(missing_ok=True)
+        (path / "model.safetensors").unlink(missing_ok=True)
+        # Backwards, the mark first: whenever it is killed, a complete round is whole.
+        for later in range(last + 2, number - 1, -1):
+            folder = experiment.round_dir(later)
+            (folder / ".done").unlink(missing_ok=True)
+            remove_messages(folder)
+            names = ["jobs", "clients", "ledger.tsv"]
+            names += ["global.safetensors"] if later > number else []
+            for name in names:
+                (folder / name).unlink(missing_ok=True)
+            _remove_empty(folder)
+
+
+def _forget_measured(federation: Federation, number: int) -> None:
+    """Remove what was measured after round `number` and later ones."""
+    experiment, task = federation.experiment, federation.task
+    for split in experiment.config["data"]:
+        table = experiment.evaluation(split)
+        if table.exists():
+            rows = read_evaluation(table, task)
+            write_tsv(table, task.header, [row for (at, _), row in rows.items() if at < number])
+    for path in experiment.tensorboard.glob("*/events.out.tfevents.*"):
+        if int(path.name.rpartition(".")[2]) >= number:
+            path.unlink()
+
+
+def _remove_empty(folder: Path) -> None:
+    for inner in (folder / "log", folder):
+        if inner.is_dir() and not any(inner.iterdir()):
+            inner.rmdir()

@@ -7,12 +7,12 @@ asks each whether there is anything left to do.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtools.files.atomic import sha256
+from fedtools.federation import identity
 from fedtools.files.clips import Clips
 from fedtools.files.config import read_yaml, unknown
 from fedtools.files.datadir import DataDir, invert
@@ -21,7 +21,7 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.tables import count, read_tsv
 
 if TYPE_CHECKING:
-    from fedtools.federation.federation import Federation
+    from fedtools.federation.base import Federation
 
 # The one "client" of data that are measured as a whole.
 ALL = "all"
@@ -36,19 +36,20 @@ class Task:
         columns: what `Federation.measure` gives, in the order of a table.
         rate: the column by which models are compared, and ...
         sign: ... 1 if less of it is better, -1 if more is.
-        identity: the file of a data directory that tells it from others.
-        needed: (training data, folder of tokens, where the options were read from) to the files
+        identity: (data directory, whether labels are read) to what tells the data from others.
+        files: (folders by split, assets by name, where the options were read from) to the files
             that an experiment keeps a copy of; raises a UserError if one is not given.
         clients: data directory to its clients, in C order; [] where it names none.
-        by_client: whether models are measured on each client's data, or on `ALL`.
+        by_client: whether models are measured on each client's data also where all clients have
+            the same model.
     """
 
     federation: str
     columns: tuple[str, ...]
     rate: str
     sign: int
-    identity: str
-    needed: Callable[[Path, Path | None, str | Path], list[Path]]
+    identity: Callable[[Path, bool], dict[str, str]]
+    files: Callable[[Mapping[str, Path], Mapping[str, Path], str | Path], list[Path]]
     clients: Callable[[Path], list[str]]
     by_client: bool
 
@@ -63,22 +64,26 @@ class Task:
         """The columns of the tables of models and rounds."""
         return ("round", "client", *self.columns)
 
-    def groups(self, data: str | Path) -> list[str]:
-        """The clients by which a data directory is measured, or `ALL`."""
-        return (self.clients(Path(data)) if self.by_client else []) or [ALL]
+
+def check_assets(assets: Mapping[str, Path], known: tuple[str, ...], where: str | Path) -> None:
+    """Fail with a `UserError` unless the assets are just the known ones."""
+    for name in assets:
+        if name not in known:
+            raise UserError(f"asset {unknown(name, known)}", path=where)
+    for name in known:
+        if name not in assets:
+            raise UserError(f"no {name}", path=where, remedy=f"give --asset {name}=FOLDER")
 
 
-def _tokens(train: Path, tokens: Path | None, where: str | Path) -> list[Path]:
-    if tokens is None:
-        raise UserError("no tokens", path=where, remedy="give --tokens FOLDER")
-    files = [tokens / "tokens.txt", tokens / "bpe.model"]
+def _tokens(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
+    check_assets(assets, ("tokens",), where)
+    files = [assets["tokens"] / name for name in ("tokens.txt", "bpe.model")]
     return [file for file in files if file.exists()]
 
 
-def _classes(train: Path, tokens: Path | None, where: str | Path) -> list[Path]:
-    if tokens is not None:
-        raise UserError("keyword spotting has no tokens", path=where, remedy="no --tokens")
-    return [train / "classes.txt"]
+def _classes(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
+    check_assets(assets, (), where)
+    return [data["train"] / "classes.txt"]
 
 
 def _speakers(folder: Path) -> list[str]:
@@ -93,8 +98,8 @@ TASKS = {
         columns=("utterances", "loss", "words", "errors", "wer"),
         rate="wer",
         sign=1,
-        identity="text",
-        needed=_tokens,
+        identity=identity.of_utterances,
+        files=_tokens,
         clients=_speakers,
         by_client=True,
     ),
@@ -103,8 +108,8 @@ TASKS = {
         columns=("clips", "loss", "errors", "accuracy"),
         rate="accuracy",
         sign=-1,
-        identity="sha256sums",
-        needed=_classes,
+        identity=identity.of_clips,
+        files=_classes,
         clients=lambda folder: Clips.read(folder).clients,
         by_client=False,
     ),
@@ -118,31 +123,29 @@ def task_of(name: object, where: str | Path) -> Task:
     return TASKS[name]
 
 
-def data_of(experiment: Experiment, role: str) -> Path:
-    """The folder of a role's data ("train", "valid", "test").
+def data_of(experiment: Experiment, split: str, labels: bool = True) -> Path:
+    """The folder of a split's data ("train", "valid", "test").
+
+    Args:
+        labels: whether training reads transcripts; those of other splits always are.
 
     Raises:
         UserError: if there are none, or they are not those that the experiment began with.
     """
     config, where = experiment.config, experiment.path / "config.yaml"
-    if role not in config["data"]:
-        raise UserError(f"no {role} data", path=where)
-    folder = Path(config["data"][role])
-    identity = folder / task_of(config["task"], where).identity
-    if identity_of(identity) != read_yaml(experiment.path / "data.yaml").get(role):
-        remedy = "make those again, or begin another experiment"
-        problem = f"not the data that {experiment.path} began with"
-        raise UserError(problem, path=identity, remedy=remedy)
-    return folder
-
-
-def identity_of(path: Path) -> str:
-    """The SHA-256 of the file that tells a data directory from others."""
-    if not path.exists():
+    if split not in config["data"]:
         raise UserError(
-            "missing", path=path, remedy="run it where fedtools init ran, or make the data"
+            f"no {split} data", path=where, remedy=f"there are {', '.join(config['data'])}"
         )
-    return sha256(path)
+    folder = Path(config["data"][split])
+    found = task_of(config["task"], where).identity(folder, labels or split != "train")
+    known = read_yaml(experiment.path / "data.yaml").get(split)
+    if found != known:
+        differing = [name for name in found if found[name] != (known or {}).get(name)]
+        problem = f"not the {', '.join(differing)} that {experiment.path} began with"
+        remedy = "make those again, or begin another experiment"
+        raise UserError(problem, path=folder, remedy=remedy)
+    return folder
 
 
 def open_federation(path: str | Path, device: str = "cpu") -> Federation:
@@ -152,23 +155,23 @@ def open_federation(path: str | Path, device: str = "cpu") -> Federation:
     return task.federation_class(path, device)
 
 
-def is_finished(path: str | Path, last: int | None = None, role: str | None = None) -> bool:
+def is_finished(path: str | Path, last: int | None = None, split: str | None = None) -> bool:
     """Whether `run_rounds` of the same arguments would find nothing to do."""
     experiment = Experiment(path)
     config = experiment.config
     complete = experiment.last_round()
     if complete < (last or config["rounds"]):
         return False
-    if role is None:
+    if split is None:
         return True
-    table = experiment.evaluation(role)
-    if role not in config["data"] or not table.exists():
+    table = experiment.evaluation(split)
+    if split not in config["data"] or not table.exists():
         return False
-    task = task_of(config["task"], experiment.path / "config.yaml")
-    done = read_evaluation(table, task)
-    groups = task.groups(data_of(experiment, role))
+    done = read_evaluation(table, task_of(config["task"], experiment.path / "config.yaml"))
+    # A model that was measured by client always is.
+    clients = {client for _, client in done}
     numbers = filter(experiment.is_measured, range(complete + 1))
-    return all((number, client) in done for number in numbers for client in groups)
+    return bool(done) and all((number, client) in done for number in numbers for client in clients)
 
 
 def read_evaluation(path: Path, task: Task) -> dict[tuple[int, str], dict[str, str]]:

@@ -16,13 +16,14 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import kaldiio
 import numpy as np
 
 from fedtools.files.atomic import atomic_write
 from fedtools.files.errors import UserError
+from fedtools.files.lines import open_input
 
 MAX_OPEN_FILES = 32
 # One matrix may not be larger: 2 GiB is what one read can return (18 hours of 80 filters).
@@ -85,7 +86,7 @@ class FeatureReader:
     def __init__(self, scp: Mapping[str, str]):
         self.scp = scp
         self._records: dict[str, _Record] = {}
-        self._files: OrderedDict[str, tuple[io.FileIO, int]] = OrderedDict()
+        self._files: OrderedDict[str, tuple[BinaryIO, int]] = OrderedDict()
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_files": OrderedDict()}
@@ -104,7 +105,7 @@ class FeatureReader:
 
         Raises:
             UserError: naming the ark and the utterance, if the utterance is not in the scp, or the
-                ark is missing, cut off, or has no matrix there.
+                ark is missing, cut off, or has no matrix there, or one with a NaN or infinity.
         """
         return self.read_many([utt])[0]
 
@@ -117,13 +118,16 @@ class FeatureReader:
         records = [self._record(utt) for utt in utts]
         matrices: list[np.ndarray | None] = [None] * len(utts)
         order = sorted(range(len(utts)), key=lambda i: (records[i].path, records[i].start))
-        for run in _runs(order, records):
-            if records[run[0]].kind == b"FM":
-                arrays = self._read_run([records[i] for i in run], utts[run[0]])
-            else:
-                arrays = [self._read_other(records[i], utts[i]) for i in run]
-            for i, array in zip(run, arrays, strict=True):
-                matrices[i] = array
+        with np.errstate(over="ignore", invalid="ignore"):
+            for run in _runs(order, records):
+                if records[run[0]].kind == b"FM":
+                    arrays = self._read_run([records[i] for i in run], utts[run[0]])
+                else:
+                    arrays = [self._read_other(records[i], utts[i]) for i in run]
+                for i, array in zip(run, arrays, strict=True):
+                    if not _is_finite(array):
+                        raise _damaged(records[i].path, utts[i], "a value is NaN or infinite")
+                    matrices[i] = array
         return matrices
 
     def _read_run(self, run: list[_Record], utt: str) -> list[np.ndarray]:
@@ -164,23 +168,22 @@ class FeatureReader:
             record = self._records[utt] = _parse_header(header, path, offset, size, utt)
         return record
 
-    def _open(self, path: str, utt: str) -> tuple[io.FileIO, int]:
+    def _open(self, path: str, utt: str) -> tuple[BinaryIO, int]:
         """The open file and its size; the least recently used of too many is closed."""
         if path in self._files:
             self._files.move_to_end(path)
             return self._files[path]
-        try:
-            file = io.FileIO(path, "rb")
-        except OSError as error:
-            raise UserError(
-                f"cannot be read: {error.strerror} (features of utterance {utt!r})",
-                path=path,
-                remedy="extract the features again, or mend the path in feats.scp",
-            ) from None
+        remedy = f"extract the features of {utt!r} again, or mend the path in feats.scp"
+        file = open_input(path, remedy=remedy)
         while len(self._files) >= MAX_OPEN_FILES:
             self._files.popitem(last=False)[1][0].close()
         self._files[path] = file, os.fstat(file.fileno()).st_size
         return self._files[path]
+
+
+def _is_finite(matrix: np.ndarray) -> bool:
+    # The sum is fast, and finite but for very large values.
+    return bool(np.isfinite(matrix.sum()) or np.isfinite(matrix).all())
 
 
 def _runs(order: list[int], records: list[_Record]) -> Iterable[list[int]]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import os
 import platform
+import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from fedtools.files.lines import open_input
+
+# Folders that this process has looked for orphans in: once is enough, and a folder may be large.
+_cleaned: set[tuple[int, Path]] = set()
 
 
 @contextmanager
@@ -22,10 +28,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     leave an empty file under the final name. A failed block leaves nothing.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ours = f".{path.name}.{platform.node()}-"
-    _remove_orphans(path.parent, ours)
-    handle, name = tempfile.mkstemp(".tmp", f"{ours}{os.getpid()}.", path.parent)
+    handle, name = tempfile.mkstemp(*_marks(path.parent, path.name), path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -61,22 +64,43 @@ def write_text(path: str | Path, text: str) -> None:
 def sha256(path: str | Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_input(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
 
 
-def _remove_orphans(folder: Path, prefix: str) -> None:
-    """Remove what processes of this machine that were killed left of the same file."""
-    for left in folder.glob(f"{glob.escape(prefix)}*.tmp"):
-        owner = left.name.removeprefix(prefix).partition(".")[0]
-        try:
-            os.kill(int(owner), 0)
-        except ProcessLookupError:
-            left.unlink(missing_ok=True)
-        except (PermissionError, ValueError):
-            continue
+@contextmanager
+def scratch_dir(parent: Path) -> Iterator[Path]:
+    """Yield a temporary folder in `parent`; it is removed, as are those of killed processes."""
+    suffix, prefix = _marks(parent, "scratch")
+    with tempfile.TemporaryDirectory(suffix, prefix, parent) as name:
+        yield Path(name)
+
+
+def _marks(folder: Path, name: str) -> tuple[str, str]:
+    """Suffix and prefix of this process' temporary files; a folder's orphans are removed first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if (os.getpid(), folder) not in _cleaned:
+        _remove_orphans(folder)
+        _cleaned.add((os.getpid(), folder))
+    return ".tmp", f".{name}.{platform.node()}-{os.getpid()}."
+
+
+def _remove_orphans(folder: Path) -> None:
+    """Remove what processes of this machine that were killed left in a folder."""
+    temporary = re.compile(rf"\..+\.{re.escape(platform.node())}-(\d+)\.[^.]+\.tmp")
+    for left in os.scandir(folder):
+        if owner := temporary.fullmatch(left.name):
+            try:
+                os.kill(int(owner[1]), 0)
+            except ProcessLookupError:
+                if left.is_dir(follow_symlinks=False):
+                    shutil.rmtree(left.path, ignore_errors=True)
+                else:
+                    Path(left.path).unlink(missing_ok=True)
+            except (PermissionError, OverflowError):
+                continue
 
 
 def _umask() -> int:

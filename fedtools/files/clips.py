@@ -1,45 +1,58 @@
-"""Clips of one second, as the keyword engine reads them: all waveforms in one file, and a table.
+"""Clips of one second, as the keyword engine reads them: all waveforms in one file, and an index.
 
     clips.npy    int16 (clips, 16000) at 16 kHz: shorter clips end in zeros, longer ones were cut
-    clips.tsv    utterance client label samples: a row for each clip; samples is its true length
+    labels.npy   int64 (clips,): the class index of each clip
+    clients.tsv  client clips: the clients in C order, and how many clips each has
     classes.txt  the labels, one a line; the line of a label, from 0, is its index
     noise.npy    int16 (samples,): all recordings of background noise end to end, or none
-    sha256sums   of the four, as sha256sum -c reads them: what tells these data from others
+    clips.tsv    utterance client label samples: a row for each clip; samples is its true length
+    sha256sums   of all these, as sha256sum -c reads them: what tells these data from others
 
-Clips are in C order of client and utterance, so that the data of one client are one read. The
-table is written last: without it there are no clips.
+Clips are in C order of client and utterance, so that the data of one client are one read. Arrays
+are mapped, so that processes share them. clips.tsv says the same as the index for people to read;
+with millions of clips it is slow to read and large in memory, so only utterance ids are taken from
+it, and only when they are asked for. It is written last: without it there are no clips.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import re
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TextIO
 
 import numpy as np
 
-from fedtools.files.atomic import atomic_path, sha256, write_text
-from fedtools.files.datadir import check_id
+from fedtools.files.atomic import atomic_path, atomic_write, sha256, write_text
+from fedtools.files.datadir import ID_PATTERN, check_id
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
-from fedtools.files.tables import count, read_tsv, write_tsv
+from fedtools.files.lines import open_input, read_lines
 
 RATE = 16_000
 CLIP_SAMPLES = 16_000
 COLUMNS = ("utterance", "client", "label", "samples")
+CLIENT_COLUMNS = ("client", "clips")
+INDEX = ("classes.txt", "clients.tsv", "labels.npy")
+"""What is compared with sha256sums at every opening; the waveforms and their table are large."""
 
 _REMEDY = "run fedtools pack-clips again"
-# What numpy.save writes for little-endian int16 in C order, and nothing else: numpy's own reader
+# What numpy.save writes for little-endian integers in C order, and nothing else: numpy's own reader
 # evaluates the header as Python, and fails in many ways on a damaged one.
 _HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '<i2', 'fortran_order': False, "
+    rb"\x93NUMPY\x01\x00..\{'descr': '<i([28])', 'fortran_order': False, "
     rb"'shape': \((\d{1,15}), ?(\d{0,15})\), \} *\n",
     re.DOTALL,
 )
 _HEADER_BYTES = 128
+_CLIENT = re.compile(rf"({ID_PATTERN.pattern})\t([1-9][0-9]{{0,11}})")
+# Their counts of each label are a few megabytes, however many clients there are.
+_CLIENTS_AT_ONCE = 4096
 
 
 class Clip(NamedTuple):
@@ -53,65 +66,99 @@ class Clip(NamedTuple):
 
 @dataclass(frozen=True)
 class Clips:
-    """All clips of a folder; the waveforms stay on disk until they are indexed.
+    """All clips of a folder; waveforms and labels stay on disk until they are indexed.
 
     Attributes:
         path: the folder.
-        utterances: the clips' utterance ids, in the order of the file.
         clients: the client ids, in C order.
+        edges: int64 (clients + 1,), the first clip of each client, and the number of all clips.
         classes: the labels, in the order of their indices.
-        labels: int64 (clips,), class indices.
+        labels: int64 (clips,), class indices, memory-mapped; what is written there stays with the
+            process that writes.
         waves: int16 (clips, 16000), memory-mapped.
         noise: int16 (samples,), memory-mapped; no samples where there is no noise.
     """
 
     path: Path
-    utterances: list[str]
     clients: list[str]
+    edges: np.ndarray
     classes: list[str]
     labels: np.ndarray
     waves: np.ndarray
     noise: np.ndarray
-    _rows: dict[str, slice]
 
     @classmethod
     def read(cls, folder: str | Path) -> Clips:
         """Read a folder that `write_clips` has written.
 
         Raises:
-            UserError: naming file and line, if a file is missing, damaged or of another size than
-                the table says, a row is out of order, a label is no class, or the table or the
-                classes are not those that sha256sums has.
+            UserError: naming the file, if one is missing, damaged or of another size than the
+                others say, clients are out of order, a label is no class, or the index is not the
+                one that sha256sums has.
         """
         folder = Path(folder)
-        table = folder / "clips.tsv"
-        if not table.exists():
-            raise UserError("no packed clips", path=table, remedy="run fedtools pack-clips")
+        if not (folder / "clips.tsv").exists():
+            remedy = "run fedtools pack-clips"
+            raise UserError("no packed clips", path=folder / "clips.tsv", remedy=remedy)
         classes = read_classes(folder / "classes.txt")
         waves = _map_npy(folder / "clips.npy", (CLIP_SAMPLES,))
         noise = _map_npy(folder / "noise.npy", ())
         check_noise(len(noise), folder / "noise.npy")
-        rows = read_tsv(table, COLUMNS)
-        if len(rows) != len(waves) or not rows:
-            problem = f"{len(rows)} clips, but {len(waves)} in clips.npy"
-            raise UserError(problem, path=table, remedy=_REMEDY)
-        _check_rows(rows, table)
-        index = {label: number for number, label in enumerate(classes)}
-        for line, row in enumerate(rows, 2):
-            if row["label"] not in index:
-                problem = f"the label {row['label']!r} is not in classes.txt"
-                raise UserError(problem, path=table, line=line, remedy=_REMEDY)
-        _check_sums(folder, ("classes.txt", "clips.tsv"))
-        labels = np.array([index[row["label"]] for row in rows], dtype=np.int64)
-        slices = _client_slices([row["client"] for row in rows])
-        utterances = [row["utterance"] for row in rows]
-        return cls(folder, utterances, list(slices), classes, labels, waves, noise, slices)
+        # Mapped so that torch takes it without a copy and without a warning: it could be written.
+        labels = _map_npy(folder / "labels.npy", (), "<i8", "c")
+        clients, edges = _read_clients(folder / "clients.tsv")
+        for name, clips in (("labels.npy", len(labels)), ("clients.tsv", int(edges[-1]))):
+            if clips != len(waves):
+                problem = f"{clips} clips, but {len(waves)} in clips.npy"
+                raise UserError(problem, path=folder / name, remedy=_REMEDY)
+        # Seen as unsigned, a number below 0 is a large one.
+        worst = int(labels.view("<u8").argmax())
+        if not 0 <= labels[worst] < len(classes):
+            problem = f"clip {worst} has label {labels[worst]} of {len(classes)} classes"
+            raise UserError(problem, path=folder / "labels.npy", remedy=_REMEDY)
+        check_sums(folder, INDEX)
+        return cls(folder, clients, edges, classes, labels, waves, noise)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of each client's clips: int64 (clients,)."""
+        return np.diff(self.edges)
+
+    @cached_property
+    def utterances(self) -> list[str]:
+        """The clips' utterance ids, in the order of the file; clips.tsv is read for them.
+
+        Raises:
+            UserError: if it is not the table that was packed.
+        """
+        table = self.path / "clips.tsv"
+        check_sums(self.path, (table.name,))
+        with open(table, encoding="ascii", errors="replace", newline="\n") as rows:
+            next(rows, "")
+            return [row.partition("\t")[0] for row in rows]
 
     def rows(self, client: str) -> slice:
         """The rows of one client's clips; a `UserError` if there is no such client."""
-        if client not in self._rows:
+        index = bisect_left(self.clients, client)
+        if self.clients[index : index + 1] != [client]:
             raise UserError(f"no clip of client {client!r}", remedy="pack the data that has it")
-        return self._rows[client]
+        return slice(int(self.edges[index]), int(self.edges[index + 1]))
+
+    def entropies(self) -> np.ndarray:
+        """The entropy of each client's labels over log(classes), 0 to 1: float64 (clients,)."""
+        # Of a task of one class there is none.
+        classes, most = len(self.classes), np.log(max(len(self.classes), 2))
+        found = []
+        for first in range(0, len(self.clients), _CLIENTS_AT_ONCE):
+            edges = self.edges[first : first + _CLIENTS_AT_ONCE + 1]
+            sizes = np.diff(edges)
+            cells = np.repeat(np.arange(len(sizes)) * classes, sizes)
+            cells += self.labels[edges[0] : edges[-1]]
+            counts = np.bincount(cells, minlength=len(sizes) * classes).reshape(-1, classes)
+            share = counts / sizes[:, None]
+            # 0 log 0 is 0.
+            found.append(abs((share * np.log(share + (counts == 0))).sum(1)) / most)
+        return np.concatenate(found)
 
 
 def read_classes(path: str | Path) -> list[str]:
@@ -144,41 +191,83 @@ def write_clips(
     """Write clips one after the other; the files appear when all are written.
 
     Args:
-        folder: receives clips.npy, clips.tsv, classes.txt, noise.npy and sha256sums.
+        folder: receives the files that the module describes.
         clips: in C order of client and utterance; consumed one by one.
         classes: the labels, in the order of their indices.
         noise: recordings of background noise, int16 (N,) at 16 kHz.
+
+    Raises:
+        UserError: if an id cannot be used.
+        ValueError: if a clip is out of order, empty, or of no class.
     """
-    folder = Path(folder)
-    rows: list[dict[str, object]] = []
-
-    def waves() -> Iterable[np.ndarray]:
-        for clip in clips:
-            wave = np.zeros((1, CLIP_SAMPLES), dtype="<i2")
-            wave[0, : len(clip.wave)] = clip.wave[:CLIP_SAMPLES]
-            fields = (clip.utterance, clip.client, clip.label, len(clip.wave))
-            rows.append(dict(zip(COLUMNS, fields, strict=True)))
-            yield wave
-
-    with (
-        atomic_path(folder / "noise.npy") as noise_path,
-        atomic_path(folder / "clips.npy") as clips_path,
-    ):
-        _write_npy(noise_path, noise, ())
-        _write_npy(clips_path, waves(), (CLIP_SAMPLES,))
-        # The old table must not be taken for that of the new waveforms, should we be killed.
-        (folder / "clips.tsv").unlink(missing_ok=True)
-    write_text(folder / "classes.txt", "".join(f"{label}\n" for label in classes))
+    folder, classes = Path(folder), list(classes)
     with atomic_path(folder / "clips.tsv") as table:
-        write_tsv(table, COLUMNS, rows)
-        files = {name: folder / name for name in ("classes.txt", "clips.npy", "noise.npy")}
+        with (
+            atomic_path(folder / "noise.npy") as noise_path,
+            atomic_path(folder / "clips.npy") as clips_path,
+            open(table, "w", encoding="utf-8", newline="\n") as rows,
+        ):
+            _write_npy(noise_path, noise, ())
+            index = _Index(rows, classes)
+            _write_npy(clips_path, map(index.add, clips), (CLIP_SAMPLES,))
+            # The old table must not be taken for that of the new waveforms, should we be killed.
+            (folder / "clips.tsv").unlink(missing_ok=True)
+        write_text(folder / "classes.txt", "".join(f"{label}\n" for label in classes))
+        with atomic_write(folder / "clients.tsv") as file:
+            file.write("\t".join(CLIENT_COLUMNS) + "\n")
+            file.writelines(f"{client}\t{size}\n" for client, size in index.sizes.items())
+        with atomic_write(folder / "labels.npy", "wb") as file:
+            np.save(file, np.array(index.labels, "<i8"))
+        files = {name: folder / name for name in (*INDEX, "clips.npy", "noise.npy")}
         lines = [sum_line(path, name) for name, path in (files | {"clips.tsv": table}).items()]
         write_text(folder / "sha256sums", "".join(f"{line}\n" for line in lines))
+
+
+class _Index:
+    """What is known of clips beside their waveforms, taken down as they are written.
+
+    Attributes:
+        labels: the class index of each clip.
+        sizes: client -> number of clips.
+    """
+
+    def __init__(self, table: TextIO, classes: list[str]):
+        self.labels = array("q")
+        self.sizes: dict[str, int] = {}
+        self._table = table
+        self._number = {label: number for number, label in enumerate(classes)}
+        self._previous = ("", "")
+        table.write("\t".join(COLUMNS) + "\n")
+
+    def add(self, clip: Clip) -> np.ndarray:
+        """Take a clip down; returns its waveform padded or cut, int16 (1, 16000)."""
+        utterance = check_id(clip.utterance, "utterance")
+        client, samples = check_id(clip.client, "client"), len(clip.wave)
+        # Ids are ASCII, so that this is the C locale's order.
+        if self._previous >= (client, utterance) or clip.label not in self._number or not samples:
+            problem = "out of order, empty, or of no class"
+            raise ValueError(f"{problem}: {utterance} {client} {clip.label!r} {samples}")
+        self._previous = client, utterance
+        self.sizes[client] = self.sizes.get(client, 0) + 1
+        self.labels.append(self._number[clip.label])
+        self._table.write(f"{utterance}\t{client}\t{clip.label}\t{samples}\n")
+        wave = np.zeros((1, CLIP_SAMPLES), dtype="<i2")
+        wave[0, :samples] = clip.wave[:CLIP_SAMPLES]
+        return wave
 
 
 def sum_line(path: Path, name: str) -> str:
     """What sha256sums says of a file that is called `name` there, without a line end."""
     return f"{sha256(path)}  {name}"
+
+
+def check_sums(folder: Path, names: Iterable[str]) -> None:
+    """Refuse files that are not as they were packed: by their sums experiments know their data."""
+    known = read_lines(folder / "sha256sums", _REMEDY)
+    for name in names:
+        if sum_line(folder / name, name) not in known:
+            problem = f"not the file that was packed: {name} has another sum"
+            raise UserError(problem, path=folder / "sha256sums", remedy=_REMEDY)
 
 
 def check_noise(samples: int, path: str | Path) -> None:
@@ -191,42 +280,26 @@ def check_noise(samples: int, path: str | Path) -> None:
         )
 
 
-def _check_rows(rows: list[dict[str, str]], path: Path) -> None:
-    """Ids and lengths are usable, and rows in C order of client and utterance."""
-    previous, seen = ("", ""), set()
-    for line, row in enumerate(rows, 2):
-        utterance = check_id(row["utterance"], "utterance", path, line)
-        client = check_id(row["client"], "client", path, line)
-        if utterance in seen:
-            problem = f"{utterance!r} comes twice"
-            raise UserError(problem, path=path, line=line, remedy=_REMEDY)
-        # Ids are ASCII, so that this is the C locale's order.
-        if (client, utterance) < previous:
-            problem = f"{utterance!r} of client {client!r} is not in order"
-            raise UserError(problem, path=path, line=line, remedy=_REMEDY)
-        if not count(row, "samples", path, line):
-            raise UserError("a clip of 0 samples", path=path, line=line, remedy=_REMEDY)
-        previous = client, utterance
-        seen.add(utterance)
-
-
-def _check_sums(folder: Path, names: Iterable[str]) -> None:
-    """The files are as they were packed: it is by their sums that experiments know their data.
-
-    For those that an editor opens; to read all waveforms each time would be for nothing.
-    """
-    known = read_lines(folder / "sha256sums", _REMEDY)
-    for name in names:
-        if sum_line(folder / name, name) not in known:
-            problem = f"not the file that was packed: {name} has another sum"
-            raise UserError(problem, path=folder / "sha256sums", remedy=_REMEDY)
-
-
-def _client_slices(owners: list[str]) -> dict[str, slice]:
-    """client -> its rows, from the clients of all rows."""
-    starts = [row for row, owner in enumerate(owners) if row == 0 or owner != owners[row - 1]]
-    ends = [*starts[1:], len(owners)]
-    return {owners[start]: slice(start, end) for start, end in zip(starts, ends, strict=True)}
+def _read_clients(path: Path) -> tuple[list[str], np.ndarray]:
+    """Client ids, and their `edges`; a `UserError` names the line that is no client's."""
+    header, *lines = read_lines(path, _REMEDY) or [""]
+    if header != "\t".join(CLIENT_COLUMNS) or not lines:
+        problem = "no clients" if not lines else f"the header is {header[:80]!r}"
+        raise UserError(problem, path=path, line=1, remedy=_REMEDY)
+    clients, sizes = [], array("q", [0])
+    for number, line in enumerate(lines, 2):
+        match = _CLIENT.fullmatch(line)
+        if not match:
+            problem = f"{line[:80]!r} is not a client and its number of clips"
+            raise UserError(problem, path=path, line=number, remedy=_REMEDY)
+        clients.append(match[1])
+        sizes.append(int(match[2]))
+    # Ids are ASCII, so that this is the C locale's order.
+    rises = map(operator.lt, clients, clients[1:])
+    if number := next((n for n, rise in enumerate(rises, 3) if not rise), 0):
+        problem = f"client {clients[number - 2]!r} is not in order"
+        raise UserError(problem, path=path, line=number, remedy=_REMEDY)
+    return clients, np.cumsum(sizes)
 
 
 def _write_npy(path: Path, arrays: Iterable[np.ndarray], columns: tuple[int, ...]) -> None:
@@ -247,23 +320,24 @@ def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
     np.lib.format.write_array_header_1_0(file, description)
 
 
-def _map_npy(path: Path, columns: tuple[int, ...]) -> np.ndarray:
-    """Map an int16 array (n, *columns) in numpy's format, after its size has been checked."""
-    try:
-        with open(path, "rb") as file:
-            header = _HEADER.match(file.read(_HEADER_BYTES))
-        size = path.stat().st_size
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-        raise UserError(problem, path=path, remedy=_REMEDY) from None
-    if not header:
-        raise UserError("damaged: no header of 16-bit samples", path=path, remedy=_REMEDY)
-    shape = tuple(int(number) for number in header.groups() if number)
+def _map_npy(
+    path: Path, columns: tuple[int, ...], dtype: str = "<i2", mode: str = "r"
+) -> np.ndarray:
+    """Map an array (n, *columns) in numpy's format, after its size has been checked."""
+    width = int(dtype[2:])
+    with open_input(path, remedy=_REMEDY) as file:
+        header = _HEADER.match(file.read(_HEADER_BYTES))
+    size = path.stat().st_size
+    if not header or int(header[1]) != width:
+        problem = f"damaged: no header of {8 * width}-bit integers"
+        raise UserError(problem, path=path, remedy=_REMEDY)
+    shape = tuple(int(number) for number in header.groups()[1:] if number)
     if shape[1:] != columns:
         wanted = " x ".join(["n", *map(str, columns)])
-        problem = f"{' x '.join(map(str, shape))} samples, {wanted} are expected"
+        problem = f"{' x '.join(map(str, shape))} integers, {wanted} are expected"
         raise UserError(problem, path=path, remedy=_REMEDY)
-    if size != header.end() + 2 * math.prod(shape):
-        problem = f"damaged: {size} bytes, {header.end() + 2 * math.prod(shape)} are expected"
+    expected = header.end() + width * math.prod(shape)
+    if size != expected:
+        problem = f"damaged: {size} bytes, {expected} are expected"
         raise UserError(problem, path=path, remedy=_REMEDY)
-    return np.memmap(path, "<i2", "r", header.end(), shape)
+    return np.memmap(path, dtype, mode, header.end(), shape)

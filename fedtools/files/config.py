@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import re
@@ -14,19 +15,26 @@ import yaml
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
+from fedtools.files.lines import read_text
 
 T = TypeVar("T")
+
+# Aliases can make a few lines a tree of any size, which would be walked through and printed.
+_MAX_NODES = 1 << 21
 
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.2's floats (`1e-4` is a number, not a string) and no key twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for index, key in enumerate(keys):
-            if key in keys[:index]:
-                line = node.value[index][0].start_mark.line + 1
-                raise yaml.MarkedYAMLError(problem=f"{key!r} comes twice (line {line})")
+        seen = set()
+        for node_of_key, _ in node.value:
+            if isinstance(node_of_key, yaml.ScalarNode):
+                key = self.construct_object(node_of_key)
+                if key in seen:
+                    problem = f"{key!r} comes twice"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=node_of_key.start_mark)
+                seen.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -45,20 +53,79 @@ for _kind in (_Loader, _Dumper):
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read a YAML mapping; a `UserError` names file and line of what is wrong."""
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", path=path) from None
-    except UnicodeDecodeError:
-        raise UserError("not UTF-8", path=path) from None
+        content = _parse(read_text(path))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise UserError(f"not YAML: {error.problem}", path=path, line=line) from None
-    # A ValueError is of what looks like a date and is none.
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"not YAML: {error}", path=path) from None
     if not isinstance(content, dict):
         raise UserError("a mapping of options is expected", path=path)
     return content
+
+
+def _parse(text: str) -> Any:
+    """What YAML text holds.
+
+    Raises:
+        yaml.YAMLError, ValueError: if it is not YAML (also of what looks like a date and is none),
+            is nested too deeply, or its aliases make it endless.
+    """
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}) > _MAX_NODES:
+            raise ValueError("aliases within aliases")
+        return loader.construct_document(node)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except (AttributeError, LookupError, TypeError) as error:
+        # PyYAML takes it for granted that "!!bool x" is a truth value.
+        raise ValueError(f"a value that its tag does not fit: {error}") from None
+    finally:
+        loader.dispose()
+
+
+def _size(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+    """The number of nodes of a tree whose aliases are written out."""
+    if node not in known:
+        # Whoever contains itself is endless.
+        known[node] = float("inf")
+        known[node] = 1 + sum(_size(child, known) for child in _children(node))
+    return known[node]
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def option_error(problem: str, where: str | Path, name: str, *value: Any) -> UserError:
+    """The error about an option, naming its line where the file has it just once.
+
+    Args:
+        problem: what is wrong with it.
+        where: the YAML file, or "FILE: SECTION"; options may come from elsewhere, too.
+        name: the option's own name, without its section's.
+        value: the value that it has; without, any.
+    """
+    path, colon, section = str(where).partition(": ")
+    lines = []
+    with contextlib.suppress(UserError, yaml.YAMLError, ValueError, RecursionError):
+        loader = _Loader(read_text(path))
+        nodes = [loader.get_single_node()]
+        for node in nodes:
+            nodes += _children(node)
+            for key, child in node.value if isinstance(node, yaml.MappingNode) else ():
+                same = not value or loader.construct_document(child) == value[0]
+                if key.value == str(name) and same:
+                    lines.append(key.start_mark.line + 1)
+    place = f"{section}: " if colon else ""
+    line = lines[0] if len(lines) == 1 else None
+    return UserError(f"{place}{problem}", path=path, line=line)
 
 
 def lookup(path: str | Path, key: str) -> Any:
@@ -90,7 +157,7 @@ def override(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
             if not isinstance(place, dict):
                 raise UserError(f"--set {setting!r}: {key!r} holds a value, not options")
         try:
-            place[last] = yaml.load(value, _Loader)
+            place[last] = _parse(value)
         except (yaml.YAMLError, ValueError):
             raise UserError(f"--set {setting!r}: the value is not YAML") from None
     return config
@@ -113,14 +180,14 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
         options: name -> value; None is the same as {}.
         where: what the options were read from, for messages.
     """
-    if not isinstance(options or {}, Mapping):
-        raise UserError(f"{options!r} is not name: value", path=where)
+    if not isinstance(options, Mapping | None):
+        raise UserError(f"{_short(options)} is not a mapping of options", path=where)
     options = dict(options or {})
     fields = {field.name: field for field in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
     for name, value in options.items():
         if name not in fields:
-            raise UserError(unknown(name, fields), path=where)
+            raise option_error(unknown(name, fields), where, name, value)
         options[name] = _checked(name, value, hints[name], where)
     missing = [
         name
@@ -182,13 +249,15 @@ def freeze(path: Path, config: Mapping[str, Any], made_with: str = "another conf
 def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
     kinds = typing.get_args(hint) or (hint,)
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        with contextlib.suppress(OverflowError):
+            return float(value)
     origins = tuple(typing.get_origin(kind) or kind for kind in kinds)
     if isinstance(value, bool) and bool not in origins:
         origins = ()
     if not isinstance(value, origins):
         wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in origins) or "other"
-        raise UserError(f"option {name!r} is {value!r}, not {wanted}", path=where)
+        problem = f"option {name!r} is {_short(value)}, not {wanted}"
+        raise option_error(problem, where, name, value)
     return value
 
 

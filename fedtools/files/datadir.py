@@ -171,7 +171,8 @@ class DataDir:
         """Read the named tables ("text", "utt2spk", ...), or all that are there.
 
         Raises:
-            UserError: if a named table is missing, or a table breaks a rule of `read_table`.
+            UserError: if a named table is missing, a table is empty or breaks a rule of
+                `read_table`, or the id of an utterance, speaker or client is not usable.
         """
         path = Path(path)
         if not path.is_dir():
@@ -180,7 +181,15 @@ class DataDir:
         for attribute, name in _FILES.items():
             if name in tables or attribute in tables or (not tables and (path / name).exists()):
                 optional = "optional" if name == "text" else "required"
-                setattr(data, attribute, read_table(path / name, values=optional))
+                table = read_table(path / name, values=optional)
+                if not table:
+                    remedy = "remove it or make it again"
+                    raise UserError("empty", path=path / name, remedy=remedy)
+                if owner := {"utt2spk": "speaker", "utt2client": "client"}.get(name):
+                    for line, (key, value) in enumerate(table.items(), 1):
+                        check_id(key, "utterance", path / name, line)
+                        check_id(value, owner, path / name, line)
+                setattr(data, attribute, table)
         if not tables:
             data.others = {name: read_table(path / name) for name in other_tables(path)}
         return data
@@ -313,5 +322,5 @@ def keyed_by(name: str) -> str | None:
 def other_tables(path: Path) -> list[str]:
     """The names of the tables of a data directory that `DataDir` has no field for, sorted."""
     known = (*_FILES.values(), *_INVERSES)
-    names = (file.name for file in path.iterdir() if file.is_file())
+    names = (file.name for file in path.iterdir() if not file.is_dir())
     return sorted(name for name in names if keyed_by(name) and name not in known)

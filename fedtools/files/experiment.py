@@ -1,35 +1,36 @@
 """The folder of a federation: where everything lies, and how far it has come.
 
-EXP/config.yaml                  frozen at the start
-EXP/software.yaml                commit and versions at the start
-EXP/tokens.txt [bpe.model]       the model's output units
-EXP/init.safetensors             the model everybody begins with
+EXP/config.yaml                     frozen at the start, as all named here up to sha256sums
+EXP/data.yaml                       what tells the data from others of the same name
+EXP/clients.txt                     every client, one per line, in C order
+EXP/tokens.txt [bpe.model]          the model's output units
+EXP/init.safetensors                the model everybody begins with
+EXP/sha256sums                      of all these, and of round_0001/global.safetensors
+EXP/software.yaml                   commit and versions at the start
 EXP/round_0007/global.safetensors   what the server sends in round 7: shared tensors only
 EXP/round_0007/{clients,jobs}       who was sampled; into how many jobs they are cut
-EXP/round_0007/update.<job>.*       what clients send
-EXP/round_0007/.done                written last
-EXP/clients/<client>/            what never leaves the client; no server command opens it
-EXP/server/                      the server's own optimiser, for methods that train there
-EXP/evaluate_<role>.tsv          how good the models are, by round and client
-EXP/ledger.tsv                   bytes, epochs and seconds by round and client
+EXP/round_0007/update.<job>.*       what clients send, see `fedtools.files.messages`
+EXP/round_0007/ledger.tsv           bytes, epochs and seconds by client
+EXP/round_0007/.done                written last: sums of the ledger and of the next global state
+EXP/clients/<client>/               what never leaves the client; no server command opens it
+EXP/server/                         the server's own optimiser, for methods that train there
+EXP/evaluate_<split>.tsv            how good the models are, by round and client
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedtools.files.atomic import write_text
+from fedtools.files.atomic import sha256, write_text
 from fedtools.files.config import read_yaml
-from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines
+from fedtools.files.private import Private
 
 # What `fedtools init` freezes, and of which kind; `start` and others may be missing.
 _OPTIONS: dict[str, type | tuple[type, ...]] = {
@@ -37,6 +38,7 @@ _OPTIONS: dict[str, type | tuple[type, ...]] = {
     "task": str,
     "method_conf": dict,
     "clients_per_round": (int, float, type(None)),
+    "sampling": str,
     "rounds": int,
     "average": int,
     "evaluate_every": int,
@@ -45,22 +47,24 @@ _OPTIONS: dict[str, type | tuple[type, ...]] = {
     "training": dict,
     "seed": int,
     "data": dict,
-    "clients": list,
+    "clients": int,
 }
+_BEGIN_ANEW = "put the original back, or begin another experiment"
 
 
 class Experiment:
     """Paths in an experiment's folder; opening one reads its frozen configuration.
 
     Raises:
-        UserError: if the folder holds no experiment.
+        UserError: if the folder holds no experiment, or its configuration was changed.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        if not (self.path / "config.yaml").is_file():
-            raise UserError("no experiment here", path=self.path, remedy="run fedtools init")
         where = self.path / "config.yaml"
+        if not where.is_file() or not (self.path / "sha256sums").is_file():
+            raise UserError("no experiment here", path=self.path, remedy="run fedtools init")
+        self._check_frozen("config.yaml")
         self.config: Mapping[str, Any] = read_yaml(where)
         for name, kinds in _OPTIONS.items():
             if name not in self.config:
@@ -69,44 +73,45 @@ class Experiment:
                 problem = f"option {name!r} cannot be {self.config[name]!r}"
                 raise UserError(problem, path=where, remedy="run fedtools init in another folder")
         self.seed: int = self.config["seed"]
-        self.clients: list[str] = [
-            check_id(name, "client", where) for name in map(str, self.config["clients"])
-        ]
-        self._known = frozenset(self.clients)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Work on the experiment as the only one who runs its rounds; a lock that no kill leaves.
+    @cached_property
+    def clients(self) -> list[str]:
+        """Every client, in C order; `fedtools init` has checked their names."""
+        self._check_frozen("clients.txt")
+        return read_lines(self.path / "clients.txt")
+
+    def knows(self, client: str) -> bool:
+        """Whether this is a client of the experiment."""
+        place = bisect_left(self.clients, client)
+        return place < len(self.clients) and self.clients[place] == client
+
+    @cached_property
+    def _sums(self) -> dict[str, str]:
+        return read_sums(self.path / "sha256sums")
+
+    def _check_frozen(self, *names: str) -> None:
+        for name in names:
+            path = self.path / name
+            if name not in self._sums or not path.is_file() or sha256(path) != self._sums[name]:
+                problem = "not as the experiment began with" if path.exists() else "missing"
+                raise UserError(problem, path=path, remedy=_BEGIN_ANEW)
+
+    def check_frozen(self) -> None:
+        """Insist that all that the experiment began with is as it was.
 
         Raises:
-            UserError: if somebody does.
+            UserError: naming the first file that is missing or was changed.
         """
-        path = self.path / "config.yaml"
-        # Opened for writing, without which NFS locks no file; nothing is written.
-        with open(path, "r+b" if os.access(path, os.W_OK) else "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                problem = "another process is running its rounds"
-                raise UserError(problem, path=self.path, remedy="wait for it, or end it") from None
-            except OSError as error:
-                # A file system without locks is no reason not to work.
-                print(f"{self.path}: not locked: {error.strerror}", file=sys.stderr)
-            yield
+        self._check_frozen(*(name for name in self._sums if "/" not in name))
 
     @property
     def init(self) -> Path:
         """The full model that everybody begins with."""
         return self.path / "init.safetensors"
 
-    @property
-    def ledger(self) -> Path:
-        """Bytes, epochs and seconds by round and client."""
-        return self.path / "ledger.tsv"
-
-    def evaluation(self, role: str) -> Path:
-        """Loss and rate of models by round and client, on the data of a role."""
-        return self.path / f"evaluate_{role}.tsv"
+    def evaluation(self, split: str) -> Path:
+        """Loss and rate of models by round and client, on the data of a split."""
+        return self.path / f"evaluate_{split}.tsv"
 
     @property
     def tensorboard(self) -> Path:
@@ -121,15 +126,39 @@ class Experiment:
         """The shared tensors that the server sends in round `number`."""
         return self.round_dir(number) / "global.safetensors"
 
+    def base(self, number: int) -> str:
+        """The SHA-256 of `global_state`, which is what the round before, or the start, made.
+
+        Raises:
+            UserError: if the file is missing or was changed.
+        """
+        path, known = self.global_state(number), self.recorded_base(number)
+        if not path.is_file() or sha256(path) != known:
+            problem = "not as the server wrote it" if path.exists() else "missing"
+            remedy = f"run fedtools reset --round {number - 1}" if number > 1 else _BEGIN_ANEW
+            raise UserError(problem, path=path, remedy=remedy)
+        return known
+
+    def recorded_base(self, number: int) -> str:
+        """The SHA-256 of `global_state` as it was written; the file itself is not looked at."""
+        name = str(self.global_state(number).relative_to(self.path))
+        if number == 1:
+            return self._sums[name]
+        return read_sums(self.round_dir(number - 1) / ".done").get(f"../{name}", "")
+
+    def own(self, client: str, number: int) -> Private:
+        """What a client keeps, seen from a round; refuses a name that is not a client's."""
+        return Private(self.client_dir(client), number)
+
     def client_dir(self, client: str) -> Path:
         """What never leaves the client; refuses a name that is not a client's."""
-        if client not in self._known:
+        if not self.knows(client):
             raise UserError(f"{client!r} is no client of this experiment", path=self.path)
         return self.path / "clients" / client
 
-    def server_dir(self) -> Path:
-        """What the server keeps for itself."""
-        return self.path / "server"
+    def at_server(self, number: int) -> Private:
+        """What the server keeps for itself, seen from a round."""
+        return Private(self.path / "server", number)
 
     def is_measured(self, number: int) -> bool:
         """Whether the models after round `number` are measured on the way: every so many rounds',
@@ -153,13 +182,25 @@ class Experiment:
         return min(self.last_round(), self.config["rounds"])
 
     def require_begun(self, number: int, what: str) -> None:
-        """Insist that round `number` is the next one, and has been prepared that far."""
+        """Insist that round `number` is the next one."""
         if not self.is_done(number - 1):
             raise UserError(
                 f"round {number} cannot {what}: round {number - 1} is not complete", path=self.path
             )
-        if not self.global_state(number).exists():
-            raise UserError("missing", path=self.global_state(number), remedy="run fedtools init")
+
+    def close(self, number: int) -> None:
+        """Mark a round as complete, with the sums of what it made."""
+        folder, following = self.round_dir(number), self.global_state(number + 1)
+        names = ["ledger.tsv", f"../{following.relative_to(self.path)}"]
+        write_sums(folder / ".done", {name: folder / name for name in names})
+
+    def check_closed(self, number: int) -> None:
+        """Insist that the ledger of a complete round is as it was written."""
+        folder = self.round_dir(number)
+        path = folder / "ledger.tsv"
+        if not path.is_file() or read_sums(folder / ".done").get("ledger.tsv") != sha256(path):
+            problem = "not as it was written" if path.exists() else "missing"
+            raise UserError(problem, path=path, remedy=f"run fedtools reset --round {number}")
 
     def sampled(self, number: int) -> list[str]:
         """The clients of a round."""
@@ -168,9 +209,13 @@ class Experiment:
             raise UserError("missing", path=path, remedy="run fedtools sample")
         names = read_lines(path)
         for line, name in enumerate(names, 1):
-            if name not in self._known:
+            if not self.knows(name):
                 raise UserError(f"{name!r} is no client of this experiment", path=path, line=line)
         return names
+
+    def is_sampled(self, number: int) -> bool:
+        """Whether the clients of a round are chosen, and cut into jobs."""
+        return (self.round_dir(number) / "jobs").exists()
 
     def jobs(self, number: int) -> int:
         """Into how many jobs the clients of a round are cut."""
@@ -184,44 +229,28 @@ class Experiment:
         return int(text)
 
     def write_sample(self, number: int, clients: Sequence[str], jobs: int) -> None:
-        """Write who takes part, and drop updates that were cut into another number of jobs."""
+        """Write who takes part; the number of jobs last, which marks the sample as complete."""
         folder = self.round_dir(number)
-        if not (folder / "jobs").exists() or self.jobs(number) != jobs:
-            for pattern in ("update.*", "members.*", "log/seconds.*"):
-                for path in folder.glob(pattern):
-                    path.unlink()
-        write_text(folder / "jobs", f"{jobs}\n")
         write_text(folder / "clients", "".join(f"{client}\n" for client in clients))
+        write_text(folder / "jobs", f"{jobs}\n")
 
-    def personal_dir(self, owner: Path, number: int) -> Path:
-        """Where the place `owner` (a client's folder or the server's) keeps its part of a round."""
-        return owner / f"round_{number:04d}"
 
-    def drop_old_rounds(self, owner: Path, keep: int) -> None:
-        """Remove what the place `owner` kept of all but its last `keep` rounds.
+def write_sums(path: Path, files: Mapping[str, Path]) -> None:
+    """Write the SHA-256 of files by name, as sha256sum -c reads them."""
+    write_text(path, "".join(f"{sha256(file)}  {name}\n" for name, file in files.items()))
 
-        In an open round it must be two: a round that is killed is repeated from the last but one.
-        """
-        for number in self.personal_rounds(owner)[:-keep]:
-            old = self.personal_dir(owner, number)
-            for path in old.iterdir():
-                path.unlink()
-            old.rmdir()
 
-    def last_personal(self, owner: Path, before: int, name: str) -> Path | None:
-        """The newest file `name` that `owner` kept in a round before `before`, or None."""
-        for number in reversed(self.personal_rounds(owner)):
-            path = self.personal_dir(owner, number) / name
-            if number < before and path.exists():
-                return path
-        return None
+def read_sums(path: Path) -> dict[str, str]:
+    """name -> SHA-256, as `write_sums` wrote them."""
+    found = {}
+    for line, text in enumerate(read_lines(path), 1):
+        match = re.fullmatch(r"([0-9a-f]{64})  (\S+)", text)
+        if not match:
+            raise UserError("not a sum and a name", path=path, line=line, remedy=_BEGIN_ANEW)
+        found[match[2]] = match[1]
+    return found
 
-    def personal_files(self, owner: Path, name: str) -> list[Path]:
-        """All files `name` that `owner` kept, the newest last."""
-        paths = (self.personal_dir(owner, number) / name for number in self.personal_rounds(owner))
-        return [path for path in paths if path.exists()]
 
-    def personal_rounds(self, owner: Path) -> list[int]:
-        """The rounds of which `owner` kept something, as numbers: 10000 comes after 9999."""
-        found = (re.fullmatch(r"round_(\d+)", folder.name) for folder in owner.glob("round_*"))
-        return sorted(int(match.group(1)) for match in found if match)
+def write_clients(path: Path, clients: Iterable[str]) -> None:
+    """Write the list of an experiment's clients."""
+    write_text(path, "".join(f"{client}\n" for client in clients))

@@ -1,10 +1,75 @@
-"""Text files as lists of lines, with the checks that every reader makes."""
+"""Files that come from outside, opened in one way: regular, of bounded size, UTF-8, no NUL."""
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from fedtools.files.errors import UserError
+
+# Far above what is of use; what is larger is some other file, and would only fill the memory.
+SMALL_FILE = 16 << 20
+TABLE = 1 << 30
+
+
+def open_input(path: str | Path, limit: int | None = None, remedy: str | None = None) -> BinaryIO:
+    """Open a file for reading bytes, without waiting for a FIFO's writer.
+
+    Args:
+        path: a regular file, or a link to one.
+        limit: the most bytes that it may have; None for any number.
+        remedy: what to do about a file that is missing or no such file.
+
+    Raises:
+        UserError: if it cannot be opened, is no regular file, or is too large.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        # A ValueError is of a name that no file can have.
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot be read: {reason}", path=path, remedy=remedy) from None
+    status = os.fstat(descriptor)
+    problem = None
+    if not stat.S_ISREG(status.st_mode):
+        problem = "cannot be read: not a regular file"
+    elif limit is not None and status.st_size > limit:
+        problem = f"{status.st_size} bytes, more than {limit}"
+    if problem:
+        os.close(descriptor)
+        raise UserError(problem, path=path, remedy=remedy)
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: str | Path, limit: int = SMALL_FILE, remedy: str | None = None) -> bytes:
+    """The content of a file; arguments and errors as of `open_input`."""
+    with open_input(path, limit, remedy) as file:
+        return file.read()
+
+
+def read_text(path: str | Path, limit: int = SMALL_FILE, remedy: str | None = None) -> str:
+    """The content of a UTF-8 file; a `UserError` names the line of what is no text."""
+    return decode(read_bytes(path, limit, remedy), path, remedy)
+
+
+def decode(raw: bytes, path: str | Path, remedy: str | None = None, first_line: int = 1) -> str:
+    """Bytes of a UTF-8 file, which begin with line `first_line`, as text.
+
+    Raises:
+        UserError: naming file and line, if they are not UTF-8, or there is a NUL.
+    """
+    try:
+        text, position = raw.decode("utf-8"), raw.find(b"\0")
+        problem = "a NUL byte"
+    except UnicodeDecodeError as error:
+        text, position = "", error.start
+        problem = "not UTF-8"
+    if position >= 0:
+        line = first_line + raw.count(b"\n", 0, position)
+        raise UserError(problem, path=path, line=line, remedy=remedy or "convert the file")
+    return text
 
 
 def read_lines(path: str | Path, remedy: str | None = None) -> list[str]:
@@ -15,19 +80,9 @@ def read_lines(path: str | Path, remedy: str | None = None) -> list[str]:
         remedy: what to do about a file that is missing or no text.
 
     Raises:
-        UserError: if it cannot be read, is not UTF-8, or is cut off.
+        UserError: if it cannot be read, is not UTF-8, has a NUL, or is cut off.
     """
-    path = Path(path)
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", path=path, remedy=remedy) from None
-    try:
-        content = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        remedy = remedy or "convert the file"
-        raise UserError("not UTF-8", path=path, line=line, remedy=remedy) from None
+    content = read_text(path, TABLE, remedy)
     if content and not content.endswith("\n"):
         last = content.count("\n") + 1
         raise UserError("the last line has no end", path=path, line=last, remedy="file cut off?")

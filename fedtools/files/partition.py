@@ -81,7 +81,7 @@ def partition(data: DataDir, config: PartitionConfig) -> Partition:
             several labels.
     """
     if not data.utt2spk:
-        raise UserError("no utterances", path=data.path / "utt2spk")
+        raise UserError("not there", path=data.path / "utt2spk")
     if config.scheme == "map":
         return _by_map(data, config)
     units = [[utt] for utt in data.utterances]

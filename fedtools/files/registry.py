@@ -1,8 +1,8 @@
 """Methods and networks by name, each found in a file of its own.
 
-`fedtools/methods/fedprox.py` registers "fedprox"; nothing else has to know of it. Files of users lie
-in folders named by the environment variable FEDTOOLS_PATH (separated by ":"), under the last part
-of the package's name: `$FEDTOOLS_PATH/methods/mine.py` is imported as `fedtools.methods.mine`.
+`fedtools/methods/fedprox.py` registers "fedprox"; nothing else has to know of it. Files of users
+lie in folders named by the environment variable FEDTOOLS_PATH (separated by ":"), under the last
+part of the package's name: `$FEDTOOLS_PATH/methods/mine.py` is `fedtools.methods.mine`.
 """
 
 from __future__ import annotations

@@ -123,6 +123,13 @@ def load_state(path: str | Path, spec: Spec | None = None) -> dict[str, np.ndarr
     return arrays
 
 
+def check_finite(state: Mapping[str, np.ndarray | torch.Tensor], path: str | Path) -> None:
+    """Fail with a `UserError` naming the file and the first tensor that has a NaN or Inf."""
+    for name, value in state.items():
+        if not np.isfinite(as_array(name, value)).all():
+            raise UserError(f"NaN or Inf in tensor {_short(name)}", path=path)
+
+
 def check_spec(found: Spec, expected: Spec, path: str | Path) -> None:
     """Fail with a `UserError` naming the file and the first tensor that is not as expected."""
     for name in sorted(found.keys() | expected.keys()):

@@ -57,13 +57,13 @@ def write_tsv(
         rows: mappings that have every column; values are written by `str`, so round floats first.
 
     Raises:
-        ValueError: if a field holds a tab or a line end.
+        ValueError: if a field holds a tab, a line end or a NUL.
     """
     lines = ["\t".join(columns)]
     for row in rows:
         fields = [str(row[column]) for column in columns]
-        if any(mark in field for field in fields for mark in "\t\n"):
-            raise ValueError(f"a tab or a line end in {fields}")
+        if any(mark in field for field in fields for mark in "\t\n\0"):
+            raise ValueError(f"a tab, a line end or a NUL in {fields}")
         lines.append("\t".join(fields))
     write_text(path, "\n".join(lines) + "\n")
 

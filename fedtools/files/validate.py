@@ -64,7 +64,8 @@ def validate_data_dir(
 
     Args:
         data_dir: the directory.
-        feats: feats.scp has to be there. What is there is checked in any case, as Kaldi does it.
+        feats: feats.scp has to be there, and all features are read: each value is a finite
+            number. What else is there is checked in any case, as Kaldi does it.
         text: text has to be there.
         wav: wav.scp has to be there.
         recording_seconds: gives the length of a recording from its value in wav.scp; without it,
@@ -78,13 +79,13 @@ def validate_data_dir(
         raise UserError("no such data directory", path=path)
     required = {"utt2spk": True, "spk2utt": True, "text": text, "wav.scp": wav, "feats.scp": feats}
     for name, needed in required.items():
-        if needed and not (path / name).is_file():
+        if needed and not (path / name).exists():
             option = OPTIONS.get(name)
             remedy = f"make it, or pass {option} if it is not needed" if option else "make it"
             raise UserError("not there", path=path / name, remedy=remedy)
     names = [*required, "segments", "utt2dur", "utt2num_frames", "utt2client", "client2utt"]
     names += other_tables(path)
-    tables = {name: read_table(path / name) for name in names if (path / name).is_file()}
+    tables = {name: read_table(path / name) for name in names if (path / name).exists()}
     for name, table in tables.items():
         if not table:
             raise UserError("empty", path=path / name, remedy="remove it or make it again")
@@ -95,7 +96,7 @@ def validate_data_dir(
     for line, client in enumerate(tables.get("client2utt", ()), 1):
         check_id(client, "client", path / "client2utt", line)
     _check_audio(path, tables, recording_seconds)
-    _check_features(path, tables)
+    _check_features(path, tables, feats)
     return Summary(
         len(tables["utt2spk"]),
         len(tables["spk2utt"]),
@@ -259,8 +260,11 @@ def _check_audio(
             )
 
 
-def _check_features(path: Path, tables: Mapping[str, Mapping[str, str]]) -> None:
-    """Every matrix is whole by its header, all have one dimension, and the frames that are told."""
+def _check_features(path: Path, tables: Mapping[str, Mapping[str, str]], values: bool) -> None:
+    """Every matrix is whole by its header, all have one dimension, and the frames that are told.
+
+    With `values`, all are read, so that what `FeatureReader` refuses is found.
+    """
     if "feats.scp" not in tables:
         return
     scp, told = tables["feats.scp"], tables.get("utt2num_frames", {})
@@ -268,7 +272,7 @@ def _check_features(path: Path, tables: Mapping[str, Mapping[str, str]]) -> None
     dimension = None
     for line, utt in enumerate(scp, 1):
         try:
-            frames, columns = reader.shape(utt)
+            frames, columns = reader.read(utt).shape if values else reader.shape(utt)
         except UserError as error:
             raise UserError(str(error), path=path / "feats.scp", line=line) from None
         if columns != (dimension := dimension or columns):

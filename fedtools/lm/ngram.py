@@ -1,7 +1,8 @@
 """N-gram language models of words or tokens, estimated by KenLM's lmplz.
 
 A folder holds `<order>gram.arpa`, `<order>gram.bin` (what decoders read), `vocabulary` (one word
-or token a line, sorted) and `lm.yaml` (order and unit).
+or token a line, sorted) and `lm.yaml` (order, unit, and the SHA-256 of the .bin: KenLM maps the
+file as it is, and of a damaged one it ends the process, or gives any scores).
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedtools.files.atomic import atomic_path, write_text
+from fedtools.files.atomic import atomic_path, scratch_dir, sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import byte_order, read_table
 from fedtools.files.errors import UserError
+from fedtools.files.lines import decode, open_input
 from fedtools.lm.tokens import UNKNOWN, Tokenizer
 
 UNITS = ("word", "token")
@@ -28,11 +29,19 @@ _RESERVED = ("<s>", "</s>")
 
 @dataclass(frozen=True)
 class NgramFolder:
-    """An n-gram on disk; `read` checks that it is whole."""
+    """An n-gram on disk; `read` checks that it is whole.
+
+    Attributes:
+        path: the folder.
+        order: length of the longest n-gram.
+        unit: "word" or "token".
+        sum: the SHA-256 of `binary`; "" before it is made.
+    """
 
     path: Path
     order: int
     unit: str
+    sum: str = ""
 
     @property
     def arpa(self) -> Path:
@@ -54,20 +63,23 @@ class NgramFolder:
         """Find the n-gram in a folder.
 
         Raises:
-            UserError: if a file is missing or lm.yaml says something else than `train_ngram` does.
+            UserError: if a file is missing or damaged, or lm.yaml says something else than
+                `train_ngram` does.
         """
         path = Path(path)
         remedy = "make it with fedtools train-lm"
         if not (path / "lm.yaml").exists():
             raise UserError("no lm.yaml: not an n-gram's folder", path=path, remedy=remedy)
         content = read_yaml(path / "lm.yaml")
-        order, unit = content.get("order"), content.get("unit")
-        if order not in ORDERS or unit not in UNITS:
+        folder = cls(path, *(content.get(name) for name in ("order", "unit", "sha256")))
+        if folder.order not in ORDERS or folder.unit not in UNITS:
             raise UserError("order or unit is missing", path=path / "lm.yaml", remedy=remedy)
-        folder = cls(path, order, unit)
         for file in (folder.binary, folder.vocabulary):
             if not file.exists():
                 raise UserError("missing", path=file, remedy=remedy)
+        if sha256(folder.binary) != folder.sum:
+            problem = f"not the file whose sum is in {path / 'lm.yaml'}"
+            raise UserError(problem, path=folder.binary, remedy=remedy)
         return folder
 
 
@@ -117,11 +129,10 @@ def train_ngram(
     lmplz, build_binary = find_program("lmplz"), find_program("build_binary")
     unit = "word" if tokenizer is None else "token"
     target = NgramFolder(Path(folder), order, unit)
-    target.path.mkdir(parents=True, exist_ok=True)
     # lm.yaml is written last and says that the folder is whole.
     (target.path / "lm.yaml").unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.path, prefix=".lmplz.") as scratch:
-        corpus = Path(scratch) / "corpus"
+    with scratch_dir(target.path) as scratch:
+        corpus = scratch / "corpus"
         vocabulary = _write_corpus(corpus, read_sentences(texts, plain), tokenizer)
         if not vocabulary:
             raise UserError("no words in the text", path=[*texts, *plain][0])
@@ -130,7 +141,9 @@ def train_ngram(
             with atomic_path(target.binary) as binary:
                 _run_program(build_binary, "-T", f"{scratch}/", "probing", arpa, binary)
     write_text(target.vocabulary, "".join(f"{word}\n" for word in byte_order(vocabulary)))
-    write_yaml(target.path / "lm.yaml", {"order": order, "unit": unit})
+    target = replace(target, sum=sha256(target.binary))
+    content = {"order": order, "unit": unit, "sha256": target.sum}
+    write_yaml(target.path / "lm.yaml", content)
     return target
 
 
@@ -190,14 +203,9 @@ def read_sentences(
         for line, words in enumerate(read_table(path, values="optional").values(), 1):
             yield from _sentence(words, path, line)
     for path in plain:
-        try:
-            with open(path, "rb") as file:
-                for line, raw in enumerate(file, 1):
-                    yield from _sentence(raw.decode("utf-8"), path, line)
-        except OSError as error:
-            raise UserError(f"cannot be read: {error.strerror}", path=path) from None
-        except UnicodeDecodeError:
-            raise UserError("not UTF-8", path=path, line=line, remedy="convert the file") from None
+        with open_input(path) as file:
+            for line, raw in enumerate(file, 1):
+                yield from _sentence(decode(raw, path, first_line=line), path, line)
 
 
 def find_program(name: str) -> Path:

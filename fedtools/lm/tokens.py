@@ -15,7 +15,7 @@ from pathlib import Path
 from fedtools.files.atomic import atomic_write, write_text
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.lines import read_bytes, read_lines
 
 BLANK, UNKNOWN, SPACE, SOS_EOS = "<blank>", "<unk>", "<space>", "<sos/eos>"
 WORD_START = "▁"  # SentencePiece's mark in front of the first piece of a word
@@ -62,8 +62,9 @@ class Tokenizer:
         if not model.exists():
             return cls(tokens)
         try:
-            tokenizer = cls(tokens, model.read_bytes())
-        except (OSError, RuntimeError):
+            # SentencePiece takes no bytes for no model, and complains later.
+            tokenizer = cls(tokens, read_bytes(model) or b"\0")
+        except RuntimeError:
             raise UserError(
                 "not a SentencePiece model", path=model, remedy="run fedtools train-tokens again"
             ) from None

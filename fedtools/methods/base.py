@@ -1,23 +1,44 @@
-"""What a federated method is: which tensors travel, what a client minimises, what a server does."""
+"""What a federated method is: which tensors travel, what a client does, what the server does."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedtools.client.learner import Learner
-from fedtools.client.train import Fitted
-from fedtools.server.server import Server
+from fedtools.files.messages import Payload
 
 if TYPE_CHECKING:
-    from fedtools.client.parallel import Stack
+    from fedtools.client.fit import Fitted
+    from fedtools.client.place import Place
+    from fedtools.server.server import Server
 
 SHARED = "shared"  # sent by the server, trained at the clients, aggregated
 PERSONAL = "personal"  # kept at the client from round to round, never sent
 RESET = "reset"  # put back to the initial value at the start of every round, never sent
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one round is.
+
+    Attributes:
+        client: what a client of the round does with its `Place`, or with whatever the task gives
+            it; None if no client takes part.
+        server: what the server makes of the messages.
+        sends: what each client sends: SHARED, the shared tensors of its model, or a payload.
+        everybody: all clients take part, not a sample of them.
+        server_trains: `Server.place` is needed.
+    """
+
+    client: Callable[[Place], list[Fitted]] | None
+    server: Callable[[Server], None]
+    sends: str | Payload = SHARED
+    everybody: bool = False
+    server_trains: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,28 +47,43 @@ class Method:
 
     Attributes:
         title: its name in tables.
+        rank: its place among the rows of tables, the lowest first.
         tasks: those that it can have.
+        federated: whether clients train; otherwise it is a row apart in some tables.
+        labels: whether training reads transcripts or other labels.
         local_epochs: epochs that a client trains in a round; of keyword spotting, where every batch
             is full, an epoch is as many batches as hold all clips, and the ledger has its length.
         local_steps: gradient steps instead, where this is not 0 (keyword spotting).
-        server_epochs: epochs that the server trains in a round.
-        min_clients: with fewer usable updates a round is an error.
+        personal: patterns, such as "encoder.embed.*", of the parameters that stay at a client.
+        min_clients: with fewer usable messages a round is an error.
+        max_norm_ratio: an update is refused whose norm is over so many times the median norm of
+            the round's updates; 0 refuses none.
+        max_weight_ratio: a client's weight counts as at most so many times the median weight; 0
+            sets no bound.
     """
 
     title: ClassVar[str]
+    rank: ClassVar[int] = 100
     tasks: ClassVar[tuple[str, ...]] = ("asr", "kws")
-    server_epochs: ClassVar[int] = 0
+    federated: ClassVar[bool] = True
+    labels: ClassVar[bool] = True
 
     local_epochs: int = 1
     local_steps: int = 0
+    personal: tuple[str, ...] = ()
     min_clients: int = 1
+    max_norm_ratio: float = 100.0
+    max_weight_ratio: float = 100.0
 
     def __post_init__(self) -> None:
         for name in ("local_epochs", "min_clients"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.local_steps < 0:
-            raise ValueError("local_steps is negative")
+        for name in ("local_steps", "max_norm_ratio", "max_weight_ratio"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be a number from 0")
+        if not all(isinstance(pattern, str) for pattern in self.personal):
+            raise ValueError("personal must be a list of patterns of parameter names")
 
     def check(self, task: str, model: Mapping[str, Any]) -> None:
         """Raise a ValueError if it cannot have this task, or a model of this configuration."""
@@ -56,9 +92,24 @@ class Method:
         if task == "asr" and self.local_steps:
             raise ValueError("local_steps is for task kws; task asr has local_epochs")
 
+    def phase(self, number: int) -> Phase:
+        """What round `number`, counted from 1, is; by default every round is the same."""
+        return Phase(client=self.train_client, server=self.update_server)
+
+    def train_client(self, client: Place) -> list[Fitted]:
+        """Train the model that lies in `client`, whose SHARED tensors the client then sends.
+
+        A place may be many clients at once, each with a model, a loss and a result of its own.
+        """
+        raise NotImplementedError
+
+    def update_server(self, server: Server) -> None:
+        """Make the next round's SHARED tensors from the messages that `server` holds."""
+        raise NotImplementedError
+
     def parameter_kind(self, name: str) -> str:
         """Whether a parameter is SHARED or PERSONAL."""
-        raise NotImplementedError
+        return PERSONAL if any(fnmatchcase(name, one) for one in self.personal) else SHARED
 
     def buffer_kind(self, name: str, is_float: bool) -> str:
         """What happens to a buffer; by default BatchNorm's statistics go with the parameters.
@@ -69,6 +120,26 @@ class Method:
         if is_float and name.endswith((".running_mean", ".running_var")):
             return self.parameter_kind(name)
         return RESET
+
+    def kinds(self, parameters: set[str], tensors: Mapping[str, Any]) -> dict[str, str]:
+        """tensor name -> SHARED, PERSONAL or RESET, for a model's parameters and buffers.
+
+        Raises:
+            ValueError: if a pattern of `personal` matches no parameter.
+        """
+        for pattern in self.personal:
+            if not any(fnmatchcase(name, pattern) for name in parameters):
+                names = sorted(parameters)
+                raise ValueError(
+                    f"personal: no parameter matches {pattern!r}; there are {names[0]}, "
+                    f"... {names[-1]}"
+                )
+        return {
+            name: self.parameter_kind(name)
+            if name in parameters
+            else self.buffer_kind(name, value.is_floating_point())
+            for name, value in tensors.items()
+        }
 
     def prepare(
         self, sizes: np.ndarray, entropies: np.ndarray, batch_size: int
@@ -98,14 +169,3 @@ class Method:
     def weight(self, utterances: int) -> float:
         """A client's weight in the mean; by default all are equal."""
         return 1.0
-
-    def train_client(self, client: Learner | Stack) -> list[Fitted]:
-        """Train the model that lies in `client`, whose SHARED tensors the client then sends.
-
-        A `Stack` is many clients at once, each with a model, a loss and a result of its own.
-        """
-        raise NotImplementedError
-
-    def update_server(self, server: Server) -> None:
-        """Make the next round's SHARED tensors from the updates that `server` holds."""
-        raise NotImplementedError

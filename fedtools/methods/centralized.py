@@ -1,4 +1,4 @@
-"""Centralized: the server trains on the data of all clients, pooled; the non-private upper mark.
+"""Centralized: the server trains on the data of all clients, pooled; the non-private topline.
 
 The row "Centralized" of table 3 in H. Zhu et al.: Decoupled federated learning for ASR with
 non-IID data, Interspeech 2022; with the server's own data it also trains the baseline.
@@ -7,26 +7,26 @@ non-IID data, Interspeech 2022; with the server's own data it also trains the ba
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from fedtools.client.learner import Learner
-from fedtools.client.train import Fitted
-from fedtools.methods.base import SHARED, Method
-from fedtools.server.server import Server
+from fedtools.methods import METHODS
+from fedtools.methods.base import Method, Phase
+
+if TYPE_CHECKING:
+    from fedtools.server.server import Server
 
 
+@METHODS.register("centralized")
 @dataclass(frozen=True)
 class Centralized(Method):
     """No client trains; a round is one epoch of one uninterrupted training at the server."""
 
     title: ClassVar[str] = "Centralized"
-    server_epochs: ClassVar[int] = 1
+    rank: ClassVar[int] = 2
+    federated: ClassVar[bool] = False
 
-    def parameter_kind(self, name: str) -> str:
-        return SHARED
-
-    def train_client(self, client: Learner) -> list[Fitted]:
-        raise NotImplementedError("no client takes part in centralized training")
+    def phase(self, number: int) -> Phase:
+        return Phase(client=None, server=self.update_server, server_trains=True)
 
     def update_server(self, server: Server) -> None:
-        server.fit()
+        server.fit(epochs=1)

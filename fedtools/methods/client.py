@@ -8,25 +8,29 @@ on, so that R rounds of one epoch are the same as one training of R epochs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from fedtools.client.learner import Learner
-from fedtools.client.train import Fitted
-from fedtools.methods.base import PERSONAL, Method
-from fedtools.server.server import Server
+from fedtools.methods import METHODS
+from fedtools.methods.base import Method
+
+if TYPE_CHECKING:
+    from fedtools.client.fit import Fitted
+    from fedtools.client.place import Place
+    from fedtools.server.server import Server
 
 
+@METHODS.register("client")
 @dataclass(frozen=True)
 class Client(Method):
     """Every tensor is personal."""
 
     title: ClassVar[str] = "Client"
+    rank: ClassVar[int] = 1
     tasks: ClassVar[tuple[str, ...]] = ("asr",)
 
-    def parameter_kind(self, name: str) -> str:
-        return PERSONAL
+    personal: tuple[str, ...] = ("*",)
 
-    def train_client(self, client: Learner) -> list[Fitted]:
+    def train_client(self, client: Place) -> list[Fitted]:
         return client.fit(keep_optimizer=True)
 
     def update_server(self, server: Server) -> None:

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedtools.client.learner import Learner
-from fedtools.client.train import Fitted
-from fedtools.methods.base import SHARED, Method
-from fedtools.server.server import Server
+from fedtools.methods import METHODS
+from fedtools.methods.base import Method
+
+if TYPE_CHECKING:
+    from fedtools.client.fit import Fitted
+    from fedtools.client.place import Place
+    from fedtools.server.server import Server
 
 
+@METHODS.register("fedavg")
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Every tensor is shared.
+    """Every tensor that is not `personal` is shared.
 
     Attributes:
         weighting: "uniform" (equation 2) or "utterances" (McMahan et al.: by amount of data).
@@ -27,6 +31,7 @@ class FedAvg(Method):
     """
 
     title: ClassVar[str] = "FedAvg"
+    rank: ClassVar[int] = 3
 
     weighting: str = "uniform"
     keep_optimizer: bool = False
@@ -41,10 +46,7 @@ class FedAvg(Method):
         if task == "kws" and self.keep_optimizer:
             raise ValueError("keep_optimizer is for task asr")
 
-    def parameter_kind(self, name: str) -> str:
-        return SHARED
-
-    def train_client(self, client: Learner) -> list[Fitted]:
+    def train_client(self, client: Place) -> list[Fitted]:
         return client.fit(keep_optimizer=self.keep_optimizer)
 
     def weight(self, utterances: int) -> float:

@@ -16,19 +16,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedtools.client.clips import ClipBatch
-from fedtools.client.parallel import Stack
-from fedtools.client.train import Fitted
+from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
-from fedtools.models.keywords import Network
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedtools.client.clips import ClipBatch
+    from fedtools.client.fit import Fitted
+    from fedtools.client.place import Place
+    from fedtools.models.keywords.base import Network
 
 
+@METHODS.register("fedkws_ui")
 @dataclass(frozen=True)
 class FedKwsUi(FedAvg):
     """Both parts.
@@ -49,6 +53,7 @@ class FedKwsUi(FedAvg):
     """
 
     title: ClassVar[str] = "FedKWS-UI"
+    rank: ClassVar[int] = 7
     tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
     local_steps: int = 50
@@ -110,7 +115,9 @@ class FedKwsUi(FedAvg):
         """The same for every client, or 0: then each takes as many as on the shared model."""
         return self.private_steps or self.local_steps
 
-    def train_client(self, client: Stack) -> list[Fitted]:
+    def train_client(self, client: Place) -> list[Fitted]:
+        import torch
+
         utility = torch.from_numpy(client.facts["utility"]).float()
         smoothing = self.smoothing * (1 - utility if self.smooth_by_utility else 0 * utility + 1)
         predict = self._overfit(client)
@@ -125,17 +132,17 @@ class FedKwsUi(FedAvg):
             against = batch.mean((overfitted * log_probs).sum(-1))
             return smooth + self.adversarial * against
 
-        return client.fit(loss=loss)
+        return client.fit(loss)
 
-    def _overfit(self, client: Stack):
+    def _overfit(self, client: Place):
         """Train the private models; returns a function for their predictions, (K, B, classes)."""
         if not self.adversarial:
             return None
         steps = self._fixed_private_steps or None
         if self.private == "head":
             client.fit(
+                private_cross_entropy,
                 steps=steps,
-                loss=private_cross_entropy,
                 only=lambda name: name.startswith("private_head."),
                 purpose="private",
             )
@@ -150,20 +157,24 @@ class FedKwsUi(FedAvg):
         return lambda network, batch, features: private(batch.mfcc).softmax(-1)
 
 
+@METHODS.register("alo")
 @dataclass(frozen=True)
 class Alo(FedKwsUi):
     """Adversarial learning against overfitted models alone: every client takes as many steps."""
 
     title: ClassVar[str] = "ALO"
+    rank: ClassVar[int] = 8
 
     adaptive: bool = False
 
 
+@METHODS.register("alt")
 @dataclass(frozen=True)
 class Alt(FedKwsUi):
     """Adaptive local training alone: mu = lambda = 0, as in the paper's ablation."""
 
     title: ClassVar[str] = "ALT"
+    rank: ClassVar[int] = 9
 
     smoothing: float = 0.0
     adversarial: float = 0.0
@@ -186,7 +197,6 @@ def private_cross_entropy(network: Network, batch: ClipBatch) -> Tensor:
 
     They are those of training: BatchNorm's running statistics go on, as in the public code.
     """
-    with torch.no_grad():
-        features = network.features(batch.mfcc, batch.valid)
+    features = network.features(batch.mfcc, batch.valid).detach()
     log_probs = network.private(features).log_softmax(-1)
     return batch.mean(-log_probs.gather(2, batch.labels[..., None])[..., 0])

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
-from fedtools.client.clips import ClipBatch
-from fedtools.client.parallel import Stack
-from fedtools.client.train import Fitted
+from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
-from fedtools.models.keywords import Network
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedtools.client.clips import ClipBatch
+    from fedtools.client.fit import Fitted
+    from fedtools.client.place import Place
+    from fedtools.models.keywords.base import Network
 
 # Kernel widths, in units of the mean squared distance of the batch's features.
 _WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -32,6 +34,7 @@ _WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _LEAST = 1e-3
 
 
+@METHODS.register("fedmmd")
 @dataclass(frozen=True)
 class FedMmd(FedAvg):
     """A client minimises its loss + discrepancy x MMD^2(its features, the server's features).
@@ -41,6 +44,7 @@ class FedMmd(FedAvg):
     """
 
     title: ClassVar[str] = "FedMMD"
+    rank: ClassVar[int] = 5
     tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
     discrepancy: float = 0.001
@@ -50,7 +54,7 @@ class FedMmd(FedAvg):
         if not 0 <= self.discrepancy < math.inf:
             raise ValueError(f"discrepancy {self.discrepancy} is not a number from 0")
 
-    def train_client(self, client: Stack) -> list[Fitted]:
+    def train_client(self, client: Place) -> list[Fitted]:
         server = client.copy().eval().requires_grad_(False)
 
         def loss(network: Network, batch: ClipBatch) -> Tensor:
@@ -60,7 +64,7 @@ class FedMmd(FedAvg):
             distance = squared_mmd(features, server.features(batch.mfcc), batch.weights)
             return batch.mean(entropy) + self.discrepancy * distance
 
-        return client.fit(loss=loss)
+        return client.fit(loss)
 
 
 def squared_mmd(ours: Tensor, theirs: Tensor, weights: Tensor) -> Tensor:
@@ -73,6 +77,8 @@ def squared_mmd(ours: Tensor, theirs: Tensor, weights: Tensor) -> Tensor:
     Returns:
         (K,), at least 0 up to rounding.
     """
+    import torch
+
     both = torch.cat([ours, theirs], 1)
     signed = torch.cat([weights, -weights], 1)
     # Not cdist: the gradient of a root is infinite where a clip meets itself.

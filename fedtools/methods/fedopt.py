@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
-from fedtools.server.server import Server
+
+if TYPE_CHECKING:
+    from fedtools.server.server import Server
 
 
+@METHODS.register("fedopt")
 @dataclass(frozen=True)
 class FedOpt(FedAvg):
     """FedAvg, with the difference of mean and model as a gradient.
@@ -29,6 +33,7 @@ class FedOpt(FedAvg):
     """
 
     title: ClassVar[str] = "FedOpt"
+    rank: ClassVar[int] = 6
 
     optimizer: str = "sgd"
     learning_rate: float = 1.0

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-
-from fedtools.client.clips import ClipBatch
-from fedtools.client.parallel import Stack, cross_entropy
-from fedtools.client.train import Fitted
+from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
-from fedtools.models.keywords import Network
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedtools.client.clips import ClipBatch
+    from fedtools.client.fit import Fitted
+    from fedtools.client.place import Place
+    from fedtools.models.keywords.base import Network
 
 
+@METHODS.register("fedprox")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """A client minimises its loss + proximal / 2 x |model - server's model|^2.
@@ -29,6 +33,7 @@ class FedProx(FedAvg):
     """
 
     title: ClassVar[str] = "FedProx"
+    rank: ClassVar[int] = 4
     tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
     proximal: float = 0.001
@@ -38,15 +43,19 @@ class FedProx(FedAvg):
         if not 0 <= self.proximal < math.inf:
             raise ValueError(f"proximal {self.proximal} is not a number from 0")
 
-    def train_client(self, client: Stack) -> list[Fitted]:
+    def train_client(self, client: Place) -> list[Fitted]:
+        from fedtools.client.stacks import cross_entropy
+
+        start = client.start
+
         def loss(network: Network, batch: ClipBatch) -> Tensor:
             return cross_entropy(network, batch) + self.proximal / 2 * distance(network, batch)
 
         def distance(network: Network, batch: ClipBatch) -> Tensor:
             clients = len(batch.labels)
             return sum(
-                (value[:clients] - client.start[name][:clients]).square().flatten(1).sum(1)
+                (value[:clients] - start[name][:clients]).square().flatten(1).sum(1)
                 for name, value in network.named_parameters()
             )
 
-        return client.fit(loss=loss)
+        return client.fit(loss)

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedtools.files.config import unknown
-from fedtools.files.errors import UserError
+from fedtools.files.config import option_error, unknown
 
 _ENCODERS = {
     "transformer": "espnet2.asr.encoder.transformer_encoder:TransformerEncoder",
@@ -33,6 +32,10 @@ _NORMALIZE = {
 }
 _SPECAUG = {"specaug": "espnet2.asr.specaug.specaug:SpecAug"}
 _CTC = {"ctc": "espnet2.asr.ctc:CTC"}
+_MODEL = {"model": "espnet2.asr.espnet_model:ESPnetASRModel"}
+_DEFAULTS = {"model": {"ctc_weight": 1.0, "report_cer": False, "report_wer": False}}
+# Long enough for every convolution, and for SpecAugment's masks and warping to have room.
+_TRIAL_FRAMES = 200
 
 # The keys of ESPnet's config.yaml that make a CTC model on features from disk.
 KEYS = (
@@ -63,20 +66,26 @@ def build_model(
         an `espnet2.asr.espnet_model.ESPnetASRModel` without decoder; `model.ctc` is the loss.
 
     Raises:
-        UserError: for an unknown key, class or argument.
+        UserError: for an unknown key, class or argument, or one with which nothing can be trained.
     """
     for key in config:
         if key not in KEYS:
-            raise UserError(unknown(key, KEYS), path=where)
+            raise option_error(unknown(key, KEYS), where, key, config[key])
     input_size = config.get("input_size", 80)
+    if type(input_size) is not int or not 0 < input_size <= 1 << 16:
+        problem = f"option 'input_size' is {input_size!r}, no number of filters"
+        raise option_error(problem, where, "input_size", input_size)
     with _quiet():
-        from espnet2.asr.espnet_model import ESPnetASRModel
-
         encoder = _make(
             _ENCODERS, config, "encoder", where, default="transformer", input_size=input_size
         )
         ctc_conf = {"odim": len(tokens), "encoder_output_size": encoder.output_size()}
-        model = ESPnetASRModel(
+        model = _make(
+            _MODEL,
+            config,
+            "model",
+            where,
+            default="model",
             vocab_size=len(tokens),
             token_list=list(tokens),
             frontend=None,
@@ -88,10 +97,9 @@ def build_model(
             decoder=None,
             ctc=_make(_CTC, config, "ctc", where, default="ctc", **ctc_conf),
             joint_network=None,
-            **{"ctc_weight": 1.0, "report_cer": False, "report_wer": False}
-            | dict(config.get("model_conf") or {}),
         )
     _initialize(model, config.get("init"), where)
+    _try(model, input_size, where)
     return model
 
 
@@ -150,25 +158,50 @@ def shortest_input(model: nn.Module) -> int:
 
 
 def _make(registry: dict[str, str], config: Mapping, key: str, where: str, default=None, **given):
-    """Build the class that `config[key]` names with the arguments in `config[key + "_conf"]`."""
+    """Build the class that `config[key]` names, `given` arguments and `config[key + "_conf"]`."""
     name = config.get(key, default)
     if name is None:
         return None
-    if name not in registry:
-        raise UserError(f"{key}: {unknown(name, registry)}", path=where)
+    if not isinstance(name, str) or name not in registry:
+        raise option_error(f"{key}: {unknown(name, registry)}", where, key, name)
     module, _, attribute = registry[name].partition(":")
     kind = getattr(importlib.import_module(module), attribute)
-    arguments = dict(config.get(f"{key}_conf") or {})
-    known = inspect.signature(kind.__init__).parameters
+    arguments = config.get(f"{key}_conf") or {}
+    if not isinstance(arguments, Mapping):
+        problem = f"{key}_conf is {arguments!r}, not a mapping of options"
+        raise option_error(problem, where, f"{key}_conf", arguments)
+    known = [name for name in inspect.signature(kind).parameters if name not in given]
     for argument in arguments:
         if argument not in known:
-            raise UserError(f"{key}_conf: {unknown(argument, list(known)[1:])}", path=where)
+            problem = f"{key}_conf: {unknown(argument, known)}"
+            raise option_error(problem, where, argument, arguments[argument])
     try:
-        return kind(**{**given, **arguments})
+        return kind(**given, **{**_DEFAULTS.get(key, {}), **arguments})
     except Exception as error:
-        # ESPnet checks types and values by several exceptions; the user needs one line.
-        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{key}_conf: {problem}", path=where) from None
+        raise option_error(f"{key}_conf: {_first_line(error)}", where, f"{key}_conf") from None
+
+
+def _try(model: nn.Module, input_size: int, where: str) -> None:
+    """Compute one loss: some odd options show only then. Model and generators stay as they are."""
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    length = torch.tensor([_TRIAL_FRAMES])
+    speech = torch.zeros(1, _TRIAL_FRAMES, input_size)
+    text = torch.ones(1, 1, dtype=torch.long)
+    with _quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            ctc_loss(model, {"speech": speech, "speech_lengths": length, "text": text,
+                             "text_lengths": torch.tensor([1])})  # fmt: skip
+        except Exception as error:
+            problem = f"no model can be trained with these options: {_first_line(error)}"
+            raise option_error(problem, where, "model") from None
+    for name, value in model.named_buffers():
+        value.copy_(before[name])
+
+
+def _first_line(error: Exception) -> str:
+    """ESPnet checks types and values by several exceptions; the user needs one line."""
+    said = str(error).splitlines()
+    return said[0] if said else type(error).__name__
 
 
 @contextlib.contextmanager
@@ -191,5 +224,6 @@ def _initialize(model: nn.Module, init: str | None, where: str) -> None:
     if init is not None:
         try:
             initialize(model, init)
-        except ValueError:
-            raise UserError(f"init: unknown initialisation {init!r}", path=where) from None
+        except Exception:
+            problem = f"init: unknown initialisation {init!r}"
+            raise option_error(problem, where, "init", init) from None

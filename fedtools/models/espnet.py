@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtools.files.atomic import atomic_path, write_text
-from fedtools.files.config import read_yaml, write_yaml
+from fedtools.files.atomic import atomic_path, atomic_write, write_text
+from fedtools.files.config import option_error, read_yaml, write_yaml
 from fedtools.files.errors import UserError
+from fedtools.files.lines import open_input, read_bytes
 from fedtools.files.states import save_state, spec_of
 from fedtools.models.asr import KEYS, build_model
 
@@ -88,14 +89,12 @@ def import_espnet(config_path: str | Path, model_path: str | Path, out: str | Pa
             remedy="only models trained on filterbanks (frontend: null) can be taken over",
         )
     tokens = config.get("token_list")
-    if not isinstance(tokens, list):
-        raise UserError("token_list is not a list", path=config_path)
-    try:
-        # Nothing but tensors: a pickle could run anything.
-        state = torch.load(model_path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"not a file of tensors: {reason}", path=model_path) from None
+    if not isinstance(tokens, list) or not all(
+        isinstance(token, str) and token and "\n" not in token for token in tokens
+    ):
+        problem = "token_list is not a list of tokens"
+        raise option_error(problem, config_path, "token_list")
+    state = _load_tensors(model_path)
     model_config = {key: config[key] for key in KEYS if config.get(key) not in (None, {})}
     model_config["model_conf"] = {}
     out.mkdir(parents=True, exist_ok=True)
@@ -114,15 +113,35 @@ def import_espnet(config_path: str | Path, model_path: str | Path, out: str | Pa
             raise UserError(f"tensor {name!r} is {shape}, not {wanted[name][0]}", path=model_path)
     bpe = config.get("bpemodel")
     if config.get("token_type") == "bpe":
+        if not isinstance(bpe, str):
+            raise option_error(f"bpemodel is {bpe!r}, not a file", config_path, "bpemodel")
         source = Path(bpe) if Path(bpe).exists() else config_path.parent / Path(bpe).name
-        if not source.exists():
-            raise UserError("missing", path=bpe, remedy="put it beside config.yaml")
-        with atomic_path(out / "bpe.model") as temporary:
-            temporary.write_bytes(source.read_bytes())
+        content = read_bytes(source, remedy="put it beside config.yaml")
+        with atomic_write(out / "bpe.model", "wb") as file:
+            file.write(content)
     write_text(out / "tokens.txt", "".join(f"{token}\n" for token in tokens))
     save_state(out / "model.safetensors", found)
     write_yaml(out / "model.yaml", {"model": model_config})
     return left_out
+
+
+def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a .pth file, by their names."""
+    with open_input(path) as file:
+        try:
+            # Nothing but tensors: a pickle could run anything.
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(f"not a file of tensors: {reason}", path=path) from None
+    if not isinstance(state, dict):
+        raise UserError("not a mapping of names to tensors", path=path)
+    for name, value in state.items():
+        if not (isinstance(name, str) and torch.is_tensor(value)):
+            raise UserError(f"{name!r} is no tensor", path=path)
+        if value.is_floating_point() and not value.isfinite().all():
+            raise UserError(f"tensor {name!r} has a NaN or infinity", path=path)
+    return state
 
 
 def _statistics(

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 
-from fedtools.client.clips import ClipFeatures
-from fedtools.client.parallel import ClipTraining
+from fedtools.client.options import ClipTraining
 from fedtools.federation.init import read_config
 from fedtools.federation.landscape import Client, client_facts
 from fedtools.files.clips import Clips
@@ -46,8 +44,7 @@ def draw_clients(
     options = read_config(config, sections, []) if config else {}
     method = from_mapping(FedKwsUi, options.get("method_conf"), config or "")
     training = from_mapping(ClipTraining, options.get("training"), config or "")
-    features = ClipFeatures(clips, torch.device("cpu"))
-    clients = client_facts(features, method, training.batch_size)
+    clients = client_facts(clips, method, training.batch_size)
     draw = generator(seed, "plot-clients")
     count = min(shown, len(clients))
     chosen = np.sort(draw.choice(len(clients), count, replace=False))

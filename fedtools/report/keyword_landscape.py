@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.federation.base import Federation
 from fedtools.federation.detection import require_keywords
-from fedtools.federation.federation import Federation
 from fedtools.federation.kws import KwsFederation
 from fedtools.federation.landscape import Client, Landscape, LandscapeConfig, landscape
 from fedtools.files.tables import format_table, write_tsv

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedtools.client.parallel import ClipTraining
+from fedtools.client.options import ClipTraining
 from fedtools.federation.tasks import TASKS, data_of
 from fedtools.files.clips import Clips, read_classes
 from fedtools.files.config import differences, from_mapping, unknown
@@ -22,7 +22,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
 from fedtools.files.tables import count, number, read_tsv
-from fedtools.methods import METHODS, has_clients, make_method
+from fedtools.methods import METHODS, make_method
 from fedtools.methods.base import Method
 from fedtools.models.keywords import NETWORKS, build_network
 from fedtools.report.results import read_curve
@@ -142,7 +142,7 @@ class Run:
         batch = self.training.batch_size
         size = rows = left_out = steps = private = 0
         epochs = server_epochs = 0.0
-        for row in read_ledger(self.path / "ledger.tsv"):
+        for row in read_ledger(self.experiment):
             if row.round > self.config["rounds"]:
                 continue  # the run went on: its accuracy here is that of the configured rounds
             server_epochs += row.server_epochs
@@ -151,7 +151,7 @@ class Run:
             size += row.bytes_down + row.bytes_up
             if row.client not in sizes and row.status == "ok":
                 problem = f"client {row.client!r} is not in the training data"
-                raise UserError(problem, path=self.path / "ledger.tsv", remedy="pack them again")
+                raise UserError(problem, path=self.path, remedy="pack them again")
             if row.client in sizes:
                 epochs += row.client_epochs
             left_out += row.status != "ok"
@@ -223,7 +223,8 @@ class Runs:
     def methods(self, *, federated: bool) -> list[str]:
         """The methods that there are without a changed option, with or without clients."""
         found = {setting.method for setting in self.complete if not setting.option}
-        return [name for name in METHODS if name in found and has_clients(name) == federated]
+        chosen = [name for name in found if is_federated(name) == federated]
+        return sorted(chosen, key=lambda name: (METHODS.get(name, name).rank, name))
 
     @cached_property
     def data(self) -> dict[str, Facts]:
@@ -242,10 +243,9 @@ class Runs:
                     )
             for run in runs:
                 # Of each: another may have begun when the folders held other clips.
-                train, test = (data_of(run.experiment, role) for role in ("train", "test"))
+                train, test = (data_of(run.experiment, split) for split in ("train", "test"))
             clips = Clips.read(train)
-            places = {client: clips.rows(client) for client in clips.clients}
-            sizes = {client: place.stop - place.start for client, place in places.items()}
+            sizes = dict(zip(clips.clients, clips.sizes.tolist(), strict=True))
             tested = Clips.read(test).utterances
             both = len(set(tested).intersection(clips.utterances))
             facts[task] = Facts(runs[0].classes, sizes, len(tested), both)
@@ -257,9 +257,14 @@ def network_title(network: str) -> str:
     return NETWORKS.get(network, network).title
 
 
+def is_federated(method: str) -> bool:
+    """Whether clients train in a method."""
+    return METHODS.get(method, method).federated
+
+
 def title_of(method: str) -> str:
     """A method's name in tables."""
-    return type(make_method(method, None, method)).title
+    return METHODS.get(method, method).title
 
 
 def read_runs(root: str | Path) -> Runs:
@@ -318,7 +323,7 @@ def _read_run(path: Path) -> Run:
     method, option, value = match.groups(default="") if match else (folder, "", "")
     if (
         experiment.config["task"] != "kws"
-        or method not in METHODS
+        or method not in METHODS.names()
         or network not in NETWORKS.names()
     ):
         raise UserError(

@@ -12,14 +12,14 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from fedtools.client.train import OPTIMIZERS
+from fedtools.client.options import OPTIMIZERS
 from fedtools.files.tables import format_markdown, read_tsv
-from fedtools.methods import has_clients
 from fedtools.models.keywords import NETWORKS
 from fedtools.report.keyword_runs import (
     Run,
     Runs,
     canonical,
+    is_federated,
     mean_and_spread,
     network_title,
     title_of,
@@ -114,7 +114,7 @@ def settings_table(runs: Runs) -> str:
                 run
                 for setting, of in runs.complete.items()
                 for run in of
-                if setting.network == network and has_clients(setting.method) == federated
+                if setting.network == network and is_federated(setting.method) == federated
             ]
             if found:
                 name = "federated" if federated else "centralised"

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
+from fedtools.files.lines import read_text
 from fedtools.files.provenance import git_hash, records
 from fedtools.files.tables import format_markdown, read_tsv
 from fedtools.report.results import Method, check_comparable, read_method
@@ -84,6 +85,8 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
     path = Path(path)
     methods = [read_method(row.name, row.experiment, row.scores) for row in rows]
     check_comparable(methods)
+    if len({method.name for method in methods}) != len(methods):
+        raise UserError("a method's name comes twice", remedy="give --row NAME=EXP_DIR:SCORE_DIR")
     if page.plot is not None and not any(method.curve for method in methods):
         raise UserError(
             "no evaluate_valid.tsv in any experiment, so nothing to plot",
@@ -103,10 +106,7 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
 
 def with_section(path: Path, name: str, section: str) -> str:
     """What a page, which may not be there yet, is to hold; see `replace_section`."""
-    try:
-        old = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read: {error}", path=path) from None
+    old = read_text(path) if path.exists() else "# Results\n"
     return replace_section(old, name, section, path)
 
 

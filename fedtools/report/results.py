@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtools.federation.tasks import TASKS, Task
-from fedtools.files.config import read_yaml
 from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
 from fedtools.files.tables import count, format_table, number, read_tsv
+from fedtools.methods import METHODS
 from fedtools.score.bootstrap import ALL, AVERAGE
 from fedtools.score.wer import COLUMNS as SCORE_COLUMNS
 
@@ -65,9 +66,8 @@ def read_method(name: str, experiment: Path | None, scores: Path) -> Method:
     """Read what a row of the tables needs.
 
     Args:
-        name: the method's name in the tables.
-        experiment: folder with `config.yaml`, `ledger.tsv` and perhaps `evaluate_valid.tsv`, or
-            None for a model that no federation trained.
+        name: the method's name in the tables; by default its title.
+        experiment: its folder, or None for a model that no federation trained.
         scores: the folder that `fedtools score` wrote.
 
     Raises:
@@ -76,21 +76,18 @@ def read_method(name: str, experiment: Path | None, scores: Path) -> Method:
     words, rates = _read_scores(scores / "wer.tsv")
     if experiment is None:
         return Method(name, Cost(), None, words, rates, {}, None)
-    config_path = experiment / "config.yaml"
-    seed = read_yaml(config_path).get("seed")
-    if not isinstance(seed, int):
-        raise UserError("no seed, a whole number", path=config_path, remedy="run fedtools init")
-    evaluation = experiment / "evaluate_valid.tsv"
+    opened = Experiment(experiment)
+    name = name or METHODS.get(opened.config["method"], experiment / "config.yaml").title
+    evaluation = opened.evaluation("valid")
     curve = read_curve(evaluation, TASKS["asr"]) if evaluation.exists() else {}
-    cost = read_cost(experiment / "ledger.tsv")
-    return Method(name, cost, seed, words, rates, curve, experiment)
+    return Method(name, read_cost(opened), opened.seed, words, rates, curve, experiment)
 
 
-def read_cost(path: Path) -> Cost:
+def read_cost(experiment: Experiment) -> Cost:
     """Sum a ledger up; refused updates count too, since they were computed and sent."""
     size, server_epochs, rounds = 0, 0.0, 0
     clients: dict[str, float] = {}
-    for row in read_ledger(path):
+    for row in read_ledger(experiment):
         size += row.bytes_down + row.bytes_up
         server_epochs += row.server_epochs
         rounds = max(rounds, row.round)
@@ -101,7 +98,7 @@ def read_cost(path: Path) -> Cost:
 
 
 def read_curve(path: Path, task: Task) -> dict[int, dict[str, float]]:
-    """Read a task's `evaluate_<role>.tsv`: round -> client -> its rate in %, by rising rounds."""
+    """Read a task's `evaluate_<split>.tsv`: round -> client -> its rate in %, by rising rounds."""
     curve: dict[int, dict[str, float]] = {}
     for line, row in enumerate(read_tsv(path, task.header), 2):
         of_round = curve.setdefault(count(row, "round", path, line), {})
@@ -121,16 +118,16 @@ def read_curve(path: Path, task: Task) -> dict[int, dict[str, float]]:
     return dict(sorted(curve.items()))
 
 
-def cost_table(path: Path) -> str:
+def cost_table(experiment: Experiment) -> str:
     """An experiment's ledger summed up by client, as an aligned table (`fedtools show`)."""
     sums: dict[str, list[float]] = {}
-    for row in read_ledger(path):
+    for row in read_ledger(experiment):
         sizes, epochs = (row.bytes_down, row.bytes_up), (row.client_epochs, row.server_epochs)
         values = (1, *sizes, *epochs, row.seconds, row.status != "ok")
         before = sums.get(row.client, [0] * len(values))
         sums[row.client] = [old + new for old, new in zip(before, values, strict=True)]
     if not sums:
-        raise UserError("no round yet", path=path, remedy="run fedtools rounds")
+        raise UserError("no round yet", path=experiment.path, remedy="run fedtools rounds")
     total = [sum(column) for column in zip(*sums.values(), strict=True)]
     total[0] = max(values[0] for values in sums.values())
     header = ["client", "rounds", "down", "up", "client epochs", "server epochs", "s", "refused"]
@@ -175,6 +172,12 @@ def _read_scores(
         raise UserError(
             f"the last rows are not {AVERAGE} and {ALL}", path=path, remedy="run fedtools score"
         )
+    for column in ("utterances", "words"):
+        *clients, _, total = (count(row, column, path, line) for line, row in enumerate(rows, 2))
+        # Without clients, the total alone is there.
+        if clients and sum(clients) != total:
+            problem = f"the clients' {column} are {sum(clients)}, {ALL} has {total}"
+            raise UserError(problem, path=path, remedy="run fedtools score again")
     words: dict[str, tuple[int, int]] = {}
     rates: dict[str, dict[str, Interval]] = {"wer": {}, "cer": {}}
     for line, row in enumerate(rows[:-1], 2):

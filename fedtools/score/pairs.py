@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.files import trn
-from fedtools.files.datadir import DataDir, check_id, invert, read_table
+from fedtools.files.datadir import DataDir, invert, read_table
 from fedtools.files.errors import UserError
 from fedtools.score.align import Counts, align
 from fedtools.score.bootstrap import ALL, AVERAGE, error_rates, resample
@@ -35,26 +35,20 @@ class References:
         """Read `text`, `utt2spk` and, where it is there, `utt2client`.
 
         Raises:
-            UserError: if a table is missing or has other utterances, an id is not usable, a client
-                is named as a total is, or has no word.
+            UserError: if a table is missing or has other utterances, or a client is named as a
+                total is, or has no word.
         """
         path = Path(data_dir)
         tables = ["text", "utt2spk"]
         if grouped := (path / "utt2client").exists():
             tables.append("utt2client")
         data = DataDir.read(path, *tables)
-        if not data.text:
-            raise UserError("no utterance", path=path / "text")
         match_utterances(data.text, path / "text", data.utt2spk, path / "utt2spk")
-        for line, (utt, speaker) in enumerate(data.utt2spk.items(), 1):
-            check_id(utt, "utterance", path / "utt2spk", line)
-            check_id(speaker, "speaker", path / "utt2spk", line)
         clients = {ALL: list(data.text)}
         if grouped:
             match_utterances(data.text, path / "text", data.utt2client, path / "utt2client")
             clients = invert(data.utt2client)
             for client in clients:
-                check_id(client, "client", path / "utt2client")
                 if client in (ALL, AVERAGE):
                     raise UserError(
                         f"a client is named {client!r}, as the total in the table is",

@@ -1,4 +1,4 @@
-"""The server's sum: a weighted mean of updates, streamed from their files into the next model.
+"""The server's sum: a weighted mean of messages, streamed from their files into the next model.
 
 FedAvg (McMahan et al., 2017) averages the clients' models by the number of their samples;
 DecoupleFL's equation 2 is the plain mean, all weights equal.
@@ -10,8 +10,10 @@ import functools
 import math
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +22,8 @@ import numpy as np
 
 from fedtools.files.atomic import atomic_path
 from fedtools.files.errors import UserError
-from fedtools.files.states import Layout, Spec, make_header, read_at, write_at
-from fedtools.files.updates import Refusal, Update
+from fedtools.files.messages import Message, Refusal
+from fedtools.files.states import Layout, Spec, make_header, read_at, read_layout, write_at
 
 # Elements summed at a time: few enough for the processor's cache to hold the sum, enough for
 # threads to seldom wait for each other's turn in the interpreter.
@@ -34,57 +36,66 @@ _LONG = 1 << 14
 _LARGEST = 1e300
 
 
-def mean(
-    updates: Sequence[Update],
+@dataclass(frozen=True)
+class Bound:
+    """How far an update may lie from the state that it started from.
+
+    Attributes:
+        base: the file of that state.
+        ratio: the largest ratio of an update's norm to the median norm of the round's updates
+            (of an even number the lower one); 0 for no bound.
+    """
+
+    base: Path
+    ratio: float
+
+
+def combine(
+    messages: Sequence[Message],
     weights: Sequence[float],
     out_path: str | Path,
     spec: Spec,
     *,
+    bound: Bound | None = None,
+    normalise: bool = True,
     min_clients: int = 1,
-    refused: Sequence[Refusal] = (),
-    behind: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Refusal]:
-    """Write sum_k w_k x_k / sum_k w_k over the clients' updates x_k as a state.
+    """Write sum_k w_k x_k / sum_k w_k over the clients' tensors x_k as a state.
 
-    Each element is summed in float64, client after client in the order of `updates`, so that the
+    Each element is summed in float64, client after client in the order of `messages`, so that the
     result is the same bit for bit however the clients were split into jobs. Files are read once,
     in pieces, straight into the sum; memory does not grow with the number of clients or the size
-    of the model. If the sum is not finite, all updates are looked through, those that hold a NaN
-    or Inf are refused, and the sum starts again without them.
+    of the model. Clients whose tensors are not finite, or lie outside of the bound, are refused,
+    and the sum starts again without them.
 
     Args:
-        updates: as `read_updates` returns them.
-        weights: one for each update, finite, not negative, not all zero; any scale.
+        messages: as `read_messages` returns them.
+        weights: one for each message, finite, not negative, not all zero; any scale.
         out_path: the safetensors file to be written, with the tensors of `spec`.
-        spec: the shared tensors, as one client has them.
-        min_clients: how many clients must be left.
-        refused: who was refused before, for the message if too few are left.
-        behind: name of an update -> the clients in it; by default it is a client's own.
+        spec: the tensors, as one client has them.
+        bound: on the norms of updates.
+        normalise: False writes sum_k w_k x_k, which is for counts.
+        min_clients: with fewer clients left nothing is written.
 
     Returns:
-        The clients refused here; the file is the mean over the others.
+        The clients refused here.
 
     Raises:
-        UserError: if too few updates are left, a shared tensor is not a float, the weights of
-            those left are all zero, or a file changes meanwhile; `out_path` is not touched then.
+        UserError: if a tensor is not a float, the weights of those left are all zero, or a file
+            changes meanwhile; `out_path` is not touched then.
     """
     check_shared(spec)
-    if len(weights) != len(updates) or not all(0 <= w < math.inf for w in weights):
-        raise ValueError(f"no weights for {len(updates)} updates: {weights}")
-    behind = behind or {update.client: [update.client] for update in updates}
-    where = updates[0].path.parent if updates else None
-    check_min_clients(sum(len(behind[u.client]) for u in updates), min_clients, refused, where)
-    if _sum(updates, weights, out_path, spec):
-        return []
-    bad = _unusable(updates, spec)
-    if not bad:
-        raise UserError("an update changed while it was read", remedy="run the command again")
-    kept = [(u, w) for u, w in zip(updates, weights, strict=True) if u.client not in bad]
-    refusals = [Refusal(client, why) for name, why in bad.items() for client in behind[name]]
-    left = sum(len(behind[u.client]) for u, _ in kept)
-    check_min_clients(left, min_clients, [*refused, *refusals], where)
-    if not _sum([u for u, _ in kept], [w for _, w in kept], out_path, spec):
-        raise UserError("an update changed while it was read", remedy="run the command again")
+    if len(weights) != len(messages) or not all(0 <= w < math.inf for w in weights):
+        raise ValueError(f"no weights for {len(messages)} messages: {weights}")
+    kept = list(zip(messages, weights, strict=True))
+    refusals: list[Refusal] = []
+    # Without who is refused the median is another one, and may refuse more.
+    while len(kept) >= max(1, min_clients):
+        found = _sum(*zip(*kept, strict=True), out_path, spec, bound, normalise)
+        if not found:
+            break
+        refusals += [Refusal(client, why) for client, why in found.items()]
+        kept = [(message, weight) for message, weight in kept if message.client not in found]
     return refusals
 
 
@@ -95,7 +106,7 @@ def check_min_clients(
     needed = max(1, min_clients)
     if left >= needed:
         return
-    remedy = "remove their update.* and train again, or begin anew with a lower min_clients"
+    remedy = "run fedtools reset to train the round again, or begin anew with a lower min_clients"
     if any("diverged" in refusal.reason for refusal in refusals):
         remedy = "begin anew with a lower learning rate or a lower min_clients"
     listed = [f"{refusal.client}: {refusal.reason}" for refusal in refusals[:10]]
@@ -120,66 +131,116 @@ def check_shared(spec: Spec) -> None:
 
 
 def _sum(
-    updates: Sequence[Update], weights: Sequence[float], out_path: str | Path, spec: Spec
-) -> bool:
-    """Write the weighted mean; False, and nothing written, if it is not finite."""
+    messages: Sequence[Message],
+    weights: Sequence[float],
+    out_path: str | Path,
+    spec: Spec,
+    bound: Bound | None,
+    normalise: bool,
+) -> dict[str, str]:
+    """Write the weighted sum; or the clients to be refused and why, and nothing is written."""
     largest = max(weights)
     if not largest > 0:
         raise UserError("the weights of all clients left are zero")
     # Dividing by the largest makes equal weights exactly one, and any scale of them the same.
     scaled = np.array(weights, np.float64) / largest
+    total = math.fsum(scaled) if normalise else 1 / largest
     header, layout = make_header(spec)
+    bounded = bound is not None and bound.ratio > 0 and len(messages) > 1
     try:
         with atomic_path(out_path) as temporary, open(temporary, "r+b") as file:
             file.write(header)
             file.flush()
-            _fill(updates, scaled, file.fileno(), layout)
-    except _NotFinite:
-        return False
-    return True
+            base = read_layout(bound.base) if bounded else None
+            work = _Work(messages, scaled, total, layout, base, bound.base if bounded else None)
+            squares = work.run(file.fileno())
+            if bounded and (far := _outside(messages, np.sqrt(squares), bound.ratio)):
+                raise _Refused(far)
+    except _Refused as refused:
+        bad = refused.reasons or _unusable(messages, spec)
+        if not bad:
+            raise UserError(
+                "an update changed while it was read", remedy="run the command again"
+            ) from None
+        return bad
+    return {}
 
 
-class _NotFinite(Exception):
-    """A piece of the sum is not finite, or a file ended before it should."""
+class _Refused(Exception):
+    """The sum cannot stand; `reasons` by client, if they are known without another look."""
+
+    def __init__(self, reasons: dict[str, str] | None = None):
+        self.reasons = reasons or {}
 
 
-def _fill(updates: Sequence[Update], weights: np.ndarray, out: int, layout: Layout) -> None:
-    # Pieces are disjoint and the same for any number of threads, and so are the bits.
-    threads = min(4, len(os.sched_getaffinity(0)))
-    with ThreadPoolExecutor(threads) as pool:
-        work = [
-            pool.submit(_fill_pieces, updates, weights, out, layout, first, threads)
-            for first in range(threads)
-        ]
-        for done in work:
-            done.result()
+def _outside(messages: Sequence[Message], norms: np.ndarray, ratio: float) -> dict[str, str]:
+    """The clients whose updates are too long, and why."""
+    median = statistics.median_low(norms.tolist())
+    limit = ratio * median
+    return {
+        message.client: f"an update of norm {norm:.3g}, over {ratio:g} x the median {median:.3g}"
+        for message, norm in zip(messages, norms.tolist(), strict=True)
+        if median > 0 and norm > limit
+    }
 
 
-def _fill_pieces(
-    updates: Sequence[Update],
-    weights: np.ndarray,
-    out: int,
-    layout: Layout,
-    first: int,
-    step: int,
-) -> None:
-    """Sum and write the pieces number `first`, `first + step`, ..."""
-    total = math.fsum(weights)
-    runs = _runs(updates)
-    # Reused for every block: fresh memory would cost as much as the sum.
-    buffer, scratch = np.empty(_CHUNK), np.empty(2 * _CHUNK)
-    for piece in islice(_pieces(layout.spec), first, None, step):
-        sums = np.zeros(piece.size)
-        with _Files() as files, np.errstate(all="ignore"):
-            for start, stop in _blocks(runs, piece):
-                block = _as_rows(buffer.view(piece.kind), stop - start, piece.size)
-                if not files.read(updates[start], piece, block):
-                    raise _NotFinite
-                _add(sums, block, weights[start:stop], scratch)
-        if not np.isfinite(sums).all():
-            raise _NotFinite
-        sums /= total
-        write_at(out, sums.astype(piece.kind), layout.offsets[piece.name] + piece.skip)
+class _Work(NamedTuple):
+    """A sum to be written: what all threads share."""
+
+    messages: Sequence[Message]
+    weights: np.ndarray
+    total: float
+    layout: Layout
+    base: Layout | None
+    base_path: Path | None
+
+    def run(self, out: int) -> np.ndarray:
+        """Write the sum to a file; the squared norms of the updates, (messages,)."""
+        # Pieces are disjoint and the same for any number of threads, and so are the bits.
+        threads = min(4, len(os.sched_getaffinity(0)))
+        with ThreadPoolExecutor(threads) as pool:
+            work = [pool.submit(self._fill, out, first, threads) for first in range(threads)]
+            found = [squares for done in work for squares in done.result()]
+        squares = np.zeros(len(self.messages))
+        for _, of_piece in sorted(found, key=lambda item: item[0]):
+            squares += of_piece
+        return squares
+
+    def _fill(self, out: int, first: int, step: int) -> list[tuple[int, np.ndarray]]:
+        """Sum and write the pieces number `first`, `first + step`, ...; their squared norms."""
+        runs, found = _runs(self.messages), []
+        # Reused for every block: fresh memory would cost as much as the sum.
+        buffer, scratch = np.empty(_CHUNK), np.empty(2 * _CHUNK)
+        numbered = enumerate(_pieces(self.layout.spec))
+        for number, piece in islice(numbered, first, None, step):
+            sums, squares = np.zeros(piece.size), np.zeros(len(self.messages))
+            base = self._base(piece)
+            with _Files() as files, np.errstate(all="ignore"):
+                for start, stop in _blocks(runs, piece):
+                    block = _as_rows(buffer.view(piece.kind), stop - start, piece.size)
+                    if not files.read(self.messages[start], piece, block):
+                        raise _Refused
+                    _add(sums, block, self.weights[start:stop], scratch)
+                    if base is not None:
+                        apart = _as_rows(scratch, stop - start, piece.size)
+                        np.subtract(block, base, out=apart)
+                        squares[start:stop] = np.square(apart, out=apart).sum(1)
+            if not np.isfinite(sums).all():
+                raise _Refused
+            sums /= self.total
+            write_at(out, sums.astype(piece.kind), self.layout.offsets[piece.name] + piece.skip)
+            found.append((number, squares))
+        return found
+
+    def _base(self, piece: _Piece) -> np.ndarray | None:
+        """This piece of the state that the clients started from."""
+        if self.base is None:
+            return None
+        row = np.empty(piece.size, piece.kind)
+        with open(self.base_path, "rb") as file:
+            if not read_at(file.fileno(), row, self.base.offsets[piece.name] + piece.skip):
+                raise UserError("cut off", path=self.base_path)
+        return row
 
 
 def _add(sums: np.ndarray, block: np.ndarray, weights: np.ndarray, scratch: np.ndarray) -> None:
@@ -231,15 +292,15 @@ def _pieces(spec: Spec) -> Iterator[_Piece]:
             yield _Piece(name, dtype, begin * dtype.itemsize, size, size == elements)
 
 
-def _runs(updates: Sequence[Update]) -> list[tuple[int, int]]:
-    """Stretches of updates that are neighbours in one file, as (first, last + 1)."""
+def _runs(messages: Sequence[Message]) -> list[tuple[int, int]]:
+    """Stretches of messages that are neighbours in one file, as (first, last + 1)."""
     ends = [
         index
-        for index in range(1, len(updates))
-        if updates[index].path != updates[index - 1].path
-        or updates[index].row != updates[index - 1].row + 1
+        for index in range(1, len(messages))
+        if messages[index].path != messages[index - 1].path
+        or messages[index].row != messages[index - 1].row + 1
     ]
-    return list(zip([0, *ends], [*ends, len(updates)], strict=True))
+    return list(zip([0, *ends], [*ends, len(messages)], strict=True))
 
 
 def _blocks(runs: list[tuple[int, int]], piece: _Piece) -> Iterator[tuple[int, int]]:
@@ -250,20 +311,20 @@ def _blocks(runs: list[tuple[int, int]], piece: _Piece) -> Iterator[tuple[int, i
             yield begin, min(begin + rows, stop)
 
 
-def _unusable(updates: Sequence[Update], spec: Spec) -> dict[str, str]:
-    """The clients whose updates hold what cannot be summed, and why."""
+def _unusable(messages: Sequence[Message], spec: Spec) -> dict[str, str]:
+    """The clients whose messages hold what cannot be summed, and why."""
     reasons: dict[str, str] = {}
     with _Files() as files:
-        for update in updates:
+        for message in messages:
             for piece in _pieces(spec):
                 row = np.empty(piece.size, piece.kind)
-                if not files.read(update, piece, row):
-                    reasons[update.client] = f"{update.path.name} is cut off or gone"
+                if not files.read(message, piece, row):
+                    reasons[message.client] = f"{message.path.name} is cut off or gone"
                 elif not np.isfinite(row).all():
-                    reasons[update.client] = f"NaN or Inf in tensor {piece.name!r}"
+                    reasons[message.client] = f"NaN or Inf in tensor {piece.name!r}"
                 elif float(np.abs(row).max()) > _LARGEST:
-                    reasons[update.client] = f"a value over {_LARGEST:g} in tensor {piece.name!r}"
-                if update.client in reasons:
+                    reasons[message.client] = f"a value over {_LARGEST:g} in tensor {piece.name!r}"
+                if message.client in reasons:
                     break
     return reasons
 
@@ -275,17 +336,17 @@ class _Files:
         self._path: Path | None = None
         self._descriptor = -1
 
-    def read(self, update: Update, piece: _Piece, block: np.ndarray) -> bool:
+    def read(self, message: Message, piece: _Piece, block: np.ndarray) -> bool:
         """Fill a block with a piece of a client's tensor, and of the next clients' in the file.
 
         Returns:
             False if the file is gone, or ends before the block does.
         """
         try:
-            if update.path != self._path:
+            if message.path != self._path:
                 self._close()
-                self._descriptor, self._path = os.open(update.path, os.O_RDONLY), update.path
-            return read_at(self._descriptor, block, update.offset(piece.name) + piece.skip)
+                self._descriptor, self._path = os.open(message.path, os.O_RDONLY), message.path
+            return read_at(self._descriptor, block, message.offset(piece.name) + piece.skip)
         except OSError:
             return False
 

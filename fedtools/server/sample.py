@@ -1,55 +1,89 @@
-"""Who takes part in a round, and which job trains whom."""
+"""Who takes part in a round: a function of the seed and the round alone.
+
+Each client has a number of 64 bits, keyed by (seed, round, its place in C order): whoever has one
+of the lowest takes part ("fixed"), or whoever has one below a threshold ("poisson"). In the second,
+clients are drawn independently of each other, which accounting for differential privacy by
+subsampling usually assumes; in the first every subset of the size is equally likely.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ldexp
 
-from fedtools.files.datadir import byte_order
+import numpy as np
+
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import seed64
 
+SAMPLINGS = ("fixed", "poisson")
+
 
 def sample_clients(
-    clients: Sequence[str], fraction_or_count: float | int, seed: int, round: int
+    clients: Sequence[str],
+    fraction_or_count: float | int,
+    seed: int,
+    round: int,
+    sampling: str = "fixed",
 ) -> list[str]:
-    """Draw the clients of a round, without replacement, every subset equally likely.
-
-    Each client draws a number keyed by (seed, round, client), and the lowest are taken: the sample
-    is a function of these alone, whatever the order of the list, the jobs and the earlier rounds.
+    """Draw the clients of a round.
 
     Args:
-        clients: every client of the federation, in any order.
+        clients: every client of the federation, in C order, none twice.
         fraction_or_count: a float in (0, 1] is a share of the clients, rounded, at least one
-            client; an int is a number of clients. So 1.0 is everybody, and 1 is one client.
+            client; an int is a number of clients. So 1.0 is everybody, and 1 is one client. With
+            "poisson" it is the expected number.
         seed: the seed of the experiment.
         round: the round.
+        sampling: "fixed" or "poisson"; the second may draw nobody.
 
     Returns:
         The clients drawn, in C order.
 
     Raises:
-        UserError: if there is no client, one comes twice, or the share or number cannot be drawn.
+        UserError: if there is no client, or the share or number cannot be drawn.
     """
     total = len(clients)
     if not total:
         raise UserError("there is no client to sample from")
-    if len(set(clients)) < total:
-        twice = next(client for client in byte_order(clients) if list(clients).count(client) > 1)
-        raise UserError(f"client {twice!r} comes twice", remedy="list every client once")
+    count = _count(fraction_or_count, total)
+    drawn = _numbers(seed64(seed, "sample", round), total)
+    if sampling == "poisson":
+        share = fraction_or_count if isinstance(fraction_or_count, float) else count / total
+        chosen = np.flatnonzero(drawn <= np.uint64(min(ldexp(share, 64), 2**64 - 1)))
+    else:
+        # Of equal numbers, which are next to impossible, the first clients' count.
+        chosen = np.sort(np.argsort(drawn, kind="stable")[:count])
+    return [clients[place] for place in chosen.tolist()]
+
+
+def _count(fraction_or_count: float | int, total: int) -> int:
     if isinstance(fraction_or_count, float):
         if not 0 < fraction_or_count <= 1:
             raise UserError(
                 f"{fraction_or_count} is no share of the clients",
                 remedy="give a share over 0.0 and up to 1.0, or a whole number of clients",
             )
-        count = max(1, int(fraction_or_count * total + 0.5))
-    else:
-        count = fraction_or_count
-        if isinstance(count, bool) or not 1 <= count <= total:
-            raise UserError(
-                f"{count} clients cannot be drawn from {total}",
-                remedy=f"give a number from 1 to {total}, or a share such as 0.1",
-            )
-    # Hashes, not numpy's generator, whose streams may change between its releases.
-    drawn = sorted(clients, key=lambda client: (seed64(seed, "sample", round, client), client))
-    return byte_order(drawn[:count])
+        return max(1, int(fraction_or_count * total + 0.5))
+    if isinstance(fraction_or_count, bool) or not 1 <= fraction_or_count <= total:
+        raise UserError(
+            f"{fraction_or_count} clients cannot be drawn from {total}",
+            remedy=f"give a number from 1 to {total}, or a share such as 0.1",
+        )
+    return fraction_or_count
+
+
+def _numbers(key: int, total: int) -> np.ndarray:
+    """The first `total` numbers of the generator SplitMix64, uint64 (total,).
+
+    G. Steele, D. Lea, C. Flood: Fast splittable pseudorandom number generators, OOPSLA 2014. Whole
+    numbers only, so that they are the same everywhere; numpy's own streams may change.
+    """
+    values = np.arange(1, total + 1, dtype=np.uint64)
+    values *= np.uint64(0x9E3779B97F4A7C15)
+    values += np.uint64(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        values ^= values >> np.uint64(shift)
+        values *= np.uint64(factor)
+    values ^= values >> np.uint64(31)
+    return values

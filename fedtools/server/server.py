@@ -1,65 +1,75 @@
-"""The server in one round: the updates it holds, and what it can do with them."""
+"""The server in one round: the messages it holds, and what it can do with them."""
 
 from __future__ import annotations
 
 import math
+import statistics
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtools.client.train import Diverged
+from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
-from fedtools.files.means import Member
+from fedtools.files.messages import Message, Refusal
 from fedtools.files.states import Spec, load_state, save_state
-from fedtools.files.updates import Refusal, Update
-from fedtools.server.aggregate import mean
+from fedtools.server.aggregate import Bound, check_min_clients, combine
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedtools.client.learner import Learner
-    from fedtools.client.parallel import Stack
+    from fedtools.client.place import Place
+    from fedtools.methods.base import Method
 
 
 class Server:
-    """What a method's `update_server` works with; each of its acts makes the next round's state.
+    """What a method's server half works with; each of its acts makes the next round's state.
 
     Attributes:
         number: the round.
-        members: the clients whose updates were not refused.
-        refusals: those whose updates were, with their reasons.
+        messages: those of clients that were not refused.
+        refusals: the clients that were, with their reasons.
+        place: the server as a place that trains, where the phase has it train; otherwise None.
+        epochs: of its own training in this round.
     """
 
     def __init__(
         self,
         experiment: Experiment,
         number: int,
+        method: Method,
         spec: Spec,
-        updates: Sequence[Update],
-        weights: Sequence[float],
-        groups: Mapping[str, Sequence[Member]],
+        messages: Sequence[Message],
         refusals: Sequence[Refusal],
-        min_clients: int,
         parameters: Collection[str],
-        make_learner: Callable[[], Learner | Stack],
+        place: Place | None,
     ):
         self.number = number
-        self.refusals = list(refusals)
-        self._groups = groups
-        self.members = [member for of in groups.values() for member in of]
-        self._trained: dict[str, float] = {}
-        self._updates = list(updates)
-        self._weights = list(weights)
-        self._experiment = experiment
-        self._spec = spec
-        self._min_clients = min_clients
+        self.messages, self.refusals = list(messages), list(refusals)
+        self.place, self.epochs = place, 0.0
+        self._method, self._spec = method, spec
+        self._experiment, self._own = experiment, experiment.at_server(number)
         self._parameters = set(parameters)
-        self._make_learner = make_learner
+        self._trained: dict[str, float] = {}
+        sampled = len(self.messages) + len(self.refusals)
+        # A sample drawn with a probability may be smaller than that.
+        self._least = min(method.min_clients, sampled)
+        self._check_enough()
+
+    def _check_enough(self) -> None:
+        if self.messages or self.refusals:
+            folder = self._experiment.round_dir(self.number)
+            check_min_clients(len(self.messages), self._least, self.refusals, folder)
 
     @property
     def losses(self) -> dict[str, float]:
         """Mean training loss by client, and by "server" where the server trains."""
-        return {member.client: member.loss for member in self.members} | self._trained
+        return {message.client: message.loss for message in self.messages} | self._trained
+
+    @property
+    def state(self) -> Path:
+        """The shared tensors that the clients started from."""
+        return self._experiment.global_state(self.number)
 
     @property
     def next_state(self) -> Path:
@@ -67,23 +77,53 @@ class Server:
         return self._experiment.global_state(self.number + 1)
 
     def mean(self) -> None:
-        """The next state is the mean of the updates, weighted as the method says."""
-        refused = mean(
-            self._updates,
-            self._weights,
+        """The next state is the mean of what clients sent, weighted as the method says.
+
+        Updates far longer than the others are refused, and weights far over the others are
+        lowered: `Method.max_norm_ratio`, `Method.max_weight_ratio`.
+        """
+        self._combine(self._weights(), Bound(self.state, self._method.max_norm_ratio))
+
+    def sum(self) -> None:
+        """The next state is the sum of what clients sent: of counts, not of models."""
+        self._combine([1.0] * len(self.messages), None)
+
+    def _combine(self, weights: Sequence[float], bound: Bound | None) -> None:
+        if not self.messages:
+            # Nobody was drawn: sampling with a probability does that at times.
+            self.keep()
+            return
+        self.refusals += combine(
+            self.messages,
+            weights,
             self.next_state,
             self._spec,
-            min_clients=self._min_clients,
-            refused=self.refusals,
-            behind={name: [member.client for member in of] for name, of in self._groups.items()},
+            bound=bound,
+            normalise=bound is not None,
+            min_clients=self._least,
         )
-        self.refusals += refused
-        names = {refusal.client for refusal in refused}
-        self.members = [member for member in self.members if member.client not in names]
+        refused = {refusal.client for refusal in self.refusals}
+        self.messages = [one for one in self.messages if one.client not in refused]
+        self._check_enough()
+
+    def _weights(self) -> list[float]:
+        weights = [self._method.weight(message.utterances) for message in self.messages]
+        ratio = self._method.max_weight_ratio
+        if not ratio or not weights:
+            return weights
+        median = statistics.median_low([weight for weight in weights if weight] or [0.0])
+        for message, weight in zip(self.messages, weights, strict=True):
+            if weight > ratio * median:
+                print(
+                    f"round {self.number}, {message.client}: its weight {weight:g} counts as "
+                    f"{ratio * median:g}, {ratio:g} times the median (max_weight_ratio)",
+                    file=sys.stderr,
+                )
+        return [min(weight, ratio * median) for weight in weights]
 
     def keep(self) -> None:
         """The next state is this round's."""
-        save_state(self.next_state, load_state(self._experiment.global_state(self.number)))
+        save_state(self.next_state, load_state(self.state))
 
     def step(
         self,
@@ -101,11 +141,9 @@ class Server:
         """
         import numpy as np
 
-        model = load_state(self._experiment.global_state(self.number), self._spec)
+        model = load_state(self.state, self._spec)
         state = load_state(self.next_state, self._spec)
-        owner = self._experiment.server_dir()
-        path = self._experiment.last_personal(owner, self.number, "optimizer.safetensors")
-        kept = load_state(path) if path is not None else {}
+        kept = self._own.load("optimizer") or {}
         for name in sorted(self._parameters & state.keys()):
             old = model[name].astype(np.float64)
             own = {
@@ -114,23 +152,27 @@ class Server:
             }
             state[name] = (old + rule(state[name] - old, own)).astype(state[name].dtype)
             if not np.isfinite(state[name]).all():
-                raise Diverged(f"{name} is not finite after the server's step")
-        folder = self._experiment.personal_dir(owner, self.number)
-        save_state(folder / "optimizer.safetensors", kept)
-        self._experiment.drop_old_rounds(owner, keep=2)
+                self._diverged(f"{name} is not finite after the server's step")
+        self._own.save("optimizer", kept)
+        self._own.drop_old(keep=2)
         save_state(self.next_state, state)
 
-    def fit(self) -> None:
-        """Train on the server's data; the next state is the trained model's.
-
-        Raises:
-            Diverged: if loss or parameters are no longer finite.
-        """
-        learner = self._make_learner()
-        (fitted,) = learner.fit(keep_optimizer=True)
-        if not math.isfinite(fitted.loss):
-            raise Diverged(f"loss {fitted.loss} after {fitted.steps} steps")
+    def fit(self, epochs: int = 1) -> None:
+        """Train on the server's data; the next state is the trained model's."""
+        (fitted,) = self.place.fit(epochs=epochs, keep_optimizer=True)
+        if fitted.reason:
+            self._diverged(fitted.reason)
         self._trained["server"] = fitted.loss
-        state = learner.tensors()
+        self.epochs += epochs
+        state = self.place.tensors()
         save_state(self.next_state, {name: state[name] for name in self._spec})
-        learner.finish()
+        self.place.finish()
+
+    def _diverged(self, reason: str) -> None:
+        problem = f"training diverged in round {self.number}: {reason}"
+        raise UserError(problem, path=self._experiment.path, remedy="lower the learning rate")
+
+    def mean_loss(self) -> float:
+        """The mean of `losses`, NaN if there is none."""
+        losses = self.losses.values()
+        return math.fsum(losses) / len(losses) if losses else math.nan

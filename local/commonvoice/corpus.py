@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
+import io
 import re
 import sys
 import unicodedata
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtools.files.errors import UserError
+from fedtools.files.lines import open_input
 
 # The codes of the first releases, and the texts that Common Voice itself replaced them by.
 CODES = {
@@ -135,7 +137,8 @@ def read_tsv(path: Path, *columns: str) -> Iterator[dict[str, str]]:
 
     Not whole is a line of another length than the header's, or one that is not UTF-8.
     """
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    text = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
+    with open_input(path) as raw, io.TextIOWrapper(raw, **text) as file:
         lines = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restkey="")
         try:
             for column in columns:
@@ -273,7 +276,7 @@ def measure(rows: list[Row], language: Path, dropped: Counter) -> list[Row]:
     table = language / "clip_durations.tsv"
     durations: dict[str, float] = {}
     wanted = {row.clip for row in rows}
-    if table.is_file():
+    if table.exists():
         for line, cells in enumerate(read_tsv(table, "clip", "duration[ms]"), 2):
             if cells and cells["clip"] in wanted:
                 try:

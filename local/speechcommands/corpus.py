@@ -11,6 +11,7 @@ from pathlib import Path
 from fedtools.audio.wave import AudioError, recording_seconds
 from fedtools.files.datadir import byte_order, check_id
 from fedtools.files.errors import UserError
+from fedtools.files.lines import TABLE, read_bytes
 
 SETS = ("train", "valid", "test")
 LISTS = {"valid": "validation_list.txt", "test": "testing_list.txt"}
@@ -123,7 +124,7 @@ def read_clips(folder: Path, words: Iterable[str], dropped: Dropped) -> dict[str
 def read_list(path: Path) -> dict[str, int]:
     """Read validation_list.txt or testing_list.txt: <word>/<name>.wav -> its line, from 1."""
     listed: dict[str, int] = {}
-    for line, name in enumerate(path.read_bytes().decode("utf-8", "replace").splitlines(), 1):
+    for line, name in enumerate(read_bytes(path, TABLE).decode("utf-8", "replace").splitlines(), 1):
         word, _, clip = name.partition("/")
         if not (word and word.isprintable() and "\ufffd" not in word and CLIP_NAME.fullmatch(clip)):
             remedy = "lines are <word>/<speaker>_nohash_<number>.wav: unpack the archive again"

@@ -19,5 +19,5 @@ for word in "${line[@]:4}"; do
 done
 
 fedtools init "${exp}" --config "${config}" --method "${method}" --seed "${seed}" \
-    --train "${data}/train" --valid "${data}/valid" --test "${data}/test" "${options[@]}"
+    --data "train=${data}/train" --data "valid=${data}/valid" --data "test=${data}/test" "${options[@]}"
 fedtools rounds "${exp}" --ngpu "${ngpu}" --evaluate test

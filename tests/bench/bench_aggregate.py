@@ -20,8 +20,8 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-
 from fedtools.files.updates import UpdateWriter, read_updates
+
 from fedtools.server import aggregate
 
 

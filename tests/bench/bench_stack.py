@@ -40,11 +40,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import keywords  # noqa: E402
 from bare_networks import BARE  # noqa: E402
+from fedtools.federation.federation import Federation  # noqa: E402
 
 from fedtools.audio.augment import apply  # noqa: E402
 from fedtools.audio.mfcc import Mfcc  # noqa: E402
 from fedtools.client.clips import ClipFeatures  # noqa: E402
-from fedtools.federation.federation import Federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.tasks import open_federation  # noqa: E402
 from fedtools.files.clips import Clips  # noqa: E402

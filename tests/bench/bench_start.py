@@ -56,7 +56,7 @@ def main() -> None:
         seconds(*fedtools, "train-tokens", text, root / "tokens", "--token-type", "char")
         seconds(
             *fedtools, "init", root / "exp", "--config", root / "config.yaml", "--method", "fedavg",
-            "--train", root / "train", "--tokens", root / "tokens",
+            "--data", f"train={root / 'train'}", "--asset", f"tokens={root / 'tokens'}",
         )  # fmt: skip
         seconds(*fedtools, "sample", root / "exp")
         commands = {

@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from fedtools.client.data import Utterances  # noqa: E402
 from fedtools.client.train import Checkpoint, Training, fit, make_optimizer  # noqa: E402
+
 from fedtools.files.ark import write_ark  # noqa: E402
 from fedtools.files.config import from_mapping, read_yaml  # noqa: E402
 from fedtools.files.datadir import DataDir  # noqa: E402

@@ -14,8 +14,9 @@ try:
     from fedtools.models.keywords.base import Network, Sizes
     from fedtools.models.keywords.layers import Conv1d
 except ImportError:  # A version from before there was a Conv1d, to compare with.
-    from fedtools.models.keywords.layers import Conv2d
     from fedtools.models.keywords.networks import Network, Sizes
+
+    from fedtools.models.keywords.layers import Conv2d
 
     class Conv1d(Conv2d):
         """K convolutions over time: (B, K x in, T) -> (B, K x out, T')."""

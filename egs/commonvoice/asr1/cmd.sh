@@ -10,6 +10,8 @@ export decode_cmd="utils/run.py"
 # export train_cmd="utils/slurm.py --config ../../../conf/slurm.conf --mem 4G"
 # export cuda_cmd="utils/slurm.py --config ../../../conf/slurm.conf --mem 16G --gpu 1"
 # export decode_cmd="utils/slurm.py --config ../../../conf/slurm.conf --mem 4G"
+# A federation's rounds as four processes, on one node or several (ntasks in conf/slurm.conf):
+# export rounds_cmd="utils/slurm.py --config ../../../conf/slurm.conf --mem 16G --ntasks 4"
 
 # On a grid engine, with Kaldi's own script:
 # export train_cmd="queue.pl --mem 4G"

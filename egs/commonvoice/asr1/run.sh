@@ -100,8 +100,8 @@ fi
 if begins 4; then
     log "Stage 4: the baseline, ${exp}/baseline"
     fedtools init "${exp}/baseline" --config "${config}" --section baseline --seed "${seed}" \
-        --method centralized --train "${data}/server_train" --valid "${data}/server_valid" \
-        --tokens "${exp}/tokens"
+        --method centralized --data "train=${data}/server_train" \
+        --data "valid=${data}/server_valid" --asset "tokens=${exp}/tokens"
     ${train_cmd} "${exp}/baseline/log/rounds.log" \
         fedtools rounds "${exp}/baseline" --ngpu "${ngpu}"
     ${train_cmd} "${exp}/baseline/log/average.log" \
@@ -112,8 +112,8 @@ if begins 5; then
     for method in ${methods}; do
         log "Stage 5: ${exp}/${method}"
         fedtools init "${exp}/${method}" --config "${config}" --seed "${seed}" \
-            --method "${method}" --train "${data}/train" --valid "${data}/valid" \
-            --tokens "${exp}/tokens" --start "${exp}/baseline/model.safetensors"
+            --section "methods.${method}?" --method "${method}" --data "train=${data}/train" \
+            --data "valid=${data}/valid" --asset "tokens=${exp}/tokens" --start "${exp}/baseline/model.safetensors"
         ${train_cmd} "${exp}/${method}/log/rounds.log" \
             fedtools rounds "${exp}/${method}" --nj "${nj}" --ngpu "${ngpu}"
         ${train_cmd} "${exp}/${method}/log/average.log" \
@@ -152,10 +152,9 @@ if begins 7; then
 fi
 
 if begins 8; then
-    declare -A titles=([client]=Client [centralized]=Centralized [fedavg]=FedAvg)
     rows=(--row "Baseline=:${exp}/baseline/decode_test")
     for method in ${methods}; do
-        rows+=(--row "${titles[${method}]:-${method}}=${exp}/${method}:${exp}/${method}/decode_test")
+        rows+=(--row "${exp}/${method}:${exp}/${method}/decode_test")
     done
     section=${tag,,}
     fedtools report "${results}" --section "${section//[!a-z0-9]/-}" --corpus "${corpus_name}" \

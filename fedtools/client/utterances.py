@@ -12,12 +12,22 @@ import torch
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
+from fedtools.files.keyed import generator
 from fedtools.lm.tokens import Tokenizer
 
-Batch = dict[str, torch.Tensor]
 
-# A client below this size is read once, in one go, and kept in memory over all rounds.
-_KEEP_BYTES = 2 << 30
+class Batch(dict[str, torch.Tensor]):
+    """Tensors by ESPnet's names; its loss is a mean over utterances."""
+
+    @property
+    def amount(self) -> int:
+        """Utterances, which weigh alike in the mean loss."""
+        return len(self["speech_lengths"])
+
+    @property
+    def frames(self) -> int:
+        """Of the padded batch."""
+        return self["speech"].shape[0] * self["speech"].shape[1]
 
 
 class Utterances:
@@ -30,6 +40,7 @@ class Utterances:
         batch_bins: the largest size of a batch, padding included, in frames x bins.
         shortest: the fewest frames that the model accepts; shorter ones are padded with zeros.
         labelled: whether every utterance needs a transcript.
+        keep: whether the features stay in memory after they were read once.
     """
 
     def __init__(
@@ -40,6 +51,7 @@ class Utterances:
         batch_bins: int,
         shortest: int = 1,
         labelled: bool = True,
+        keep: bool = False,
     ):
         for table, file in ((data.feats_scp, "feats.scp"), (data.text, "text")):
             lacking = [name for name in names if name not in table]
@@ -54,6 +66,7 @@ class Utterances:
         self._bins = self._reader.shape(self.names[0])[1]
         self._shortest = shortest
         self._batch_bins = batch_bins
+        self._keep = keep
         self._features: list[torch.Tensor] | None = None
 
     def __len__(self) -> int:
@@ -86,16 +99,16 @@ class Utterances:
         features = [self._pad(matrix) for matrix in self._read(indices)]
         speech = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
         tokens = [torch.tensor(self.tokens[index], dtype=torch.long) for index in indices]
-        return {
-            "speech": speech,
-            "speech_lengths": torch.tensor([len(feature) for feature in features]),
-            "text": torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1),
-            "text_lengths": torch.tensor([len(token) for token in tokens]),
-        }
+        return Batch(
+            speech=speech,
+            speech_lengths=torch.tensor([len(feature) for feature in features]),
+            text=torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1),
+            text_lengths=torch.tensor([len(token) for token in tokens]),
+        )
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:
         """Yield the batches on `device`, the next one being read while one is worked on."""
-        if self._keep() and device.type == "cpu":
+        if self._keep and device.type == "cpu":
             for indices in batches:
                 yield self.load(indices)
             return
@@ -109,7 +122,7 @@ class Utterances:
                         return
                     batch = self.load(indices)
                     if device.type == "cuda":
-                        batch = {key: value.pin_memory() for key, value in batch.items()}
+                        batch = Batch({key: value.pin_memory() for key, value in batch.items()})
                     ahead.put(batch)
                 ahead.put(None)
             except BaseException as error:
@@ -121,17 +134,21 @@ class Utterances:
             while (batch := ahead.get()) is not None:
                 if isinstance(batch, BaseException):
                     raise batch
-                yield {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+                yield Batch(
+                    {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+                )
         finally:
             stop.set()
             while not ahead.empty():
                 ahead.get_nowait()
 
-    def _keep(self) -> bool:
-        return int(self._frames.sum()) * self._bins * 4 <= _KEEP_BYTES
+    @property
+    def bytes(self) -> int:
+        """The size of the features in memory."""
+        return int(self._frames.sum()) * self._bins * 4
 
     def _read(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        if not self._keep():
+        if not self._keep:
             matrices = self._reader.read_many([self.names[index] for index in indices])
             return [torch.from_numpy(matrix) for matrix in matrices]
         if self._features is None:
@@ -142,3 +159,40 @@ class Utterances:
     def _pad(self, matrix: torch.Tensor) -> torch.Tensor:
         lacking = self._shortest - len(matrix)
         return torch.nn.functional.pad(matrix, (0, 0, 0, lacking)) if lacking > 0 else matrix
+
+
+class UtteranceBatches:
+    """The batches of some epochs over utterances, shuffled anew in each.
+
+    Args:
+        data: the utterances.
+        epochs: how often each comes.
+        accum_grad: batches of a step.
+        device: where the batches go.
+        key: (seed, ...) of everything random.
+    """
+
+    def __init__(
+        self,
+        data: Utterances,
+        epochs: int,
+        accum_grad: int,
+        device: torch.device,
+        key: tuple[int | str, ...],
+    ):
+        plan = [
+            batch
+            for epoch in range(epochs)
+            for batch in data.batches(generator(key[0], "batches", *key[1:], epoch))
+        ]
+        starts = range(0, len(plan), accum_grad)
+        self._groups = [plan[start : start + accum_grad] for start in starts]
+        self.steps = [len(self._groups)]
+        self._data, self._device = data, device
+
+    def stream(self, first: int) -> Iterator[list[Batch]]:
+        """The batches of each step from number `first`."""
+        groups = self._groups[first:]
+        batches = self._data.stream([batch for group in groups for batch in group], self._device)
+        for group in groups:
+            yield [next(batches) for _ in group]

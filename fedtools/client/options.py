@@ -1,0 +1,186 @@
+"""How models are trained: options of both tasks, optimisers, the schedule of the learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedtools.audio.augment import Augment
+from fedtools.files.config import from_mapping
+from fedtools.files.errors import UserError
+
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained, in ESPnet's names.
+
+    Attributes:
+        optim, optim_conf: torch's optimiser and its options.
+        scheduler, scheduler_conf: None, or "warmuplr" with `warmup_steps`.
+        grad_clip: largest norm of each model's gradient; 0 does not clip.
+        train_dtype: "float32", or "bfloat16" for autocast to it.
+        num_threads: of each process; part of the configuration because the order of sums, and with
+            it the last bit, depends on it.
+        save_interval_steps: steps between two checkpoints; 0 for none.
+        use_tf32: convolutions and products with 10 bits of mantissa, on GPUs that are faster so;
+            without, a stack is as near to its clients one after the other as on a CPU.
+    """
+
+    optim: str = "adam"
+    optim_conf: dict = field(default_factory=dict)
+    scheduler: str | None = None
+    scheduler_conf: dict = field(default_factory=dict)
+    grad_clip: float = 0.0
+    train_dtype: str = "float32"
+    num_threads: int = 1
+    save_interval_steps: int = 0
+    use_tf32: bool = False
+
+    def __post_init__(self) -> None:
+        if self.optim not in OPTIMIZERS:
+            raise ValueError(f"optim {self.optim!r} is not one of {', '.join(OPTIMIZERS)}")
+        if self.scheduler not in (None, "warmuplr"):
+            raise ValueError(f"scheduler {self.scheduler!r} is not 'warmuplr'")
+        steps = self.warmup_steps
+        if not isinstance(steps, (int, float)) or isinstance(steps, bool) or not 0 < steps < 1e12:
+            raise ValueError(f"scheduler_conf.warmup_steps is {steps!r}, not a number over 0")
+        if self.train_dtype not in DTYPES:
+            raise ValueError(f"train_dtype {self.train_dtype!r} is not {' or '.join(DTYPES)}")
+        if not 0 <= self.grad_clip < math.inf or self.save_interval_steps < 0:
+            raise ValueError("grad_clip and save_interval_steps are numbers from 0")
+        self.check_positive("num_threads")
+
+    def check_positive(self, *names: str) -> None:
+        """Raise a ValueError if an option is less than 1."""
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+
+    @property
+    def warmup_steps(self) -> float:
+        """Steps until the learning rate is at its largest (ESPnet's default)."""
+        return self.scheduler_conf.get("warmup_steps", 25000)
+
+    def learning_rate(self, base: float, step: int) -> float:
+        """That of a step, counted from 1; "warmuplr" is ESPnet's WarmupLR (Noam)."""
+        if self.scheduler is None:
+            return base
+        warmup = self.warmup_steps
+        return base * warmup**0.5 * min(step**-0.5, step * warmup**-1.5)
+
+    def set_up_torch(self) -> None:
+        """Threads and precision of this process; on a GPU too, a rerun shall be the same."""
+        torch.set_num_threads(self.num_threads)
+        # torch's default is True for convolutions alone.
+        torch.backends.cudnn.allow_tf32 = self.use_tf32
+        torch.backends.cuda.matmul.allow_tf32 = self.use_tf32
+        torch.backends.cudnn.deterministic = True
+
+
+@dataclass(frozen=True)
+class UtteranceTraining(Training):
+    """Of speech recognition.
+
+    Attributes:
+        batch_bins: the largest frames x bins of a padded batch.
+        accum_grad: batches of a step.
+        cache_mb: features that a process keeps in memory between rounds.
+    """
+
+    grad_clip: float = 5.0
+    save_interval_steps: int = 500
+    batch_bins: int = 1_000_000
+    accum_grad: int = 1
+    cache_mb: int = 2000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_positive("batch_bins", "accum_grad")
+
+
+@dataclass(frozen=True)
+class ClipTraining(Training):
+    """Of keyword networks.
+
+    Attributes:
+        batch_size: clips of a step; a client with fewer takes all it has.
+        stack: clients trained at once; 1 trains them one after the other. Part of the
+            configuration because the order of sums, and with it the last bit, depends on it.
+        stack_mb: a stack gets smaller if the activations of a step would need more memory, in each
+            process.
+        augment: fields of `fedtools.audio.augment.Augment`.
+    """
+
+    optim: str = "sgd"
+    batch_size: int = 32
+    stack: int = 16
+    stack_mb: int = 4000
+    augment: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_positive("batch_size", "stack", "stack_mb")
+        from_mapping(Augment, self.augment, "augment")
+
+    @cached_property
+    def augmentation(self) -> Augment:
+        """What happens to training audio."""
+        return Augment(**self.augment)
+
+
+def make_optimizer(
+    model: nn.Module, training: Training, where: str | Path | None = None
+) -> torch.optim.Optimizer:
+    """The optimiser of the configuration, read from `where`, over the trainable parameters."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        # One kernel for all parameters, on the CPU as on a GPU.
+        return OPTIMIZERS[training.optim](parameters, fused=True, **training.optim_conf)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"optim_conf: {error}", path=where) from None
+
+
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's tensors as "<its name>.<parameter's name>"."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        f"{kind}.{names[parameter]}": value
+        for parameter, slots in optimizer.state.items()
+        for kind, value in slots.items()
+        if torch.is_tensor(value)
+    }
+
+
+def load_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, np.ndarray]
+) -> None:
+    """Put back what `optimizer_state` gave."""
+    parameters = dict(model.named_parameters())
+    for name, value in state.items():
+        kind, _, parameter_name = name.partition(".")
+        parameter = parameters[parameter_name]
+        tensor = torch.as_tensor(np.array(value))
+        # Fused optimisers keep their step counts beside the parameters.
+        optimizer.state[parameter][kind] = tensor.to(parameter.device)
+
+
+def load_model(
+    tensors: Mapping[str, torch.Tensor], state: Mapping[str, np.ndarray | torch.Tensor]
+) -> None:
+    """Copy a state into a model's tensors, by name; those that `state` lacks stay as they are.
+
+    A tensor of a stack, with a leading client dimension, gives every client the same values.
+    """
+    with torch.no_grad():
+        for name, value in state.items():
+            tensors[name].copy_(torch.as_tensor(value))

@@ -1,0 +1,178 @@
+"""A place that trains: a client, a stack of clients, or the server, in one round."""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedtools.client.fit import Batches, Fitted, Loss, Objective, Run, State, finite, fit
+from fedtools.client.options import Training, load_model, load_optimizer, make_optimizer
+from fedtools.client.options import optimizer_state as state_of
+from fedtools.files.private import Private
+from fedtools.files.states import load_state, save_state, spec_of
+
+# (epochs, steps of all or of each, purpose) to batches; None is what the round has.
+MakeBatches = Callable[["int | None", "int | Sequence[int] | None", str], Batches]
+
+# The count of steps that an optimiser has taken, kept beside its tensors.
+_STEPS = "steps"
+
+
+class Place:
+    """What the client half of a method works with.
+
+    Attributes:
+        names: the clients, those with the most steps first; or "server".
+        number: the round.
+        model: holds what each client begins the round with; `fit` trains it in place.
+        facts: what the method's `prepare` said of each client, arrays of shape (K,).
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        number: int,
+        model: nn.Module,
+        *,
+        stacked: bool,
+        training: Training,
+        objective: Objective,
+        batches: MakeBatches,
+        sizes: Sequence[int],
+        own: Sequence[Private],
+        seed: int,
+        facts: Mapping[str, np.ndarray] | None = None,
+        copies: Callable[[], nn.Module] | None = None,
+    ):
+        self.names, self.number, self.model = list(names), number, model
+        self.facts = facts or {}
+        self.stacked, self._training, self._objective = stacked, training, objective
+        self._batches, self._sizes, self._own, self._seed = batches, sizes, list(own), seed
+        self._copies = copies or (lambda: copy.deepcopy(model))
+
+    @cached_property
+    def start(self) -> dict[str, Tensor]:
+        """The parameters as they are when this is first asked for."""
+        return {name: value.detach().clone() for name, value in self.model.named_parameters()}
+
+    def copy(self) -> nn.Module:
+        """A second model for every client, with what `model` holds now."""
+        model = self._copies()
+        load_model(model.state_dict(), self.model.state_dict())
+        return model
+
+    def fit(
+        self,
+        objective: Objective | Loss | None = None,
+        *,
+        epochs: int | None = None,
+        steps: int | Sequence[int] | None = None,
+        keep_optimizer: bool = False,
+        network: nn.Module | None = None,
+        only: Callable[[str], bool] | None = None,
+        purpose: str = "train",
+    ) -> list[Fitted]:
+        """Train every client's model on its data.
+
+        Args:
+            objective: what is minimised, or a loss of each model, (K,); by default the task's.
+            epochs, steps: how long; by default as the round says.
+            keep_optimizer: take up the optimiser of the last round, and keep it for the next; of
+                one client, or the server.
+            network: what is trained; by default `model`.
+            only: chooses parameters by name; by default all are trained.
+            purpose: a second training in a round needs another name, for other random numbers.
+
+        Returns:
+            what it came to, for each client; one whose training diverged leaves the others as
+            they are.
+        """
+        network = network or self.model
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(only is None or only(name))
+        optimizer, before = make_optimizer(network, self._training), 0
+        if keep_optimizer:
+            before = self._take_up(network, optimizer)
+        objective = objective or self._objective
+        if not isinstance(objective, Objective):
+            objective = Objective(objective)
+        run = Run(network, optimizer, objective, self.stacked)
+        key = (self.number, self.names[0] if purpose == "train" else f"{purpose}/{self.names[0]}")
+        self._resume(run, purpose)
+        more = f" and {len(self.names) - 1} more" if len(self.names) > 1 else ""
+        done = fit(
+            run,
+            self._batches(epochs, steps, purpose),
+            self._training,
+            seed=self._seed,
+            key=key,
+            first_step=before,
+            save=(lambda state: self._save(state, purpose)) if len(self._own) == 1 else None,
+            title=f"round {self.number}, {self.names[0]}{more}",
+        )
+        network.requires_grad_(True)
+        if keep_optimizer:
+            (own,) = self._own
+            state = state_of(network, optimizer) | {_STEPS: np.array(before + run.steps)}
+            own.save("optimizer", state)
+        return [
+            Fitted(count, loss, size, reason)
+            for (count, loss, reason), size in zip(done, self._sizes, strict=True)
+        ]
+
+    def tensors(self, network: nn.Module | None = None, client: int = 0) -> dict[str, Tensor]:
+        """One client's parameters and buffers, not copied."""
+        state = (network or self.model).state_dict()
+        return {name: value[client] for name, value in state.items()} if self.stacked else state
+
+    def load_own(self, network: nn.Module, name: str) -> None:
+        """Put into `network` what each client kept under `name`; newcomers keep what is there."""
+        for client, own in enumerate(self._own):
+            views = self.tensors(network, client)
+            load_model(views, own.load(name, spec_of(views)) or {})
+
+    def save_own(self, network: nn.Module, name: str) -> None:
+        """Keep each client's tensors, under `name`, for a later round.
+
+        Of a client whose tensors are not finite nothing is kept: it begins again another time.
+        """
+        usable = finite(network, self.stacked)
+        for client, own in enumerate(self._own):
+            if usable[client]:
+                own.save(name, self.tensors(network, client))
+
+    def finish(self) -> None:
+        """The round's result is on disk: remove what was kept in case of a kill."""
+        for own in self._own:
+            own.checkpoint.unlink(missing_ok=True)
+            own.drop_old(keep=2)
+
+    def _take_up(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Put back the optimiser of the last round; the steps that it has taken."""
+        (own,) = self._own
+        state = own.load("optimizer")
+        if state is None:
+            return 0
+        steps = int(state.pop(_STEPS))
+        load_optimizer(network, optimizer, state)
+        return steps
+
+    def _key(self, purpose: str) -> np.ndarray:
+        """What tells this training's checkpoint from that of another round or purpose."""
+        return np.array([self.number, zlib.crc32(purpose.encode())])
+
+    def _save(self, state: State, purpose: str) -> None:
+        save_state(self._own[0].checkpoint, {**state, "key": self._key(purpose)})
+
+    def _resume(self, run: Run, purpose: str) -> None:
+        if len(self._own) != 1 or not self._own[0].checkpoint.exists():
+            return
+        state = load_state(self._own[0].checkpoint)
+        if np.array_equal(state.pop("key"), self._key(purpose)):
+            run.load(state)

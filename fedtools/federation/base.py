@@ -1,0 +1,160 @@
+"""An experiment opened for work: its method and its data; what all tasks have in common.
+
+Nothing here knows torch or a model: a federation may exchange counts. `fedtools.federation.model`
+adds models to it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fedtools.federation.tasks import ALL, data_of, task_of
+from fedtools.files.experiment import Experiment
+from fedtools.files.messages import Payload, Report
+from fedtools.methods import make_method
+from fedtools.methods.base import Method, Phase
+
+if TYPE_CHECKING:
+    from fedtools.client.place import Place
+
+State = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What some clients send: a row of each tensor for each client; features of a single one."""
+
+    reports: Sequence[Report]
+    tensors: State | None = None
+    features: Any = None
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What `Federation.begin` is given: an experiment that is to be made.
+
+    Attributes:
+        config: the options that will be frozen.
+        method: made from them.
+        data, assets: folders by split, and by name.
+        start: a full state to begin with, or None.
+        where: what the options were read from.
+    """
+
+    config: Mapping[str, Any]
+    method: Method
+    data: Mapping[str, Path]
+    assets: Mapping[str, Path]
+    start: Path | None
+    where: str | Path
+
+
+class Federation(ABC):
+    """An experiment opened for work.
+
+    Args:
+        path: its folder.
+        device: "cpu", "cuda" or "cuda:1".
+    """
+
+    # Whether the first state is drawn by torch.
+    needs_torch: ClassVar[bool] = False
+
+    def __init__(self, path: str | Path, device: str = "cpu"):
+        self.experiment = Experiment(path)
+        self.experiment.check_frozen()
+        config = self.experiment.config
+        self.where = self.experiment.path / "config.yaml"
+        self.task = task_of(config["task"], self.where)
+        self.method = make_method(config["method"], config["method_conf"], self.where)
+        self.device_name = device
+        self._groups: dict[str, list[str]] = {}
+        self._data_paths: dict[str, Path] = {}
+
+    @staticmethod
+    @abstractmethod
+    def begin(beginning: Beginning) -> tuple[State, State]:
+        """Check the options of an experiment that is to be made.
+
+        Returns:
+            the full state that everybody begins with, and of it what the server sends in round 1.
+        """
+
+    @abstractmethod
+    def payload(self, phase: Phase) -> Payload:
+        """What each client of a phase sends."""
+
+    @abstractmethod
+    def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
+        """Cut the clients of a round into those that train together; jobs take whole units."""
+
+    @abstractmethod
+    def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
+        """Do the clients' part of a round for one unit; `finish` is called when it is on disk."""
+
+    @abstractmethod
+    def measure(self, split: str, client: str) -> dict[str, object]:
+        """Measure the state, as it is loaded, on the data of a client: `Task.columns`."""
+
+    @abstractmethod
+    def load_result(self, client: str | None, number: int) -> None:
+        """Load what `client` uses after round `number` (0: the beginning).
+
+        Args:
+            client: whose personal state; None takes the initial one, as a newcomer has it.
+        """
+
+    def finish(self, client: str, number: int) -> None:
+        """A client's result is on disk: what was kept in case of a kill is no longer needed."""
+        self.experiment.own(client, number).checkpoint.unlink(missing_ok=True)
+
+    def closed(self, number: int, clients: Sequence[str]) -> None:
+        """A round is complete: what clients kept in case of its repetition is no longer needed."""
+        for client in clients:
+            self.experiment.own(client, number).drop_old(keep=1)
+
+    def at_server(self, number: int) -> Place | None:
+        """The server as a place that trains, with the shared state of the round."""
+        raise NotImplementedError(f"task {self.experiment.config['task']} trains at no server")
+
+    def epochs(self, client: str, steps: int) -> float:
+        """How many times a client has gone through its data in so many steps."""
+        return float(self.method.local_epochs)
+
+    @property
+    def parameters(self) -> set[str]:
+        """The names of the shared tensors that a server's optimiser may change."""
+        return set()
+
+    @property
+    def shares(self) -> bool:
+        """Whether the server sends anything."""
+        return True
+
+    @cached_property
+    def personal(self) -> bool:
+        """Whether each client has a state of its own."""
+        return False
+
+    def groups(self, split: str) -> list[str]:
+        """The clients by which the data of a split are measured, or `ALL`."""
+        if split not in self._groups:
+            path = self.data_path(split)
+            by_client = self.task.by_client or self.personal
+            self._groups[split] = (self.task.clients(path) if by_client else []) or [ALL]
+        return self._groups[split]
+
+    def data_path(self, split: str) -> Path:
+        """Where the data of a split are, see `data_of`; they are looked at once."""
+        if split not in self._data_paths:
+            self._data_paths[split] = data_of(self.experiment, split, self.method.labels)
+        return self._data_paths[split]
+
+    def known(self, client: str) -> str | None:
+        """The client if it is one of the experiment's, whose state it then has; else None."""
+        return client if self.experiment.knows(client) else None

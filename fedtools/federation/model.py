@@ -1,0 +1,163 @@
+"""A federation whose clients train models."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from fedtools.client.fit import Fitted
+from fedtools.client.options import load_model
+from fedtools.client.place import Place
+from fedtools.federation.base import Beginning, Federation, Sent, State
+from fedtools.files.errors import UserError
+from fedtools.files.messages import Payload, Report
+from fedtools.files.private import PERSONAL_STATE
+from fedtools.files.states import Spec, check_finite, load_state, spec_of
+from fedtools.methods.base import PERSONAL, SHARED, Method, Phase
+
+
+class ModelFederation(Federation):
+    """Clients train models, one after the other or in stacks; some tensors may be personal."""
+
+    needs_torch: ClassVar[bool] = True
+
+    def __init__(self, path: str | Path, device: str = "cpu"):
+        super().__init__(path, device)
+        self.device = torch.device(device)
+        self._places: dict[str, Place] = {}
+        # The state that was loaded last: every stack of a round begins with it.
+        self._shared: tuple[str, State] = ("", {})
+
+    @property
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """The one model object; every user loads its own tensors into it."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The model's parameters and buffers, not copied."""
+
+    @abstractmethod
+    def place(self, clients: Sequence[str], number: int) -> Place:
+        """The clients of a unit, as a place that trains, with what they begin the round with."""
+
+    @cached_property
+    def initial(self) -> dict[str, torch.Tensor]:
+        """The full model that everybody begins with."""
+        state = load_state(self.experiment.init, spec_of(self.tensors()))
+        return {name: torch.as_tensor(value) for name, value in state.items()}
+
+    @cached_property
+    def kinds(self) -> dict[str, str]:
+        """tensor name -> SHARED, PERSONAL or RESET."""
+        return kinds_of(self.method, self.model, self.tensors(), self.where)
+
+    @cached_property
+    def personal(self) -> bool:
+        return PERSONAL in self.kinds.values()
+
+    @property
+    def parameters(self) -> set[str]:
+        return {name for name, _ in self.model.named_parameters()}
+
+    @cached_property
+    def shared_spec(self) -> Spec:
+        """Names, shapes and types of the tensors that travel."""
+        return spec_of(self.of_kind(SHARED, self.tensors()))
+
+    @property
+    def shares(self) -> bool:
+        return bool(self.shared_spec)
+
+    def payload(self, phase: Phase) -> Payload:
+        return Payload(self.shared_spec) if phase.sends == SHARED else phase.sends
+
+    def of_kind(self, kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors of `state` that are of one kind."""
+        return {name: value for name, value in state.items() if self.kinds[name] == kind}
+
+    def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
+        place = self.place(clients, number)
+        fitted = phase.client(place)
+        reports = []
+        for index, (client, result) in enumerate(zip(place.names, fitted, strict=True)):
+            counts = result.utterances, result.steps, result.loss
+            reports.append(Report(client, *counts, reason=result.reason))
+            personal = self.of_kind(PERSONAL, place.tensors(client=index)) if self.personal else {}
+            if personal and not result.reason:
+                self.experiment.own(client, number).save(PERSONAL_STATE, personal)
+        self._places |= dict.fromkeys(clients, place)
+        yield Sent(reports, self._rows(place, fitted, phase), fitted[0].features)
+
+    def _rows(self, place: Place, fitted: Sequence[Fitted], phase: Phase) -> State:
+        """What the clients send, a row for each."""
+        if phase.sends == SHARED:
+            if place.stacked:
+                return self.of_kind(SHARED, place.model.state_dict())
+            return {
+                name: value[None]
+                for name, value in self.of_kind(SHARED, place.model.state_dict()).items()
+            }
+        names = phase.sends.tensors
+        return {
+            name: torch.stack([torch.as_tensor(one.tensors[name]) for one in fitted])
+            for name in names
+        }
+
+    def finish(self, client: str, number: int) -> None:
+        if place := self._places.pop(client, None):
+            place.finish()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Put tensors into the model; those that `state` lacks stay as they are."""
+        load_model(self.tensors(), state)
+
+    def load_shared(self, number: int) -> None:
+        """Put into the model what the server sends in round `number`; all else is initial."""
+        base = self.experiment.base(number)
+        if self._shared[0] != base:
+            state = load_state(self.experiment.global_state(number), self.shared_spec)
+            self._shared = base, state
+        self.load(self.initial)
+        self.load(self._shared[1])
+
+    def load_result(self, client: str | None, number: int) -> None:
+        self.load_shared(number + 1)
+        if client is not None:
+            self.load(self.personal_state(client, number + 1))
+
+    def personal_state(self, client: str, before: int) -> dict[str, Any]:
+        """The newest personal tensors of a client from rounds before `before`, if there are any."""
+        if not self.personal:
+            return {}
+        spec = spec_of(self.of_kind(PERSONAL, self.initial))
+        return self.experiment.own(client, before).load(PERSONAL_STATE, spec) or {}
+
+
+def kinds_of(
+    method: Method, model: nn.Module, tensors: Mapping[str, torch.Tensor], where: str | Path
+) -> dict[str, str]:
+    """tensor name -> SHARED, PERSONAL or RESET; a `UserError` if a pattern matches nothing."""
+    try:
+        return method.kinds({name for name, _ in model.named_parameters()}, tensors)
+    except ValueError as error:
+        raise UserError(f"method_conf.{error}", path=where) from None
+
+
+def begin_with(
+    beginning: Beginning, model: nn.Module, tensors: Mapping[str, torch.Tensor]
+) -> tuple[State, State]:
+    """The states of a new experiment, `tensors` of `model` or those of the file to start with."""
+    if beginning.start:
+        state = load_state(beginning.start, spec_of(tensors))
+        check_finite(state, beginning.start)
+        load_model(tensors, state)
+    kinds = kinds_of(beginning.method, model, tensors, beginning.where)
+    shared = {name: value for name, value in tensors.items() if kinds[name] == SHARED}
+    return tensors, shared

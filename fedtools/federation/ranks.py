@@ -1,0 +1,263 @@
+"""One federation over processes that a launcher started, on any number of machines.
+
+`srun -n 8 fedtools rounds EXP`, or `mpirun`, `torchrun`, or processes by hand that have RANK and
+WORLD_SIZE. Rank 0 samples and aggregates; every rank trains its jobs of a round. They meet in the
+experiment's folder alone, which all see (a network file system will do), so that what they do is
+what single commands would:
+
+    EXP/ranks/<rank>      host, process and a random word of a rank; touched every few seconds
+    EXP/ranks/run         JSON of rank 0: the words of the ranks it has accepted, its last round,
+                          and whether it has ended
+    EXP/ranks/<rank>.err  why a rank stopped: one line
+
+A rank that is seen no more ends the run with one line; the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtools.federation.base import Federation
+from fedtools.federation.steps import train_local
+from fedtools.files.atomic import write_text
+from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
+
+# How each launcher tells a process its rank, the number of ranks, and its rank on the machine.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+_BEAT = 2.0
+# A network file system may show a file that late.
+_PATIENCE = 60.0
+_POLL = 0.01
+_POLL_AT_MOST = 0.2
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Which of `size` processes this is, and which of those on this machine."""
+
+    number: int
+    size: int
+    local: int
+
+
+def find_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
+    """The rank that a launcher gave this process; None if there is a single one."""
+    for names in _LAUNCHERS:
+        values = [environment.get(name, "") for name in names]
+        if values[0].isdecimal() and values[1].isdecimal() and int(values[1]) > 1:
+            number, size = int(values[0]), int(values[1])
+            if number >= size:
+                raise UserError(f"{names[0]} is {number}, {names[1]} is {size}")
+            return Rank(number, size, int(values[2]) if values[2].isdecimal() else number)
+    return None
+
+
+class _Sign:
+    """A rank's sign of life, given by a thread as long as a block lasts."""
+
+    def __init__(self, folder: Path, rank: int):
+        self.word = secrets.token_hex(8)
+        self._path, self._error = folder / str(rank), folder / f"{rank}.err"
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def _beat(self) -> None:
+        text = json.dumps({"host": platform.node(), "process": os.getpid(), "word": self.word})
+        while True:
+            # Anew each time: rank 0 clears away what an earlier run has left.
+            with contextlib.suppress(OSError):
+                write_text(self._path, f"{text}\n")
+            if self._stop.wait(_BEAT):
+                return
+
+    def __enter__(self) -> _Sign:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if error is not None and kind is not _Ended:
+            with contextlib.suppress(OSError):
+                write_text(self._error, f"{' '.join(str(error).split()) or kind.__name__}\n")
+
+
+class _Ended(Exception):
+    """Rank 0 has ended the run."""
+
+
+class _Watch:
+    """Whether another rank is alive: its file changes, and on this machine its process exists."""
+
+    def __init__(self, folder: Path, rank: int):
+        self.rank = rank
+        self._path, self._error = folder / str(rank), folder / f"{rank}.err"
+        self._content: dict = {}
+        self._changed: tuple[float, int] = (time.monotonic(), 0)
+        self._looked = 0.0
+
+    def read(self) -> dict:
+        """What the rank wrote, {} if nothing."""
+        with contextlib.suppress(OSError, ValueError):
+            status = self._path.stat()
+            if status.st_mtime_ns != self._changed[1]:
+                self._changed = time.monotonic(), status.st_mtime_ns
+                found = json.loads(self._path.read_text())
+                self._content = found if isinstance(found, dict) else {}
+        return self._content
+
+    def check(self, experiment: Path) -> None:
+        """Raise a `UserError` if the rank has stopped."""
+        now = time.monotonic()
+        if now - self._looked < 1.0:
+            return
+        self._looked = now
+        with contextlib.suppress(OSError):
+            reason = self._error.read_text().strip()
+            raise UserError(f"rank {self.rank} stopped: {reason}")
+        found = self.read()
+        gone = now - self._changed[0] > _PATIENCE
+        if found.get("host") == platform.node():
+            gone = gone or not _exists(found.get("process"))
+        if gone:
+            raise UserError(
+                f"rank {self.rank} is seen no more",
+                path=experiment,
+                remedy="the same command goes on from here",
+            )
+
+
+@contextlib.contextmanager
+def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], None]]:
+    """As rank 0, yield a function that trains all jobs of a round: (round, number of jobs)."""
+    path = federation.experiment.path
+    folder = path / "ranks"
+    folder.mkdir(exist_ok=True)
+    for left in folder.iterdir():
+        left.unlink(missing_ok=True)
+    others = [_Watch(folder, number) for number in range(1, rank.size)]
+    with _Sign(folder, 0):
+        _await(lambda: all(one.read() for one in others), _PATIENCE, others, path)
+        announced: dict[str, object] = {}
+
+        def announce(number: int, ended: bool = False) -> None:
+            words = {str(one.rank): one.read().get("word") for one in others}
+            run = {"words": words, "round": number, "ended": ended}
+            # Again where a rank of an earlier run had answered in another's place.
+            if run != announced:
+                write_text(folder / "run", json.dumps(run) + "\n")
+                announced.update(run)
+
+        def train(number: int, jobs: int) -> None:
+            announce(number)
+            tables = [
+                federation.experiment.round_dir(number) / f"update.{job}.tsv"
+                for job in range(1, jobs + 1)
+            ]
+            for job in range(1, jobs + 1, rank.size):
+                train_local(federation, number, job)
+
+            def complete() -> bool:
+                announce(number)
+                return all(_appears(table) for table in tables)
+
+            _await(complete, None, others, path)
+
+        try:
+            yield train
+        finally:
+            announce(0, ended=True)
+
+
+def follow(path: str | Path, rank: Rank, open_federation: Callable[[], Federation]) -> None:
+    """As another rank, train this rank's jobs of every round until rank 0 has ended the run."""
+    folder = Path(path) / "ranks"
+    leader = _Watch(folder, 0)
+    with contextlib.suppress(_Ended), _Sign(_made(folder), rank.number) as sign:
+        federation = open_federation()
+        done, words = 0, set()
+        while True:
+
+            def called() -> bool:
+                words.add(leader.read().get("word"))
+                if len(words - {None}) > 1:
+                    raise UserError("another run has begun", path=path)
+                run = _read_run(folder, rank.number, sign.word)
+                if run.get("ended"):
+                    raise _Ended
+                return run.get("round", 0) > done  # noqa: B023
+
+            _await(called, None, [leader], Path(path))
+            done = _read_run(folder, rank.number, sign.word)["round"]
+            needed = _needed(federation.experiment, done)
+            _await(lambda: all(map(_appears, needed)), _PATIENCE, [leader], Path(path))  # noqa: B023
+            for job in range(rank.number + 1, federation.experiment.jobs(done) + 1, rank.size):
+                train_local(federation, done, job)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _needed(experiment: Experiment, number: int) -> list[Path]:
+    """What rank 0 has written before a round can be trained."""
+    marks = [experiment.round_dir(number - 1) / ".done"] if number > 1 else []
+    return [*marks, experiment.global_state(number), experiment.round_dir(number) / "jobs"]
+
+
+def _read_run(folder: Path, rank: int, word: str) -> dict:
+    """What rank 0 has announced to this very process; {} before that."""
+    with contextlib.suppress(OSError, ValueError):
+        run = json.loads((folder / "run").read_text())
+        if run["words"].get(str(rank)) == word:
+            return run
+    return {}
+
+
+def _appears(path: Path) -> bool:
+    if path.exists():
+        return True
+    # A listing makes a network file system look again.
+    with contextlib.suppress(OSError):
+        list(path.parent.iterdir())
+    return path.exists()
+
+
+def _await(
+    ready: Callable[[], bool], patience: float | None, others: list[_Watch], path: Path
+) -> None:
+    """Wait until something is so; a `UserError` if another rank stops, or patience ends."""
+    begun, pause = time.monotonic(), _POLL
+    while not ready():
+        for other in others:
+            other.check(path)
+        if patience is not None and time.monotonic() - begun > patience:
+            raise UserError("not all ranks came", path=path, remedy="look into their logs")
+        time.sleep(pause)
+        pause = min(1.2 * pause, _POLL_AT_MOST)
+
+
+def _exists(process: object) -> bool:
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, TypeError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,445 @@
+"""What clients send in a round, and how the server validates it.
+
+    update.<job>.tsv           a row for each client of the job; written last, so that it marks the
+                               job as complete
+    update.<job>.safetensors   the tensors that the clients send, stacked on dimension 0 in the
+                               order of the rows; a client that sends nothing has zeros there
+    features.<client>.ark .scp features that a client sends, where a method asks for them
+
+The writer holds one stack of clients at a time; the reader looks at headers and tables only.
+Nothing that comes from a client is trusted: no pickle, no size, no name, no path.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+
+import numpy as np
+
+from fedtools.files.ark import FeatureReader, write_ark
+from fedtools.files.atomic import atomic_path
+from fedtools.files.datadir import check_id, read_table, write_table
+from fedtools.files.errors import UserError
+from fedtools.files.states import (
+    Layout,
+    Spec,
+    as_array,
+    check_spec,
+    make_header,
+    read_layout,
+    row_bytes,
+    write_at,
+)
+from fedtools.files.tables import count, read_tsv, write_tsv
+
+if TYPE_CHECKING:
+    import torch
+
+COLUMNS = ("client", "utterances", "steps", "loss", "seconds", "bytes", "base", "status")
+
+_MAX_UTTERANCES, _MAX_STEPS, _MAX_SECONDS = 10**9, 10**12, 1e9
+# What TensorBoard writes, and a sum of any number of clients, has room for. More is no loss.
+MAX_LOSS = 1e30
+
+
+@dataclass(frozen=True)
+class Features:
+    """Bounds on the features that a client may send.
+
+    Attributes:
+        size: values of a frame.
+        utterances, frames: the largest number of each, in all.
+    """
+
+    size: int
+    utterances: int = 10**6
+    frames: int = 10**9
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What each client sends beside its row; by default nothing.
+
+    Attributes:
+        tensors: as one client has them, of a model or of none (counts).
+        features: bounds on features, or None.
+    """
+
+    tensors: Spec = field(default_factory=dict)
+    features: Features | None = None
+
+
+class Report(NamedTuple):
+    """What a client says of its work in a round: the numbers of its row.
+
+    `loss` is its mean training loss, `utterances` the size of its data, which may be zero.
+    A `reason` means that it sends nothing, and why.
+    """
+
+    client: str
+    utterances: int = 0
+    steps: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One client's message that passed all checks; its tensors are row `row` of a job's file."""
+
+    client: str
+    utterances: int
+    steps: int
+    loss: float
+    seconds: float
+    bytes: int
+    path: Path
+    layout: Layout | None
+    row: int
+
+    def offset(self, name: str) -> int:
+        """The byte of the file at which this client's row of a tensor begins."""
+        return self.layout.offsets[name] + self.row * self.layout.strides[name]
+
+    @property
+    def features(self) -> FeatureReader:
+        """The features that the client sent."""
+        return FeatureReader(_read_scp(self.path.parent, self.client))
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A client whose message does not count, and why."""
+
+    client: str
+    reason: str
+
+
+class MessageWriter:
+    """Write the files of one job without holding them in memory.
+
+    What is left of an earlier try of the same job is removed first. As a context manager it
+    closes at the end of the block, or leaves nothing after an error.
+
+    Args:
+        round_dir: the round's directory.
+        job: the job's number.
+        clients: the job's clients, in the order of their rows.
+        payload: what each of them sends.
+        base: SHA-256 of the state that they started from.
+    """
+
+    def __init__(
+        self, round_dir: Path, job: int, clients: Sequence[str], payload: Payload, base: str
+    ):
+        self._tensors, self._table = _paths(round_dir, job)
+        self._row = {check_id(client, "client"): row for row, client in enumerate(clients)}
+        if len(self._row) < len(clients):
+            raise ValueError(f"a client comes twice in {clients}")
+        self._payload, self._base = payload, base
+        self._written: dict[str, dict[str, object]] = {}
+        # The table first: without its mark, the others do not count.
+        self._table.unlink(missing_ok=True)
+        self._tensors.unlink(missing_ok=True)
+        self._file: BinaryIO | None = None
+        self._stack = ExitStack()
+        if payload.tensors:
+            header, self._layout = make_header(_stacked(payload.tensors, len(clients)))
+            with ExitStack() as stack:
+                path = stack.enter_context(atomic_path(self._tensors))
+                self._file = stack.enter_context(open(path, "r+b"))
+                self._file.write(header)
+                self._file.truncate(self._layout.size)
+                self._file.flush()
+                self._stack = stack.pop_all()
+
+    def send(
+        self,
+        reports: Sequence[Report],
+        tensors: Mapping[str, np.ndarray | torch.Tensor] | None = None,
+        features: Iterable[tuple[str, np.ndarray]] | None = None,
+    ) -> None:
+        """Write the messages of some clients of the job, whose order does not change the files.
+
+        Args:
+            reports: what each client says.
+            tensors: name -> (len(reports), ...), a row for each client, those of clients that
+                send nothing included; exactly those of the payload.
+            features: utterance and matrix (T, D) of a single client.
+
+        Raises:
+            ValueError: if clients or tensors are not what was announced.
+        """
+        spec = self._payload.tensors
+        if (tensors or {}).keys() != spec.keys():
+            raise ValueError(f"tensors {sorted((tensors or {}).keys() ^ spec.keys())}")
+        size = row_bytes(spec)
+        for report in reports:
+            if report.client not in self._row or report.client in self._written:
+                raise ValueError(f"client {report.client!r} is not of this job, or comes twice")
+            if features is not None and not report.reason:
+                size += self._send_features(report.client, features)
+            self._written[report.client] = self._line(report, 0 if report.reason else size)
+        for name, (shape, kind) in spec.items():
+            rows = as_array(name, tensors[name])
+            if (rows.shape, rows.dtype.name) != ((len(reports), *shape), kind):
+                raise ValueError(f"{name} is {rows.dtype} of {rows.shape}")
+            for begin, end in self._runs(reports):
+                row = self._row[reports[begin].client]
+                offset = self._layout.offsets[name] + row * self._layout.strides[name]
+                write_at(self._file.fileno(), rows[begin:end], offset)
+
+    def _runs(self, reports: Sequence[Report]) -> list[tuple[int, int]]:
+        """Stretches of reports whose rows are neighbours in the file, as (first, last + 1)."""
+        runs: list[tuple[int, int]] = []
+        for index, report in enumerate(reports):
+            if report.reason:
+                continue
+            if runs and runs[-1][1] == index:
+                first = runs[-1][0]
+                if self._row[report.client] == self._row[reports[first].client] + index - first:
+                    runs[-1] = first, index + 1
+                    continue
+            runs.append((index, index + 1))
+        return runs
+
+    def _send_features(self, client: str, matrices: Iterable[tuple[str, np.ndarray]]) -> int:
+        ark, scp = _feature_paths(self._table.parent, client)
+        entries = write_ark(ark, matrices)
+        # The file alone: where the experiment lies is nobody's business.
+        write_table(
+            scp, {utt: f"{ark.name}:{at.rpartition(':')[2]}" for utt, at in entries.items()}
+        )
+        return ark.stat().st_size + scp.stat().st_size
+
+    def _line(self, report: Report, size: int) -> dict[str, object]:
+        return {
+            **report._asdict(),
+            "loss": repr(float(report.loss)) if not report.reason else "0.0",
+            "seconds": f"{report.seconds:.3f}",
+            "bytes": size,
+            "base": self._base,
+            "status": " ".join(report.reason.split())[:200].strip() or "ok",
+        }
+
+    def __enter__(self) -> MessageWriter:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        """Put the files in place, the table last; a ValueError if a client is missing."""
+        if kind is not None:
+            self._stack.__exit__(kind, error, trace)
+            return
+        with self._stack:
+            if missing := self._row.keys() - self._written.keys():
+                raise ValueError(f"nothing of {sorted(missing)}")
+        write_tsv(self._table, COLUMNS, [self._written[client] for client in self._row])
+
+
+def job_complete(
+    round_dir: Path, job: int, clients: Sequence[str], payload: Payload, base: str
+) -> bool:
+    """Whether this job's files are all there, for just these clients and this base.
+
+    A rerun skips the jobs for which this is true. Arguments as of `MessageWriter`.
+    """
+    tensors, table = _paths(round_dir, job)
+    try:
+        rows = read_tsv(table, COLUMNS)
+        if payload.tensors:
+            spec = _stacked(payload.tensors, len(rows))
+            check_spec(read_layout(tensors).spec, spec, tensors)
+    except UserError:
+        return False
+    bases = {row["base"] for row in rows}
+    return bases <= {base} and [row["client"] for row in rows] == list(clients)
+
+
+def read_messages(
+    round_dir: Path, jobs: int, sampled: Sequence[str], payload: Payload, base: str
+) -> tuple[list[Message], list[Refusal]]:
+    """Validate every message of a round, without reading any tensor.
+
+    A job whose tensor file is damaged, or does not fit its table, loses all of its clients, and so
+    does one whose table cannot be read; a row with nonsense or another base loses its client. A
+    client that comes twice is refused altogether: nobody can say which of the two is its own. NaN
+    and Inf are left to `fedtools.server.aggregate`. Files that no job was to write are ignored,
+    with a warning.
+
+    Args:
+        round_dir: the round's directory.
+        jobs: how many jobs the clients were cut into.
+        sampled: the clients of the round.
+        payload, base: as of `MessageWriter`.
+
+    Returns:
+        The messages that count, in the order of `sampled`, and one refusal for each other client
+        of `sampled`, in that order, followed by those who were not sampled.
+    """
+    expected = {path for job in range(1, jobs + 1) for path in _paths(round_dir, job)}
+    for path in sorted(set(round_dir.glob("update.*")) - expected):
+        print(f"{path}: no job was to write this file; ignored", file=sys.stderr)
+    came: dict[str, list[Message | Refusal]] = {}
+    unreadable: list[str] = []
+    for job in range(1, jobs + 1):
+        try:
+            for item in _read_job(round_dir, job, len(sampled), payload, base):
+                came.setdefault(item.client, []).append(item)
+        except UserError as error:
+            unreadable.append(_reason_of(error, round_dir))
+    nothing = Refusal("", "; ".join(["sent nothing that could be read", *unreadable[:3]]))
+    messages, refusals = [], []
+    for client in sampled:
+        items = came.pop(client, [nothing])
+        if len(items) > 1:
+            refusals.append(Refusal(client, f"came {len(items)} times"))
+        elif isinstance(items[0], Message):
+            messages.append(items[0])
+        else:
+            refusals.append(Refusal(client, items[0].reason))
+    refusals += [Refusal(client, "was not sampled") for client in sorted(came)]
+    return messages, refusals
+
+
+def remove_messages(round_dir: Path) -> None:
+    """Remove everything that clients sent in a round, the tables of jobs first."""
+    for pattern in ("update.*.tsv", "update.*", "features.*"):
+        for path in round_dir.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def _paths(round_dir: Path, job: int) -> tuple[Path, Path]:
+    return round_dir / f"update.{job}.safetensors", round_dir / f"update.{job}.tsv"
+
+
+def _feature_paths(round_dir: Path, client: str) -> tuple[Path, Path]:
+    return round_dir / f"features.{client}.ark", round_dir / f"features.{client}.scp"
+
+
+def _stacked(spec: Spec, clients: int) -> Spec:
+    return {name: ((clients, *shape), kind) for name, (shape, kind) in spec.items()}
+
+
+def _read_job(
+    round_dir: Path, job: int, sampled: int, payload: Payload, base: str
+) -> list[Message | Refusal]:
+    """What each row of a job's table amounts to; a `UserError` if the table cannot be read."""
+    tensors, table = _paths(round_dir, job)
+    check_size(table, sampled)
+    rows = read_tsv(table, COLUMNS)
+    for line, row in enumerate(rows, 2):
+        check_id(row["client"], "client", table, line)
+    layout, problem = None, ""
+    if payload.tensors:
+        try:
+            layout = read_layout(tensors)
+            check_spec(layout.spec, _stacked(payload.tensors, len(rows)), tensors)
+        except UserError as error:
+            problem = _reason_of(error, round_dir)
+    items: list[Message | Refusal] = []
+    for index, row in enumerate(rows):
+        reason = problem
+        if row["status"] != "ok":
+            said = "".join(c if c.isprintable() else "?" for c in row["status"][:300])
+            reason = f"left out by its job: {said}"
+        try:
+            items.append(
+                Refusal(row["client"], reason)
+                if reason
+                else _message(row, index, table, layout, payload, base)
+            )
+        except UserError as error:
+            items.append(Refusal(row["client"], _reason_of(error, round_dir)))
+    return items
+
+
+def _message(
+    row: Mapping[str, str],
+    index: int,
+    table: Path,
+    layout: Layout | None,
+    payload: Payload,
+    base: str,
+) -> Message:
+    line, client = index + 2, row["client"]
+    utterances, steps, announced = (
+        count(row, column, table, line) for column in ("utterances", "steps", "bytes")
+    )
+    loss, seconds = (_real(row, column, table, line) for column in ("loss", "seconds"))
+    if utterances > _MAX_UTTERANCES or steps > _MAX_STEPS:
+        problem = f"{utterances} utterances and {steps} steps cannot be"
+        raise UserError(problem, path=table, line=line)
+    if abs(loss) > MAX_LOSS or not 0 <= seconds <= _MAX_SECONDS:
+        problem = f"a loss of {loss:g} in {seconds:g} seconds cannot be"
+        raise UserError(problem, path=table, line=line)
+    if row["base"] != base:
+        raise UserError("started from another global state", path=table, line=line)
+    size = row_bytes(payload.tensors)
+    if payload.features:
+        size += _check_features(table.parent, client, payload.features)
+    if announced != size:
+        raise UserError(f"{announced} bytes announced, {size} sent", path=table, line=line)
+    path = table.with_suffix(".safetensors")
+    return Message(client, utterances, steps, loss, seconds, size, path, layout, index)
+
+
+def _check_features(round_dir: Path, client: str, bounds: Features) -> int:
+    """The bytes of a client's features, whose headers are within the bounds."""
+    ark, scp = _feature_paths(round_dir, client)
+    entries = _read_scp(round_dir, client, bounds.utterances)
+    reader, frames = FeatureReader(entries), 0
+    for line, utterance in enumerate(entries, 1):
+        check_id(utterance, "utterance", scp, line)
+        length, size = reader.shape(utterance)
+        frames += length
+        if size != bounds.size or frames > bounds.frames:
+            problem = f"{length} frames of {size} values, {frames} in all"
+            remedy = f"at most {bounds.frames} of {bounds.size} are taken"
+            raise UserError(problem, path=scp, line=line, remedy=remedy)
+    return ark.stat().st_size + scp.stat().st_size
+
+
+def _read_scp(round_dir: Path, client: str, most: int = 10**6) -> dict[str, str]:
+    """utterance -> "path:offset" in the client's own ark, whatever path the client wrote."""
+    ark, scp = _feature_paths(round_dir, client)
+    check_size(scp, most)
+    entries = {}
+    for line, (utterance, value) in enumerate(read_table(scp).items(), 1):
+        name, _, offset = value.rpartition(":")
+        if name != ark.name:
+            raise UserError(f"{value[:80]!r} is not in {ark.name}", path=scp, line=line)
+        entries[utterance] = f"{ark}:{offset}"
+    return entries
+
+
+def _real(row: Mapping[str, str], column: str, table: Path, line: int) -> float:
+    """The finite number in a field; a `UserError` names file and line if it is anything else."""
+    # float() alone would let whitespace and underscores pass.
+    text = row[column][:40]
+    known = re.fullmatch(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?", text, re.A)
+    value = float(text) if known else math.nan
+    if not math.isfinite(value):
+        raise UserError(f"the {column} is {text!r}, not a finite number", path=table, line=line)
+    return value
+
+
+def check_size(path: Path, rows: int) -> None:
+    """Fail if a table is no regular file, or far longer than ids of 200 characters can make it."""
+    if not path.is_file():
+        raise UserError("not a regular file" if path.exists() else "missing", path=path)
+    if path.stat().st_size > 1024 * (rows + 64):
+        raise UserError(f"too long for a table of {rows} rows", path=path)
+
+
+def _reason_of(error: UserError, folder: Path) -> str:
+    """The message, without the folder, so that it is the same wherever the experiment lies."""
+    text = str(error).replace(f"{folder}/", "")
+    return text if len(text) <= 300 else f"{text[:296]} ..."

@@ -1,0 +1,83 @@
+"""What a client, or the server, keeps for itself from round to round.
+
+    <owner>/round_0007/<name>.safetensors   tensors as they were after round 7
+    <owner>/checkpoint.safetensors          a training in progress
+
+The owner's folder is `EXP/clients/<client>` or `EXP/server`. A round that is killed is repeated, so
+what an earlier round kept stays until the next one is complete.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedtools.files.states import Spec, load_state, save_state
+
+if TYPE_CHECKING:
+    import torch
+
+# The personal part of a client's model. It is kept of every round, for `fedtools average`.
+PERSONAL_STATE = "personal"
+
+
+class Private:
+    """An owner's files, seen from one round."""
+
+    def __init__(self, folder: Path, number: int):
+        self.folder, self.number = folder, number
+
+    @property
+    def checkpoint(self) -> Path:
+        """A training in progress."""
+        return self.folder / "checkpoint.safetensors"
+
+    def load(self, name: str, spec: Spec | None = None) -> dict[str, np.ndarray] | None:
+        """The newest tensors of this name from rounds before this one, or None."""
+        for number in reversed(self._rounds()):
+            path = self._path(name, number)
+            if number < self.number and path.exists():
+                return load_state(path, spec)
+        return None
+
+    def save(self, name: str, tensors: Mapping[str, np.ndarray | torch.Tensor]) -> None:
+        """Keep tensors for a later round."""
+        save_state(self._path(name, self.number), tensors)
+
+    def drop_old(self, keep: int) -> None:
+        """Remove all but the newest `keep` files of each name, the personal state apart.
+
+        In an open round `keep` must be 2: a round that is killed is repeated from the last but one.
+        """
+        found: dict[str, list[Path]] = {}
+        for number in self._rounds():
+            for path in sorted(self._path("", number).parent.glob("*.safetensors")):
+                if path.stem != PERSONAL_STATE:
+                    found.setdefault(path.stem, []).append(path)
+        for paths in found.values():
+            for path in paths[:-keep]:
+                path.unlink()
+                if not any(path.parent.iterdir()):
+                    path.parent.rmdir()
+
+    def remove_from(self, number: int) -> None:
+        """Remove what was kept in round `number` and after it, and any checkpoint."""
+        self.checkpoint.unlink(missing_ok=True)
+        for later in self._rounds():
+            if later >= number:
+                folder = self._path("", later).parent
+                for path in folder.iterdir():
+                    path.unlink()
+                folder.rmdir()
+
+    def _path(self, name: str, number: int) -> Path:
+        return self.folder / f"round_{number:04d}" / f"{name}.safetensors"
+
+    def _rounds(self) -> list[int]:
+        """As numbers: 10000 comes after 9999."""
+        found = (re.fullmatch(r"round_(\d+)", path.name) for path in self.folder.glob("round_*"))
+        return sorted(int(match.group(1)) for match in found if match)

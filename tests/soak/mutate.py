@@ -1,0 +1,173 @@
+"""One file made worse: what disks, editors, scripts and strangers do to it."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+TOKENS = [
+    *("../x", "/dev/zero", "", " ", "\t", "\0", "\r", "nan", "inf", "-1", "0", "1e400", "1e-400"),
+    *("9" * 25, "9" * 400, "é", "\u2028", "\ufeff", "true", "[", "{", "#", "|", "a" * 300, "1_0"),
+]
+VALUES: list[Any] = [
+    *(True, None, [], ["a"], [1], {}, {"a": 1}, 0, 3, -1, 0.5, 10**30, -(10**30), 1e308, 1e-308),
+    *(float("nan"), float("inf"), "", "x", "../x", "/dev/zero", "1", "a\0b", "é" * 300, [[[[[]]]]]),
+]
+# YAML that is small, and large or endless when it is read.
+BOMBS = [
+    "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
+    "a: &a [*a]\n",
+    "a: " + "[" * 3000 + "]" * 3000 + "\n",
+    "a:\n" + "".join(" " * i + "a:\n" for i in range(1, 1500)),
+    "a: !!bool x\n",
+    "a: !!python/object/apply:os.system [false]\n",
+    "? [a]\n: b\n",
+]
+
+
+def mutate(path: Path, dice: random.Random, others: list[Path]) -> str:
+    """Make a file worse, and say how.
+
+    Args:
+        path: the file.
+        dice: decides how.
+        others: files whose content it may get.
+    """
+    ways: list[Callable[[Path, random.Random], str]] = [_bytes, _bytes, _lines, _lines, _token]
+    ways += [_token, _replace, lambda path, dice: _other(path, dice, others)]
+    if path.suffix == ".yaml":
+        ways += [_option] * 12 + [_bomb]
+    return dice.choice(ways)(path, dice)
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.unlink()
+    path.write_bytes(content)
+
+
+def _bytes(path: Path, dice: random.Random) -> str:
+    content = bytearray(path.read_bytes())
+    way = dice.choice(["flip", "flip", "header", "cut", "empty", "more", "latin"])
+    place = dice.randrange(len(content) + 1)
+    if way == "header":
+        place = min(place, dice.randrange(120))
+    if way in ("flip", "header"):
+        for _ in range(dice.choice([1, 1, 8]) if content else 0):
+            content[(place + dice.randrange(16)) % len(content)] ^= 1 << dice.randrange(8)
+    elif way == "cut":
+        del content[place:]
+    elif way == "empty":
+        content.clear()
+    elif way == "more":
+        content += dice.randbytes(dice.choice([1, 100]))
+    else:
+        content[place:place] = b"\xff\xfe"
+    _put(path, bytes(content))
+    return f"{way} at {place}"
+
+
+def _lines(path: Path, dice: random.Random) -> str:
+    lines = path.read_bytes().splitlines(keepends=True) or [b""]
+    one, two = dice.randrange(len(lines)), dice.randrange(len(lines))
+    way = dice.choice(["double", "remove", "swap", "comment", "join", "no end", "CRLF"])
+    if way == "double":
+        lines.insert(one, lines[one])
+    elif way == "remove":
+        del lines[one]
+    elif way == "swap":
+        lines[one], lines[two] = lines[two], lines[one]
+    elif way == "comment":
+        lines[one] = b"#" + lines[one]
+    elif way == "CRLF":
+        lines[one] = lines[one].rstrip(b"\n") + b"\r\n"
+    else:
+        lines[one if way == "join" else -1] = lines[one if way == "join" else -1].rstrip(b"\n")
+    _put(path, b"".join(lines))
+    return f"{way}, line {one + 1}"
+
+
+def _token(path: Path, dice: random.Random) -> str:
+    """A word of the file becomes another, or disappears."""
+    content = path.read_bytes()
+    separators = [b" ", b"\t", b"\n", b":", b"/", b",", b"-"]
+    separator = dice.choice([mark for mark in separators if mark in content] or [b" "])
+    words = content.split(separator)
+    place, token = dice.randrange(len(words)), dice.choice(TOKENS)
+    words[place] = token.encode()
+    _put(path, separator.join(words))
+    return f"word {place} is {token[:12]!r}"
+
+
+def _replace(path: Path, dice: random.Random) -> str:
+    """Something else is in the file's place."""
+    way = dice.choice(["nothing", "folder", "FIFO", "zeros", "dangling", "loop", "socket"])
+    path.unlink()
+    if way == "folder":
+        path.mkdir()
+    elif way == "FIFO":
+        os.mkfifo(path)
+    elif way == "socket":
+        here = Path.cwd()
+        os.chdir(path.parent)  # A socket's whole path may not be longer than 107 bytes.
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+        os.chdir(here)
+    elif way != "nothing":
+        target = {"zeros": "/dev/zero", "dangling": "none", "loop": path.name}[way]
+        path.symlink_to(target)
+    return way
+
+
+def _other(path: Path, dice: random.Random, others: list[Path]) -> str:
+    """The content of another file."""
+    other = dice.choice(others)
+    if other != path:
+        path.unlink()
+        shutil.copyfile(other, path)
+    return f"the content of {other.name}"
+
+
+def _option(path: Path, dice: random.Random) -> str:
+    """One option of YAML has another value, another name, or is not there."""
+    content = yaml.safe_load(path.read_text())
+    places = list(_places(content))
+    if not places:
+        return "no option"
+    keys = dice.choice(places)
+    parent = content
+    for key in keys[:-1]:
+        parent = parent[key]
+    name, way = ".".join(keys), dice.choice(["value"] * 6 + ["name", "remove", "more"])
+    if way == "value":
+        value = dice.choice(VALUES)
+        parent[keys[-1]] = value
+        way = f"is {str(value)[:20]!r}"
+    elif way == "more":
+        parent["strange"] = dice.choice(VALUES)
+    else:
+        value = parent.pop(keys[-1])
+        if way == "name":
+            parent[f"{keys[-1]}x"] = value
+    _put(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode())
+    return f"option {name}: {way}"
+
+
+def _places(content: Any) -> list[tuple[str, ...]]:
+    """The keys of all options, each with those that lead to it."""
+    if not isinstance(content, dict):
+        return []
+    return [(key, *rest) for key, value in content.items() for rest in [(), *_places(value)]]
+
+
+def _bomb(path: Path, dice: random.Random) -> str:
+    number = dice.randrange(len(BOMBS))
+    old = b"" if dice.random() < 0.3 else path.read_bytes()
+    _put(path, old + BOMBS[number].encode())
+    return f"bomb {number}"
