@@ -35,7 +35,7 @@ def constant(clients: int, *shape: int, value: float) -> Tensor:
 
 
 def first(parameter: Tensor, clients: int) -> Tensor:
-    """What the first clients have of (K, ...); all of it as it is: a slice has a gradient to copy."""
+    """What the first clients have of (K, ...); all of it as it is: a slice's gradient is a copy."""
     return parameter if clients == len(parameter) else parameter[:clients]
 
 
