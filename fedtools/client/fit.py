@@ -202,8 +202,8 @@ def fit(
         (steps, mean loss, reason why it cannot be used or "") of each model.
     """
     counts, model, optimizer = batches.steps, run.model, run.optimizer
+    device = next(model.parameters()).device
     if run.totals is None:
-        device = next(model.parameters()).device
         run.totals = torch.zeros(len(counts), dtype=torch.float64, device=device)
         run.amounts = torch.zeros_like(run.totals)
         if 0 in counts:
@@ -215,7 +215,7 @@ def fit(
         for number, parts in enumerate(batches.stream(run.steps), run.steps):
             active = sum(count > number for count in counts)
             _set_rates(optimizer, rates, training, first_step + number + 1)
-            torch.manual_seed((random + number) % 2**64)
+            _seed((random + number) % 2**64, device)
             for batch in parts:
                 losses = _backward(model, batch, run.objective, training, len(parts))
                 run.totals[:active] += losses * batch.amount
@@ -241,6 +241,13 @@ def fit(
         (count, mean, _reason(mean, usable))
         for count, mean, usable in zip(counts, means, run.finite(), strict=True)
     ]
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    # torch.manual_seed() would keep a stack trace for each kind of device that was not used yet.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
 
 
 def _set_rates(
