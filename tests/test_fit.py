@@ -528,11 +528,11 @@ def test_rounds_that_keep_the_optimiser_are_one_training(tmp_path, optim):
 
 
 def test_a_client_that_is_killed_goes_on_from_its_checkpoint(tmp_path):
-    training = options("adamw", save_interval_steps=2)
+    training = options("adamw", save_interval_steps=3)
     whole = Alone(Net(2, dropout=0.3), 1)
     teacher = Teacher(whole, False)
     expected = place(tmp_path / "whole", 3, whole, training).fit(teacher, epochs=2)
-    for killed in (1, 2, 3, 6, 10):
+    for killed in (1, 3, 4, 6, 10):
         folder = tmp_path / str(killed)
         for last in (killed, None):
             model = Alone(Net(2, dropout=0.3), 1)
@@ -552,30 +552,32 @@ def test_a_client_that_is_killed_goes_on_from_its_checkpoint(tmp_path):
                     at.fit(own, epochs=2)
             else:
                 assert at.fit(own, epochs=2) == expected
-        assert len(steps) == 10 - (killed - 1) // 2 * 2
+        assert len(steps) == 10 - (killed - 1) // 3 * 3
         assert_same(copy_of(model), copy_of(whole))
         assert_same(own.teacher, teacher.teacher)
         # Until the job's files are there, a rerun finds the end, and takes no step.
         again = Alone(Net(2, dropout=0.3), 1)
-        assert place(folder, 3, again, training).fit(Teacher(again, False), epochs=2) == expected
+        steps.clear()
+        assert place(folder, 3, again, training).fit(own, epochs=2) == expected
+        assert steps == []
         assert_same(copy_of(again), copy_of(whole))
         at.finish()
         assert not list(folder.rglob("*checkpoint*"))
 
 
-def test_checkpoints_of_another_round_or_purpose_do_not_count(tmp_path):
+@pytest.mark.parametrize(("number", "purpose"), [(2, "train"), (1, "private"), (2, "private")])
+def test_checkpoints_of_another_round_or_purpose_do_not_count(tmp_path, number, purpose):
     training = options("sgd", save_interval_steps=1)
-    first, second, third = (Alone(Net(2), 1) for _ in range(3))
-    place(tmp_path, 1, first, training).fit(epochs=1)
-    assert (tmp_path / "checkpoint.safetensors").exists()
-    place(tmp_path, 2, second, training).fit(epochs=1)
-    assert_same(copy_of(first), copy_of(second))
-    place(tmp_path, 2, third, training).fit(epochs=1, purpose="private")
-    assert_same(copy_of(first), copy_of(third))
-    # And the same ones do: nothing is left to do, whatever the model holds.
-    fresh = Alone(Net(2), 0)
-    place(tmp_path, 2, fresh, training).fit(epochs=1, purpose="private")
-    assert_same(copy_of(first), copy_of(fresh))
+    expected, found, taken = Alone(Net(2), 0), Alone(Net(2), 0), Alone(Net(2), 0)
+    place(tmp_path / "own", number, expected, training).fit(epochs=1, purpose=purpose)
+    other = Alone(Net(2), 1)
+    place(tmp_path / "other", 1, other, training).fit(epochs=1)
+    assert (tmp_path / "other" / "checkpoint.safetensors").exists()
+    # The same round and purpose have nothing left to do, whatever the model holds.
+    place(tmp_path / "other", 1, taken, training).fit(epochs=1)
+    assert_same(copy_of(taken), copy_of(other))
+    place(tmp_path / "other", number, found, training).fit(epochs=1, purpose=purpose)
+    assert_same(copy_of(found), copy_of(expected))
 
 
 def test_only_some_parameters(tmp_path):
