@@ -356,7 +356,7 @@ class BiGru(nn.Module):
         reset_update, new = (part.unbind(0) for part in by_frame.split([2 * size, size], -1))
         weight = first(self.weight_hh, clients).flatten(0, 1).transpose(1, 2)
         bias = first(self.bias_hh, clients).reshape(both, 1, 3 * size)
-        state = values.new_zeros(both, batch, size)
+        state = gates.new_zeros(both, batch, size)
         states = []
         for frame in range(frames):
             inner = torch.baddbmm(bias, state, weight)
