@@ -67,7 +67,7 @@ def test_a_recipe_takes_them_by_name(tmp_path):
         page[page.index(caption) :].split("\n\n")[1]
         for caption in ("accuracy (%) of federated", "communication and computation")
     )
-    assert re.search(r"^\| Method +\| 12 My own", accuracy)
+    assert re.search(r"^\| Method +\| +12 My own", accuracy)
     for table in (accuracy, costs):
         assert "FedAvg" in table and "Part of the way" in table and "My own" in table
     assert (experiments / "mymethod" / "seed0" / "detection_test.tsv").exists()
