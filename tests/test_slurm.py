@@ -233,3 +233,12 @@ def test_a_federation_on_the_cluster_gives_the_same_bytes(cluster, world):
     assert len(states) == ROUNDS + 1
     assert len(set(states.values())) == ROUNDS + 1
     assert global_states(path) == states
+
+
+def test_rounds_over_ranks_on_two_nodes_give_the_same_bytes(cluster, world):
+    path = keyword_world.begin(world, cluster.folder / "ranks")
+    command = ["fedtools", "rounds", path, "--to", ROUNDS]
+    cluster(SLURM, "--ntasks", "2", "log/rounds.log", *command).ok()
+    assert global_states(path) == global_states(world / "local")
+    # Both ranks took part.
+    assert (path / "round_0001" / "jobs").read_text() == "2\n"

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # One line of a list of experiments: begin, all rounds, accuracy on the test clips.
 #
-#   train.sh LIST JOB CONFIG NGPU
+#   train.sh LIST JOB CONFIG NGPU [init|rounds]
 #
-# Line JOB of LIST is: EXP DATA SEED METHOD SECTION... [--set a.b=value]..., where every SECTION of
+# The last word does only one half of it: several processes, of which each runs the second half
+# with its RANK, begin an experiment once. Line JOB of LIST is: EXP DATA SEED METHOD SECTION... [--set a.b=value]..., where every SECTION of
 # CONFIG is laid over its top level. Runs in the recipe's directory; a killed one goes on.
 set -euo pipefail
 
-list=$1 job=$2 config=$3 ngpu=$4
+list=$1 job=$2 config=$3 ngpu=$4 half=${5:-}
 read -r -a line < <(sed -n "${job}p" "${list}")
 exp=${line[0]} data=${line[1]} seed=${line[2]} method=${line[3]}
 options=()
@@ -18,6 +19,8 @@ for word in "${line[@]:4}"; do
     esac
 done
 
-fedtools init "${exp}" --config "${config}" --method "${method}" --seed "${seed}" \
-    --data "train=${data}/train" --data "valid=${data}/valid" --data "test=${data}/test" "${options[@]}"
-fedtools rounds "${exp}" --ngpu "${ngpu}" --evaluate test
+[[ ${half} = rounds ]] ||
+    fedtools init "${exp}" --config "${config}" --method "${method}" --seed "${seed}" \
+        --data "train=${data}/train" --data "valid=${data}/valid" --data "test=${data}/test" \
+        "${options[@]}"
+[[ ${half} = init ]] || fedtools rounds "${exp}" --ngpu "${ngpu}" --evaluate test

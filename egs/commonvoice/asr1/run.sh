@@ -114,7 +114,7 @@ if begins 5; then
         fedtools init "${exp}/${method}" --config "${config}" --seed "${seed}" \
             --section "methods.${method}?" --method "${method}" --data "train=${data}/train" \
             --data "valid=${data}/valid" --asset "tokens=${exp}/tokens" --start "${exp}/baseline/model.safetensors"
-        ${train_cmd} "${exp}/${method}/log/rounds.log" \
+        ${rounds_cmd:-${train_cmd}} "${exp}/${method}/log/rounds.log" \
             fedtools rounds "${exp}/${method}" --nj "${nj}" --ngpu "${ngpu}"
         ${train_cmd} "${exp}/${method}/log/average.log" \
             fedtools average "${exp}/${method}" --ngpu "${ngpu}"

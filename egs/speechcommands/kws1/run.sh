@@ -209,8 +209,18 @@ if begins 4; then
         exit 1
     fi
     log "Stage 4: training the $(wc -l <"${list}") experiments of ${list}, logs in ${exp}/log"
-    ${train_cmd} --max-jobs-run "${nj}" "JOB=1:$(wc -l <"${list}")" "${exp}/log/train.JOB.log" \
-        local/train.sh "${list}" JOB "${config}" "${ngpu}"
+    experiments=$(wc -l <"${list}")
+    if [ -z "${rounds_cmd:-}" ]; then
+        ${train_cmd} --max-jobs-run "${nj}" "JOB=1:${experiments}" "${exp}/log/train.JOB.log" \
+            local/train.sh "${list}" JOB "${config}" "${ngpu}"
+    else
+        # One experiment after the other, each over all processes that cmd.sh asks for.
+        for job in $(seq "${experiments}"); do
+            local/train.sh "${list}" "${job}" "${config}" "${ngpu}" init
+            ${rounds_cmd} "${exp}/log/train.${job}.log" \
+                local/train.sh "${list}" "${job}" "${config}" "${ngpu}" rounds
+        done
+    fi
 fi
 
 if begins 5 && [[ " ${tasks} " == *" 12 "* ]]; then
