@@ -523,6 +523,21 @@ def test_a_client_that_says_a_billion_utterances(world, tmp_path, ratio):
     assert {row["status"] for row in ledger(tmp_path / "exp")} == {"ok"}
 
 
+def test_clients_without_utterances_do_not_bound_the_others(world, tmp_path):
+    """The median is of those who weigh anything."""
+    folder = open_round(world, tmp_path / "exp")
+    for table in folder.glob("update.*.tsv"):
+        text = table.read_text()
+        for size in (3, 6, 9, 17, 21):
+            text = text.replace(f"\t{size}\t4\t", "\t0\t4\t", 1)
+        table.write_text(text)
+    states = sent(folder)
+    weights = {client: size for client, (size, _) in states.items() if size}
+    assert sorted(weights.values()) == [1, 40]
+    inside("aggregate", tmp_path / "exp").ok()
+    assert_mean(folder, weights, states)
+
+
 @pytest.mark.parametrize("ratio", [100, 0])
 def test_a_client_whose_update_is_far_too_long(world, tmp_path, ratio):
     folder = open_round(world, tmp_path / "exp", f"method_conf.max_norm_ratio={ratio}")
