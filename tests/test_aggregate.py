@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import sys
 
+import keyword_world
 import numpy as np
 import pytest
-from conftest import run
-from fedtools.files.updates import Refusal, UpdateWriter, read_updates
+from conftest import inside, ledger, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 from fedtools.files.errors import UserError
+from fedtools.files.messages import MessageWriter, Payload, Refusal, Report, read_messages
 from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.server import aggregate
-from fedtools.server.aggregate import check_min_clients, mean
+from fedtools.server.aggregate import Bound, check_min_clients, combine
 
 BASE = "0" * 64
 SHAPES = {
@@ -44,12 +46,13 @@ def random_states(number: int, spec: dict, seed: int = 0) -> dict[str, dict[str,
 
 def send(folder, states: dict, spec: dict, jobs: list[list[str]]):
     for job, clients in enumerate(jobs, 1):
-        with UpdateWriter(folder, job, clients, spec, BASE) as writer:
+        with MessageWriter(folder, job, clients, Payload(spec), BASE) as writer:
             for client in clients:
-                writer.add(client, states[client], 1, 1, 0.0)
-    updates, refusals = read_updates(folder, list(states), spec, BASE)
+                tensors = {name: value[None] for name, value in states[client].items()}
+                writer.send([Report(client, 1, 1)], tensors)
+    messages, refusals = read_messages(folder, len(jobs), list(states), Payload(spec), BASE)
     assert not refusals
-    return updates
+    return messages
 
 
 def brute_force(states: dict, weights: list[float], spec: dict) -> dict[str, np.ndarray]:
@@ -89,12 +92,12 @@ def test_it_is_the_brute_force_mean_for_any_jobs(tmp_path_factory, number, chunk
             st.lists(st.floats(1e-3, 1e3), min_size=number, max_size=number),
         )
     )
-    updates = send(folder, states, spec, cut(list(states), data))
+    messages = send(folder, states, spec, cut(list(states), data))
     with pytest.MonkeyPatch.context() as patch:
         # Small tensors then meet every border that large ones meet.
         patch.setattr(aggregate, "_CHUNK", chunk)
         patch.setattr(aggregate, "_LONG", 16)
-        assert mean(updates, weights, folder / "mean", spec) == []
+        assert combine(messages, weights, folder / "mean", spec) == []
     got = load_state(folder / "mean", spec)
     for name, expected in brute_force(states, weights, spec).items():
         np.testing.assert_array_equal(got[name], expected, err_msg=name)
@@ -104,9 +107,9 @@ def test_it_is_the_brute_force_mean_for_any_jobs(tmp_path_factory, number, chunk
 
 def test_large_tensors(tmp_path):
     states = random_states(5, SHAPES)
-    updates = send(tmp_path, states, SHAPES, [list(states)[:2], list(states)[2:]])
+    messages = send(tmp_path, states, SHAPES, [list(states)[:2], list(states)[2:]])
     for weights in ([1] * 5, [5, 4, 3, 2, 1]):
-        mean(updates, weights, tmp_path / "mean", SHAPES)
+        combine(messages, weights, tmp_path / "mean", SHAPES)
         got = load_state(tmp_path / "mean", SHAPES)
         for name, expected in brute_force(states, weights, SHAPES).items():
             np.testing.assert_array_equal(got[name], expected, err_msg=name)
@@ -122,8 +125,8 @@ def test_short_rows_are_added_in_order(tmp_path, size, weighted):
     expected = brute_force(states, weights, spec)["short"]
     for nj in (1, 7):
         folder = tmp_path / str(nj)
-        updates = send(folder, states, spec, [clients[job::nj] for job in range(nj)])
-        mean(updates, weights, folder / "mean", spec)
+        messages = send(folder, states, spec, [clients[job::nj] for job in range(nj)])
+        combine(messages, weights, folder / "mean", spec)
         np.testing.assert_array_equal(load_state(folder / "mean")["short"], expected)
 
 
@@ -133,10 +136,10 @@ def test_weights_have_any_scale(tmp_path_factory, scale):
     folder = tmp_path_factory.mktemp("round")
     spec = {"a": ((100,), "float32")}
     states = random_states(5, spec)
-    updates = send(folder, states, spec, [list(states)])
+    messages = send(folder, states, spec, [list(states)])
     for weights in ([1, 2, 3, 4, 5], [1, 1, 1, 1, 1]):
-        mean(updates, weights, folder / "one", spec)
-        mean(updates, [weight * scale for weight in weights], folder / "other", spec)
+        combine(messages, weights, folder / "one", spec)
+        combine(messages, [weight * scale for weight in weights], folder / "other", spec)
         one, other = (load_state(folder / name)["a"] for name in ("one", "other"))
         np.testing.assert_allclose(one, other, rtol=1e-6)
     assert np.array_equal(one, other)
@@ -144,11 +147,11 @@ def test_weights_have_any_scale(tmp_path_factory, scale):
 
 def test_any_number_of_threads_gives_the_same(tmp_path, monkeypatch):
     states = random_states(4, SHAPES)
-    updates = send(tmp_path, states, SHAPES, [list(states)])
+    messages = send(tmp_path, states, SHAPES, [list(states)])
     written = set()
     for threads in (1, 2, 3, 4):
         monkeypatch.setattr(aggregate.os, "sched_getaffinity", lambda _, n=threads: range(n))
-        mean(updates, [3, 1, 4, 1], tmp_path / "mean", SHAPES)
+        combine(messages, [3, 1, 4, 1], tmp_path / "mean", SHAPES)
         written.add((tmp_path / "mean").read_bytes())
     assert len(written) == 1
 
@@ -159,8 +162,8 @@ def test_what_is_not_finite_is_refused_and_the_rest_summed(tmp_path, bad, name):
     states = random_states(5, SHAPES)
     for client in ("c001", "c003"):
         states[client][name].reshape(-1)[-1:] = bad
-    updates = send(tmp_path, states, SHAPES, [list(states)[:2], list(states)[2:]])
-    refusals = mean(updates, [1, 2, 3, 4, 5], tmp_path / "mean", SHAPES)
+    messages = send(tmp_path, states, SHAPES, [list(states)[:2], list(states)[2:]])
+    refusals = combine(messages, [1, 2, 3, 4, 5], tmp_path / "mean", SHAPES)
     reason = f"NaN or Inf in tensor {name!r}"
     assert refusals == [Refusal("c001", reason), Refusal("c003", reason)]
     left = {client: states[client] for client in ("c000", "c002", "c004")}
@@ -174,8 +177,8 @@ def test_infinities_that_cancel_and_weights_of_zero_hide_nothing(tmp_path):
     spec = {"a": ((1,), "float64"), "b": ((1,), "float32")}
     values = {"c0": np.inf, "c1": -np.inf, "c2": 1.0, "c3": np.nan}
     states = {c: {"a": np.array([v]), "b": np.ones(1, "float32")} for c, v in values.items()}
-    updates = send(tmp_path, states, spec, [list(states)])
-    refusals = mean(updates, [1, 1, 1, 0], tmp_path / "mean", spec)
+    messages = send(tmp_path, states, spec, [list(states)])
+    refusals = combine(messages, [1, 1, 1, 0], tmp_path / "mean", spec)
     assert [refusal.client for refusal in refusals] == ["c0", "c1", "c3"]
     assert load_state(tmp_path / "mean")["a"] == 1.0
 
@@ -183,8 +186,8 @@ def test_infinities_that_cancel_and_weights_of_zero_hide_nothing(tmp_path):
 def test_doubles_that_overflow_only_together(tmp_path):
     spec = {"a": ((1,), "float64")}
     states = {c: {"a": np.array([v])} for c, v in {"c0": 1.7e308, "c1": 1.7e308, "c2": 2.0}.items()}
-    updates = send(tmp_path, states, spec, [list(states)])
-    refusals = mean(updates, [1, 1, 1], tmp_path / "mean", spec)
+    messages = send(tmp_path, states, spec, [list(states)])
+    refusals = combine(messages, [1, 1, 1], tmp_path / "mean", spec)
     assert [refusal.client for refusal in refusals] == ["c0", "c1"]
     assert load_state(tmp_path / "mean")["a"] == 2.0
 
@@ -193,20 +196,20 @@ def test_largest_floats_have_a_mean(tmp_path):
     spec = {"a": ((1,), "float32")}
     top = np.finfo("float32").max
     states = {f"c{n}": {"a": np.array([top])} for n in range(7)}
-    updates = send(tmp_path, states, spec, [list(states)])
-    assert mean(updates, [1, 2, 3, 4, 5, 6, 7], tmp_path / "mean", spec) == []
+    messages = send(tmp_path, states, spec, [list(states)])
+    assert combine(messages, [1, 2, 3, 4, 5, 6, 7], tmp_path / "mean", spec) == []
     assert load_state(tmp_path / "mean")["a"] == top
 
 
 def test_files_that_change_after_they_were_checked(tmp_path):
     states = random_states(4, SHAPES)
-    updates = send(tmp_path, states, SHAPES, [list(states)[:2], list(states)[2:]])
+    messages = send(tmp_path, states, SHAPES, [list(states)[:2], list(states)[2:]])
     with open(tmp_path / "update.2.safetensors", "r+b") as file:
-        file.truncate(updates[2].offset("scalar"))
-    refusals = mean(updates, [1] * 4, tmp_path / "mean", SHAPES)
+        file.truncate(messages[2].offset("scalar"))
+    refusals = combine(messages, [1] * 4, tmp_path / "mean", SHAPES)
     assert [refusal.client for refusal in refusals] == ["c002", "c003"]
     (tmp_path / "update.2.safetensors").unlink()
-    assert mean(updates, [1] * 4, tmp_path / "mean", SHAPES) == [
+    assert combine(messages, [1] * 4, tmp_path / "mean", SHAPES) == [
         Refusal(client, "update.2.safetensors is cut off or gone") for client in ("c002", "c003")
     ]
 
@@ -214,15 +217,17 @@ def test_files_that_change_after_they_were_checked(tmp_path):
 def test_nobody_left(tmp_path):
     spec = {"a": ((1,), "float32")}
     states = {c: {"a": np.array([np.nan], "float32")} for c in ("c0", "c1")}
-    updates = send(tmp_path, states, spec, [list(states)])
+    messages = send(tmp_path, states, spec, [list(states)])
     (tmp_path / "mean").write_text("as before")
-    earlier = [Refusal("c2", "was late")]
+    refusals = combine(messages, [1, 1], tmp_path / "mean", spec)
+    assert [refusal.client for refusal in refusals] == ["c0", "c1"]
     with pytest.raises(UserError) as error:
-        mean(updates, [1, 1], tmp_path / "mean", spec, refused=earlier)
+        check_min_clients(0, 1, [Refusal("c2", "was late"), *refusals])
     assert "0 of 3 updates can be used" in str(error.value)
     assert "c2: was late; c0: NaN or Inf in tensor 'a'; c1: NaN" in str(error.value)
+    assert combine([], [], tmp_path / "mean", spec) == []
     with pytest.raises(UserError, match="0 of 0"):
-        mean([], [], tmp_path / "mean", spec)
+        check_min_clients(0, 0, [])
     assert (tmp_path / "mean").read_text() == "as before"
     assert not list(tmp_path.glob(".*"))
 
@@ -234,33 +239,307 @@ def test_too_few_left(tmp_path):
         check_min_clients(3, 4, many)
     states = random_states(3, SHAPES)
     states["c001"]["scalar"][...] = np.nan
-    updates = send(tmp_path, states, SHAPES, [list(states)])
-    with pytest.raises(UserError, match="2 of 3"):
-        mean(updates, [1] * 3, tmp_path / "mean", SHAPES, min_clients=3)
-    assert len(mean(updates, [1] * 3, tmp_path / "mean", SHAPES, min_clients=2)) == 1
+    messages = send(tmp_path, states, SHAPES, [list(states)])
+    refusals = combine(messages, [1] * 3, tmp_path / "mean", SHAPES, min_clients=3)
+    assert [refusal.client for refusal in refusals] == ["c001"]
+    assert not (tmp_path / "mean").exists()
+    assert combine(messages, [1] * 3, tmp_path / "mean", SHAPES, min_clients=2) == refusals
+    assert (tmp_path / "mean").exists()
 
 
 @pytest.mark.parametrize("tensor", [np.ones(2, "int64"), np.ones(2, "bool")])
 def test_what_has_no_mean(tmp_path, tensor):
     with pytest.raises(UserError, match=r"'count' is (int64|bool), .*personal or reset"):
-        mean([], [], tmp_path / "mean", spec_of({"count": tensor}))
+        combine([], [], tmp_path / "mean", spec_of({"count": tensor}))
 
 
 def test_weights_that_weigh_nothing(tmp_path):
     spec = {"a": ((1,), "float32")}
     states = random_states(2, spec)
-    updates = send(tmp_path, states, spec, [list(states)])
+    messages = send(tmp_path, states, spec, [list(states)])
     with pytest.raises(UserError, match="zero"):
-        mean(updates, [0, 0], tmp_path / "mean", spec)
+        combine(messages, [0, 0], tmp_path / "mean", spec)
     for weights in ([1], [1, -1], [1, np.nan], [1, np.inf]):
         with pytest.raises(ValueError, match="no weights"):
-            mean(updates, weights, tmp_path / "mean", spec)
+            combine(messages, weights, tmp_path / "mean", spec)
 
 
 def test_nothing_shared(tmp_path):
-    updates = send(tmp_path, {"c0": {}, "c1": {}}, {}, [["c0", "c1"]])
-    assert mean(updates, [1, 1], tmp_path / "mean", {}) == []
+    messages = send(tmp_path, {"c0": {}, "c1": {}}, {}, [["c0", "c1"]])
+    assert combine(messages, [1, 1], tmp_path / "mean", {}) == []
     assert load_state(tmp_path / "mean", {}) == {}
+
+
+# --- bounds on norms and weights
+
+MODEL = {"bias": ((9,), "float32"), "deep": ((4, 5, 6), "float32"), "double": ((3,), "float64")}
+
+
+def around(folder, norms, seed=0, spec=MODEL) -> tuple[dict, dict]:
+    """A model, written as folder/base, and updates of it that have these norms in all."""
+    random = np.random.default_rng(seed)
+
+    def draw(scale=1.0):
+        return {name: scale * random.standard_normal(shape) for name, (shape, _) in spec.items()}
+
+    base = {name: value.astype(spec[name][1]) for name, value in draw(0.1).items()}
+    save_state(folder / "base", base)
+    states = {}
+    for number, norm in enumerate(norms):
+        step = draw()
+        length = math.sqrt(sum(float((value**2).sum()) for value in step.values()))
+        with np.errstate(over="ignore"):
+            states[f"c{number:03}"] = {
+                name: (base[name].astype("float64") + step[name] * (norm / length)).astype(kind)
+                for name, (_, kind) in spec.items()
+            }
+    return base, states
+
+
+def split(states, number) -> list[list[str]]:
+    """Neighbours apart: client after client into the next job."""
+    return [list(states)[job::number] for job in range(number)]
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e30, "largest"])
+def test_an_update_far_too_long_is_refused_and_the_mean_is_the_others(tmp_path, factor):
+    honest = np.random.default_rng(1).uniform(0.5, 2, 20)
+    _, states = around(tmp_path, [*honest[:7], honest[7] * 1e6, *honest[8:]])
+    if factor != "largest":
+        _, states = around(tmp_path, [*honest[:7], honest[7] * factor, *honest[8:]])
+    else:
+        for value in states["c007"].values():
+            value[...] = np.sign(value) * 3.4e38
+    weights = [float(1 + number) for number in range(20)]
+    assert all(np.isfinite(value).all() for value in states["c007"].values())
+    written = set()
+    for jobs in (1, 3, 20):
+        folder = tmp_path / str(jobs)
+        messages = send(folder, states, MODEL, split(states, jobs))
+        bound = Bound(tmp_path / "base", 100)
+        (refusal,) = combine(messages, weights, folder / "mean", MODEL, bound=bound)
+        assert refusal.client == "c007" and "over 100 x the median" in refusal.reason
+        written.add((folder / "mean").read_bytes())
+    left = {client: value for client, value in states.items() if client != "c007"}
+    expected = brute_force(left, weights[:7] + weights[8:], MODEL)
+    got = load_state(tmp_path / "1" / "mean", MODEL)
+    for name in MODEL:
+        np.testing.assert_array_equal(got[name], expected[name])
+        oracle = np.average([one[name] for one in left.values()], 0, weights[:7] + weights[8:])
+        np.testing.assert_allclose(got[name], oracle, rtol=1e-6, atol=1e-9)
+    assert len(written) == 1
+
+
+@given(
+    norms=st.lists(st.floats(0.02, 1.0), min_size=2, max_size=12),
+    scale=st.sampled_from([1e-6, 1.0, 1e6]),
+)
+@settings(max_examples=30, deadline=None)
+def test_honest_clients_that_differ_are_all_taken(tmp_path_factory, norms, scale):
+    """The shortest and the longest of them are a factor of 50 apart."""
+    folder = tmp_path_factory.mktemp("round")
+    spec = {"a": ((40,), "float64")}
+    _, states = around(folder, [norm * scale for norm in norms], spec=spec)
+    messages = send(folder, states, spec, [list(states)])
+    bound = Bound(folder / "base", 100)
+    assert combine(messages, [1] * len(norms), folder / "mean", spec, bound=bound) == []
+    expected = np.mean([one["a"] for one in states.values()], 0)
+    np.testing.assert_allclose(load_state(folder / "mean")["a"], expected, rtol=1e-12)
+
+
+@given(
+    exponents=st.lists(st.integers(-4, 8), min_size=1, max_size=9),
+    ratio=st.sampled_from([1.5, 150.0, 2e4]),
+    chunk=st.integers(16, 60),
+    data=st.data(),
+)
+@settings(max_examples=40, deadline=None)
+def test_who_is_refused_is_what_the_definition_says(
+    tmp_path_factory, exponents, ratio, chunk, data
+):
+    """Again without the refused ones, until nobody is left to be refused; for any jobs."""
+    folder = tmp_path_factory.mktemp("round")
+    base, states = around(folder, [3.7 * 10.0**one for one in exponents])
+    left = dict(states)
+    while True:
+        lengths = {
+            client: math.sqrt(
+                sum(
+                    float(((one[name].astype("f8") - base[name].astype("f8")) ** 2).sum())
+                    for name in MODEL
+                )
+            )
+            for client, one in left.items()
+        }
+        median = sorted(lengths.values())[(len(lengths) - 1) // 2]
+        far = {client for client, length in lengths.items() if length > ratio * median}
+        if not far:
+            break
+        left = {client: one for client, one in left.items() if client not in far}
+    messages = send(folder, states, MODEL, cut(list(states), data))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregate, "_CHUNK", chunk)
+        bound = Bound(folder / "base", ratio)
+        refusals = combine(messages, [1] * len(states), folder / "mean", MODEL, bound=bound)
+    assert {refusal.client for refusal in refusals} == states.keys() - left.keys()
+    got, expected = load_state(folder / "mean"), brute_force(left, [1] * len(left), MODEL)
+    for name in MODEL:
+        np.testing.assert_array_equal(got[name], expected[name])
+
+
+def test_without_a_median_nobody_is_refused(tmp_path):
+    """Most clients send what they got: what another one learned is no attack."""
+    _, states = around(tmp_path, [0, 0, 0, 5, 1e9])
+    messages = send(tmp_path, states, MODEL, [list(states)])
+    bound = Bound(tmp_path / "base", 100)
+    assert combine(messages, [1] * 5, tmp_path / "mean", MODEL, bound=bound) == []
+    expected = brute_force(states, [1] * 5, MODEL)
+    np.testing.assert_array_equal(load_state(tmp_path / "mean")["deep"], expected["deep"])
+
+
+def test_the_bound_of_two_clients_and_of_one(tmp_path):
+    """Of two, the shorter one is the median; one alone is the median itself."""
+    _, states = around(tmp_path, [1, 99, 101])
+    bound = Bound(tmp_path / "base", 100)
+    for pair, refused in ((("c000", "c001"), []), (("c000", "c002"), ["c002"])):
+        folder = tmp_path / pair[1]
+        both = {client: states[client] for client in pair}
+        messages = send(folder, both, MODEL, [list(pair)])
+        refusals = combine(messages, [1, 1], folder / "mean", MODEL, bound=bound)
+        assert [refusal.client for refusal in refusals] == refused
+        assert combine(messages[1:], [1], folder / "mean", MODEL, bound=bound) == []
+
+
+def test_no_bound_and_a_bound_of_zero(tmp_path):
+    _, states = around(tmp_path, [1, 1, 1e9])
+    messages = send(tmp_path, states, MODEL, [list(states)])
+    for bound in (None, Bound(tmp_path / "base", 0.0)):
+        assert combine(messages, [1, 2, 3], tmp_path / "mean", MODEL, bound=bound) == []
+        expected = brute_force(states, [1, 2, 3], MODEL)
+        np.testing.assert_array_equal(load_state(tmp_path / "mean")["deep"], expected["deep"])
+
+
+def test_a_poisoned_client_hides_no_other(tmp_path):
+    """A NaN, an overflow of the norm itself, and one that only shows without these."""
+    spec = {"a": ((3,), "float64")}
+    _, states = around(tmp_path, [1, 1, 1, 1e4, 1, 1, 1], spec=spec)
+    states["c001"]["a"][1] = np.nan
+    states["c004"]["a"][2] = 1e200
+    messages = send(tmp_path, states, spec, [list(states)])
+    bound = Bound(tmp_path / "base", 100)
+    refusals = combine(messages, [1] * 7, tmp_path / "mean", spec, bound=bound)
+    assert [refusal.client for refusal in refusals] == ["c001", "c003", "c004"]
+    left = {client: states[client] for client in ("c000", "c002", "c005", "c006")}
+    expected = brute_force(left, [1] * 4, spec)["a"]
+    np.testing.assert_array_equal(load_state(tmp_path / "mean")["a"], expected)
+
+
+def test_one_nan_of_a_stack_costs_its_own_update_alone(tmp_path):
+    """Of 20 in one stack one sends a NaN, and the row of one has a loss of 1e308."""
+    _, states = around(tmp_path, [1.0] * 20)
+    states["c005"]["deep"][2, 2, 2] = np.nan
+    clients, payload = list(states), Payload(MODEL)
+    with MessageWriter(tmp_path, 1, clients, payload, BASE) as writer:
+        reports = [Report(c, 1, 1, 1e308 if c == "c011" else 1.0) for c in clients]
+        rows = {name: np.stack([states[c][name] for c in clients]) for name in MODEL}
+        writer.send(reports, rows)
+    messages, refusals = read_messages(tmp_path, 1, clients, payload, BASE)
+    bound = Bound(tmp_path / "base", 100)
+    refusals += combine(messages, [1] * 19, tmp_path / "mean", MODEL, bound=bound)
+    assert [refusal.client for refusal in refusals] == ["c011", "c005"]
+    left = {client: states[client] for client in clients if client not in ("c005", "c011")}
+    expected = brute_force(left, [1] * 18, MODEL)
+    for name, value in load_state(tmp_path / "mean").items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
+@given(counts=st.lists(st.integers(0, 2**40), min_size=1, max_size=30), jobs=st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_sums_of_counts_are_exact(tmp_path_factory, counts, jobs):
+    folder = tmp_path_factory.mktemp("round")
+    spec = {"counts": ((3,), "float64")}
+    states = {
+        f"c{number:03}": {"counts": np.array([count, 1, 2 * count + 1], "float64")}
+        for number, count in enumerate(counts)
+    }
+    messages = send(folder, states, spec, split(states, jobs))
+    ones = [1.0] * len(counts)
+    assert combine(messages, ones, folder / "sum", spec, normalise=False) == []
+    expected = [sum(counts), len(counts), 2 * sum(counts) + len(counts)]
+    assert load_state(folder / "sum")["counts"].tolist() == expected
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return keyword_world.make_world(tmp_path_factory.mktemp("world"))
+
+
+def open_round(world, path, *settings):
+    """A round of all clients, weighted by their utterances, up to its aggregation."""
+    settings = ("method_conf.weighting=utterances", "clients_per_round=1.0", *settings)
+    keyword_world.begin(world, path, "fedavg", *settings)
+    inside("sample", path, "--nj", 2).ok()
+    for job in (1, 2):
+        inside("train-local", path, "--job", job).ok()
+    return path / "round_0001"
+
+
+def sent(folder) -> dict[str, tuple[int, dict[str, np.ndarray]]]:
+    """client -> (utterances, tensors), read by the library."""
+    found = {}
+    for table in sorted(folder.glob("update.*.tsv")):
+        header, *rows = (line.split("\t") for line in table.read_text().splitlines())
+        tensors = load_file(table.with_suffix(".safetensors"))
+        for index, row in enumerate(rows):
+            values = {name: value[index] for name, value in tensors.items()}
+            found[row[0]] = int(row[header.index("utterances")]), values
+    return found
+
+
+def assert_mean(folder, weights: dict[str, float], states) -> None:
+    """The next state is the mean of these clients' tensors."""
+    following = load_file(folder.parent / "round_0002" / "global.safetensors")
+    for name, value in following.items():
+        rows = [states[client][1][name].astype("float64") for client in weights]
+        oracle = np.average(rows, 0, list(weights.values()))
+        np.testing.assert_allclose(value, oracle, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("ratio", [100, 0])
+def test_a_client_that_says_a_billion_utterances(world, tmp_path, ratio):
+    """Its weight is 100 times the median; without a bound it owns the model."""
+    folder = open_round(world, tmp_path / "exp", f"method_conf.max_weight_ratio={ratio}")
+    sizes = {client: size for client, (size, _) in sent(folder).items()}
+    assert sorted(sizes.values()) == sorted(keyword_world.SIZES)
+    (liar,) = (client for client, size in sizes.items() if size == 6)
+    for table in folder.glob("update.*.tsv"):
+        table.write_text(table.read_text().replace(f"{liar}\t6\t", f"{liar}\t1000000000\t"))
+    states = sent(folder)
+    said = inside("aggregate", tmp_path / "exp").ok().err
+    # In order: 1, 3, 9, 17, 21, 40, a billion.
+    weights = sizes | {liar: 1700 if ratio else 1e9}
+    assert_mean(folder, weights, states)
+    assert (f"{liar}: its weight 1e+09 counts as 1700" in said) == bool(ratio)
+    assert {row["status"] for row in ledger(tmp_path / "exp")} == {"ok"}
+
+
+@pytest.mark.parametrize("ratio", [100, 0])
+def test_a_client_whose_update_is_far_too_long(world, tmp_path, ratio):
+    folder = open_round(world, tmp_path / "exp", f"method_conf.max_norm_ratio={ratio}")
+    path = folder / "update.1.safetensors"
+    tensors = load_file(path)
+    for value in tensors.values():
+        value[1] *= 1e20
+    save_file(tensors, path)
+    liar = (folder / "update.1.tsv").read_text().splitlines()[2].split("\t")[0]
+    states = sent(folder)
+    said = inside("aggregate", tmp_path / "exp").ok().err
+    weights = {c: size for c, (size, _) in states.items() if c != liar or not ratio}
+    assert_mean(folder, weights, states)
+    status = {row["client"]: row["status"] for row in ledger(tmp_path / "exp")}
+    refused = [client for client, text in status.items() if text != "ok"]
+    assert refused == ([liar] if ratio else [])
+    assert not ratio or ("over 100 x the median" in status[liar] and status[liar] in said)
 
 
 def test_memory_stays_under_three_models(tmp_path):
@@ -268,15 +547,18 @@ def test_memory_stays_under_three_models(tmp_path):
     spec = {"a": ((parameters,), "float32")}
     tensors = {"a": np.ones(parameters, "float32")}
     send(tmp_path, dict.fromkeys(clients, tensors), spec, [clients])
+    save_state(tmp_path / "base", tensors)
     script = f"""
 import sys
 from tests.bench.bench_aggregate import peak
-from fedtools.files.updates import read_updates
-from fedtools.server.aggregate import mean
+from fedtools.files.messages import Payload, read_messages
+from fedtools.server.aggregate import Bound, combine
+from pathlib import Path
 folder, spec = sys.argv[1], {spec}
-updates, _ = read_updates(folder, {clients}, spec, "{BASE}")
+messages, _ = read_messages(Path(folder), 1, {clients}, Payload(spec), "{BASE}")
+bound = Bound(Path(folder) / "base", 100)
 before = peak()
-mean(updates, [1] * 8, folder + "/mean", spec)
+assert combine(messages, [1] * 8, folder + "/mean", spec, bound=bound) == []
 print(peak() - before)
 """
     grown = int(run(sys.executable, "-c", script, tmp_path).ok().out)

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import simulated
 import torch
-from fedtools.client.data import Utterances
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtools.client.fit import Objective, Run, fit
+from fedtools.client.options import UtteranceTraining, make_optimizer
+from fedtools.client.utterances import UtteranceBatches, Utterances
+from fedtools.federation.asr import mean_ctc_loss
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
@@ -104,17 +107,67 @@ def test_missing_features_and_texts(data):
             utterances(broken)
 
 
-def test_read_while_training_is_the_same(data, monkeypatch):
-    """A client too large for memory is read ahead by a thread: the same batches."""
-    from fedtools.client import data as module
+def test_data_without_transcripts(data):
+    """Only who says that no labels are needed gets any; features are always needed."""
+    bare = DataDir.read(data.path)
+    bare.text.clear()
+    everything = Utterances(bare, bare.utterances, Tokenizer(TOKENS), 8000, labelled=False)
+    batch = everything.load([0, 1])
+    assert batch["text_lengths"].tolist() == [0, 0] and batch["speech"].shape[0] == 2
+    bare.feats_scp.pop(bare.utterances[0])
+    with pytest.raises(UserError, match=rf"feats.scp: no entry of utterance '{data.utterances[0]}"):
+        Utterances(bare, bare.utterances, Tokenizer(TOKENS), 8000, labelled=False)
 
-    kept = utterances(data)
+
+def test_read_while_training_is_the_same(data):
+    """A client too large for memory is read ahead by a thread: the same batches."""
+    kept, read = (
+        Utterances(data, data.utterances, Tokenizer(TOKENS), 4000, keep=keep)
+        for keep in (True, False)
+    )
     batches = kept.batches()
-    first = [batch["speech"] for batch in kept.stream(batches, torch.device("cpu"))]
-    monkeypatch.setattr(module, "_KEEP_BYTES", 0)
-    read = utterances(data)
-    second = [batch["speech"] for batch in read.stream(batches, torch.device("cpu"))]
-    assert all(map(torch.equal, first, second))
+    assert len(batches) > 5
+    for _ in range(2):
+        streams = (each.stream(batches, torch.device("cpu")) for each in (kept, read))
+        for one, other in zip(*streams, strict=True):
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_cannot_be_read_ahead_is_told(data):
+    broken = DataDir.read(data.path)
+    broken.feats_scp[data.utterances[-1]] += "0"
+    everything = Utterances(data, data.utterances, Tokenizer(TOKENS), 8000)
+    everything._reader.scp = broken.feats_scp
+    everything._reader._records.clear()
+    with pytest.raises(UserError, match=data.utterances[-1]):
+        list(everything.stream(everything.batches(), torch.device("cpu")))
+
+
+@pytest.mark.parametrize("accum_grad", [1, 2, 5])
+def test_steps_hold_every_epoch_once_and_can_be_taken_up(data, accum_grad):
+    everything = utterances(data, 4000)
+    cpu, key = torch.device("cpu"), (3, 7, "au")
+    batches = UtteranceBatches(everything, 2, accum_grad, cpu, key)
+    steps = list(batches.stream(0))
+    plan = [
+        len(batch)
+        for epoch in range(2)
+        for batch in everything.batches(generator(3, "batches", 7, "au", epoch))
+    ]
+    assert [batch.amount for step in steps for batch in step] == plan
+    assert sum(plan) == 2 * len(everything)
+    assert batches.steps == [len(steps)] == [-(-len(plan) // accum_grad)]
+    assert {len(step) for step in steps[:-1]} == {accum_grad}
+    for first in (1, len(steps) - 1, len(steps)):
+        again = list(batches.stream(first))
+        assert len(again) == len(steps) - first
+        for one, other in zip(steps[first:], again, strict=True):
+            for batch, same in zip(one, other, strict=True):
+                assert torch.equal(batch["speech"], same["speech"])
+                assert torch.equal(batch["text"], same["text"])
+        # One that is given up leaves no reader behind that waits.
+        next(batches.stream(0))
 
 
 @pytest.mark.parametrize(
@@ -137,20 +190,24 @@ def test_block_of(model):
     assert blocks == {None, 0, 1}
 
 
-def test_bf16_trains(data):
-    from fedtools.client.train import Training, fit, make_optimizer
-
-    torch.manual_seed(0)
-    model = build_model(simulated.CONFIG["model"], TOKENS)
-    training = Training(optim_conf={"lr": 0.003}, batch_bins=8000, train_dtype="bfloat16")
-    optimizer = make_optimizer(model, training)
-    losses = [
-        fit(
-            model, optimizer, utterances(data), training, ctc_loss,
-            epochs=4, seed=0, key=(number, "test"),
-        ).loss
-        for number in range(3)
-    ]  # fmt: skip
-    assert losses[2] < losses[0]
-    assert all(value.dtype == torch.float32 for value in model.state_dict().values())
-    assert np.isfinite(losses).all()
+def test_bf16_trains_near_float32(data):
+    """Its losses are those of float32 but for a few per cent; the weights stay in float32."""
+    losses, states = {}, {}
+    for kind in ("float32", "bfloat16"):
+        torch.manual_seed(0)
+        model = build_model(simulated.CONFIG["model"], TOKENS)
+        training = UtteranceTraining(optim_conf={"lr": 0.003}, batch_bins=8000, train_dtype=kind)
+        training.set_up_torch()
+        losses[kind] = []
+        for number in range(3):
+            run = Run(model, make_optimizer(model, training), Objective(mean_ctc_loss), False)
+            key = (0, number, "test")
+            batches = UtteranceBatches(utterances(data), 2, 1, torch.device("cpu"), key)
+            ((steps, loss, reason),) = fit(run, batches, training, seed=0, key=key[1:])
+            assert steps == batches.steps[0] and not reason
+            losses[kind].append(loss)
+        assert losses[kind][2] < losses[kind][0]
+        states[kind] = model.state_dict()
+        assert all(value.dtype == torch.float32 for value in states[kind].values())
+    assert np.allclose(losses["bfloat16"], losses["float32"], rtol=0.03)
+    assert losses["bfloat16"] != losses["float32"]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 
 import pytest
 import yaml
 from conftest import ROOT
-from fedtools.client.train import Training, learning_rate
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtools.client.options import ClipTraining, Training, UtteranceTraining, make_optimizer
 from fedtools.files.config import (
     differences,
     freeze,
@@ -116,7 +117,7 @@ def test_our_configurations_make_models(path):
 
     config = yaml.safe_load(path.read_text())
     for section in (config, merge(config, config["baseline"])):
-        from_mapping(Training, section["training"], path)
+        from_mapping(UtteranceTraining, section["training"], path)
     from_mapping(BeamOptions, config["decode"], path)
     model = build_model(config["model"], ["<blank>", "<unk>", "a", "<sos/eos>"])
     blocks = {name.split(".")[2] for name, _ in model.named_parameters() if ".encoders." in name}
@@ -125,8 +126,6 @@ def test_our_configurations_make_models(path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf/speechcommands").glob("*.yaml")), ids=str)
 def test_every_experiment_of_the_keyword_configurations_can_begin(path):
-    from fedtools.client.parallel import ClipTraining
-
     from fedtools.federation.init import read_config
     from fedtools.methods import make_method
     from fedtools.models.keywords import NETWORKS, build_network
@@ -142,6 +141,58 @@ def test_every_experiment_of_the_keyword_configurations_can_begin(path):
         build_network(config["model"], int(task), path)
 
 
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ({"optim": "adagrad"}, "optim 'adagrad' is not one of"),
+        ({"optim_conf": [1]}, "'optim_conf' is"),
+        ({"scheduler": "cosine"}, "'cosine' is not 'warmuplr'"),
+        ({"scheduler_conf": {"warmup_steps": -1}}, "warmup_steps is -1"),
+        ({"scheduler_conf": {"warmup_steps": "many"}}, "warmup_steps is 'many'"),
+        ({"scheduler_conf": {"warmup_steps": True}}, "warmup_steps is True"),
+        ({"scheduler_conf": {"warmup_steps": math.nan}}, "warmup_steps is nan"),
+        ({"scheduler_conf": 3}, "'scheduler_conf' is 3"),
+        ({"grad_clip": -1.0}, "grad_clip"),
+        ({"grad_clip": math.inf}, "grad_clip"),
+        ({"save_interval_steps": -1}, "save_interval_steps"),
+        ({"train_dtype": "float16"}, "train_dtype 'float16' is not"),
+        ({"num_threads": 0}, "num_threads must be at least 1"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Training, UtteranceTraining, ClipTraining])
+def test_refused_options_of_training(kind, section, said):
+    with pytest.raises(UserError) as error:
+        from_mapping(kind, section, "c.yaml: training")
+    assert said in str(error.value) and str(error.value).startswith("c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("kind", "section", "said"),
+    [
+        (UtteranceTraining, {"accum_grad": 0}, "accum_grad must be at least 1"),
+        (UtteranceTraining, {"batch_bins": 0}, "batch_bins must be at least 1"),
+        (UtteranceTraining, {"stack": 4}, "stack"),
+        (ClipTraining, {"batch_size": 0}, "batch_size must be at least 1"),
+        (ClipTraining, {"stack": 0}, "stack must be at least 1"),
+        (ClipTraining, {"stack_mb": 0}, "stack_mb must be at least 1"),
+        (ClipTraining, {"augment": {"shift": 1}}, "augment"),
+        (ClipTraining, {"batch_bins": 9}, "batch_bins"),
+    ],
+)
+def test_refused_options_of_a_task(kind, section, said):
+    with pytest.raises(UserError, match=said):
+        from_mapping(kind, section, "c.yaml: training")
+
+
+def test_refused_options_of_an_optimiser():
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    for optim, conf in (("sgd", {"betas": [0, 1]}), ("adam", {"lr": -1.0}), ("adam", {"lr": "x"})):
+        with pytest.raises(UserError, match=r"c\.yaml: optim_conf: "):
+            make_optimizer(model, Training(optim=optim, optim_conf=conf), "c.yaml")
+
+
 def test_warmup_is_espnets():
     import torch
     from espnet2.schedulers.warmup_lr import WarmupLR
@@ -150,7 +201,7 @@ def test_warmup_is_espnets():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
     scheduler = WarmupLR(optimizer, warmup_steps=10)
     for step in range(1, 30):
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(learning_rate(training, 0.3, step))
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(training.learning_rate(0.3, step))
         optimizer.step()
         scheduler.step()
 

@@ -18,6 +18,7 @@ from fedtools.models.keywords import NETWORKS, build_network
 from fedtools.models.keywords.layers import (
     BatchNorm2d,
     BiGru,
+    Conv1d,
     Conv2d,
     FramesToOne,
     GroupNorm2d,
@@ -141,6 +142,48 @@ def test_convolutions_of_another_form_and_their_gradients_are_torchs(make, input
         torch.testing.assert_close(found[:, client], expected)
         expected.square().sum().backward()
         torch.testing.assert_close(layer.weight.grad[client], weight.grad)
+
+
+@pytest.mark.parametrize("clients", [CLIENTS, CLIENTS - 1, 1])
+@pytest.mark.parametrize(
+    ("length", "options"),
+    [(9, {"stride": 2, "padding": 4}), (3, {"padding": 2, "dilation": 2}), (1, {"stride": 2})],
+)
+def test_convolutions_over_time_and_their_gradients_are_torchs(clients, length, options):
+    """Also of the first clients of a stack, whose last ones get no gradient."""
+    close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
+    layer = scramble(Conv1d(max(clients, CLIENTS * (clients > 1)), 4, 6, length, **options))
+    values = torch.randn(2, clients, 4, 13, requires_grad=True)
+    found = layer(values.flatten(1, 2)).unflatten(1, (clients, -1))
+    found.square().sum().backward()
+    for client in range(clients):
+        weight = layer.weight[client, :, :, 0].detach().requires_grad_()
+        bias = layer.bias[client].detach().requires_grad_()
+        own = values[:, client].detach().requires_grad_()
+        expected = F.conv1d(own, weight, bias, **options)
+        close(found[:, client], expected)
+        expected.square().sum().backward()
+        close(layer.weight.grad[client, :, :, 0], weight.grad)
+        close(layer.bias.grad[client], bias.grad)
+        close(values.grad[:, client], own.grad)
+    assert not layer.weight.grad[clients:].any()
+
+
+@pytest.mark.parametrize("network", NETWORKS.names())
+def test_bfloat16_is_near_and_its_logits_are_not_rounded(network):
+    model = scramble(small(network, CLIENTS)).float()
+    mfcc, labels = torch.randn(CLIENTS, 4, 98, 40), torch.randint(5, (CLIENTS * 4,))
+    mfcc, gradients = mfcc.float(), []
+    for low in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            logits = model(mfcc)
+        assert logits.dtype == torch.float32
+        F.cross_entropy(logits.flatten(0, 1), labels).backward()
+        assert all(value.grad.dtype == torch.float32 for value in model.parameters())
+        gradients.append(torch.cat([value.grad.flatten() for value in model.parameters()]))
+    exact, rounded = gradients
+    assert 0 < (rounded - exact).norm() < 0.2 * exact.norm()
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -1,17 +1,46 @@
-"""The ledger: whole rounds only, whatever happens while one is written."""
+"""The ledger: each round's rows in its own folder, whole or not there; their sum is read."""
 
 from __future__ import annotations
 
 import os
-import time
+import shutil
+from pathlib import Path
 
 import pytest
+from conftest import ledger
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtools.files.errors import UserError
-from fedtools.files.ledger import COLUMNS, LedgerRow, append_round, read_ledger
+from fedtools.files.experiment import Experiment, write_clients, write_sums
+from fedtools.files.ledger import COLUMNS, SERVER_ROW, LedgerRow, read_ledger, write_ledger
 from fedtools.files.tables import read_tsv
+
+CONFIG = """\
+method: fedavg
+task: asr
+method_conf: {}
+clients_per_round: null
+sampling: fixed
+rounds: 9
+average: 1
+evaluate_every: 1
+keep_updates: true
+model: {}
+training: {}
+seed: 0
+data: {}
+clients: 3
+"""
+
+
+def make(path: Path) -> Experiment:
+    """An experiment that has begun."""
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text(CONFIG)
+    write_clients(path / "clients.txt", ["c0", "c1", "c2"])
+    write_sums(path / "sha256sums", {n: path / n for n in ("config.yaml", "clients.txt")})
+    return Experiment(path)
 
 
 def rows(round: int, clients: int = 3, seconds: float = 1.5) -> list[LedgerRow]:
@@ -21,46 +50,75 @@ def rows(round: int, clients: int = 3, seconds: float = 1.5) -> list[LedgerRow]:
     ]
 
 
-def test_rounds_come_back_and_any_tool_reads_them(tmp_path):
-    path = tmp_path / "ledger.tsv"
+def close(experiment: Experiment, number: int, content) -> None:
+    """Write a round's ledger, of rows or as text, and complete the round."""
+    folder = experiment.round_dir(number)
+    folder.mkdir(exist_ok=True)
+    if isinstance(content, str):
+        (folder / "ledger.tsv").write_text(content)
+    else:
+        write_ledger(folder / "ledger.tsv", content)
+    following = experiment.global_state(number + 1)
+    following.parent.mkdir(exist_ok=True)
+    following.write_text(f"state {number + 1}")
+    experiment.close(number)
+
+
+@pytest.fixture
+def experiment(tmp_path) -> Experiment:
+    return make(tmp_path / "exp")
+
+
+def test_rounds_come_back_and_any_tool_reads_them(experiment):
     odd = LedgerRow(2, "d", 0, 1 << 40, 0.25, 1.0, 0.0, "was\tnot\nsampled")
-    append_round(path, 1, rows(1))
-    append_round(path, 2, [*rows(2), odd])
-    assert list(read_ledger(path)) == [*rows(1), *rows(2), odd._replace(status="was not sampled")]
-    assert len(read_tsv(path, COLUMNS)) == 7
+    server = LedgerRow(2, SERVER_ROW, 0, 0, 0.0, 1.0, 0.125, "ok")
+    assert list(read_ledger(experiment)) == []
+    close(experiment, 1, rows(1))
+    close(experiment, 2, [*rows(2), odd, server])
+    expected = [*rows(1), *rows(2), odd._replace(status="was not sampled"), server]
+    assert list(read_ledger(experiment)) == expected
+    assert len(read_tsv(experiment.round_dir(2) / "ledger.tsv", COLUMNS)) == 5
+    assert [row["client"] for row in ledger(experiment.path)] == [row.client for row in expected]
 
 
 @settings(max_examples=40, deadline=None)
-@given(order=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=12))
+@given(order=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.booleans()), max_size=12))
 def test_a_rerun_replaces_its_round(tmp_path_factory, order):
-    path = tmp_path_factory.mktemp("ledger") / "ledger.tsv"
-    expected: dict[int, list[LedgerRow]] = {}
-    for count, (round, clients) in enumerate(order):
-        expected[round] = rows(round, clients, seconds=count)
-        append_round(path, round, expected[round])
-        assert list(read_ledger(path)) == [row for r in sorted(expected) for row in expected[r]]
+    """Rows count once their round is complete, and all before it; only those written last."""
+    experiment = make(tmp_path_factory.mktemp("ledger") / "exp")
+    complete: dict[int, list[LedgerRow]] = {}
+    for time, (number, clients, closes) in enumerate(order):
+        if number > 1 and number - 1 not in complete:
+            continue
+        # A round that is done again is opened first, with those after it.
+        for later in range(number, 6):
+            complete.pop(later, None)
+            (experiment.round_dir(later) / ".done").unlink(missing_ok=True)
+        made = rows(number, clients, seconds=time)
+        close(experiment, number, made)
+        if closes:
+            complete[number] = made
+        else:
+            (experiment.round_dir(number) / ".done").unlink()
+        assert list(read_ledger(experiment)) == [
+            row for r in sorted(complete) for row in complete[r]
+        ]
 
 
-def test_rounds_longer_than_one_look_back(tmp_path):
-    path = tmp_path / "ledger.tsv"
-    for round in (1, 2, 2, 3, 3):
-        append_round(path, round, rows(round, 5000))
-    assert list(read_ledger(path)) == [row for r in (1, 2, 3) for row in rows(r, 5000)]
+def test_many_rows(experiment):
+    for number in (1, 2, 3):
+        close(
+            experiment,
+            number,
+            [row._replace(client=f"c{i}") for i, row in enumerate(rows(number) * 1700)],
+        )
+    found = list(read_ledger(experiment))
+    assert len(found) == 3 * 5100 and sum(row.bytes_up for row in found) == 3 * 5100 * 404
 
 
-def test_a_round_cut_short_anywhere_is_left_out_and_mended(tmp_path, monkeypatch):
-    path = tmp_path / "ledger.tsv"
-    append_round(path, 1, rows(1))
-    before = path.read_bytes()
-    append_round(path, 2, rows(2))
-    whole = path.read_bytes()
-    block = whole[len(before) :]
-    # What a kill leaves: any number of the bytes, as long as the first of them is not committed.
-    for length in range(1, len(block) + 1):
-        path.write_bytes(before + b"#" + block[1:length])
-        assert list(read_ledger(path)) == rows(1)
-        append_round(path, 2, rows(2))
-        assert path.read_bytes() == whole
+def test_a_kill_while_it_is_written_leaves_the_round_open(experiment, monkeypatch):
+    """What is there is the old file or the new one, and neither counts before the round does."""
+    close(experiment, 1, rows(1))
 
     class Killed(BaseException):
         pass
@@ -68,46 +126,102 @@ def test_a_round_cut_short_anywhere_is_left_out_and_mended(tmp_path, monkeypatch
     def kill(*_):
         raise Killed
 
-    for call in ("fsync", "pwrite"):
+    path = experiment.round_dir(2) / "ledger.tsv"
+    for call in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, call, kill)
             with pytest.raises(Killed):
-                append_round(path, 3, rows(3))
-        assert list(read_ledger(path)) == [*rows(1), *rows(2)]
+                write_ledger(path, rows(2))
+        assert [file.name for file in path.parent.iterdir()] == ["global.safetensors"]
+        assert list(read_ledger(experiment)) == rows(1)
+    write_ledger(path, rows(2))
+    before = path.read_bytes()
+    experiment.round_dir(3).mkdir()
+    experiment.global_state(3).write_text("state 3")
+    for call in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, kill)
+            with pytest.raises(Killed):
+                write_ledger(path, rows(2, 1))
+            with pytest.raises(Killed):
+                experiment.close(2)
+        assert path.read_bytes() == before
+        assert list(read_ledger(experiment)) == rows(1)
+    close(experiment, 2, rows(2))
+    assert list(read_ledger(experiment)) == [*rows(1), *rows(2)]
 
 
-def test_appending_does_not_read_the_whole(tmp_path):
-    path = tmp_path / "ledger.tsv"
-    append_round(path, 0, rows(0, 100_000))
-    times = [time.process_time()]
-    assert len(list(read_ledger(path))) == 100_000
-    times.append(time.process_time())
-    for round in range(1, 21):
-        append_round(path, round, rows(round, 10))
-    times.append(time.process_time())
-    assert times[2] - times[1] < 5 * (times[1] - times[0])
+def test_no_change_of_a_complete_round_goes_unnoticed(experiment):
+    """A byte flipped, a line removed, commented out, doubled; the file cut off, or gone."""
+    for number in (1, 2, 3):
+        close(experiment, number, rows(number))
+    path = experiment.round_dir(2) / "ledger.tsv"
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    changes = [whole[:length] for length in range(len(whole))]
+    changes += [
+        whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 7)
+    ]
+    changes += [
+        b"".join([lines[0], b"#" + lines[1], *lines[2:]]),
+        b"".join(lines[:2]),
+        b"".join([*lines, lines[-1]]),
+        whole.replace(b"404", b"1e400", 1),
+    ]
+    for content in changes:
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"round_0002/ledger.tsv: not as it was written.*reset"):
+            list(read_ledger(experiment))
+    path.unlink()
+    with pytest.raises(UserError, match=r"round_0002/ledger.tsv: missing; run fedtools reset"):
+        list(read_ledger(experiment))
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="not as it was written"):
+        list(read_ledger(experiment))
+    path.unlink()
+    path.write_bytes(whole)
+    assert len(list(read_ledger(experiment))) == 9
+    (experiment.round_dir(2) / ".done").write_text("nonsense\n")
+    with pytest.raises(UserError, match=r"\.done:1: not a sum"):
+        list(read_ledger(experiment))
+
+
+def test_a_folder_that_is_gone_is_not_passed_over(experiment):
+    """The rounds after it are not complete any more, and their rows are not summed."""
+    for number in (1, 2, 3):
+        close(experiment, number, rows(number))
+    shutil.rmtree(experiment.round_dir(2))
+    assert list(read_ledger(experiment)) == rows(1)
+
+
+HEADER = "\t".join(COLUMNS) + "\n"
+GOOD = "1\ta\t400\t404\t2\t0\t1.500\tok\n"
 
 
 @pytest.mark.parametrize(
     ("content", "line"),
-    [("", 1), ("round\tclient\n", 1), ("\t".join(COLUMNS) + "\n1\ta\tx\t1\t1\t1\t1\tok\n", 2)],
+    [
+        ("", 1),
+        ("round\tclient\n", 1),
+        (HEADER + GOOD + GOOD, 3),
+        (HEADER + GOOD.replace("1\ta", "2\ta"), 2),
+        (HEADER + GOOD + "#" + GOOD, 3),
+        (HEADER + GOOD.replace("404", "x"), 2),
+        (HEADER + GOOD.replace("404", "-1"), 2),
+        (HEADER + GOOD.replace("404", "1e400"), 2),
+        (HEADER + GOOD.replace("404", "4.5"), 2),
+        (HEADER + GOOD.replace("\t2\t", "\t1e400\t"), 2),
+        (HEADER + GOOD.replace("\t2\t", "\tnan\t"), 2),
+        (HEADER + GOOD.replace("1.500", "-1"), 2),
+        (HEADER + GOOD.replace("1.500", ""), 2),
+        (HEADER + GOOD.replace("\ta\t", "\t../x\t"), 2),
+        (HEADER + GOOD.replace("\tok", ""), 2),
+        (HEADER + GOOD[:-1], 2),
+        (HEADER + "nonsense\n", 2),
+    ],
 )
-def test_what_is_no_ledger(tmp_path, content, line):
-    path = tmp_path / "ledger.tsv"
-    path.write_text(content)
+def test_what_is_no_ledger(experiment, content, line):
+    """Also one that whoever changed it gave the right sum."""
+    close(experiment, 1, content)
     with pytest.raises(UserError, match=rf"ledger.tsv:{line}: "):
-        list(read_ledger(path))
-
-
-def test_it_is_not_taken_for_one(tmp_path):
-    path = tmp_path / "ledger.tsv"
-    path.write_text("round\tclient\n")
-    with pytest.raises(UserError, match="no ledger"):
-        append_round(path, 1, rows(1))
-    path.write_text("\t".join(COLUMNS) + "\nnonsense\n")
-    with pytest.raises(UserError, match="malformed row"):
-        append_round(path, 1, rows(1))
-    with pytest.raises(UserError, match="cannot be read"):
-        list(read_ledger(tmp_path / "none"))
-    with pytest.raises(ValueError, match="not a row of round 2"):
-        append_round(tmp_path / "new", 2, rows(1))
+        list(read_ledger(experiment))

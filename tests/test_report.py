@@ -13,12 +13,36 @@ from hypothesis import strategies as st
 
 from fedtools.federation.tasks import TASKS
 from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment, write_clients, write_sums
 from fedtools.files.ledger import COLUMNS as LEDGER
 from fedtools.files.tables import count, format_markdown, format_table, number, read_tsv, write_tsv
 from fedtools.report.results import size_text
 from fedtools.score.wer import COLUMNS as SCORE
 
 CLIENTS = ("australia", "england", "indian")
+FIRST, LEDGER_2 = "round_0001/global.safetensors", "round_0002/ledger.tsv"
+CONFIG = """\
+method: fedavg
+task: asr
+method_conf: {}
+clients_per_round: null
+sampling: fixed
+rounds: 4
+average: 1
+evaluate_every: 1
+keep_updates: true
+model: {}
+training: {}
+seed: 7
+data: {}
+clients: 3
+"""
+
+
+def write_state(experiment: Experiment, number: int) -> None:
+    """What the server sends in a round: here any content does."""
+    experiment.round_dir(number).mkdir(exist_ok=True)
+    experiment.global_state(number).write_text(f"state {number}")
 
 
 def make_experiment(
@@ -31,9 +55,14 @@ def make_experiment(
 ) -> Path:
     """An experiment of three clients and four rounds; `size` bytes down, and up, each time."""
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text("method: fedavg\nseed: 7\n")
-    ledger, evaluation = [], []
+    (path / "config.yaml").write_text(CONFIG)
+    write_clients(path / "clients.txt", CLIENTS)
+    (path / "round_0001").mkdir()
+    (path / FIRST).write_text("state 1")
+    write_sums(path / "sha256sums", {n: path / n for n in ("config.yaml", "clients.txt", FIRST)})
+    experiment, evaluation = Experiment(path), []
     for at in range(5):
+        ledger = []
         for index, client in enumerate(CLIENTS):
             wer = f"{50 + 5 * index - drop * at:.4f}"
             values = (at, client, 10, "1.5", 90, 45, wer)
@@ -45,7 +74,9 @@ def make_experiment(
         if at:
             values = (at, "-", 0, 0, 0, server_epochs, "0.250", "ok")
             ledger.append(dict(zip(LEDGER, values, strict=True)))
-    write_tsv(path / "ledger.tsv", LEDGER, ledger)
+            write_tsv(experiment.round_dir(at) / "ledger.tsv", LEDGER, ledger)
+            write_state(experiment, at + 1)
+            experiment.close(at)
     write_tsv(path / "evaluate_valid.tsv", TASKS["asr"].header, evaluation)
     return path
 
@@ -269,10 +300,10 @@ def replaced(path: str, old: str, new: str) -> None:
         ("score/fedavg/wer.tsv", "client\t", "speaker\t", "wer.tsv:1: the header"),
         ("score/fedavg/wer.tsv", "\t40\t", "\t40\t\t", "wer.tsv:2: 13 fields"),
         ("score/fedavg/wer.tsv", "average", "mean", "the last rows are not average and all"),
-        ("exp/fedavg/config.yaml", "seed: 7", "seed: x", "config.yaml: no seed"),
-        ("exp/fedavg/config.yaml", "seed: 7", "seed: [", "config.yaml:"),
-        ("exp/fedavg/ledger.tsv", "2000000", "2MB", "ledger.tsv:2: malformed"),
-        ("exp/fedavg/ledger.tsv", "round", "lap", "ledger.tsv:1: "),
+        ("exp/fedavg/config.yaml", "seed: 7", "seed: 8", "not as the experiment began with"),
+        ("exp/fedavg/sha256sums", "config.yaml", "config_yaml", "not as the experiment began"),
+        ("exp/fedavg/sha256sums", "  ", " ", "sha256sums:1: not a sum and a name"),
+        (f"exp/fedavg/{LEDGER_2}", "2000000", "2000001", "ledger.tsv: not as it was written"),
         ("exp/fedavg/evaluate_valid.tsv", "england", "australia", "tsv:3: round 0 of 'australia'"),
         ("exp/fedavg/evaluate_valid.tsv", "england", "wales", "round 1 has other clients"),
         ("exp/fedavg/evaluate_valid.tsv", "50.0000", "-1", "tsv:2: wer is '-1'"),
@@ -286,11 +317,38 @@ def test_damaged_inputs_are_refused(cli, recipe, path, old, new, said):
 
 
 @pytest.mark.parametrize(
-    "path", ["score/fedavg/wer.tsv", "exp/fedavg/config.yaml", "exp/fedavg/ledger.tsv"]
+    ("path", "old", "new", "said"),
+    [
+        ("config.yaml", "seed: 7", "seed: x", "config.yaml: option 'seed' cannot be 'x'"),
+        ("config.yaml", "seed: 7\n", "", "config.yaml: no option 'seed'"),
+        ("config.yaml", "seed: 7", "seed: [", "config.yaml:"),
+        (LEDGER_2, "2000000", "2MB", "ledger.tsv:2: bytes_down is '2MB'"),
+        (LEDGER_2, "round", "lap", "ledger.tsv:1: "),
+        (LEDGER_2, "2\t-\t", "3\t-\t", "ledger.tsv:5: '-' comes twice, or of another round"),
+    ],
 )
-def test_missing_inputs_are_refused(cli, recipe, path):
+def test_what_has_the_right_sum_is_checked_too(cli, recipe, path, old, new, said):
+    replaced(f"exp/fedavg/{path}", old, new)
+    if path == LEDGER_2:
+        experiment = Experiment("exp/fedavg")
+        experiment.close(2)
+    else:
+        write_sums(Path("exp/fedavg/sha256sums"), {path: Path("exp/fedavg", path)})
+    cli(*arguments()).fails(1, said)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("score/fedavg/wer.tsv", "score/fedavg/wer.tsv: cannot be read"),
+        ("exp/fedavg/config.yaml", "exp/fedavg: no experiment here"),
+        ("exp/fedavg/sha256sums", "exp/fedavg: no experiment here"),
+        (f"exp/fedavg/{LEDGER_2}", f"{LEDGER_2}: missing; run fedtools reset"),
+    ],
+)
+def test_missing_inputs_are_refused(cli, recipe, path, said):
     Path(path).unlink()
-    cli(*arguments()).fails(1, f"{path}: ", "cannot be read")
+    cli(*arguments()).fails(1, said)
 
 
 def test_a_page_that_is_no_text_is_refused(cli, recipe):
@@ -310,7 +368,6 @@ def test_an_unknown_interval_is_a_dash(cli, recipe):
         ["--row=FedAvg"],
         ["--row=X=score/client"],
         ["--row=X=exp/client:"],
-        ["--row=FedAvg=:score/fedavg"],
         ["--section=Mini corpus"],
         ["--plot=wer.jpg"],
         ["--plot=elsewhere/wer.png"],
@@ -323,6 +380,17 @@ def test_usage_errors(cli, recipe, wrong):
     assert not Path("RESULTS.md").exists()
 
 
+def test_a_name_that_comes_twice_is_refused(cli, recipe):
+    for row in ("FedAvg=:score/fedavg", "exp/fedavg:score/fedavg"):
+        cli(*arguments(f"--row={row}")).fails(1, "a method's name comes twice", "--row NAME=")
+    assert not Path("RESULTS.md").exists()
+
+
+def test_a_row_without_a_name_has_the_methods_title(cli, recipe):
+    cli(*arguments("--row=exp/fedavg:score/fedavg", Client=ROWS["Client"])).ok()
+    assert markdown_row(Path("RESULTS.md").read_text(), "FedAvg")[0] == "48.00 MB"
+
+
 def test_a_published_table_needs_rows(cli, recipe):
     Path("paper.tsv").write_text("Method\tAVG\n")
     cli(*arguments("--published=Paper=paper.tsv")).fails(1, "paper.tsv: a header and no row")
@@ -333,9 +401,12 @@ def test_show_sums_the_ledger_up(cli, recipe):
     assert [line.split()[0] for line in lines[1:]] == [*CLIENTS, "server", "total"]
     assert lines[2].split()[1:] == ["4", "8.00", "MB", "8.00", "MB", "2", "-", "2.0", "1"]
     assert lines[5].split()[1:] == ["4", "24.00", "MB", "24.00", "MB", "6", "-", "7.0", "1"]
-    write_tsv("exp/fedavg/ledger.tsv", LEDGER, [])
-    cli("show", "exp/fedavg").fails(1, "ledger.tsv: no round yet")
-    cli("show", "exp/none").fails(1, "exp/none/ledger.tsv: cannot be read")
+    # A round that is opened again, and those after it, do not count.
+    Path("exp/fedavg/round_0003/.done").unlink()
+    assert cli("show", "exp/fedavg").ok().out.splitlines()[5].split()[1:3] == ["2", "12.00"]
+    Path("exp/fedavg/round_0001/.done").unlink()
+    cli("show", "exp/fedavg").fails(1, "exp/fedavg: no round yet")
+    cli("show", "exp/none").fails(1, "exp/none: no experiment here")
 
 
 def test_sizes_are_decimal():

@@ -54,12 +54,17 @@ def sample(
 ) -> None:
     """Choose a round's clients: a function of seed and round alone."""
     from fedtools.federation import steps
+    from fedtools.files.experiment import Experiment
     from fedtools.files.locks import lock
+    from fedtools.methods import make_method
 
-    federation = open_experiment(experiment)
+    opened = Experiment(experiment)
+    opened.check_frozen()
+    config = opened.config
+    method = make_method(config["method"], config["method_conf"], experiment / "config.yaml")
     with lock(experiment, "rounds"):
-        number = round_ or federation.experiment.last_round() + 1
-        print(" ".join(steps.sample(federation, number, nj)))
+        number = round_ or opened.last_round() + 1
+        print(" ".join(steps.sample(opened, method, number, nj)))
 
 
 @app.command("train-local")

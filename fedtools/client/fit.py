@@ -63,8 +63,13 @@ class Objective:
     def __init__(self, loss: Loss):
         self.loss = loss
 
-    def after_step(self, model: nn.Module) -> None:
-        """What happens after each step of the optimiser, such as an update of a teacher."""
+    def after_step(self, model: nn.Module, active: int) -> None:
+        """What happens after each step of the optimiser, such as an update of a teacher.
+
+        Args:
+            active: of a stack, how many models took this step, the first ones; momentum moves the
+                others on too, but not to where they will end.
+        """
 
     def state(self) -> State:
         """The tensors that checkpoints keep, and `load` puts back."""
@@ -161,10 +166,15 @@ class Run:
 def finite(model: nn.Module, stacked: bool) -> list[bool]:
     """Whether the tensors of each model of a stack are finite, as are their sums."""
     sums = sum(
-        (value.flatten(1) if stacked else value.reshape(1, -1)).sum(1, dtype=torch.float32)
+        _rows(value if stacked else value[None]).sum(1, dtype=torch.float32)
         for value in model.state_dict().values()
     )
     return sums.isfinite().tolist()
+
+
+def _rows(value: Tensor) -> Tensor:
+    """A tensor (K, ...) as a matrix of K rows."""
+    return value[..., None].flatten(1)
 
 
 def fit(
@@ -192,10 +202,12 @@ def fit(
         (steps, mean loss, reason why it cannot be used or "") of each model.
     """
     counts, model, optimizer = batches.steps, run.model, run.optimizer
+    device = next(model.parameters()).device
     if run.totals is None:
-        device = next(model.parameters()).device
         run.totals = torch.zeros(len(counts), dtype=torch.float64, device=device)
         run.amounts = torch.zeros_like(run.totals)
+        if 0 in counts:
+            run.keep_finished(counts.index(0), len(counts))
     rates = [group["lr"] for group in optimizer.param_groups]
     random = seed64(seed, "step", *key)
     model.train()
@@ -203,7 +215,7 @@ def fit(
         for number, parts in enumerate(batches.stream(run.steps), run.steps):
             active = sum(count > number for count in counts)
             _set_rates(optimizer, rates, training, first_step + number + 1)
-            torch.manual_seed((random + number) % 2**64)
+            _seed((random + number) % 2**64, device)
             for batch in parts:
                 losses = _backward(model, batch, run.objective, training, len(parts))
                 run.totals[:active] += losses * batch.amount
@@ -212,7 +224,7 @@ def fit(
                 clip(model, training.grad_clip, run.stacked)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            run.objective.after_step(model)
+            run.objective.after_step(model, active)
             run.steps = number + 1
             if (left := sum(count > run.steps for count in counts)) < active and left:
                 run.keep_finished(left, active)
@@ -229,6 +241,13 @@ def fit(
         (count, mean, _reason(mean, usable))
         for count, mean, usable in zip(counts, means, run.finite(), strict=True)
     ]
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    # torch.manual_seed() would keep a stack trace for each kind of device that was not used yet.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
 
 
 def _set_rates(
@@ -257,7 +276,7 @@ def clip(model: nn.Module, largest: float, stacked: bool) -> None:
     if not stacked:
         nn.utils.clip_grad_norm_(parameters, largest)
         return
-    norms = sum(value.grad.flatten(1).square().sum(1) for value in parameters).sqrt()
+    norms = sum(_rows(value.grad).square().sum(1) for value in parameters).sqrt()
     factors = (largest / (norms + 1e-6)).clamp(max=1)
     for value in parameters:
         # Not in place: of one client's one clip, two gradients can be views of the same memory.

@@ -147,12 +147,6 @@ class Place:
             if usable[client]:
                 own.save(name, self.tensors(network, client))
 
-    def finish(self) -> None:
-        """The round's result is on disk: remove what was kept in case of a kill."""
-        for own in self._own:
-            own.checkpoint.unlink(missing_ok=True)
-            own.drop_old(keep=2)
-
     def _take_up(self, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Put back the optimiser of the last round; the steps that it has taken."""
         (own,) = self._own

@@ -58,7 +58,8 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
     """
     reference = DataDir.read(data_path, "text").text
     nbest = _read_merged(out)
-    best = best_weights(nbest, reference, LM_WEIGHTS, WORD_SCORES)
+    where = Path(out) / "nbest.tsv"
+    best = best_weights(nbest, reference, LM_WEIGHTS, WORD_SCORES, where)
     write_yaml(weights, asdict(Weights(best.lm_weight, best.word_score)))
     return (
         f"{weights}: lm_weight {best.lm_weight}, word_score {best.word_score}, "

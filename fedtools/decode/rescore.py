@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -26,6 +27,7 @@ def best_weights(
     reference: Mapping[str, str],
     lm_weights: Sequence[float],
     word_scores: Sequence[float] = (0.0,),
+    where: str | Path | None = None,
 ) -> Weights:
     """The weights whose rescored N-best lists have the fewest word errors; the first on a tie.
 
@@ -34,6 +36,7 @@ def best_weights(
         reference: utterance -> words, the very same utterances.
         lm_weights: candidates; the LM's scores are natural logarithms.
         word_scores: candidates for what is added for each word.
+        where: the file of the hypotheses, for messages.
 
     Raises:
         UserError: if the two have other utterances, or the reference has no words.
@@ -42,11 +45,13 @@ def best_weights(
         place = "reference" if different[0] in nbest else "N-best list"
         raise UserError(
             f"utterance {different[0]!r} is missing in the {place} ({len(different)} differ)",
+            path=where,
             remedy="decode and tune on the same data directory",
         )
     length = sum(len(words.split()) for words in reference.values())
     if not length:
-        raise UserError("the reference has no words", remedy="tune on a set with transcripts")
+        remedy = "tune on a set with transcripts"
+        raise UserError("the reference has no words", path=where, remedy=remedy)
     shape = (len(nbest), max(map(len, nbest.values())))
     acoustic, lm = np.full(shape, -np.inf), np.zeros(shape)
     words, errors = np.zeros(shape), np.zeros(shape, dtype=int)

@@ -111,7 +111,7 @@ class Federation(ABC):
 
     def finish(self, client: str, number: int) -> None:
         """A client's result is on disk: what was kept in case of a kill is no longer needed."""
-        self.experiment.own(client, number).checkpoint.unlink(missing_ok=True)
+        self.experiment.own(client, number).finish()
 
     def closed(self, number: int, clients: Sequence[str]) -> None:
         """A round is complete: what clients kept in case of its repetition is no longer needed."""

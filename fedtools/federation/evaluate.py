@@ -55,7 +55,7 @@ def evaluate(
             # Before the last row: a run that is killed between the two does both again.
             scalars = {
                 f"{what}/{other}": float(rows[number, other][what])
-                for what in ("loss", federation.task.rate)
+                for what in {"loss", federation.task.rate} & set(federation.task.columns)
                 for other in groups
             }
             write_scalars(experiment.tensorboard, split, number, scalars)

@@ -30,7 +30,6 @@ class ModelFederation(Federation):
     def __init__(self, path: str | Path, device: str = "cpu"):
         super().__init__(path, device)
         self.device = torch.device(device)
-        self._places: dict[str, Place] = {}
         # The state that was loaded last: every stack of a round begins with it.
         self._shared: tuple[str, State] = ("", {})
 
@@ -92,7 +91,6 @@ class ModelFederation(Federation):
             personal = self.of_kind(PERSONAL, place.tensors(client=index)) if self.personal else {}
             if personal and not result.reason:
                 self.experiment.own(client, number).save(PERSONAL_STATE, personal)
-        self._places |= dict.fromkeys(clients, place)
         yield Sent(reports, self._rows(place, fitted, phase), fitted[0].features)
 
     def _rows(self, place: Place, fitted: Sequence[Fitted], phase: Phase) -> State:
@@ -109,10 +107,6 @@ class ModelFederation(Federation):
             name: torch.stack([torch.as_tensor(one.tensors[name]) for one in fitted])
             for name in names
         }
-
-    def finish(self, client: str, number: int) -> None:
-        if place := self._places.pop(client, None):
-            place.finish()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Put tensors into the model; those that `state` lacks stay as they are."""

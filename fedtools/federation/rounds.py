@@ -78,7 +78,7 @@ def _run(
         evaluate(federation, list(filter(experiment.is_measured, range(first))), split)
     begun = time.monotonic()
     for number in range(first, last + 1):
-        sampled = sample(federation, number, jobs)
+        sampled = sample(experiment, federation.method, number, jobs)
         if sampled:
             train(number, experiment.jobs(number))
         aggregate(federation, number)

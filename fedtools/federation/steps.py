@@ -28,7 +28,7 @@ from fedtools.files.messages import (
 )
 from fedtools.files.private import Private
 from fedtools.files.tables import write_tsv
-from fedtools.methods.base import Phase
+from fedtools.methods.base import Method, Phase
 from fedtools.server.sample import sample_clients
 from fedtools.server.server import Server
 
@@ -36,9 +36,9 @@ from fedtools.server.server import Server
 _CURVES = 20
 
 
-def draw(federation: Federation, number: int, phase: Phase) -> list[str]:
+def draw(experiment: Experiment, number: int, phase: Phase) -> list[str]:
     """The clients of a round: a function of (seed, round) alone."""
-    experiment, config = federation.experiment, federation.experiment.config
+    config = experiment.config
     if phase.client is None:
         return []
     count = config["clients_per_round"]
@@ -47,12 +47,11 @@ def draw(federation: Federation, number: int, phase: Phase) -> list[str]:
     return sample_clients(experiment.clients, count, experiment.seed, number, config["sampling"])
 
 
-def sample(federation: Federation, number: int, jobs: int) -> list[str]:
+def sample(experiment: Experiment, method: Method, number: int, jobs: int) -> list[str]:
     """Choose the clients of a round and cut them into jobs; a round that is cut stays so."""
-    experiment = federation.experiment
     experiment.require_begun(number, "be sampled")
     experiment.base(number)
-    clients = draw(federation, number, federation.method.phase(number))
+    clients = draw(experiment, number, method.phase(number))
     wanted = max(1, min(jobs, len(clients)))
     if not experiment.is_sampled(number):
         experiment.write_sample(number, clients, wanted)
@@ -123,7 +122,7 @@ def aggregate(federation: Federation, number: int) -> None:
         return
     begun = time.monotonic()
     phase = method.phase(number)
-    sampled, base = draw(federation, number, phase), experiment.base(number)
+    sampled, base = draw(experiment, number, phase), experiment.base(number)
     messages, refusals = [], []
     if sampled:
         jobs = _check_sampled(experiment, number, sampled)

@@ -181,7 +181,7 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
         where: what the options were read from, for messages.
     """
     if not isinstance(options, Mapping | None):
-        raise UserError(f"{_short(options)} is not a mapping of options", path=where)
+        raise UserError(f"{_short(options)} is not name: value", path=where)
     options = dict(options or {})
     fields = {field.name: field for field in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
@@ -250,9 +250,11 @@ def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
     if typing.get_origin(hint) is tuple:
         return _checked_list(name, value, typing.get_args(hint)[0], where)
     kinds = typing.get_args(hint) or (hint,)
-    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):
-            return float(value)
+    if value != value or (type(value) is int and abs(value) >> 63):
+        problem = f"option {name!r} is {_short(value)}, not a usable number"
+        raise option_error(problem, where, name)
+    if float in kinds and type(value) is int:
+        return float(value)
     origins = tuple(typing.get_origin(kind) or kind for kind in kinds)
     if isinstance(value, bool) and bool not in origins:
         origins = ()

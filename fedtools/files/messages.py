@@ -16,7 +16,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -149,6 +149,10 @@ class MessageWriter:
         # The table first: without its mark, the others do not count.
         self._table.unlink(missing_ok=True)
         self._tensors.unlink(missing_ok=True)
+        if payload.features:
+            for client in clients:
+                for path in _feature_paths(round_dir, client):
+                    path.unlink(missing_ok=True)
         self._file: BinaryIO | None = None
         self._stack = ExitStack()
         if payload.tensors:
@@ -181,11 +185,16 @@ class MessageWriter:
         spec = self._payload.tensors
         if (tensors or {}).keys() != spec.keys():
             raise ValueError(f"tensors {sorted((tensors or {}).keys() ^ spec.keys())}")
+        known = self._payload.features is not None
+        wanted = known and any(not report.reason for report in reports)
+        alone = known and len(reports) == 1
+        if (wanted and features is None) or (features is not None and not alone):
+            raise ValueError("features are not announced, or not of a single client")
         size = row_bytes(spec)
         for report in reports:
             if report.client not in self._row or report.client in self._written:
                 raise ValueError(f"client {report.client!r} is not of this job, or comes twice")
-            if features is not None and not report.reason:
+            if wanted:
                 size += self._send_features(report.client, features)
             self._written[report.client] = self._line(report, 0 if report.reason else size)
         for name, (shape, kind) in spec.items():
@@ -318,7 +327,9 @@ def find_messages(round_dir: Path) -> Iterator[Path]:
 def remove_messages(round_dir: Path) -> None:
     """Remove everything that clients sent in a round, the tables of jobs first."""
     for path in find_messages(round_dir):
-        path.unlink(missing_ok=True)
+        # No job writes a folder.
+        with suppress(IsADirectoryError):
+            path.unlink(missing_ok=True)
 
 
 def _paths(round_dir: Path, job: int) -> tuple[Path, Path]:
@@ -400,6 +411,9 @@ def _check_features(round_dir: Path, client: str, bounds: Features) -> int:
     """The bytes of a client's features, whose headers are within the bounds."""
     ark, scp = _feature_paths(round_dir, client)
     entries = _read_scp(round_dir, client, bounds.utterances)
+    check_file(ark)
+    if len(entries) > bounds.utterances:
+        raise UserError(f"{len(entries)} utterances, over {bounds.utterances}", path=scp)
     reader, frames = FeatureReader(entries), 0
     for line, utterance in enumerate(entries, 1):
         check_id(utterance, "utterance", scp, line)
@@ -419,7 +433,7 @@ def _read_scp(round_dir: Path, client: str, most: int = 10**6) -> dict[str, str]
     entries = {}
     for line, (utterance, value) in enumerate(read_table(scp).items(), 1):
         name, _, offset = value.rpartition(":")
-        if name != ark.name:
+        if name != ark.name or not (offset.isascii() and offset.isdecimal()):
             raise UserError(f"{value[:80]!r} is not in {ark.name}", path=scp, line=line)
         entries[utterance] = f"{ark}:{offset}"
     return entries
@@ -438,10 +452,15 @@ def _real(row: Mapping[str, str], column: str, table: Path, line: int) -> float:
 
 def check_size(path: Path, rows: int) -> None:
     """Fail if a table is no regular file, or far longer than ids of 200 characters can make it."""
-    if not path.is_file():
-        raise UserError("not a regular file" if path.exists() else "missing", path=path)
+    check_file(path)
     if path.stat().st_size > 1024 * (rows + 64):
         raise UserError(f"too long for a table of {rows} rows", path=path)
+
+
+def check_file(path: Path) -> None:
+    """Fail with a `UserError` if there is no regular file."""
+    if not path.is_file():
+        raise UserError("not a regular file" if path.exists() else "missing", path=path)
 
 
 def _reason_of(error: UserError, folder: Path) -> str:

@@ -48,6 +48,11 @@ class Private:
         """Keep tensors for a later round."""
         save_state(self._path(name, self.number), tensors)
 
+    def finish(self) -> None:
+        """The round's result is on disk: remove what was kept in case of a kill."""
+        self.checkpoint.unlink(missing_ok=True)
+        self.drop_old(keep=2)
+
     def drop_old(self, keep: int) -> None:
         """Remove all but the newest `keep` files of each name, the personal state apart.
 

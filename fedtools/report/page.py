@@ -90,6 +90,7 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
     if page.plot is not None and not any(method.curve for method in methods):
         raise UserError(
             "no evaluate_valid.tsv in any experiment, so nothing to plot",
+            path=next((row.experiment for row in rows if row.experiment), None),
             remedy="run fedtools evaluate, or leave --plot out",
         )
     published = [(caption, _published_table(file)) for caption, file in page.published]

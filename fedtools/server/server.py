@@ -166,7 +166,7 @@ class Server:
         self.epochs += epochs
         state = self.place.tensors()
         save_state(self.next_state, {name: state[name] for name in self._spec})
-        self.place.finish()
+        self._own.finish()
 
     def _diverged(self, reason: str) -> None:
         problem = f"training diverged in round {self.number}: {reason}"

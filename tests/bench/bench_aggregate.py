@@ -20,12 +20,21 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from fedtools.files.updates import UpdateWriter, read_updates
 
+from fedtools.files.messages import Message, MessageWriter, Payload, Report, read_messages
+from fedtools.files.states import Spec, save_state
 from fedtools.server import aggregate
 
+BASE = "0" * 64
+NAMES = {
+    "read": "reading alone",
+    "plain": "plain mean",
+    "weighted": "weighted mean",
+    "bounded": "plain, bounded",
+}
 
-def make_spec(parameters: int) -> dict:
+
+def make_spec(parameters: int) -> Spec:
     """A model like a transformer: square matrices of 512, each with its bias, and a rest."""
     spec = {}
     for layer in range(parameters // (512 * 512 + 512)):
@@ -35,29 +44,32 @@ def make_spec(parameters: int) -> dict:
     return spec
 
 
-def write_files(folder: Path, clients: list[str], jobs: int, spec: dict) -> None:
+def write_files(folder: Path, clients: list[str], jobs: int, spec: Spec) -> None:
     """Every client sends the same random model, shifted by its number."""
     random = np.random.default_rng(1)
     model = {name: random.standard_normal(shape, "float32") for name, (shape, _) in spec.items()}
     for job in range(1, jobs + 1):
         part = clients[job - 1 :: jobs]
-        with UpdateWriter(folder, job, part, spec, "0" * 64) as writer:
+        with MessageWriter(folder, job, part, Payload(spec), BASE) as writer:
             for client in part:
-                tensors = {name: tensor + np.float32(int(client)) for name, tensor in model.items()}
-                writer.add(client, tensors, 1 + int(client), 1, 1.0)
+                rows = {
+                    name: tensor[None] + np.float32(int(client)) for name, tensor in model.items()
+                }
+                writer.send([Report(client, 1 + int(client), 1)], rows)
+    save_state(folder / "base", model)
 
 
-def read_only(updates: list, spec: dict) -> None:
-    """The reads that `mean` makes, and nothing else."""
+def read_only(messages: list[Message], spec: Spec) -> None:
+    """The reads that `combine` makes, and nothing else."""
     threads = min(4, len(os.sched_getaffinity(0)))
 
     def work(first: int) -> None:
-        runs, buffer = aggregate._runs(updates), np.empty(aggregate._CHUNK)
+        runs, buffer = aggregate._runs(messages), np.empty(aggregate._CHUNK)
         for piece in islice(aggregate._pieces(spec), first, None, threads):
             with aggregate._Files() as files:
                 for start, stop in aggregate._blocks(runs, piece):
                     block = aggregate._as_rows(buffer.view(piece.kind), stop - start, piece.size)
-                    assert files.read(updates[start], piece, block)
+                    assert files.read(messages[start], piece, block)
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads)))
@@ -69,17 +81,20 @@ def peak() -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def child(what: str, folder: Path, clients: list[str], spec: dict) -> None:
-    """Do one of the three things; print seconds, processor seconds, peak memory over imports."""
+def child(what: str, folder: Path, clients: list[str], jobs: int, spec: Spec) -> None:
+    """Do one of the four things; print seconds, processor seconds, peak memory over imports."""
     before = peak()
-    updates, refusals = read_updates(folder, clients, spec, "0" * 64)
+    messages, refusals = read_messages(folder, jobs, clients, Payload(spec), BASE)
     assert not refusals, refusals
     start, processor = time.perf_counter(), time.process_time()
     if what == "read":
-        read_only(updates, spec)
+        read_only(messages, spec)
     else:
-        weights = [u.utterances if what == "weighted" else 1 for u in updates]
-        assert not aggregate.mean(updates, weights, folder / "mean.safetensors", spec)
+        weights = [m.utterances if what == "weighted" else 1 for m in messages]
+        # Wide enough for models that are shifted by their number.
+        bound = aggregate.Bound(folder / "base", 1e9) if what == "bounded" else None
+        out = folder / "mean.safetensors"
+        assert not aggregate.combine(messages, weights, out, spec, bound=bound)
     print(time.perf_counter() - start, time.process_time() - processor, peak() - before)
 
 
@@ -103,13 +118,13 @@ def main() -> None:
     spec = make_spec(options.parameters)
     clients = [f"{number:05}" for number in range(options.clients)]
     if options.child:
-        child(options.child[0], Path(options.child[1]), clients, spec)
+        child(options.child[0], Path(options.child[1]), clients, options.jobs, spec)
         return
     size, model = 4 * options.parameters * options.clients, 4 * options.parameters
     with tempfile.TemporaryDirectory() as folder:
         write_files(Path(folder), clients, options.jobs, spec)
         command = [sys.executable, __file__, *sys.argv[1:], "--child"]
-        best = {"read": (0.0, 0.0), "plain": (0.0, 0.0), "weighted": (0.0, 0.0)}
+        best = dict.fromkeys(NAMES, (0.0, 0.0))
         memory = 0
         for _ in range(options.repeat):
             for what, (speed, by_processor) in best.items():
@@ -120,13 +135,12 @@ def main() -> None:
                 best[what] = max(speed, size / seconds), max(by_processor, size / spent)
                 memory = max(memory, more) if what != "read" else memory
     print(f"{options.clients} updates of {options.parameters} parameters, {size / 1e9:.2f} GB")
-    print("               GB/s  ratio  GB per processor second  ratio")
-    names = {"read": "reading alone", "plain": "plain mean", "weighted": "weighted mean"}
-    for what, name in names.items():
+    print("                GB/s  ratio  GB per processor second  ratio")
+    for what, name in NAMES.items():
         speed, by_processor = best[what]
         ratio, by_ratio = speed / best["read"][0], by_processor / best["read"][1]
         figures = f"{speed / 1e9:5.2f}  {ratio:5.2f}  {by_processor / 1e9:23.2f}  {by_ratio:5.2f}"
-        print(f"{name:13}  {figures}")
+        print(f"{name:14}  {figures}")
     print(f"peak memory beyond the imports: {memory / model:.2f} models ({memory / 1e6:.0f} MB)")
 
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Many clients: seconds and memory to open their packed clips, and to know what each has.
 
-    python tests/bench/bench_clients.py [--clients 100000] [--turns 5]
+    python tests/bench/bench_clients.py [--clients 100000] [--turns 5] [--sampled-from 1000000]
 
 Each client has 43 clips of 35 classes; a hole in the file stands in place of waveforms. Every turn
-is a process of its own. Memory is anonymous (RssAnon), so without mapped files, which processes
-share; what Python and its modules take before is left out.
+is a process of its own. `fedtools sample` draws 1,000 clients; its start-up is what it takes with
+1,000 in all. An experiment is open when it knows the stacks of a round of 1,000 clients. Memory is
+anonymous (RssAnon), so without mapped files, which processes share; what Python and its modules
+take before is left out.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,16 +101,72 @@ def opening(folder: Path, turns: int) -> dict[str, list[float]]:
     return found
 
 
+OPENED = """
+import sys, time
+import fedtools.federation.kws, fedtools.cli.federation
+from fedtools.federation.tasks import open_federation
+begun = time.perf_counter()
+federation = open_federation(sys.argv[1])
+federation.units(federation.experiment.clients[:1000], 1)
+print(time.perf_counter() - begun)
+"""
+CONFIG = """\
+task: kws
+clients_per_round: 1000
+model: {network: dscnn, network_conf: {channels: 8, blocks: 1}}
+training: {optim_conf: {lr: 0.1}}
+"""
+
+
+def seconds_of(*arguments: object) -> float:
+    """The seconds of a `fedtools` command."""
+    begun = time.perf_counter()
+    command = [sys.executable, "-m", "fedtools", *map(str, arguments)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begun
+
+
+def begin(folder: Path, clips: Path) -> float:
+    """Make an experiment of these clips; the seconds that it took."""
+    config = folder.with_suffix(".yaml")
+    config.write_text(CONFIG)
+    options = ("--config", config, "--method", "fedavg", "--data", f"train={clips}")
+    return seconds_of("init", folder, *options)
+
+
+def experiment(folder: Path, clips: Path, turns: int) -> dict[str, list[float]]:
+    """Begin and open an experiment; what was measured -> seconds of each turn."""
+    found = {"fedtools init, s": [begin(folder, clips)], "an experiment is open, s": []}
+    for _ in range(turns):
+        command = [sys.executable, "-c", OPENED, str(folder)]
+        result = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)
+        found["an experiment is open, s"].append(float(result.stdout))
+    return found
+
+
+def sampling(folder: Path, clients: int, turns: int) -> dict[str, list[float]]:
+    """Draw 1,000 of so many clients; the seconds beyond those of drawing 1,000 of 1,000."""
+    for name, count in (("few", 1000), ("many", clients)):
+        begin(folder / name, make_clips(folder / f"{name}-clips", [1] * count))
+    beyond = []
+    for _ in range(turns):
+        # Of a round that is sampled already the same is drawn again.
+        beyond.append(seconds_of("sample", folder / "many") - seconds_of("sample", folder / "few"))
+    return {f"fedtools sample of {clients}, s beyond start-up": beyond}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=100_000)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--sampled-from", type=int, default=1_000_000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = make_clips(Path(name) / "clips", [CLIPS] * options.clients)
-        # Each part of the benchmark adds its rows here.
         found = opening(folder, options.turns)
+        found |= experiment(Path(name) / "exp", folder, options.turns)
+        found |= sampling(Path(name), options.sampled_from, options.turns)
     print(f"{options.clients} clients of {CLIPS} clips")
     rows = [
         (what, *(f"{value:.3f}" for value in (min(t), statistics.median(t), max(t))))

@@ -6,20 +6,18 @@
     python tests/bench/bench_stack.py --clients 200 --steps 50 --stacks 8 --brief
     python tests/bench/bench_stack.py --device cuda --clients 200 --steps 50 --stacks 1 16 64
 
-The bare loop is what anybody would write: torch's own layers and optimiser, one client after the
-other, torch's default number of threads; it shares our MFCC, augmentation and precision (float32,
-or TF32 with --tf32, which on a GPU is torch's default for convolutions). Ours runs as
-`fedtools rounds` would: in two processes of one thread, and in one with the default threads (on a
-GPU in one only). All take turns, so that a busy machine slows all; the first turn does not count
-(with --brief there is none, nor the rows that only explain: long rounds need neither).
-Times of rounds are without starting Python, files and aggregation, which bench_round.py measures.
+The bare loop is what anybody would write: torch's own layers and fused optimiser, one client after
+the other; it shares our MFCC, augmentation and precision (float32, or TF32 with --tf32, which on a
+GPU is torch's default for convolutions). Like with like: both have as many processes (--nj) of one
+thread, the same clients, and as many clips in a batch. All take turns, so that a busy machine slows
+all; the first turn does not count (with --brief there is none: long rounds need none). Times of
+rounds are without starting Python, files and aggregation, which bench_round.py measures.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import statistics
 import sys
 import tempfile
@@ -40,11 +38,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import keywords  # noqa: E402
 from bare_networks import BARE  # noqa: E402
-from fedtools.federation.federation import Federation  # noqa: E402
 
 from fedtools.audio.augment import apply  # noqa: E402
 from fedtools.audio.mfcc import Mfcc  # noqa: E402
 from fedtools.client.clips import ClipFeatures  # noqa: E402
+from fedtools.federation.base import Federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.tasks import open_federation  # noqa: E402
 from fedtools.files.clips import Clips  # noqa: E402
@@ -71,9 +69,11 @@ class Times(NamedTuple):
     processors: float
 
 
-def bare_round(config: Mapping, folder: Path, steps: int, threads: int, device: str) -> Times:
-    """All clients one after the other."""
-    torch.set_num_threads(threads)
+def bare_round(
+    config: Mapping, folder: Path, steps: int, job: int, jobs: int, device: str
+) -> Times:
+    """One job's clients, one after the other."""
+    torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = config["training"]["use_tf32"]
     torch.backends.cuda.matmul.allow_tf32 = config["training"]["use_tf32"]
     clips, mfcc, noise = bare_data(folder, device)
@@ -83,9 +83,9 @@ def bare_round(config: Mapping, folder: Path, steps: int, threads: int, device: 
     start = {name: value.clone() for name, value in network.state_dict().items()}
     make = BARE_OPTIMIZERS[config["training"]["optim"]]
     begun, processors, features = now(device), time.process_time(), 0.0
-    for client in clips.clients:
+    for client in clips.clients[job::jobs]:
         network.load_state_dict(start)
-        optimizer = make(network.parameters(), **config["training"]["optim_conf"])
+        optimizer = make(network.parameters(), fused=True, **config["training"]["optim_conf"])
         rows = np.arange(len(clips.labels))[clips.rows(client)]
         for _ in range(steps):
             before = now(device)
@@ -127,8 +127,8 @@ def our_round(path: Path, job: int, jobs: int, device: str) -> Times:
     ClipFeatures.batch = timed
     begun, processors = now(device), time.process_time()
     for unit in federation.units(federation.experiment.clients, 1)[job::jobs]:
-        for trained in federation.train(unit, 1):
-            federation.finish(trained.client, 1)
+        for _ in federation.work(unit, 1, federation.method.phase(1)):
+            pass
     ClipFeatures.batch = plain
     return Times(now(device) - begun, spent[0], time.process_time() - processors)
 
@@ -140,43 +140,34 @@ def now(device: str) -> float:
     return time.perf_counter()
 
 
-class Processes:
-    """Where everything runs: what is compared changes its process, by threads and the C library."""
-
-    def __init__(self, workers: int):
-        spawn = multiprocessing.get_context("spawn")
-        self.bare, self.one, self.many = (
-            ProcessPoolExecutor(count, spawn) for count in (1, 1, workers)
-        )
-        self.workers = workers
-
-
 class Runs:
     """Everything that is compared, and its times.
+
+    What is compared runs in processes of its own: it changes them by threads and the C library.
 
     Attributes:
         times: what -> of each turn.
     """
 
-    def __init__(self, device: str, processes: Processes):
+    def __init__(self, device: str, bare: ProcessPoolExecutor, ours: ProcessPoolExecutor, nj: int):
         self.times: dict[str, list[Times]] = {}
-        self._device = device
+        self._device, self._bare, self._ours, self._nj = device, bare, ours, nj
         self._work: dict[str, Callable[[], Times]] = {}
-        self._processes = processes
 
-    def add_bare(self, what: str, config: Mapping, folder: Path, steps: int, threads: int) -> None:
+    def add_bare(self, what: str, config: Mapping, folder: Path, steps: int) -> None:
         """The bare loop."""
-        arguments = config, folder, steps, threads, self._device
-        self._work[what] = lambda: self._processes.bare.submit(bare_round, *arguments).result()
+        self._add(what, self._bare, bare_round, config, folder, steps)
 
-    def add_ours(self, what: str, path: Path, *, in_one: bool) -> None:
-        """An experiment of ours, in one process or in several."""
+    def add_ours(self, what: str, path: Path) -> None:
+        """An experiment of ours."""
+        self._add(what, self._ours, our_round, path)
 
+    def _add(self, what: str, pool: ProcessPoolExecutor, run: Callable, *arguments: object) -> None:
         def work() -> Times:
-            its = self._processes
-            pool, jobs = (its.one, 1) if in_one else (its.many, its.workers)
             begun = time.perf_counter()
-            done = [pool.submit(our_round, path, job, jobs, self._device) for job in range(jobs)]
+            done = [
+                pool.submit(run, *arguments, job, self._nj, self._device) for job in range(self._nj)
+            ]
             parts = [one.result() for one in done]
             seconds = time.perf_counter() - begun
             features = sum(part.features for part in parts) / len(parts)
@@ -215,38 +206,31 @@ class Runs:
         return format_table(header, rows)
 
 
-def measure(network: str, options: argparse.Namespace, root: Path, processes: Processes) -> str:
+def measure(
+    network: str, options: argparse.Namespace, root: Path, pools: tuple[ProcessPoolExecutor, ...]
+) -> str:
     """The table of one network."""
     conf = ROOT / "conf/speechcommands" / ("paper.yaml" if options.full else "mini.yaml")
-    one_thread = options.device == "cpu"
-    runs = Runs(options.device, processes)
+    runs = Runs(options.device, *pools, options.nj)
 
-    def experiment(stack: int, threads: int) -> Path:
-        path = root / f"{network}-{stack}-{threads}"
-        settings = [f"training.stack={stack}", f"training.num_threads={threads}"]
+    def experiment(stack: int, dtype: str) -> Path:
+        path = root / f"{network}-{stack}-{dtype}"
+        settings = [f"training.stack={stack}", f"training.train_dtype={dtype}"]
         settings += [f"training.batch_size={BATCH}", "training.stack_mb=100000"]
         settings += [f"method_conf.local_steps={options.steps}"]
         settings += [f"clients_per_round={options.clients}"]
         settings += [f"training.use_tf32={str(options.tf32).lower()}"]
         config = read_config(conf, [f"networks.{network}"], settings)
-        init(
-            path, method="fedavg", config=config, where=conf, train=str(root / "clips"),
-            valid=None, test=None, tokens=None, start=None, seed=0,
-        )  # fmt: skip
+        data = {"train": str(root / "clips")}
+        init(path, method="fedavg", config=config, where=conf, data=data, seed=0)
         return path
 
-    first = experiment(options.stacks[0], 1)
+    first = experiment(options.stacks[0], "float32")
     work = read_yaml(first / "config.yaml"), root / "clips", options.steps
-    runs.add_bare("bare loop", *work, options.threads)
-    if one_thread and not options.brief:
-        runs.add_bare("bare loop, 1 thread", *work, 1)
-    for stack in options.stacks:
-        if one_thread:
-            what = f"stacks of {stack}, {options.nj} processes"
-            runs.add_ours(what, experiment(stack, 1), in_one=False)
-        if not one_thread or (stack == options.stacks[-1] and not options.brief):
-            path = experiment(stack, options.threads)
-            runs.add_ours(f"stacks of {stack}, 1 process", path, in_one=True)
+    runs.add_bare("bare loop", *work)
+    for dtype in options.dtypes:
+        for stack in options.stacks:
+            runs.add_ours(f"stack of {stack}, {dtype}", experiment(stack, dtype))
     runs.take_turns(options.turns, uncounted=0 if options.brief else 1)
     return runs.table(network, options.clients * options.steps)
 
@@ -261,8 +245,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--stacks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--nj", type=int, default=min(2, len(os.sched_getaffinity(0))))
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--nj", type=int, default=1, help="processes of one thread, of all alike")
+    parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tf32", action="store_true", help="on a GPU: products of 10 bits")
     options = parser.parse_args()
@@ -273,10 +257,14 @@ def main() -> None:
         labels = [f"w{label:02d}" for label in range(CLASSES)]
         names = {f"c{client:04d}": counts for client in range(options.clients)}
         keywords.pack(root / "clips", names, labels)
-        print(f"{options.clients} clients, {options.steps} steps of {BATCH} clips")
-        processes = Processes(options.nj)
+        print(
+            f"{options.clients} clients, {options.steps} steps of {BATCH} clips, "
+            f"{options.nj} process(es) of one thread"
+        )
+        spawn = multiprocessing.get_context("spawn")
+        pools = tuple(ProcessPoolExecutor(options.nj, spawn) for _ in range(2))
         for network in options.networks:
-            print(measure(network, options, root, processes), flush=True)
+            print(measure(network, options, root, pools), flush=True)
 
 
 if __name__ == "__main__":

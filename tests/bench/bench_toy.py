@@ -32,6 +32,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,11 @@ def steps_of(clients: Sequence[int]) -> int:
 # --- ours ---------------------------------------------------------------------------------------
 
 
+def has_fit() -> bool:
+    """Whether this is a version since issue 15, with other options of `init` and `training`."""
+    return find_spec("fedtools.client.fit") is not None
+
+
 def patch() -> None:
     """Make the networks known, and put the table in place of waveforms and MFCC."""
     from fedtools.client.clips import ClipFeatures
@@ -99,21 +105,28 @@ patch()
 def make_clips(folder: Path, classes: int) -> Path:
     """Packed clips with labels, and a hole in the file in place of waveforms."""
     from fedtools.files.clips import COLUMNS, sum_line
-    from fedtools.files.tables import write_tsv
 
     folder.mkdir()
     sizes, labels = draw_sizes(), labels_of(classes)
-    np.lib.format.open_memmap(folder / "clips.npy", "w+", "<i2", (int(sizes.sum()), 16000))
+    total = int(sizes.sum())
+    np.lib.format.open_memmap(folder / "clips.npy", "w+", "<i2", (total, 16000))
     np.save(folder / "noise.npy", np.zeros(0, "<i2"))
-    (folder / "classes.txt").write_text("".join(f"w{word:02d}\n" for word in range(classes)))
-    names = [f"c{client:04d}" for client, size in enumerate(sizes) for _ in range(size)]
+    np.save(folder / "labels.npy", labels[np.arange(total) % TABLE].astype("<i8"))
+    names = [f"c{client:04d}" for client in range(CLIENTS)]
+    clients = [f"{name}\t{size}" for name, size in zip(names, sizes, strict=True)]
     rows = [
-        (f"{name}-{clip:06d}", name, f"w{labels[clip % TABLE]:02d}", 16000)
-        for clip, name in enumerate(names)
+        f"{name}-{clip:06d}\t{name}\tw{labels[clip % TABLE]:02d}\t16000"
+        for clip, name in enumerate(np.repeat(names, sizes))
     ]
-    write_tsv(folder / "clips.tsv", COLUMNS, [dict(zip(COLUMNS, row)) for row in rows])  # noqa: B905
+    tables = {
+        "classes.txt": [f"w{word:02d}" for word in range(classes)],
+        "clients.tsv": ["client\tclips", *clients],
+        "clips.tsv": ["\t".join(COLUMNS), *rows],
+    }
+    for name, lines in tables.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines))
     # Nothing takes these clips for others: the sum of a hole of gigabytes is not needed.
-    lines = [sum_line(folder / name, name) for name in ("classes.txt", "clips.tsv")]
+    lines = [sum_line(folder / name, name) for name in (*tables, "labels.npy")]
     (folder / "sha256sums").write_text("".join(f"{line}\n" for line in lines))
     return folder
 
@@ -141,7 +154,8 @@ def begin(folder: Path, network: str, stack: int, dtype: str) -> Path:
     (folder / "config.yaml").write_text(json.dumps(config))
     clips = make_clips(folder / "clips", CLASSES[network])
     sys.argv = ["fedtools", "init", str(folder / "exp"), "--config", str(folder / "config.yaml")]
-    sys.argv += ["--method", "fedavg", "--train", str(clips)]
+    data = ["--data", f"train={clips}"] if has_fit() else ["--train", str(clips)]
+    sys.argv += ["--method", "fedavg", *data]
     with contextlib.suppress(SystemExit):
         command()
     return folder / "exp"
@@ -330,7 +344,7 @@ def contenders(options: argparse.Namespace) -> list[Contender]:
         path = str(Path(package).resolve())
         name = f" ({Path(path).name})" if len(options.package) > 1 else ""
         for dtype in options.dtypes:
-            if dtype != "float32" and not has_dtype(path):
+            if dtype != "float32" and not (Path(path) / "fedtools/client/fit.py").exists():
                 continue
             for stack in options.stacks:
                 title = f"stack of {stack}, {dtype}{name}"
@@ -339,13 +353,6 @@ def contenders(options: argparse.Namespace) -> list[Contender]:
         found.append(Contender(f"vmap of 32, {dtype}", here, "vmap", network, nj, 0, dtype))
         found.append(Contender(f"bare loop, {dtype}", here, "bare", network, nj, 0, dtype))
     return found
-
-
-def has_dtype(package: str) -> bool:
-    """Whether a version has the option `train_dtype` for keyword networks."""
-    script = "from fedtools.client.parallel import ClipTraining as t; t(train_dtype='bfloat16')"
-    done = subprocess.run([sys.executable, "-c", script], cwd=package, capture_output=True)
-    return done.returncode == 0
 
 
 def show(found: Sequence[Contender], network: str) -> None:

@@ -23,15 +23,20 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fedtools.client.data import Utterances  # noqa: E402
-from fedtools.client.train import Checkpoint, Training, fit, make_optimizer  # noqa: E402
-
+from fedtools.client.fit import Objective  # noqa: E402
+from fedtools.client.options import UtteranceTraining, make_optimizer  # noqa: E402
+from fedtools.client.place import Place  # noqa: E402
+from fedtools.client.utterances import UtteranceBatches, Utterances  # noqa: E402
+from fedtools.federation.asr import mean_ctc_loss  # noqa: E402
 from fedtools.files.ark import write_ark  # noqa: E402
 from fedtools.files.config import from_mapping, read_yaml  # noqa: E402
 from fedtools.files.datadir import DataDir  # noqa: E402
+from fedtools.files.private import Private  # noqa: E402
 from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.lm.tokens import Tokenizer  # noqa: E402
 from fedtools.models.asr import build_model, ctc_loss  # noqa: E402
+
+CPU = torch.device("cpu")
 
 
 def make_data(folder: Path, utterances: int, batch_bins: int) -> Utterances:
@@ -46,10 +51,10 @@ def make_data(folder: Path, utterances: int, batch_bins: int) -> Utterances:
         data.text[name] = "".join(random.choice(list("abcdefgh "), 30)).strip() or "a"
     data.feats_scp = write_ark(folder / "feats.ark", matrices)
     tokens = Tokenizer(["<blank>", "<unk>", "<space>", *"abcdefgh", "<sos/eos>"])
-    return Utterances(data, list(data.utt2spk), tokens, batch_bins)
+    return Utterances(data, list(data.utt2spk), tokens, batch_bins, keep=True)
 
 
-def bare_loop(model, data: Utterances, training: Training) -> None:
+def bare_loop(model, data: Utterances, training: UtteranceTraining) -> None:
     """What anybody would write in ten lines."""
     optimizer = make_optimizer(model, training)
     model.train()
@@ -69,21 +74,28 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     options = parser.parse_args()
     config = read_yaml(options.config)
-    training = from_mapping(Training, config["training"], options.config)
-    torch.set_num_threads(training.num_threads)
+    training = from_mapping(UtteranceTraining, config["training"], options.config)
+    training.set_up_torch()
     with tempfile.TemporaryDirectory() as name:
         data = make_data(Path(name), options.utterances, training.batch_bins)
         torch.manual_seed(0)
         model = build_model(config["model"], data.tokenizer.tokens)
 
         def ours() -> None:
-            checkpoint = Checkpoint(Path(name) / "checkpoint.safetensors", (1,))
-            optimizer = make_optimizer(model, training)
-            fit(
-                model, optimizer, data, training, ctc_loss,
-                epochs=1, seed=0, key=(1, "bench"), checkpoint=checkpoint,
-            )  # fmt: skip
-            checkpoint.remove()
+            place = Place(
+                ["bench"],
+                1,
+                model,
+                stacked=False,
+                training=training,
+                objective=Objective(mean_ctc_loss),
+                batches=lambda *_: UtteranceBatches(data, 1, training.accum_grad, CPU, (0, 1)),
+                sizes=[len(data)],
+                own=[Private(Path(name), 1)],
+                seed=0,
+            )
+            place.fit()
+            place.finish()
 
         seconds: dict[str, list[float]] = {"bare loop": [], "fedtools": []}
         for turn in range(options.turns + 1):

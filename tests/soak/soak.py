@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import os
 import random
@@ -35,9 +36,11 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 
+import typer  # noqa: E402
 import world  # noqa: E402
 from mutate import mutate  # noqa: E402
 
+import fedtools.cli  # noqa: E402
 from fedtools.files import config, datadir, lines, nbest, states, tables  # noqa: E402
 from fedtools.files.errors import UserError  # noqa: E402
 
@@ -45,6 +48,7 @@ SECONDS = 40.0
 # Beyond what the process has when it begins.
 MEMORY = 3 << 30
 IMPORTED = (
+    *(f"fedtools.cli.{path.stem}" for path in (world.ROOT / "fedtools/cli").glob("[a-z]*.py")),
     *("flashlight.lib.text.decoder.kenlm", "kenlm", "sentencepiece", "torch._dynamo"),
     *("matplotlib.pyplot", "PIL.Image", "espnet2.asr.espnet_model", "espnet2.asr.ctc"),
     *("espnet2.asr.encoder.transformer_encoder", "espnet2.asr.encoder.conformer_encoder"),
@@ -105,16 +109,15 @@ def _child(command: list[str], root: Path, output: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(output, 2)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
         with open("/proc/self/statm") as file:
             size = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.chdir(root)
-        code = _main(command)
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
+        code = 0
+        for line in " ".join(command).split(" && "):
+            code = code or _main(line.split())
     except BaseException:
         traceback.print_exc()
         code = 1
@@ -126,16 +129,19 @@ def _child(command: list[str], root: Path, output: int) -> None:
 
 
 def _main(command: list[str]) -> int:
-    if command[0].endswith(".py"):
-        script = world.ROOT / command[0]
-        sys.argv = [str(script), *command[1:]]
-        sys.path.insert(0, str(script.parent))
-        runpy.run_path(str(script), run_name="__main__")
-        return 0
-    from fedtools.cli import main
-
     sys.argv = ["fedtools", *command]
-    main()
+    try:
+        if command[0].endswith(".py"):
+            script = world.ROOT / command[0]
+            sys.argv = [str(script), *command[1:]]
+            sys.path.insert(0, str(script.parent))
+            runpy.run_path(str(script), run_name="__main__")
+        else:
+            fedtools.cli.main()
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
 
 
@@ -155,8 +161,8 @@ def judge(ended: Ended, root: Path, changed: Sequence[Path]) -> str:
         return "memory"
     if ended.status not in (0, 1):
         return f"status {ended.status}"
-    if any(path.suffix == ".tmp" or path.name.startswith(".") for path in changed):
-        return "left over" if any(path.suffix == ".tmp" for path in changed) else "done"
+    if any(".tmp" in path.suffixes for path in changed):
+        return "left over"
     for path in changed:
         try:
             read(path)
@@ -166,9 +172,12 @@ def judge(ended: Ended, root: Path, changed: Sequence[Path]) -> str:
     if ended.status == 0:
         return "done"
     last = ended.said.strip().rsplit("\n", 1)[-1]
-    if last.partition(": ")[0] not in ("fedtools", "prepare.py", "validate_data_dir.py"):
+    who, _, said = last.partition(": ")
+    if who not in ("fedtools", "prepare.py", "validate_data_dir.py"):
         return "no error line"
-    return "refused" if str(root) in last else "no file named"
+    # A path that was made worse may lead anywhere.
+    named = str(root) in said or "/" in said.partition(": ")[0]
+    return "refused" if named else "no file named"
 
 
 def read(path: Path) -> None:
@@ -217,7 +226,9 @@ def case(number: int, seed: int, base: Path, root: Path) -> tuple[str, str, str,
         kind = "".join(mark for mark in path.name if not mark.isdigit())
         victims.setdefault(kind, []).append(path)
     everything = [path for paths in victims.values() for path in paths]
-    victim = dice.choice(victims[dice.choice(sorted(victims))])
+    # Options are what people write by hand, and can be wrong in the most ways.
+    weights = [5 if kind.endswith(".yaml") else 1 for kind in sorted(victims)]
+    victim = dice.choice(victims[dice.choices(sorted(victims), weights)[0]])
     how = mutate(victim, dice, everything)
     before = snapshot(root)
     ended = run(command.words.split(), root)
@@ -252,6 +263,11 @@ def preload() -> None:
     """Import what commands import, once; no thread begins."""
     for name in IMPORTED:
         importlib.import_module(name)
+    # `main` calls it without arguments in both forms; to build it takes longer than most commands.
+    fedtools.cli.app = typer.main.get_command(fedtools.cli.app)
+    # A collection in a child would write to, and so copy, every page of what is here.
+    gc.collect()
+    gc.freeze()
 
 
 def main() -> int:

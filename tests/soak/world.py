@@ -29,7 +29,7 @@ class Command:
     Attributes:
         name: in the table of results.
         words: the command line, whose words may have "{}" for the world's absolute path; the first
-            is a `fedtools` command, or a script of this project.
+            is a `fedtools` command, or a script of this project. After "&&" comes another one.
         inputs: files and folders that it reads; one file among them is made worse.
         also: what must be there, but is left as it is.
     """
@@ -88,6 +88,8 @@ COMMANDS = [
         ["exp/init.safetensors", *ASR],
     ),
     Command("init-kws", kws_init("new"), KWS),
+    Command("train-asr", f"{asr_init('new')} && rounds {{}}/new --to 1", ["config.yaml"], ASR),
+    Command("train-kws", f"{kws_init('new')} && rounds {{}}/new --to 1", ["kws.yaml"], KWS),
     Command("begin-asr", "rounds {}/begun --to 1", ["train", "begun"], ["valid"]),
     Command("sample", "sample {}/begun", ["begun"], ["train", "valid"]),
     Command("train-local", "train-local {}/sampled", ["sampled"], ["train", "valid"]),

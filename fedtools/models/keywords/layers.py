@@ -34,6 +34,19 @@ def constant(clients: int, *shape: int, value: float) -> Tensor:
     return torch.full((clients, *shape), value)
 
 
+def first(parameter: Tensor, clients: int) -> Tensor:
+    """What the first clients have of (K, ...); all of it as it is: a slice's gradient is a copy."""
+    return parameter if clients == len(parameter) else parameter[:clients]
+
+
+def working_dtype(value: Tensor) -> torch.dtype:
+    """What a product of `value` is computed in: autocast's type where that is enabled."""
+    device = value.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return value.dtype
+
+
 class Conv2d(nn.Module):
     """K convolutions at once: (B, K x in, H, W) -> (B, K x out, H', W')."""
 
@@ -59,8 +72,11 @@ class Conv2d(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         clients = images.shape[1] // self.inputs
-        weight = self.weight[:clients].flatten(0, 1)
-        bias = None if self.bias is None else self.bias[:clients].flatten()
+        weight = first(self.weight, clients).flatten(0, 1)
+        bias = None if self.bias is None else first(self.bias, clients).flatten()
+        if images.is_contiguous(memory_format=torch.channels_last):
+            # In one go, where autocast and the convolution would take a copy each.
+            weight = weight.to(working_dtype(weight), memory_format=torch.channels_last)
         return F.conv2d(images, weight, bias, groups=clients * self.groups, **self.options)
 
 
@@ -99,7 +115,7 @@ class Pointwise(Conv2d):
 
     def forward(self, images: Tensor) -> Tensor:
         values = images.unflatten(1, (-1, self.inputs)).flatten(3)
-        found = torch.matmul(self.weight[: values.shape[1], :, :, 0, 0], values)
+        found = torch.matmul(first(self.weight, values.shape[1])[:, :, :, 0, 0], values)
         return found.flatten(1, 2).unflatten(2, images.shape[2:])
 
 
@@ -139,7 +155,7 @@ class OneToMany(Conv2d):
         padded = F.pad(images, (side // 2,) * 4)
         shifted = padded.unfold(2, side, 1).unfold(3, side, 1).permute(0, 1, 4, 5, 2, 3)
         shifted = shifted.reshape(batch, clients, side * side, -1)
-        found = torch.matmul(self.weight[:clients].flatten(2), shifted)
+        found = torch.matmul(first(self.weight, clients).flatten(2), shifted)
         return found.flatten(1, 2).unflatten(2, size)
 
 
@@ -157,11 +173,11 @@ class FramesToOne(Conv2d):
         frames, width = images.shape[2:]
         values = images.unflatten(1, (-1, self.inputs)).flatten(3)
         clients = values.shape[1]
-        weight = self.weight[:clients, 0, :, :, 0].transpose(1, 2)
+        weight = first(self.weight, clients)[:, 0, :, :, 0].transpose(1, 2)
         products = torch.matmul(weight, values).unflatten(3, (frames, width))
         length = weight.shape[1]
         padded = F.pad(products, (0, 0, length // 2, length // 2))
-        found = self.bias[:clients, :, None].expand(-1, frames, width)
+        found = first(self.bias, clients)[:, :, None].expand(-1, frames, width)
         for shift in range(length):
             found = found + padded[:, :, shift, shift : shift + frames]
         return found
@@ -186,8 +202,8 @@ class BatchNorm2d(nn.Module):
         """Normalise (B, K x C, H, W); `valid` (K, B) is 0 where a smaller batch was padded."""
         clients = images.shape[1] // self.channels
         mean, var = self.running_mean[:clients].view(-1), self.running_var[:clients].view(-1)
-        weight = None if self.weight is None else self.weight[:clients].flatten()
-        bias = None if self.bias is None else self.bias[:clients].flatten()
+        weight = None if self.weight is None else first(self.weight, clients).flatten()
+        bias = None if self.bias is None else first(self.bias, clients).flatten()
         if valid is None or not self.training:
             return F.batch_norm(
                 images, mean, var, weight, bias, self.training, self.momentum, self.eps
@@ -267,8 +283,8 @@ class GroupNorm2d(nn.Module):
 
     def forward(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
         clients = images.shape[1] // self.channels
-        weight = None if self.weight is None else self.weight[:clients].flatten()
-        bias = None if self.bias is None else self.bias[:clients].flatten()
+        weight = None if self.weight is None else first(self.weight, clients).flatten()
+        bias = None if self.bias is None else first(self.bias, clients).flatten()
         return F.group_norm(images, clients * self.groups, weight, bias)
 
 
@@ -286,11 +302,11 @@ class Linear(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         clients = values.shape[0]
         rows = values.reshape(clients, -1, values.shape[-1])
-        weight = self.weight[:clients].transpose(1, 2)
+        weight = first(self.weight, clients).transpose(1, 2)
         if self.bias is None:
             found = torch.bmm(rows, weight)
         else:
-            found = torch.baddbmm(self.bias[:clients, None], rows, weight)
+            found = torch.baddbmm(first(self.bias, clients)[:, None], rows, weight)
         return found.view(*values.shape[:-1], -1)
 
 
@@ -306,7 +322,10 @@ class LayerNorm(nn.Module):
         clients, size = values.shape[0], values.shape[-1]
         if clients == 1:
             return F.layer_norm(values, (size,), self.weight[0], self.bias[0])
-        weight, bias = self.weight[:clients, None, None], self.bias[:clients, None, None]
+        weight, bias = (
+            first(self.weight, clients)[:, None, None],
+            first(self.bias, clients)[:, None, None],
+        )
         return torch.addcmul(bias, F.layer_norm(values, (size,)), weight)
 
 
@@ -329,15 +348,15 @@ class BiGru(nn.Module):
         clients, batch, frames, inputs = values.shape
         both, size = 2 * clients, self.size
         ways = torch.stack([values, values.flip(2)], 1).view(both, batch * frames, inputs)
-        weight = self.weight_ih[:clients].flatten(0, 1).transpose(1, 2)
-        bias = self.bias_ih[:clients].reshape(both, 1, 3 * size)
+        weight = first(self.weight_ih, clients).flatten(0, 1).transpose(1, 2)
+        bias = first(self.bias_ih, clients).reshape(both, 1, 3 * size)
         gates = torch.baddbmm(bias, ways, weight).view(both, batch, frames, 3 * size)
         # unbind, not indexing: the gradient of one index is a tensor of the whole's size.
         by_frame = gates.permute(2, 0, 1, 3).contiguous()
         reset_update, new = (part.unbind(0) for part in by_frame.split([2 * size, size], -1))
-        weight = self.weight_hh[:clients].flatten(0, 1).transpose(1, 2)
-        bias = self.bias_hh[:clients].reshape(both, 1, 3 * size)
-        state = values.new_zeros(both, batch, size)
+        weight = first(self.weight_hh, clients).flatten(0, 1).transpose(1, 2)
+        bias = first(self.bias_hh, clients).reshape(both, 1, 3 * size)
+        state = gates.new_zeros(both, batch, size)
         states = []
         for frame in range(frames):
             inner = torch.baddbmm(bias, state, weight)

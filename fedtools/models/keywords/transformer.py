@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Network, Sizes
-from fedtools.models.keywords.layers import LayerNorm, Linear, constant
+from fedtools.models.keywords.layers import LayerNorm, Linear, constant, first
 
 
 class Transformer(Network):
@@ -43,8 +43,8 @@ class Transformer(Network):
 
     def features(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
         clients, batch = mfcc.shape[:2]
-        token = self.token[:clients, None].expand(-1, batch, -1, -1)
-        values = torch.cat([token, self.embed(mfcc)], 2) + self.places[:clients, None]
+        token = first(self.token, clients)[:, None].expand(-1, batch, -1, -1)
+        values = torch.cat([token, self.embed(mfcc)], 2) + first(self.places, clients)[:, None]
         for block in self.blocks:
             values = block["norm"](values + self._attend(block, values))
             inner = block["narrow"](F.gelu(block["wide"](values)))

@@ -1,0 +1,318 @@
+"""An experiment's folder withstands other commands, edits and damage; rounds can be taken back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import counts
+import numpy as np
+import pytest
+import simulated
+from conftest import ROOT, fedtools, inside, ledger
+from safetensors.numpy import load_file, save_file
+
+from fedtools.federation.tasks import data_of
+from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
+
+CLIENTS = ["au", "en"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    return counts.make_world(tmp_path_factory.mktemp("counts"))
+
+
+@pytest.fixture(scope="module")
+def reference(world) -> Path:
+    path = counts.begin(world, world / "reference")
+    counts.fedtools(world, "rounds", path).ok()
+    counts.fedtools(world, "evaluate", path, "--split", "train").ok()
+    return path
+
+
+@pytest.fixture
+def copied(reference, tmp_path) -> Path:
+    """All four rounds, to be damaged."""
+    return shutil.copytree(reference, tmp_path / "exp")
+
+
+def test_nobody_disturbs_who_runs_the_rounds(world, reference, tmp_path):
+    path = counts.begin(world, tmp_path / "exp")
+    env = {**os.environ, **counts.environment(world), "SLOW": "2"}
+    command = [sys.executable, "-m", "fedtools", "rounds", str(path), "--nj", "2"]
+    running = subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.DEVNULL)
+    while not (path / "round_0001" / "jobs").exists():
+        time.sleep(0.01)
+    for other in (
+        ("sample", path, "--nj", "3"),
+        ("train-local", path),
+        ("aggregate", path),
+        ("reset", path, "--round", "1"),
+        ("rounds", path),
+    ):
+        counts.fedtools(world, *other).fails(1, "another process is writing", "(rounds)")
+    assert running.poll() is None, "the others must have met a running one"
+    assert running.wait() == 0
+    assert counts.states(path) == counts.states(reference)
+    assert all(row["status"] == "ok" for row in ledger(path))
+
+
+def test_one_job_at_a_time_but_jobs_side_by_side(world, tmp_path):
+    path = counts.begin(world, tmp_path / "exp")
+    counts.fedtools(world, "sample", path, "--nj", "2").ok()
+    env = {**os.environ, **counts.environment(world), "SLOW": "2"}
+    command = [sys.executable, "-m", "fedtools", "train-local", str(path), "--job", "1"]
+    running = subprocess.Popen(command, env=env, cwd=ROOT)
+    while not (path / ".locks" / "round-1-job-1").exists():
+        time.sleep(0.01)
+    counts.fedtools(world, "train-local", path, "--job", "1").fails(1, "(round-1-job-1)")
+    counts.fedtools(world, "aggregate", path).fails(1, "(rounds)")
+    counts.fedtools(world, "train-local", path, "--job", "2").ok()
+    assert running.wait() == 0
+    counts.fedtools(world, "aggregate", path).ok()
+
+
+def test_a_round_that_is_cut_stays_so(world, reference, tmp_path):
+    path = counts.begin(world, tmp_path / "exp")
+    counts.fedtools(world, "sample", path, "--nj", "3").ok()
+    counts.fedtools(world, "train-local", path, "--job", "2").ok()
+    table = path / "round_0001" / "update.2.tsv"
+    before = table.read_bytes(), table.stat().st_mtime_ns
+    said = counts.fedtools(world, "sample", path, "--nj", "1").ok().err
+    assert "round 1 is cut into 3 jobs already" in said
+    assert (table.read_bytes(), table.stat().st_mtime_ns) == before
+    counts.fedtools(world, "rounds", path).ok()
+    assert counts.states(path) == counts.states(reference)
+
+
+def test_who_was_sampled_is_computed_again(world, tmp_path):
+    path = counts.begin(world, tmp_path / "exp")
+    counts.fedtools(world, "rounds", path, "--to", "1").ok()
+    counts.fedtools(world, "sample", path).ok()
+    listed = path / "round_0002" / "clients"
+    first, *others = listed.read_text().splitlines()
+    listed.write_text("".join(f"{name}\n" for name in others))
+    counts.fedtools(world, "train-local", path).ok()
+    counts.fedtools(world, "aggregate", path).fails(1, "not the clients that seed and round draw")
+    assert not (path / "round_0002" / ".done").exists()
+    counts.fedtools(world, "reset", path, "--round", "2").ok()
+    counts.fedtools(world, "rounds", path, "--to", "2").ok()
+    assert first in listed.read_text().split()
+
+
+def flip(path: Path) -> None:
+    """Another bit in the middle."""
+    raw = bytearray(path.read_bytes())
+    raw[-3] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.yaml",
+        "clients.txt",
+        "data.yaml",
+        "init.safetensors",
+        "round_0005/global.safetensors",
+    ],
+)
+def test_what_is_frozen_is_compared(world, copied, name):
+    for change in (flip, Path.unlink):
+        saved = (copied / name).read_bytes()
+        change(copied / name)
+        for command in (("rounds", copied, "--to", "5"), ("sample", copied)):
+            said = counts.fedtools(world, *command).fails(1, copied.name).err
+            assert Path(name).name in said or "no experiment here" in said, said
+        (copied / name).write_bytes(saved)
+    counts.fedtools(world, "rounds", copied, "--to", "5").ok()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\n#", 1),
+        lambda text: text + text.splitlines()[1] + "\n",
+        lambda text: text.replace("\t0\t", "\t1e400\t", 1),
+        lambda text: text[: len(text) // 2],
+        None,
+    ],
+)
+def test_a_ledger_that_was_changed_is_named(world, copied, change):
+    path = copied / "round_0002" / "ledger.tsv"
+    before = path.read_text()
+    if change is None:
+        path.unlink()
+    else:
+        path.write_text(change(before))
+    counts.fedtools(world, "show", copied).fails(1, "round_0002/ledger.tsv", "reset --round 2")
+    # The rounds that follow do not touch it.
+    counts.fedtools(world, "rounds", copied, "--to", "5").ok()
+    assert not path.exists() if change is None else path.read_text() == change(before)
+    path.write_text(before)
+    assert "total" in counts.fedtools(world, "show", copied).ok().out
+
+
+def test_a_round_is_taken_back_and_done_again(world, reference, copied):
+    whole = {
+        path.relative_to(copied): path.read_bytes()
+        for path in copied.rglob("*")
+        if path.is_file() and path.name not in ("ledger.tsv", ".done", "software.yaml")
+        and not path.name.endswith(".tsv") and ".tfevents." not in path.name
+    }  # fmt: skip
+    for wrong in ("6", "9"):
+        counts.fedtools(world, "reset", copied, "--round", wrong).fails(1, "4 are complete")
+    counts.fedtools(world, "reset", copied, "--round", "2").ok()
+    assert Experiment(copied).last_round() == 1
+    assert not (copied / "round_0003").exists()
+    measured = (copied / "evaluate_train.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in measured[1:]] == ["0", "1"]
+    counts.fedtools(world, "rounds", copied).ok()
+    counts.fedtools(world, "evaluate", copied, "--split", "train").ok()
+    for name, content in whole.items():
+        assert (copied / name).read_bytes() == content, name
+    tables = [(one / "evaluate_train.tsv").read_text() for one in (copied, reference)]
+    assert tables[0] == tables[1]
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory) -> Path:
+    """Data of speech, and an experiment that began with them."""
+    root = tmp_path_factory.mktemp("speech")
+    simulated.data_dir(root / "train", CLIENTS, 6)
+    simulated.config_file(root / "config.yaml")
+    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
+    inside(*init(root, root / "exp", "fedavg", root / "train")).ok()
+    return root
+
+
+def init(root: Path, path: Path, method: str, train: Path) -> list[object]:
+    config = ("--config", root / "config.yaml", "--method", method)
+    return [
+        "init",
+        path,
+        *config,
+        "--data",
+        f"train={train}",
+        "--asset",
+        f"tokens={root / 'tokens'}",
+    ]
+
+
+def rotate(path: Path) -> None:
+    """Every key gets the value of the next one."""
+    pairs = [line.split(" ", 1) for line in path.read_text().splitlines()]
+    values = [value for _, value in pairs]
+    lines = [
+        f"{key} {value}\n" for (key, _), value in zip(pairs, values[1:] + values[:1], strict=True)
+    ]
+    path.write_text("".join(lines))
+
+
+def again(path: Path) -> None:
+    """The same features, as another extraction would make them: slightly other numbers."""
+    from fedtools.files.ark import FeatureReader, write_ark
+    from fedtools.files.datadir import DataDir
+
+    data = DataDir.read(path.parent)
+    reader = FeatureReader(data.feats_scp)
+    write_ark(path, [(name, reader.read(name) * np.float32(1.01)) for name in data.utterances])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("feats.scp", rotate, "feats.scp"),
+        ("feats.ark", again, "feats.scp"),
+        ("utt2client", rotate, "utt2client"),
+        ("text", rotate, "text"),
+    ],
+)
+def test_other_data_of_the_same_name_are_noticed(speech, cli, name, change, said):
+    train, experiment = speech / "train", Experiment(speech / "exp")
+    assert data_of(experiment, "train") == train
+    shutil.copytree(train, speech / "kept")
+    try:
+        change(train / name)
+        with pytest.raises(UserError, match=f"not the {said} that .* began with"):
+            data_of(experiment, "train")
+        cli("sample", speech / "exp").ok()
+        cli("train-local", speech / "exp").fails(1, f"not the {said} that")
+    finally:
+        shutil.rmtree(train)
+        shutil.move(speech / "kept", train)
+
+
+def test_a_moved_archive_is_the_same_data(speech, tmp_path):
+    """Where archives lie does not matter, nor a path in feats.scp."""
+    from fedtools.federation.identity import of_utterances
+
+    moved = shutil.copytree(speech / "train", tmp_path / "moved")
+    text = (moved / "feats.scp").read_text().replace(str(speech / "train"), str(moved))
+    (moved / "feats.scp").write_text(text)
+    assert of_utterances(moved, True) == of_utterances(speech / "train", True)
+
+
+def test_no_model_begins_with_what_is_not_finite(speech, cli, tmp_path):
+    state = load_file(speech / "exp" / "init.safetensors")
+    state["ctc.ctc_lo.bias"][0] = np.nan
+    save_file(state, tmp_path / "start.safetensors")
+    command = init(speech, tmp_path / "exp", "fedavg", speech / "train")
+    cli(*command, "--start", tmp_path / "start.safetensors").fails(
+        1, "start.safetensors", "NaN or Inf in tensor 'ctc.ctc_lo.bias'"
+    )
+    assert not (tmp_path / "exp").exists()
+
+
+QUIET = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedtools.methods import METHODS
+from fedtools.methods.fedavg import FedAvg
+
+
+@METHODS.register("quiet")
+@dataclass(frozen=True)
+class Quiet(FedAvg):
+    title: ClassVar[str] = "Quiet"
+    labels: ClassVar[bool] = False
+
+    def train_client(self, client):
+        from fedtools.models.asr import log_posteriors
+
+        def entropy(model, batch):
+            log_probs = log_posteriors(model, batch)[0]
+            return -(log_probs.exp() * log_probs).sum(2).mean()[None]
+
+        return client.fit(entropy)
+"""
+
+
+def test_a_method_without_labels_trains_without_transcripts(speech, tmp_path):
+    """And is the same model whatever the transcripts say."""
+    (tmp_path / "plug" / "methods").mkdir(parents=True)
+    (tmp_path / "plug" / "methods" / "quiet.py").write_text(QUIET)
+    env = {"FEDTOOLS_PATH": str(tmp_path / "plug")}
+    found = []
+    for name, text in (("none", None), ("wrong", "zzz")):
+        train = shutil.copytree(speech / "train", tmp_path / name)
+        (train / "text").unlink()
+        if text:
+            names = [line.split()[0] for line in (train / "utt2spk").read_text().splitlines()]
+            (train / "text").write_text("".join(f"{utt} {text}\n" for utt in names))
+        path = tmp_path / f"exp-{name}"
+        fedtools(*init(speech, path, "quiet", train), env=env).ok()
+        fedtools("rounds", path, "--to", "1", env=env).ok()
+        found.append((path / "round_0002" / "global.safetensors").read_bytes())
+    assert found[0] == found[1]
+    assert found[0] != (tmp_path / "exp-none" / "round_0001" / "global.safetensors").read_bytes()
+    train = tmp_path / "none"
+    command = init(speech, tmp_path / "exp", "fedavg", train)
+    fedtools(*command, env=env).fails(1, "none/text: missing", "transcripts")

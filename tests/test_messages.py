@@ -1,0 +1,713 @@
+"""Messages: written stack by stack, read with suspicion; every refusal there is."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+
+import kaldiio
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+
+from fedtools.files.errors import UserError
+from fedtools.files.messages import (
+    COLUMNS,
+    Features,
+    MessageWriter,
+    Payload,
+    Refusal,
+    Report,
+    job_complete,
+    read_messages,
+    remove_messages,
+)
+from fedtools.files.states import load_state
+from fedtools.files.tables import read_tsv
+
+BASE = "0123456789abcdef" * 4
+SPEC = {"bias": ((3,), "float32"), "scale": ((), "float64"), "weight": ((2, 3), "float32")}
+CLIENTS = ["alice", "bob", "carol", "dave"]
+LEFT_OUT = "the loss is nan"
+
+
+def state(client: str, spec=SPEC) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(CLIENTS.index(client))
+    return {
+        name: np.asarray(random.standard_normal(shape), kind)
+        for name, (shape, kind) in spec.items()
+    }
+
+
+def report(client: str, left_out=()) -> Report:
+    reason = LEFT_OUT if client in left_out else ""
+    return Report(client, 10 + CLIENTS.index(client), 5, 0.5, 1.25, reason)
+
+
+def stack(clients, spec=SPEC, tensors=state) -> dict[str, np.ndarray]:
+    states = [tensors(client) for client in clients]
+    return {name: np.stack([one[name] for one in states]) for name in spec}
+
+
+def write(folder, job, clients, left_out=(), spec=SPEC, tensors=state, base=BASE, order=None):
+    """A job's files, whose clients are sent one by one."""
+    with MessageWriter(folder, job, clients, Payload(spec), base) as writer:
+        for client in order or clients:
+            writer.send([report(client, left_out)], stack([client], spec, tensors))
+
+
+def read(folder, jobs, sampled=CLIENTS, spec=SPEC, base=BASE):
+    return read_messages(folder, jobs, sampled, Payload(spec), base)
+
+
+def row_of(message, name):
+    shape, kind = SPEC[name]
+    with open(message.path, "rb") as file:
+        file.seek(message.offset(name))
+        return np.frombuffer(file.read(message.layout.strides[name]), kind).reshape(shape)
+
+
+def test_rows_come_back_and_the_file_is_the_librarys(tmp_path):
+    write(tmp_path, 1, CLIENTS[:3])
+    write(tmp_path, 2, CLIENTS[3:])
+    path = tmp_path / "update.1.safetensors"
+    assert path.read_bytes() == safetensors.numpy.save(stack(CLIENTS[:3]))
+    with safe_open(path, "np") as file:
+        assert np.array_equal(file.get_tensor("weight"), stack(CLIENTS[:3])["weight"])
+    messages, refusals = read(tmp_path, 2)
+    assert not refusals and [message.client for message in messages] == CLIENTS
+    for message in messages:
+        assert (message.utterances, message.steps, message.loss, message.seconds) == (
+            *(10 + CLIENTS.index(message.client), 5),
+            *(0.5, 1.25),
+        )
+        assert message.bytes == 3 * 4 + 8 + 6 * 4
+        for name in SPEC:
+            assert np.array_equal(row_of(message, name), state(message.client)[name])
+    assert read(tmp_path, 2, CLIENTS[::-1])[0] == messages[::-1]
+
+
+def files(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(left_out=st.sets(st.sampled_from(CLIENTS)), order=st.permutations(CLIENTS), data=st.data())
+def test_stacks_and_orders_of_sending_change_no_byte(tmp_path_factory, left_out, order, data):
+    """One by one in the order of rows is the reference."""
+    one, other = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("other")
+    write(one, 1, CLIENTS, left_out)
+    ends = sorted(data.draw(st.sets(st.integers(1, 3))) | {len(CLIENTS)})
+    with MessageWriter(other, 1, CLIENTS, Payload(SPEC), BASE) as writer:
+        for begin, end in zip([0, *ends], ends, strict=False):
+            part = order[begin:end]
+            writer.send([report(client, left_out) for client in part], stack(part))
+    assert files(one) == files(other)
+
+
+@settings(max_examples=20, deadline=None)
+@given(left_out=st.sets(st.sampled_from(CLIENTS)))
+def test_who_is_left_out_has_a_row_and_sends_zeros(tmp_path_factory, left_out):
+    tmp_path = tmp_path_factory.mktemp("round")
+    write(tmp_path, 1, CLIENTS, left_out, tensors=lambda client: bad_if(client in left_out, client))
+    assert sorted(files(tmp_path)) == ["update.1.safetensors", "update.1.tsv"]
+    messages, refusals = read(tmp_path, 1)
+    assert [message.client for message in messages] == [c for c in CLIENTS if c not in left_out]
+    assert refusals == [
+        Refusal(client, f"left out by its job: {LEFT_OUT}")
+        for client in CLIENTS
+        if client in left_out
+    ]
+    back = load_state(tmp_path / "update.1.safetensors")
+    rows = read_tsv(tmp_path / "update.1.tsv", COLUMNS)
+    for index, (client, row) in enumerate(zip(CLIENTS, rows, strict=True)):
+        out = client in left_out
+        assert row["client"] == client and row["bytes"] == ("0" if out else "44")
+        for name in SPEC:
+            expected = 0 * state(client)[name] if out else state(client)[name]
+            assert np.array_equal(back[name][index], expected)
+    for message in messages:
+        assert np.array_equal(row_of(message, "weight"), state(message.client)["weight"])
+    assert job_complete(tmp_path, 1, CLIENTS, Payload(SPEC), BASE)
+
+
+def bad_if(bad: bool, client: str) -> dict[str, np.ndarray]:
+    """A client's tensors, or NaN."""
+    return {name: value * (np.nan if bad else 1) for name, value in state(client).items()}
+
+
+def test_losses_that_are_no_numbers_are_left_out_without_a_trace(tmp_path):
+    with MessageWriter(tmp_path, 1, ["a"], Payload(), BASE) as writer:
+        writer.send([Report("a", 3, 1, float("nan"), 0.1, "diverged:\n\tloss nan " + "x" * 400)])
+    (row,) = read_tsv(tmp_path / "update.1.tsv", COLUMNS)
+    assert row["loss"] == "0.0" and row["status"].startswith("diverged: loss nan xxx")
+    assert len(row["status"]) <= 200
+
+
+def test_memory_does_not_grow_with_clients(tmp_path):
+    spec = {"a": ((1 << 18,), "float32")}
+    clients = [f"c{number}" for number in range(50)]
+    tensors = {"a": np.ones((1, 1 << 18), "float32")}
+    tracemalloc.start()
+    with MessageWriter(tmp_path, 1, clients, Payload(spec), BASE) as writer:
+        for client in clients:
+            writer.send([Report(client)], tensors)
+    assert len(read(tmp_path, 1, clients, spec)[0]) == 50
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("spec", [{}, {"counts": ((2, 5), "float64"), "users": ((), "float64")}])
+def test_payloads_of_no_model(tmp_path, spec):
+    """Nothing at all, and counts."""
+    write(tmp_path, 1, CLIENTS, ["bob"], spec=spec, tensors=lambda client: state(client, spec))
+    assert (tmp_path / "update.1.safetensors").exists() == bool(spec)
+    messages, refusals = read(tmp_path, 1, spec=spec)
+    assert [message.client for message in messages] == ["alice", "carol", "dave"]
+    assert [refusal.client for refusal in refusals] == ["bob"]
+    assert {message.bytes for message in messages} == {11 * 8 if spec else 0}
+    assert job_complete(tmp_path, 1, CLIENTS, Payload(spec), BASE)
+    if spec:
+        back = load_state(tmp_path / "update.1.safetensors")
+        assert np.array_equal(back["counts"][2], state("carol", spec)["counts"])
+
+
+def test_zero_utterances_and_steps_are_allowed(tmp_path):
+    with MessageWriter(tmp_path, 1, ["a"], Payload(), BASE) as writer:
+        writer.send([Report("a")])
+    (message,), refusals = read(tmp_path, 1, ["a"], {})
+    assert (message.utterances, message.steps, message.loss, message.bytes) == (0, 0, 0.0, 0)
+    assert not refusals
+
+
+def test_a_job_without_clients(tmp_path):
+    write(tmp_path, 1, CLIENTS)
+    write(tmp_path, 2, [])
+    assert len(read(tmp_path, 2)[0]) == 4
+    assert job_complete(tmp_path, 2, [], Payload(SPEC), BASE)
+
+
+def test_an_error_leaves_nothing(tmp_path):
+    with (
+        pytest.raises(KeyError),
+        MessageWriter(tmp_path, 1, CLIENTS, Payload(SPEC), BASE) as writer,
+    ):
+        writer.send([report("alice")], stack(["alice"]))
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda writer: writer.send([Report("eve")], stack(["alice"])),
+        lambda writer: writer.send([report("bob")], stack(["bob"])),
+        lambda writer: writer.send([report("bob", ["bob"])], stack(["bob"])),
+        lambda writer: writer.send([report("alice")] * 2, stack(["alice"] * 2)),
+        lambda writer: writer.send([report("alice")], {"bias": np.ones((1, 3), "float32")}),
+        lambda writer: writer.send([report("alice")], None),
+        lambda writer: writer.send([report("alice")], {**stack(["alice"]), "more": np.ones(1)}),
+        lambda writer: writer.send([report("alice")], {**stack(["alice"]), "bias": np.ones(3)}),
+        lambda writer: writer.send(
+            [report("alice")], {**stack(["alice"]), "bias": np.ones((1, 3))}
+        ),
+        lambda writer: writer.send([report("alice")], stack(["alice", "bob"])),
+        lambda writer: writer.send([report("alice")], stack(["alice"]), matrices("alice", 2)),
+        lambda writer: None,
+    ],
+)
+def test_methods_that_break_their_word(tmp_path, wrong):
+    with (
+        pytest.raises(ValueError),
+        MessageWriter(tmp_path, 1, CLIENTS[:2], Payload(SPEC), BASE) as writer,
+    ):
+        writer.send([report("bob")], stack(["bob"]))
+        wrong(writer)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_client_comes_once_in_a_job(tmp_path):
+    with pytest.raises(ValueError, match="twice"):
+        MessageWriter(tmp_path, 1, ["a", "b", "a"], Payload(), BASE)
+
+
+def test_ids_stay_in_the_folder(tmp_path):
+    for clients in (["../x"], ["a/b"], [""], ["."]):
+        with pytest.raises(UserError, match="not usable as an id"):
+            MessageWriter(tmp_path / "round", 1, clients, Payload(SPEC), BASE)
+    assert list(tmp_path.rglob("*x*")) == []
+
+
+def test_what_is_complete(tmp_path):
+    def complete(clients=("alice", "bob"), spec=SPEC, base=BASE):
+        return job_complete(tmp_path, 1, clients, Payload(spec), base)
+
+    assert not complete()
+    write(tmp_path, 1, ["alice", "bob"])
+    assert complete()
+    assert not complete(["alice"]) and not complete(["bob", "alice"]) and not complete(CLIENTS)
+    assert not complete(base="f" * 64) and not complete(spec={"bias": SPEC["bias"]})
+    whole = (tmp_path / "update.1.safetensors").read_bytes()
+    (tmp_path / "update.1.safetensors").write_bytes(whole[:-1])
+    assert not complete()
+
+
+def test_what_a_kill_leaves_is_removed(tmp_path):
+    """Of this job, whose table is gone before anything else is touched."""
+    write(tmp_path, 1, CLIENTS[:2], base="f" * 64)
+    write(tmp_path, 2, CLIENTS[2:])
+    before = files(tmp_path)
+    writer = MessageWriter(tmp_path, 1, CLIENTS[:2], Payload(SPEC), BASE)
+    writer.send([report("bob")], stack(["bob"]))
+    assert "update.1.tsv" not in files(tmp_path)
+    assert [refusal.client for refusal in read(tmp_path, 2)[1]] == ["alice", "bob"]
+    assert not job_complete(tmp_path, 1, CLIENTS[:2], Payload(SPEC), BASE)
+    write(tmp_path, 1, CLIENTS[:2])
+    assert len(read(tmp_path, 2)[0]) == 4
+    assert {name: before[name] for name in ("update.2.tsv", "update.2.safetensors")}.items() <= (
+        files(tmp_path).items()
+    )
+
+
+def test_messages_are_removed_and_nothing_else(tmp_path):
+    write(tmp_path, 1, CLIENTS)
+    for name in ("features.alice.ark", "features.alice.scp", "clients", "global.safetensors"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "update.7.tsv").mkdir()
+    os.mkfifo(tmp_path / "update.8.tsv")
+    for _ in range(2):
+        remove_messages(tmp_path)
+        left = sorted(path.name for path in tmp_path.iterdir())
+        assert left == ["clients", "global.safetensors", "update.7.tsv"]
+
+
+def refused(folder, sampled=CLIENTS, jobs=2, payload=Payload(SPEC)) -> dict[str, str]:
+    """Clients refused -> reasons; the others must have got through, once, and in order."""
+    messages, refusals = read_messages(folder, jobs, sampled, payload, BASE)
+    reasons = {refusal.client: refusal.reason for refusal in refusals}
+    assert len(reasons) == len(refusals)
+    assert [m.client for m in messages] == [c for c in sampled if c not in reasons]
+    known = [client for client in reasons if client in sampled]
+    assert known == [client for client in sampled if client in reasons]
+    assert list(reasons) == known + sorted(reasons.keys() - set(known))
+    for reason in reasons.values():
+        assert reason.isprintable() and str(folder) not in reason and len(reason) < 1000
+    return reasons
+
+
+@pytest.fixture
+def jobs(tmp_path):
+    """Two jobs of two clients each."""
+    write(tmp_path, 1, CLIENTS[:2])
+    write(tmp_path, 2, CLIENTS[2:])
+    return tmp_path
+
+
+def replace_tensors(folder, tensors):
+    (folder / "update.2.safetensors").write_bytes(safetensors.numpy.save(tensors))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"extra": np.ones((2, 1), "float32")}, "'extra' does not belong"),
+        ({"extra\n\tname" * 9: np.ones((2, 1), "float32")}, "does not belong"),
+        ({"bias": None}, "'bias' is missing"),
+        ({"bias": np.ones((2, 4), "float32")}, "'bias' is float32 of shape [2, 4], expected"),
+        ({"bias": np.ones((2, 3), "float64")}, "'bias' is float64"),
+        ({"bias": np.ones((3, 3), "float32")}, "'bias' is float32 of shape [3, 3]"),
+        ({"bias": np.ones(6, "float32")}, "'bias' is float32 of shape [6]"),
+        ({"bias": np.ones((2, 3), "float16")}, "'bias' is wrong"),
+    ],
+)
+def test_other_tensors_lose_the_job(jobs, change, said):
+    stacked = {**load_state(jobs / "update.2.safetensors"), **change}
+    replace_tensors(jobs, {name: t for name, t in stacked.items() if t is not None})
+    reasons = refused(jobs)
+    assert set(reasons) == {"carol", "dave"} and all(said in text for text in reasons.values())
+
+
+def test_damaged_tensor_files_lose_the_job(jobs):
+    path = jobs / "update.2.safetensors"
+    whole = path.read_bytes()
+    for content in (whole[:-1], whole[:50], b"", b"\xff" * 100, whole + b"more"):
+        path.write_bytes(content)
+        reasons = refused(jobs)
+        assert set(reasons) == {"carol", "dave"}
+        assert all(reason.startswith("update.2.safetensors: ") for reason in reasons.values())
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_every_column_is_read(jobs, column):
+    """Nonsense in any field is noticed, whichever it is."""
+    set_field(jobs / "update.2.tsv", 2, column, "\x1b[31m?")
+    reasons = refused(jobs)
+    assert set(reasons) == ({"carol", "dave"} if column == "client" else {"carol"})
+
+
+def set_field(path, line, column, value):
+    """Change one field of a table; lines count from 1."""
+    lines = path.read_text().splitlines()
+    fields = lines[line - 1].split("\t")
+    fields[COLUMNS.index(column)] = value
+    lines[line - 1] = "\t".join(fields)
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("utterances", "-1", "'-1', not a whole number"),
+        ("utterances", "1e3", "not a whole number"),
+        ("utterances", "99999999999", "cannot be"),
+        ("utterances", "9" * 50, "not a whole number"),
+        ("utterances", "", "not a whole number"),
+        ("steps", "1.5", "not a whole number"),
+        ("steps", "9" * 18, "cannot be"),
+        ("loss", "nan", "not a finite number"),
+        ("loss", "-inf", "not a finite number"),
+        ("loss", "1e999", "not a finite number"),
+        ("loss", "1.7e308", "a loss of 1.7e+308"),
+        ("loss", "-1e+31", "a loss of -1e+31"),
+        ("loss", "1_0", "not a finite number"),
+        ("loss", "x" * 500, "not a finite number"),
+        ("seconds", "-0.5", "-0.5 seconds cannot be"),
+        ("seconds", "1e10", "1e+10 seconds cannot be"),
+        ("seconds", "nan", "the seconds is 'nan', not a finite number"),
+        ("seconds", "", "not a finite number"),
+        ("bytes", "43", "43 bytes announced, 44 sent"),
+        ("bytes", "-44", "not a whole number"),
+        ("bytes", "0", "0 bytes announced, 44 sent"),
+        ("base", "f" * 64, "another global state"),
+        ("base", BASE.upper(), "another global state"),
+        ("status", "", "left out by its job"),
+        ("status", "a \x1b[31mred\u202e", "left out by its job: a ?[31mred?"),
+        ("status", "x" * 2000, "left out by its job: xxx"),
+    ],
+)
+def test_nonsense_in_a_row_loses_its_client(jobs, column, value, said):
+    set_field(jobs / "update.2.tsv", 2, column, value)
+    reasons = refused(jobs)
+    assert set(reasons) == {"carol"} and said in reasons["carol"]
+    assert column == "status" or reasons["carol"].startswith("update.2.tsv:2: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("carol", "../x"), ":2: client '../x' is not usable"),
+        (lambda text: text.replace("carol", "c" * 300), ":2: client 'ccc"),
+        (lambda text: text.replace("carol", "a\tb"), ":2: 9 fields, the header has 8"),
+        (lambda text: text.replace("carol", ""), ":2: client '' is not usable"),
+        (lambda text: text.replace("client", "klient"), ":1: the header is"),
+        (lambda text: text[:-1], ":3: the last line has no end"),
+        (lambda text: "", ":1: the header is ''"),
+        (lambda text: "h" * 60_000 + "\n", ":1: the header is"),
+        (lambda text: text + "x" * 100_000 + "\n", ": too long for a table"),
+        (lambda text: "\udcff" + text, ":1: not UTF-8"),
+        (lambda text: text.replace("ok", "o\0k"), ":2: a NUL byte"),
+    ],
+)
+def test_unreadable_tables_lose_the_job(jobs, change, said):
+    path = jobs / "update.2.tsv"
+    path.write_bytes(change(path.read_text()).encode("utf-8", "surrogateescape"))
+    reasons = refused(jobs)
+    assert set(reasons) == {"carol", "dave"}
+    for reason in reasons.values():
+        assert reason.startswith("sent nothing that could be read; update.2.tsv" + said)
+
+
+def test_rows_and_tensors_must_agree(jobs):
+    path = jobs / "update.2.tsv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]))
+    reasons = refused(jobs)
+    assert "expected float32 of shape [1, 3]" in reasons["carol"] and "dave" in reasons
+
+
+STRANGE = {
+    "missing": lambda path: None,
+    "fifo": os.mkfifo,
+    "folder": lambda path: path.mkdir(),
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "terminal": lambda path: path.symlink_to("/dev/tty"),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "circle": lambda path: path.symlink_to(path.name),
+}
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "safetensors"])
+@pytest.mark.parametrize("kind", STRANGE)
+def test_what_is_no_regular_file_loses_the_job(jobs, suffix, kind):
+    """Without waiting for it, or filling the memory with it."""
+    path = jobs / f"update.2.{suffix}"
+    path.unlink()
+    STRANGE[kind](path)
+    reasons = refused(jobs)
+    assert set(reasons) == {"carol", "dave"}
+    assert all(f"update.2.{suffix}: " in reason for reason in reasons.values())
+    assert not job_complete(jobs, 2, CLIENTS[2:], Payload(SPEC), BASE)
+
+
+def test_files_of_jobs_that_do_not_exist_are_ignored_with_a_warning(jobs, capsys):
+    for name in ("update.-x.tsv", "update.3.tsv", "update.01.tsv", "update..tsv", "update.1.tsv~"):
+        (jobs / name).write_bytes((jobs / "update.2.tsv").read_bytes())
+    (jobs / "update.3.safetensors").mkdir()
+    os.mkfifo(jobs / "update.4.tsv")
+    assert refused(jobs) == {}
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 7
+    assert all(line.endswith("no job was to write this file; ignored") for line in warnings)
+    assert f"{jobs}/update.-x.tsv: no job" in warnings[0]
+
+
+def test_who_was_not_sampled(jobs):
+    assert refused(jobs, ["dave", "alice", "bob"]) == {"carol": "was not sampled"}
+    assert refused(jobs, [*CLIENTS, "eve"]) == {"eve": "sent nothing that could be read"}
+
+
+def test_who_comes_twice_is_refused_altogether(jobs):
+    for suffix in ("tsv", "safetensors"):
+        content = (jobs / f"update.2.{suffix}").read_bytes().replace(b"dave", b"eve0")
+        (jobs / f"update.3.{suffix}").write_bytes(content)
+    assert refused(jobs, jobs=3) == {"carol": "came 2 times", "eve0": "was not sampled"}
+    set_field(jobs / "update.2.tsv", 3, "client", "carol")
+    assert refused(jobs, jobs=3)["carol"] == "came 3 times"
+    # Also one that is left out, or whose row is nonsense, is there.
+    set_field(jobs / "update.3.tsv", 2, "status", "ill")
+    assert refused(jobs, jobs=3)["carol"] == "came 3 times"
+
+
+def test_one_bad_client_of_a_stack_costs_its_own_message_alone(tmp_path):
+    """Of 20 in one stack one sends a loss of 1e308, and one is left out."""
+    clients = [f"c{number:02}" for number in range(20)]
+    reports = [Report(client, 7, 3, 0.5, 0.1) for client in clients]
+    reports[4] = reports[4]._replace(loss=1e308)
+    reports[11] = reports[11]._replace(reason="diverged: loss nan")
+    with MessageWriter(tmp_path, 1, clients, Payload(SPEC), BASE) as writer:
+        writer.send(reports, {n: np.ones((20, *s), k) for n, (s, k) in SPEC.items()})
+    reasons = refused(tmp_path, clients, jobs=1)
+    assert list(reasons) == ["c04", "c11"]
+
+
+def test_torch_tensors(tmp_path):
+    with MessageWriter(tmp_path / "torch", 1, CLIENTS, Payload(SPEC), BASE) as writer:
+        tensors = {name: torch.from_numpy(rows) for name, rows in stack(CLIENTS).items()}
+        # A view that is not in C order, and a parameter.
+        tensors["weight"] = torch.nn.Parameter(tensors["weight"].mT.contiguous().mT)
+        writer.send([report(client) for client in CLIENTS], tensors)
+    write(tmp_path / "numpy", 1, CLIENTS)
+    assert files(tmp_path / "torch") == files(tmp_path / "numpy")
+
+
+# --- features
+
+WIDTH = 5
+SOUND = Payload(features=Features(WIDTH, utterances=3, frames=60))
+BOTH = Payload(SPEC, SOUND.features)
+
+
+def matrices(client: str, *lengths: int, width: int = WIDTH) -> list[tuple[str, np.ndarray]]:
+    random = np.random.default_rng(CLIENTS.index(client))
+    return [
+        (f"{client}-{number}", random.standard_normal((length, width)).astype("float32"))
+        for number, length in enumerate(lengths)
+    ]
+
+
+def send_features(folder, payload=SOUND, left_out=(), **sent):
+    """Job 1: each client's features, by default two utterances."""
+    clients = [client for client in CLIENTS if client in sent] or CLIENTS[:3]
+    with MessageWriter(folder, 1, clients, payload, BASE) as writer:
+        for client in clients:
+            tensors = stack([client]) if payload.tensors else None
+            features = iter(sent.get(client, matrices(client, 7, 9)))
+            features = None if client in left_out else features
+            writer.send([report(client, left_out)], tensors, features)
+    return folder
+
+
+@pytest.mark.parametrize("payload", [SOUND, BOTH])
+def test_features_come_back(tmp_path, payload):
+    send_features(tmp_path, payload, left_out=["bob"])
+    assert not (tmp_path / "features.bob.ark").exists()
+    messages, refusals = read_messages(tmp_path, 1, CLIENTS[:3], payload, BASE)
+    assert [refusal.client for refusal in refusals] == ["bob"]
+    for message in messages:
+        expected = dict(matrices(message.client, 7, 9))
+        assert list(message.features.scp) == list(expected)
+        # kaldiio is the oracle: what lies there is plain Kaldi.
+        ark = tmp_path / f"features.{message.client}.ark"
+        by_kaldi = dict(kaldiio.load_ark(str(ark)))
+        for utterance, matrix in expected.items():
+            assert np.array_equal(message.features.read(utterance), matrix)
+            assert np.array_equal(by_kaldi[utterance], matrix)
+        sizes = ark.stat().st_size + ark.with_suffix(".scp").stat().st_size
+        assert message.bytes == sizes + (44 if payload.tensors else 0)
+    text = (tmp_path / "features.alice.scp").read_text()
+    assert str(tmp_path) not in text and "/" not in text
+
+
+def test_features_may_be_none(tmp_path):
+    send_features(tmp_path, alice=[], bob=matrices("bob", 3))
+    messages, refusals = read_messages(tmp_path, 1, CLIENTS[:2], SOUND, BASE)
+    assert not refusals and [message.bytes > 0 for message in messages] == [False, True]
+
+
+def test_features_of_an_earlier_try_are_removed(tmp_path):
+    send_features(tmp_path)
+    send_features(tmp_path, left_out=["bob"])
+    assert not list(tmp_path.glob("features.bob.*"))
+    assert len(list(tmp_path.glob("features.*"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("payload", "reports", "features"),
+    [
+        (SOUND, ["alice"], None),
+        (SOUND, ["alice", "bob"], matrices("alice", 3)),
+        (Payload(), ["alice", "bob"], matrices("alice", 3)),
+    ],
+)
+def test_features_that_were_not_announced(tmp_path, payload, reports, features):
+    with (
+        pytest.raises(ValueError, match="features"),
+        MessageWriter(tmp_path, 1, CLIENTS[:2], payload, BASE) as writer,
+    ):
+        writer.send([report(client) for client in reports], None, features)
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (matrices("bob", 7, 9, width=WIDTH + 1), "features.bob.scp:1: 7 frames of 6 values"),
+        (matrices("bob", 7) + matrices("alice", 9, width=1), "frames of 1 values"),
+        (matrices("bob", 40, 20, 1), "features.bob.scp:3: 1 frames of 5 values, 61 in all"),
+        (matrices("bob", *[1] * 4), "features.bob.scp: 4 utterances, over 3"),
+        ([("../x", np.ones((2, WIDTH)))], "utterance '../x' is not usable"),
+    ],
+)
+def test_features_beyond_their_bounds(tmp_path, sent, said):
+    send_features(tmp_path, alice=matrices("alice", 3), bob=sent, carol=matrices("carol", 60))
+    reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
+    assert set(reasons) == {"bob"} and said in reasons["bob"]
+
+
+def test_more_utterances_than_bound(tmp_path):
+    bound = Payload(features=Features(WIDTH, utterances=2))
+    send_features(tmp_path, bound, alice=matrices("alice", 1, 1), bob=matrices("bob", 1, 1, 1))
+    reasons = refused(tmp_path, CLIENTS[:2], 1, bound)
+    assert set(reasons) == {"bob"} and "3 utterances" in reasons["bob"]
+
+
+def mend_bytes(folder, client="bob"):
+    """Announce what is there, so that only another check can refuse it."""
+    paths = [folder / f"features.{client}.{suffix}" for suffix in ("ark", "scp")]
+    size = sum(path.stat().st_size for path in paths if path.exists())
+    set_field(folder / "update.1.tsv", 2 + CLIENTS.index(client), "bytes", str(size))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("features.bob.ark", "features.alice.ark"), "is not in"),
+        (lambda text: text.replace("features.bob.ark", "../x"), "is not in features.bob.ark"),
+        (lambda text: text.replace("features.bob.ark", "/etc/passwd"), "is not in"),
+        (lambda text: text.replace("features.bob.ark", "./features.bob.ark"), "is not in"),
+        (lambda text: text.replace("features.bob.ark:", "features.bob.ark"), "is not in"),
+        (lambda text: text.replace(".ark:6", ".ark:/../x"), "is not in"),
+        (lambda text: text.replace(".ark:6", ".ark:6[0:2]"), "is not in"),
+        (lambda text: text.replace(".ark:6", ".ark:cat x|"), "is not in"),
+        (lambda text: text.replace(".ark:6", ".ark:٦"), "is not in"),
+        (lambda text: text.replace(".ark:6", ".ark:7"), "no binary matrix at byte 7"),
+        (lambda text: text.replace(".ark:6", ".ark:" + "9" * 15), "should be at byte 9999"),
+        (lambda text: text.replace(".ark:6", ".ark:" + "9" * 40), "features.bob.ark"),
+        (lambda text: text.replace("bob-1", "bob-0"), "features.bob.scp:2: 'bob-0' comes twice"),
+        (
+            lambda text: text.replace("bob-0", "bob-9"),
+            "features.bob.scp:2: 'bob-1' is not in order",
+        ),
+        (lambda text: text.replace("bob-0", "..-0"), "is not usable as an id"),
+        (lambda text: text[:-1], "the last line has no end"),
+        (lambda text: text.replace("bob-0 ", "bob-0"), "has no value"),
+        (lambda text: "\udcff" + text, "features.bob.scp:1: not UTF-8"),
+        (lambda text: text + "x" * 100_000 + "\n", "features.bob.scp: too long for a table"),
+    ],
+)
+def test_damaged_tables_of_features_lose_their_client(tmp_path, change, said):
+    send_features(tmp_path)
+    path = tmp_path / "features.bob.scp"
+    assert path.read_text().startswith("bob-0 features.bob.ark:6\n")
+    path.write_bytes(change(path.read_text()).encode("utf-8", "surrogateescape"))
+    mend_bytes(tmp_path)
+    reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
+    assert set(reasons) == {"bob"} and said in reasons["bob"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda ark: ark[:-1], "damaged: 9 x 5 need 180 bytes"),
+        (lambda ark: ark[:20], "damaged"),
+        (lambda ark: b"", "damaged"),
+        (lambda ark: b"\xff" * len(ark), "no binary matrix"),
+        (lambda ark: ark.replace(b"FM ", b"XX ", 1), "is no kind of matrix"),
+        (
+            lambda ark: ark.replace(b"\4\7\0\0\0", b"\4\xff\xff\xff\x7f", 1),
+            "a matrix of 2147483647",
+        ),
+        (lambda ark: ark.replace(b"\4\7\0\0\0", b"\4\xff\xff\xff\xff", 1), "a matrix of -1"),
+    ],
+)
+def test_damaged_arks_lose_their_client(tmp_path, change, said):
+    send_features(tmp_path)
+    path = tmp_path / "features.bob.ark"
+    path.write_bytes(change(path.read_bytes()))
+    mend_bytes(tmp_path)
+    reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
+    assert set(reasons) == {"bob"} and said in reasons["bob"]
+
+
+@pytest.mark.parametrize("suffix", ["ark", "scp"])
+@pytest.mark.parametrize("kind", STRANGE)
+@pytest.mark.parametrize("utterances", [0, 2])
+def test_features_that_are_no_regular_files(tmp_path, suffix, kind, utterances):
+    send_features(
+        tmp_path,
+        alice=matrices("alice", 7),
+        bob=matrices("bob", 7, 9)[:utterances],
+        carol=matrices("carol", 7),
+    )
+    path = tmp_path / f"features.bob.{suffix}"
+    path.unlink()
+    STRANGE[kind](path)
+    set_field(tmp_path / "update.1.tsv", 3, "bytes", "0")
+    reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
+    assert set(reasons) == {"bob"} and f"features.bob.{suffix}: " in reasons["bob"]
+
+
+def test_bytes_of_features_are_the_sizes_of_both_files(tmp_path):
+    send_features(tmp_path)
+    sizes = [(tmp_path / f"features.bob.{suffix}").stat().st_size for suffix in ("ark", "scp")]
+    for announced in (sizes[0], sizes[1], sum(sizes) - 1, sum(sizes) + 1):
+        set_field(tmp_path / "update.1.tsv", 3, "bytes", str(announced))
+        reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
+        assert reasons == {"bob": f"update.1.tsv:3: {announced} bytes announced, {sum(sizes)} sent"}
+    mend_bytes(tmp_path)
+    with open(tmp_path / "features.bob.ark", "ab") as file:
+        file.write(b"more")
+    assert set(refused(tmp_path, CLIENTS[:3], 1, SOUND)) == {"bob"}
+
+
+def test_features_that_are_not_finite_are_told_when_they_are_read(tmp_path):
+    bad = matrices("bob", 7)
+    bad[0][1][3, 2] = np.nan
+    send_features(tmp_path, bob=bad)
+    (message,), _ = read_messages(tmp_path, 1, ["bob"], SOUND, BASE)
+    with pytest.raises(UserError, match=r"features\.bob\.ark.*NaN or infinite"):
+        message.features.read("bob-0")

@@ -1,0 +1,65 @@
+"""A hundredth of what `tests/soak/soak.py` does: strange inputs of every command."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+from conftest import ROOT, run
+
+SOAK = ROOT / "tests" / "soak"
+SEED = 10
+
+
+def test_no_input_makes_a_command_fail_otherwise_than_in_one_line(tmp_path):
+    done = run(sys.executable, SOAK / "soak.py", "--inputs", "100", "--seed", str(SEED))
+    assert done.code == 0, done.out
+    assert "100 inputs in" in done.out
+
+
+def test_the_same_number_is_the_same_mutation(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(SOAK))
+    from mutate import mutate
+
+    found = set()
+    for number in range(200):
+        said = []
+        for again in ("one", "two"):
+            path = tmp_path / again / f"{number}.yaml"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("a: 1\nb: {c: [2], d: x}\n")
+            how = mutate(path, random.Random(number), [path])
+            content = path.read_bytes() if path.is_file() else path.is_dir()
+            said.append((how, content))
+        assert said[0] == said[1]
+        found.add(said[0][1])
+    assert len(found) > 100
+
+
+def test_what_must_not_be_is_seen(tmp_path, monkeypatch):
+    """Every kind of bug that the fuzzer looks for, given to it."""
+    monkeypatch.syspath_prepend(str(SOAK))
+    import soak
+
+    monkeypatch.setattr(soak, "MEMORY", 1 << 29)
+
+    def outcome(code: str, changed: str = "") -> str:
+        script = tmp_path / "prepare.py"
+        script.write_text(f"import os, sys, time\nfrom pathlib import Path\n{code}\n")
+        ended = soak.run([str(script)], tmp_path)
+        return soak.judge(ended, tmp_path, [tmp_path / changed] if changed else [])
+
+    assert outcome("pass") == "done"
+    assert outcome(f"sys.exit('prepare.py: {tmp_path}/x: wrong')") == "refused"
+    assert outcome("sys.exit('prepare.py: wrong')") == "no file named"
+    assert outcome("sys.exit(1)") == "no error line"
+    assert outcome("sys.exit(2)") == "status 2"
+    assert outcome("1 / 0") == "traceback"
+    assert outcome("os.abort()") == "signal 6"
+    assert outcome("x = b'1' * (300 << 20)") == "memory"
+    assert outcome("bytearray(1 << 30)") == "traceback"
+    assert outcome("Path('.a.tmp').touch()", ".a.tmp") == "left over"
+    assert outcome("Path('text').write_text('half')", "text") == "half-written"
+    assert outcome("Path('x.yaml').write_text('a: [')", "x.yaml") == "half-written"
+    monkeypatch.setattr(soak, "SECONDS", 1)
+    assert outcome("time.sleep(60)") == "no end"
