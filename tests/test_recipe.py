@@ -33,6 +33,7 @@ TINY = {
     "average": 2,
     "decode": {"beam_size": 10, "nbest": 3},
     "baseline": {"rounds": 2},
+    "methods": {"fedavg": {"method_conf": {"weighting": "utterances"}}},
 }
 
 
@@ -97,6 +98,13 @@ def test_ends_with_the_table(alone):
     names = set(outcome(recipe))
     assert "fedavg/round_0003/global.safetensors" in names
     assert "baseline/decode_test/wer.tsv" in names
+
+
+def test_a_method_has_the_options_of_its_section(alone):
+    recipe, _ = alone
+    for method, options in (("fedavg", {"weighting": "utterances"}), ("client", {})):
+        config = yaml.safe_load((recipe / "exp" / "fake" / method / "config.yaml").read_text())
+        assert config["method_conf"] == options
 
 
 def test_nothing_but_the_data_is_in_the_way(alone):
