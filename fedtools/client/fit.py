@@ -154,9 +154,8 @@ class Run:
 
     def put_back(self, first: int) -> None:
         """Put the results of models from `first` on back into the model."""
-        for name, value in self.model.state_dict().items():
-            if self.finished:
-                value[first:] = self.finished[name][first:]
+        for name, value in self.model.state_dict().items() if self.finished else ():
+            value[first:] = self.finished[name][first:]
 
     def finite(self) -> list[bool]:
         """Whether each model's tensors are finite (and so small that their sums are)."""
@@ -217,7 +216,7 @@ def fit(
             _set_rates(optimizer, rates, training, first_step + number + 1)
             _seed((random + number) % 2**64, device)
             for batch in parts:
-                losses = _backward(model, batch, run.objective, training, len(parts))
+                losses = _backward(run, batch, device, training, len(parts))
                 run.totals[:active] += losses * batch.amount
                 run.amounts[:active] += batch.amount
             if training.grad_clip:
@@ -259,12 +258,11 @@ def _set_rates(
 
 
 def _backward(
-    model: nn.Module, batch: Batch, objective: Objective, training: Training, parts: int
+    run: Run, batch: Batch, device: torch.device, training: Training, parts: int
 ) -> Tensor:
     low = training.train_dtype != "float32"
-    device = next(model.parameters()).device.type
-    with torch.autocast(device, DTYPES[training.train_dtype]) if low else nullcontext():
-        losses = objective.loss(model, batch)
+    with torch.autocast(device.type, DTYPES[training.train_dtype]) if low else nullcontext():
+        losses = run.objective.loss(run.model, batch)
     total = losses.sum()
     (total / parts if parts > 1 else total).backward()
     return losses.detach().double()

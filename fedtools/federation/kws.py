@@ -118,8 +118,7 @@ class KwsFederation(ModelFederation):
 
     def place(self, clients: Sequence[str], number: int) -> Place:
         network = self._network(len(clients), "stack")
-        self.load_shared(number)
-        load_model(network.state_dict(), self.tensors())
+        load_model(network.state_dict(), self.start(number))
         if self.personal:
             for index, client in enumerate(clients):
                 load_model(tensors_of(network, index), self.personal_state(client, number))

@@ -30,8 +30,8 @@ class ModelFederation(Federation):
     def __init__(self, path: str | Path, device: str = "cpu"):
         super().__init__(path, device)
         self.device = torch.device(device)
-        # The state that was loaded last: every stack of a round begins with it.
-        self._shared: tuple[str, State] = ("", {})
+        # The sum and the tensors of the state that was read last.
+        self._start: tuple[str, State] = ("", {})
 
     @property
     @abstractmethod
@@ -114,12 +114,16 @@ class ModelFederation(Federation):
 
     def load_shared(self, number: int) -> None:
         """Put into the model what the server sends in round `number`; all else is initial."""
+        self.load(self.start(number))
+
+    def start(self, number: int) -> State:
+        """What every client begins round `number` with, but for what is personal."""
         base = self.experiment.base(number)
-        if self._shared[0] != base:
-            state = load_state(self.experiment.global_state(number), self.shared_spec)
-            self._shared = base, state
-        self.load(self.initial)
-        self.load(self._shared[1])
+        if self._start[0] != base:
+            shared = load_state(self.experiment.global_state(number), self.shared_spec)
+            tensors = {name: torch.as_tensor(value) for name, value in shared.items()}
+            self._start = base, {**self.initial, **tensors}
+        return self._start[1]
 
     def load_result(self, client: str | None, number: int) -> None:
         self.load_shared(number + 1)

@@ -79,7 +79,7 @@ def steps_of(clients: Sequence[int]) -> int:
 
 
 def has_fit() -> bool:
-    """Whether this is a version since issue 15, with other options of `init` and `training`."""
+    """Whether this version has `fedtools.client.fit`, and with it other options of `init`."""
     return find_spec("fedtools.client.fit") is not None
 
 
@@ -171,7 +171,8 @@ def our_rounds(network: str, nj: int, stack: int, dtype: str) -> Iterator[dict]:
         federation = open_federation(begin(Path(folder), network, stack, dtype))
         with _trainer(federation, nj, "cpu") as train:
             for number in range(1, 10**9):
-                clients = sample(federation, number, nj)
+                which = (federation.experiment, federation.method) if has_fit() else (federation,)
+                clients = sample(*which, number, nj)
                 begun = time.perf_counter()
                 train(number, nj)
                 seconds = time.perf_counter() - begun
