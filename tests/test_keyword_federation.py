@@ -359,7 +359,7 @@ def test_memory_is_flat(world, tmp_path, method, keep_updates):
     try:
         after = []  # a few kB a round go into Python's caches of patterns, which are bounded
         for number in range(1, 13):
-            sample(federation, number, 1)
+            sample(federation.experiment, federation.method, number, 1)
             train_local(federation, number, 1)
             aggregate(federation, number)
             evaluate(federation, [number], "test")
