@@ -94,8 +94,8 @@ class Place:
             they are.
         """
         network = network or self.model
-        for name, parameter in network.named_parameters():
-            parameter.requires_grad_(only is None or only(name))
+        for name, parameter in network.named_parameters() if only else ():
+            parameter.requires_grad_(only(name))
         optimizer, before = make_optimizer(network, self._training), 0
         if keep_optimizer:
             before = self._take_up(network, optimizer)
@@ -116,7 +116,8 @@ class Place:
             save=(lambda state: self._save(state, purpose)) if len(self._own) == 1 else None,
             title=f"round {self.number}, {self.names[0]}{more}",
         )
-        network.requires_grad_(True)
+        if only:
+            network.requires_grad_(True)
         if keep_optimizer:
             (own,) = self._own
             state = state_of(network, optimizer) | {_STEPS: np.array(before + run.steps)}

@@ -30,8 +30,8 @@ class ModelFederation(Federation):
     def __init__(self, path: str | Path, device: str = "cpu"):
         super().__init__(path, device)
         self.device = torch.device(device)
-        # The sum and the tensors of the state that was read last.
-        self._start: tuple[str, State] = ("", {})
+        # The round and the tensors of the state that was read last.
+        self._start: tuple[int, State] = (0, {})
 
     @property
     @abstractmethod
@@ -118,11 +118,11 @@ class ModelFederation(Federation):
 
     def start(self, number: int) -> State:
         """What every client begins round `number` with, but for what is personal."""
-        base = self.experiment.base(number)
-        if self._start[0] != base:
+        if self._start[0] != number:
+            self.experiment.base(number)
             shared = load_state(self.experiment.global_state(number), self.shared_spec)
             tensors = {name: torch.as_tensor(value) for name, value in shared.items()}
-            self._start = base, {**self.initial, **tensors}
+            self._start = number, {**self.initial, **tensors}
         return self._start[1]
 
     def load_result(self, client: str | None, number: int) -> None:
