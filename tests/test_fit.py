@@ -517,7 +517,7 @@ def test_rounds_that_keep_the_optimiser_are_one_training(tmp_path, optim):
             rounds.load_state_dict(before)
             at = place(tmp_path / "rounds", number, rounds, training)
             (fitted,) = at.fit(epochs=1, keep_optimizer=True)
-            at.finish()
+            Private(tmp_path / "rounds", number).finish()
         assert (fitted.steps, fitted.reason) == (5, "")
         place(tmp_path / "anew", number, anew, training).fit(epochs=1)
     assert_same(copy_of(rounds), copy_of(once))
@@ -561,7 +561,7 @@ def test_a_client_that_is_killed_goes_on_from_its_checkpoint(tmp_path):
         assert place(folder, 3, again, training).fit(own, epochs=2) == expected
         assert steps == []
         assert_same(copy_of(again), copy_of(whole))
-        at.finish()
+        Private(folder, 3).finish()
         assert not list(folder.rglob("*checkpoint*"))
 
 

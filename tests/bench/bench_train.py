@@ -95,7 +95,6 @@ def main() -> None:
                 seed=0,
             )
             place.fit()
-            place.finish()
 
         seconds: dict[str, list[float]] = {"bare loop": [], "fedtools": []}
         for turn in range(options.turns + 1):
