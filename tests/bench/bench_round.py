@@ -2,16 +2,21 @@
 """What a round of keyword spotting costs beyond training: seconds, and memory.
 
     python tests/bench/bench_round.py [--clients 200] [--steps 4] [--many 2434] [--rounds 500]
+    python tests/bench/bench_round.py --only large
 
-First the seconds of a round in two processes, of which training is what `KwsFederation.train`
+First the seconds of a round in two processes, of which training is what `KwsFederation.work`
 takes in the slower one; all else (sampling, files, aggregation, waiting) is the same for any
-number of steps. Then the command from its start, and its memory: anonymous pages of the parent
-and its workers, since mapped files (the data, libraries) can be dropped by the system at any time.
+number of steps. Then the cost of a round that does next to nothing, in processes of our own and
+in ranks, which meet in the folder alone; a round of 1,000 clients of one step with 65 k parameters,
+and what it leaves on disk. Then the command from its start, and its memory: anonymous pages of the
+parent and its workers, since mapped files (the data, libraries) can be dropped by the system at
+any time.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -32,16 +37,17 @@ from fedtools.federation.steps import aggregate, sample  # noqa: E402
 from fedtools.federation.tasks import open_federation  # noqa: E402
 from fedtools.files.clips import Clip, write_clips  # noqa: E402
 from fedtools.files.tables import format_table  # noqa: E402
+from fedtools.methods.base import Phase  # noqa: E402
 
 MINI = ROOT / "conf/speechcommands/mini.yaml"
 TINY = {"network": "dscnn", "network_conf": {"channels": 8, "blocks": 1}}
 PROCESSES = 2
 
 
-def timed_train(self: KwsFederation, clients: list[str], number: int) -> Iterator:
+def timed_work(self: KwsFederation, clients: list[str], number: int, phase: Phase) -> Iterator:
     """Train as always, and note the seconds beside the job's logs."""
     begun = time.perf_counter()
-    found = list(plain_train(self, clients, number))
+    found = list(plain_work(self, clients, number, phase))
     unit = f"{clients[0]}\t{time.perf_counter() - begun}\n"
     path = self.experiment.round_dir(number) / "log" / f"{PROCESS}.training"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,8 +58,8 @@ def timed_train(self: KwsFederation, clients: list[str], number: int) -> Iterato
 
 # At import, so that it is so in the workers too.
 PROCESS = time.time_ns()
-plain_train = KwsFederation.train
-KwsFederation.train = timed_train
+plain_work = KwsFederation.work
+KwsFederation.work = timed_work
 
 
 def make_clips(folder: Path, clients: int, clips: int) -> Path:
@@ -78,10 +84,11 @@ def begin(path: Path, clips: Path, network: str, settings: Mapping[str, object])
     changes = [f"{key}={value}" for key, value in settings.items()]
     config = read_config(MINI, [f"networks.{network}"] if network else [], changes)
     if not network:
-        config["model"] = TINY
+        config["model"] = TINY | {
+            key: value for key, value in config.get("model", {}).items() if value
+        }
     init(
-        path, method="fedavg", config=config, where=MINI, train=str(clips), valid=None,
-        test=None, tokens=None, start=None, seed=0,
+        path, method="fedavg", config=config, where=MINI, data={"train": str(clips)},
     )  # fmt: skip
     return path
 
@@ -93,7 +100,7 @@ def parts_of_rounds(path: Path, rounds: int) -> dict[str, list[float]]:
     with _trainer(federation, PROCESSES, "cpu") as train:
         for number in range(1, rounds + 2):
             begun = time.perf_counter()
-            sample(federation, number, PROCESSES)
+            sample(federation.experiment, federation.method, number, PROCESSES)
             sampled = time.perf_counter()
             train(number, PROCESSES)
             trained = time.perf_counter()
@@ -139,14 +146,14 @@ def print_costs(root: Path, options: argparse.Namespace) -> None:
         ]
         rows.append(
             (
-                "every update" if kept else "sums of stacks",
+                "kept" if kept else "removed",
                 *(f"{statistics.median(values):.3f}" for values in parts.values()),
                 f"{min(fixed):.3f}-{max(fixed):.3f}",
                 f"{shares[0]:.1f}-{shares[2]:.1f} %",
                 f"{shares[1]:.2f}-{shares[3]:.2f} %",
             )
         )
-    header = ("kept", *parts, "fixed", f"at {options.steps} steps", "at 50 steps (computed)")
+    header = ("updates", *parts, "fixed", f"at {options.steps} steps", "at 50 steps (computed)")
     print(
         f"Seconds of a round: {options.network}, {options.clients} clients, {options.steps} steps "
         f"of 32 clips, {PROCESSES} processes, median of {options.turns}"
@@ -165,11 +172,66 @@ def print_costs(root: Path, options: argparse.Namespace) -> None:
     )
 
 
-def run_command(path: Path, rounds: int) -> subprocess.Popen:
+def run_command(path: Path, rounds: int, **env: str) -> subprocess.Popen:
     """`fedtools rounds` up to a round."""
     command = [sys.executable, "-m", "fedtools", "rounds", path, "--to", rounds]
     command += ["--nj", PROCESSES]
-    return subprocess.Popen([*map(str, command)], cwd=ROOT, stderr=subprocess.DEVNULL)
+    env = {**os.environ, **env}
+    return subprocess.Popen([*map(str, command)], cwd=ROOT, stderr=subprocess.DEVNULL, env=env)
+
+
+def print_ranks(root: Path, options: argparse.Namespace) -> None:
+    """The fixed cost of a round over processes of our own, and over ranks."""
+    clips = make_clips(root / "ranked", 20, 10)
+    rows = []
+    for what in ("--nj 2", "2 ranks"):
+        path = begin(
+            root / what.replace(" ", ""),
+            clips,
+            "",
+            {"clients_per_round": 4, "method_conf.local_steps": 1},
+        )
+        size = PROCESSES if what == "2 ranks" else 1
+        env = [{"RANK": str(rank), "WORLD_SIZE": str(size)} for rank in range(size)]
+        for process in [run_command(path, options.short, **one) for one in env]:
+            process.wait()
+        ends = [(path / f"round_{n:04d}" / ".done").stat().st_mtime for n in (5, options.short)]
+        rows.append((what, f"{1000 * (ends[1] - ends[0]) / (options.short - 5):.1f}"))
+    print(f"A round of 4 clients of one step of a tiny network, mean of {options.short - 5} rounds")
+    print(format_table(("", "ms a round"), rows))
+
+
+def print_large(root: Path, options: argparse.Namespace) -> None:
+    """A round of 1,000 clients x 65 k parameters."""
+    clips = make_clips(root / "thousand", 1000, 4)
+    rows = []
+    for kept in ("true", "false"):
+        settings = {
+            "clients_per_round": 1000,
+            "method_conf.local_steps": 1,
+            "keep_updates": kept,
+            "training.stack": 32,
+            "model.network": "transformer",
+            "model.network_conf": "{layers: 2, width: 64, feedforward: 88}",
+        }
+        path = begin(root / f"large-{kept}", clips, "", settings)
+        federation = open_federation(path)
+        parameters = sum(value.numel() for value in federation.model.parameters())
+        parts = parts_of_rounds(path, options.turns)
+        disk = sum(one.stat().st_size for one in (path / "round_0001").rglob("*") if one.is_file())
+        fixed = [a - b for a, b in zip(parts["round"], parts["training"], strict=True)]
+        rows.append(
+            (
+                {"true": "kept", "false": "removed"}[kept],
+                *(f"{statistics.median(parts[name]):.2f}" for name in ("round", "training")),
+                f"{statistics.median(fixed):.2f}",
+                f"{statistics.median(parts['aggregation']):.2f}",
+                f"{disk / 1e6:.1f}",
+            )
+        )
+    print(f"A round of 1,000 clients of one step, {parameters} parameters, {PROCESSES} processes")
+    header = ("updates", "round, s", "training, s", "all else, s", "aggregation, s", "disk, MB")
+    print(format_table(header, rows))
 
 
 def memory_of(process: int) -> dict[int, float]:
@@ -239,6 +301,15 @@ def print_growth(root: Path, options: argparse.Namespace) -> None:
     print(format_table(("after round", "parent", "all workers", "seconds"), rows), end="")
 
 
+PARTS = {
+    "costs": print_costs,
+    "ranks": print_ranks,
+    "large": print_large,
+    "peaks": print_peaks,
+    "growth": print_growth,
+}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -248,10 +319,13 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--many", type=int, default=2434)
     parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--short", type=int, default=65)
+    parser.add_argument("--only", choices=PARTS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        for part in (print_costs, print_peaks, print_growth):
-            part(Path(name), options)
+        for part, what in PARTS.items():
+            if options.only in (None, part):
+                what(Path(name), options)
             sys.stdout.flush()
 
 
