@@ -7,7 +7,7 @@ import statistics
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedtools.client.place import Place
-    from fedtools.methods.base import Method
+
+
+class Rules(Protocol):
+    """What a method says of its server; see `fedtools.methods.base.Method`."""
+
+    min_clients: int
+    max_norm_ratio: float
+    max_weight_ratio: float
+
+    def weight(self, utterances: int) -> float:
+        """A client's weight in the mean."""
 
 
 class Server:
@@ -37,7 +47,7 @@ class Server:
         self,
         experiment: Experiment,
         number: int,
-        method: Method,
+        rules: Rules,
         spec: Spec,
         messages: Sequence[Message],
         refusals: Sequence[Refusal],
@@ -47,13 +57,13 @@ class Server:
         self.number = number
         self.messages, self.refusals = list(messages), list(refusals)
         self.place, self.epochs = place, 0.0
-        self._method, self._spec = method, spec
+        self._rules, self._spec = rules, spec
         self._experiment, self._own = experiment, experiment.at_server(number)
         self._parameters = set(parameters)
         self._trained: dict[str, float] = {}
         sampled = len(self.messages) + len(self.refusals)
         # A sample drawn with a probability may be smaller than that.
-        self._least = min(method.min_clients, sampled)
+        self._least = min(rules.min_clients, sampled)
         self._check_enough()
 
     def _check_enough(self) -> None:
@@ -82,7 +92,7 @@ class Server:
         Updates far longer than the others are refused, and weights far over the others are
         lowered: `Method.max_norm_ratio`, `Method.max_weight_ratio`.
         """
-        self._combine(self._weights(), Bound(self.state, self._method.max_norm_ratio))
+        self._combine(self._weights(), Bound(self.state, self._rules.max_norm_ratio))
 
     def sum(self) -> None:
         """The next state is the sum of what clients sent: of counts, not of models."""
@@ -107,8 +117,8 @@ class Server:
         self._check_enough()
 
     def _weights(self) -> list[float]:
-        weights = [self._method.weight(message.utterances) for message in self.messages]
-        ratio = self._method.max_weight_ratio
+        weights = [self._rules.weight(message.utterances) for message in self.messages]
+        ratio = self._rules.max_weight_ratio
         if not ratio or not weights:
             return weights
         median = statistics.median_low([weight for weight in weights if weight] or [0.0])
