@@ -25,7 +25,7 @@ import numpy as np
 
 from fedtools.decode.greedy import refuse_nan
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.lines import read_words
 from fedtools.files.nbest import Hypothesis
 from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.tokens import SPACE, Tokenizer
@@ -108,7 +108,7 @@ class CtcBeamDecoder:
         # flashlight begins every utterance with its silence token. A column of our own that never
         # occurs keeps that from being any real token; see `_emissions`.
         self._silence = len(tokenizer)
-        units = _read_vocabulary(Path(vocabulary))
+        units = read_words(vocabulary, "make it with fedtools train-lm")
         if unit == "word":
             self._make_word_decoder(units, Path(lm_binary), Path(vocabulary))
         else:
@@ -355,19 +355,3 @@ def _load_lm(path: Path, entries: Sequence[str]):
         raise UserError(
             f"KenLM cannot read it: {reason}", path=path, remedy="make it again"
         ) from None
-
-
-def _read_vocabulary(path: Path) -> list[str]:
-    remedy = "make it with fedtools train-lm"
-    units = read_lines(path, remedy) or [""]
-    seen = set()
-    for line, unit in enumerate(units, 1):
-        if not unit or unit in seen or unit != "".join(unit.split()):
-            raise UserError(
-                f"{unit!r} is empty, comes twice or has a blank",
-                path=path,
-                line=line,
-                remedy=remedy,
-            )
-        seen.add(unit)
-    return units
