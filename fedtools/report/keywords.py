@@ -72,7 +72,7 @@ def write_keyword_report(root: str | Path, path: str | Path, page: KeywordPage) 
         name: path.with_name(f"{path.stem}-{page.section}-{name}.png")
         for name in ("accuracy", "ablation")
     }
-    if not runs.methods(federated=True):
+    if not runs.methods(True):
         pictures.clear()
     elif not ablations(runs):
         del pictures["ablation"]
@@ -146,7 +146,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
 
 
 def _provenance(path: Path, runs: Runs, page: KeywordPage) -> str:
-    everything = [run for of in runs.complete.values() for run in of]
+    everything = runs.having()
     left_out = [f"Left out, not finished: {name}." for name in runs.unfinished]
     return provenance(
         path,
