@@ -47,6 +47,7 @@ setup(
         "typer>=0.15",
         "tqdm>=4.66",
         "pyyaml>=6.0",
+        "tabulate>=0.9",
         "tensorboard>=2.16",
         "matplotlib>=3.8",
         "pillow>=10",

@@ -18,7 +18,6 @@ from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.lm.tokens import Tokenizer
 from fedtools.models.asr import (
-    block_of,
     build_model,
     ctc_loss,
     log_posteriors,
@@ -183,11 +182,6 @@ def test_steps_hold_every_epoch_once_and_can_be_taken_up(data, accum_grad):
 def test_refused_models(config, said):
     with pytest.raises(UserError, match=said):
         build_model(config, TOKENS)
-
-
-def test_block_of(model):
-    blocks = {block_of(name) for name in model.state_dict()}
-    assert blocks == {None, 0, 1}
 
 
 def test_bf16_trains_near_float32(data):

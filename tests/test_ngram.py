@@ -30,7 +30,7 @@ def test_the_files(cli, text, tmp_path):
     out = tmp_path / "lm"
     result = cli("train-lm", text, out, "--order", 3).ok()
     assert "3-gram of words" in result.out
-    assert "again with --discount_fallback" in result.err
+    assert "--discount_fallback sets them" in result.err
     names = {path.name for path in out.iterdir()}
     assert names == {"3gram.arpa", "3gram.bin", "vocabulary", "lm.yaml"}
     words = sorted({word for words in LINES for word in words.split()})

@@ -481,5 +481,5 @@ def test_printed_tables_are_aligned():
         "name        n\na           1\nlong one  100\n"
     )
     assert format_markdown(["a|b", "n"], [["x", 10]]) == (
-        "| a\\|b |   n |\n| ---- | --: |\n| x    |  10 |\n"
+        "| a\\|b |  n |\n|:-----|---:|\n| x    | 10 |\n"
     )

@@ -168,7 +168,7 @@ def test_any_damage_is_harmless(path, data):
 
 def test_no_plain_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for name, said in (("pipe", "not a plain file"), ("none", "No such file"), (".", "plain")):
+    for name, said in (("pipe", "not a regular file"), ("none", "No such file"), (".", "regular")):
         with pytest.raises(UserError, match=said):
             load_state(tmp_path / name)
 

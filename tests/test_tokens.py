@@ -145,13 +145,13 @@ def test_wrong_usage(cli, text, tmp_path):
 @pytest.mark.parametrize(
     "content, said",
     [
-        ("<unk>\n<blank>\na\n<sos/eos>\n", ":1: '<unk>' where '<blank>' belongs"),
-        ("<blank>\na\n<unk>\n<sos/eos>\n", ":2: 'a' where '<unk>' belongs"),
-        ("<blank>\n<unk>\na\n", ":3: 'a' where '<sos/eos>' belongs"),
+        ("<unk>\n<blank>\na\n<sos/eos>\n", ":1: '<blank>' belongs there"),
+        ("<blank>\na\n<unk>\n<sos/eos>\n", ":2: '<unk>' belongs there"),
+        ("<blank>\n<unk>\na\n", ":3: '<sos/eos>' belongs there"),
         ("<blank>\n<unk>\na\na\n<sos/eos>\n", ":4: 'a' comes twice"),
-        ("<blank>\n<unk>\na\n\n<sos/eos>\n", ":4: empty line"),
+        ("<blank>\n<unk>\na\n\n<sos/eos>\n", ":4: '' is not one word"),
         ("<blank>\n<unk>\n<sos/eos>\n", "no tokens but"),
-        ("", ":1: '' where"),
+        ("", "empty"),
         (None, "cannot be read"),
     ],
 )

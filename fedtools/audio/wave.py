@@ -30,6 +30,9 @@ class AudioError(UserError):
         self.reason = reason
 
 
+_unreadable = functools.partial(AudioError, "unreadable audio")
+
+
 def read_wave(
     spec: str, start: float | None = None, end: float | None = None
 ) -> tuple[np.ndarray, int]:
@@ -97,8 +100,7 @@ def _open(path: Path) -> soundfile.SoundFile:
     except (soundfile.LibsndfileError, TypeError) as error:
         # soundfile takes *.raw for headerless audio, and raises TypeError for want of its rate.
         reason = getattr(error, "error_string", "no header")
-        raise AudioError("unreadable audio", f"not audio: {reason}", path=path) from None
-    with_error = functools.partial(AudioError, "unreadable audio", path=path)
+        raise _unreadable(f"not audio: {reason}", path=path) from None
     if file.channels != 1:
         raise UserError(
             f"{file.channels} channels of audio",
@@ -106,10 +108,10 @@ def _open(path: Path) -> soundfile.SoundFile:
             remedy="make it mono, for example: sox in.wav out.wav remix 1",
         )
     if file.samplerate not in SAMPLE_RATES:
-        raise with_error(f"a sample rate of {file.samplerate} Hz")
+        raise _unreadable(f"a sample rate of {file.samplerate} Hz", path=path)
     said = _CUT_OFF.search(file.extra_info)
     if said and int(said[2]) < int(said[1]) < UNKNOWN_LENGTH:
-        raise with_error(f"cut off: {said[2]} bytes of audio of {said[1]}")
+        raise _unreadable(f"cut off: {said[2]} bytes of audio of {said[1]}", path=path)
     return file
 
 
@@ -117,20 +119,16 @@ def _read(path: Path, first: int, last: int | None) -> tuple[np.ndarray, int]:
     with _open(path) as file:
         count = (file.frames if last is None else last) - first
         if count > MAX_SAMPLES:
-            raise AudioError("unreadable audio", f"{count} samples are too many", path=path)
+            raise _unreadable(f"{count} samples are too many", path=path)
         try:
             file.seek(first)
             samples = file.read(count, dtype="float32")
         except soundfile.LibsndfileError as error:
-            raise AudioError(
-                "unreadable audio", f"damaged: {error.error_string}", path=path
-            ) from None
+            raise _unreadable(f"damaged: {error.error_string}", path=path) from None
         if len(samples) < count:
-            raise AudioError(
-                "unreadable audio", f"cut off: {len(samples)} samples of {count}", path=path
-            )
+            raise _unreadable(f"cut off: {len(samples)} samples of {count}", path=path)
         if not np.isfinite(samples).all():
-            raise AudioError("unreadable audio", "samples that are not finite", path=path)
+            raise _unreadable("samples that are not finite", path=path)
         return samples, file.samplerate
 
 

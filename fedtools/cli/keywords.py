@@ -70,7 +70,7 @@ def report_keywords(
         section=section,
         corpus=Corpus(corpus, release, mini),
         command=command or shlex.join(["fedtools", *sys.argv[1:]]),
-        published=published,
+        paper=published,
         figures=[(caption, Path(name).name) for caption, name in figures],
         config=config,
         date=date.date() if date else None,

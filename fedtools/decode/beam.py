@@ -25,7 +25,7 @@ import numpy as np
 
 from fedtools.decode.greedy import refuse_nan
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.lines import read_words
 from fedtools.files.nbest import Hypothesis
 from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.tokens import SPACE, Tokenizer
@@ -59,16 +59,14 @@ class BeamOptions:
     nbest: int = 20
 
     def __post_init__(self):
-        for name in ("beam_size", "beam_size_token", "nbest"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}", remedy="give at least 1")
+        for name in ("beam_size", "beam_size_token", "nbest", "beam_threshold"):
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name} is {getattr(self, name)}", remedy="give more than 0")
         if self.nbest > self.beam_size:
             raise UserError(
                 f"nbest {self.nbest} is more than beam_size {self.beam_size}",
                 remedy="widen the beam, to about five times nbest",
             )
-        if not self.beam_threshold > 0:
-            raise UserError(f"beam_threshold is {self.beam_threshold}", remedy="give more than 0")
         if not (math.isfinite(self.lm_weight) and math.isfinite(self.word_score)):
             raise UserError("lm_weight and word_score must be finite numbers")
 
@@ -108,7 +106,7 @@ class CtcBeamDecoder:
         # flashlight begins every utterance with its silence token. A column of our own that never
         # occurs keeps that from being any real token; see `_emissions`.
         self._silence = len(tokenizer)
-        units = _read_vocabulary(Path(vocabulary))
+        units = read_words(vocabulary, "make it with fedtools train-lm")
         if unit == "word":
             self._make_word_decoder(units, Path(lm_binary), Path(vocabulary))
         else:
@@ -146,9 +144,8 @@ class CtcBeamDecoder:
             if words not in best or self._total(found) > self._total(best[words]):
                 best[words] = found
         if not best:
-            best[""] = Hypothesis(
-                0, float(log_probs[:, 0].sum(dtype=float)), self._lm_score([]), ""
-            )
+            blanks = float(log_probs[:, self.tokenizer.blank].sum(dtype=float))
+            best[""] = Hypothesis(0, blanks, self._lm_score([]), "")
         ordered = sorted(best.values(), key=lambda h: (-self._total(h), h.words))
         return [
             Hypothesis(rank, h.acoustic, h.lm, h.words)
@@ -202,18 +199,11 @@ class CtcBeamDecoder:
         return (log10 + self._lm.finish(state)[1]) * LN10
 
     def _make_word_decoder(self, units: list[str], lm_binary: Path, vocabulary: Path) -> None:
-        from flashlight.lib.text.decoder import (
-            CriterionType,
-            LexiconDecoder,
-            LexiconDecoderOptions,
-            SmearingMode,
-            Trie,
-        )
+        from flashlight.lib.text import decoder as flashlight
 
-        tokenizer, options = self.tokenizer, self.options
-        self._word_end = tokenizer.tokens.index(SPACE) if SPACE in tokenizer.tokens else None
-        if tokenizer.token_type == "bpe":
-            self._word_end = None
+        tokenizer = self.tokenizer
+        spaced = tokenizer.token_type == "char" and SPACE in tokenizer.tokens
+        self._word_end = tokenizer.tokens.index(SPACE) if spaced else None
         spellings = {}
         for word in units:
             ids = tokenizer.encode(word)
@@ -222,39 +212,34 @@ class CtcBeamDecoder:
             else:
                 spellings[word] = ids
         if not spellings:
-            raise UserError(
-                "the tokens can spell none of its words",
-                path=vocabulary,
-                remedy="make tokens and n-gram from text in the same spelling",
-            )
+            remedy = "make tokens and n-gram from text in the same spelling"
+            problem = "the tokens can spell none of its words"
+            raise UserError(problem, path=vocabulary, remedy=remedy)
         self._words = list(spellings)
         self._lm = _load_lm(lm_binary, self._words)
-        trie = Trie(len(tokenizer) + 1, self._silence)
+        trie = flashlight.Trie(len(tokenizer) + 1, self._silence)
         start = self._lm.start(False)
         for index, word in enumerate(self._words):
             self._insert(trie, spellings[word], index, self._lm.score(start, index)[1])
-        trie.smear(SmearingMode.MAX)
+        trie.smear(flashlight.SmearingMode.MAX)
         silence = self._silence if self._word_end is None else self._word_end
-        self._decoder = LexiconDecoder(
-            LexiconDecoderOptions(
-                beam_size=options.beam_size,
-                beam_size_token=options.beam_size_token,
-                beam_threshold=options.beam_threshold,
-                lm_weight=options.lm_weight * LN10,
-                word_score=options.word_score,
-                unk_score=-math.inf,
-                sil_score=0.0,
-                log_add=False,
-                criterion_type=CriterionType.CTC,
-            ),
-            trie,
-            self._lm,
-            silence,
-            tokenizer.blank,
-            -1,
-            [],
-            False,
-        )
+        scores = {"word_score": self.options.word_score, "unk_score": -math.inf}
+        options = flashlight.LexiconDecoderOptions(**scores, **self._search_options())
+        places = (silence, tokenizer.blank, -1)
+        self._decoder = flashlight.LexiconDecoder(options, trie, self._lm, *places, [], False)
+
+    def _search_options(self) -> dict[str, object]:
+        """What flashlight's two searches have in common."""
+        from flashlight.lib.text.decoder import CriterionType
+
+        given = ("beam_size", "beam_size_token", "beam_threshold")
+        return {
+            **{name: getattr(self.options, name) for name in given},
+            "lm_weight": self.options.lm_weight * LN10,
+            "sil_score": 0.0,
+            "log_add": False,
+            "criterion_type": CriterionType.CTC,
+        }
 
     def _insert(self, trie, ids: list[int], index: int, score: float) -> None:
         """Put a word into the lexicon.
@@ -271,40 +256,20 @@ class CtcBeamDecoder:
             trie.insert([*ids, ids[-1]], index, score)
 
     def _make_token_decoder(self, units: list[str], lm_binary: Path, vocabulary: Path) -> None:
-        from flashlight.lib.text.decoder import (
-            CriterionType,
-            LexiconFreeDecoder,
-            LexiconFreeDecoderOptions,
-        )
+        from flashlight.lib.text import decoder as flashlight
 
-        tokenizer, options = self.tokenizer, self.options
-        known = set(tokenizer.tokens)
-        for line, token in enumerate(units, 1):
-            if token not in known:
-                raise UserError(
-                    f"{token!r} is no token of this model",
-                    path=vocabulary,
-                    line=line,
-                    remedy="train the n-gram with the model's own --tokens",
-                )
+        tokens, blank = self.tokenizer.tokens, self.tokenizer.blank
+        if strange := set(units).difference(tokens):
+            line, token = next(place for place in enumerate(units, 1) if place[1] in strange)
+            problem = f"{token!r} is no token of this model"
+            remedy = "train the n-gram with the model's own --tokens"
+            raise UserError(problem, path=vocabulary, line=line, remedy=remedy)
         self._word_end = None
         # flashlight may look up our silence column; no token is a blank.
-        self._lm = _load_lm(lm_binary, [*tokenizer.tokens, " "])
-        self._decoder = LexiconFreeDecoder(
-            LexiconFreeDecoderOptions(
-                beam_size=options.beam_size,
-                beam_size_token=options.beam_size_token,
-                beam_threshold=options.beam_threshold,
-                lm_weight=options.lm_weight * LN10,
-                sil_score=0.0,
-                log_add=False,
-                criterion_type=CriterionType.CTC,
-            ),
-            self._lm,
-            self._silence,
-            tokenizer.blank,
-            [],
-        )
+        self._lm = _load_lm(lm_binary, [*tokens, " "])
+        options = flashlight.LexiconFreeDecoderOptions(**self._search_options())
+        places = (self._silence, blank)
+        self._decoder = flashlight.LexiconFreeDecoder(options, self._lm, *places, [])
 
 
 def alignment_score(log_probs: np.ndarray, tokens: Sequence[int], blank: int = 0) -> float:
@@ -352,22 +317,5 @@ def _load_lm(path: Path, entries: Sequence[str]):
         return KenLM(str(path), dictionary)
     except RuntimeError as error:
         reason = str(error).strip().split("\n")[-1]
-        raise UserError(
-            f"KenLM cannot read it: {reason}", path=path, remedy="make it again"
-        ) from None
-
-
-def _read_vocabulary(path: Path) -> list[str]:
-    remedy = "make it with fedtools train-lm"
-    units = read_lines(path, remedy) or [""]
-    seen = set()
-    for line, unit in enumerate(units, 1):
-        if not unit or unit in seen or unit != "".join(unit.split()):
-            raise UserError(
-                f"{unit!r} is empty, comes twice or has a blank",
-                path=path,
-                line=line,
-                remedy=remedy,
-            )
-        seen.add(unit)
-    return units
+        problem = f"KenLM cannot read it: {reason}"
+        raise UserError(problem, path=path, remedy="make it again") from None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedtools.decode.rescore import best_weights
+import numpy as np
+
 from fedtools.files.config import from_mapping, read_yaml, write_yaml
 from fedtools.files.datadir import DataDir, byte_order, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, best_text, read_nbest, write_nbest
+from fedtools.score.align import count_errors
 
 # What `tune` tries on validation data.
 LM_WEIGHTS = [round(0.1 * step, 1) for step in range(31)]
@@ -50,6 +53,59 @@ def merge(out: str | Path, data_path: str | Path, jobs: int) -> Path:
     return out / "nbest.tsv"
 
 
+def best_weights(
+    nbest: Mapping[str, Sequence[Hypothesis]],
+    reference: Mapping[str, str],
+    lm_weights: Sequence[float],
+    word_scores: Sequence[float] = (0.0,),
+    where: str | Path | None = None,
+) -> tuple[Weights, float]:
+    """The weights whose rescored N-best lists have the fewest word errors; the first on a tie.
+
+    Args:
+        nbest: utterance -> hypotheses.
+        reference: utterance -> words, the very same utterances.
+        lm_weights: candidates; the LM's scores are natural logarithms.
+        word_scores: candidates for what is added for each word.
+        where: the file of the hypotheses, for messages.
+
+    Returns:
+        The weights, and the word error rate (a fraction) that they give.
+
+    Raises:
+        UserError: if the two have other utterances, or the reference has no words.
+    """
+    if different := sorted(set(nbest) ^ set(reference)):
+        place = "reference" if different[0] in nbest else "N-best list"
+        raise UserError(
+            f"utterance {different[0]!r} is missing in the {place} ({len(different)} differ)",
+            path=where,
+            remedy="decode and tune on the same data directory",
+        )
+    length = sum(len(words.split()) for words in reference.values())
+    if not length:
+        remedy = "tune on a set with transcripts"
+        raise UserError("the reference has no words", path=where, remedy=remedy)
+    shape = (len(nbest), max(map(len, nbest.values())))
+    acoustic, lm = np.full(shape, -np.inf), np.zeros(shape)
+    words, errors = np.zeros(shape), np.zeros(shape, dtype=int)
+    for row, (utterance, hypotheses) in enumerate(nbest.items()):
+        spoken = reference[utterance].split()
+        for column, hypothesis in enumerate(hypotheses):
+            found = hypothesis.words.split()
+            acoustic[row, column], lm[row, column] = hypothesis.acoustic, hypothesis.lm
+            words[row, column] = len(found)
+            errors[row, column] = count_errors(spoken, found).errors
+    rows = np.arange(shape[0])
+    grid = [
+        (Weights(lm_weight, word_score), errors[rows, best].sum() / length)
+        for lm_weight in lm_weights
+        for word_score in word_scores
+        for best in [(acoustic + lm_weight * lm + word_score * words).argmax(1)]
+    ]
+    return min(grid, key=lambda found: found[1])
+
+
 def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
     """Choose LM weight and word score on validation N-best lists, and write them as YAML.
 
@@ -59,11 +115,11 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
     reference = DataDir.read(data_path, "text").text
     nbest = _read_merged(out)
     where = Path(out) / "nbest.tsv"
-    best = best_weights(nbest, reference, LM_WEIGHTS, WORD_SCORES, where)
-    write_yaml(weights, asdict(Weights(best.lm_weight, best.word_score)))
+    best, wer = best_weights(nbest, reference, LM_WEIGHTS, WORD_SCORES, where)
+    write_yaml(weights, asdict(best))
     return (
         f"{weights}: lm_weight {best.lm_weight}, word_score {best.word_score}, "
-        f"WER {100 * best.wer:.2f} % on {data_path}"
+        f"WER {100 * wer:.2f} % on {data_path}"
     )
 
 

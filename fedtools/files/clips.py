@@ -16,8 +16,8 @@ it, and only when they are asked for. It is written last: without it there are n
 
 from __future__ import annotations
 
-import math
 import operator
+import os
 import re
 from array import array
 from bisect import bisect_left
@@ -32,7 +32,7 @@ import numpy as np
 from fedtools.files.atomic import atomic_path, atomic_write, sha256, write_text
 from fedtools.files.datadir import ID_PATTERN, check_id
 from fedtools.files.errors import UserError
-from fedtools.files.lines import open_input, read_lines
+from fedtools.files.lines import open_input, read_lines, read_words
 
 RATE = 16_000
 CLIP_SAMPLES = 16_000
@@ -42,14 +42,6 @@ INDEX = ("classes.txt", "clients.tsv", "labels.npy")
 """What is compared with sha256sums at every opening; the waveforms and their table are large."""
 
 _REMEDY = "run fedtools pack-clips again"
-# What numpy.save writes for little-endian integers in C order, and nothing else: numpy's own reader
-# evaluates the header as Python, and fails in many ways on a damaged one.
-_HEADER = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '<i([28])', 'fortran_order': False, "
-    rb"'shape': \((\d{1,15}), ?(\d{0,15})\), \} *\n",
-    re.DOTALL,
-)
-_HEADER_BYTES = 128
 _CLIENT = re.compile(rf"({ID_PATTERN.pattern})\t([1-9][0-9]{{0,11}})")
 # Their counts of each label are a few megabytes, however many clients there are.
 _CLIENTS_AT_ONCE = 4096
@@ -162,24 +154,8 @@ class Clips:
 
 
 def read_classes(path: str | Path) -> list[str]:
-    """The labels of a keyword task, one a line; the line of a label, from 0, is its index.
-
-    Raises:
-        UserError: naming file and line, if there is none, or one is empty, has a blank, or comes
-            twice.
-    """
-    classes = read_lines(path)
-    if not classes:
-        raise UserError("no classes", path=path, remedy="write one label a line")
-    seen: set[str] = set()
-    for line, label in enumerate(classes, 1):
-        if label.split() != [label]:
-            problem = f"{label!r} is not one label"
-            raise UserError(problem, path=path, line=line, remedy="write one word a line")
-        if label in seen:
-            raise UserError(f"{label!r} comes twice", path=path, line=line, remedy="remove one")
-        seen.add(label)
-    return classes
+    """The labels of a keyword task; the line of a label, from 0, is its index."""
+    return read_words(path, "write one label a line")
 
 
 def write_clips(
@@ -324,20 +300,21 @@ def _map_npy(
     path: Path, columns: tuple[int, ...], dtype: str = "<i2", mode: str = "r"
 ) -> np.ndarray:
     """Map an array (n, *columns) in numpy's format, after its size has been checked."""
-    width = int(dtype[2:])
     with open_input(path, remedy=_REMEDY) as file:
-        header = _HEADER.match(file.read(_HEADER_BYTES))
-    size = path.stat().st_size
-    if not header or int(header[1]) != width:
-        problem = f"damaged: no header of {8 * width}-bit integers"
+        size = os.fstat(file.fileno()).st_size
+    try:
+        found = np.lib.format.open_memmap(path, mode)
+    except Exception:
+        # Of a damaged header numpy's reader makes errors of many kinds.
+        found = None
+    if found is None or found.dtype.str != dtype or not found.flags.c_contiguous:
+        problem = f"damaged: no header of {8 * np.dtype(dtype).itemsize}-bit integers"
         raise UserError(problem, path=path, remedy=_REMEDY)
-    shape = tuple(int(number) for number in header.groups()[1:] if number)
-    if shape[1:] != columns:
+    if found.shape[1:] != columns:
         wanted = " x ".join(["n", *map(str, columns)])
-        problem = f"{' x '.join(map(str, shape))} integers, {wanted} are expected"
+        problem = f"{' x '.join(map(str, found.shape))} integers, {wanted} are expected"
         raise UserError(problem, path=path, remedy=_REMEDY)
-    expected = header.end() + width * math.prod(shape)
-    if size != expected:
-        problem = f"damaged: {size} bytes, {expected} are expected"
+    if size != found.offset + found.nbytes:
+        problem = f"damaged: {size} bytes, {found.offset + found.nbytes} are expected"
         raise UserError(problem, path=path, remedy=_REMEDY)
-    return np.memmap(path, dtype, mode, header.end(), shape)
+    return found

@@ -28,12 +28,9 @@ MAX_OVERSHOOT = 0.5
 def check_id(name: str, what: str, path: str | Path | None = None, line: int | None = None) -> str:
     """Return `name` if it can be used as an id and a file name; a `UserError` names it if not."""
     if not ID_PATTERN.fullmatch(name):
-        raise UserError(
-            f"{what} {name!r} is not usable as an id",
-            path=path,
-            line=line,
-            remedy="use letters, digits, '_', '-', '.' and '+', not beginning with '.', '-' or '+'",
-        )
+        problem = f"{what} {name!r} is not usable as an id"
+        remedy = "use letters, digits, '_', '-', '.' and '+', not beginning with '.', '-' or '+'"
+        raise UserError(problem, path=path, line=line, remedy=remedy)
     return name
 
 
@@ -55,31 +52,26 @@ def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
     Raises:
         UserError: naming file and line, for the first line that breaks a rule.
     """
-    path = Path(path)
-    lines = read_lines(path)
     table: dict[str, str] = {}
     previous = b""
-    for number, line in enumerate(lines, 1):
-        if "\r" in line:
-            raise UserError("carriage return", path=path, line=number, remedy="run dos2unix")
-        key, _, value = line.partition(" ")
-        if "\t" in key:
-            key, _, value = line.partition("\t")
-        if not key:
-            raise UserError("empty line or leading blank", path=path, line=number)
-        if not value and values == "required":
-            raise UserError(f"{key!r} has no value", path=path, line=number, remedy="remove it")
-        if value != value.strip() or "  " in value or line.endswith((" ", "\t")):
-            raise UserError(
-                "leading, doubled or trailing blank", path=path, line=number, remedy="squeeze it"
-            )
-        if key in table:
-            raise UserError(f"{key!r} comes twice", path=path, line=number)
+    for number, line in enumerate(read_lines(path), 1):
+        key, _, value = line.partition("\t" if "\t" in line.partition(" ")[0] else " ")
         encoded = key.encode("utf-8")
-        if encoded < previous:
-            raise UserError(
-                f"{key!r} is not in order", path=path, line=number, remedy="sort with LC_ALL=C"
-            )
+        problem, remedy = "", None
+        if "\r" in line:
+            problem, remedy = "carriage return", "run dos2unix"
+        elif not key:
+            problem = "empty line or leading blank"
+        elif not value and values == "required":
+            problem, remedy = f"{key!r} has no value", "remove it"
+        elif value != value.strip() or "  " in value or line.endswith((" ", "\t")):
+            problem, remedy = "leading, doubled or trailing blank", "squeeze it"
+        elif key in table:
+            problem = f"{key!r} comes twice"
+        elif encoded < previous:
+            problem, remedy = f"{key!r} is not in order", "sort with LC_ALL=C"
+        if problem:
+            raise UserError(problem, path=path, line=number, remedy=remedy)
         previous = encoded
         table[key] = value
     return table
@@ -99,25 +91,17 @@ def parse_segment(value: str, path: str | Path, line: int) -> tuple[str, float, 
         UserError: naming `path` and `line`, unless there are three fields, two of them numbers,
             0 <= start < end (or end is -1: the recording's end).
     """
-    fields = value.split()
     try:
-        recording, start, end = fields[0], float(fields[1]), float(fields[2])
-    except (ValueError, IndexError):
-        fields = []
-    if len(fields) != 3:
-        raise UserError(
-            f"{value!r} is not a segment",
-            path=path,
-            line=line,
-            remedy="write: utterance recording start end (mono audio has no channel)",
-        )
+        recording, begin, stop = value.split()
+        start, end = float(begin), float(stop)
+    except ValueError:
+        problem = f"{value!r} is not a segment"
+        remedy = "write: utterance recording start end (mono audio has no channel)"
+        raise UserError(problem, path=path, line=line, remedy=remedy) from None
     if not (math.isfinite(start) and start >= 0 and (end == -1 or start < end < math.inf)):
-        raise UserError(
-            f"a segment from {fields[1]} to {fields[2]} seconds",
-            path=path,
-            line=line,
-            remedy="0 <= start < end, or end = -1 for the recording's end",
-        )
+        problem = f"a segment from {begin} to {stop} seconds"
+        remedy = "0 <= start < end, or end = -1 for the recording's end"
+        raise UserError(problem, path=path, line=line, remedy=remedy)
     return recording, start, end
 
 
@@ -201,10 +185,9 @@ class DataDir:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if remove_others:
-            for name in {*_FILES.values(), *_INVERSES, *other_tables(self.path)} - {
-                *self._tables()
-            }:
-                (self.path / name).unlink(missing_ok=True)
+            for name in (*_FILES.values(), *_INVERSES, *other_tables(self.path)):
+                if name not in self._tables():
+                    (self.path / name).unlink(missing_ok=True)
         for name, table in self._tables().items():
             write_table(self.path / name, table)
         for utt2x, name in ((self.utt2spk, "spk2utt"), (self.utt2client, "client2utt")):
@@ -275,12 +258,9 @@ class DataDir:
         """The utterances of one client, in C order; a `UserError` if it has none."""
         utts = [utt for utt, owner in self.utt2client.items() if owner == client]
         if not utts:
-            known = ", ".join(invert(self.utt2client)) or "none"
-            raise UserError(
-                f"no utterance of client {client!r}",
-                path=self.path / "utt2client",
-                remedy=f"clients there: {known}",
-            )
+            problem = f"no utterance of client {client!r}"
+            remedy = f"clients there: {', '.join(invert(self.utt2client)) or 'none'}"
+            raise UserError(problem, path=self.path / "utt2client", remedy=remedy)
         return utts
 
     def _tables(self) -> dict[str, dict[str, str]]:

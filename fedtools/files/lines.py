@@ -88,3 +88,17 @@ def read_lines(path: str | Path, remedy: str | None = None) -> list[str]:
         raise UserError("the last line has no end", path=path, line=last, remedy="file cut off?")
     # splitlines() would also split at characters that may stand in a word.
     return content.split("\n")[:-1]
+
+
+def read_words(path: str | Path, remedy: str | None = None) -> list[str]:
+    """Read a list of words, one a line, none twice; errors as of `read_lines`, and for no word."""
+    words = read_lines(path, remedy)
+    if not words:
+        raise UserError("empty", path=path, remedy=remedy)
+    seen: set[str] = set()
+    for line, word in enumerate(words, 1):
+        if word in seen or word.split() != [word]:
+            problem = "comes twice" if word in seen else "is not one word"
+            raise UserError(f"{word!r} {problem}", path=path, line=line, remedy=remedy)
+        seen.add(word)
+    return words

@@ -8,6 +8,7 @@ One hypothesis a line, utterances in C order, ranks from 1:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from fedtools.files.atomic import write_text
 from fedtools.files.datadir import byte_order, check_id
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines
+
+_SCORE = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -81,20 +84,15 @@ def read_nbest(path: str | Path) -> dict[str, list[Hypothesis]]:
             grouped, ranks do not count up from 1, a score is not a finite number, or the words
             are not cleanly spaced.
     """
-    path = Path(path)
-    lines = read_lines(path)
     nbest: dict[str, list[Hypothesis]] = {}
     current, rank = "", 0
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(path), 1):
         same = line.partition("\t")[0] == current
         utterance, hypothesis = _parse(line, path, number, rank if same else 0)
         if not same and utterance.encode() < current.encode():
-            raise UserError(
-                f"utterance {utterance!r} is not in order",
-                path=path,
-                line=number,
-                remedy="sort by utterance with LC_ALL=C, then by rank",
-            )
+            problem = f"utterance {utterance!r} is not in order"
+            remedy = "sort by utterance with LC_ALL=C, then by rank"
+            raise UserError(problem, path=path, line=number, remedy=remedy)
         nbest.setdefault(utterance, []).append(hypothesis)
         current, rank = utterance, hypothesis.rank
     return nbest
@@ -125,38 +123,19 @@ def _parse(
 ) -> tuple[str, Hypothesis]:
     fields = line.split("\t")
     if len(fields) != 5:
-        raise UserError(
-            f"{len(fields)} fields",
-            path=path,
-            line=number,
-            remedy="expected utterance, rank, acoustic, lm and words, separated by tabs",
-        )
-    utterance, rank, acoustic, lm, words = fields
+        remedy = "expected utterance, rank, acoustic, lm and words, separated by tabs"
+        raise UserError(f"{len(fields)} fields", path=path, line=number, remedy=remedy)
+    utterance, rank, *scores, words = fields
     check_id(utterance, "utterance", path, number)
     if rank != str(previous_rank + 1):
-        raise UserError(
-            f"rank {rank!r} of {utterance!r} where {previous_rank + 1} belongs",
-            path=path,
-            line=number,
-            remedy="ranks count up from 1, lines of an utterance together",
-        )
+        problem = f"rank {rank!r} of {utterance!r} where {previous_rank + 1} belongs"
+        remedy = "ranks count up from 1, lines of an utterance together"
+        raise UserError(problem, path=path, line=number, remedy=remedy)
     if words != " ".join(words.split()):
-        raise UserError(
-            f"words of {utterance!r} with a leading, doubled or trailing blank",
-            path=path,
-            line=number,
-            remedy="squeeze them",
-        )
-    scores = [_score(text, path, number) for text in (acoustic, lm)]
-    return utterance, Hypothesis(previous_rank + 1, *scores, words)
-
-
-def _score(text: str, path: str | Path, number: int | None) -> float:
-    try:
-        # float() would let underscores, blanks and other scripts' digits pass.
-        score = float(text) if text.isascii() and not set("_ ") & set(text) else math.nan
-    except ValueError:
-        score = math.nan
-    if not math.isfinite(score):
-        raise UserError(f"score {text!r} is not a finite number", path=path, line=number)
-    return score
+        problem = f"words of {utterance!r} with a leading, doubled or trailing blank"
+        raise UserError(problem, path=path, line=number, remedy="squeeze them")
+    for text in scores:
+        # float() alone would let underscores, blanks and other scripts' digits pass, and "nan".
+        if not _SCORE.fullmatch(text) or not math.isfinite(float(text)):
+            raise UserError(f"score {text!r} is not a finite number", path=path, line=number)
+    return utterance, Hypothesis(previous_rank + 1, *map(float, scores), words)

@@ -14,7 +14,6 @@ Features extracted before lie in the ark in the order of the old clients: extrac
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,21 +120,18 @@ def _fill_up(
     random: np.random.Generator,
 ) -> int:
     """Move random units of the largest clients, in place, to clients below the minimum."""
-    sizes = [0] * config.clients
+    sizes = np.zeros(config.clients, dtype=np.int64)
     held: list[list[int]] = [[] for _ in sizes]
     for i in random.permutation(len(units)).tolist():
         sizes[owners[i]] += len(units[i])
         held[owners[i]].append(i)
-    largest = [(-size, client) for client, size in enumerate(sizes)]
-    heapq.heapify(largest)
     moved = 0
     for client in range(config.clients):
         while sizes[client] < config.min_utterances:
-            size, giver = heapq.heappop(largest)
-            if -size != sizes[giver]:
-                continue  # an entry from before the giver's size changed
+            giver = int(sizes.argmax())
             unit = held[giver].pop()
-            if giver == client or sizes[giver] - len(units[unit]) < config.min_utterances:
+            size = len(units[unit])
+            if giver == client or sizes[giver] - size < config.min_utterances:
                 raise UserError(
                     f"no partition found with {config.min_utterances} utterances for each of"
                     f" {config.clients} clients",
@@ -144,10 +140,8 @@ def _fill_up(
                 )
             owners[unit] = client
             held[client].append(unit)
-            for changed, by in ((giver, -len(units[unit])), (client, len(units[unit]))):
-                sizes[changed] += by
-                heapq.heappush(largest, (-sizes[changed], changed))
-            moved += len(units[unit])
+            sizes[[giver, client]] += (-size, size)
+            moved += size
     return moved
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 
 from fedtools.files.atomic import atomic_write
 from fedtools.files.errors import UserError
+from fedtools.files.lines import open_input
 
 if TYPE_CHECKING:
     import torch
@@ -150,48 +150,45 @@ def make_header(spec: Spec) -> tuple[bytes, Layout]:
 
     For files too large to be held in memory: write the header, then every tensor at its offset.
     """
-    names = sorted(spec, key=lambda name: (_RANK[spec[name][1]], name))
-    entries, begins, end = {}, {}, 0
-    for name in names:
-        shape, kind = spec[name]
-        begins[name], end = end, end + row_bytes({name: spec[name]})
-        entries[name] = {
-            "dtype": _CODES[kind],
-            "shape": list(shape),
-            "data_offsets": [begins[name], end],
-        }
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    entries = _entries(spec)
+    text = _json(entries)
     text += b" " * (-len(text) % 8)
-    start = 8 + len(text)
-    by_name = {name: spec[name] for name in sorted(spec)}
-    offsets = {name: start + begins[name] for name in by_name}
-    layout = Layout(by_name, offsets, _strides(by_name), start + end)
-    return len(text).to_bytes(8, "little") + text, layout
+    return len(text).to_bytes(8, "little") + text, _layout(spec, entries, 8 + len(text))
 
 
 def read_layout(path: str | Path) -> Layout:
     """Read and check the header of a safetensors file; nothing else of it is read.
 
+    It must be the very one that the library writes for these tensors, its metadata aside: then
+    there are no holes, no overlaps, no wrong sizes, and nobody else can read it in another way.
+
     Raises:
-        UserError: naming the file, if it is missing or no plain file, if its header is too long,
-            malformed, or names a type that no state has, or if the tensors do not fill the file
-            exactly, without holes or overlaps.
+        UserError: naming the file, if it is missing or no regular file, if its header is too long,
+            is not the library's, or names a type that no state has, or if the tensors do not fill
+            the file exactly.
     """
-    path = Path(path)
+    with open_input(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if length > _MAX_HEADER:
+            raise UserError(f"a header of {length} bytes", path=path, remedy=_REMEDY)
+        text = file.read(length)
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise UserError("not a plain file", path=path)
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > _MAX_HEADER:
-                raise UserError(f"a header of {length} bytes", path=path, remedy=_REMEDY)
-            if status.st_size < 8 or 8 + length > status.st_size:
-                raise UserError("cut off in the header", path=path, remedy=_REMEDY)
-            text = file.read(length)
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror}", path=path) from None
-    return _layout(_parse(text, path), 8 + length, status.st_size, path)
+        found = json.loads(text.decode("utf-8"))
+        metadata = {key: found.pop(key) for key in ("__metadata__",) if key in found}
+        spec = {name: _shape_and_kind(entry) for name, entry in found.items()}
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        raise UserError("the header is not what it should be", path=path, remedy=_REMEDY) from None
+    wrong = [name for name in found if spec[name] is None]
+    entries = {} if wrong else _entries(spec)
+    if _json(metadata | entries) != text.rstrip(b" "):
+        wrong = wrong or [name for name in found if found[name] != entries[name]] or ["order"]
+        raise UserError(f"the header's {_short(wrong[0])} is wrong", path=path, remedy=_REMEDY)
+    layout = _layout(spec, entries, 8 + length)
+    if layout.size != size:
+        problem = f"{size} bytes long, its header says {layout.size}"
+        raise UserError(problem, path=path, remedy="the file is cut off or damaged")
+    return layout
 
 
 def read_at(descriptor: int, array: np.ndarray, offset: int) -> bool:
@@ -226,69 +223,39 @@ def _kind(name: str, tensor: np.ndarray | torch.Tensor) -> str:
     return kind
 
 
-def _parse(text: bytes, path: Path) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        if len(set(keys)) < len(keys):
-            raise ValueError("a key comes twice")
-        return dict(pairs)
+def _json(header: Mapping[str, Any]) -> bytes:
+    # A name that is no Unicode is no name that the library wrote either.
+    return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
 
-    try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except (ValueError, RecursionError):
-        entries = None
-    if not isinstance(entries, dict):
-        raise UserError("the header is not what it should be", path=path, remedy=_REMEDY)
-    entries.pop("__metadata__", None)
+
+def _entries(spec: Spec) -> dict[str, dict[str, Any]]:
+    """What a header says of each tensor, in the order in which they lie one after the other."""
+    entries, end = {}, 0
+    for name in sorted(spec, key=lambda name: (_RANK[spec[name][1]], name)):
+        shape, kind = spec[name]
+        begin, end = end, end + row_bytes({name: spec[name]})
+        offsets = [begin, end]
+        entries[name] = {"dtype": _CODES[kind], "shape": list(shape), "data_offsets": offsets}
     return entries
 
 
-def _layout(entries: dict[str, Any], start: int, size: int, path: Path) -> Layout:
-    spans = []
-    spec: Spec = {}
-    for name, entry in entries.items():
-        values = _entry(entry)
-        if values is None:
-            raise UserError(f"the header's {_short(name)} is wrong", path=path, remedy=_REMEDY)
-        shape, kind, begin, end = values
-        if math.prod(shape) * np.dtype(kind).itemsize != end - begin:
-            problem = f"tensor {_short(name)} has another size than its shape"
-            raise UserError(problem, path=path, remedy=_REMEDY)
-        spec[name] = (shape, kind)
-        spans.append((begin, end, name))
-    position = 0
-    for begin, end, name in sorted(spans):
-        if begin != position:
-            problem = f"a hole or an overlap before tensor {_short(name)}"
-            raise UserError(problem, path=path, remedy=_REMEDY)
-        position = end
-    if start + position != size:
-        problem = f"{size} bytes long, its header says {start + position}"
-        raise UserError(problem, path=path, remedy="the file is cut off or damaged")
-    return Layout(spec, {name: start + begin for begin, _, name in spans}, _strides(spec), size)
+def _layout(spec: Spec, entries: Mapping[str, Mapping[str, Any]], start: int) -> Layout:
+    """The layout of a file whose tensors begin at the byte `start`."""
+    ends = {name: [start + place for place in entries[name]["data_offsets"]] for name in entries}
+    offsets = {name: begin for name, (begin, _) in ends.items()}
+    strides = {name: row_bytes({name: (shape[1:], kind)}) for name, (shape, kind) in spec.items()}
+    return Layout(spec, offsets, strides, max((end for _, end in ends.values()), default=start))
 
 
-def _strides(spec: Spec) -> dict[str, int]:
-    return {name: row_bytes({name: (shape[1:], kind)}) for name, (shape, kind) in spec.items()}
-
-
-def _entry(entry: Any) -> tuple[tuple[int, ...], str, int, int] | None:
-    """Shape, type, begin and end of one entry of a header; None if it is malformed."""
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        return None
-    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(code, str) or code not in _TYPES:
-        return None
+def _shape_and_kind(entry: Any) -> tuple[tuple[int, ...], str] | None:
+    """What one entry of a header says, if it is a shape and a type that states have."""
+    shape, code = (entry.get("shape"), entry.get("dtype")) if isinstance(entry, dict) else (0, 0)
     # numpy has no more than 64 dimensions; bool is an int to isinstance.
-    if not isinstance(shape, list) or len(shape) > 32 or not all(map(_natural, shape)):
+    if not isinstance(shape, list) or len(shape) > 32 or not isinstance(code, str):
         return None
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)):
+    if code not in _TYPES or not all(type(size) is int and size >= 0 for size in shape):
         return None
-    return tuple(shape), _TYPES[code], offsets[0], offsets[1]
-
-
-def _natural(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
+    return tuple(shape), _TYPES[code]
 
 
 def _short(value: Any) -> str:

@@ -109,38 +109,26 @@ def format_table(
     Returns:
         The lines, each ended by "\\n", without trailing blanks.
     """
-    cells, align = _cells(header, rows, align)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for row in cells:
-        padded = (_pad(cell, w, a) for cell, w, a in zip(row, widths, align, strict=True))
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines) + "\n"
+    text = _tabulate("plain", header, rows, align)
+    return "".join(f"{line.rstrip()}\n" for line in text.split("\n"))
 
 
 def format_markdown(
     header: Sequence[str], rows: Iterable[Sequence[object]], align: str | None = None
 ) -> str:
     """The same table in Markdown, readable as it stands; arguments as of `format_table`."""
-    cells, align = _cells(header, rows, align)
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in cells]
-    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
-    rule = [
-        "-" * (w - 1) + ":" if a == "r" else "-" * w for w, a in zip(widths, align, strict=True)
-    ]
-    lines = []
-    for row in (cells[0], rule, *cells[1:]):
-        padded = (_pad(cell, w, a) for cell, w, a in zip(row, widths, align, strict=True))
-        lines.append("| " + " | ".join(padded) + " |")
-    return "\n".join(lines) + "\n"
+    escaped = [[str(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    return _tabulate("pipe", escaped[0], escaped[1:], align) + "\n"
 
 
-def _cells(
-    header: Sequence[str], rows: Iterable[Sequence[object]], align: str | None
-) -> tuple[list[list[str]], str]:
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
-    return cells, align or "l" + "r" * (len(header) - 1)
+def _tabulate(
+    form: str, header: Sequence[str], rows: Iterable[Sequence[object]], align: str | None
+) -> str:
+    import tabulate
 
-
-def _pad(cell: str, width: int, align: str) -> str:
-    return cell.rjust(width) if align == "r" else cell.ljust(width)
+    # Its two columns more are for the figures' sake, of which it is to make nothing.
+    tabulate.MIN_PADDING = 0
+    sides = {"l": "left", "r": "right"}
+    sides = [sides[letter] for letter in align or "l" + "r" * (len(header) - 1)]
+    cells = [list(map(str, row)) for row in rows]
+    return tabulate.tabulate(cells, header, form, colalign=sides, disable_numparse=True)

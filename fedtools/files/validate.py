@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,10 @@ from fedtools.files.datadir import (
     read_table,
 )
 from fedtools.files.errors import UserError
+
+Tables = Mapping[str, Mapping[str, str]]
+# What is wrong, one after the other: the table, its line if it is of one, problem, remedy if any.
+Faults = Iterator[tuple[str, int | None, str, str | None]]
 
 # The options of utils/validate_data_dir.py for tables that may be absent.
 OPTIONS = {"text": "--no-text", "wav.scp": "--no-wav", "feats.scp": "--no-feats"}
@@ -86,17 +91,19 @@ def validate_data_dir(
     names = [*required, "segments", "utt2dur", "utt2num_frames", "utt2client", "client2utt"]
     names += other_tables(path)
     tables = {name: read_table(path / name) for name in names if (path / name).exists()}
-    for name, table in tables.items():
-        if not table:
-            raise UserError("empty", path=path / name, remedy="remove it or make it again")
-        _check_values(path / name, table)
-    _check_speakers(path, tables)
-    _check_keys(path, tables)
-    _check_inverse(path, tables, "utt2client", "client2utt")
     for line, client in enumerate(tables.get("client2utt", ()), 1):
         check_id(client, "client", path / "client2utt", line)
-    _check_audio(path, tables, recording_seconds)
-    _check_features(path, tables, feats)
+    faults = itertools.chain(
+        *(_value_faults(name, table) for name, table in tables.items()),
+        _speaker_faults(tables["utt2spk"]),
+        _inverse_faults(tables, "utt2spk", "spk2utt"),
+        _key_faults(tables),
+        _inverse_faults(tables, "utt2client", "client2utt"),
+        _audio_faults(path, tables, recording_seconds),
+        _feature_faults(tables, feats),
+    )
+    for name, line, problem, remedy in faults:
+        raise UserError(problem, path=path / name, line=line, remedy=remedy)
     return Summary(
         len(tables["utt2spk"]),
         len(tables["spk2utt"]),
@@ -105,35 +112,26 @@ def validate_data_dir(
     )
 
 
-def _check_values(path: Path, table: Mapping[str, str]) -> None:
+def _value_faults(name: str, table: Mapping[str, str]) -> Faults:
     """What can be said of each line by itself."""
-    name = path.name
+    if not table:
+        yield name, None, "empty", "remove it or make it again"
     for line, (key, value) in enumerate(table.items(), 1):
         if not (key.isprintable() and value.translate(JOINERS).isprintable()):
-            raise UserError(
-                "a character that does not print, or a blank that is no space",
-                path=path,
-                line=line,
-                remedy="see it with: grep -nP '[^[:print:]]'",
-            )
+            problem = "a character that does not print, or a blank that is no space"
+            yield name, line, problem, "see it with: grep -nP '[^[:print:]]'"
         if name in WORDS and " " in value:
-            raise UserError(
-                f"{len(value.split()) + 1} fields", path=path, line=line, remedy="write two"
-            )
+            yield name, line, f"{len(value.split()) + 1} fields", "write two"
         if name in NUMBERS and not _positive(value, whole=name == "utt2num_frames"):
-            raise UserError(f"{value!r} is not a positive number", path=path, line=line)
+            yield name, line, f"{value!r} is not a positive number", None
         if name == "text" and (reserved := RESERVED_WORDS.intersection(value.split(" "))):
-            raise UserError(
-                f"the word {min(reserved)} is reserved", path=path, line=line, remedy="remove it"
-            )
+            yield name, line, f"the word {min(reserved)} is reserved", "remove it"
         if name == "spk2gender" and value not in ("m", "f"):
-            raise UserError(f"{value!r} is neither m nor f", path=path, line=line)
+            yield name, line, f"{value!r} is neither m nor f", None
         if name in ("spk2warp", "utt2warp") and not (_positive(value) and 0.5 < float(value) < 1.5):
-            raise UserError(f"{value!r} is not between 0.5 and 1.5", path=path, line=line)
-        if name == "reco2file_and_channel" and (
-            value.count(" ") != 1 or value[-2:] not in (" A", " B")
-        ):
-            raise UserError(f"{value!r} is not a file and a channel, A or B", path=path, line=line)
+            yield name, line, f"{value!r} is not between 0.5 and 1.5", None
+        if name == "reco2file_and_channel" and not re.fullmatch("[^ ]+ [AB]", value):
+            yield name, line, f"{value!r} is not a file and a channel, A or B", None
 
 
 def _positive(value: str, *, whole: bool = False) -> bool:
@@ -142,48 +140,33 @@ def _positive(value: str, *, whole: bool = False) -> bool:
     return re.fullmatch(pattern, value, re.ASCII) is not None and float(value) > 0
 
 
-def _check_speakers(path: Path, tables: Mapping[str, Mapping[str, str]]) -> None:
-    utt2spk = tables["utt2spk"]
+def _speaker_faults(utt2spk: Mapping[str, str]) -> Faults:
     previous = b""
     for line, (utt, speaker) in enumerate(utt2spk.items(), 1):
         if not utt.startswith(speaker):
-            raise UserError(
-                f"utterance {utt!r} does not begin with its speaker {speaker!r}",
-                path=path / "utt2spk",
-                line=line,
-                remedy=f"name it {speaker}-{utt}",
-            )
+            problem = f"utterance {utt!r} does not begin with its speaker {speaker!r}"
+            yield "utt2spk", line, problem, f"name it {speaker}-{utt}"
         if speaker.encode("utf-8") < previous:
             # Kaldi's tools go through utterances and speakers side by side.
-            raise UserError(
-                f"speaker {speaker!r} is not in order, though the utterances are",
-                path=path / "utt2spk",
-                line=line,
-                remedy="join speaker and utterance by '-', which sorts before letters and digits",
-            )
+            problem = f"speaker {speaker!r} is not in order, though the utterances are"
+            remedy = "join speaker and utterance by '-', which sorts before letters and digits"
+            yield "utt2spk", line, problem, remedy
         previous = speaker.encode("utf-8")
-    _check_inverse(path, tables, "utt2spk", "spk2utt")
 
 
-def _check_inverse(
-    path: Path, tables: Mapping[str, Mapping[str, str]], forward: str, backward: str
-) -> None:
+def _inverse_faults(tables: Tables, forward: str, backward: str) -> Faults:
     """`backward` is `forward` inverted, line by line; or neither is there."""
     if forward not in tables and backward not in tables:
         return
     for name, other in ((forward, backward), (backward, forward)):
         if name not in tables:
-            raise UserError("not there", path=path / name, remedy=f"{other} is there: make both")
+            yield name, None, "not there", f"{other} is there: make both"
     expected = {x: " ".join(utts) for x, utts in invert(tables[forward]).items()}
-    _check_same_keys(path / backward, tables[backward], _lines(tables[forward].values()), forward)
+    yield from _set_faults(tables, backward, _lines(tables[forward].values()), forward)
     for line, (x, utts) in enumerate(tables[backward].items(), 1):
         if utts != expected[x]:
-            raise UserError(
-                f"the utterances of {x!r} are not those of {forward}, in order",
-                path=path / backward,
-                line=line,
-                remedy=f"make {backward} again from {forward}",
-            )
+            problem = f"the utterances of {x!r} are not those of {forward}, in order"
+            yield backward, line, problem, f"make {backward} again from {forward}"
 
 
 def _lines(keys: Iterable[str]) -> dict[str, int]:
@@ -194,28 +177,22 @@ def _lines(keys: Iterable[str]) -> dict[str, int]:
     return lines
 
 
-def _check_same_keys(
-    path: Path, table: Mapping[str, str], expected: Mapping[str, int], other: str
-) -> None:
+def _set_faults(tables: Tables, name: str, expected: Mapping[str, int], other: str) -> Faults:
     """The keys of a table are exactly those expected, by their lines in the table `other`."""
-    for line, key in enumerate(table, 1):
+    for line, key in enumerate(tables[name], 1):
         if key not in expected:
-            raise UserError(f"{key!r} is not in {other}", path=path, line=line, remedy="remove it")
-    missing = byte_order(set(expected) - set(table))
-    if missing:
+            yield name, line, f"{key!r} is not in {other}", "remove it"
+    if missing := byte_order(set(expected) - set(tables[name])):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise UserError(
-            f"{missing[0]!r}{more} missing, though in {other}:{expected[missing[0]]}",
-            path=path,
-            remedy=f"add what is missing, or remove it from {other}",
-        )
+        problem = f"{missing[0]!r}{more} missing, though in {other}:{expected[missing[0]]}"
+        yield name, None, problem, f"add what is missing, or remove it from {other}"
 
 
-def _check_keys(path: Path, tables: Mapping[str, Mapping[str, str]]) -> None:
+def _key_faults(tables: Tables) -> Faults:
     """Tables of utterances have utt2spk's keys, of speakers spk2utt's, of recordings wav.scp's."""
     segments = tables.get("segments")
     if segments and "wav.scp" not in tables:
-        raise UserError("there are segments, but no wav.scp", path=path / "segments")
+        yield "segments", None, "there are segments, but no wav.scp", None
     utterances = (_lines(tables["utt2spk"]), "utt2spk")
     keys = {
         "utterance": utterances,
@@ -224,67 +201,50 @@ def _check_keys(path: Path, tables: Mapping[str, Mapping[str, str]]) -> None:
     }
     if segments:
         keys["recording"] = _lines(value.split()[0] for value in segments.values()), "segments"
-    for name, table in tables.items():
+    for name in tables:
         if name not in ("utt2spk", "spk2utt", "client2utt"):
-            expected, other = keys[keyed_by(name)]
-            _check_same_keys(path / name, table, expected, other)
+            yield from _set_faults(tables, name, *keys[keyed_by(name)])
 
 
-def _check_audio(
-    path: Path,
-    tables: Mapping[str, Mapping[str, str]],
-    recording_seconds: Callable[[str], float] | None,
-) -> None:
+def _audio_faults(
+    path: Path, tables: Tables, recording_seconds: Callable[[str], float] | None
+) -> Faults:
     """Audio files are there and not empty; segments are well formed and within their recording."""
     for line, (recording, spec) in enumerate(tables.get("wav.scp", {}).items(), 1):
         file = audio_file(spec, path / "wav.scp", line)
         if not file.is_file() or file.stat().st_size == 0:
             problem = "is empty" if file.is_file() else "is not there"
-            raise UserError(
-                f"the audio of {recording!r} {problem}: {spec}", path=path / "wav.scp", line=line
-            )
-    if "segments" not in tables:
-        return
+            yield "wav.scp", line, f"the audio of {recording!r} {problem}: {spec}", None
     seconds: dict[str, float] = {}
-    for line, value in enumerate(tables["segments"].values(), 1):
+    for line, value in enumerate(tables.get("segments", {}).values(), 1):
         recording, start, end = parse_segment(value, path / "segments", line)
         if recording_seconds is None:
             continue
         if recording not in seconds:
             seconds[recording] = recording_seconds(tables["wav.scp"][recording])
         if start >= seconds[recording] or end > seconds[recording] + MAX_OVERSHOOT:
-            raise UserError(
-                f"{start} to {end} s is not within {recording!r} of {seconds[recording]:.2f} s",
-                path=path / "segments",
-                line=line,
-            )
+            within = f"{recording!r} of {seconds[recording]:.2f} s"
+            yield "segments", line, f"{start} to {end} s is not within {within}", None
 
 
-def _check_features(path: Path, tables: Mapping[str, Mapping[str, str]], values: bool) -> None:
+def _feature_faults(tables: Tables, values: bool) -> Faults:
     """Every matrix is whole by its header, all have one dimension, and the frames that are told.
 
     With `values`, all are read, so that what `FeatureReader` refuses is found.
     """
-    if "feats.scp" not in tables:
-        return
-    scp, told = tables["feats.scp"], tables.get("utt2num_frames", {})
+    scp, told = tables.get("feats.scp", {}), tables.get("utt2num_frames", {})
     reader = FeatureReader(scp)
     dimension = None
     for line, utt in enumerate(scp, 1):
         try:
             frames, columns = reader.read(utt).shape if values else reader.shape(utt)
         except UserError as error:
-            raise UserError(str(error), path=path / "feats.scp", line=line) from None
+            yield "feats.scp", line, str(error), None
+            return
         if columns != (dimension := dimension or columns):
-            raise UserError(
-                f"{utt!r} has {columns} filters, those before {dimension}",
-                path=path / "feats.scp",
-                line=line,
-                remedy="extract all features again with the same options",
-            )
+            problem = f"{utt!r} has {columns} filters, those before {dimension}"
+            remedy = "extract all features again with the same options"
+            yield "feats.scp", line, problem, remedy
         if utt in told and int(told[utt]) != frames:
-            raise UserError(
-                f"{utt!r} has {told[utt]} frames, its matrix {frames}",
-                path=path / "utt2num_frames",
-                line=_lines(told)[utt],
-            )
+            problem = f"{utt!r} has {told[utt]} frames, its matrix {frames}"
+            yield "utt2num_frames", _lines(told)[utt], problem, None

@@ -112,8 +112,8 @@ def train_ngram(
 ) -> NgramFolder:
     """Estimate an n-gram with modified Kneser-Ney smoothing (Heafield et al. 2013).
 
-    Text too small for Kneser-Ney's discounts is tried again with lmplz's fixed ones, and this is
-    said on stderr.
+    For text too small for Kneser-Ney's discounts lmplz's fixed ones are taken, and this is said on
+    stderr.
 
     Args:
         texts: Kaldi `text` files, whose utterance ids are left out.
@@ -137,7 +137,12 @@ def train_ngram(
         if not vocabulary:
             raise UserError("no words in the text", path=[*texts, *plain][0])
         with atomic_path(target.arpa) as arpa:
-            _run_lmplz(lmplz, corpus, arpa, order, memory)
+            # --skip_symbols: <unk> may be in transcripts, and what no token covers becomes <unk>.
+            options = ["-o", str(order), "-S", memory, "-T", f"{scratch}/", "--skip_symbols"]
+            files = ["--text", corpus, "--arpa", arpa, "--discount_fallback"]
+            if "Substituting fallback" in _run_program(lmplz, *options, *files):
+                said = "too little text for Kneser-Ney's discounts: --discount_fallback sets them"
+                print(f"lmplz: {said}", file=sys.stderr)
             with atomic_path(target.binary) as binary:
                 _run_program(build_binary, "-T", f"{scratch}/", "probing", arpa, binary)
     write_text(target.vocabulary, "".join(f"{word}\n" for word in byte_order(vocabulary)))
@@ -250,25 +255,8 @@ def _write_corpus(
     return vocabulary - {UNKNOWN}
 
 
-def _run_lmplz(lmplz: Path, corpus: Path, arpa: Path, order: int, memory: str) -> None:
-    # --skip_symbols: <unk> may be in transcripts, and tokens that are not covered become <unk>.
-    options = ["-o", str(order), "-S", memory, "-T", f"{corpus.parent}/", "--skip_symbols"]
-    command = [lmplz, *options, "--text", corpus, "--arpa", arpa]
-    try:
-        _run_program(*command)
-    except _SmallText:
-        print(
-            "lmplz: too little text for Kneser-Ney's discounts; again with --discount_fallback",
-            file=sys.stderr,
-        )
-        _run_program(*command, "--discount_fallback")
-
-
-class _SmallText(Exception):
-    """lmplz asks for --discount_fallback."""
-
-
-def _run_program(*command: str | Path) -> None:
+def _run_program(*command: str | Path) -> str:
+    """What a program says on stderr; a `UserError` if it fails."""
     done = subprocess.run(
         [str(part) for part in command],
         stdin=subprocess.DEVNULL,
@@ -278,9 +266,7 @@ def _run_program(*command: str | Path) -> None:
         check=False,
     )
     if done.returncode == 0:
-        return
-    if "--discount_fallback" in done.stderr and "--discount_fallback" not in command:
-        raise _SmallText
+        return done.stderr
     name = Path(command[0]).name
     # lmplz ends with what went wrong, in the line after the place in its source.
     said = [line for line in done.stderr.splitlines() if re.search(r"[a-z]{3}", line)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from fedtools.files.atomic import atomic_write, write_text
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_bytes, read_lines
+from fedtools.files.lines import read_bytes, read_words
 
 BLANK, UNKNOWN, SPACE, SOS_EOS = "<blank>", "<unk>", "<space>", "<sos/eos>"
 WORD_START = "▁"  # SentencePiece's mark in front of the first piece of a word
@@ -241,18 +241,11 @@ def _characters(sentences: list[str], vocab_size: int | None, path: str | Path) 
 
 def _read_tokens(path: Path) -> list[str]:
     remedy = "make it with fedtools train-tokens"
-    tokens = read_lines(path, remedy) or [""]
-    ends = {1: BLANK, 2: UNKNOWN, len(tokens): SOS_EOS}
-    seen = set()
-    for line, token in enumerate(tokens, 1):
-        if line in ends and token != ends[line]:
-            raise UserError(
-                f"{token!r} where {ends[line]!r} belongs", path=path, line=line, remedy=remedy
-            )
-        if not token or token in seen:
-            problem = f"{token!r} comes twice" if token else "empty line"
+    tokens = read_words(path, remedy)
+    for line, token in ((1, BLANK), (2, UNKNOWN), (len(tokens), SOS_EOS)):
+        if tokens[line - 1 : line] != [token]:
+            problem = f"{token!r} belongs there"
             raise UserError(problem, path=path, line=line, remedy=remedy)
-        seen.add(token)
     if len(tokens) < 4:
         raise UserError("no tokens but <blank>, <unk> and <sos/eos>", path=path, remedy=remedy)
     return tokens

@@ -11,7 +11,6 @@ import importlib
 import inspect
 import io
 import logging
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -101,12 +100,6 @@ def build_model(
     _initialize(model, config.get("init"), where)
     _try(model, input_size, where)
     return model
-
-
-def block_of(name: str) -> int | None:
-    """The encoder block a tensor belongs to, counted from 0, or None (embedding, norm, CTC)."""
-    match = re.match(r"encoder\.encoders\.(\d+)\.", name)
-    return int(match.group(1)) if match else None
 
 
 def log_posteriors(

@@ -10,12 +10,11 @@ from matplotlib.axes import Axes
 
 from fedtools.client.options import ClipTraining
 from fedtools.federation.init import read_config
-from fedtools.federation.landscape import Client, client_facts
+from fedtools.federation.landscape import client_facts
 from fedtools.files.clips import Clips
 from fedtools.files.config import from_mapping
 from fedtools.files.keyed import generator
 from fedtools.methods.fedkws_ui import FedKwsUi
-from fedtools.report.keyword_figures import grid_lines
 from fedtools.report.plots import COLOURS, drawing
 
 
@@ -48,21 +47,9 @@ def draw_clients(
     draw = generator(seed, "plot-clients")
     count = min(shown, len(clients))
     chosen = np.sort(draw.choice(len(clients), count, replace=False))
-    _plot(picture, clips, clients, [clips.clients[index] for index in chosen])
-
-
-def _plot(path: str | Path, clips: Clips, clients: Sequence[Client], chosen: Sequence[str]) -> None:
-    """Draw figure 1: the labels of some clients, and size, entropy and steps of all.
-
-    Args:
-        path: the PNG.
-        clips: of all clients.
-        clients: what ALT says of each.
-        chosen: the clients of the left panel.
-    """
-    with drawing(path, (10.4, 4.6)) as figure:
+    with drawing(picture, (10.4, 4.6)) as figure:
         left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
-        _draw_labels(left, clips, chosen)
+        _draw_labels(left, clips, [clips.clients[index] for index in chosen])
         points = right.scatter(
             [client.clips for client in clients],
             [client.entropy for client in clients],
@@ -74,7 +61,6 @@ def _plot(path: str | Path, clips: Clips, clients: Sequence[Client], chosen: Seq
         right.set_xlabel("Clips of the client")
         right.set_ylabel("Entropy of its labels / log(classes)")
         right.set_title(f"All {len(clients)} clients, {len(clips.classes)} classes", fontsize=9)
-        grid_lines(right)
         figure.colorbar(points, ax=right, label="$r_0 \\bar{r}_k$: steps over those of FedAvg")
 
 
@@ -92,6 +78,7 @@ def _draw_labels(axes: Axes, clips: Clips, chosen: Sequence[str]) -> None:
     axes.set_xticks(range(classes), clips.classes, rotation=90, fontsize=7)
     axes.set_yticks(range(len(chosen)), range(1, len(chosen) + 1), fontsize=7)
     axes.set_ylabel("Client")
+    axes.grid(False)
     axes.set_title(f"{len(chosen)} of {len(clips.clients)} clients: clips by label", fontsize=9)
     place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-    axes.legend(title="Clips", frameon=False, labelspacing=0.8, **place)
+    axes.legend(title="Clips", labelspacing=0.8, **place)

@@ -18,7 +18,7 @@ from fedtools.report.keyword_runs import (
     title_of,
 )
 from fedtools.report.keyword_tables import SYMBOLS, ablation, ablations
-from fedtools.report.plots import COLOURS, MARKERS, drawing
+from fedtools.report.plots import drawing, every, look
 
 
 def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
@@ -29,7 +29,7 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
         runs: with one federated method at least; bands are standard deviations over seeds.
         title: of the whole.
     """
-    methods = runs.methods(federated=True)
+    methods = runs.methods(True)
     networks = list(dict.fromkeys(network for _, network in runs.columns))
     size = 2.4 * len(networks) + 1.2, 2.4 * len(runs.tasks) + 1.1
     with drawing(path, size) as figure:
@@ -41,7 +41,6 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
                         _line(axes, found, title_of(method), index)
                 axes.set_title(f"Task {task}, {network_title(network)}", fontsize=9)
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-                grid_lines(axes)
             row[0].set_ylabel("Test accuracy (%)")
         for axes in panels[-1]:
             axes.set_xlabel("Round")
@@ -53,7 +52,6 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
             names,
             loc="outside lower center",
             ncols=min(len(names), max(3, 2 * len(networks))),
-            frameon=False,
         )
 
 
@@ -61,21 +59,10 @@ def _line(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
     curve = mean_curve(runs)
     rounds = list(curve)
     means, spreads = (np.array(values) for values in zip(*curve.values(), strict=True))
-    colour = COLOURS[index % len(COLOURS)]
-    axes.plot(
-        rounds,
-        means,
-        color=colour,
-        linewidth=1.3,
-        marker=MARKERS[index % len(MARKERS)],
-        markersize=3.5,
-        markevery=max(1, len(rounds) // 6),
-        label=name,
-    )
+    axes.plot(rounds, means, label=name, markevery=every(rounds), **look(index))
     if spreads.any():
-        axes.fill_between(
-            rounds, means - spreads, means + spreads, color=colour, alpha=0.15, linewidth=0
-        )
+        band = {"color": look(index)["color"], "alpha": 0.15, "linewidth": 0}
+        axes.fill_between(rounds, means - spreads, means + spreads, **band)
 
 
 def plot_ablation(path: str | Path, runs: Runs, title: str) -> None:
@@ -91,7 +78,6 @@ def plot_ablation(path: str | Path, runs: Runs, title: str) -> None:
                 _draw_option(axes, runs, option, SYMBOLS[option])
             else:
                 _draw_alt(axes, runs)
-            grid_lines(axes)
             axes.set_ylabel("Test accuracy (%)")
         figure.suptitle(title, fontsize=10, wrap=True)
 
@@ -131,8 +117,8 @@ def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:
             name = f"{network_title(network)}, {task}"
             _points(axes, at, list(found.values()), name, index, "-")
             index += 1
-    every = (of for found in varied.values() for of in found.values())
-    axes.set_title(f"FedKWS-UI by {symbol} ({_seeds(every)})", fontsize=9, pad=26)
+    shown = (of for found in varied.values() for of in found.values())
+    axes.set_title(f"FedKWS-UI by {symbol} ({_seeds(shown)})", fontsize=9, pad=26)
     axes.set_xticks(range(len(values)), values)
     axes.set_xlabel(symbol)
     _legend_above(axes)
@@ -146,22 +132,13 @@ def _points(
         at,
         [mean for mean, _ in found],
         [spread or 0.0 for _, spread in found],
-        color=COLOURS[index % len(COLOURS)],
-        marker=MARKERS[index % len(MARKERS)],
         linestyle=line,
-        markersize=5,
-        linewidth=1.3,
         capsize=2.5,
         label=name,
+        **look(index),
     )
-
-
-def grid_lines(axes: Axes) -> None:
-    """Put pale horizontal lines behind what is drawn."""
-    axes.grid(axis="y", color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
 
 
 def _legend_above(axes: Axes) -> None:
     place = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.99)}
-    axes.legend(frameon=False, ncols=2, fontsize=8, columnspacing=1, handletextpad=0.4, **place)
+    axes.legend(ncols=2, fontsize=8, columnspacing=1, handletextpad=0.4, **place)

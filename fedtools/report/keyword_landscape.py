@@ -83,15 +83,9 @@ def _plot(path: Path, found: Landscape, title: str, measured: str) -> None:
     with drawing(path, (9.6, 4.8)) as figure:
         figure.suptitle(title, fontsize=9, wrap=True)
         for axes, (name, grid) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
-            image = axes.imshow(
-                grid.T,
-                origin="lower",
-                extent=extent,
-                vmin=low,
-                vmax=high,
-                cmap="viridis",
-                aspect="auto",
-            )
+            axes.grid(False)
+            shades = {"vmin": low, "vmax": high, "cmap": "viridis"}
+            image = axes.imshow(grid.T, origin="lower", extent=extent, aspect="auto", **shades)
             if grid.min() < grid.max():
                 lines = axes.contour(gammas, gammas, grid.T, 8, colors="white", linewidths=0.7)
                 axes.clabel(lines, fontsize=7, fmt="%.3g")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fedtools.client.options import ClipTraining
 from fedtools.federation.tasks import TASKS, data_of
@@ -32,6 +34,7 @@ from fedtools.score.detection import RATES
 # X.-C. Li et al. record accuracy every three rounds; their legends have the mean of "the final 5
 # communication rounds": taken for the last five evaluations.
 LAST = 5
+COSTS = ("Client steps", "Private steps", "Client epochs", "Server epochs", "Left out", "Comm.")
 
 
 @dataclass(frozen=True)
@@ -49,28 +52,6 @@ class Setting:
     method: str
     option: str = ""
     value: str = ""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a run cost.
-
-    Attributes:
-        bytes: of all messages, both ways.
-        client_steps: gradient steps of a client in a round, the mean over both.
-        private_steps: those of a private model, beside them.
-        client_epochs: of a client in all rounds, without those of private models; the mean over
-            all clients.
-        server_epochs: in all rounds.
-        left_out: updates that were refused, such as those of clients whose training diverged.
-    """
-
-    bytes: float
-    client_steps: float
-    private_steps: float
-    client_epochs: float
-    server_epochs: float
-    left_out: float
 
 
 @dataclass(frozen=True)
@@ -92,6 +73,11 @@ class Run:
     def path(self) -> Path:
         """Its folder."""
         return self.experiment.path
+
+    @property
+    def where(self) -> Path:
+        """The file of its configuration, for messages."""
+        return self.path / "config.yaml"
 
     @property
     def seed(self) -> int:
@@ -117,13 +103,12 @@ class Run:
     @cached_property
     def method(self) -> Method:
         """The method with its options."""
-        where = self.path / "config.yaml"
-        return make_method(self.config["method"], self.config["method_conf"], where)
+        return make_method(self.config["method"], self.config["method_conf"], self.where)
 
     @cached_property
     def training(self) -> ClipTraining:
         """The options of training."""
-        return from_mapping(ClipTraining, self.config["training"], self.path / "config.yaml")
+        return from_mapping(ClipTraining, self.config["training"], self.where)
 
     @cached_property
     def classes(self) -> int:
@@ -133,37 +118,45 @@ class Run:
     @cached_property
     def parameters(self) -> int:
         """The number of the network's parameters."""
-        where = self.path / "config.yaml"
-        network = build_network(self.config["model"], self.classes, f"{where}: model")
+        network = build_network(self.config["model"], self.classes, f"{self.where}: model")
         return sum(value.numel() for value in network.parameters())
 
-    def cost(self, sizes: Mapping[str, int]) -> Cost:
-        """Sum the ledger up; `sizes` are the clients' numbers of clips."""
-        batch = self.training.batch_size
-        size = rows = left_out = steps = private = 0
-        epochs = server_epochs = 0.0
+    def costs(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        """What the run cost, from its ledger, by the names that tables have for it.
+
+        Steps are gradient steps of a client in a round, the mean over both; private ones are those
+        of a private model, beside them. Client epochs are those of a client in all rounds, without
+        private models, the mean over all clients. Left out are updates that were refused, such as
+        those of clients whose training diverged. Comm. is in bytes, both ways.
+
+        Args:
+            sizes: client -> number of its clips.
+        """
+        found = dict.fromkeys(COSTS, 0.0)
+        rows = 0
         for row in read_ledger(self.experiment):
             if row.round > self.config["rounds"]:
                 continue  # the run went on: its accuracy here is that of the configured rounds
-            server_epochs += row.server_epochs
+            found["Server epochs"] += row.server_epochs
             if row.client == SERVER_ROW:
                 continue
-            size += row.bytes_down + row.bytes_up
-            if row.client not in sizes and row.status == "ok":
+            found["Comm."] += row.bytes_down + row.bytes_up
+            found["Left out"] += row.status != "ok"
+            if row.client in sizes:
+                found["Client epochs"] += row.client_epochs / len(sizes)
+            elif row.status == "ok":
                 problem = f"client {row.client!r} is not in the training data"
                 raise UserError(problem, path=self.path, remedy="pack them again")
-            if row.client in sizes:
-                epochs += row.client_epochs
-            left_out += row.status != "ok"
             if row.status == "ok":
                 rows += 1
                 clips = sizes[row.client]
                 # As `KwsFederation.epochs` has it; epochs are written with six digits.
-                own = round(row.client_epochs * clips / min(clips, batch))
-                steps, private = steps + own, private + self.method.private_training(own)
-        rows = max(rows, 1)
-        mean = epochs / len(sizes)
-        return Cost(size, steps / rows, private / rows, mean, server_epochs, left_out)
+                steps = round(row.client_epochs * clips / min(clips, self.training.batch_size))
+                found["Client steps"] += steps
+                found["Private steps"] += self.method.private_training(steps)
+        for name in ("Client steps", "Private steps"):
+            found[name] /= max(rows, 1)
+        return found
 
     def detection(self) -> dict[str, float] | None:
         """`RATES` after the last round, in %; None if they were not measured."""
@@ -220,27 +213,33 @@ class Runs:
         """The runs of a setting, none if there are none."""
         return self.complete.get(Setting(*setting), [])
 
-    def methods(self, *, federated: bool) -> list[str]:
+    def having(self, **wanted: str) -> list[Run]:
+        """The runs of all settings that have these values."""
+        chosen = [of for at, of in self.complete.items() if wanted.items() <= vars(at).items()]
+        return [run for of in chosen for run in of]
+
+    def methods(self, federated: bool) -> list[str]:
         """The methods that there are without a changed option, with or without clients."""
         found = {setting.method for setting in self.complete if not setting.option}
         chosen = [name for name in found if is_federated(name) == federated]
         return sorted(chosen, key=lambda name: (METHODS.get(name, name).rank, name))
+
+    @property
+    def places(self) -> Iterator[tuple[str, str, str]]:
+        """Task, network and method of every row of a table, those without clients last."""
+        methods = self.methods(True) + self.methods(False)
+        return ((*column, method) for column in self.columns for method in methods)
 
     @cached_property
     def data(self) -> dict[str, Facts]:
         """task -> its data, which all its experiments must share."""
         facts: dict[str, Facts] = {}
         for task in self.tasks:
-            runs = [
-                run for setting, of in self.complete.items() if setting.task == task for run in of
-            ]
+            runs = self.having(task=task)
             for run in runs[1:]:
                 if run.config["data"] != runs[0].config["data"]:
-                    raise UserError(
-                        f"its data are not those of {runs[0].path}",
-                        path=run.path / "config.yaml",
-                        remedy="report them apart",
-                    )
+                    problem = f"its data are not those of {runs[0].path}"
+                    raise UserError(problem, path=run.where, remedy="report them apart")
             for run in runs:
                 # Of each: another may have begun when the folders held other clips.
                 train, test = (data_of(run.experiment, split) for split in ("train", "test"))
@@ -321,24 +320,18 @@ def _read_run(path: Path) -> Run:
     experiment = Experiment(path)
     match = re.fullmatch(r"([a-z_]+)(?:\.([a-z_]+)=(.+))?", folder)
     method, option, value = match.groups(default="") if match else (folder, "", "")
-    if (
-        experiment.config["task"] != "kws"
-        or method not in METHODS.names()
-        or network not in NETWORKS.names()
-    ):
-        raise UserError(
-            f"{network}/{folder} is no keyword network and method",
-            path=path,
-            remedy="name the folders <task>/<network>/<method>/seed<k>",
-        )
+    known = network in NETWORKS.names() and method in METHODS.names()
+    if experiment.config["task"] != "kws" or not known:
+        problem = f"{network}/{folder} is no keyword network and method"
+        remedy = "name the folders <task>/<network>/<method>/seed<k>"
+        raise UserError(problem, path=path, remedy=remedy)
     evaluation = experiment.evaluation("test")
-    accuracy = {
-        at: value
-        for at, value in (_read_accuracy(evaluation) if evaluation.exists() else {}).items()
-        if at <= experiment.config["rounds"] and experiment.is_measured(at)
-    }
+    found = _read_accuracy(evaluation) if evaluation.exists() else {}
+    rounds = [
+        at for at in found if at <= experiment.config["rounds"] and experiment.is_measured(at)
+    ]
     setting = Setting(task, network, method, option, canonical(value))
-    run = Run(experiment, setting, accuracy)
+    run = Run(experiment, setting, {at: found[at] for at in rounds})
     _check_name(run, seed)
     return run
 
@@ -349,41 +342,35 @@ def _read_accuracy(path: Path) -> dict[int, float]:
     rows = enumerate(read_tsv(path, TASKS["kws"].header), 2)
     clips = {row["client"]: count(row, "clips", path, line) for line, row in rows}
     return {
-        at: statistics.fmean(of_client.values(), [clips[client] for client in of_client])
-        if len(of_client) > 1
-        else next(iter(of_client.values()))
-        for at, of_client in curve.items()
+        at: float(np.average(list(rates.values()), weights=[clips[client] for client in rates]))
+        for at, rates in curve.items()
     }
 
 
 def _check_name(run: Run, seed: str) -> None:
     """Insist that the folders' names say what the configuration does."""
-    config, setting, where = run.config, run.setting, run.path / "config.yaml"
-    said = {"network": setting.network, "method": setting.method, "seed": seed.removeprefix("seed")}
-    is_ = {
-        "network": config["model"].get("network"),
-        "method": config["method"],
-        "seed": str(config["seed"]),
+    config, setting = run.config, run.setting
+    pairs = {
+        "network": (setting.network, config["model"].get("network")),
+        "method": (setting.method, config["method"]),
+        "seed": (seed.removeprefix("seed"), str(config["seed"])),
     }
     if option := setting.option:
         if not hasattr(run.method, option):
             raise UserError(f"{setting.method}: {unknown(option, vars(run.method))}", path=run.path)
-        said[option] = setting.value
-        is_[option] = canonical(getattr(run.method, option))
-    for name, text in said.items():
-        if text != is_[name]:
-            raise UserError(f"{name} is {is_[name]}, the folder says {text}", path=where)
+        pairs[option] = setting.value, canonical(getattr(run.method, option))
+    for name, (said, found) in pairs.items():
+        if said != found:
+            raise UserError(f"{name} is {found}, the folder says {said}", path=run.where)
 
 
 def _check_alike(run: Run, other: Run) -> None:
     """Insist that runs of a setting differ in the seed alone: a mean of others says nothing."""
     theirs = {**other.config, "seed": run.seed}
     if difference := next(differences(theirs, run.config), ""):
-        raise UserError(
-            f"not another seed of {other.path}: {difference}",
-            path=run.path / "config.yaml",
-            remedy="train both with the same options, or report them apart",
-        )
+        problem = f"not another seed of {other.path}: {difference}"
+        remedy = "train both with the same options, or report them apart"
+        raise UserError(problem, path=run.where, remedy=remedy)
 
 
 def canonical(value: object) -> str:

@@ -16,6 +16,7 @@ from fedtools.client.options import OPTIMIZERS
 from fedtools.files.tables import format_markdown, read_tsv
 from fedtools.models.keywords import NETWORKS
 from fedtools.report.keyword_runs import (
+    COSTS,
     Run,
     Runs,
     canonical,
@@ -86,12 +87,7 @@ def centralized_table(runs: Runs, published: Published, here: str) -> str:
     rows = []
     for task, network in runs.columns:
         # The fewest: the released FedKWS-UI and ALO have a private head beside the network's.
-        parameters = min(
-            run.parameters
-            for at, of in runs.complete.items()
-            for run in of
-            if (at.task, at.network) == (task, network)
-        )
+        parameters = min(run.parameters for run in runs.having(task=task, network=network))
         ours = _cell([run.final for run in runs.of(task, network, "centralized")])
         theirs = [
             published.value("table 2", task, network, "centralized", name)
@@ -110,13 +106,8 @@ def settings_table(runs: Runs) -> str:
     rows = []
     for network in NETWORKS.names():
         for federated in (True, False):
-            found = [
-                run
-                for setting, of in runs.complete.items()
-                for run in of
-                if setting.network == network and is_federated(setting.method) == federated
-            ]
-            if found:
+            found = runs.having(network=network)
+            if found := [run for run in found if is_federated(run.setting.method) == federated]:
                 name = "federated" if federated else "centralised"
                 cells = (_values(map(value, found)) for value in _SETTINGS.values())
                 rows.append([network_title(network), name, *cells])
@@ -159,7 +150,7 @@ def accuracy_table(runs: Runs) -> str:
     """Figure 2: accuracy at the end, of every method, network and task; the best in bold."""
     cells = [
         [title_of(method), *(_lasting(runs.of(*place, method)) for place in runs.columns)]
-        for method in runs.methods(federated=True)
+        for method in runs.methods(True)
     ]
     for column in range(1, len(runs.columns) + 1):
         embolden(cells, column, max)
@@ -223,14 +214,12 @@ def _symbol_rank(option: str) -> tuple[int, str]:
 def detection_table(runs: Runs, published: Published, here: str) -> str:
     """Table 3: false accepts and rejects; empty if nobody measured them."""
     rows = []
-    for task, network in runs.columns:
-        for method in runs.methods(federated=True) + runs.methods(federated=False):
-            found = [run.detection() for run in runs.of(task, network, method)]
-            found = [rates for rates in found if rates is not None]
+    for task, network, method in runs.places:
+        found = [run.detection() for run in runs.of(task, network, method)]
+        if found := [rates for rates in found if rates is not None]:
+            ours = [_cell([rates[name] for rates in found]) for name in RATES]
             theirs = [published.value("table 3", task, network, method, name) for name in RATES[:2]]
-            if found:
-                ours = [_cell([rates[name] for rates in found]) for name in RATES]
-                rows.append([task, network_title(network), title_of(method), *ours, *theirs])
+            rows.append([task, network_title(network), title_of(method), *ours, *theirs])
     header = ["Task", "Network", "Method"]
     header += [
         f"{name}, {here}" for name in ("FA", "FR", "FA in % of negatives", "FR in % of positives")
@@ -242,26 +231,13 @@ def detection_table(runs: Runs, published: Published, here: str) -> str:
 def cost_table(runs: Runs) -> str:
     """What the runs cost, from their ledgers: means over seeds."""
     rows = []
-    for task, network in runs.columns:
-        for method in runs.methods(federated=True) + runs.methods(federated=False):
-            costs = [run.cost(runs.data[task].sizes) for run in runs.of(task, network, method)]
-            if costs:
-                steps, private, epochs, server, sent = (
-                    text(statistics.fmean(getattr(cost, name) for cost in costs))
-                    for name, text in (
-                        ("client_steps", epochs_text),
-                        ("private_steps", epochs_text),
-                        ("client_epochs", epochs_text),
-                        ("server_epochs", epochs_text),
-                        ("bytes", size_text),
-                    )
-                )
-                left_out = sum(cost.left_out for cost in costs) or "-"
-                names = task, network_title(network), title_of(method)
-                rows.append([*names, steps, private, epochs, server, left_out, sent])
-    header = ["Task", "Network", "Method", "Client steps", "Private steps", "Client epochs"]
-    header += ["Server epochs", "Left out", "Comm."]
-    return format_markdown(header, rows, "lll" + "r" * 6)
+    for task, network, method in runs.places:
+        if costs := [run.costs(runs.data[task].sizes) for run in runs.of(task, network, method)]:
+            cells = [epochs_text(statistics.fmean(cost[name] for cost in costs)) for name in COSTS]
+            cells[-2] = epochs_text(sum(cost["Left out"] for cost in costs))
+            cells[-1] = size_text(statistics.fmean(cost["Comm."] for cost in costs))
+            rows.append([task, network_title(network), title_of(method), *cells])
+    return format_markdown(["Task", "Network", "Method", *COSTS], rows, "lll" + "r" * len(COSTS))
 
 
 def _headings(runs: Runs) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from fedtools.report.keyword_tables import (
     detection_table,
     settings_table,
 )
-from fedtools.report.page import Corpus, image, provenance, with_section
+from fedtools.report.page import Page, image, provenance, with_section
 from fedtools.score.detection import DEFINITION
 
 PAPER = "Li et al. 2022"
@@ -28,26 +27,18 @@ KINDS = (".png", ".tsv")
 
 
 @dataclass(frozen=True)
-class KeywordPage:
-    """What `write_keyword_report` writes besides the figures.
+class KeywordPage(Page):
+    """What such a section tells besides the figures.
 
     Attributes:
-        section: the name between the markers; the section of this name is replaced.
-        corpus: what the figures were measured on.
-        command: what a reader types to get them.
-        published: a table of the paper's figures.
+        paper: a table of the paper's figures.
         figures: captions and names of pictures beside the page that were made before.
         config: the name of the experiments' configuration, for captions.
-        date: of the report.
     """
 
-    section: str
-    corpus: Corpus
-    command: str
-    published: Path | None = None
+    paper: Path | None = None
     figures: Sequence[tuple[str, str]] = ()
     config: str = ""
-    date: datetime.date | None = None
 
 
 def write_keyword_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
@@ -72,7 +63,7 @@ def write_keyword_report(root: str | Path, path: str | Path, page: KeywordPage) 
         name: path.with_name(f"{path.stem}-{page.section}-{name}.png")
         for name in ("accuracy", "ablation")
     }
-    if not runs.methods(federated=True):
+    if not runs.methods(True):
         pictures.clear()
     elif not ablations(runs):
         del pictures["ablation"]
@@ -97,9 +88,9 @@ def _caption(runs: Runs, page: KeywordPage) -> str:
 
 
 def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path]) -> str:
-    caption, published = _caption(runs, page), Published(page.published)
+    caption, published = _caption(runs, page), Published(page.paper)
     here = "mini" if page.corpus.mini else "here"
-    paper = f" Published figures are of {PAPER}, not measured here." if page.published else ""
+    paper = f" Published figures are of {PAPER}, not measured here." if page.paper else ""
     seeds = "Means over seeds ± standard deviations, the number of seeds in brackets."
     parts = [
         f"## {caption}",
@@ -146,13 +137,11 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
 
 
 def _provenance(path: Path, runs: Runs, page: KeywordPage) -> str:
-    everything = [run for of in runs.complete.values() for run in of]
+    everything = runs.having()
     left_out = [f"Left out, not finished: {name}." for name in runs.unfinished]
     return provenance(
         path,
-        page.corpus,
-        page.command,
-        date=page.date,
+        page,
         seeds={run.seed for run in everything},
         rounds={run.config["rounds"] for run in everything},
         # A picture's numbers may lie beside it.

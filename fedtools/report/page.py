@@ -46,25 +46,25 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Page:
-    """What `write_report` writes besides the figures.
+    """What a section of RESULTS.md tells besides the figures.
 
     Attributes:
         section: the name between the markers; the section of this name is replaced.
         corpus: what the figures were measured on.
         command: what a reader types to get them.
-        plot: the PNG, beside the page or below it, if one is wanted.
+        date: of the report; None is today.
+        plot: the PNG of WER by round, beside the page, if one is wanted.
         elsewhere: scores on other data, each told in a line of its own.
         published: captions and tab-separated files of others' figures.
-        date: of the report.
     """
 
     section: str
     corpus: Corpus
     command: str
+    date: datetime.date | None = None
     plot: Path | None = None
     elsewhere: Sequence[Row] = ()
     published: Sequence[tuple[str, Path]] = ()
-    date: datetime.date | None = None
 
 
 def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
@@ -141,7 +141,14 @@ def _section(
     utterances, words = methods[0].words[AVERAGE]
     parts = [
         f"## {caption}",
-        _method_provenance(path, methods, page),
+        provenance(
+            path,
+            page,
+            seeds={method.seed for method in methods if method.seed is not None},
+            rounds={method.cost.rounds for method in methods} - {0},
+            pictures=[page.plot.name] if page.plot else [],
+            experiments=[method.experiment for method in methods if method.experiment],
+        ),
         f"**{caption}: communication, computation and WER (%)** on {utterances} utterances, "
         f"{words} words. Comm. is the size of all messages, both ways; client epochs are the mean "
         "over clients; AVG is the mean over clients; the best in bold.",
@@ -168,25 +175,9 @@ def image(caption: str, name: str) -> str:
     return f"![{caption}]({quote(name)})"
 
 
-def _method_provenance(path: Path, methods: Sequence[Method], page: Page) -> str:
-    return provenance(
-        path,
-        page.corpus,
-        page.command,
-        date=page.date,
-        seeds={method.seed for method in methods if method.seed is not None},
-        rounds={method.cost.rounds for method in methods} - {0},
-        pictures=[page.plot.name] if page.plot else [],
-        experiments=[method.experiment for method in methods if method.experiment],
-    )
-
-
 def provenance(
     path: Path,
-    corpus: Corpus,
-    command: str,
-    *,
-    date: datetime.date | None,
+    page: Page,
     seeds: Iterable[int],
     rounds: Iterable[int],
     pictures: Sequence[str],
@@ -196,21 +187,18 @@ def provenance(
     """Where a section's figures come from, in Markdown.
 
     Args:
-        path: the page.
-        corpus: what they were measured on.
-        command: what a reader types to get them.
-        date: of the report; None is today.
+        path: the page's file.
+        page: its corpus, command and date.
         seeds, rounds: of the experiments.
         pictures: names of files beside the page that are written with it.
         experiments: their folders, which say what they were begun with.
         more: other facts, each a line that ends in a full stop.
     """
     written = [f":(exclude){name}" for name in (path.name, f"{path.stem}-*", *pictures)]
+    mini = " (a mini corpus; its figures are not comparable with published ones)"
     facts = [
-        f"Corpus: {corpus.name}, release {corpus.release}"
-        + " (a mini corpus; its figures are not comparable with published ones)" * corpus.mini
-        + ".",
-        f"Date: {date or datetime.date.today()}.",
+        f"Corpus: {page.corpus.name}, release {page.corpus.release}{mini * page.corpus.mini}.",
+        f"Date: {page.date or datetime.date.today()}.",
         # Other sections' pictures are no reason for the figures of this one.
         f"Git, of this report: {git_hash(path.parent, *written)}.",
         f"Seed: {_listed(seeds)}.",
@@ -218,7 +206,7 @@ def provenance(
         f"Experiments begun with: {records(experiments)}.",
         *more,
     ]
-    return "\n".join(f"- {fact}" for fact in facts) + f"\n\n```\n{command}\n```"
+    return "\n".join(f"- {fact}" for fact in facts) + f"\n\n```\n{page.command}\n```"
 
 
 def _listed(numbers: Iterable[int]) -> str:

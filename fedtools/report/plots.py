@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,19 @@ from fedtools.report.results import Method
 # in black and white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    # Pale horizontal lines behind what is drawn.
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": "0.9",
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "legend.frameon": False,
+}
 
 
 def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
@@ -38,16 +51,15 @@ def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
     with drawing(path, (6.4, 3.4)) as figure:
         axes = figure.subplots()
         for index, (name, curve) in enumerate(curves.items()):
-            _draw(axes, name, curve, COLOURS[index % 7], MARKERS[index % 7])
+            means = [_mean(rates) for rates in curve.values()]
+            axes.plot(list(curve), means, label=name, markevery=every(curve), **look(index))
         _draw_start(axes, methods, curves)
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("Round")
         axes.margins(x=0.02)
         axes.set_ylabel("WER on validation data,\nmean over clients (%)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-        axes.grid(axis="y", color="0.9", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 @contextmanager
@@ -56,11 +68,10 @@ def drawing(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
 
     The same drawing gives the same bytes; a block that fails writes nothing.
     """
-    style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
     with matplotlib.rc_context():
         # A matplotlibrc of the user's would make another picture.
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(style)
+        matplotlib.rcParams.update(STYLE)
         figure = Figure(figsize=size, layout="constrained")
         yield figure
         image = io.BytesIO()
@@ -71,21 +82,14 @@ def drawing(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
             drawn.convert("RGB").quantize(256).save(temporary, "PNG", optimize=True)
 
 
-def _draw(
-    axes: Axes, name: str, curve: dict[int, dict[str, float]], colour: str, marker: str
-) -> None:
-    rounds = list(curve)
-    every = max(1, len(rounds) // 10)
-    axes.plot(
-        rounds,
-        [_mean(curve[number]) for number in rounds],
-        color=colour,
-        linewidth=1.8,
-        marker=marker,
-        markersize=4,
-        markevery=every,
-        label=name,
-    )
+def look(index: int) -> dict[str, str]:
+    """The colour and the marker of a line."""
+    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+
+
+def every(rounds: Sized) -> int:
+    """How many rounds there are to a marker."""
+    return max(1, len(rounds) // 8)
 
 
 def _draw_start(

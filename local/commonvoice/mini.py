@@ -5,7 +5,7 @@
 
 writes OUT/cv-corpus-mini/en/{clips/*.mp3,validated.tsv,train.tsv,dev.tsv,test.tsv,
 clip_durations.tsv} and OUT/cv-corpus-mini/SHA256SUMS: 100 speakers of six accents (see
-fedtools/audio/voices.py), about two hours. Ten speakers each have the accents of Australia,
+local/voices.py), about two hours. Ten speakers each have the accents of Australia,
 England and India, and say 40 sentences; seventy have the accents of the United States, Scotland
 and the West Indies, and say 30.
 
@@ -18,14 +18,18 @@ and makes what is missing or damaged; so does the run after one that was killed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256 as hash_of
 from pathlib import Path
 
-from fedtools.audio.mini import make_corpus, recipe_of, run
-from fedtools.audio.voices import RATE, Speaker, Synthesiser, make_speaker, random_of
 from fedtools.files.atomic import atomic_path, write_text
+
+# What the makers of all corpora share lies in the folder above; this one may be a link to ours.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from synthesis import make_corpus, recipe_of, run
+from voices import RATE, Speaker, Synthesiser, make_speaker, random_of
 
 # Speakers of each accent, and sentences of each speaker.
 SPEAKERS = {

@@ -18,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from fedtools.audio import voices
+import voices
+
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.errors import UserError
 
