@@ -156,21 +156,22 @@ def _share_out(pipes: Sequence[Connection], number: int, parts: int) -> None:
 
 
 def _serve(pipe: Connection, path: str, device: str) -> None:
-    """Train whatever (round, job) comes, until this process is ended."""
+    """Train whatever (round, job) comes; after an error the parent gives no more."""
     # The terminal interrupts the parent too, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A worker that outlives its killed parent would write into a rerun's files.
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    federation = None
-    while True:
-        number, job = pipe.recv()
-        error = None
-        try:
-            federation = federation or open_federation(path, device)
-            train_local(federation, number, job)
-        except (UserError, OSError) as found:
-            error = found
-        pipe.send(error)
+    federation = error = None
+    # Until the parent has ended, or died.
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            number, job = pipe.recv()
+            try:
+                federation = federation or open_federation(path, device)
+                train_local(federation, number, job)
+            except (UserError, OSError) as found:
+                error = found
+            pipe.send(error)
 
 
 def _die_with_parent() -> None:

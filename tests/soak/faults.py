@@ -82,12 +82,12 @@ class Fault:
                 fault.need_room(path)
             return real_os_open(path, flags, *arguments, **named)
 
-        def open_(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, *rest):
-            if not set(mode) & set("wax+") or rest:
-                return real_open(file, mode, buffering, encoding, errors, newline, *rest)
-            if set(mode) & set("wax") and not (isinstance(file, int) or Path(file).exists()):
+        def open_(file, mode="r", buffering=-1, encoding=None, errors=None, newline=None, **more):
+            if not set(mode) & set("wax+"):
+                return real_open(file, mode, buffering, encoding, errors, newline, **more)
+            if mode[0] != "r" and not (isinstance(file, int) or Path(file).exists()):
                 fault.need_room(file)
-            raw = Raw(file, mode.replace("b", "").replace("t", ""))
+            raw = Raw(file, mode.replace("b", "").replace("t", ""), **more)
             if buffering == 0:
                 return raw
             buffer = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
