@@ -6,13 +6,14 @@ import itertools
 import math
 from dataclasses import dataclass, field
 
+import keywords
 import pytest
 import yaml
 from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtools.client.options import ClipTraining, Training, UtteranceTraining, make_optimizer
+from fedtools.client.options import ClipTraining, Training, UtteranceTraining, check_optimizer
 from fedtools.files.config import (
     differences,
     freeze,
@@ -184,13 +185,76 @@ def test_refused_options_of_a_task(kind, section, said):
         from_mapping(kind, section, "c.yaml: training")
 
 
-def test_refused_options_of_an_optimiser():
+@pytest.mark.parametrize(
+    ("optim", "conf"),
+    [
+        ("sgd", {"betas": [0, 1]}),
+        ("sgd", {"momentum": "x", "lr": 0.1}),
+        ("sgd", {"nesterov": True, "lr": 0.1}),
+        ("adam", {"lr": -1.0}),
+        ("adam", {"lr": "x"}),
+        ("adam", {"lr": math.nan}),
+        ("adam", {"lr": [1, 2]}),
+        ("adam", {"amsgrad": "x"}),
+        ("adam", {"betas": 3}),
+        ("adam", {"betas": [0.9]}),
+        ("adam", {"eps": "x"}),
+        ("adam", {"foreach": True}),
+        ("adamw", {"weight_decay": "x"}),
+        ("adamw", {"differentiable": True}),
+    ],
+)
+def test_refused_options_of_an_optimiser(optim, conf):
+    with pytest.raises(UserError, match=r"^c\.yaml: training: optim_conf: \S") as found:
+        check_optimizer(Training(optim=optim, optim_conf=conf), "c.yaml: training")
+    assert "\n" not in str(found.value)
+
+
+def test_usual_options_of_an_optimiser_pass():
     import torch
 
-    model = torch.nn.Linear(2, 2)
-    for optim, conf in (("sgd", {"betas": [0, 1]}), ("adam", {"lr": -1.0}), ("adam", {"lr": "x"})):
-        with pytest.raises(UserError, match=r"c\.yaml: optim_conf: "):
-            make_optimizer(model, Training(optim=optim, optim_conf=conf), "c.yaml")
+    before = torch.get_rng_state()
+    for optim, conf in (
+        ("sgd", {"lr": 1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}),
+        ("adam", {"lr": 0.002, "betas": [0.9, 0.98], "eps": 1e-9, "amsgrad": True}),
+        ("adamw", {}),
+    ):
+        check_optimizer(Training(optim=optim, optim_conf=conf), "c.yaml")
+    # What follows may draw a model.
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ("optim: sgd\n  optim_conf: {lr: x}", 5),
+        ("optim: adam\n  optim_conf: {amsgrad: x}", 5),
+        ("scheduler: warmuplr\n  scheduler_conf: {warmup_steps: 0}", 5),
+        ("scheduler: warmuplr\n  scheduler_conf: {warmup_steps: -1}", 5),
+        ("scheduler: warmuplr\n  scheduler_conf: {warmup_steps: x}", 5),
+        ("scheduler: warmuplr\n  scheduler_conf: {warmup: 9}", 5),
+        ("save_interval_steps: -3", 4),
+        ("grad_clip: -1", 4),
+        ("grad_clip: .inf", 4),
+        ("num_threads: 10000000000", 4),
+        ("num_threads: 0", 4),
+        ("stack: 1000000000", 4),
+        ("augment: {shift: 1}", 4),
+        ("batch_size: 8\nrounds: 0", 5),
+        ("batch_size: 8\nkeep_updates: 1", 5),
+        ("batch_size: 8\nsampling: dice", 5),
+        ("batch_size: 8\nclients_per_round: 9", 5),
+        ("batch_size: 8\nround: 9", 5),
+    ],
+)
+def test_init_names_the_line_of_an_option(tmp_path, cli, section, line):
+    keywords.pack(tmp_path / "train", {"ann": [1, 1, 1, 1]})
+    config = tmp_path / "config.yaml"
+    model = "{network: dscnn, network_conf: {channels: 2, blocks: 1}}"
+    config.write_text(f"task: kws\nmodel: {model}\ntraining:\n  {section}\n")
+    begin = ("init", tmp_path / "exp", "--config", config, "--method", "fedavg")
+    cli(*begin, "--data", f"train={tmp_path / 'train'}").fails(1, f"{config}:{line}: ")
+    assert not (tmp_path / "exp").exists()
 
 
 def test_warmup_is_espnets():

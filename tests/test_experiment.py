@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import counts
@@ -16,9 +20,11 @@ import simulated
 from conftest import ROOT, fedtools, inside, ledger
 from safetensors.numpy import load_file, save_file
 
-from fedtools.federation.tasks import data_of
+from fedtools.federation.tasks import TASKS, data_of, read_evaluation
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
+from fedtools.files.ledger import read_ledger
+from fedtools.files.messages import check_size
 
 CLIENTS = ["au", "en"]
 
@@ -61,6 +67,44 @@ def test_nobody_disturbs_who_runs_the_rounds(world, reference, tmp_path):
     assert running.wait() == 0
     assert counts.states(path) == counts.states(reference)
     assert all(row["status"] == "ok" for row in ledger(path))
+
+
+@pytest.mark.parametrize("victim", ["worker", "parent"])
+def test_a_process_that_is_killed_leaves_one_line_at_most(world, reference, tmp_path, victim):
+    path = counts.begin(world, tmp_path / "exp")
+    env = {**os.environ, **counts.environment(world), "SLOW": "1"}
+    command = [sys.executable, "-m", "fedtools", "rounds", str(path), "--nj", "2"]
+    running = subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not list(path.glob("round_0001/.update*.tmp")):
+        time.sleep(0.01)
+    found = list(workers(running.pid))
+    os.kill(found[-1] if victim == "worker" else running.pid, signal.SIGKILL)
+    # To the end of all who hold the pipe: workers, and Python's tracker of semaphores.
+    error = running.communicate(timeout=60)[1]
+    assert len(found) == 2 and not any(map(alive, found))
+    if victim == "worker":
+        assert running.returncode == 1 and error.count("\n") == 1, error
+        assert "a training process died in round 1" in error
+    else:
+        assert error == ""
+    counts.fedtools(world, "rounds", path, "--nj", "2").ok()
+    assert counts.states(path) == counts.states(reference)
+    assert not list(path.rglob("*.tmp"))
+
+
+def workers(parent: int) -> Iterator[int]:
+    """The processes that a process began to train in."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent and b"spawn_main" in (place / "cmdline").read_bytes():
+                yield int(place.name)
+
+
+def alive(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def test_one_job_at_a_time_but_jobs_side_by_side(world, tmp_path):
@@ -157,6 +201,49 @@ def test_a_ledger_that_was_changed_is_named(world, copied, change):
     assert not path.exists() if change is None else path.read_text() == change(before)
     path.write_text(before)
     assert "total" in counts.fedtools(world, "show", copied).ok().out
+
+
+NEW_ROUND = "round_0005"
+READERS = {
+    "sha256sums": Experiment,
+    "config.yaml": Experiment,
+    "clients.txt": lambda path: Experiment(path).clients,
+    "round_0002/.done": lambda path: Experiment(path).base(3),
+    "round_0002/ledger.tsv": lambda path: list(read_ledger(Experiment(path))),
+    f"{NEW_ROUND}/global.safetensors": lambda path: Experiment(path).base(5),
+    f"{NEW_ROUND}/clients": lambda path: Experiment(path).sampled(5),
+    f"{NEW_ROUND}/jobs": lambda path: Experiment(path).jobs(5),
+    f"{NEW_ROUND}/update.1.tsv": lambda path: check_size(path / NEW_ROUND / "update.1.tsv", 9),
+    "evaluate_train.tsv": lambda path: read_evaluation(path / "evaluate_train.tsv", TASKS["kws"]),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_or_a_device_in_place_of_a_file_is_refused(copied, name):
+    """A FIFO would be waited for, and /dev/zero read without an end."""
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (copied / name).unlink(missing_ok=True)
+        make(copied / name)
+        with at_most(20), pytest.raises(UserError, match=re.escape(str(copied))):
+            READERS[name](copied)
+
+
+def test_a_pipe_in_place_of_a_lock_is_named(world, copied):
+    (copied / ".locks/rounds").unlink()
+    os.mkfifo(copied / ".locks/rounds")
+    with at_most(20):
+        counts.fedtools(world, "sample", copied).fails(1, f"{copied}/.locks/rounds: ")
+
+
+@contextlib.contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """Break off what has no end."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def test_a_round_is_taken_back_and_done_again(world, reference, copied):

@@ -1,4 +1,4 @@
-"""A hundredth of what `tests/soak/soak.py` does: strange inputs of every command."""
+"""A hundredth of what `tests/soak/soak.py` does: strange inputs of every command, and kills."""
 
 from __future__ import annotations
 
@@ -15,6 +15,51 @@ def test_no_input_makes_a_command_fail_otherwise_than_in_one_line(tmp_path):
     done = run(sys.executable, SOAK / "soak.py", "--inputs", "100", "--seed", str(SEED))
     assert done.code == 0, done.out
     assert "100 inputs in" in done.out
+
+
+def test_federations_that_are_stopped_go_on(tmp_path):
+    options = ("--kills", "3", "--crashes", "10", "--worlds", "counts", "--seed", str(SEED))
+    done = run(sys.executable, SOAK / "soak.py", *options)
+    assert done.code == 0, done.out + done.err
+    assert "bugs: 0" in done.out
+
+
+def test_what_a_stopped_command_must_not_leave_is_seen(tmp_path, monkeypatch):
+    """Scripts that do what commands must not, stopped where it shows."""
+    monkeypatch.syspath_prepend(str(SOAK))
+    import kills
+    from faults import Fault
+    from federations import Process, World
+
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    (tmp_path / "after" / "a.tsv").write_text("a\n1\n")
+
+    def bug(kind: str, at: int, code: str) -> str:
+        script, said = tmp_path / "script.py", []
+        script.write_text(
+            f"import os, sys\nfrom pathlib import Path\np = Path(sys.argv[1])\n{code}"
+        )
+        soak = kills.Soak(0, tmp_path)
+        soak.tell = lambda *told: said.append(str(told[-1]))
+        stage = [Process(f"{script} {{}}")]
+        world = World(tmp_path, "", "train", 1, False)
+        soak._crash(world, "x", stage, Fault(kind, at), tmp_path / "before", tmp_path / "after")
+        return " ".join(said)
+
+    good = "(p / '.a.tmp').write_text('a\\n1\\n')\nos.replace(p / '.a.tmp', p / 'a.tsv')\n"
+    for kind in ("before", "after"):
+        assert bug(kind, 1, good) == ""
+    refused = "import errno\ntry:\n    (p / 'a.tsv').write_text('a\\n1\\n')\n"
+    assert "Traceback" in bug("once full", 2, good)
+    refused += "except OSError as e:\n    sys.exit('fedtools: No space left on device')\n"
+    assert bug("once full", 1, refused) == ""
+    partly = "if (p / 'a.tsv').exists():\n    sys.exit(0)\n"
+    half = "with open(p / 'a.tsv', 'w') as f:\n    f.write('a\\n1')\n    f.flush()\n"
+    assert "half-written" in bug("before", 1, f"{half}os.fsync(0)\n")
+    assert "left over" in bug("before", 2, f"(p / f'{{os.getpid()}}.tmp').mkdir()\n{good}")
+    assert "not the same" in bug("after", 2, partly + good.replace("1", "2"))
+    assert "exit status 1" in bug("once full", 1, refused.replace("No space", "nothing"))
 
 
 def test_the_same_number_is_the_same_mutation(tmp_path, monkeypatch):

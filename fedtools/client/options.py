@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from fedtools.audio.augment import Augment
-from fedtools.files.config import from_mapping
-from fedtools.files.errors import UserError
+from fedtools.files.config import from_mapping, option_error, unknown
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+# Far above what is of use.
+MAX_THREADS, MAX_STACK = 1024, 1 << 16
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -51,14 +52,21 @@ class Training:
             raise ValueError(f"optim {self.optim!r} is not one of {', '.join(OPTIMIZERS)}")
         if self.scheduler not in (None, "warmuplr"):
             raise ValueError(f"scheduler {self.scheduler!r} is not 'warmuplr'")
+        for name in self.scheduler_conf:
+            if name != "warmup_steps":
+                raise ValueError(f"scheduler_conf: {unknown(name, ['warmup_steps'])}")
         steps = self.warmup_steps
         if not isinstance(steps, (int, float)) or isinstance(steps, bool) or not 0 < steps < 1e12:
             raise ValueError(f"scheduler_conf.warmup_steps is {steps!r}, not a number over 0")
         if self.train_dtype not in DTYPES:
             raise ValueError(f"train_dtype {self.train_dtype!r} is not {' or '.join(DTYPES)}")
-        if not 0 <= self.grad_clip < math.inf or self.save_interval_steps < 0:
-            raise ValueError("grad_clip and save_interval_steps are numbers from 0")
+        if not 0 <= self.grad_clip < math.inf:
+            raise ValueError(f"grad_clip is {self.grad_clip!r}, not a number from 0")
+        if self.save_interval_steps < 0:
+            raise ValueError(f"save_interval_steps is {self.save_interval_steps}, not from 0")
         self.check_positive("num_threads")
+        if self.num_threads > MAX_THREADS:
+            raise ValueError(f"num_threads is {self.num_threads}, more than {MAX_THREADS}")
 
     def check_positive(self, *names: str) -> None:
         """Raise a ValueError if an option is less than 1."""
@@ -130,6 +138,8 @@ class ClipTraining(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_positive("batch_size", "stack", "stack_mb")
+        if self.stack > MAX_STACK:
+            raise ValueError(f"stack is {self.stack}, more than {MAX_STACK}")
         from_mapping(Augment, self.augment, "augment")
 
     @cached_property
@@ -138,16 +148,38 @@ class ClipTraining(Training):
         return Augment(**self.augment)
 
 
-def make_optimizer(
-    model: nn.Module, training: Training, where: str | Path | None = None
-) -> torch.optim.Optimizer:
-    """The optimiser of the configuration, read from `where`, over the trainable parameters."""
+def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:
+    """The optimiser of the configuration over the trainable parameters."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # One kernel for all parameters, on the CPU as on a GPU.
+    return OPTIMIZERS[training.optim](parameters, fused=True, **training.optim_conf)
+
+
+def check_optimizer(training: Training, where: str | Path) -> None:
+    """Fail with a `UserError` unless the optimiser, whose options are of `where`, takes steps.
+
+    Whatever torch makes of wrong options, it says when it uses them.
+    """
+    value = nn.Parameter(torch.ones(1))
     try:
-        # One kernel for all parameters, on the CPU as on a GPU.
-        return OPTIMIZERS[training.optim](parameters, fused=True, **training.optim_conf)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"optim_conf: {error}", path=where) from None
+        optimizer = make_optimizer(nn.ParameterList([value]), training)
+        for _ in range(2):
+            value.grad = torch.ones(1)
+            optimizer.step()
+        problem = "" if value.isfinite() else "a step of the optimiser is not finite"
+    except (
+        ArithmeticError,
+        AssertionError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        problem = str(error)
+    if problem:
+        options = training.optim_conf
+        problem = f"optim_conf: {' '.join(problem.split())}"
+        raise option_error(problem, where, "optim_conf", options)
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedtools.client.fit import Objective
-from fedtools.client.options import UtteranceTraining, make_optimizer
+from fedtools.client.options import UtteranceTraining, check_optimizer
 from fedtools.client.place import Place
 from fedtools.client.utterances import Batch, UtteranceBatches, Utterances
 from fedtools.decode.greedy import greedy
@@ -54,7 +54,7 @@ class AsrFederation(ModelFederation):
         training = from_mapping(UtteranceTraining, config["training"], f"{where}: training")
         units = Tokenizer.load(beginning.assets["tokens"]).tokens
         model = build_model(config["model"], units, f"{where}: model")
-        make_optimizer(model, training, f"{where}: training")
+        check_optimizer(training, f"{where}: training")
         return begin_with(beginning, model, model.state_dict())
 
     @cached_property

@@ -10,7 +10,7 @@ from typing import Any
 from fedtools.federation.base import Beginning, State
 from fedtools.federation.tasks import Task, task_of
 from fedtools.files.atomic import atomic_path, sha256
-from fedtools.files.config import freeze, merge, override, read_yaml, unknown
+from fedtools.files.config import freeze, merge, option_error, override, read_yaml, unknown
 from fedtools.files.datadir import byte_order, check_id
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment, write_clients, write_sums
@@ -148,25 +148,26 @@ def _options(config: Mapping[str, Any], clients: int, where: str | Path) -> dict
     }
     if not isinstance(options["keep_updates"], bool):
         problem = f"option 'keep_updates' is {options['keep_updates']!r}, not true or false"
-        raise UserError(problem, path=where)
+        raise option_error(problem, where, "keep_updates", options["keep_updates"])
     if options["sampling"] not in SAMPLINGS:
         problem = f"option 'sampling' is {options['sampling']!r}, not {' or '.join(SAMPLINGS)}"
-        raise UserError(problem, path=where)
+        raise option_error(problem, where, "sampling", options["sampling"])
     for key in ("model", "training"):
         options[key] = config.get(key) or {}
     for key in ("model", "training", "method_conf"):
         if not isinstance(options[key], dict):
-            raise UserError(f"section {key!r} must be a mapping", path=where)
+            raise option_error(f"section {key!r} must be a mapping", where, key, options[key])
     for key in config:
         if key not in options and key not in _SECTIONS:
-            raise UserError(unknown(key, [*options, *_SECTIONS]), path=where)
+            raise option_error(unknown(key, [*options, *_SECTIONS]), where, key, config[key])
     return options
 
 
 def _whole(config: Mapping[str, Any], key: str, least: int, where: str | Path) -> int:
     value = config.get(key, least)
     if type(value) is not int or value < least:
-        raise UserError(f"option {key!r} is {value!r}, not a whole number from {least}", path=where)
+        problem = f"option {key!r} is {value!r}, not a whole number from {least}"
+        raise option_error(problem, where, key, value)
     return value
 
 
@@ -177,7 +178,7 @@ def _sampled(config: Mapping[str, Any], clients: int, where: str | Path) -> int 
     if value is None or share or (type(value) is int and 0 < value <= (clients or value)):
         return value
     problem = f"option 'clients_per_round' is {value!r}, no number or share of {clients} clients"
-    raise UserError(problem, path=where, remedy="give 10, or 0.1")
+    raise option_error(f"{problem}; give 10, or 0.1", where, "clients_per_round", value)
 
 
 def read_config(path: Path, sections: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:

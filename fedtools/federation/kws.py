@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from fedtools.client.clips import ClipFeatures
 from fedtools.client.fit import Objective
 from fedtools.client.memory import keep_freed_memory
-from fedtools.client.options import ClipTraining, load_model, make_optimizer
+from fedtools.client.options import ClipTraining, check_optimizer, load_model
 from fedtools.client.place import Place
 from fedtools.client.stacks import ClipBatches, cross_entropy, stacks_of, step_bytes
 from fedtools.federation.base import Beginning, State
@@ -54,7 +54,7 @@ class KwsFederation(ModelFederation):
         training = from_mapping(ClipTraining, config["training"], f"{where}: training")
         classes = len(read_classes(beginning.data["train"] / "classes.txt"))
         network = build_network(config["model"], classes, f"{where}: model")
-        make_optimizer(network, training, f"{where}: training")
+        check_optimizer(training, f"{where}: training")
         return begin_with(beginning, network, tensors_of(network))
 
     @cached_property

@@ -10,12 +10,13 @@ import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 
 from tqdm import tqdm
@@ -30,9 +31,6 @@ from fedtools.files.locks import lock
 
 # Trains the clients of all jobs of a round: (round, number of jobs).
 Train = Callable[[int, int], None]
-
-# The worker's federation, opened once in each process.
-_worker: Federation | None = None
 
 
 def run_rounds(
@@ -104,13 +102,15 @@ def _trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
         return
     # "spawn": a forked child would share the parent's threads' locks and could hang.
     context = multiprocessing.get_context("spawn")
-    path = federation.experiment.path
-    with ProcessPoolExecutor(jobs, context, _open, (str(path), device)) as pool:
+    path, pipes = federation.experiment.path, []
+    with contextlib.ExitStack() as stack:
 
         def train(number: int, parts: int) -> None:
+            while len(pipes) < min(jobs, parts):
+                pipes.append(stack.enter_context(_worker(context, str(path), device)))
             try:
-                list(pool.map(_train, [number] * parts, range(1, parts + 1)))
-            except BrokenProcessPool:
+                _share_out(pipes, number, parts)
+            except (EOFError, ConnectionError):
                 raise UserError(
                     f"a training process died in round {number} (out of memory?)",
                     path=path,
@@ -120,17 +120,60 @@ def _trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
         yield train
 
 
-def _open(path: str, device: str) -> None:
-    global _worker
+@contextlib.contextmanager
+def _worker(context: SpawnContext, path: str, device: str) -> Iterator[Connection]:
+    """Yield a pipe to a process that trains.
+
+    A pipe, not an executor's queues: those have semaphores, which a killed run would leave behind,
+    and Python would warn of them.
+    """
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, path, device), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.terminate()
+        process.join()
+
+
+def _share_out(pipes: Sequence[Connection], number: int, parts: int) -> None:
+    """Give each process another job of a round when it is done with one; raise what it raised."""
+    jobs, idle, busy, errors = list(range(parts, 0, -1)), list(pipes), [], []
+    while busy or (jobs and not errors):
+        while jobs and idle and not errors:
+            busy.append(idle.pop())
+            busy[-1].send((number, jobs.pop()))
+        for pipe in multiprocessing.connection.wait(busy):
+            if error := pipe.recv():
+                errors.append(error)
+            busy.remove(pipe)
+            idle.append(pipe)
+    if errors:
+        raise errors[0]
+
+
+def _serve(pipe: Connection, path: str, device: str) -> None:
+    """Train whatever (round, job) comes; after an error the parent gives no more."""
+    # The terminal interrupts the parent too, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A worker that outlives its killed parent would write into a rerun's files.
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    _worker = open_federation(path, device)
+    federation = error = None
+    # Until the parent has ended, or died.
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            number, job = pipe.recv()
+            try:
+                federation = federation or open_federation(path, device)
+                train_local(federation, number, job)
+            except (UserError, OSError) as found:
+                error = found
+            pipe.send(error)
 
 
 def _die_with_parent() -> None:
     multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
     os._exit(1)
-
-
-def _train(number: int, job: int) -> None:
-    train_local(_worker, number, job)

@@ -201,7 +201,11 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
     try:
         return kind(**options)
     except (ValueError, UserError) as error:
-        raise UserError(str(error), path=where) from None
+        # Whoever checks options names the one that is wrong.
+        named = [name for name in options if re.search(rf"\b{name}\b", str(error))]
+        if len(named) != 1:
+            raise UserError(str(error), path=where) from None
+        raise option_error(str(error), where, named[0], options[named[0]]) from None
 
 
 def unknown(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,8 +30,12 @@ def lock(
     path = experiment / ".locks" / name
     path.parent.mkdir(exist_ok=True)
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
-    # Opened for writing, without which NFS locks no file; nothing is written.
-    with open(path, "ab") as file:
+
+    # Opened for writing, without which NFS locks no file; nothing is written. A FIFO does not wait.
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK, 0o666)
+
+    with open(path, "ab", opener=opener) as file:
         try:
             fcntl.flock(file, how)
         except BlockingIOError:

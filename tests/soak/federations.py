@@ -1,0 +1,106 @@
+"""Small federations, and the ways in which their commands are run: what `kills.py` stops."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import counts
+import keyword_world
+
+_COUNTS = (
+    "fedtools.federation.init",
+    "fedtools.federation.rounds",
+    "tensorboard.summary.writer.record_writer",
+    "tensorboard.compat.proto.event_pb2",
+)
+_KEYWORDS = ("torch._dynamo", "fedtools.federation.kws", *_COUNTS)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A command line, in which {} is the experiment, and changes of its environment."""
+
+    words: str
+    env: dict[str, str] = field(default_factory=dict)
+
+
+# Processes that run at the same time.
+Stage = list[Process]
+
+
+@dataclass(frozen=True)
+class World:
+    """Data of a federation.
+
+    Attributes:
+        root: where they are.
+        init: words that begin an experiment.
+        split: on which models are measured.
+        every: after how many rounds they are.
+        averages: whether there are models to average.
+    """
+
+    root: Path
+    init: str
+    split: str
+    every: int
+    averages: bool
+
+    def scenario(self, name: str) -> list[Stage]:
+        """The stages of an experiment with 4 rounds, which all come to the same."""
+        evaluate = [Process(f"evaluate {{}} --split {self.split} --every {self.every}")]
+        rounds = f"rounds {{}} --evaluate {self.split}"
+        stages = {
+            "rounds": [[Process(rounds)]],
+            "jobs": [[Process(f"{rounds} --nj 2")]],
+            "ranks": [[Process(rounds, {"RANK": str(n), "WORLD_SIZE": "3"}) for n in range(3)]],
+            "single": [*self._single(), evaluate],
+            "reset": [[Process(rounds)], [Process("reset {} --round 2")], [Process(rounds)]],
+        }[name]
+        last = [[Process("average {} --best 2")]] if self.averages else []
+        return [[Process(self.init)], *stages, *last]
+
+    def _single(self) -> Iterator[Stage]:
+        # The number of the round is given: without, what was complete before a kill would be
+        # followed by the next round.
+        for number in range(1, 5):
+            yield [Process(f"sample {{}} --nj 2 --round {number}")]
+            jobs = (f"train-local {{}} --job {job} --round {number}" for job in (1, 2))
+            yield [Process(words) for words in jobs]
+            yield [Process(f"aggregate {{}} --round {number}")]
+
+
+SCENARIOS = ("rounds", "jobs", "ranks", "single", "reset")
+
+
+def make_counts(root: Path) -> dict[str, World]:
+    """Federations of counts, whose messages are kept, or not."""
+    root.mkdir()
+    counts.make_world(root)
+    words = f"init {{}} --config {root}/config.yaml --method counting --data train={root}/data"
+    # Before `fedtools.methods` is imported, which looks there.
+    os.environ["FEDTOOLS_PATH"] = str(root / "plugin")
+    return {
+        f"counts, {what}": World(root, words + more, "train", 1, False)
+        for what, more in (("messages kept", ""), ("removed", " --set keep_updates=false"))
+    }
+
+
+def make_keywords(root: Path) -> dict[str, World]:
+    """Federations of models: with personal tensors, and with an optimiser of the server's."""
+    root.mkdir()
+    keyword_world.make_world(root)
+    data = " ".join(f"--data {name}={root}/{name}" for name in ("train", "test"))
+    # One after the other, so that there are checkpoints.
+    more = "--set training.save_interval_steps=2 --set training.stack=1"
+    words = f"init {{}} --config {root}/config.yaml {data} --data valid={root}/test {more} --method"
+    return {
+        f"keywords, {method}": World(root, f"{words} {method}", "test", 2, True)
+        for method in ("fedkws_ui", "fedopt")
+    }
+
+
+WORLDS = {"counts": (make_counts, _COUNTS), "keywords": (make_keywords, _KEYWORDS)}
