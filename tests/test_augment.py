@@ -180,7 +180,7 @@ def test_no_shift_and_no_volume_is_the_identity(count, with_noise):
         ({"time_shift_ms": -1}, "time_shift_ms is -1"),
         ({"noise_volume": 1.5}, "noise_volume is 1.5"),
         ({"noise_probability": -0.1}, "noise_probability is -0.1"),
-        ({"noise_probability": float("nan")}, "noise_probability is nan"),
+        ({"noise_probability": float("nan")}, "'noise_probability' is nan"),
         ({"noise": 1}, "unknown option 'noise'"),
     ],
 )

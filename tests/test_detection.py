@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keywords import CLASSES, config_file, pack
 
-from fedtools.federation.tasks import open_federation
+from fedtools.federation.base import open_federation
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv
 from fedtools.score.detection import NEGATIVE, RATES, Detection, detect

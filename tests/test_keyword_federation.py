@@ -28,10 +28,11 @@ from torch.nn import Parameter
 from fedtools.client.clips import ClipBatch, ClipFeatures
 from fedtools.client.fit import clip
 from fedtools.client.stacks import cross_entropy
+from fedtools.federation.base import open_federation
 from fedtools.federation.evaluate import evaluate
 from fedtools.federation.kws import KwsFederation
 from fedtools.federation.steps import aggregate, sample, train_local
-from fedtools.federation.tasks import TASKS, is_finished, open_federation
+from fedtools.federation.tasks import TASKS, is_finished
 from fedtools.files.clips import Clips
 from fedtools.files.experiment import Experiment
 from fedtools.files.locks import lock

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from fedtools.client.clips import ClipBatch
+from fedtools.federation.base import open_federation
 from fedtools.federation.kws import KwsFederation, tensors_of
-from fedtools.federation.tasks import open_federation
 from fedtools.files.messages import COLUMNS
 from fedtools.files.tables import read_tsv
 from fedtools.methods.fedkws_ui import Alt, FedKwsUi

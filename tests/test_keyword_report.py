@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from keywords import CLASSES, CONFIG, config_file, pack
 from test_report import png_chunks
 
+from fedtools.federation.base import open_federation
 from fedtools.federation.landscape import between, choose_clients, client_facts, train_on
-from fedtools.federation.tasks import TASKS, open_federation
+from fedtools.federation.tasks import TASKS
 from fedtools.files.atomic import sha256
 from fedtools.files.clips import Clips
 from fedtools.files.experiment import Experiment, write_clients, write_sums

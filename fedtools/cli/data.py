@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from fedtools.cli import app
+from fedtools.cli.app import app
 
 DATA_DIR = typer.Argument(..., metavar="DATA_DIR", help="A Kaldi data directory.")
 ARK_DIR = typer.Argument(..., metavar="ARK_DIR", help="Where the arks lie.")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from fedtools.cli import app
+from fedtools.cli.app import app
 
 EXPERIMENT = typer.Argument(..., metavar="EXP", help="The experiment's folder.")
 ROUND = typer.Option(None, "--round", min=1, help="The round; the next incomplete one by default.")
@@ -188,6 +188,6 @@ def _device(ngpu: int, local: int | None = None) -> str:
 
 
 def open_experiment(experiment: Path, ngpu: int = 0):
-    from fedtools.federation.tasks import open_federation
+    from fedtools.federation.base import open_federation
 
     return open_federation(experiment, _device(ngpu))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from fedtools.cli import app
+from fedtools.cli.app import app
 from fedtools.cli.federation import NGPU, open_experiment
 
 

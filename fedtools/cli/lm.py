@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from fedtools.cli import app
+from fedtools.cli.app import app
 
 
 class TokenType(str, Enum):

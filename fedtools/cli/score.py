@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fedtools.cli import app
+from fedtools.cli.app import app
 
 
 @app.command("score")

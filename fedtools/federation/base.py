@@ -158,3 +158,10 @@ class Federation(ABC):
     def known(self, client: str) -> str | None:
         """The client if it is one of the experiment's, whose state it then has; else None."""
         return client if self.experiment.knows(client) else None
+
+
+def open_federation(path: str | Path, device: str = "cpu") -> Federation:
+    """Open the experiment in a folder."""
+    experiment = Experiment(path)
+    task = task_of(experiment.config["task"], experiment.path / "config.yaml")
+    return task.federation_class(path, device)

@@ -21,11 +21,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fedtools.federation.base import Federation
+from fedtools.federation.base import Federation, open_federation
 from fedtools.federation.evaluate import evaluate
 from fedtools.federation.ranks import Rank, follow, lead
 from fedtools.federation.steps import aggregate, remove_unwanted, sample, train_local
-from fedtools.federation.tasks import open_federation
 from fedtools.files.errors import UserError
 from fedtools.files.locks import lock
 

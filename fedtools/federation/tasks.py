@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedtools.federation import identity
 from fedtools.files.clips import Clips
@@ -21,9 +20,6 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.messages import find_messages
 from fedtools.files.tables import count, read_tsv
 from fedtools.methods import METHODS
-
-if TYPE_CHECKING:
-    from fedtools.federation.base import Federation
 
 # The one "client" of data that are measured as a whole.
 ALL = "all"
@@ -56,8 +52,8 @@ class Task:
     by_client: bool
 
     @property
-    def federation_class(self) -> type[Federation]:
-        """The class that does the work, imported when it is asked for."""
+    def federation_class(self) -> type:
+        """The class that does the work, a `Federation`, imported when it is asked for."""
         module, _, name = self.federation.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -151,13 +147,6 @@ def data_of(experiment: Experiment, split: str, labels: bool = True) -> Path:
         remedy = "make those again, or begin another experiment"
         raise UserError(problem, path=folder, remedy=remedy)
     return folder
-
-
-def open_federation(path: str | Path, device: str = "cpu") -> Federation:
-    """Open the experiment in a folder."""
-    experiment = Experiment(path)
-    task = task_of(experiment.config["task"], experiment.path / "config.yaml")
-    return task.federation_class(path, device)
 
 
 def is_finished(path: str | Path, last: int | None = None, split: str | None = None) -> bool:

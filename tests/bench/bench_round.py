@@ -30,11 +30,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
+from fedtools.federation.base import open_federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.kws import KwsFederation  # noqa: E402
 from fedtools.federation.rounds import _trainer  # noqa: E402
 from fedtools.federation.steps import aggregate, sample  # noqa: E402
-from fedtools.federation.tasks import open_federation  # noqa: E402
 from fedtools.files.clips import Clip, write_clips  # noqa: E402
 from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.methods.base import Phase  # noqa: E402

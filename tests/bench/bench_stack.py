@@ -42,9 +42,8 @@ from bare_networks import BARE  # noqa: E402
 from fedtools.audio.augment import apply  # noqa: E402
 from fedtools.audio.mfcc import Mfcc  # noqa: E402
 from fedtools.client.clips import ClipFeatures  # noqa: E402
-from fedtools.federation.base import Federation  # noqa: E402
+from fedtools.federation.base import Federation, open_federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
-from fedtools.federation.tasks import open_federation  # noqa: E402
 from fedtools.files.clips import Clips  # noqa: E402
 from fedtools.files.config import read_yaml  # noqa: E402
 from fedtools.files.tables import format_table  # noqa: E402

@@ -163,9 +163,8 @@ def begin(folder: Path, network: str, stack: int, dtype: str) -> Path:
 
 def our_rounds(network: str, nj: int, stack: int, dtype: str) -> Iterator[dict]:
     """Rounds of ours; yields what each came to."""
-    from fedtools.federation.rounds import _trainer
+    from fedtools.federation.rounds import _trainer, open_federation
     from fedtools.federation.steps import aggregate, sample
-    from fedtools.federation.tasks import open_federation
 
     with tempfile.TemporaryDirectory() as folder:
         federation = open_federation(begin(Path(folder), network, stack, dtype))
