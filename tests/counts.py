@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from tqdm import tqdm
 
 from fedtools.federation.base import Federation, Sent
 from fedtools.federation.tasks import TASKS, Task
@@ -62,8 +63,10 @@ class CountFederation(Federation):
         return [clients[at : at + 2] for at in range(0, len(clients), 2)]
 
     def work(self, clients, number, phase):
+        # With a bar, as those who train have one.
+        names = tqdm(clients, disable=None, leave=False)
+        texts = [(self.data_path("train") / name).read_text() for name in names]
         time.sleep(float(os.environ.get("SLOW", 0)))
-        texts = [(self.data_path("train") / name).read_text() for name in clients]
         found = phase.client(texts)
         reports = [Report(name, len(text.split())) for name, text in zip(clients, texts)]
         yield Sent(reports, {"counts": np.array(found, "f8")} if phase.sends.tensors else None)

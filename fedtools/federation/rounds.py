@@ -156,6 +156,8 @@ def _share_out(pipes: Sequence[Connection], number: int, parts: int) -> None:
 
 def _serve(pipe: Connection, path: str, device: str) -> None:
     """Train whatever (round, job) comes; after an error the parent gives no more."""
+    # tqdm's own lock has a semaphore too.
+    tqdm.set_lock(threading.RLock())
     # The terminal interrupts the parent too, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A worker that outlives its killed parent would write into a rerun's files.
