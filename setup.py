@@ -44,7 +44,7 @@ setup(
         # Pinned: the mini corpus is checked by its hash.
         "espeakng-loader==0.2.4",
         "safetensors>=0.4.3",
-        "typer>=0.15",
+        "typer>=0.19",
         "tqdm>=4.66",
         "pyyaml>=6.0",
         "tabulate>=0.9",

@@ -14,17 +14,7 @@ from fedtools.cli.app import app
 def main() -> None:
     """Run the command line: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
     # Importing a group registers its commands with `app`.
-    from fedtools.cli import (  # noqa: F401
-        clips,
-        data,
-        decode,
-        espnet,
-        federation,
-        keywords,
-        lm,
-        report,
-        score,
-    )
+    from fedtools.cli import data, decode, federation, keywords, lm, report  # noqa: F401
     from fedtools.files.errors import UserError
 
     try:

@@ -1,9 +1,9 @@
-"""Commands on data directories: features, clients, parts and unions."""
+"""Commands on data directories: features, clips, clients, parts and unions."""
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -17,13 +17,7 @@ MAX_DROP = typer.Option(
 )
 
 
-class Scheme(str, Enum):
-    """How utterances are shared out among clients."""
-
-    iid = "iid"
-    dirichlet = "dirichlet"
-    quantity = "quantity"
-    map = "map"
+Scheme = Literal["iid", "dirichlet", "quantity", "map"]
 
 
 @app.command("extract-features")
@@ -76,6 +70,32 @@ def merge_features(
     print(features.merge_features(data_dir, ark_dir, jobs=nj, max_drop=max_drop))
 
 
+@app.command("pack-clips")
+def pack_clips(
+    data_dir: Path = DATA_DIR,
+    folder: Path = typer.Argument(..., metavar="OUT", help="Receives clips.npy, clips.tsv, ..."),
+    classes: Path = typer.Option(..., metavar="TXT", help="The labels, one a line."),
+    noise: Path | None = typer.Option(
+        None, metavar="SCP", help="Table of background noise: name and path."
+    ),
+    max_drop: float = MAX_DROP,
+) -> None:
+    """Pack one-word utterances into one file of one-second clips, client by client.
+
+    A client is a speaker where DATA_DIR has no utt2client.
+    """
+    from fedtools.audio.pack import pack_clips
+    from fedtools.files.clips import RATE
+    from fedtools.files.tables import format_table
+
+    done = pack_clips(data_dir, folder, classes, noise, max_drop=max_drop)
+    print(done.extraction)
+    header = ["clips", "clients", "classes", "padded", "cut", "noise"]
+    seconds = f"{done.noise_samples / RATE:.1f} s"
+    row = [done.clips, done.clients, done.classes, done.padded, done.cut, seconds]
+    print(format_table(header, [row], "r" * len(row)), end="")
+
+
 @app.command("partition")
 def partition(
     data_dir: Path = DATA_DIR,
@@ -103,7 +123,7 @@ def partition(
     from fedtools.files.tables import format_table
 
     config = PartitionConfig(
-        scheme=scheme.value,
+        scheme=scheme,
         clients=clients or 0,
         alpha=alpha or 0.0,
         by=by or "",
@@ -114,7 +134,7 @@ def partition(
     result = partition_data_dir(data_dir, out_dir, config)
     sizes = result.sizes()
     header = ["scheme", "clients", "utterances", "smallest", "median", "largest", "moved"]
-    row = [scheme.value, len(sizes), sum(sizes), sizes[0], sizes[len(sizes) // 2], sizes[-1]]
+    row = [scheme, len(sizes), sum(sizes), sizes[0], sizes[len(sizes) // 2], sizes[-1]]
     print(format_table(header, [[*row, result.moved]]), end="")
 
 
@@ -123,15 +143,15 @@ def _check_scheme(
 ) -> None:
     """Every option that a scheme needs is given, and none that it would ignore."""
     wanted = {
-        "--clients": (clients is not None, scheme != Scheme.map),
-        "--alpha": (alpha is not None, scheme in (Scheme.dirichlet, Scheme.quantity)),
-        "--by": (by is not None, scheme in (Scheme.dirichlet, Scheme.map)),
+        "--clients": (clients is not None, scheme != "map"),
+        "--alpha": (alpha is not None, scheme in ("dirichlet", "quantity")),
+        "--by": (by is not None, scheme in ("dirichlet", "map")),
     }
     for option, (given, needed) in wanted.items():
         if given != needed:
             problem = "is needed by" if needed else "has no meaning for"
-            raise typer.BadParameter(f"{problem} --scheme {scheme.value}", param_hint=option)
-    if keep_speakers and scheme == Scheme.map:
+            raise typer.BadParameter(f"{problem} --scheme {scheme}", param_hint=option)
+    if keep_speakers and scheme == "map":
         raise typer.BadParameter("has no meaning for --scheme map", param_hint="--keep-speakers")
     if alpha is not None and not 0 < alpha < float("inf"):
         raise typer.BadParameter(f"{alpha} is not above 0", param_hint="--alpha")

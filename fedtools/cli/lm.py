@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal, Optional
 
 import typer
 
 from fedtools.cli.app import app
-
-
-class TokenType(str, Enum):
-    """What a token is."""
-
-    bpe = "bpe"
-    char = "char"
-
-
-class Unit(str, Enum):
-    """What an n-gram is made of."""
-
-    word = "word"
-    token = "token"
 
 
 @app.command("train-tokens")
@@ -30,9 +15,9 @@ def train_tokens(
     paths: Annotated[
         list[Path], typer.Argument(metavar="TEXT... OUT", help="Kaldi text files; the folder.")
     ],
-    token_type: Annotated[TokenType, typer.Option(help="SentencePiece BPE, or characters.")] = (
-        TokenType.bpe
-    ),
+    token_type: Annotated[
+        Literal["bpe", "char"], typer.Option(help="SentencePiece BPE, or characters.")
+    ] = "bpe",
     vocab_size: Annotated[
         Optional[int],  # noqa: UP045 (typer evaluates it on Python 3.10, too)
         typer.Option(min=4, help="Lines of tokens.txt; for char at most, all by default."),
@@ -43,10 +28,10 @@ def train_tokens(
 
     if len(paths) < 2:
         raise typer.BadParameter("at least one text file and the output folder", param_hint="TEXT")
-    if token_type is TokenType.bpe and vocab_size is None:
+    if token_type == "bpe" and vocab_size is None:
         raise typer.BadParameter("is needed for bpe", param_hint="--vocab-size")
     *texts, out = paths
-    tokenizer = train_tokens(texts, out, token_type.value, vocab_size)
+    tokenizer = train_tokens(texts, out, token_type, vocab_size)
     print(f"{out / 'tokens.txt'}: {len(tokenizer)} tokens ({tokenizer.token_type})")
 
 
@@ -59,7 +44,9 @@ def train_lm(
         list[Path], typer.Option(help="Text without utterance ids; may be given again.")
     ] = [],  # noqa: B006 (typer copies it)
     order: Annotated[int, typer.Option(min=2, max=6, help="Longest n-gram.")] = 4,
-    unit: Annotated[Unit, typer.Option(help="N-grams of words, or of tokens.")] = Unit.word,
+    unit: Annotated[
+        Literal["word", "token"], typer.Option(help="N-grams of words, or of tokens.")
+    ] = "word",
     tokens: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="Folder of train-tokens, for --unit token."),
@@ -75,7 +62,7 @@ def train_lm(
     *texts, out = paths
     if not (texts or plain):
         raise typer.BadParameter("no text: TEXT... OUT, or --plain FILE OUT", param_hint="TEXT")
-    if (unit is Unit.token) != (tokens is not None):
+    if (unit == "token") != (tokens is not None):
         raise typer.BadParameter("goes with --unit token, and only with it", param_hint="--tokens")
     if not re.fullmatch(r"[1-9]\d*[%bKMGT]", memory):
         raise typer.BadParameter("a number and one of % b K M G T", param_hint="--memory")
@@ -86,12 +73,12 @@ def train_lm(
 
     tokenizer = None if tokens is None else Tokenizer.load(tokens)
     model = train_ngram(texts, out, order, tokenizer, plain, memory)
-    print(f"{model.binary}: {order}-gram of {unit.value}s")
+    print(f"{model.binary}: {order}-gram of {unit}s")
     if valid:
         rows = []
         for path in valid:
             found = perplexity(model, [path], tokenizer)
             figures = (f"{found.perplexity:.2f}", f"{found.perplexity_known:.2f}")
             rows.append((path, found.sentences, found.units, found.unknown, *figures))
-        header = ("text", "sentences", f"{unit.value}s", "unknown", "perplexity", "without unknown")
+        header = ("text", "sentences", f"{unit}s", "unknown", "perplexity", "without unknown")
         print(format_table(header, rows), end="")

@@ -9,20 +9,20 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedtools.files.atomic import atomic_write, write_text
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_bytes, read_words
 
+if TYPE_CHECKING:
+    from sentencepiece import SentencePieceProcessor
+
 BLANK, UNKNOWN, SPACE, SOS_EOS = "<blank>", "<unk>", "<space>", "<sos/eos>"
 WORD_START = "▁"  # SentencePiece's mark in front of the first piece of a word
-
-# SentencePiece's own control pieces, <unk>, <s> and </s>, which it puts first and counts; the
-# token list has three in their stead, so that both sizes are the same.
-_CONTROL_PIECES = 3
 # SentencePiece leaves out longer lines silently (its default is 4192 bytes).
 _LONGEST_LINE = 1 << 24
 
@@ -58,23 +58,18 @@ class Tokenizer:
         folder = Path(folder)
         path = folder / "tokens.txt"
         tokens = _read_tokens(path)
-        model = folder / "bpe.model"
+        model, remedy = folder / "bpe.model", "run fedtools train-tokens again"
         if not model.exists():
             return cls(tokens)
         try:
             # SentencePiece takes no bytes for no model, and complains later.
             tokenizer = cls(tokens, read_bytes(model) or b"\0")
         except RuntimeError:
-            raise UserError(
-                "not a SentencePiece model", path=model, remedy="run fedtools train-tokens again"
-            ) from None
-        for piece in tokenizer._model_pieces():
+            raise UserError("not a SentencePiece model", path=model, remedy=remedy) from None
+        for piece in _pieces_of(tokenizer._pieces):
             if piece not in tokenizer._ids:
-                raise UserError(
-                    f"the model's piece {piece!r} is not in {path}",
-                    path=model,
-                    remedy="run fedtools train-tokens again",
-                )
+                problem = f"the model's piece {piece!r} is not in {path}"
+                raise UserError(problem, path=model, remedy=remedy)
         return tokenizer
 
     def __len__(self) -> int:
@@ -133,12 +128,6 @@ class Tokenizer:
                 )
             encoded[utterance] = ids
         return encoded
-
-    def _model_pieces(self) -> Iterator[str]:
-        model = self._pieces
-        for index in range(model.get_piece_size()):
-            if not (model.is_control(index) or model.is_unknown(index)):
-                yield model.id_to_piece(index)
 
 
 def train_tokens(
@@ -208,10 +197,13 @@ def _train_bpe(
         )
     except RuntimeError as error:
         raise _sentencepiece_error(str(error), vocab_size, path) from None
-    processor = SentencePieceProcessor(model_proto=model.getvalue())
-    size = processor.get_piece_size()
-    pieces = [processor.id_to_piece(index) for index in range(_CONTROL_PIECES, size)]
-    return pieces, model.getvalue()
+    return _pieces_of(SentencePieceProcessor(model_proto=model.getvalue())), model.getvalue()
+
+
+def _pieces_of(model: SentencePieceProcessor) -> list[str]:
+    """The pieces of a model but <unk>, <s> and </s>: the token list has three in their stead."""
+    ids = range(model.get_piece_size())
+    return [model.id_to_piece(i) for i in ids if not (model.is_control(i) or model.is_unknown(i))]
 
 
 def _sentencepiece_error(said: str, vocab_size: int | None, path: str | Path) -> UserError:
@@ -228,14 +220,11 @@ def _characters(sentences: list[str], vocab_size: int | None, path: str | Path) 
     # Most frequent first, as in ESPnet's lists; ties by code point, whatever the order of lines.
     ordered = sorted(counts, key=lambda character: (-counts[character], character))
     if vocab_size is not None:
-        kept = vocab_size - 3
-        if kept < 1:
-            raise UserError(
-                f"--vocab-size {vocab_size} leaves no character",
-                path=path,
-                remedy=f"all characters of this text need {len(ordered) + 3}",
-            )
-        ordered = ordered[:kept]
+        if vocab_size <= 3:
+            problem = f"--vocab-size {vocab_size} leaves no character"
+            remedy = f"all characters of this text need {len(ordered) + 3}"
+            raise UserError(problem, path=path, remedy=remedy)
+        ordered = ordered[: vocab_size - 3]
     return [SPACE if character == " " else character for character in ordered]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +15,7 @@ _SUBSTITUTION, _GAP = 4, 3
 _FOLD = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """What an alignment comes to, in tokens: `correct + substitutions + deletions` = reference."""
 
     correct: int
@@ -39,12 +39,7 @@ class Counts:
         return self.substitutions + self.deletions + self.insertions
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.correct + other.correct,
-            self.substitutions + other.substitutions,
-            self.deletions + other.deletions,
-            self.insertions + other.insertions,
-        )
+        return Counts(*map(operator.add, self, other))
 
 
 def count_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> Counts:

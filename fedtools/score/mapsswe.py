@@ -8,6 +8,7 @@ sc_stats overlooks a second system's insertions after the last word.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,13 +39,12 @@ def mapsswe(pairs: Sequence[tuple[str, str]]) -> Mapsswe:
     """
     differences = [a - b for pair in pairs for a, b in segment_errors(*pair)]
     count = len(differences)
-    mean = math.fsum(differences) / count if count else 0.0
     if not any(differences):
         return Mapsswe(count, 0.0, 0.0, 1.0)
+    mean = statistics.fmean(differences)
     if len(set(differences)) == 1:
         return Mapsswe(count, mean, math.nan, math.nan)
-    variance = math.fsum((d - mean) ** 2 for d in differences) / (count - 1)
-    z = mean / math.sqrt(variance / count)
+    z = mean / (statistics.stdev(differences) / math.sqrt(count))
     return Mapsswe(count, mean, z, math.erfc(abs(z) / math.sqrt(2)))
 
 

@@ -50,16 +50,12 @@ class References:
             clients = invert(data.utt2client)
             for client in clients:
                 if client in (ALL, AVERAGE):
-                    raise UserError(
-                        f"a client is named {client!r}, as the total in the table is",
-                        path=path / "utt2client",
-                        remedy="rename it",
-                    )
+                    problem = f"a client is named {client!r}, as the total in the table is"
+                    raise UserError(problem, path=path / "utt2client", remedy="rename it")
         for client, utts in clients.items():
             if not any(trn.words(data.text[utt]) for utt in utts):
-                raise UserError(
-                    f"client {client!r} has no word, so no error rate", path=path / "text"
-                )
+                problem = f"client {client!r} has no word, so no error rate"
+                raise UserError(problem, path=path / "text")
         return cls(path, data.text, data.utt2spk, clients)
 
     def by_speaker(self, columns: Sequence[Mapping[str, int]]) -> dict[str, np.ndarray]:
@@ -90,11 +86,9 @@ def match_utterances(
     """Raise a `UserError` that names the first utterance of one table that the other lacks."""
     for one, other, said in ((expected, found, "missing"), (found, expected, "too many")):
         if different := [utt for utt in one if utt not in other]:
-            raise UserError(
-                f"{len(different)} utterances {said}, the first {different[0]!r}",
-                path=path,
-                remedy=f"it must have exactly those of {expected_path}",
-            )
+            problem = f"{len(different)} utterances {said}, the first {different[0]!r}"
+            remedy = f"it must have exactly those of {expected_path}"
+            raise UserError(problem, path=path, remedy=remedy)
 
 
 Tokens = dict[str, tuple[list[str], list[str]]]

@@ -15,20 +15,10 @@ from fedtools.score.bootstrap import interval
 from fedtools.score.pairs import TOKENS, References, align_all, estimate, read_hypotheses, tokenise
 from fedtools.score.result import result_text
 
-COLUMNS = (
-    "client",
-    "utterances",
-    "words",
-    "substitutions",
-    "deletions",
-    "insertions",
-    "wer",
-    "wer_low",
-    "wer_high",
-    "cer",
-    "cer_low",
-    "cer_high",
-)
+# What is counted of words, by the names of `Counts`; the end of a rate's column is its interval's.
+COUNTED = ("substitutions", "deletions", "insertions")
+RATES = tuple(f"{rate}{end}" for rate in TOKENS for end in ("", "_low", "_high"))
+COLUMNS = ("client", "utterances", "words", *COUNTED, *RATES)
 
 
 def score(
@@ -92,14 +82,8 @@ def _rows(
     for client in rates:
         utts = references.clients.get(client, everyone)
         total = sum((counts["wer"][utt] for utt in utts), Counts(0, 0, 0, 0))
-        row: dict[str, object] = {
-            "client": client,
-            "utterances": len(utts),
-            "words": total.tokens,
-            "substitutions": total.substitutions,
-            "deletions": total.deletions,
-            "insertions": total.insertions,
-        }
+        row: dict[str, object] = {"client": client, "utterances": len(utts), "words": total.tokens}
+        row |= {name: getattr(total, name) for name in COUNTED}
         for column, rate in enumerate(TOKENS):
             low, high = interval(draws[client][:, column])
             row[rate] = percent(rates[client][column])
