@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import counts
+import keyword_world
 import numpy as np
 import pytest
 import simulated
@@ -266,6 +268,57 @@ def test_a_round_is_taken_back_and_done_again(world, reference, copied):
         assert (copied / name).read_bytes() == content, name
     tables = [(one / "evaluate_train.tsv").read_text() for one in (copied, reference)]
     assert tables[0] == tables[1]
+
+
+@pytest.mark.parametrize(("method", "nearest"), [("fedkws_ui", 4), ("fedopt", 3)])
+def test_no_round_is_done_again_without_what_was_kept_before_it(tmp_path, method, nearest):
+    """Clients keep a private model of their last round, the server its optimiser of two."""
+    path = keyword_world.begin(keyword_world.make_world(tmp_path), tmp_path / "exp", method)
+
+    inside("rounds", path, "--to", "3").ok()
+    whole = kept(path)
+    for number in range(2, nearest):
+        inside("reset", path, "--round", number).fails(1, "nothing is left of what was kept here")
+        assert kept(path) == whole and Experiment(path).last_round() == 3
+    for number in (nearest, 1):
+        inside("reset", path, "--round", number).ok()
+        inside("rounds", path, "--to", "3").ok()
+        assert kept(path) == whole
+
+
+def kept(path: Path) -> dict[str, bytes]:
+    """What the server sends, and what it and clients keep."""
+    patterns = ("round_*/global*", "clients/*/*/*", "server/*/*")
+    files = [file for pattern in patterns for file in path.glob(pattern)]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+@pytest.mark.parametrize(("method", "number"), [("fedkws_ui", 1), ("fedopt", 3)])
+def test_a_reset_that_is_broken_off_is_finished_first(tmp_path, monkeypatch, method, number):
+    """Nothing is trained from what a part of a reset has left."""
+    start = keyword_world.begin(keyword_world.make_world(tmp_path), tmp_path / "exp", method)
+    inside("rounds", start, "--to", "3").ok()
+    whole, real = kept(start), os.unlink
+    for left in (8, 18, 33):
+        path, count = shutil.copytree(start, tmp_path / f"exp{left}"), itertools.count()
+
+        def unlink(*arguments, left=left, count=count, **named):
+            if next(count) == left:
+                raise KeyboardInterrupt
+            real(*arguments, **named)
+
+        monkeypatch.setattr(os, "unlink", unlink)
+        done = inside("reset", path, "--round", number)
+        monkeypatch.setattr(os, "unlink", real)
+        if done.code:
+            assert done.code == 130
+            again = f"a reset was broken off; run fedtools reset --round {number} again"
+            inside("rounds", path, "--to", "4").fails(1, again)
+            if number < 3:
+                inside("reset", path, "--round", number + 1).fails(1)
+            inside("reset", path, "--round", number).ok()
+        inside("rounds", path, "--to", "3").ok()
+        assert kept(path) == whole, left
 
 
 @pytest.fixture(scope="module")

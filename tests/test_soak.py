@@ -43,7 +43,7 @@ def test_what_a_stopped_command_must_not_leave_is_seen(tmp_path, monkeypatch):
         soak = kills.Soak(0, tmp_path)
         soak.tell = lambda *told: said.append(str(told[-1]))
         stage = [Process(f"{script} {{}}")]
-        world = World(tmp_path, "", "train", 1, False)
+        world = World(tmp_path, "", "train", 1, 1, False)
         soak._crash(world, "x", stage, Fault(kind, at), tmp_path / "before", tmp_path / "after")
         return " ".join(said)
 

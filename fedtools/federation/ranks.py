@@ -28,7 +28,7 @@ from pathlib import Path
 
 from fedtools.federation.base import Federation
 from fedtools.federation.steps import train_local
-from fedtools.files.atomic import write_text
+from fedtools.files.atomic import is_running, write_text
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 
@@ -137,7 +137,8 @@ class _Watch:
             return
         gone = now - self._changed[0] > _PATIENCE
         if found.get("host") == platform.node():
-            gone = gone or not _exists(found.get("process"))
+            process = found.get("process")
+            gone = gone or not (isinstance(process, int) and is_running(process))
         if gone:
             raise UserError(
                 f"rank {self.rank} is seen no more",
@@ -261,13 +262,3 @@ def _await(
             raise UserError("not all ranks came", path=path, remedy="look into their logs")
         time.sleep(pause)
         pause = min(1.2 * pause, _POLL_AT_MOST)
-
-
-def _exists(process: object) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, TypeError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -232,21 +232,36 @@ def reset(federation: Federation, number: int) -> None:
     with ExitStack() as locks:
         for name in ("rounds", "average", *(f"evaluate-{s}" for s in experiment.config["data"])):
             locks.enter_context(lock(path, name))
+        _check_kept(federation, number)
+        experiment.write_reset(number)
         _forget_measured(federation, number)
-        for owner in [path / "server", *(path / "clients").glob("*")]:
-            Private(owner, number).remove_from(number)
+        owners = [path / "server", *(path / "clients").glob("*")]
+        for owner in (path, *owners):
             (owner / "model.safetensors").unlink(missing_ok=True)
-        (path / "model.safetensors").unlink(missing_ok=True)
-        # Backwards, the mark first: whenever it is killed, a complete round is whole.
-        for later in range(last + 2, number - 1, -1):
-            folder = experiment.round_dir(later)
+        # Backwards, the mark first: wherever it is killed, it goes on from there.
+        for later in range(last + 1, number - 1, -1):
+            folder, made = experiment.round_dir(later), experiment.global_state(later + 1)
             (folder / ".done").unlink(missing_ok=True)
+            for owner in owners:
+                Private(owner, later).remove()
             remove_messages(folder)
-            names = ["jobs", "clients", "ledger.tsv"]
-            names += ["global.safetensors"] if later > number else []
-            for name in names:
-                (folder / name).unlink(missing_ok=True)
-            _remove_empty(folder)
+            for file in (folder / "jobs", folder / "clients", folder / "ledger.tsv", made):
+                file.unlink(missing_ok=True)
+            _remove_empty(made.parent)
+        experiment.resetting.unlink()
+
+
+def _check_kept(federation: Federation, number: int) -> None:
+    """Fail if what somebody kept before round `number` has made room for what is newer."""
+    experiment, before = federation.experiment, range(1, number)
+    owners = [experiment.at_server(number)] if before else []
+    for at in before:
+        clients = draw(experiment, at, federation.method.phase(at))
+        owners += [experiment.own(client, number) for client in clients]
+    for owner in owners:
+        if owner.only_later():
+            problem = f"nothing is left of what was kept here before round {number}"
+            raise UserError(problem, path=owner.folder, remedy="reset round 1, or a later round")
 
 
 def _forget_measured(federation: Federation, number: int) -> None:

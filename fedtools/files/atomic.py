@@ -92,15 +92,24 @@ def _remove_orphans(folder: Path) -> None:
     temporary = re.compile(rf"\..+\.{re.escape(platform.node())}-(\d+)\.[^.]+\.tmp")
     for left in os.scandir(folder):
         if owner := temporary.fullmatch(left.name):
-            try:
-                os.kill(int(owner[1]), 0)
-            except ProcessLookupError:
-                if left.is_dir(follow_symlinks=False):
-                    shutil.rmtree(left.path, ignore_errors=True)
-                else:
-                    Path(left.path).unlink(missing_ok=True)
-            except (PermissionError, OverflowError):
+            if is_running(int(owner[1])):
                 continue
+            if left.is_dir(follow_symlinks=False):
+                shutil.rmtree(left.path, ignore_errors=True)
+            else:
+                Path(left.path).unlink(missing_ok=True)
+
+
+def is_running(process: int) -> bool:
+    """Whether there is such a process on this machine, which may be somebody else's."""
+    try:
+        os.kill(process, 0)
+        # In a container nobody may wait for orphans, which stay as zombies; Linux alone has this.
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[:1] != [b"Z"]
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
 
 
 def _umask() -> int:

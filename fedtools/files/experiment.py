@@ -14,6 +14,7 @@ EXP/round_0007/ledger.tsv           bytes, epochs and seconds by client
 EXP/round_0007/.done                written last: sums of the ledger and of the next global state
 EXP/clients/<client>/               what never leaves the client; no server command opens it
 EXP/server/                         the server's own optimiser, for methods that train there
+EXP/resetting                       the round that a reset goes back to, until it is there
 EXP/evaluate_<split>.tsv            how good the models are, by round and client
 """
 
@@ -182,7 +183,10 @@ class Experiment:
         return min(self.last_round(), self.config["rounds"])
 
     def require_begun(self, number: int, what: str) -> None:
-        """Insist that round `number` is the next one."""
+        """Insist that round `number` is the next one, and that no reset was broken off."""
+        if self.resetting.exists():
+            remedy = f"run fedtools reset --round {_read_number(self.resetting, 'a round')} again"
+            raise UserError("a reset was broken off", path=self.path, remedy=remedy)
         if not self.is_done(number - 1):
             raise UserError(
                 f"round {number} cannot {what}: round {number - 1} is not complete", path=self.path
@@ -222,17 +226,32 @@ class Experiment:
         path = self.round_dir(number) / "jobs"
         if not path.exists():
             raise UserError("missing", path=path, remedy="run fedtools sample")
-        text = "".join(read_lines(path))
-        if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
-            remedy = "remove it, and run fedtools sample again"
-            raise UserError(f"{text!r} is no number of jobs", path=path, remedy=remedy)
-        return int(text)
+        return _read_number(path, "jobs")
+
+    @property
+    def resetting(self) -> Path:
+        """There while rounds are removed: what clients keep may be of neither past nor future."""
+        return self.path / "resetting"
+
+    def write_reset(self, number: int) -> None:
+        """Begin to go back to a round; if that was begun before, to none after it."""
+        if self.resetting.exists() and number > _read_number(self.resetting, "a round"):
+            self.require_begun(number, "be reset")
+        write_text(self.resetting, f"{number}\n")
 
     def write_sample(self, number: int, clients: Sequence[str], jobs: int) -> None:
         """Write who takes part; the number of jobs last, which marks the sample as complete."""
         folder = self.round_dir(number)
         write_text(folder / "clients", "".join(f"{client}\n" for client in clients))
         write_text(folder / "jobs", f"{jobs}\n")
+
+
+def _read_number(path: Path, what: str) -> int:
+    text = "".join(read_lines(path))
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
+        remedy = "remove it, and run the same command again"
+        raise UserError(f"{text!r} is no number of {what}", path=path, remedy=remedy)
+    return int(text)
 
 
 def write_sums(path: Path, files: Mapping[str, Path]) -> None:

@@ -58,26 +58,34 @@ class Private:
 
         In an open round `keep` must be 2: a round that is killed is repeated from the last but one.
         """
-        found: dict[str, list[Path]] = {}
-        for number in self._rounds():
-            for path in sorted(self._path("", number).parent.glob("*.safetensors")):
-                if path.stem != PERSONAL_STATE:
-                    found.setdefault(path.stem, []).append(path)
-        for paths in found.values():
-            for path in paths[:-keep]:
+        for found in self._found().values():
+            for number in sorted(found)[:-keep]:
+                path = found[number]
                 path.unlink()
                 if not any(path.parent.iterdir()):
                     path.parent.rmdir()
 
-    def remove_from(self, number: int) -> None:
-        """Remove what was kept in round `number` and after it, and any checkpoint."""
+    def only_later(self) -> bool:
+        """Whether something is kept of this round or later ones, and nothing of earlier ones."""
+        return any(min(found) >= self.number for found in self._found().values())
+
+    def remove(self) -> None:
+        """Remove what was kept in this round, and any checkpoint."""
         self.checkpoint.unlink(missing_ok=True)
-        for later in self._rounds():
-            if later >= number:
-                folder = self._path("", later).parent
-                for path in folder.iterdir():
-                    path.unlink()
-                folder.rmdir()
+        folder = self._path("", self.number).parent
+        if folder.is_dir():
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
+
+    def _found(self) -> dict[str, dict[int, Path]]:
+        """The files of each name by round, the personal state apart."""
+        found: dict[str, dict[int, Path]] = {}
+        for number in self._rounds():
+            for path in self._path("", number).parent.glob("*.safetensors"):
+                if path.stem != PERSONAL_STATE:
+                    found.setdefault(path.stem, {})[number] = path
+        return found
 
     def _path(self, name: str, number: int) -> Path:
         return self.folder / f"round_{number:04d}" / f"{name}.safetensors"

@@ -40,6 +40,7 @@ class World:
         init: words that begin an experiment.
         split: on which models are measured.
         every: after how many rounds they are.
+        reset: to which round it can be reset; what clients and server keep is of the last ones.
         averages: whether there are models to average.
     """
 
@@ -47,18 +48,20 @@ class World:
     init: str
     split: str
     every: int
+    reset: int
     averages: bool
 
     def scenario(self, name: str) -> list[Stage]:
         """The stages of an experiment with 4 rounds, which all come to the same."""
         evaluate = [Process(f"evaluate {{}} --split {self.split} --every {self.every}")]
         rounds = f"rounds {{}} --evaluate {self.split}"
+        reset = f"reset {{}} --round {self.reset}"
         stages = {
             "rounds": [[Process(rounds)]],
             "jobs": [[Process(f"{rounds} --nj 2")]],
             "ranks": [[Process(rounds, {"RANK": str(n), "WORLD_SIZE": "3"}) for n in range(3)]],
             "single": [*self._single(), evaluate],
-            "reset": [[Process(rounds)], [Process("reset {} --round 2")], [Process(rounds)]],
+            "reset": [[Process(words)] for words in (rounds, reset, rounds)],
         }[name]
         last = [[Process("average {} --best 2")]] if self.averages else []
         return [[Process(self.init)], *stages, *last]
@@ -84,7 +87,7 @@ def make_counts(root: Path) -> dict[str, World]:
     # Before `fedtools.methods` is imported, which looks there.
     os.environ["FEDTOOLS_PATH"] = str(root / "plugin")
     return {
-        f"counts, {what}": World(root, words + more, "train", 1, False)
+        f"counts, {what}": World(root, words + more, "train", 1, 2, False)
         for what, more in (("messages kept", ""), ("removed", " --set keep_updates=false"))
     }
 
@@ -98,7 +101,7 @@ def make_keywords(root: Path) -> dict[str, World]:
     more = "--set training.save_interval_steps=2 --set training.stack=1"
     words = f"init {{}} --config {root}/config.yaml {data} --data valid={root}/test {more} --method"
     return {
-        f"keywords, {method}": World(root, f"{words} {method}", "test", 2, True)
+        f"keywords, {method}": World(root, f"{words} {method}", "test", 2, 1, True)
         for method in ("fedkws_ui", "fedopt")
     }
 

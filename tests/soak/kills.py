@@ -118,13 +118,14 @@ class Running:
         return True
 
     def _alive(self) -> bool:
+        alive = False
         for child in self.children:
             # Orphans come to this process, see `adopt`.
             with contextlib.suppress(ChildProcessError):
                 while (found := os.waitpid(-child, os.WNOHANG))[0]:
                     self.ended[found[0]] = os.waitstatus_to_exitcode(found[1])
-                return True
-        return False
+                alive = True
+        return alive
 
     def results(self) -> Iterator[tuple[int, str]]:
         """Exit status, and what was written to stderr, of each process."""
