@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import difflib
 import re
@@ -145,7 +146,7 @@ def write_yaml(path: str | Path, content: Mapping[str, Any]) -> None:
 
 def override(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """Return `config` changed by settings such as "training.optim_conf.lr=1e-4" (value: YAML)."""
-    config = _copy(config)
+    config = copy.deepcopy(config)
     for setting in settings:
         keys, equals, value = setting.partition("=")
         if not equals:
@@ -270,9 +271,3 @@ def _checked_list(name: str, value: Any, kind: type, where: str | Path) -> tuple
         problem = f"option {name!r} is {_short(value)}, not a list of {kind.__name__}"
         raise option_error(problem, where, name, value)
     return tuple(value)
-
-
-def _copy(config: Any) -> Any:
-    return (
-        {key: _copy(value) for key, value in config.items()} if isinstance(config, dict) else config
-    )

@@ -49,8 +49,8 @@ def export_espnet(
     model["input_size"] = config.get("input_size", 80)
     model["model_conf"] = {"ctc_weight": 1.0} | dict(config.get("model_conf") or {})
     if bpe_model is not None:
-        with atomic_path(out / "bpe.model") as temporary:
-            temporary.write_bytes(bpe_model)
+        with atomic_write(out / "bpe.model", "wb") as file:
+            file.write(bpe_model)
     write_text(out / "tokens.txt", "".join(f"{token}\n" for token in tokens))
     with atomic_path(out / "model.pth") as temporary:
         torch.save({name: torch.as_tensor(value) for name, value in state.items()}, temporary)
