@@ -85,11 +85,9 @@ def pack_clips(
     def clips() -> Iterator[Clip]:
         yield from _clips(data, done)
         if not done.clips or done.dropped.total() > max_drop * len(data.utterances):
-            raise UserError(
-                f"{done.extraction}: over {max_drop:.1%}",
-                path=data.path,
-                remedy="mend the audio or raise --max-drop",
-            )
+            problem = f"{done.extraction}: over {max_drop:.1%}"
+            remedy = "mend the audio or raise --max-drop"
+            raise UserError(problem, path=data.path, remedy=remedy)
 
     write_clips(folder, clips(), names, recordings)
     return done

@@ -48,7 +48,6 @@ def greedy(
 def refuse_nan(scores: np.ndarray) -> None:
     """Raise a `UserError` if posteriors hold a NaN: a model that diverged must not look silent."""
     if np.isnan(scores).any():
-        raise UserError(
-            "the acoustic model's posteriors are NaN: its training diverged",
-            remedy="decode an earlier checkpoint, or train with a smaller learning rate",
-        )
+        problem = "the acoustic model's posteriors are NaN: its training diverged"
+        remedy = "decode an earlier checkpoint, or train with a smaller learning rate"
+        raise UserError(problem, remedy=remedy)

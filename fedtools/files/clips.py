@@ -249,11 +249,9 @@ def check_sums(folder: Path, names: Iterable[str]) -> None:
 def check_noise(samples: int, path: str | Path) -> None:
     """Refuse background noise, `samples` in all, that is there but too short to fill a clip."""
     if 0 < samples < CLIP_SAMPLES:
-        raise UserError(
-            f"{samples} samples of noise, a clip has {CLIP_SAMPLES}",
-            path=path,
-            remedy="give longer recordings, or none",
-        )
+        problem = f"{samples} samples of noise, a clip has {CLIP_SAMPLES}"
+        remedy = "give longer recordings, or none"
+        raise UserError(problem, path=path, remedy=remedy)
 
 
 def _read_clients(path: Path) -> tuple[list[str], np.ndarray]:

@@ -238,11 +238,9 @@ def freeze(path: Path, config: Mapping[str, Any], made_with: str = "another conf
         changed = list(differences(read_yaml(path), config))
         if changed:
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-            raise UserError(
-                f"made with {made_with}: {changed[0]}{more}",
-                path=path,
-                remedy=f"keep the option, or remove {path.parent} to begin anew",
-            )
+            problem = f"made with {made_with}: {changed[0]}{more}"
+            remedy = f"keep the option, or remove {path.parent} to begin anew"
+            raise UserError(problem, path=path, remedy=remedy)
     else:
         write_yaml(path, config)
 

@@ -123,11 +123,9 @@ def replace_section(page: str, name: str, section: str, path: Path) -> str:
         return f"{page.rstrip()}\n\n{whole}"
     start, stop = page.find(begin), page.find(end)
     if page.count(begin) != 1 or page.count(end) != 1 or stop < start:
-        raise UserError(
-            f"the markers of section {name!r} are damaged",
-            path=path,
-            remedy=f"leave one {begin!r} and one {end!r}, or neither",
-        )
+        problem = f"the markers of section {name!r} are damaged"
+        remedy = f"leave one {begin!r} and one {end!r}, or neither"
+        raise UserError(problem, path=path, remedy=remedy)
     return page[:start] + whole + page[stop + len(end) :].removeprefix("\n")
 
 

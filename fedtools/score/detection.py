@@ -67,11 +67,9 @@ def detect(
         UserError: if the classes or the clips are all positive, or all negative.
     """
     if not set(NEGATIVE) & set(classes):
-        raise UserError(
-            f"no class is {' or '.join(NEGATIVE)}, so that nothing is to be rejected",
-            path=where,
-            remedy="take the data of the 12-class task",
-        )
+        problem = f"no class is {' or '.join(NEGATIVE)}, so that nothing is to be rejected"
+        remedy = "take the data of the 12-class task"
+        raise UserError(problem, path=where, remedy=remedy)
     negative = np.isin(classes, NEGATIVE)
     is_negative, taken_for_negative = negative[labels], negative[predicted]
     if is_negative.all() or not is_negative.any():
