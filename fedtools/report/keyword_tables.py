@@ -25,8 +25,8 @@ from fedtools.report.keyword_runs import (
     network_title,
     title_of,
 )
+from fedtools.report.page import embolden
 from fedtools.report.results import epochs_text, size_text
-from fedtools.report.tables import embolden
 from fedtools.score.detection import RATES
 
 # Options that figure 3 varies, as the paper writes them.
