@@ -193,9 +193,7 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
     missing = [
         name
         for name, field in fields.items()
-        if name not in options
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
+        if name not in options and field.default is field.default_factory is dataclasses.MISSING
     ]
     if missing:
         raise UserError(f"option {missing[0]!r} is missing", path=where)
@@ -247,7 +245,11 @@ def freeze(path: Path, config: Mapping[str, Any], made_with: str = "another conf
 
 def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
     if typing.get_origin(hint) is tuple:
-        return _checked_list(name, value, typing.get_args(hint)[0], where)
+        kind = typing.get_args(hint)[0]
+        if isinstance(value, list | tuple) and all(isinstance(one, kind) for one in value):
+            return tuple(value)
+        problem = f"option {name!r} is {_short(value)}, not a list of {kind.__name__}"
+        raise option_error(problem, where, name, value)
     kinds = typing.get_args(hint) or (hint,)
     if value != value or (type(value) is int and abs(value) >> 63):
         problem = f"option {name!r} is {_short(value)}, not a usable number"
@@ -262,10 +264,3 @@ def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
         problem = f"option {name!r} is {_short(value)}, not {wanted}"
         raise option_error(problem, where, name, value)
     return value
-
-
-def _checked_list(name: str, value: Any, kind: type, where: str | Path) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(one, kind) for one in value):
-        problem = f"option {name!r} is {_short(value)}, not a list of {kind.__name__}"
-        raise option_error(problem, where, name, value)
-    return tuple(value)
