@@ -197,11 +197,8 @@ def merge_features(
     _check_complete(data, ark_dir, scp, dropped, jobs)
     extraction = Extraction(len(scp), Counter(dropped.values()))
     if not scp or len(dropped) > max_drop * (len(scp) + len(dropped)):
-        raise UserError(
-            f"{extraction}: over {max_drop:.1%}",
-            path=data_dir,
-            remedy=f"see {ark_dir}/dropped.*, mend the audio or raise --max-drop",
-        )
+        remedy = f"see {ark_dir}/dropped.*, mend the audio or raise --max-drop"
+        raise UserError(f"{extraction}: over {max_drop:.1%}", path=data_dir, remedy=remedy)
     frames = _frames(scp)
     data = data.restrict(scp)
     data.feats_scp = scp
@@ -259,21 +256,18 @@ def _check_complete(
         if utt not in scp and utt not in dropped:
             raise UserError(f"no job has utterance {utt!r}", path=ark_dir, remedy=remedy)
     if foreign := next((utt for utt in scp if utt not in data.utt2spk or utt in dropped), None):
-        raise UserError(
-            f"the jobs were run on other data: utterance {foreign!r}", path=ark_dir, remedy=remedy
-        )
+        problem = f"the jobs were run on other data: utterance {foreign!r}"
+        raise UserError(problem, path=ark_dir, remedy=remedy)
 
 
 def _frames(scp: dict[str, str]) -> dict[str, int]:
     """utterance -> number of frames, all of one dimension."""
     reader = FeatureReader(scp)
-    frames, first = {}, next(iter(scp))
-    for utt, place in scp.items():
-        frames[utt], dimension = reader.shape(utt)
-        if dimension != reader.shape(first)[1]:
-            raise UserError(
-                f"{dimension} filters, but {reader.shape(first)[1]} in {scp[first]}",
-                path=place,
-                remedy="run all jobs of extract-features with the same options",
-            )
-    return frames
+    shapes = {utt: reader.shape(utt) for utt in scp}
+    first, (_, wanted) = next(iter(shapes.items()))
+    for utt, (_, dimension) in shapes.items():
+        if dimension != wanted:
+            problem = f"{dimension} filters, but {wanted} in {scp[first]}"
+            remedy = "run all jobs of extract-features with the same options"
+            raise UserError(problem, path=scp[utt], remedy=remedy)
+    return {utt: frames for utt, (frames, _) in shapes.items()}

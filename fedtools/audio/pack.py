@@ -27,7 +27,7 @@ from fedtools.files.clips import (
     read_classes,
     write_clips,
 )
-from fedtools.files.datadir import DataDir, audio_file, check_id, read_table
+from fedtools.files.datadir import DataDir, audio_file, read_table
 from fedtools.files.errors import UserError
 
 
@@ -85,11 +85,9 @@ def pack_clips(
     def clips() -> Iterator[Clip]:
         yield from _clips(data, done)
         if not done.clips or done.dropped.total() > max_drop * len(data.utterances):
-            raise UserError(
-                f"{done.extraction}: over {max_drop:.1%}",
-                path=data.path,
-                remedy="mend the audio or raise --max-drop",
-            )
+            problem = f"{done.extraction}: over {max_drop:.1%}"
+            remedy = "mend the audio or raise --max-drop"
+            raise UserError(problem, path=data.path, remedy=remedy)
 
     write_clips(folder, clips(), names, recordings)
     return done
@@ -120,23 +118,15 @@ def _clips(data: DataDir, done: Packing) -> Iterator[Clip]:
 
 
 def _check_labels(data: DataDir, classes: list[str], path: str | Path) -> None:
-    """Ids can be used, and every utterance has a label that is a class."""
+    """Every utterance has a label that is a class."""
     known = set(classes)
-    for line, utt in enumerate(data.utt2spk, 1):
-        check_id(utt, "utterance", data.path / "utt2spk", line)
-    owners = "utt2spk" if data.utt2client is data.utt2spk else "utt2client"
-    for line, client in enumerate(data.utt2client.values(), 1):
-        check_id(client, "client", data.path / owners, line)
     for utt in data.utterances:
         if utt not in data.text:
             raise UserError(f"{utt!r} has no label", path=data.path / "text", remedy="add it")
         if data.text[utt] not in known:
-            raise UserError(
-                f"the label {data.text[utt]!r} of {utt!r} is not in {path}",
-                path=data.path / "text",
-                line=list(data.text).index(utt) + 1,
-                remedy="add it there, or take the utterance out",
-            )
+            problem = f"the label {data.text[utt]!r} of {utt!r} is not in {path}"
+            line, remedy = list(data.text).index(utt) + 1, "add it there, or take the utterance out"
+            raise UserError(problem, path=data.path / "text", line=line, remedy=remedy)
 
 
 def _noise(table: str | Path | None) -> list[np.ndarray]:

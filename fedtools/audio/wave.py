@@ -102,11 +102,9 @@ def _open(path: Path) -> soundfile.SoundFile:
         reason = getattr(error, "error_string", "no header")
         raise _unreadable(f"not audio: {reason}", path=path) from None
     if file.channels != 1:
-        raise UserError(
-            f"{file.channels} channels of audio",
-            path=path,
-            remedy="make it mono, for example: sox in.wav out.wav remix 1",
-        )
+        problem = f"{file.channels} channels of audio"
+        remedy = "make it mono, for example: sox in.wav out.wav remix 1"
+        raise UserError(problem, path=path, remedy=remedy)
     if file.samplerate not in SAMPLE_RATES:
         raise _unreadable(f"a sample rate of {file.samplerate} Hz", path=path)
     said = _CUT_OFF.search(file.extra_info)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from datetime import datetime
 from pathlib import Path
 
 import typer
 
-from fedtools.cli.app import app
+from fedtools.cli import app, report
 from fedtools.cli.federation import NGPU, open_experiment
 
 
@@ -39,41 +37,33 @@ def detection(
 @app.command("report-keywords")
 def report_keywords(
     root: Path = typer.Argument(metavar="ROOT", help="Has <task>/<network>/<method>/seed<k>."),
-    results: Path = typer.Argument(help="RESULTS.md; other sections of it are left as they are."),
-    section: str = typer.Option(help="Name of the section to write, e.g. mini."),
-    corpus: str = typer.Option(help="Name of the corpus."),
-    release: str = typer.Option(help="Its release."),
-    mini: bool = typer.Option(False, "--mini", help="It is a mini corpus: every caption says so."),
+    results: Path = report.RESULTS,
+    section: str = report.SECTION,
+    corpus: str = report.CORPUS,
+    release: str = report.RELEASE,
+    mini: bool = report.MINI,
     published: Path = typer.Option(None, metavar="TSV", help="The paper's figures."),
     figure: list[str] = typer.Option([], help="CAPTION=PNG: another picture beside RESULTS."),
-    command: str = typer.Option(None, help="What made the figures; default: this command."),
+    command: str = report.COMMAND,
     config: str = typer.Option("", help="Name of the configuration, for captions: full.yaml."),
-    date: datetime = typer.Option(
-        None, formats=["%Y-%m-%d"], help="Date of the report; default: today."
-    ),
+    date: datetime = report.DATE,
 ) -> None:
     """Write tables and pictures of all experiments into a section of RESULTS.md."""
-    from fedtools.cli.report import pair
     from fedtools.files.errors import UserError
     from fedtools.report.keywords import KeywordPage, write_keyword_report
-    from fedtools.report.page import SECTION_NAME, Corpus
 
-    if not SECTION_NAME.fullmatch(section):
-        raise typer.BadParameter(f"--section {section!r}: use small letters, digits and '-'")
-    figures = [pair(text, "--figure", "CAPTION=PNG") for text in figure]
+    facts = report.page_facts(section, corpus, release, mini, command, date)
+    figures = [report.pair(text, "--figure", "CAPTION=PNG") for text in figure]
     for _, name in figures:
         if Path(name).resolve().parent != results.resolve().parent:
             raise typer.BadParameter(f"--figure {name}: name a file in the folder of {results}")
         if not Path(name).is_file():
             raise UserError("missing", path=name, remedy="draw the picture first")
     page = KeywordPage(
-        section=section,
-        corpus=Corpus(corpus, release, mini),
-        command=command or shlex.join(["fedtools", *sys.argv[1:]]),
+        **facts,
         paper=published,
         figures=[(caption, Path(name).name) for caption, name in figures],
         config=config,
-        date=date.date() if date else None,
     )
     print(write_keyword_report(root, results, page), end="")
 
@@ -90,9 +80,8 @@ def plot_clients(
     """Draw clients' labels, and their sizes and entropies, coloured by their steps in FedKWS-UI."""
     from fedtools.report.keyword_clients import draw_clients
 
-    _check_png(picture)
-    _check_sections(config, section)
-    draw_clients(folder, picture, clients, seed, config, section)
+    options = _options(picture, config, section)
+    draw_clients(folder, picture, clients, seed, options, config or "")
 
 
 @app.command("landscape")
@@ -114,25 +103,23 @@ def landscape(
     highest utility (the paper's have 100 and about 250 clips); in the second panel ALO trains
     theta_1. BatchNorm's statistics are interpolated as parameters are.
     """
-    from fedtools.federation.init import read_config
     from fedtools.federation.landscape import LandscapeConfig
     from fedtools.files.config import from_mapping
     from fedtools.methods.fedkws_ui import Alo
     from fedtools.report.keyword_landscape import draw_landscape
 
-    _check_png(picture)
-    _check_sections(config, section)
-    options = read_config(config, section, []) if config else {}
+    options = _options(picture, config, section)
     alo = from_mapping(Alo, options.get("method_conf"), config or "")
     chosen = LandscapeConfig(epochs, points, clips, min_clips, split, alo)
     print(draw_landscape(open_experiment(experiment, ngpu), picture, chosen), end="")
 
 
-def _check_png(picture: Path) -> None:
+def _options(picture: Path, config: Path | None, sections: list[str]) -> dict:
+    """What a YAML has with sections laid over it; options that make no sense are wrong usage."""
+    from fedtools.federation.init import read_config
+
     if picture.suffix != ".png":
         raise typer.BadParameter(f"{picture}: name a .png")
-
-
-def _check_sections(config: Path | None, sections: list[str]) -> None:
     if sections and config is None:
         raise typer.BadParameter(f"--section {sections[0]}: give the --config that has it")
+    return read_config(config, sections, []) if config else {}

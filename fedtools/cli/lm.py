@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import Literal
 
 import typer
 
 from fedtools.cli.app import app
 
+TokenType = Literal["bpe", "char"]
+Unit = Literal["word", "token"]
+
 
 @app.command("train-tokens")
 def train_tokens(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="TEXT... OUT", help="Kaldi text files; the folder.")
-    ],
-    token_type: Annotated[
-        Literal["bpe", "char"], typer.Option(help="SentencePiece BPE, or characters.")
-    ] = "bpe",
-    vocab_size: Annotated[
-        Optional[int],  # noqa: UP045 (typer evaluates it on Python 3.10, too)
-        typer.Option(min=4, help="Lines of tokens.txt; for char at most, all by default."),
-    ] = None,
+    paths: list[Path] = typer.Argument(metavar="TEXT... OUT", help="Kaldi text files; the folder."),
+    token_type: TokenType = typer.Option("bpe", help="SentencePiece BPE, or characters."),
+    vocab_size: int = typer.Option(
+        None, min=4, help="Lines of tokens.txt; for char at most, all by default."
+    ),
 ) -> None:
     """Make a token list, and a SentencePiece model, from transcripts."""
     from fedtools.lm.tokens import train_tokens
@@ -37,24 +35,17 @@ def train_tokens(
 
 @app.command("train-lm")
 def train_lm(
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="[TEXT]... OUT", help="Kaldi text files; the folder.")
-    ],
-    plain: Annotated[
-        list[Path], typer.Option(help="Text without utterance ids; may be given again.")
-    ] = [],  # noqa: B006 (typer copies it)
-    order: Annotated[int, typer.Option(min=2, max=6, help="Longest n-gram.")] = 4,
-    unit: Annotated[
-        Literal["word", "token"], typer.Option(help="N-grams of words, or of tokens.")
-    ] = "word",
-    tokens: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Folder of train-tokens, for --unit token."),
-    ] = None,
-    valid: Annotated[
-        list[Path], typer.Option(help="Kaldi text to report the perplexity of; may be repeated.")
-    ] = [],  # noqa: B006
-    memory: Annotated[str, typer.Option(help="lmplz's limit for sorting.")] = "500M",
+    paths: list[Path] = typer.Argument(
+        metavar="[TEXT]... OUT", help="Kaldi text files; the folder."
+    ),
+    plain: list[Path] = typer.Option([], help="Text without utterance ids; may be given again."),
+    order: int = typer.Option(4, min=2, max=6, help="Longest n-gram."),
+    unit: Unit = typer.Option("word", help="N-grams of words, or of tokens."),
+    tokens: Path = typer.Option(None, help="Folder of train-tokens, for --unit token."),
+    valid: list[Path] = typer.Option(
+        [], help="Kaldi text to report the perplexity of; may be repeated."
+    ),
+    memory: str = typer.Option("500M", help="lmplz's limit for sorting."),
 ) -> None:
     """Estimate an n-gram by KenLM's lmplz, and report perplexities."""
     import re

@@ -11,14 +11,25 @@ import typer
 
 from fedtools.cli.app import app
 
+DATA_DIR = typer.Argument(help="Data directory: text, utt2spk, utt2client if any.")
+RESAMPLES = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap.")
+SEED = typer.Option(0, help="Seed of the bootstrap.")
+RESULTS = typer.Argument(help="RESULTS.md; other sections of it are left as they are.")
+SECTION = typer.Option(help="Name of the section to write, e.g. mini.")
+CORPUS = typer.Option(help="Name of the corpus.")
+RELEASE = typer.Option(help="Its release.")
+MINI = typer.Option(False, "--mini", help="It is a mini corpus: every caption says so.")
+COMMAND = typer.Option(None, help="What made the figures; default: this command.")
+DATE = typer.Option(None, formats=["%Y-%m-%d"], help="Date of the report; default: today.")
+
 
 @app.command("score")
 def score_command(
-    data_dir: Path = typer.Argument(help="Data directory: text, utt2spk, utt2client if any."),
+    data_dir: Path = DATA_DIR,
     hyp_text: Path = typer.Argument(help="Kaldi text of the hypotheses; an id alone is empty."),
     out_dir: Path = typer.Argument(help="Gets score_wer/, score_cer/ and wer.tsv."),
-    resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
-    seed: int = typer.Option(0, help="Seed of the bootstrap."),
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
 ) -> None:
     """Word and character error rates as sclite counts them, by client, with 95 % intervals."""
     from fedtools.score.wer import score, score_table
@@ -29,12 +40,12 @@ def score_command(
 
 @app.command("compare")
 def compare_command(
-    data_dir: Path = typer.Argument(help="Data directory: text, utt2spk, utt2client if any."),
+    data_dir: Path = DATA_DIR,
     hyp_a: Path = typer.Argument(help="Kaldi text of system A's hypotheses."),
     hyp_b: Path = typer.Argument(help="Kaldi text of system B's hypotheses."),
     out: Path | None = typer.Option(None, help="Write the table there too, tab-separated."),
-    resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
-    seed: int = typer.Option(0, help="Seed of the bootstrap."),
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
 ) -> None:
     """Two systems' word error rates: their difference, and the matched-pair test (MAPSSWE)."""
     from fedtools.score.compare import compare, compare_table
@@ -46,14 +57,14 @@ def compare_command(
 
 @app.command("report")
 def report_command(
-    results: Path = typer.Argument(help="RESULTS.md; other sections of it are left as they are."),
-    section: str = typer.Option(help="Name of the section to write, e.g. mini."),
-    corpus: str = typer.Option(help="Name of the corpus."),
-    release: str = typer.Option(help="Its release."),
+    results: Path = RESULTS,
+    section: str = SECTION,
+    corpus: str = CORPUS,
+    release: str = RELEASE,
     row: list[str] = typer.Option(
         help="[NAME=]EXP_DIR:SCORE_DIR, by default named as its method; EXP_DIR may be empty."
     ),
-    mini: bool = typer.Option(False, "--mini", help="It is a mini corpus: every caption says so."),
+    mini: bool = MINI,
     plot: Path | None = typer.Option(None, help="Draw WER by round into this PNG beside RESULTS."),
     elsewhere: list[str] = typer.Option(
         [], help="CAPTION=SCORE_DIR: a line about scores on other data."
@@ -61,16 +72,13 @@ def report_command(
     published: list[str] = typer.Option(
         [], help="CAPTION=TABLE.tsv: others' figures, in a table of their own."
     ),
-    command: str | None = typer.Option(None, help="What made the figures; default: this command."),
-    date: datetime | None = typer.Option(
-        None, formats=["%Y-%m-%d"], help="Date of the report; default: today."
-    ),
+    command: str = COMMAND,
+    date: datetime = DATE,
 ) -> None:
     """Write tables of cost and error rates, and a plot, into a section of RESULTS.md."""
-    from fedtools.report.page import SECTION_NAME, Corpus, Page, Row, write_report
+    from fedtools.report.page import Page, Row, write_report
 
-    if not SECTION_NAME.fullmatch(section):
-        raise typer.BadParameter(f"--section {section!r}: use small letters, digits and '-'")
+    facts = page_facts(section, corpus, release, mini, command, date)
     if plot is not None and (plot.suffix != ".png" or plot.parent.resolve() != _folder(results)):
         raise typer.BadParameter(f"--plot {plot}: name a .png in the folder of {results}")
     rows = []
@@ -84,13 +92,10 @@ def report_command(
     others = [pair(text, "--elsewhere", "CAPTION=SCORE_DIR") for text in elsewhere]
     tables = [pair(text, "--published", "CAPTION=TABLE.tsv") for text in published]
     page = Page(
-        section=section,
-        corpus=Corpus(corpus, release, mini),
-        command=command or shlex.join(["fedtools", *sys.argv[1:]]),
+        **facts,
         plot=plot,
         elsewhere=[Row(name, None, Path(scores)) for name, scores in others],
         published=[(caption, Path(table)) for caption, table in tables],
-        date=date.date() if date else None,
     )
     print(write_report(results, rows, page), end="")
 
@@ -104,6 +109,22 @@ def show_command(
     from fedtools.report.results import cost_table
 
     print(cost_table(Experiment(experiment)), end="")
+
+
+def page_facts(
+    section: str, corpus: str, release: str, mini: bool, command: str | None, date: datetime | None
+) -> dict[str, object]:
+    """What every `fedtools.report.page.Page` has, from the options of its command."""
+    from fedtools.report.page import SECTION_NAME, Corpus
+
+    if not SECTION_NAME.fullmatch(section):
+        raise typer.BadParameter(f"--section {section!r}: use small letters, digits and '-'")
+    return {
+        "section": section,
+        "corpus": Corpus(corpus, release, mini),
+        "command": command or shlex.join(["fedtools", *sys.argv[1:]]),
+        "date": date.date() if date else None,
+    }
 
 
 def pair(text: str, option: str, form: str) -> tuple[str, str]:

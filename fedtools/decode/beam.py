@@ -63,10 +63,9 @@ class BeamOptions:
             if not getattr(self, name) > 0:
                 raise UserError(f"{name} is {getattr(self, name)}", remedy="give more than 0")
         if self.nbest > self.beam_size:
-            raise UserError(
-                f"nbest {self.nbest} is more than beam_size {self.beam_size}",
-                remedy="widen the beam, to about five times nbest",
-            )
+            problem = f"nbest {self.nbest} is more than beam_size {self.beam_size}"
+            remedy = "widen the beam, to about five times nbest"
+            raise UserError(problem, remedy=remedy)
         if not (math.isfinite(self.lm_weight) and math.isfinite(self.word_score)):
             raise UserError("lm_weight and word_score must be finite numbers")
 

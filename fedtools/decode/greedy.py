@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fedtools.files.errors import UserError
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-
-def greedy(
-    log_probs: Tensor | np.ndarray, lengths: Tensor | np.ndarray | list[int], blank: int = 0
-) -> list[list[int]]:
+def greedy(log_probs: ArrayLike, lengths: ArrayLike, blank: int = 0) -> list[list[int]]:
     """Best-path decoding of a batch (Graves et al. 2006, section 3.2).
 
     Args:
-        log_probs: (utterances, frames, tokens), of any device and scale: only the order counts.
+        log_probs: (utterances, frames, tokens), of any scale: only the order counts.
         lengths: (utterances,) valid frames; those after them are ignored.
         blank: id of the CTC blank.
 
@@ -28,15 +22,10 @@ def greedy(
     Raises:
         UserError: if there is a NaN within the valid frames.
     """
+    log_probs, lengths = np.asarray(log_probs), np.asarray(lengths)
     best = log_probs.argmax(-1)
     # argmax takes a NaN for the largest, so the best score tells whether there was one.
-    if isinstance(log_probs, np.ndarray):
-        score = np.take_along_axis(log_probs, best[..., None], -1)[..., 0]
-        lengths = np.asarray(lengths)
-    else:
-        score = log_probs.gather(-1, best.unsqueeze(-1)).squeeze(-1).float().cpu().numpy()
-        best = best.cpu().numpy()
-        lengths = np.asarray([int(length) for length in lengths])
+    score = np.take_along_axis(log_probs, best[..., None], -1)[..., 0]
     inside = np.arange(best.shape[1]) < lengths[:, None]
     refuse_nan(score[inside])
     kept = inside & (best != blank)
@@ -48,7 +37,6 @@ def greedy(
 def refuse_nan(scores: np.ndarray) -> None:
     """Raise a `UserError` if posteriors hold a NaN: a model that diverged must not look silent."""
     if np.isnan(scores).any():
-        raise UserError(
-            "the acoustic model's posteriors are NaN: its training diverged",
-            remedy="decode an earlier checkpoint, or train with a smaller learning rate",
-        )
+        problem = "the acoustic model's posteriors are NaN: its training diverged"
+        remedy = "decode an earlier checkpoint, or train with a smaller learning rate"
+        raise UserError(problem, remedy=remedy)

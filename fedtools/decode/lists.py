@@ -77,11 +77,9 @@ def best_weights(
     """
     if different := sorted(set(nbest) ^ set(reference)):
         place = "reference" if different[0] in nbest else "N-best list"
-        raise UserError(
-            f"utterance {different[0]!r} is missing in the {place} ({len(different)} differ)",
-            path=where,
-            remedy="decode and tune on the same data directory",
-        )
+        problem = f"utterance {different[0]!r} is missing in the {place} ({len(different)} differ)"
+        remedy = "decode and tune on the same data directory"
+        raise UserError(problem, path=where, remedy=remedy)
     length = sum(len(words.split()) for words in reference.values())
     if not length:
         remedy = "tune on a set with transcripts"

@@ -206,10 +206,9 @@ def _runs(order: list[int], records: list[_Record]) -> Iterable[list[int]]:
 def _parse_entry(value: str, utt: str) -> tuple[str, int]:
     path, colon, offset = value.rpartition(":")
     if value.endswith(("|", "]")) or value.startswith("|"):
-        raise UserError(
-            f"the features of utterance {utt!r} are {value!r}",
-            remedy="pipes and ranges are not read: make a plain ark with copy-feats",
-        )
+        problem = f"the features of utterance {utt!r} are {value!r}"
+        remedy = "pipes and ranges are not read: make a plain ark with copy-feats"
+        raise UserError(problem, remedy=remedy)
     if not colon or not (offset.isascii() and offset.isdecimal()):
         return value, 0
     if len(offset) > 18:

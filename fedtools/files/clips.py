@@ -21,7 +21,7 @@ import os
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -177,6 +177,7 @@ def write_clips(
         ValueError: if a clip is out of order, empty, or of no class.
     """
     folder, classes = Path(folder), list(classes)
+    labels, sizes = array("q"), {}
     with atomic_path(folder / "clips.tsv") as table:
         with (
             atomic_path(folder / "noise.npy") as noise_path,
@@ -184,52 +185,42 @@ def write_clips(
             open(table, "w", encoding="utf-8", newline="\n") as rows,
         ):
             _write_npy(noise_path, noise, ())
-            index = _Index(rows, classes)
-            _write_npy(clips_path, map(index.add, clips), (CLIP_SAMPLES,))
+            waves = _take_down(clips, classes, rows, labels, sizes)
+            _write_npy(clips_path, waves, (CLIP_SAMPLES,))
             # The old table must not be taken for that of the new waveforms, should we be killed.
             (folder / "clips.tsv").unlink(missing_ok=True)
         write_text(folder / "classes.txt", "".join(f"{label}\n" for label in classes))
         with atomic_write(folder / "clients.tsv") as file:
             file.write("\t".join(CLIENT_COLUMNS) + "\n")
-            file.writelines(f"{client}\t{size}\n" for client, size in index.sizes.items())
+            file.writelines(f"{client}\t{size}\n" for client, size in sizes.items())
         with atomic_write(folder / "labels.npy", "wb") as file:
-            np.save(file, np.array(index.labels, "<i8"))
+            np.save(file, np.array(labels, "<i8"))
         files = {name: folder / name for name in (*INDEX, "clips.npy", "noise.npy")}
         lines = [sum_line(path, name) for name, path in (files | {"clips.tsv": table}).items()]
         write_text(folder / "sha256sums", "".join(f"{line}\n" for line in lines))
 
 
-class _Index:
-    """What is known of clips beside their waveforms, taken down as they are written.
-
-    Attributes:
-        labels: the class index of each clip.
-        sizes: client -> number of clips.
-    """
-
-    def __init__(self, table: TextIO, classes: list[str]):
-        self.labels = array("q")
-        self.sizes: dict[str, int] = {}
-        self._table = table
-        self._number = {label: number for number, label in enumerate(classes)}
-        self._previous = ("", "")
-        table.write("\t".join(COLUMNS) + "\n")
-
-    def add(self, clip: Clip) -> np.ndarray:
-        """Take a clip down; returns its waveform padded or cut, int16 (1, 16000)."""
+def _take_down(
+    clips: Iterable[Clip], classes: list[str], table: TextIO, labels: array, sizes: dict[str, int]
+) -> Iterator[np.ndarray]:
+    """Clips' waveforms padded or cut, int16 (1, 16000); the rest of them goes to their tables."""
+    numbers = {label: number for number, label in enumerate(classes)}
+    previous = ("", "")
+    table.write("\t".join(COLUMNS) + "\n")
+    for clip in clips:
         utterance = check_id(clip.utterance, "utterance")
         client, samples = check_id(clip.client, "client"), len(clip.wave)
         # Ids are ASCII, so that this is the C locale's order.
-        if self._previous >= (client, utterance) or clip.label not in self._number or not samples:
+        if previous >= (client, utterance) or clip.label not in numbers or not samples:
             problem = "out of order, empty, or of no class"
             raise ValueError(f"{problem}: {utterance} {client} {clip.label!r} {samples}")
-        self._previous = client, utterance
-        self.sizes[client] = self.sizes.get(client, 0) + 1
-        self.labels.append(self._number[clip.label])
-        self._table.write(f"{utterance}\t{client}\t{clip.label}\t{samples}\n")
+        previous = client, utterance
+        sizes[client] = sizes.get(client, 0) + 1
+        labels.append(numbers[clip.label])
+        table.write(f"{utterance}\t{client}\t{clip.label}\t{samples}\n")
         wave = np.zeros((1, CLIP_SAMPLES), dtype="<i2")
         wave[0, :samples] = clip.wave[:CLIP_SAMPLES]
-        return wave
+        yield wave
 
 
 def sum_line(path: Path, name: str) -> str:
@@ -249,11 +240,9 @@ def check_sums(folder: Path, names: Iterable[str]) -> None:
 def check_noise(samples: int, path: str | Path) -> None:
     """Refuse background noise, `samples` in all, that is there but too short to fill a clip."""
     if 0 < samples < CLIP_SAMPLES:
-        raise UserError(
-            f"{samples} samples of noise, a clip has {CLIP_SAMPLES}",
-            path=path,
-            remedy="give longer recordings, or none",
-        )
+        problem = f"{samples} samples of noise, a clip has {CLIP_SAMPLES}"
+        remedy = "give longer recordings, or none"
+        raise UserError(problem, path=path, remedy=remedy)
 
 
 def _read_clients(path: Path) -> tuple[list[str], np.ndarray]:

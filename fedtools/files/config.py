@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import difflib
 import re
@@ -145,7 +146,7 @@ def write_yaml(path: str | Path, content: Mapping[str, Any]) -> None:
 
 def override(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """Return `config` changed by settings such as "training.optim_conf.lr=1e-4" (value: YAML)."""
-    config = _copy(config)
+    config = copy.deepcopy(config)
     for setting in settings:
         keys, equals, value = setting.partition("=")
         if not equals:
@@ -192,9 +193,7 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
     missing = [
         name
         for name, field in fields.items()
-        if name not in options
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
+        if name not in options and field.default is field.default_factory is dataclasses.MISSING
     ]
     if missing:
         raise UserError(f"option {missing[0]!r} is missing", path=where)
@@ -241,18 +240,20 @@ def freeze(path: Path, config: Mapping[str, Any], made_with: str = "another conf
         changed = list(differences(read_yaml(path), config))
         if changed:
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-            raise UserError(
-                f"made with {made_with}: {changed[0]}{more}",
-                path=path,
-                remedy=f"keep the option, or remove {path.parent} to begin anew",
-            )
+            problem = f"made with {made_with}: {changed[0]}{more}"
+            remedy = f"keep the option, or remove {path.parent} to begin anew"
+            raise UserError(problem, path=path, remedy=remedy)
     else:
         write_yaml(path, config)
 
 
 def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
     if typing.get_origin(hint) is tuple:
-        return _checked_list(name, value, typing.get_args(hint)[0], where)
+        kind = typing.get_args(hint)[0]
+        if isinstance(value, list | tuple) and all(isinstance(one, kind) for one in value):
+            return tuple(value)
+        problem = f"option {name!r} is {_short(value)}, not a list of {kind.__name__}"
+        raise option_error(problem, where, name, value)
     kinds = typing.get_args(hint) or (hint,)
     if value != value or (type(value) is int and abs(value) >> 63):
         problem = f"option {name!r} is {_short(value)}, not a usable number"
@@ -267,16 +268,3 @@ def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
         problem = f"option {name!r} is {_short(value)}, not {wanted}"
         raise option_error(problem, where, name, value)
     return value
-
-
-def _checked_list(name: str, value: Any, kind: type, where: str | Path) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(one, kind) for one in value):
-        problem = f"option {name!r} is {_short(value)}, not a list of {kind.__name__}"
-        raise option_error(problem, where, name, value)
-    return tuple(value)
-
-
-def _copy(config: Any) -> Any:
-    return (
-        {key: _copy(value) for key, value in config.items()} if isinstance(config, dict) else config
-    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from fedtools.files.atomic import write_text
@@ -140,10 +140,11 @@ class DataDir:
     """
 
     path: Path
+    # In the order in which they are written: utt2spk says what the utterances are.
+    utt2spk: dict[str, str] = field(default_factory=dict)
     wav_scp: dict[str, str] = field(default_factory=dict)
     segments: dict[str, str] = field(default_factory=dict)
     text: dict[str, str] = field(default_factory=dict)
-    utt2spk: dict[str, str] = field(default_factory=dict)
     utt2dur: dict[str, str] = field(default_factory=dict)
     utt2client: dict[str, str] = field(default_factory=dict)
     utt2num_frames: dict[str, str] = field(default_factory=dict)
@@ -219,9 +220,9 @@ class DataDir:
             kept = keys[keyed_by(name)]
             return {key: value for key, value in table.items() if key in kept}
 
-        fields = {field: part(name, getattr(self, field)) for field, name in _FILES.items()}
+        parts = {field: part(name, getattr(self, field)) for field, name in _FILES.items()}
         others = {name: part(name, table) for name, table in self.others.items()}
-        return replace(self, path=path or self.path, others=others, **fields)
+        return replace(self, path=path or self.path, others=others, **parts)
 
     @classmethod
     def combine(cls, path: Path, inputs: Sequence[DataDir]) -> tuple[DataDir, list[str]]:
@@ -251,8 +252,8 @@ class DataDir:
                         raise UserError(f"{key!r} is in another input too", path=data.path / name)
                     merged[key] = value
             everything[name] = {key: merged[key] for key in byte_order(merged)}
-        fields = {attribute: everything.pop(name, {}) for attribute, name in _FILES.items()}
-        return cls(path, **fields, others=everything), left_out
+        named = {attribute: everything.pop(name, {}) for attribute, name in _FILES.items()}
+        return cls(path, **named, others=everything), left_out
 
     def client_utterances(self, client: str) -> list[str]:
         """The utterances of one client, in C order; a `UserError` if it has none."""
@@ -276,16 +277,10 @@ def evenly_spread(items: Sequence[str], count: int, what: str, path: str | Path)
     return [items[i * len(items) // count] for i in range(count)]
 
 
-# In the order in which they are written: utt2spk, which says what the utterances are, comes first.
 _FILES = {
-    "utt2spk": "utt2spk",
-    "wav_scp": "wav.scp",
-    "segments": "segments",
-    "text": "text",
-    "utt2dur": "utt2dur",
-    "utt2client": "utt2client",
-    "utt2num_frames": "utt2num_frames",
-    "feats_scp": "feats.scp",
+    field.name: field.name.replace("_scp", ".scp")
+    for field in fields(DataDir)
+    if field.name not in ("path", "others")
 }
 _INVERSES = ("spk2utt", "client2utt")
 

@@ -24,6 +24,8 @@ from fedtools.files.datadir import DataDir, check_id, invert, read_table
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 
+_REMEDY = "ask for fewer clients or a smaller --min-utterances"
+
 
 @dataclass(frozen=True)
 class PartitionConfig:
@@ -132,12 +134,8 @@ def _fill_up(
             unit = held[giver].pop()
             size = len(units[unit])
             if giver == client or sizes[giver] - size < config.min_utterances:
-                raise UserError(
-                    f"no partition found with {config.min_utterances} utterances for each of"
-                    f" {config.clients} clients",
-                    path=data.path,
-                    remedy="ask for fewer clients or a smaller --min-utterances",
-                )
+                wanted = f"{config.min_utterances} utterances for each of {config.clients} clients"
+                raise UserError(f"no partition found with {wanted}", path=data.path, remedy=_REMEDY)
             owners[unit] = client
             held[client].append(unit)
             sizes[[giver, client]] += (-size, size)
@@ -149,12 +147,9 @@ def _check_enough(data: DataDir, units: Sequence[list[str]], config: PartitionCo
     what = "speakers" if config.keep_speakers else "utterances"
     needed = config.clients * max(1, config.min_utterances)
     if len(units) < config.clients or len(data.utterances) < needed:
-        raise UserError(
-            f"{len(units)} {what} are too few for {config.clients} clients of at least"
-            f" {config.min_utterances} utterances",
-            path=data.path,
-            remedy="ask for fewer clients or a smaller --min-utterances",
-        )
+        wanted = f"{config.clients} clients of at least {config.min_utterances} utterances"
+        problem = f"{len(units)} {what} are too few for {wanted}"
+        raise UserError(problem, path=data.path, remedy=_REMEDY)
 
 
 def _read_labels(data: DataDir, name: str) -> dict[str, str]:
@@ -187,9 +182,7 @@ def _by_map(data: DataDir, config: PartitionConfig) -> Partition:
         check_id(client, "client", path, line)
     for client, utts in invert(labels).items():
         if len(utts) < config.min_utterances:
-            raise UserError(
-                f"{client!r} has {len(utts)} utterances of {config.min_utterances} wanted",
-                path=path,
-                remedy="take it out with subset-data, or ask for a smaller --min-utterances",
-            )
+            problem = f"{client!r} has {len(utts)} utterances of {config.min_utterances} wanted"
+            remedy = "take it out with subset-data, or ask for a smaller --min-utterances"
+            raise UserError(problem, path=path, remedy=remedy)
     return Partition(labels, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,8 @@ def record(folder: Path) -> None:
     """Write the commit of this code and the versions of what it stands on."""
     here = Path(__file__)
     # An installed copy is not what is checked out around it.
-    git = git_hash(here.parent, _REPORTS) if _is_tracked(here) else "unknown"
+    tracked = _git(here.parent, "ls-files", "--error-unmatch", here.name) is not None
+    git = git_hash(here.parent, _REPORTS) if tracked else "unknown"
     write_yaml(folder / RECORD, {"git": git, **software()})
 
 
@@ -53,22 +54,17 @@ def git_hash(folder: Path, *written: str) -> str:
         folder: any folder of the checkout.
         written: git's path specifications of what does not count as differing.
     """
-    try:
-        head = _git(folder, "rev-parse", "HEAD").strip()
-        changed = _git(folder, "status", "--porcelain", "--", ":/", *written).strip()
-    except (OSError, subprocess.CalledProcessError):
+    head = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--", ":/", *written)
+    if head is None or changed is None:
         return "unknown"
     return f"{head}-dirty" if changed else head
 
 
-def _is_tracked(path: Path) -> bool:
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git says; None if it fails."""
+    command = ["git", "-C", folder, *arguments]
     try:
-        _git(path.parent, "ls-files", "--error-unmatch", path.name)
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return False
-    return True
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    command: Sequence[str] = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return None

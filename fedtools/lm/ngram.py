@@ -219,27 +219,19 @@ def find_program(name: str) -> Path:
     Raises:
         UserError: if there is none.
     """
-    own = Path(sys.prefix) / "bin" / name
-    if own.is_file():
-        return own
-    if found := shutil.which(name):
+    own = Path(sys.prefix) / "bin"
+    if found := shutil.which(name, path=own) or shutil.which(name):
         return Path(found)
-    raise UserError(
-        f"KenLM's {name} is neither in {own.parent} nor on PATH",
-        remedy="run utils/setup.sh, which builds it",
-    )
+    problem = f"KenLM's {name} is neither in {own} nor on PATH"
+    raise UserError(problem, remedy="run utils/setup.sh, which builds it")
 
 
 def _sentence(text: str, path: str | Path, line: int) -> Iterable[list[str]]:
     words = text.split()
     for word in _RESERVED:
         if word in words:
-            raise UserError(
-                f"the word {word}, which KenLM adds itself",
-                path=path,
-                line=line,
-                remedy="remove it from the text",
-            )
+            problem = f"the word {word}, which KenLM adds itself"
+            raise UserError(problem, path=path, line=line, remedy="remove it from the text")
     return [words] if words else []
 
 

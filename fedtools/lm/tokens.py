@@ -120,12 +120,9 @@ class Tokenizer:
                     f"utterance {utterance!r} has no words", path=path, line=line, remedy="drop it"
                 )
             if {self.tokens[index] for index in ids} <= {UNKNOWN, SPACE, WORD_START}:
-                raise UserError(
-                    f"no token covers any character of utterance {utterance!r}",
-                    path=path,
-                    line=line,
-                    remedy="train the tokens on text in this script, or drop it",
-                )
+                problem = f"no token covers any character of utterance {utterance!r}"
+                remedy = "train the tokens on text in this script, or drop it"
+                raise UserError(problem, path=path, line=line, remedy=remedy)
             encoded[utterance] = ids
         return encoded
 

@@ -20,18 +20,22 @@ from torch import nn
 
 from fedtools.files.config import option_error, unknown
 
-_ENCODERS = {
-    "transformer": "espnet2.asr.encoder.transformer_encoder:TransformerEncoder",
-    "conformer": "espnet2.asr.encoder.conformer_encoder:ConformerEncoder",
-    "branchformer": "espnet2.asr.encoder.branchformer_encoder:BranchformerEncoder",
+# What a key of the configuration may name; the first where a model must have one.
+_CLASSES = {
+    "encoder": {
+        "transformer": "espnet2.asr.encoder.transformer_encoder:TransformerEncoder",
+        "conformer": "espnet2.asr.encoder.conformer_encoder:ConformerEncoder",
+        "branchformer": "espnet2.asr.encoder.branchformer_encoder:BranchformerEncoder",
+    },
+    "normalize": {
+        "utterance_mvn": "espnet2.layers.utterance_mvn:UtteranceMVN",
+        "global_mvn": "espnet2.layers.global_mvn:GlobalMVN",
+    },
+    "specaug": {"specaug": "espnet2.asr.specaug.specaug:SpecAug"},
+    "ctc": {"ctc": "espnet2.asr.ctc:CTC"},
+    "model": {"model": "espnet2.asr.espnet_model:ESPnetASRModel"},
 }
-_NORMALIZE = {
-    "utterance_mvn": "espnet2.layers.utterance_mvn:UtteranceMVN",
-    "global_mvn": "espnet2.layers.global_mvn:GlobalMVN",
-}
-_SPECAUG = {"specaug": "espnet2.asr.specaug.specaug:SpecAug"}
-_CTC = {"ctc": "espnet2.asr.ctc:CTC"}
-_MODEL = {"model": "espnet2.asr.espnet_model:ESPnetASRModel"}
+_OPTIONAL = ("normalize", "specaug")
 _DEFAULTS = {"model": {"ctc_weight": 1.0, "report_cer": False, "report_wer": False}}
 # Long enough for every convolution, and for SpecAugment's masks and warping to have room.
 _TRIAL_FRAMES = 200
@@ -75,26 +79,22 @@ def build_model(
         problem = f"option 'input_size' is {input_size!r}, no number of filters"
         raise option_error(problem, where, "input_size", input_size)
     with _quiet():
-        encoder = _make(
-            _ENCODERS, config, "encoder", where, default="transformer", input_size=input_size
-        )
+        encoder = _make(config, "encoder", where, input_size=input_size)
         ctc_conf = {"odim": len(tokens), "encoder_output_size": encoder.output_size()}
         model = _make(
-            _MODEL,
             config,
             "model",
             where,
-            default="model",
             vocab_size=len(tokens),
             token_list=list(tokens),
             frontend=None,
-            specaug=_make(_SPECAUG, config, "specaug", where),
-            normalize=_make(_NORMALIZE, config, "normalize", where),
+            specaug=_make(config, "specaug", where),
+            normalize=_make(config, "normalize", where),
             preencoder=None,
             encoder=encoder,
             postencoder=None,
             decoder=None,
-            ctc=_make(_CTC, config, "ctc", where, default="ctc", **ctc_conf),
+            ctc=_make(config, "ctc", where, **ctc_conf),
             joint_network=None,
         )
     _initialize(model, config.get("init"), where)
@@ -150,9 +150,10 @@ def shortest_input(model: nn.Module) -> int:
     return next(frames for frames in range(1, 64) if not check_short_utt(embed, frames)[0])
 
 
-def _make(registry: dict[str, str], config: Mapping, key: str, where: str, default=None, **given):
+def _make(config: Mapping, key: str, where: str, **given):
     """Build the class that `config[key]` names, `given` arguments and `config[key + "_conf"]`."""
-    name = config.get(key, default)
+    registry = _CLASSES[key]
+    name = config.get(key, None if key in _OPTIONAL else next(iter(registry)))
     if name is None:
         return None
     if not isinstance(name, str) or name not in registry:

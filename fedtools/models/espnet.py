@@ -17,7 +17,7 @@ from fedtools.files.atomic import atomic_path, atomic_write, write_text
 from fedtools.files.config import option_error, read_yaml, write_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.lines import open_input, read_bytes
-from fedtools.files.states import save_state, spec_of
+from fedtools.files.states import check_spec, save_state, spec_of
 from fedtools.models.asr import KEYS, build_model
 
 
@@ -49,8 +49,8 @@ def export_espnet(
     model["input_size"] = config.get("input_size", 80)
     model["model_conf"] = {"ctc_weight": 1.0} | dict(config.get("model_conf") or {})
     if bpe_model is not None:
-        with atomic_path(out / "bpe.model") as temporary:
-            temporary.write_bytes(bpe_model)
+        with atomic_write(out / "bpe.model", "wb") as file:
+            file.write(bpe_model)
     write_text(out / "tokens.txt", "".join(f"{token}\n" for token in tokens))
     with atomic_path(out / "model.pth") as temporary:
         torch.save({name: torch.as_tensor(value) for name, value in state.items()}, temporary)
@@ -83,11 +83,9 @@ def import_espnet(config_path: str | Path, model_path: str | Path, out: str | Pa
     config_path, model_path, out = Path(config_path), Path(model_path), Path(out)
     config = read_yaml(config_path)
     if config.get("frontend") is not None:
-        raise UserError(
-            f"frontend {config['frontend']!r} works on waveforms",
-            path=config_path,
-            remedy="only models trained on filterbanks (frontend: null) can be taken over",
-        )
+        problem = f"frontend {config['frontend']!r} works on waveforms"
+        remedy = "only models trained on filterbanks (frontend: null) can be taken over"
+        raise UserError(problem, path=config_path, remedy=remedy)
     tokens = config.get("token_list")
     if not isinstance(tokens, list) or not all(
         isinstance(token, str) and token and "\n" not in token for token in tokens
@@ -104,13 +102,7 @@ def import_espnet(config_path: str | Path, model_path: str | Path, out: str | Pa
     wanted = spec_of(model.state_dict())
     left_out = [name for name in state if name.startswith("decoder.")]
     found = {name: value for name, value in state.items() if name not in set(left_out)}
-    for name in [*wanted, *found]:
-        if name not in found or name not in wanted:
-            where = "the model file" if name in wanted else "the configuration's model"
-            raise UserError(f"tensor {name!r} is not in {where}", path=model_path)
-        if tuple(found[name].shape) != tuple(wanted[name][0]):
-            shape = tuple(found[name].shape)
-            raise UserError(f"tensor {name!r} is {shape}, not {wanted[name][0]}", path=model_path)
+    check_spec(spec_of(found), wanted, model_path)
     bpe = config.get("bpemodel")
     if config.get("token_type") == "bpe":
         if not isinstance(bpe, str):

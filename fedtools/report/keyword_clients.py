@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from fedtools.client.options import ClipTraining
-from fedtools.federation.init import read_config
 from fedtools.federation.landscape import client_facts
 from fedtools.files.clips import Clips
 from fedtools.files.config import from_mapping
@@ -23,8 +23,8 @@ def draw_clients(
     picture: str | Path,
     shown: int,
     seed: int,
-    config: Path | None,
-    sections: Sequence[str],
+    options: Mapping[str, Any],
+    where: str | Path,
 ) -> None:
     """Draw the labels of some clients, and size, entropy and steps of all.
 
@@ -33,16 +33,16 @@ def draw_clients(
         picture: the PNG.
         shown: how many clients are shown label by label, all if there are fewer.
         seed: decides which.
-        config: YAML whose `method_conf`, with `sections` laid over it, holds FedKWS-UI's options,
-            and `training` the batch size; None takes the paper's.
+        options: `method_conf` holds FedKWS-UI's options, and `training` the batch size; the
+            paper's where they are not there.
+        where: what the options were read from, for messages.
 
     Raises:
         UserError: if a file is missing or malformed.
     """
     clips = Clips.read(folder)
-    options = read_config(config, sections, []) if config else {}
-    method = from_mapping(FedKwsUi, options.get("method_conf"), config or "")
-    training = from_mapping(ClipTraining, options.get("training"), config or "")
+    method = from_mapping(FedKwsUi, options.get("method_conf"), where)
+    training = from_mapping(ClipTraining, options.get("training"), where)
     clients = client_facts(clips, method, training.batch_size)
     draw = generator(seed, "plot-clients")
     count = min(shown, len(clients))

@@ -25,8 +25,8 @@ from fedtools.report.keyword_runs import (
     network_title,
     title_of,
 )
+from fedtools.report.page import embolden
 from fedtools.report.results import epochs_text, size_text
-from fedtools.report.tables import embolden
 from fedtools.score.detection import RATES
 
 # Options that figure 3 varies, as the paper writes them.
@@ -171,7 +171,9 @@ def ablation_table(runs: Runs) -> str:
         for method in ("fedavg", "alt", "alo", "fedkws_ui")
     ]
     changed = {(at.method, at.option) for at in runs.complete if at.option}
-    for method, option in sorted(changed, key=lambda pair: (pair[0], *_symbol_rank(pair[1]))):
+    # Those of the paper first, in its order.
+    ranks = {pair: (pair[0], [*SYMBOLS, pair[1]].index(pair[1]), pair[1]) for pair in changed}
+    for method, option in sorted(changed, key=ranks.get):
         varied = {place: ablation(runs, *place, method, option) for place in runs.columns}
         values = {value for of_value in varied.values() for value in of_value}
         for value in sorted(values, key=_by_value):
@@ -205,10 +207,6 @@ def _by_value(text: str) -> tuple[float, str]:
         return float(text), ""
     except ValueError:
         return math.inf, text
-
-
-def _symbol_rank(option: str) -> tuple[int, str]:
-    return (list(SYMBOLS).index(option) if option in SYMBOLS else len(SYMBOLS)), option
 
 
 def detection_table(runs: Runs, published: Published, here: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -14,8 +14,14 @@ from fedtools.files.errors import UserError
 from fedtools.files.lines import read_text
 from fedtools.files.provenance import git_hash, records
 from fedtools.files.tables import format_markdown, read_tsv
-from fedtools.report.results import Method, check_comparable, read_method
-from fedtools.report.tables import interval_table, main_table, pooled_line
+from fedtools.report.results import (
+    Interval,
+    Method,
+    check_comparable,
+    epochs_text,
+    read_method,
+    size_text,
+)
 from fedtools.score.bootstrap import AVERAGE
 
 SECTION_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -123,11 +129,9 @@ def replace_section(page: str, name: str, section: str, path: Path) -> str:
         return f"{page.rstrip()}\n\n{whole}"
     start, stop = page.find(begin), page.find(end)
     if page.count(begin) != 1 or page.count(end) != 1 or stop < start:
-        raise UserError(
-            f"the markers of section {name!r} are damaged",
-            path=path,
-            remedy=f"leave one {begin!r} and one {end!r}, or neither",
-        )
+        problem = f"the markers of section {name!r} are damaged"
+        remedy = f"leave one {begin!r} and one {end!r}, or neither"
+        raise UserError(problem, path=path, remedy=remedy)
     return page[:start] + whole + page[stop + len(end) :].removeprefix("\n")
 
 
@@ -218,3 +222,61 @@ def _published_table(path: Path) -> str:
     if not rows:
         raise UserError("a header and no row", path=path)
     return format_markdown(list(rows[0]), (list(row.values()) for row in rows))
+
+
+def main_table(methods: Sequence[Method]) -> str:
+    """Communication, computation and WER, as in table 3 of Zhu et al. 2022; the best in bold."""
+    clients = list(methods[0].rates["wer"])
+    header = ["Method", "Comm.", "Client epochs", "Server epochs", *map(_heading, clients)]
+    cells = [
+        [
+            method.name,
+            size_text(method.cost.bytes),
+            epochs_text(method.cost.client_epochs),
+            epochs_text(method.cost.server_epochs),
+            *(f"{method.rates['wer'][client].value:.1f}" for client in clients),
+        ]
+        for method in methods
+    ]
+    for column in range(4, len(header)):
+        embolden(cells, column)
+    return format_markdown(header, cells)
+
+
+def interval_table(methods: Sequence[Method], rate: str) -> str:
+    """One rate ("wer" or "cer") by client, with its 95 % intervals."""
+    clients = list(methods[0].rates[rate])
+    cells = [
+        [method.name, *(_with_interval(method.rates[rate][client]) for client in clients)]
+        for method in methods
+    ]
+    return format_markdown(["Method", *map(_heading, clients)], cells)
+
+
+def pooled_line(method: Method) -> str:
+    """WER over all utterances, with its interval, in words."""
+    utterances, words = method.words[AVERAGE]
+    rate = _with_interval(method.rates["wer"][AVERAGE])
+    return f"WER {rate} % on {utterances} utterances, {words} words"
+
+
+def _heading(client: str) -> str:
+    return "AVG" if client == AVERAGE else client
+
+
+def _with_interval(rate: Interval) -> str:
+    low, high = ("-" if bound is None else f"{bound:.1f}" for bound in (rate.low, rate.high))
+    return f"{rate.value:.1f} [{low}, {high}]"
+
+
+def embolden(
+    cells: list[list[str]], column: int, best: Callable[[Iterable[float]], float] = min
+) -> None:
+    """Set the best figure of a column in bold, and all that look equal to it.
+
+    A cell begins with its figure, or is a dash.
+    """
+    shown = {row[column]: float(row[column].split()[0]) for row in cells if row[column] != "-"}
+    for row in cells:
+        if row[column] in shown and shown[row[column]] == best(shown.values()):
+            row[column] = f"**{row[column]}**"

@@ -103,18 +103,14 @@ def read_curve(path: Path, task: Task) -> dict[int, dict[str, float]]:
     for line, row in enumerate(read_tsv(path, task.header), 2):
         of_round = curve.setdefault(count(row, "round", path, line), {})
         if row["client"] in of_round:
-            raise UserError(
-                f"round {row['round']} of {row['client']!r} comes twice", path=path, line=line
-            )
+            problem = f"round {row['round']} of {row['client']!r} comes twice"
+            raise UserError(problem, path=path, line=line)
         of_round[row["client"]] = number(row, task.rate, path, line)
     first = next(iter(curve.values()), {})
     for at, of_round in curve.items():
         if of_round.keys() != first.keys():
-            raise UserError(
-                f"round {at} has other clients than the first",
-                path=path,
-                remedy="run fedtools evaluate again",
-            )
+            problem = f"round {at} has other clients than the first"
+            raise UserError(problem, path=path, remedy="run fedtools evaluate again")
     return dict(sorted(curve.items()))
 
 
@@ -158,10 +154,8 @@ def check_comparable(methods: Sequence[Method]) -> None:
     """Insist that all methods were scored on the same clients, utterances and words."""
     for method in methods[1:]:
         if method.words != methods[0].words:
-            raise UserError(
-                f"{method.name!r} was not scored on the same test data as {methods[0].name!r}",
-                remedy="score both on one data directory",
-            )
+            problem = f"{method.name!r} was not scored on the same test data as {methods[0].name!r}"
+            raise UserError(problem, remedy="score both on one data directory")
 
 
 def _read_scores(
@@ -169,9 +163,8 @@ def _read_scores(
 ) -> tuple[dict[str, tuple[int, int]], dict[str, dict[str, Interval]]]:
     rows = read_tsv(path, SCORE_COLUMNS)
     if [row["client"] for row in rows[-2:]] != [AVERAGE, ALL]:
-        raise UserError(
-            f"the last rows are not {AVERAGE} and {ALL}", path=path, remedy="run fedtools score"
-        )
+        problem = f"the last rows are not {AVERAGE} and {ALL}"
+        raise UserError(problem, path=path, remedy="run fedtools score")
     for column in ("utterances", "words"):
         *clients, _, total = (count(row, column, path, line) for line, row in enumerate(rows, 2))
         # Without clients, the total alone is there.

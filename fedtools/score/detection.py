@@ -1,16 +1,8 @@
 """False accepts and false rejects of a keyword spotter.
 
 X.-C. Li et al.: Avoid overfitting user specific information in federated keyword spotting,
-Interspeech 2022, section 5 and table 3: `_silence_` and `_unknown_` are the negative classes, all
-others are positive; a prediction is the class of the largest logit, without a threshold.
-
-    FA  clips of a negative class that were taken for any positive one, in % of all clips
-    FR  clips of a positive class that were taken for a negative one, in % of all clips
-
-The paper does not say of what its rates are percentages, and speaks of an average over the ten
-words; its authors' public code has the counts above over the number of all clips. The usual rates,
-FA in % of the negative clips and FR in % of the positive ones, are given beside them. A keyword
-taken for another keyword is neither.
+Interspeech 2022, section 5 and table 3. `DEFINITION` says what is counted, and where the paper
+leaves it open; a prediction is the class of the largest logit.
 """
 
 from __future__ import annotations
@@ -75,11 +67,9 @@ def detect(
         UserError: if the classes or the clips are all positive, or all negative.
     """
     if not set(NEGATIVE) & set(classes):
-        raise UserError(
-            f"no class is {' or '.join(NEGATIVE)}, so that nothing is to be rejected",
-            path=where,
-            remedy="take the data of the 12-class task",
-        )
+        problem = f"no class is {' or '.join(NEGATIVE)}, so that nothing is to be rejected"
+        remedy = "take the data of the 12-class task"
+        raise UserError(problem, path=where, remedy=remedy)
     negative = np.isin(classes, NEGATIVE)
     is_negative, taken_for_negative = negative[labels], negative[predicted]
     if is_negative.all() or not is_negative.any():
