@@ -7,7 +7,8 @@ from pathlib import Path
 
 import typer
 
-from fedtools.cli import app, report
+from fedtools.cli import report
+from fedtools.cli.app import app
 from fedtools.cli.federation import NGPU, open_experiment
 
 
