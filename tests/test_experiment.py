@@ -286,6 +286,25 @@ def test_no_round_is_done_again_without_what_was_kept_before_it(tmp_path, method
         assert kept(path) == whole
 
 
+def test_what_a_killed_run_had_no_time_to_remove_goes(tmp_path, monkeypatch):
+    """A private model of the round before stays until the round is complete, and then goes."""
+    from fedtools.federation.base import Federation
+
+    path = keyword_world.begin(keyword_world.make_world(tmp_path), tmp_path / "exp")
+    inside("rounds", path, "--to", "2").ok()
+    other = shutil.copytree(path, tmp_path / "other")
+    inside("rounds", path, "--to", "3").ok()
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "closed", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        inside("aggregate", other).fails(1, "fedtools sample")
+        inside("sample", other).ok()
+        inside("train-local", other).ok()
+        inside("aggregate", other).fails(130, "interrupted")
+    assert Experiment(other).last_round() == 3 and kept(other).keys() > kept(path).keys()
+    inside("aggregate", other, "--round", "3").ok()
+    assert kept(other) == kept(path)
+
+
 def kept(path: Path) -> dict[str, bytes]:
     """What the server sends, and what it and clients keep."""
     patterns = ("round_*/global*", "clients/*/*/*", "server/*/*")

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from fedtools.federation.base import Federation, open_federation
 from fedtools.federation.evaluate import evaluate
 from fedtools.federation.ranks import Rank, follow, lead
-from fedtools.federation.steps import aggregate, remove_unwanted, sample, train_local
+from fedtools.federation.steps import aggregate, sample, tidy, train_local
 from fedtools.files.errors import UserError
 from fedtools.files.locks import lock
 
@@ -58,7 +58,7 @@ def run_rounds(
     federation = open_federation(path, device)
     experiment = federation.experiment
     with lock(experiment.path, "rounds"):
-        remove_unwanted(experiment, experiment.last_round())
+        tidy(federation, experiment.last_round())
         jobs = rank.size if rank else max(1, min(jobs, len(experiment.clients)))
         trainer = lead(federation, rank) if rank else _trainer(federation, jobs, device)
         with trainer as train:

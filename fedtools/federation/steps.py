@@ -118,7 +118,7 @@ def aggregate(federation: Federation, number: int) -> None:
     # Those of a run that was killed before it removed them.
     remove_unwanted(experiment, number - 1)
     if experiment.is_done(number):
-        remove_unwanted(experiment, number)
+        tidy(federation, number)
         return
     begun = time.monotonic()
     phase = method.phase(number)
@@ -147,8 +147,15 @@ def aggregate(federation: Federation, number: int) -> None:
     rows = _ledger_rows(federation, server, sampled, base, begun)
     write_ledger(experiment.round_dir(number) / "ledger.tsv", rows)
     experiment.close(number)
-    federation.closed(number, sampled)
-    remove_unwanted(experiment, number)
+    tidy(federation, number)
+
+
+def tidy(federation: Federation, number: int) -> None:
+    """Remove what is not needed of a complete round; a run that was killed may have left it."""
+    if number > 0:
+        experiment = federation.experiment
+        federation.closed(number, draw(experiment, number, federation.method.phase(number)))
+        remove_unwanted(experiment, number)
 
 
 def remove_unwanted(experiment: Experiment, number: int) -> None:

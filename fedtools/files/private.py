@@ -59,7 +59,7 @@ class Private:
         In an open round `keep` must be 2: a round that is killed is repeated from the last but one.
         """
         for found in self._found().values():
-            for number in sorted(found)[:-keep]:
+            for number in sorted(at for at in found if at <= self.number)[:-keep]:
                 path = found[number]
                 path.unlink()
                 if not any(path.parent.iterdir()):

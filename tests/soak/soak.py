@@ -71,7 +71,7 @@ def run(words: Sequence[str], root: Path) -> Ended:
     """
     text = " ".join(words).replace("{}", str(root))
     commands = [line.split() for line in text.split(" && ")]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 10
     with tempfile.TemporaryFile() as output:
         child = forks.fork(commands, root, output.fileno(), prepare=_limit)
         hung = not _wait(child)
