@@ -169,8 +169,8 @@ class Options:
     [
         ("x: 1\ntraining:\n  rate: [1]\n", r"c.yaml:3: training: option 'rate' is \[1\]"),
         ("training:\n  more: {}\n  rat: 1\n", "c.yaml:3: training: unknown option 'rat'"),
-        ("training: [1]\n", r"c.yaml: training: \[1\] is not name: value"),
-        ("training: []\n", r"c.yaml: training: \[\] is not name: value"),
+        ("training: [1]\n", r"c.yaml: training: \[1\] is not a mapping"),
+        ("training: []\n", r"c.yaml: training: \[\] is not a mapping"),
         ("training:\n  rate: " + "9" * 400, "c.yaml:2: training: option 'rate' is 999"),
         (
             "training:\n  rate: .nan",

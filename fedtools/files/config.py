@@ -182,7 +182,7 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
         where: what the options were read from, for messages.
     """
     if not isinstance(options, Mapping | None):
-        raise UserError(f"{_short(options)} is not name: value", path=where)
+        raise UserError(f"{_short(options)} is not a mapping of options", path=where)
     options = dict(options or {})
     fields = {field.name: field for field in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
