@@ -50,14 +50,9 @@ def draw_clients(
     with drawing(picture, (10.4, 4.6)) as figure:
         left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
         _draw_labels(left, clips, [clips.clients[index] for index in chosen])
-        points = right.scatter(
-            [client.clips for client in clients],
-            [client.entropy for client in clients],
-            c=[client.ratio for client in clients],
-            s=9,
-            cmap="viridis",
-            linewidths=0,
-        )
+        facts = ((client.clips, client.entropy, client.ratio) for client in clients)
+        sizes, entropies, ratios = zip(*facts, strict=True)
+        points = right.scatter(sizes, entropies, 9, ratios, cmap="viridis", linewidths=0)
         right.set_xlabel("Clips of the client")
         right.set_ylabel("Entropy of its labels / log(classes)")
         right.set_title(f"All {len(clients)} clients, {len(clips.classes)} classes", fontsize=9)

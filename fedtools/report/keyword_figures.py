@@ -47,12 +47,9 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
         shown = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
         figure.suptitle(title, fontsize=10, wrap=True)
         names = [title_of(method) for method in methods if title_of(method) in shown]
-        figure.legend(
-            [shown[name] for name in names],
-            names,
-            loc="outside lower center",
-            ncols=min(len(names), max(3, 2 * len(networks))),
-        )
+        columns = min(len(names), max(3, 2 * len(networks)))
+        lines = [shown[name] for name in names]
+        figure.legend(lines, names, loc="outside lower center", ncols=columns)
 
 
 def _line(axes: Axes, runs: Sequence[Run], name: str, index: int) -> None:
@@ -82,28 +79,17 @@ def plot_ablation(path: str | Path, runs: Runs, title: str) -> None:
         figure.suptitle(title, fontsize=10, wrap=True)
 
 
-def _seeds(found: Iterable[Sequence[Run]]) -> str:
-    """How many seeds there are of what a panel shows."""
-    counts = sorted({len(of) for of in found if of})
-    return f"{' or '.join(map(str, counts))} seed{'' if counts == [1] else 's'}"
-
-
 def _draw_alt(axes: Axes, runs: Runs) -> None:
     places = [place for place in runs.columns if runs.of(*place, "alt")]
     for index, method in enumerate(("fedavg", "alt")):
         found = {at: runs.of(*place, method) for at, place in enumerate(places)}
         at = [place + (index - 0.5) * 0.25 for place, of in found.items() if of]
         _points(axes, at, [of for of in found.values() if of], title_of(method), index, "none")
-    axes.set_xticks(
-        range(len(places)),
-        [f"{network_title(network)}, {task}" for task, network in places],
-        rotation=30,
-        ha="right",
-    )
+    names = [f"{network_title(network)}, {task}" for task, network in places]
+    axes.set_xticks(range(len(places)), names, rotation=30, ha="right")
     found = (runs.of(*place, method) for place in places for method in ("fedavg", "alt"))
-    axes.set_title(f"ALT alone ({_seeds(found)})", fontsize=9, pad=26)
     axes.set_xlim(-0.6, len(places) - 0.4)
-    _legend_above(axes)
+    _title_and_legend(axes, "ALT alone", found)
 
 
 def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:
@@ -118,27 +104,23 @@ def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:
             _points(axes, at, list(found.values()), name, index, "-")
             index += 1
     shown = (of for found in varied.values() for of in found.values())
-    axes.set_title(f"FedKWS-UI by {symbol} ({_seeds(shown)})", fontsize=9, pad=26)
     axes.set_xticks(range(len(values)), values)
     axes.set_xlabel(symbol)
-    _legend_above(axes)
+    _title_and_legend(axes, f"FedKWS-UI by {symbol}", shown)
 
 
 def _points(
     axes: Axes, at: Sequence[float], runs: Sequence[Sequence[Run]], name: str, index: int, line: str
 ) -> None:
     found = [mean_and_spread(run.lasting for run in of) for of in runs]
-    axes.errorbar(
-        at,
-        [mean for mean, _ in found],
-        [spread or 0.0 for _, spread in found],
-        linestyle=line,
-        capsize=2.5,
-        label=name,
-        **look(index),
-    )
+    means, spreads = [mean for mean, _ in found], [spread or 0.0 for _, spread in found]
+    axes.errorbar(at, means, spreads, linestyle=line, capsize=2.5, label=name, **look(index))
 
 
-def _legend_above(axes: Axes) -> None:
+def _title_and_legend(axes: Axes, title: str, found: Iterable[Sequence[Run]]) -> None:
+    """What is above a panel: its title, with the number of seeds that it shows, and its legend."""
+    counts = sorted({len(of) for of in found if of})
+    seeds = f"{' or '.join(map(str, counts))} seed{'' if counts == [1] else 's'}"
+    axes.set_title(f"{title} ({seeds})", fontsize=9, pad=26)
     place = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.99)}
     axes.legend(ncols=2, fontsize=8, columnspacing=1, handletextpad=0.4, **place)

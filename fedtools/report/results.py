@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,9 +158,7 @@ def check_comparable(methods: Sequence[Method]) -> None:
             raise UserError(problem, remedy="score both on one data directory")
 
 
-def _read_scores(
-    path: Path,
-) -> tuple[dict[str, tuple[int, int]], dict[str, dict[str, Interval]]]:
+def _read_scores(path: Path) -> tuple[dict[str, tuple[int, int]], dict[str, dict[str, Interval]]]:
     rows = read_tsv(path, SCORE_COLUMNS)
     if [row["client"] for row in rows[-2:]] != [AVERAGE, ALL]:
         problem = f"the last rows are not {AVERAGE} and {ALL}"
@@ -177,13 +175,7 @@ def _read_scores(
         client = row["client"]
         words[client] = count(row, "utterances", path, line), count(row, "words", path, line)
         for rate, of_client in rates.items():
-            of_client[client] = Interval(
-                number(row, rate, path, line),
-                _bound(row, f"{rate}_low", path, line),
-                _bound(row, f"{rate}_high", path, line),
-            )
+            columns = (f"{rate}_low", f"{rate}_high")
+            bounds = (None if row[c] == "-" else number(row, c, path, line) for c in columns)
+            of_client[client] = Interval(number(row, rate, path, line), *bounds)
     return words, rates
-
-
-def _bound(row: Mapping[str, str], column: str, path: Path, line: int) -> float | None:
-    return None if row[column] == "-" else number(row, column, path, line)
