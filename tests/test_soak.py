@@ -102,7 +102,9 @@ def test_what_must_not_be_is_seen(tmp_path, monkeypatch):
     assert outcome("1 / 0") == "traceback"
     assert outcome("os.abort()") == "signal 6"
     # Mapped, since a process of many tests may have freed as much before.
-    mapped = "x = __import__('mmap').mmap(-1, 300 << 20)\nx.write(b'1' * (300 << 20))"
+    mapped = (
+        "x = __import__('mmap').mmap(-1, 300 << 20)\nfor _ in range(300): x.write(b'1' * (1 << 20))"
+    )
     assert outcome(mapped) == "memory"
     assert outcome("bytearray(1 << 30)") == "traceback"
     assert outcome("Path('.a.tmp').touch()", ".a.tmp") == "left over"
