@@ -71,7 +71,9 @@ def run(words: Sequence[str], root: Path) -> Ended:
     """
     text = " ".join(words).replace("{}", str(root))
     commands = [line.split() for line in text.split(" && ")]
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 10
+    # Without mapped files, whose pages a fork does not have before it looks at them.
+    _, resident, mapped, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    before = (resident - mapped) * resource.getpagesize() >> 10
     with tempfile.TemporaryFile() as output:
         child = forks.fork(commands, root, output.fileno(), prepare=_limit)
         hung = not _wait(child)
