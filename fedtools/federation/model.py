@@ -96,12 +96,8 @@ class ModelFederation(Federation):
     def _rows(self, place: Place, fitted: Sequence[Fitted], phase: Phase) -> State:
         """What the clients send, a row for each."""
         if phase.sends == SHARED:
-            if place.stacked:
-                return self.of_kind(SHARED, place.model.state_dict())
-            return {
-                name: value[None]
-                for name, value in self.of_kind(SHARED, place.model.state_dict()).items()
-            }
+            shared = self.of_kind(SHARED, place.model.state_dict())
+            return shared if place.stacked else {name: shared[name][None] for name in shared}
         names = phase.sends.tensors
         return {
             name: torch.stack([torch.as_tensor(one.tensors[name]) for one in fitted])
