@@ -26,7 +26,7 @@ from fedtools.federation.tasks import TASKS, data_of, read_evaluation
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import read_ledger
-from fedtools.files.messages import check_size
+from fedtools.files.tables import check_table_size
 
 CLIENTS = ["au", "en"]
 
@@ -206,6 +206,7 @@ def test_a_ledger_that_was_changed_is_named(world, copied, change):
 
 
 NEW_ROUND = "round_0005"
+UPDATE = f"{NEW_ROUND}/update.1.tsv"
 READERS = {
     "sha256sums": Experiment,
     "config.yaml": Experiment,
@@ -215,7 +216,7 @@ READERS = {
     f"{NEW_ROUND}/global.safetensors": lambda path: Experiment(path).base(5),
     f"{NEW_ROUND}/clients": lambda path: Experiment(path).sampled(5),
     f"{NEW_ROUND}/jobs": lambda path: Experiment(path).jobs(5),
-    f"{NEW_ROUND}/update.1.tsv": lambda path: check_size(path / NEW_ROUND / "update.1.tsv", 9),
+    UPDATE: lambda path: check_table_size(path / UPDATE, 9),
     "evaluate_train.tsv": lambda path: read_evaluation(path / "evaluate_train.tsv", TASKS["kws"]),
 }
 

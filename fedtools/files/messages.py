@@ -23,10 +23,17 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 
-from fedtools.files.ark import FeatureReader, write_ark
+from fedtools.files.ark import FeatureReader
 from fedtools.files.atomic import atomic_path
-from fedtools.files.datadir import check_id, read_table, write_table
+from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
+from fedtools.files.sent_features import (
+    Features,
+    check_features,
+    feature_paths,
+    open_features,
+    write_features,
+)
 from fedtools.files.states import (
     Layout,
     Spec,
@@ -37,7 +44,7 @@ from fedtools.files.states import (
     row_bytes,
     write_at,
 )
-from fedtools.files.tables import count, read_tsv, write_tsv
+from fedtools.files.tables import check_table_size, count, read_tsv, write_tsv
 
 if TYPE_CHECKING:
     import torch
@@ -47,20 +54,6 @@ COLUMNS = ("client", "utterances", "steps", "loss", "seconds", "bytes", "base", 
 _MAX_UTTERANCES, _MAX_STEPS, _MAX_SECONDS = 10**9, 10**12, 1e9
 # What TensorBoard writes, and a sum of any number of clients, has room for. More is no loss.
 MAX_LOSS = 1e30
-
-
-@dataclass(frozen=True)
-class Features:
-    """Bounds on the features that a client may send.
-
-    Attributes:
-        size: values of a frame.
-        utterances, frames: the largest number of each, in all.
-    """
-
-    size: int
-    utterances: int = 10**6
-    frames: int = 10**9
 
 
 @dataclass(frozen=True)
@@ -112,7 +105,7 @@ class Message:
     @property
     def features(self) -> FeatureReader:
         """The features that the client sent."""
-        return FeatureReader(_read_scp(self.path.parent, self.client))
+        return open_features(self.path.parent, self.client)
 
 
 @dataclass(frozen=True)
@@ -151,7 +144,7 @@ class MessageWriter:
         self._tensors.unlink(missing_ok=True)
         if payload.features:
             for client in clients:
-                for path in _feature_paths(round_dir, client):
+                for path in feature_paths(round_dir, client):
                     path.unlink(missing_ok=True)
         self._file: BinaryIO | None = None
         self._stack = ExitStack()
@@ -195,7 +188,7 @@ class MessageWriter:
             if report.client not in self._row or report.client in self._written:
                 raise ValueError(f"client {report.client!r} is not of this job, or comes twice")
             if wanted:
-                size += self._send_features(report.client, features)
+                size += write_features(self._table.parent, report.client, features)
             self._written[report.client] = self._line(report, 0 if report.reason else size)
         for name, (shape, kind) in spec.items():
             rows = as_array(name, tensors[name])
@@ -219,15 +212,6 @@ class MessageWriter:
                     continue
             runs.append((index, index + 1))
         return runs
-
-    def _send_features(self, client: str, matrices: Iterable[tuple[str, np.ndarray]]) -> int:
-        ark, scp = _feature_paths(self._table.parent, client)
-        entries = write_ark(ark, matrices)
-        # The file alone: where the experiment lies is nobody's business.
-        write_table(
-            scp, {utt: f"{ark.name}:{at.rpartition(':')[2]}" for utt, at in entries.items()}
-        )
-        return ark.stat().st_size + scp.stat().st_size
 
     def _line(self, report: Report, size: int) -> dict[str, object]:
         return {
@@ -336,10 +320,6 @@ def _paths(round_dir: Path, job: int) -> tuple[Path, Path]:
     return round_dir / f"update.{job}.safetensors", round_dir / f"update.{job}.tsv"
 
 
-def _feature_paths(round_dir: Path, client: str) -> tuple[Path, Path]:
-    return round_dir / f"features.{client}.ark", round_dir / f"features.{client}.scp"
-
-
 def _stacked(spec: Spec, clients: int) -> Spec:
     return {name: ((clients, *shape), kind) for name, (shape, kind) in spec.items()}
 
@@ -349,7 +329,7 @@ def _read_job(
 ) -> list[Message | Refusal]:
     """What each row of a job's table amounts to; a `UserError` if the table cannot be read."""
     tensors, table = _paths(round_dir, job)
-    check_size(table, sampled)
+    check_table_size(table, sampled)
     rows = read_tsv(table, COLUMNS)
     for line, row in enumerate(rows, 2):
         check_id(row["client"], "client", table, line)
@@ -400,43 +380,11 @@ def _message(
         raise UserError("started from another global state", path=table, line=line)
     size = row_bytes(payload.tensors)
     if payload.features:
-        size += _check_features(table.parent, client, payload.features)
+        size += check_features(table.parent, client, payload.features)
     if announced != size:
         raise UserError(f"{announced} bytes announced, {size} sent", path=table, line=line)
     path = table.with_suffix(".safetensors")
     return Message(client, utterances, steps, loss, seconds, size, path, layout, index)
-
-
-def _check_features(round_dir: Path, client: str, bounds: Features) -> int:
-    """The bytes of a client's features, whose headers are within the bounds."""
-    ark, scp = _feature_paths(round_dir, client)
-    entries = _read_scp(round_dir, client, bounds.utterances)
-    check_file(ark)
-    if len(entries) > bounds.utterances:
-        raise UserError(f"{len(entries)} utterances, over {bounds.utterances}", path=scp)
-    reader, frames = FeatureReader(entries), 0
-    for line, utterance in enumerate(entries, 1):
-        check_id(utterance, "utterance", scp, line)
-        length, size = reader.shape(utterance)
-        frames += length
-        if size != bounds.size or frames > bounds.frames:
-            problem = f"{length} frames of {size} values, {frames} in all"
-            remedy = f"at most {bounds.frames} of {bounds.size} are taken"
-            raise UserError(problem, path=scp, line=line, remedy=remedy)
-    return ark.stat().st_size + scp.stat().st_size
-
-
-def _read_scp(round_dir: Path, client: str, most: int = 10**6) -> dict[str, str]:
-    """utterance -> "path:offset" in the client's own ark, whatever path the client wrote."""
-    ark, scp = _feature_paths(round_dir, client)
-    check_size(scp, most)
-    entries = {}
-    for line, (utterance, value) in enumerate(read_table(scp).items(), 1):
-        name, _, offset = value.rpartition(":")
-        if name != ark.name or not (offset.isascii() and offset.isdecimal()):
-            raise UserError(f"{value[:80]!r} is not in {ark.name}", path=scp, line=line)
-        entries[utterance] = f"{ark}:{offset}"
-    return entries
 
 
 def _real(row: Mapping[str, str], column: str, table: Path, line: int) -> float:
@@ -448,19 +396,6 @@ def _real(row: Mapping[str, str], column: str, table: Path, line: int) -> float:
     if not math.isfinite(value):
         raise UserError(f"the {column} is {text!r}, not a finite number", path=table, line=line)
     return value
-
-
-def check_size(path: Path, rows: int) -> None:
-    """Fail if a table is no regular file, or far longer than ids of 200 characters can make it."""
-    check_file(path)
-    if path.stat().st_size > 1024 * (rows + 64):
-        raise UserError(f"too long for a table of {rows} rows", path=path)
-
-
-def check_file(path: Path) -> None:
-    """Fail with a `UserError` if there is no regular file."""
-    if not path.is_file():
-        raise UserError("not a regular file" if path.exists() else "missing", path=path)
 
 
 def _reason_of(error: UserError, folder: Path) -> str:

@@ -96,6 +96,19 @@ def count(row: Mapping[str, str], column: str, path: str | Path, line: int) -> i
     return int(text)
 
 
+def check_table_size(path: Path, rows: int) -> None:
+    """Fail if a table is no regular file, or far longer than ids of 200 characters can make it."""
+    check_regular(path)
+    if path.stat().st_size > 1024 * (rows + 64):
+        raise UserError(f"too long for a table of {rows} rows", path=path)
+
+
+def check_regular(path: Path) -> None:
+    """Fail with a `UserError` if there is no regular file."""
+    if not path.is_file():
+        raise UserError("not a regular file" if path.exists() else "missing", path=path)
+
+
 def format_table(
     header: Sequence[str], rows: Iterable[Sequence[object]], align: str | None = None
 ) -> str:
