@@ -147,11 +147,12 @@ def aggregate(federation: Federation, number: int) -> None:
     rows = _ledger_rows(federation, server, sampled, base, begun)
     write_ledger(experiment.round_dir(number) / "ledger.tsv", rows)
     experiment.close(number)
-    tidy(federation, number)
+    federation.closed(number, sampled)
+    remove_unwanted(experiment, number)
 
 
 def tidy(federation: Federation, number: int) -> None:
-    """Remove what is not needed of a complete round; a run that was killed may have left it."""
+    """Remove what is not needed of a complete round, which a run that was killed may have left."""
     if number > 0:
         experiment = federation.experiment
         federation.closed(number, draw(experiment, number, federation.method.phase(number)))
