@@ -87,16 +87,6 @@ def test_unknown_characters(tokenizer):
     assert tokenizer.decode([0, *ids, 0, len(tokenizer) - 1]) == "the <unk>at"
 
 
-def test_a_table_names_the_utterance_that_cannot_be_used(tokenizer):
-    good = {"a": "the cat", "b": "xx hat"}
-    encoded = tokenizer.encode_table(good, "text")
-    assert encoded == {utt: tokenizer.encode(words) for utt, words in good.items()}
-    with pytest.raises(UserError, match="text:3: no token covers any character of utterance 'c'"):
-        tokenizer.encode_table({**good, "c": "漢字"}, "text")
-    with pytest.raises(UserError, match="text:3: utterance 'c' has no words"):
-        tokenizer.encode_table({**good, "c": ""}, "text")
-
-
 def test_the_command_is_deterministic(text, tmp_path):
     other = tmp_path / "text2"
     write_table(other, {"x": "more cats", "y": ""})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,32 +99,6 @@ class Tokenizer:
         text = "".join(token for token in map(self.tokens.__getitem__, ids) if token not in silent)
         mark = SPACE if self._pieces is None else WORD_START
         return " ".join(text.replace(mark, " ").split())
-
-    def encode_table(
-        self, texts: Mapping[str, str], path: str | Path | None = None
-    ) -> dict[str, list[int]]:
-        """Encode a Kaldi text table: utterance -> words to utterance -> token ids.
-
-        Args:
-            texts: the table, in the order of the file.
-            path: the file it came from, for messages.
-
-        Raises:
-            UserError: naming the first utterance that has no words, or nothing but <unk>.
-        """
-        encoded = {}
-        for line, (utterance, words) in enumerate(texts.items(), 1):
-            ids = self.encode(words)
-            if not ids:
-                raise UserError(
-                    f"utterance {utterance!r} has no words", path=path, line=line, remedy="drop it"
-                )
-            if {self.tokens[index] for index in ids} <= {UNKNOWN, SPACE, WORD_START}:
-                problem = f"no token covers any character of utterance {utterance!r}"
-                remedy = "train the tokens on text in this script, or drop it"
-                raise UserError(problem, path=path, line=line, remedy=remedy)
-            encoded[utterance] = ids
-        return encoded
 
 
 def train_tokens(
