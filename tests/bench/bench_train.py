@@ -81,7 +81,7 @@ def main() -> None:
         torch.manual_seed(0)
         model = build_model(config["model"], data.tokenizer.tokens)
 
-        def ours() -> None:
+        def ours(turn: int) -> None:
             place = Place(
                 ["bench"],
                 1,
@@ -91,7 +91,8 @@ def main() -> None:
                 objective=Objective(mean_ctc_loss),
                 batches=lambda *_: UtteranceBatches(data, 1, training.accum_grad, CPU, (0, 1)),
                 sizes=[len(data)],
-                own=[Private(Path(name), 1)],
+                # A folder for each turn: what is there already is not trained again.
+                own=[Private(Path(name) / str(turn), 1)],
                 seed=0,
             )
             place.fit()
@@ -100,7 +101,7 @@ def main() -> None:
         for turn in range(options.turns + 1):
             for what in ("bare loop", "fedtools"):
                 begun = time.perf_counter()
-                bare_loop(model, data, training) if what == "bare loop" else ours()
+                bare_loop(model, data, training) if what == "bare loop" else ours(turn)
                 if turn:
                     seconds[what].append(time.perf_counter() - begun)
     rows = [
