@@ -45,6 +45,7 @@ setup(
         "espeakng-loader==0.2.4",
         "safetensors>=0.4.3",
         "typer>=0.19",
+        "pydantic>=2.7",
         "tqdm>=4.66",
         "pyyaml>=6.0",
         "tabulate>=0.9",

@@ -176,10 +176,10 @@ def test_no_shift_and_no_volume_is_the_identity(count, with_noise):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"time_shift_ms": 1001}, "time_shift_ms is 1001"),
-        ({"time_shift_ms": -1}, "time_shift_ms is -1"),
-        ({"noise_volume": 1.5}, "noise_volume is 1.5"),
-        ({"noise_probability": -0.1}, "noise_probability is -0.1"),
+        ({"time_shift_ms": 1001}, "'time_shift_ms' is 1001: input should be"),
+        ({"time_shift_ms": -1}, "'time_shift_ms' is -1: input should be"),
+        ({"noise_volume": 1.5}, "'noise_volume' is 1.5: input should be"),
+        ({"noise_probability": -0.1}, "'noise_probability' is -0.1: input should be"),
         ({"noise_probability": float("nan")}, "'noise_probability' is nan"),
         ({"noise": 1}, "unknown option 'noise'"),
     ],

@@ -16,6 +16,7 @@ from fedtools.decode.beam import LN10, BeamOptions, CtcBeamDecoder, alignment_sc
 from fedtools.decode.greedy import greedy
 from fedtools.decode.lists import best_weights
 from fedtools.files.atomic import write_text
+from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, best_text
 from fedtools.lm.ngram import train_ngram
@@ -290,7 +291,7 @@ def test_what_does_not_belong_together_is_refused(corpus, tmp_path):
 )
 def test_options_are_checked(bad):
     with pytest.raises(UserError, match=next(iter(bad))):
-        BeamOptions(**bad)
+        from_mapping(BeamOptions, bad, "decode.yaml")
 
 
 # Weights

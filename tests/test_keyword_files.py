@@ -91,7 +91,9 @@ def test_bad_options(world, cli, tmp_path):
         "training.augment.noise=1", said="config.yaml: training: augment: unknown option 'noise'"
     )
     refused("model.network=dscn", said="dscnn")
-    refused("method_conf.private=heads", method="fedkws_ui", said="not model or head")
+    refused(
+        "method_conf.private=heads", method="fedkws_ui", said="input should be 'model' or 'head'"
+    )
     refused("method_conf.optimizer=adagrad", method="fedopt", said="yogi")
     refused("method_conf.adaptivity=0", method="fedopt", said="adaptivity")
     refused("method_conf.private=head", method="fedkws_ui", said="head_share")
@@ -99,27 +101,30 @@ def test_bad_options(world, cli, tmp_path):
     refused(method="client", said="Client is for task asr")
     refused("clients_per_round=half", said="clients_per_round")
     refused("training.grad_clip=-1", said="grad_clip")
-    refused("training.use_tf32=maybe", said="option 'use_tf32' is 'maybe', not bool")
+    refused(
+        "training.use_tf32=maybe",
+        said="option 'use_tf32' is 'maybe': input should be a valid boolean",
+    )
     refused("training.optim_conf.lr=x", said="config.yaml: training: optim_conf")
     refused("rounds=true", said="option 'rounds' is True, not a whole number from 1")
     refused("rounds=2020-13-45", said="the value is not YAML")
     refused("model.network_conf.channels=0", said="channels must be at least 1")
     refused("model.network_conf.head_share=0.01", said="leaves a head without any")
-    refused("model.network_conf=[a]", said="model: ['a'] is not ")
+    refused("model.network_conf=[a]", said="model: ['a'] must be a mapping")
     refused("model.network_config={}", said="did you mean 'network_conf'?")
     refused("model.network=[a]", said="unknown option")
     refused("model=dscnn", said="section 'model' must be a mapping")
     refused("task=[a]", said="unknown option")
-    refused("method_conf=[a]", said="method_conf: ['a'] is not ")
-    refused("method_conf=5", said="method_conf: 5 is not ")
+    refused("method_conf=[a]", said="method_conf: ['a'] must be a mapping")
+    refused("method_conf=5", said="method_conf: 5 must be a mapping")
     refused("keep_updates=sometimes", said="not true or false")
     refused("clients_per_round=100", said="is 100, no number or share of 7 clients")
     refused("training.optim_conf.foreach=true", said="optim_conf: ")
     refused("training.optim_conf.differentiable=true", said="optim_conf: ")
-    refused("method_conf.proximal=-1", method="fedprox", said="proximal -1.0 is not")
-    refused("method_conf.discrepancy=-1", method="fedmmd", said="discrepancy -1.0")
+    refused("method_conf.proximal=-1", method="fedprox", said="'proximal' is -1: input should be")
+    refused("method_conf.discrepancy=-1", method="fedmmd", said="'discrepancy' is -1: input should be")
     for option in ("adversarial", "private_steps", "base_ratio", "full_size"):
-        refused(f"method_conf.{option}=-1", method="fedkws_ui", said=f"{option} -1")
+        refused(f"method_conf.{option}=-1", method="fedkws_ui", said=f"'{option}' is -1: input should be")
 
 
 def test_rounds_are_ordered_as_numbers(world, tmp_path):

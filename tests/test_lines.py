@@ -169,12 +169,12 @@ class Options:
     [
         ("x: 1\ntraining:\n  rate: [1]\n", r"c.yaml:3: training: option 'rate' is \[1\]"),
         ("training:\n  more: {}\n  rat: 1\n", "c.yaml:3: training: unknown option 'rat'"),
-        ("training: [1]\n", r"c.yaml: training: \[1\] is not a mapping"),
-        ("training: []\n", r"c.yaml: training: \[\] is not a mapping"),
+        ("training: [1]\n", r"c.yaml: training: \[1\] must be a mapping"),
+        ("training: []\n", r"c.yaml: training: \[\] must be a mapping"),
         ("training:\n  rate: " + "9" * 400, "c.yaml:2: training: option 'rate' is 999"),
         (
             "training:\n  rate: .nan",
-            "c.yaml:2: training: option 'rate' is nan, not a usable number",
+            "c.yaml:2: training: option 'rate' is nan: input should be a finite number",
         ),
         # Of two such lines nobody can say which it is.
         ("a: {rate: x}\ntraining: {rate: x}\n", "c.yaml: training: option 'rate' is 'x'"),
@@ -328,7 +328,7 @@ def test_an_empty_list_is_no_transcript(tmp_path, cli):
     [
         ("lm_weight: 1\n", "option 'word_score' is missing"),
         ("lm_weight: x\nword_score: 1\n", "weights.yaml:1: option 'lm_weight' is 'x'"),
-        ("lm_weight: .inf\nword_score: 1\n", "must be finite"),
+        ("lm_weight: .inf\nword_score: 1\n", "weights.yaml:1: option 'lm_weight' is inf"),
         ("beam: 1\n", "weights.yaml:1: unknown option 'beam'"),
     ],
 )

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from fedtools.files.clips import CLIP_SAMPLES, RATE
@@ -30,16 +32,9 @@ class Augment:
         noise_probability: how often there is noise.
     """
 
-    time_shift_ms: int = 100
-    noise_volume: float = 0.1
-    noise_probability: float = 0.8
-
-    def __post_init__(self):
-        if not 0 <= self.time_shift_ms * RATE // 1000 <= CLIP_SAMPLES:
-            raise ValueError(f"time_shift_ms is {self.time_shift_ms}, not from 0 to a clip's 1000")
-        for name in ("noise_volume", "noise_probability"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, not from 0 to 1")
+    time_shift_ms: Annotated[int, Ge(0), Le(CLIP_SAMPLES * 1000 // RATE)] = 100
+    noise_volume: Annotated[float, Ge(0), Le(1)] = 0.1
+    noise_probability: Annotated[float, Ge(0), Le(1)] = 0.8
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from torch import nn
 
 from fedtools.audio.augment import Augment
-from fedtools.files.config import from_mapping, option_error, unknown
+from fedtools.files.config import (
+    Natural,
+    NonNegative,
+    Positive,
+    from_mapping,
+    option_error,
+    unknown,
+)
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 # Far above what is of use.
@@ -37,42 +45,23 @@ class Training:
             without, a stack is as near to its clients one after the other as on a CPU.
     """
 
-    optim: str = "adam"
+    optim: Literal["adam", "adamw", "sgd"] = "adam"
     optim_conf: dict = field(default_factory=dict)
-    scheduler: str | None = None
+    scheduler: Literal["warmuplr"] | None = None
     scheduler_conf: dict = field(default_factory=dict)
-    grad_clip: float = 0.0
-    train_dtype: str = "float32"
-    num_threads: int = 1
-    save_interval_steps: int = 0
+    grad_clip: NonNegative = 0.0
+    train_dtype: Literal["float32", "bfloat16"] = "float32"
+    num_threads: Annotated[int, Ge(1), Le(MAX_THREADS)] = 1
+    save_interval_steps: Natural = 0
     use_tf32: bool = False
 
     def __post_init__(self) -> None:
-        if self.optim not in OPTIMIZERS:
-            raise ValueError(f"optim {self.optim!r} is not one of {', '.join(OPTIMIZERS)}")
-        if self.scheduler not in (None, "warmuplr"):
-            raise ValueError(f"scheduler {self.scheduler!r} is not 'warmuplr'")
         for name in self.scheduler_conf:
             if name != "warmup_steps":
                 raise ValueError(f"scheduler_conf: {unknown(name, ['warmup_steps'])}")
         steps = self.warmup_steps
         if not isinstance(steps, (int, float)) or isinstance(steps, bool) or not 0 < steps < 1e12:
             raise ValueError(f"scheduler_conf.warmup_steps is {steps!r}, not a number over 0")
-        if self.train_dtype not in DTYPES:
-            raise ValueError(f"train_dtype {self.train_dtype!r} is not {' or '.join(DTYPES)}")
-        if not 0 <= self.grad_clip < math.inf:
-            raise ValueError(f"grad_clip is {self.grad_clip!r}, not a number from 0")
-        if self.save_interval_steps < 0:
-            raise ValueError(f"save_interval_steps is {self.save_interval_steps}, not from 0")
-        self.check_positive("num_threads")
-        if self.num_threads > MAX_THREADS:
-            raise ValueError(f"num_threads is {self.num_threads}, more than {MAX_THREADS}")
-
-    def check_positive(self, *names: str) -> None:
-        """Raise a ValueError if an option is less than 1."""
-        for name in names:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
 
     @property
     def warmup_steps(self) -> float:
@@ -105,15 +94,11 @@ class UtteranceTraining(Training):
         cache_mb: features that a process keeps in memory between rounds.
     """
 
-    grad_clip: float = 5.0
-    save_interval_steps: int = 500
-    batch_bins: int = 1_000_000
-    accum_grad: int = 1
-    cache_mb: int = 2000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_positive("batch_bins", "accum_grad")
+    grad_clip: NonNegative = 5.0
+    save_interval_steps: Natural = 500
+    batch_bins: Positive = 1_000_000
+    accum_grad: Positive = 1
+    cache_mb: Natural = 2000
 
 
 @dataclass(frozen=True)
@@ -129,17 +114,14 @@ class ClipTraining(Training):
         augment: fields of `fedtools.audio.augment.Augment`.
     """
 
-    optim: str = "sgd"
-    batch_size: int = 32
-    stack: int = 16
-    stack_mb: int = 4000
+    optim: Literal["adam", "adamw", "sgd"] = "sgd"
+    batch_size: Positive = 32
+    stack: Annotated[int, Ge(1), Le(MAX_STACK)] = 16
+    stack_mb: Positive = 4000
     augment: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("batch_size", "stack", "stack_mb")
-        if self.stack > MAX_STACK:
-            raise ValueError(f"stack is {self.stack}, more than {MAX_STACK}")
         from_mapping(Augment, self.augment, "augment")
 
     @cached_property

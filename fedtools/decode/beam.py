@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.decode.greedy import refuse_nan
+from fedtools.files.config import AboveZero, Positive
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_words
 from fedtools.files.nbest import Hypothesis
@@ -51,23 +52,18 @@ class BeamOptions:
         nbest: hypotheses returned.
     """
 
-    beam_size: int = 100
-    beam_threshold: float = 20.0
-    beam_size_token: int = 15
+    beam_size: Positive = 100
+    beam_threshold: AboveZero = 20.0
+    beam_size_token: Positive = 15
     lm_weight: float = 0.5
     word_score: float = 0.0
-    nbest: int = 20
+    nbest: Positive = 20
 
     def __post_init__(self):
-        for name in ("beam_size", "beam_size_token", "nbest", "beam_threshold"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name} is {getattr(self, name)}", remedy="give more than 0")
         if self.nbest > self.beam_size:
             problem = f"nbest {self.nbest} is more than beam_size {self.beam_size}"
             remedy = "widen the beam, to about five times nbest"
             raise UserError(problem, remedy=remedy)
-        if not (math.isfinite(self.lm_weight) and math.isfinite(self.word_score)):
-            raise UserError("lm_weight and word_score must be finite numbers")
 
 
 class CtcBeamDecoder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,10 +25,6 @@ class Weights:
 
     lm_weight: float
     word_score: float
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.lm_weight) and math.isfinite(self.word_score)):
-            raise ValueError("lm_weight and word_score must be finite numbers")
 
 
 def merge(out: str | Path, data_path: str | Path, jobs: int) -> Path:

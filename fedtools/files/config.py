@@ -6,19 +6,31 @@ import contextlib
 import copy
 import dataclasses
 import difflib
+import functools
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import yaml
+from annotated_types import Ge, Gt, Lt
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_text
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 T = TypeVar("T")
+
+# The ranges that options have; pydantic checks them.
+Positive = Annotated[int, Ge(1)]
+Natural = Annotated[int, Ge(0)]
+AboveZero = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Lt(1)]
 
 # Aliases can make a few lines a tree of any size, which would be walked through and printed.
 _MAX_NODES = 1 << 21
@@ -61,7 +73,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"not YAML: {error}", path=path) from None
     if not isinstance(content, dict):
-        raise UserError("a mapping of options is expected", path=path)
+        raise UserError("must be a mapping of options", path=path)
     return content
 
 
@@ -174,18 +186,19 @@ def merge(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | Path) -> T:
-    """Make a frozen dataclass from options, refusing unknown names and values of another type.
+    """Make a frozen dataclass from options, refusing unknown names and values out of range.
 
     Args:
-        kind: a dataclass with simple fields (bool, int, float, str, dict, tuple, and None).
+        kind: a dataclass; a field's annotation says what it takes, as pydantic's strict mode reads
+            it (`Positive`, `Literal["sgd", "adam"]`). NaN and Inf are no number for any.
         options: name -> value; None is the same as {}.
         where: what the options were read from, for messages.
     """
     if not isinstance(options, Mapping | None):
-        raise UserError(f"{_short(options)} is not a mapping", path=where)
+        raise UserError(f"{_short(options)} must be a mapping", path=where)
     options = dict(options or {})
     fields = {field.name: field for field in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     for name, value in options.items():
         if name not in fields:
             raise option_error(unknown(name, fields), where, name, value)
@@ -248,23 +261,25 @@ def freeze(path: Path, config: Mapping[str, Any], made_with: str = "another conf
 
 
 def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
-    if typing.get_origin(hint) is tuple:
-        kind = typing.get_args(hint)[0]
-        if isinstance(value, list | tuple) and all(isinstance(one, kind) for one in value):
-            return tuple(value)
-        problem = f"option {name!r} is {_short(value)}, not a list of {kind.__name__}"
-        raise option_error(problem, where, name, value)
-    kinds = typing.get_args(hint) or (hint,)
-    if value != value or (type(value) is int and abs(value) >> 63):
-        problem = f"option {name!r} is {_short(value)}, not a usable number"
-        raise option_error(problem, where, name)
-    if float in kinds and type(value) is int:
-        return float(value)
-    origins = tuple(typing.get_origin(kind) or kind for kind in kinds)
-    if isinstance(value, bool) and bool not in origins:
-        origins = ()
-    if not isinstance(value, origins):
-        wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in origins) or "other"
-        problem = f"option {name!r} is {_short(value)}, not {wanted}"
-        raise option_error(problem, where, name, value)
-    return value
+    # Imported late: not every command that reads YAML checks options.
+    from pydantic import ValidationError
+
+    # YAML's lists are tuples here, so that nobody changes them.
+    listed = isinstance(value, list) and typing.get_origin(hint) is tuple
+    try:
+        if type(value) is int and abs(value) >> 63:
+            raise option_error(f"option {name!r} is {_short(value)}: too large", where, name)
+        return _adapter(hint).validate_python(tuple(value) if listed else value)
+    except ValidationError as error:
+        said = error.errors(include_url=False)[0]["msg"].replace("tuple", "list")
+        problem = f"option {name!r} is {_short(value)}: {said[0].lower()}{said[1:]}"
+        # NaN is not equal to itself, and so not found by its value.
+        known = () if value != value else (value,)
+        raise option_error(problem, where, name, *known) from None
+
+
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter:
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from fedtools.files.config import Natural, NonNegative, Positive
 from fedtools.files.messages import Payload
 
 if TYPE_CHECKING:
@@ -68,22 +69,12 @@ class Method:
     federated: ClassVar[bool] = True
     labels: ClassVar[bool] = True
 
-    local_epochs: int = 1
-    local_steps: int = 0
+    local_epochs: Positive = 1
+    local_steps: Natural = 0
     personal: tuple[str, ...] = ()
-    min_clients: int = 1
-    max_norm_ratio: float = 100.0
-    max_weight_ratio: float = 100.0
-
-    def __post_init__(self) -> None:
-        for name in ("local_epochs", "min_clients"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1")
-        for name in ("local_steps", "max_norm_ratio", "max_weight_ratio"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be a number from 0")
-        if not all(isinstance(pattern, str) for pattern in self.personal):
-            raise ValueError("personal must be a list of patterns of parameter names")
+    min_clients: Positive = 1
+    max_norm_ratio: NonNegative = 100.0
+    max_weight_ratio: NonNegative = 100.0
 
     def check(self, task: str, model: Mapping[str, Any]) -> None:
         """Raise a ValueError if it cannot have this task, or a model of this configuration."""

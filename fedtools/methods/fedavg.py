@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedtools.methods import METHODS
 from fedtools.methods.base import Method
@@ -33,13 +33,8 @@ class FedAvg(Method):
     title: ClassVar[str] = "FedAvg"
     rank: ClassVar[int] = 3
 
-    weighting: str = "uniform"
+    weighting: Literal["uniform", "utterances"] = "uniform"
     keep_optimizer: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.weighting not in ("uniform", "utterances"):
-            raise ValueError(f"weighting {self.weighting!r} is not uniform or utterances")
 
     def check(self, task: str, model: Mapping[str, Any]) -> None:
         super().check(task, model)

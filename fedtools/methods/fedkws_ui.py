@@ -13,13 +13,13 @@ the options here that only it uses are marked as released.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from fedtools.files.config import Natural, NonNegative, Share
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
 
@@ -56,26 +56,16 @@ class FedKwsUi(FedAvg):
     rank: ClassVar[int] = 7
     tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
-    local_steps: int = 50
-    smoothing: float = 0.2
-    adversarial: float = 0.001
-    private: str = "model"
-    private_steps: int = 0
+    local_steps: Natural = 50
+    smoothing: Share = 0.2
+    adversarial: NonNegative = 0.001
+    private: Literal["model", "head"] = "model"
+    private_steps: Natural = 0
     adaptive: bool = True
-    base_ratio: float = 0.0
-    full_size: int = 0
+    base_ratio: NonNegative = 0.0
+    full_size: Natural = 0
     truncate: bool = False
     smooth_by_utility: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.private not in ("model", "head"):
-            raise ValueError(f"private {self.private!r} is not model or head")
-        if not 0 <= self.smoothing < 1:
-            raise ValueError(f"smoothing {self.smoothing} is not in [0, 1)")
-        for name in ("adversarial", "private_steps", "base_ratio", "full_size"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} {getattr(self, name)} is not a number from 0")
 
     def check(self, task: str, model: Mapping[str, Any]) -> None:
         super().check(task, model)

@@ -12,10 +12,10 @@ statistics are not the running ones.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedtools.files.config import NonNegative
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
 
@@ -47,12 +47,7 @@ class FedMmd(FedAvg):
     rank: ClassVar[int] = 5
     tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
-    discrepancy: float = 0.001
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.discrepancy < math.inf:
-            raise ValueError(f"discrepancy {self.discrepancy} is not a number from 0")
+    discrepancy: NonNegative = 0.001
 
     def train_client(self, client: Place) -> list[Fitted]:
         server = client.copy().eval().requires_grad_(False)

@@ -6,12 +6,12 @@ the squares start at tau^2). With "sgd", a learning rate of 1 and no momentum it
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
+from fedtools.files.config import AboveZero, Share
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
 
@@ -35,20 +35,11 @@ class FedOpt(FedAvg):
     title: ClassVar[str] = "FedOpt"
     rank: ClassVar[int] = 6
 
-    optimizer: str = "sgd"
-    learning_rate: float = 1.0
-    momentum: float = 0.9
-    decay: float = 0.99
-    adaptivity: float = 0.001
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimizer not in ("sgd", "adam", "yogi"):
-            raise ValueError(f"optimizer {self.optimizer!r} is not sgd, adam or yogi")
-        if not 0 <= self.momentum < 1 or not 0 <= self.decay < 1:
-            raise ValueError("momentum and decay are in [0, 1)")
-        if not 0 < self.adaptivity < math.inf or not 0 < self.learning_rate < math.inf:
-            raise ValueError("learning_rate and adaptivity are greater than 0")
+    optimizer: Literal["sgd", "adam", "yogi"] = "sgd"
+    learning_rate: AboveZero = 1.0
+    momentum: Share = 0.9
+    decay: Share = 0.99
+    adaptivity: AboveZero = 0.001
 
     @property
     def slots(self) -> dict[str, float]:

@@ -7,10 +7,10 @@ Interspeech 2022. (The public code of the latter has a mean of smooth L1 distanc
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from fedtools.files.config import NonNegative
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
 
@@ -36,12 +36,7 @@ class FedProx(FedAvg):
     rank: ClassVar[int] = 4
     tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
-    proximal: float = 0.001
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.proximal < math.inf:
-            raise ValueError(f"proximal {self.proximal} is not a number from 0")
+    proximal: NonNegative = 0.001
 
     def train_client(self, client: Place) -> list[Fitted]:
         from fedtools.client.stacks import cross_entropy

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from fedtools.files.config import unknown
+from fedtools.files.config import Share
 from fedtools.files.errors import UserError
-from fedtools.models.keywords.layers import NORMS, Linear
+from fedtools.models.keywords.layers import Linear
 
 
 class Network(nn.Module):
@@ -61,8 +61,8 @@ class Sizes:
         head_share: 0, or the share of the features that the head has beside a private head.
     """
 
-    norm: str = "batch"
-    head_share: float = 0.0
+    norm: Literal["batch", "group"] = "batch"
+    head_share: Share = 0.0
 
     network: ClassVar[type[Network]]
     title: ClassVar[str]
@@ -72,10 +72,6 @@ class Sizes:
             value = getattr(self, field.name)
             if type(value) is int and value < 1:
                 raise ValueError(f"{field.name} must be at least 1")
-        if self.norm not in NORMS:
-            raise ValueError(f"norm {unknown(self.norm, NORMS)}")
-        if not 0 <= self.head_share < 1:
-            raise ValueError(f"head_share {self.head_share} is not in [0, 1)")
 
 
 def pooled(images: Tensor, clients: int) -> Tensor:
