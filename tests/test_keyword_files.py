@@ -148,7 +148,7 @@ def test_data_that_changed_meanwhile_are_not_used(world, cli, tmp_path):
     path = begin(mine, tmp_path / "exp", "fedavg", "rounds=2")
     cli("rounds", path, "--to", "1", "--evaluate", "test").ok()
     for split, commands in (
-        ("train", ("train-local", "landscape")),
+        ("train", ("train-local",)),
         ("test", ("evaluate", "detection", "rounds")),
     ):
         other = world / ("test" if split == "train" else "train")
@@ -157,7 +157,6 @@ def test_data_that_changed_meanwhile_are_not_used(world, cli, tmp_path):
         for command in commands:
             more = {
                 "evaluate": ["--split", "test"],
-                "landscape": [tmp_path / "no.png"],
                 "rounds": ["--to", "1", "--evaluate", "test"],
             }
             if command == "train-local":

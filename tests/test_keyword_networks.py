@@ -366,5 +366,5 @@ def test_a_network_of_the_users_own_file_is_trained_and_has_its_title(tmp_path):
     )
     fedtools(*begin, "--data", f"test={clips}", env=env).ok()
     fedtools("rounds", tmp_path / "exp", "--nj", "2", "--evaluate", "test", env=env).ok()
-    script = "from fedtools.report.keyword_runs import network_title as t; print(t('mynet'))"
-    assert run(sys.executable, "-c", script, env=env).ok().out == "My own\n"
+    line = "from fedtools.models.keywords import NETWORKS; print(NETWORKS.get('mynet', '').title)"
+    assert run(sys.executable, "-c", line, env=env).ok().out == "My own\n"

@@ -13,6 +13,7 @@ import yaml
 from conftest import inside, ledger
 from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file, save_file
+from scripts import script
 
 from fedtools.client.clips import ClipFeatures
 from fedtools.federation.kws import tensors_of
@@ -175,7 +176,7 @@ def test_rates_of_all_clips_are_of_every_clients_own_model(cli, world, trained, 
     place.mkdir(parents=True)
     (place / "seed0").symlink_to(trained)
     named = "--section=s", "--corpus=c", "--release=r"
-    out = cli("report-keywords", tmp_path, tmp_path / "R.md", *named).ok().out
+    out = script("report.py", tmp_path, tmp_path / "R.md", *named).ok().out
     accuracies = [100 * np.equal(*predicted(number)).mean() for number in (1, 2, 3)]
     assert f"{np.mean(accuracies):.2f} (1)" in out
 
@@ -253,4 +254,4 @@ def test_what_cannot_be_personal_is_refused(world, trained, cli, tmp_path):
     refused("fedavg", "method_conf.personal=head.*", "personal")
     refused("centralized", HEAD, "Centralized has no clients")
     said = "config.yaml: its clients have layers of their own"
-    cli("landscape", trained, tmp_path / "no.png").fails(1, said)
+    script("landscape.py", trained, tmp_path / "no.png").fails(1, said)

@@ -14,10 +14,10 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keywords import CLASSES, CONFIG, config_file, pack
+from scripts import script
 from test_report import png_chunks
 
 from fedtools.federation.base import open_federation
-from fedtools.federation.landscape import between, choose_clients, client_facts, train_on
 from fedtools.federation.tasks import TASKS
 from fedtools.files.atomic import sha256
 from fedtools.files.clips import Clips
@@ -26,8 +26,12 @@ from fedtools.files.ledger import COLUMNS as LEDGER
 from fedtools.files.states import load_state, save_state
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
-from fedtools.report.keyword_runs import read_runs
 from fedtools.score.detection import COLUMNS as DETECTION
+
+# After `scripts`, which says where they are:
+# isort: split
+from landscape import between, choose_clients, client_facts, train_on
+from runs import read_runs
 
 PUBLISHED = ROOT / "conf" / "speechcommands" / "published.tsv"
 ROUNDS = 9
@@ -140,10 +144,10 @@ def recipe(tmp_path, monkeypatch):
     return tmp_path
 
 
-def report(cli, *more: str, root: str = "exp", mini: bool = True):
+def report(*more: str, root: str = "exp", mini: bool = True):
     name = ["--section=mini", "--mini"] if mini else ["--section=real"]
     corpus = ["--corpus", "Speech Commands", "--release", "v2", "--date", "2024-02-03"]
-    return cli("report-keywords", root, "RESULTS.md", *name, *corpus, *more)
+    return script("report.py", root, "RESULTS.md", *name, *corpus, *more)
 
 
 def rows_of(caption: str) -> list[list[str]]:
@@ -159,13 +163,13 @@ def row_of(caption: str, *begin: str) -> list[str]:
     return row[len(begin) :]
 
 
-def test_accuracy_is_the_mean_of_the_last_five_over_seeds(cli, recipe):
+def test_accuracy_is_the_mean_of_the_last_five_over_seeds(recipe):
     # The last five of 42, ..., 50 are 48 in the mean.
     make_run(Path("exp"), "12/dscnn/fedavg", 50)
     make_run(Path("exp"), "12/dscnn/fedavg", 53, seed=1)
     make_run(Path("exp"), "35/resnet/fedavg", 60)
     make_run(Path("exp"), "12/dscnn/fedkws_ui", 52)
-    out = report(cli).ok().out
+    out = report().ok().out
     spread = statistics.stdev([48, 51])
     where = "accuracy (%) of federated training"
     assert rows_of(where)[0] == ["Method", "12 DSCNN", "35 ResNet"]
@@ -177,39 +181,39 @@ def test_accuracy_is_the_mean_of_the_last_five_over_seeds(cli, recipe):
     assert "Seed: 0, 1." in page and "Rounds: 9." in page and "Date: 2024-02-03." in page
 
 
-def test_tables_are_of_the_configured_rounds_whatever_was_run_or_measured_besides(cli, recipe):
+def test_tables_are_of_the_configured_rounds_whatever_was_run_or_measured_besides(recipe):
     paths = [make_run(Path("exp"), "12/dscnn/fedavg", 50, seed=seed) for seed in (0, 1)]
     for path in paths:
         replaced(path / "config.yaml", "evaluate_every: 1", "evaluate_every: 4")
     # Rounds 4, 8 and 9 of 0, ..., 9.
-    report(cli).ok()
+    report().ok()
     assert row_of("accuracy (%) of federated", "FedAvg") == ["48.00 ± 0.00 (2)"]
     page = Path("RESULTS.md").read_text()
     with open(paths[0] / "evaluate_test.tsv", "a") as file:
         file.writelines(f"{at}\tall\t50\t1.0\t10\t90.0\n" for at in range(10, 17))
     for at in range(10, 17):
         add_round(paths[0], at)
-    report(cli).ok()
+    report().ok()
     assert Path("RESULTS.md").read_text() == page
 
 
-def test_experiments_that_are_not_finished_are_left_out_and_named(cli, recipe):
+def test_experiments_that_are_not_finished_are_left_out_and_named(recipe):
     make_run(Path("exp"), "12/dscnn/fedavg", 50)
     make_run(Path("exp"), "12/dscnn/fedavg", 90, seed=1, evaluated=8)
     left = make_run(Path("exp"), "12/dscnn/fedopt", 90)
     (left / "evaluate_test.tsv").unlink()
-    report(cli).ok()
+    report().ok()
     assert [row[0] for row in rows_of("accuracy (%) of federated")] == ["Method", "FedAvg"]
     assert row_of("accuracy (%) of federated", "FedAvg") == ["48.00 (1)"]
     page = Path("RESULTS.md").read_text()
     assert "12/dscnn/fedavg/seed1 (evaluated up to round 8 of 9)" in page
     assert "12/dscnn/fedopt/seed0 (evaluated up to round 0 of 9)" in page
     Path("RESULTS.md").unlink()
-    report(cli, root="exp/12").fails(1, "exp/12: no experiment", "fedtools init")
+    report(root="exp/12").fails(1, "exp/12: no experiment", "fedtools init")
     assert not Path("RESULTS.md").exists()
 
 
-def test_clients_and_centralised_training_stand_beside_the_paper(cli, recipe):
+def test_clients_and_centralised_training_stand_beside_the_paper(recipe):
     make_run(Path("exp"), "12/dscnn/centralized", 90)
     make_run(Path("exp"), "12/dscnn/centralized", 92, seed=1)
     make_run(Path("exp"), "12/resnet/fedavg", 60)
@@ -220,7 +224,7 @@ def test_clients_and_centralised_training_stand_beside_the_paper(cli, recipe):
     path.write_text(yaml.safe_dump(config))
     refreeze(path.parent)
     assert read_runs("exp").of("12", "dscnn", "alo")[0].parameters > 260
-    report(cli, f"--published={PUBLISHED}").ok()
+    report(f"--published={PUBLISHED}").ok()
     clients = "clients and clips"
     assert row_of(clients, "12", "mini") == ["4", "2", "44", "22.0", "40", "4"]
     assert row_of(clients, "12", "published") == ["12", "2,234", "45.6k", "20.4", "141", "4.9k"]
@@ -234,18 +238,18 @@ def test_clients_and_centralised_training_stand_beside_the_paper(cli, recipe):
     assert row_of(centralized, "ResNet", "12")[1:] == ["238k", "-", "97.89"]
     assert rows_of("Li et al. 2022, section 5")[2][:4] == ["12", "Transformer", "-", "72.71"]
     Path("RESULTS.md").unlink()
-    report(cli).ok()
+    report().ok()
     assert "ublished" not in Path("RESULTS.md").read_text().replace("published ones", "").replace(
         ", published", ""
     )
 
 
-def test_false_accepts_and_rejects_stand_beside_the_paper(cli, recipe):
+def test_false_accepts_and_rejects_stand_beside_the_paper(recipe):
     make_run(Path("exp"), "12/dscnn/fedopt", detection=(1, 6))
     make_run(Path("exp"), "12/dscnn/fedopt", seed=1, detection=(2, 3))
     make_run(Path("exp"), "12/resnet/fedopt", detection=(0, 3))
     make_run(Path("exp"), "12/dscnn/alt")
-    report(cli, f"--published={PUBLISHED}").ok()
+    report(f"--published={PUBLISHED}").ok()
     where = "false accepts and false rejects"
     ours = ["3.00 ± 1.41 (2)", "9.00 ± 4.24 (2)", "7.50 ± 3.54 (2)", "15.00 ± 7.07 (2)"]
     assert row_of(where, "12", "DSCNN", "FedOpt") == [*ours, "0.32", "3.19"]
@@ -254,11 +258,11 @@ def test_false_accepts_and_rejects_stand_beside_the_paper(cli, recipe):
     page = Path("RESULTS.md").read_text()
     assert "Negative classes are `_silence_` and `_unknown_`" in page
     make_run(Path("other"), "12/dscnn/fedavg")
-    report(cli, root="other").ok()
+    report(root="other").ok()
     assert "false accepts" not in Path("RESULTS.md").read_text()
 
 
-def test_ablations_are_sorted_and_hold_the_method_itself_with_their_seeds(cli, recipe):
+def test_ablations_are_sorted_and_hold_the_method_itself_with_their_seeds(recipe):
     make_run(Path("exp"), "12/dscnn/fedavg", 40)
     make_run(Path("exp"), "12/dscnn/alt", 41)
     make_run(Path("exp"), "12/dscnn/fedkws_ui", 60)
@@ -270,7 +274,7 @@ def test_ablations_are_sorted_and_hold_the_method_itself_with_their_seeds(cli, r
     make_run(Path("exp"), "12/resnet/fedkws_ui.private_steps=3", 51, private_steps=3)
     make_run(Path("exp"), "12/dscnn/alt", 43, seed=1)
     make_run(Path("exp"), "12/dscnn/fedkws_ui", 90, seed=1)
-    report(cli).ok()
+    report().ok()
     assert rows_of("ablations, accuracy (%)")[1:] == [
         ["FedAvg", "38.00 (1)", "-"],
         ["ALT", "40.00 ± 1.41 (2)", "-"],
@@ -287,10 +291,10 @@ def test_ablations_are_sorted_and_hold_the_method_itself_with_their_seeds(cli, r
     assert len(rows_of("accuracy (%) of federated")) == 4
 
 
-def test_costs_are_those_of_the_ledgers(cli, recipe):
+def test_costs_are_those_of_the_ledgers(recipe):
     path = make_run(Path("exp"), "12/dscnn/fedavg")
     make_run(Path("exp"), "12/dscnn/centralized")
-    report(cli).ok()
+    report().ok()
     where = "communication and computation"
     # Nine rounds of two clients and 1500 bytes; of 0.4 and 2 epochs, which are 2 steps each.
     assert row_of(where, "12", "DSCNN", "FedAvg") == ["2", "-", "10.8", "-", "-", "27.00 kB"]
@@ -298,81 +302,81 @@ def test_costs_are_those_of_the_ledgers(cli, recipe):
     refused = "2\tann\t1000\t0\t0\t0\t0.1\trefused: a NaN"
     old = "2\tann\t1000\t500\t0.4\t0\t0.1\tok"
     replaced(path / "round_0002" / "ledger.tsv", old, refused)
-    report(cli).ok()
+    report().ok()
     assert row_of(where, "12", "DSCNN", "FedAvg") == ["2", "-", "10.6", "-", "1", "26.50 kB"]
 
 
-def test_private_models_cost_steps_too(cli, recipe):
+def test_private_models_cost_steps_too(recipe):
     make_run(Path("exp"), "12/dscnn/alo")
     make_run(Path("exp"), "12/dscnn/alt")
     make_run(Path("exp"), "35/dscnn/alo", private_steps=7)
-    report(cli).ok()
+    report().ok()
     where = "communication and computation"
     assert row_of(where, "12", "DSCNN", "ALO")[:2] == ["2", "2"]
     assert row_of(where, "12", "DSCNN", "ALT")[:2] == ["2", "-"]
     assert row_of(where, "35", "DSCNN", "ALO")[:2] == ["2", "7"]
 
 
-def test_a_client_that_was_never_sampled_counts_in_the_mean(cli, recipe):
+def test_a_client_that_was_never_sampled_counts_in_the_mean(recipe):
     path = make_run(Path("exp"), "12/dscnn/fedavg")
     for at in range(1, ROUNDS + 1):
         table = path / f"round_{at:04d}" / "ledger.tsv"
         rows = [line for line in table.read_text().splitlines() if "bob" not in line]
         table.write_text("\n".join([*rows, ""]))
         close_round(path, at)
-    report(cli).ok()
+    report().ok()
     assert row_of("communication and computation", "12", "DSCNN", "FedAvg")[2] == "1.8"
 
 
-def test_settings_tell_what_the_networks_were_trained_with(cli, recipe):
+def test_settings_tell_what_the_networks_were_trained_with(recipe):
     make_run(Path("exp"), "12/dscnn/fedavg")
     make_run(Path("exp"), "12/dscnn/alt", local_steps=3)
     make_run(Path("exp"), "12/dscnn/centralized")
-    report(cli).ok()
+    report().ok()
     both = ["sgd", "0.05", "0", "blocks=1 channels=4"]
     assert row_of("settings", "DSCNN", "federated") == ["9", "50 %", "2, 3", "8", *both]
     assert row_of("settings", "DSCNN", "centralised") == ["9", "-", "-", "8", *both]
     path = make_run(Path("exp"), "12/resnet/fedavg")
     replaced(path / "config.yaml", "optim: sgd", "optim: adamw")
-    report(cli, "--config", "full.yaml").ok()
+    report("--config", "full.yaml").ok()
     # What torch takes where nothing is said.
     assert row_of("settings", "ResNet", "federated")[6] == "0.01"
     captions = re.findall(r"^(?:\*\*|## )(.*)", Path("RESULTS.md").read_text(), re.MULTILINE)
     assert all("(mini), full.yaml" in line for line in captions if "Published" not in line)
 
 
-def test_options_that_figure_3_does_not_have_are_in_its_table(cli, recipe):
+def test_options_that_figure_3_does_not_have_are_in_its_table(recipe):
     make_run(Path("exp"), "12/dscnn/fedkws_ui")
     make_run(Path("exp"), "12/dscnn/fedkws_ui.private_steps=3", private_steps=3)
-    report(cli).ok()
+    report().ok()
     assert row_of("ablations", "FedKWS-UI, private_steps = 3") == ["48.00 (1)"]
     assert "ablation.png" not in Path("RESULTS.md").read_text()
 
 
-def test_seeds_of_other_options_are_no_seeds_of_the_same(cli, recipe):
+def test_seeds_of_other_options_are_no_seeds_of_the_same(recipe):
     make_run(Path("exp"), "12/dscnn/fedavg", seed=0)
     path = make_run(Path("exp"), "12/dscnn/fedavg", seed=1)
-    report(cli).ok()
+    report().ok()
     replaced(path / "config.yaml", "batch_size: 8", "batch_size: 9")
     other = "not another seed of exp/12/dscnn/fedavg/seed0: training.batch_size: 8 -> 9"
-    report(cli).fails(1, f"seed1/config.yaml: {other}")
+    report().fails(1, f"seed1/config.yaml: {other}")
 
 
-def test_what_was_begun_with_other_clips_is_not_reported(cli, recipe):
+def test_what_was_begun_with_other_clips_is_not_reported(recipe):
     make_run(Path("exp"), "12/dscnn/fedavg")
     pack(Path("dump/12/test"), {"ann": [1] * 4, "eve": [1] * 4}, CLASSES)
     make_run(Path("exp"), "12/dscnn/alt")
     said = "dump/12/test: not the sha256sums that exp/12/dscnn/fedavg/seed0 began with"
-    report(cli).fails(1, said)
+    report().fails(1, said)
     assert not Path("RESULTS.md").exists()
 
 
-def test_test_clips_in_training_are_said_in_every_caption(cli, recipe):
+def test_test_clips_in_training_are_said_in_every_caption(recipe):
     # Of ann's clips are those of the training set that have the same numbers.
     pack(Path("dump/12/test"), {"ann": [1] * 4, "eve": [1] * 4}, CLASSES)
     make_run(Path("exp"), "12/dscnn/fedavg", detection=(1, 1))
     make_run(Path("exp"), "12/dscnn/alt")
-    report(cli).ok()
+    report().ok()
     captions = re.findall(r"^(?:## .*|\*\*.*|!\[.*)$", Path("RESULTS.md").read_text(), re.M)
     assert len(captions) > 8
     assert all("[4 of 8 test clips are in training]" in text for text in captions)
@@ -406,31 +410,31 @@ def replaced(path: Path, old: str, new: str) -> None:
         ("detection_test.tsv", "fa\t", "fo\t", "detection_test.tsv:1: the header"),
     ],
 )
-def test_damaged_experiments_are_refused(cli, recipe, file, old, new, said):
+def test_damaged_experiments_are_refused(recipe, file, old, new, said):
     make_run(Path("exp"), "12/dscnn/alt")
     path = make_run(Path("exp"), "12/dscnn/fedavg", detection=(1, 1))
     replaced(path / file, old, new)
-    report(cli).fails(1, said)
+    report().fails(1, said)
     assert not list(recipe.glob("RESULTS*"))
 
 
-def test_folders_that_name_what_is_not_so_are_refused(cli, recipe):
+def test_folders_that_name_what_is_not_so_are_refused(recipe):
     make_run(Path("a"), "12/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.1)
-    report(cli, root="a").fails(1, "smoothing is 0.1, the folder says 0.3")
+    report(root="a").fails(1, "smoothing is 0.1, the folder says 0.3")
     make_run(Path("b"), "12/dscnn/fedkws_ui.smooth=0.3")
-    report(cli, root="b").fails(1, "'smooth', did you mean 'smoothing'?")
+    report(root="b").fails(1, "'smooth', did you mean 'smoothing'?")
     make_run(Path("c"), "12/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.3)
     make_run(Path("c"), "12/dscnn/fedkws_ui.smoothing=0.30", smoothing=0.3)
-    report(cli, root="c").fails(1, "seed 0 of this setting comes twice")
+    report(root="c").fails(1, "seed 0 of this setting comes twice")
 
 
-def test_mini_is_said_in_every_caption_of_a_mini_corpus_only(cli, recipe):
+def test_mini_is_said_in_every_caption_of_a_mini_corpus_only(recipe):
     make_run(Path("exp"), "12/dscnn/fedavg", detection=(1, 1))
     make_run(Path("exp"), "12/dscnn/alt")
     Path("clients.png").write_bytes(b"")
     figure = "--figure=Clients=clients.png"
     for mini in (True, False):
-        report(cli, f"--published={PUBLISHED}", figure, mini=mini).ok()
+        report(f"--published={PUBLISHED}", figure, mini=mini).ok()
         page = Path("RESULTS.md").read_text()
         Path("RESULTS.md").unlink()
         captions = re.findall(r"^(?:## .*|\*\*.*|!\[.*)$", page, re.M)
@@ -440,31 +444,31 @@ def test_mini_is_said_in_every_caption_of_a_mini_corpus_only(cli, recipe):
         others = [text for text in captions if text not in published]
         assert len(others) == 12
         assert ["mini" in text for text in others] == [mini] * 12
-    report(cli, "--figure=Clients=elsewhere/clients.png").fails(2)
+    report("--figure=Clients=elsewhere/clients.png").fails(2)
 
 
-def test_pictures_are_found_whatever_the_page_is_called(cli, recipe):
+def test_pictures_are_found_whatever_the_page_is_called(recipe):
     make_run(Path("exp"), "12/dscnn/fedavg")
     named = ["--section=s", "--corpus=c", "--release=r"]
-    cli("report-keywords", "exp", "my results.md", *named).ok()
+    script("report.py", "exp", "my results.md", *named).ok()
     links = re.findall(r"!\[.*\]\((.*)\)", Path("my results.md").read_text())
     assert links == ["my%20results-s-accuracy.png"]
     assert Path("my results-s-accuracy.png").exists()
 
 
-def test_other_sections_stay_and_damaged_markers_are_refused(cli, recipe):
+def test_other_sections_stay_and_damaged_markers_are_refused(recipe):
     make_run(Path("exp"), "12/dscnn/fedavg")
     Path("RESULTS.md").write_text("# By hand\n")
-    report(cli).ok()
-    report(cli, mini=False).ok()
+    report().ok()
+    report(mini=False).ok()
     page = Path("RESULTS.md").read_text()
-    report(cli, mini=False).ok()
+    report(mini=False).ok()
     assert Path("RESULTS.md").read_text() == page
     assert page.startswith("# By hand\n\n<!-- fedtools:mini begin -->")
     Path("RESULTS.md").write_text(page.replace("<!-- fedtools:mini end -->", ""))
     for picture in recipe.glob("*.png"):
         picture.unlink()
-    report(cli).fails(1, "'mini' are damaged")
+    report().fails(1, "'mini' are damaged")
     assert not list(recipe.glob("*.png"))
 
 
@@ -477,7 +481,7 @@ def check_png(path: Path) -> None:
 PICTURES = [Path(f"RESULTS-mini-{name}.png") for name in ("accuracy", "ablation")]
 
 
-def test_pictures_of_everything_are_small(cli, recipe):
+def test_pictures_of_everything_are_small(recipe):
     names = "fedavg fedprox fedmmd fedopt fedkws_ui alo alt".split()
     for task in ("12", "35"):
         for network in SMALL:
@@ -485,22 +489,22 @@ def test_pictures_of_everything_are_small(cli, recipe):
                 make_run(Path("exp"), f"{task}/{network}/{method}", 50 + 3 * index)
     make_run(Path("exp"), "12/dscnn/fedavg", 54, seed=1)
     make_run(Path("exp"), "12/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.3)
-    report(cli).ok()
+    report().ok()
     for path in PICTURES:
         check_png(path)
         assert f"]({path})" in Path("RESULTS.md").read_text()
 
 
-def test_pictures_show_what_was_measured(cli, recipe):
+def test_pictures_show_what_was_measured(recipe):
     path = make_run(Path("exp"), "12/dscnn/fedavg")
     make_run(Path("exp"), "12/dscnn/alt")
     drawn = []
     for _ in range(2):
-        report(cli).ok()
+        report().ok()
         drawn.append([path.read_bytes() for path in PICTURES])
     assert drawn[0] == drawn[1]
     replaced(path / "evaluate_test.tsv", "48.0000", "60.0000")
-    report(cli).ok()
+    report().ok()
     for path, old in zip(PICTURES, drawn[0], strict=True):
         assert path.read_bytes() != old
 
@@ -508,7 +512,7 @@ def test_pictures_show_what_was_measured(cli, recipe):
 # --- figures 1 and 4, from packed clips
 
 
-def test_clients_are_drawn_with_what_adaptive_local_training_says(cli, recipe):
+def test_clients_are_drawn_with_what_adaptive_local_training_says(recipe):
     train = pack(Path("train"), {"ann": [4] * 4, "bob": [8, 0, 0, 0], "cat": [4, 4, 0, 0]})
     clips = Clips.read(train)
     facts = client_facts(clips, FedKwsUi(), 32)
@@ -523,18 +527,19 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(cli, recipe):
     assert [client.ratio for client in facts] == pytest.approx([8 / 5, 0, 4 / 5])
     Path("own.yaml").write_text("method_conf: {base_ratio: 9.0}\n")
     for name, more in (("a", []), ("b", []), ("c", ["--config", "own.yaml"])):
-        cli("plot-clients", train, f"{name}.png", *more).ok()
+        script("plot_clients.py", train, f"{name}.png", *more).ok()
         check_png(Path(f"{name}.png"))
     assert Path("a.png").read_bytes() == Path("b.png").read_bytes() != Path("c.png").read_bytes()
     Path("own.yaml").write_text("method_conf: {ratio: 9.0}\n")
-    cli("plot-clients", train, "d.png", "--config", "own.yaml").fails(1, "own.yaml:1: ", "'ratio'")
+    own = "--config", "own.yaml"
+    script("plot_clients.py", train, "d.png", *own).fails(1, "own.yaml:1: ", "'ratio'")
     Path("own.yaml").write_text("method_conf: {private: head}\n")
-    cli("plot-clients", train, "e.png", "--config", "own.yaml").ok()
+    script("plot_clients.py", train, "e.png", *own).ok()
     one = pack(Path("one"), {"ann": [4, 0, 0, 0], "bob": [0, 3, 0, 0]})
-    cli("plot-clients", one, "d.png").fails(1, "one: no client has clips of two labels")
-    cli("plot-clients", "none", "d.png").fails(1, "none/clips.tsv: no packed clips")
-    cli("plot-clients", train, "d.jpg").fails(2)
-    cli("plot-clients", train, "d.png", "--section", "methods.alo").fails(2)
+    script("plot_clients.py", one, "d.png").fails(1, "one: no client has clips of two labels")
+    script("plot_clients.py", "none", "d.png").fails(1, "none/clips.tsv: no packed clips")
+    script("plot_clients.py", train, "d.jpg").fails(2)
+    script("plot_clients.py", train, "d.png", "--section", "methods.alo").fails(2)
     assert not Path("d.png").exists()
 
 
@@ -557,7 +562,7 @@ def test_a_landscape_has_the_models_at_its_corners(cli, centralized):
     cli("evaluate", centralized, "--split", "test").ok()
     whole = float(read_tsv(centralized / "evaluate_test.tsv", None)[-1]["accuracy"])
     options = ("--points", 13, "--epochs", 4)
-    out = cli("landscape", centralized, "a.png", *options).ok().out
+    out = script("landscape.py", centralized, "a.png", *options).ok().out
     models = dict(line.rsplit(maxsplit=1) for line in out.splitlines()[1:])
     assert float(models["theta_0"]) == pytest.approx(whole, abs=0.01)
     grid = {
@@ -578,7 +583,7 @@ def test_a_landscape_has_the_models_at_its_corners(cli, centralized):
     # The private model of a landscape is a whole one, also where another method's is a head.
     Path("head.yaml").write_text("method_conf: {private: head}\n")
     for name, more in (("b", []), ("c", ["--config", "head.yaml"])):
-        cli("landscape", centralized, f"{name}.png", "--points", 2, "--epochs", 4, *more).ok()
+        script("landscape.py", centralized, f"{name}.png", "--points", 2, "--epochs", 4, *more).ok()
     for kind in ("tsv", "png"):
         assert Path(f"b.{kind}").read_bytes() == Path(f"c.{kind}").read_bytes()
     new = {path for path in set(centralized.rglob("*")) - set(before) if path.is_file()}
@@ -586,12 +591,14 @@ def test_a_landscape_has_the_models_at_its_corners(cli, centralized):
     assert {path.name for path in new if not aside & set(path.parts)} == {"evaluate_test.tsv"}
 
 
-def test_a_landscape_is_between_the_least_and_the_most_useful_client(cli, centralized):
+def test_a_landscape_is_between_the_least_and_the_most_useful_client(centralized):
     federation = open_federation(centralized)
     names = [client.name for client in choose_clients(federation, 20, Alo())]
     assert names == ["bob", "ann"]
     assert [client.name for client in choose_clients(federation, 1, Alo())] == ["bob", "ann"]
-    cli("landscape", centralized, "a.png", "--min-clips", 22).fails(1, "1 of 3 clients have 22")
+    script("landscape.py", centralized, "a.png", "--min-clips", 22).fails(
+        1, "1 of 3 clients have 22"
+    )
     assert not Path("a.tsv").exists()
 
 

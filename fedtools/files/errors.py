@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -26,3 +29,20 @@ class UserError(Exception):
         place = "" if path is None else f"{path}:{line}: " if line else f"{path}: "
         tail = f"; {remedy}" if remedy else ""
         super().__init__(" ".join(f"{place}{problem}{tail}".split("\n")))
+
+
+@contextmanager
+def exit_with_message(program: str) -> Iterator[None]:
+    """End a script with one line on stderr and exit status 1 where a user can mend the cause.
+
+    Args:
+        program: the script's name, which begins the line.
+    """
+    try:
+        yield
+    except UserError as error:
+        sys.exit(f"{program}: {error}")
+    except OSError as error:
+        # A full disk, a folder without permission: the file and the system's words say it all.
+        place = f"{error.filename}: " if error.filename else ""
+        sys.exit(f"{program}: {place}{error.strerror or error}")

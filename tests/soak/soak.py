@@ -47,7 +47,7 @@ IMPORTED = (
     *("espnet2.asr.encoder.transformer_encoder", "espnet2.asr.encoder.conformer_encoder"),
     *("fedtools.audio.pack", "fedtools.federation.init", "fedtools.federation.asr"),
     *("fedtools.federation.kws", "fedtools.federation.decode", "fedtools.federation.rounds"),
-    *("fedtools.models.espnet", "fedtools.report.keywords", "fedtools.report.page"),
+    *("fedtools.models.espnet", "fedtools.report.page", "fedtools.report.plots"),
 )
 # Outcomes that are no bug.
 FINE = ("done", "refused")

@@ -59,7 +59,8 @@ def kws_init(path: str) -> str:
 DATA = ("raw", "audio")
 ASR = ("config.yaml", "tokens", "train", "valid")
 KWS = ("kws.yaml", "clips")
-GRID = "grid/12/dscnn/fedkws_ui/seed0"
+LOCAL = "local/speechcommands"
+GRID = "grid/keywords/dscnn/fedkws_ui/seed0"
 REPORT = "--section mini --corpus C --release 1"
 
 COMMANDS = [
@@ -140,11 +141,18 @@ COMMANDS = [
     Command("rounds-kws", f"rounds {{}}/{GRID} --to 3", [GRID, "clips"]),
     Command("evaluate-kws", f"evaluate {{}}/{GRID} --split test", [GRID, "clips"]),
     Command("detection", f"detection {{}}/{GRID}", [GRID], ["clips"]),
-    Command("report-keywords", f"report-keywords {{}}/grid {{}}/R.md {REPORT}", [GRID], ["clips"]),
-    Command("plot-clients", "plot-clients {}/clips/train {}/c.png", ["clips/train"]),
+    Command(
+        "report-keywords",
+        f"{LOCAL}/report.py {{}}/grid {{}}/R.md {REPORT}",
+        [GRID],
+        ["clips"],
+    ),
+    Command(
+        "plot-clients", f"{LOCAL}/plot_clients.py {{}}/clips/train {{}}/c.png", ["clips/train"]
+    ),
     Command(
         "landscape",
-        f"landscape {{}}/{GRID} {{}}/l.png --points 2 --epochs 1 --min-clips 1 "
+        f"{LOCAL}/landscape.py {{}}/{GRID} {{}}/l.png --points 2 --epochs 1 --min-clips 1 "
         "--config {}/kws.yaml",
         [GRID, "clips", "kws.yaml"],
     ),

@@ -235,13 +235,13 @@ if begins 6; then
     # Pictures of an earlier run must not stand in a later report.
     rm -f "${figures}"-clients-*.png "${figures}"-landscape.{png,tsv}
     for task in ${tasks}; do
-        fedtools plot-clients "${dump}/${task}/train" "${figures}-clients-${task}.png" \
+        local/plot_clients.py "${dump}/${task}/train" "${figures}-clients-${task}.png" \
             --config "${config}" --section "methods.fedkws_ui?" \
             --section "tasks.${task}.fedkws_ui?"
     done
     last=${tasks##* }
     if [[ " ${methods} " == *" centralized "* ]]; then
-        ${train_cmd} "${exp}/log/landscape.log" fedtools landscape \
+        ${train_cmd} "${exp}/log/landscape.log" local/landscape.py \
             "${exp}/${last}/${networks%% *}/centralized/seed${seeds%% *}" \
             "${figures}-landscape.png" --ngpu "${ngpu}" --min-clips "${landscape_clips}" \
             --config "${config}" --section "methods.alo?" --section "tasks.${last}.alo?"
@@ -258,7 +258,7 @@ if begins 7; then
     caption="Accuracy between a model and two clients' models (figure 4)"
     landscape=${figures}-landscape.png
     [ ! -e "${landscape}" ] || pictures+=(--figure "${caption}=${landscape}")
-    fedtools report-keywords "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
+    local/report.py "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" "${pictures[@]}" --published conf/published.tsv \
         --config "${config##*/}" \
         --command "${command_line% }"

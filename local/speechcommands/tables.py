@@ -12,10 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from fedtools.client.options import OPTIMIZERS
-from fedtools.files.tables import format_markdown, read_tsv
-from fedtools.models.keywords import NETWORKS
-from fedtools.report.keyword_runs import (
+from runs import (
     COSTS,
     Run,
     Runs,
@@ -25,6 +22,10 @@ from fedtools.report.keyword_runs import (
     network_title,
     title_of,
 )
+
+from fedtools.client.options import OPTIMIZERS
+from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.models.keywords import NETWORKS
 from fedtools.report.page import embolden
 from fedtools.report.results import epochs_text, size_text
 from fedtools.score.detection import RATES

@@ -1,53 +1,43 @@
-"""Figure 1 of X.-C. Li et al., Interspeech 2022: how clips are spread over clients."""
+#!/usr/bin/env python3
+"""Draw figure 1 of Li et al., Interspeech 2022: how clips are spread over clients.
+
+    plot_clients.py CLIPS PNG
+
+draws the labels of some clients of CLIPS, a folder made by `fedtools pack-clips`, and the size and
+the entropy of all, coloured by their steps in FedKWS-UI.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from landscape import client_facts
 from matplotlib.axes import Axes
+from options import add_config, config_of, parse, png, whole
 
 from fedtools.client.options import ClipTraining
-from fedtools.federation.landscape import client_facts
 from fedtools.files.clips import Clips
 from fedtools.files.config import from_mapping
+from fedtools.files.errors import exit_with_message
 from fedtools.files.keyed import generator
 from fedtools.methods.fedkws_ui import FedKwsUi
 from fedtools.report.plots import COLOURS, drawing
 
 
-def draw_clients(
-    folder: str | Path,
-    picture: str | Path,
-    shown: int,
-    seed: int,
-    options: Mapping[str, Any],
-    where: str | Path,
-) -> None:
-    """Draw the labels of some clients, and size, entropy and steps of all.
-
-    Args:
-        folder: made by `fedtools pack-clips`.
-        picture: the PNG.
-        shown: how many clients are shown label by label, all if there are fewer.
-        seed: decides which.
-        options: `method_conf` holds FedKWS-UI's options, and `training` the batch size; the
-            paper's where they are not there.
-        where: what the options were read from, for messages.
-
-    Raises:
-        UserError: if a file is missing or malformed.
-    """
-    clips = Clips.read(folder)
-    method = from_mapping(FedKwsUi, options.get("method_conf"), where)
-    training = from_mapping(ClipTraining, options.get("training"), where)
+def draw_clients(options: argparse.Namespace) -> None:
+    """Draw the picture of what the command line names."""
+    clips, config = Clips.read(options.clips), config_of(options)
+    where = options.config or ""
+    method = from_mapping(FedKwsUi, config.get("method_conf"), where)
+    training = from_mapping(ClipTraining, config.get("training"), where)
     clients = client_facts(clips, method, training.batch_size)
-    draw = generator(seed, "plot-clients")
-    count = min(shown, len(clients))
+    draw = generator(options.seed, "plot-clients")
+    count = min(options.clients, len(clients))
     chosen = np.sort(draw.choice(len(clients), count, replace=False))
-    with drawing(picture, (10.4, 4.6)) as figure:
+    with drawing(options.picture, (10.4, 4.6)) as figure:
         left, right = figure.subplots(1, 2, width_ratios=[1.25, 1])
         _draw_labels(left, clips, [clips.clients[index] for index in chosen])
         facts = ((client.clips, client.entropy, client.ratio) for client in clients)
@@ -77,3 +67,21 @@ def _draw_labels(axes: Axes, clips: Clips, chosen: Sequence[str]) -> None:
     axes.set_title(f"{len(chosen)} of {len(clips.clients)} clients: clips by label", fontsize=9)
     place = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
     axes.legend(title="Clips", labelspacing=0.8, **place)
+
+
+def main() -> None:
+    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
+    parser = argparse.ArgumentParser(description="Draw how clips are spread over clients.")
+    parser.add_argument("clips", type=Path, help="folder made by fedtools pack-clips")
+    parser.add_argument("picture", type=png, metavar="PNG", help="the picture to draw")
+    shown = "how many clients are shown label by label (default: 20)"
+    parser.add_argument("--clients", type=whole, default=20, metavar="N", help=shown)
+    parser.add_argument("--seed", type=int, default=0, help="decides which (default: 0)")
+    add_config(parser, "FedKWS-UI's method_conf, and training (default: the paper's)")
+    options = parse(parser)
+    with exit_with_message("plot_clients.py"):
+        draw_clients(options)
+
+
+if __name__ == "__main__":
+    main()

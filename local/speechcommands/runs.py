@@ -1,4 +1,4 @@
-"""The experiments of keyword spotting: EXP_ROOT/<task>/<network>/<method>/seed<k>.
+"""The experiments of the keyword recipe: EXP_ROOT/<task>/<network>/<method>/seed<k>.
 
 A method's folder may name one option that differs from the others, `fedkws_ui.smoothing=0.3`.
 What the folders' names say is checked against the configurations.
@@ -42,7 +42,7 @@ class Setting:
     """What all seeds of an experiment share; `option` is empty, or what its method's folder names.
 
     Attributes:
-        task: its folder, such as "12".
+        task: its folder, such as "keywords".
         network, method: names in `NETWORKS` and `METHODS`.
         option, value: of the method, as the folder has them.
     """

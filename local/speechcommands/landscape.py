@@ -1,10 +1,16 @@
-"""Accuracy between a model and what two clients make of it.
+#!/usr/bin/env python3
+"""Draw figure 4 of Li et al., Interspeech 2022: accuracy between a model and two clients' models.
 
-X.-C. Li et al.: Avoid overfitting user specific information in federated keyword spotting,
-Interspeech 2022, section 5 and figure 4: theta_0 is a good model; theta_1 is what it becomes after
-20 epochs on the clips of an inferior client, theta_2 of a qualified one. The landscape is the
-accuracy of theta_0 + gamma_1 (theta_1 - theta_0) + gamma_2 (theta_2 - theta_0). In the second one
-theta_1 gives way to a model that ALO trained against it.
+    landscape.py EXP PNG
+
+theta_0 is the last model of EXP; theta_1 is what it becomes after some epochs on the clips of the
+client of lowest utility, theta_2 on those of the client of highest (the paper's have 100 and about
+250 clips). The landscape is the accuracy of
+
+    theta_0 + gamma_1 (theta_1 - theta_0) + gamma_2 (theta_2 - theta_0).
+
+In the second panel theta_1 gives way to a model that ALO trained against it. The values are written
+beside the picture, as a .tsv of the same name; the four models' accuracies are printed.
 
 Buffers, such as BatchNorm's statistics, are interpolated as parameters are; but a variance never
 falls below the smallest of the three models', since an extrapolated one could be negative.
@@ -12,54 +18,42 @@ falls below the smallest of the three models', since an extrapolated one could b
 
 from __future__ import annotations
 
+import argparse
 import copy
 import dataclasses
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from options import add_config, config_of, parse, png, whole
+from runs import network_title, title_of
 from torch import Tensor
 from tqdm import tqdm
 
+from fedtools.cli.federation import open_experiment
 from fedtools.client.fit import Objective
 from fedtools.client.place import Place
 from fedtools.client.stacks import ClipBatches, cross_entropy
+from fedtools.federation.detection import require_keywords
 from fedtools.federation.kws import KwsFederation, predict, prepare, tensors_of
 from fedtools.files.clips import Clips
-from fedtools.files.errors import UserError
+from fedtools.files.config import from_mapping
+from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.keyed import generator
 from fedtools.files.private import Private
+from fedtools.files.tables import format_table, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.models.keywords.base import Network
+from fedtools.report.plots import drawing
 
+COLUMNS = ("panel", "gamma_1", "gamma_2", "accuracy")
 _LOW, _HIGH = -0.1, 1.1
 
 State = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class LandscapeConfig:
-    """What decides a landscape.
-
-    Attributes:
-        epochs: of each client, on its own clips.
-        points: of the grid in each direction, from -0.1 to 1.1.
-        clips: the largest number of clips that accuracy is measured on, drawn at random.
-        min_clips: clients with fewer are not chosen.
-        split: the data that it is measured on.
-        alo: the options of ALO, which decide the clients' utilities too.
-    """
-
-    epochs: int = 20
-    points: int = 13
-    clips: int = 500
-    min_clips: int = 10
-    split: str = "test"
-    alo: Alo = field(default_factory=Alo)
 
 
 @dataclass(frozen=True)
@@ -99,7 +93,7 @@ class Landscape:
     models: dict[str, float]
 
 
-def landscape(federation: KwsFederation, config: LandscapeConfig) -> Landscape:
+def landscape(federation: KwsFederation, alo: Alo, options: argparse.Namespace) -> Landscape:
     """Train two clients' models from an experiment's last one, and measure what lies between.
 
     The clients are those of the lowest and the highest utility. Nothing is written into the
@@ -107,28 +101,29 @@ def landscape(federation: KwsFederation, config: LandscapeConfig) -> Landscape:
 
     Args:
         federation: its last model is theta_0; its data and training options are used.
-        config: the rest.
+        alo: the options of ALO, which decide the clients' utilities too.
+        options: the command line's.
 
     Raises:
         UserError: if too few clients have enough clips, a client's training diverges, or layers
             are personal.
     """
     # Whatever ALO's private model is elsewhere: here it is theta_1, a whole one.
-    alo = dataclasses.replace(config.alo, private="model")
+    alo = dataclasses.replace(alo, private="model")
     if federation.personal:
         problem = "its clients have layers of their own, so that there is no one model"
         raise UserError(problem, path=federation.where, remedy="give one without personal layers")
-    inferior, qualified = choose_clients(federation, config.min_clips, alo)
+    inferior, qualified = choose_clients(federation, options.min_clips, alo)
     federation.load_result(None, federation.experiment.result_round())
     start = _copied(federation.model)
     with tempfile.TemporaryDirectory() as folder:
         first, second, against = (
-            train_on(federation, client, config.epochs, Path(folder), by)
+            train_on(federation, client, options.epochs, Path(folder), by)
             for client, by in ((inferior, None), (qualified, None), (inferior, alo))
         )
-    accuracy = _accuracy_on(federation, config)
+    accuracy = _accuracy_on(federation, options.split, options.clips)
     # Rounded, so that 0 and 1 are on the grid; and no -0.
-    gammas = np.linspace(_LOW, _HIGH, config.points).round(6) + 0.0
+    gammas = np.linspace(_LOW, _HIGH, options.points).round(6) + 0.0
     grids = {}
     for name, one in (("overfitted", first), ("alo", against)):
         bar = tqdm(gammas, desc=f"landscape {name}", unit="row", disable=None, leave=False)
@@ -227,12 +222,12 @@ def _copied(network: Network) -> State:
     return {name: value.detach().clone() for name, value in tensors_of(network).items()}
 
 
-def _accuracy_on(federation: KwsFederation, config: LandscapeConfig) -> Callable[[State], float]:
+def _accuracy_on(federation: KwsFederation, split: str, most: int) -> Callable[[State], float]:
     """A function from a model to its accuracy, in %, on some clips, the same every time."""
-    data = federation.features(config.split)
+    data = federation.features(split)
     total = len(data.clips.labels)
-    draw = generator(federation.experiment.seed, "landscape", config.split)
-    chosen = np.sort(draw.choice(total, min(total, config.clips), replace=False))
+    draw = generator(federation.experiment.seed, "landscape", split)
+    chosen = np.sort(draw.choice(total, min(total, most), replace=False))
     mfcc = torch.cat([data.plain(slice(row, row + 1)) for row in chosen])
     labels = torch.from_numpy(data.clips.labels[chosen]).to(mfcc.device)
 
@@ -241,3 +236,105 @@ def _accuracy_on(federation: KwsFederation, config: LandscapeConfig) -> Callable
         return 100 * float((predict(federation.model, mfcc).argmax(1) == labels).double().mean())
 
     return accuracy
+
+
+# --- the picture ----------------------------------------------------------------------------------
+
+
+def draw_landscape(options: argparse.Namespace) -> None:
+    """Compute a landscape, draw it, write its values, and print the four models' accuracies."""
+    alo = from_mapping(Alo, config_of(options).get("method_conf"), options.config or "")
+    federation = require_keywords(open_experiment(options.experiment, options.ngpu))
+    found = landscape(federation, alo, options)
+    rows = [
+        dict(zip(COLUMNS, (panel, f"{g1:.4f}", f"{g2:.4f}", f"{grid[i, j]:.4f}"), strict=True))
+        for panel, grid in found.accuracy.items()
+        for i, g1 in enumerate(found.gammas)
+        for j, g2 in enumerate(found.gammas)
+    ]
+    write_tsv(options.picture.with_suffix(".tsv"), COLUMNS, rows)
+    lines = [
+        _origin(federation, options),
+        f"$\\theta_1$: {_described(found.inferior)}",
+        f"$\\theta_2$: {_described(found.qualified)}",
+    ]
+    _plot(options.picture, found, "\n".join(lines), f"Accuracy on {options.split} clips (%)")
+    models = [[name, f"{accuracy:.2f}"] for name, accuracy in found.models.items()]
+    print(format_table(["model", "accuracy"], models), end="")
+
+
+def _origin(federation: KwsFederation, options: argparse.Namespace) -> str:
+    """What theta_0 is, how long the clients train, and on how much it is measured."""
+    experiment, clips = federation.experiment, federation.features(options.split).clips
+    total = len(clips.labels)
+    network = network_title(experiment.config["model"]["network"])
+    return (
+        f"$\\theta_0$: {network}, {len(clips.classes)} classes, "
+        f"{title_of(experiment.config['method'])}, seed {experiment.seed}, "
+        f"round {experiment.result_round()}; "
+        f"clients: {options.epochs} epochs; "
+        f"{min(total, options.clips)} of {total} {options.split} clips"
+    )
+
+
+def _described(client: Client) -> str:
+    return (
+        f"client {client.name}, {client.clips} clips, entropy {client.entropy:.2f}, "
+        f"utility {client.utility:.2f}"
+    )
+
+
+def _plot(path: Path, found: Landscape, title: str, measured: str) -> None:
+    """Draw figure 4: accuracy between a model and two clients' models, and with ALO."""
+    panels = list(found.accuracy.items())
+    both = np.concatenate([grid for _, grid in panels])
+    low, high = both.min(), max(both.max(), both.min() + 1e-3)
+    gammas = found.gammas
+    half = (gammas[1] - gammas[0]) / 2
+    extent = (gammas[0] - half, gammas[-1] + half) * 2
+    names = {"overfitted": "$\\theta_1$", "alo": "$\\hat\\theta_1$ (ALO)"}
+    with drawing(path, (9.6, 4.8)) as figure:
+        figure.suptitle(title, fontsize=9, wrap=True)
+        for axes, (name, grid) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
+            axes.grid(False)
+            shades = {"vmin": low, "vmax": high, "cmap": "viridis"}
+            image = axes.imshow(grid.T, origin="lower", extent=extent, aspect="auto", **shades)
+            if grid.min() < grid.max():
+                lines = axes.contour(gammas, gammas, grid.T, 8, colors="white", linewidths=0.7)
+                axes.clabel(lines, fontsize=7, fmt="%.3g")
+            for x, y, text in ((0, 0, "$\\theta_0$"), (1, 0, names[name]), (0, 1, "$\\theta_2$")):
+                axes.plot(x, y, "o", color="white", markeredgecolor="black", markersize=6)
+                box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+                axes.annotate(text, (x, y), (-6, 8), textcoords="offset points", bbox=box)
+            axes.set_xlabel(f"$\\gamma_1$, towards {names[name]}")
+        figure.axes[0].set_ylabel("$\\gamma_2$, towards $\\theta_2$")
+        figure.colorbar(image, ax=figure.axes, label=measured)
+
+
+def main() -> None:
+    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
+    about = "Draw the accuracy between a model and what two clients' clips make of it."
+    parser = argparse.ArgumentParser(description=about)
+    add = parser.add_argument
+    add("experiment", type=Path, metavar="EXP", help="its last model is theta_0")
+    add("picture", type=png, metavar="PNG", help="the picture; a .tsv is put beside it")
+
+    def number(name: str, default: int, what: str) -> None:
+        add(name, type=whole, default=default, metavar="N", help=f"{what} (default: {default})")
+
+    number("--epochs", 20, "of each of the two clients")
+    number("--points", 13, "of the grid, in each direction, from -0.1 to 1.1")
+    number("--clips", 500, "measure accuracy on so many clips at most, drawn at random")
+    number("--min-clips", 10, "choose from clients with so many clips")
+    add("--split", default="test", help="which data of the experiment: valid, test (default)")
+    add("--ngpu", type=int, choices=(0, 1), default=0, help="1: compute on a GPU")
+    add_config(parser, "ALO's method_conf (default: the paper's)")
+    options = parse(parser)
+    if options.points < 2:
+        parser.error("--points: 2 or more are wanted")
+    with exit_with_message("landscape.py"):
+        draw_landscape(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,14 +1,25 @@
-"""`fedtools report-keywords`: a section of RESULTS.md from all experiments of keyword spotting."""
+#!/usr/bin/env python3
+"""Write a section of RESULTS.md from all experiments of the keyword recipe.
+
+    report.py EXP RESULTS.md --section NAME --corpus NAME --release NAME [...]
+
+EXP holds <task>/<network>/<method>/seed<k>. Draws RESULTS-<section>-accuracy.png and
+RESULTS-<section>-ablation.png beside the page, leaves its other sections as they are, and prints
+the table of accuracies.
+"""
 
 from __future__ import annotations
 
+import argparse
+import datetime
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtools.files.atomic import write_text
-from fedtools.report.keyword_runs import LAST, Runs, read_runs
-from fedtools.report.keyword_tables import (
+from runs import LAST, Runs, read_runs
+from tables import (
     Published,
     ablation_table,
     ablations,
@@ -19,7 +30,10 @@ from fedtools.report.keyword_tables import (
     detection_table,
     settings_table,
 )
-from fedtools.report.page import Page, image, provenance, with_section
+
+from fedtools.files.atomic import write_text
+from fedtools.files.errors import UserError, exit_with_message
+from fedtools.report.page import SECTION_NAME, Corpus, Page, image, provenance, with_section
 from fedtools.score.detection import DEFINITION
 
 PAPER = "Li et al. 2022"
@@ -41,10 +55,8 @@ class KeywordPage(Page):
     config: str = ""
 
 
-def write_keyword_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
+def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
     """Write a section of RESULTS.md: where the figures come from, the tables, the pictures.
-
-    Draws RESULTS-<section>-accuracy.png and RESULTS-<section>-ablation.png beside the page.
 
     Args:
         root: holds the experiments, <task>/<network>/<method>/seed<k>.
@@ -69,7 +81,7 @@ def write_keyword_report(root: str | Path, path: str | Path, page: KeywordPage) 
         del pictures["ablation"]
     new = with_section(path, page.section, _section(path, runs, page, pictures))
     # Imported late: not needed where the tables end in an error.
-    from fedtools.report.keyword_figures import plot_ablation, plot_accuracy
+    from figures import plot_ablation, plot_accuracy
 
     for name, draw in (("accuracy", plot_accuracy), ("ablation", plot_ablation)):
         if name in pictures:
@@ -149,3 +161,77 @@ def _provenance(path: Path, runs: Runs, page: KeywordPage) -> str:
         experiments=[run.path for run in everything],
         more=left_out,
     )
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def section_name(text: str) -> str:
+    """Read the name of a section."""
+    if not SECTION_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: use small letters, digits and '-'")
+    return text
+
+
+def figure(text: str) -> tuple[str, Path]:
+    """Read CAPTION=PNG, neither part empty."""
+    caption, _, picture = text.partition("=")
+    if not (caption and picture and text.isprintable()):
+        raise argparse.ArgumentTypeError(f"{text!r}: write CAPTION=PNG")
+    return caption, Path(picture)
+
+
+def date(text: str) -> datetime.date:
+    """Read a date as 2024-02-03."""
+    return datetime.date.fromisoformat(text)
+
+
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; wrong usage exits 2."""
+    parser = argparse.ArgumentParser(description="Write a section of RESULTS.md.")
+    add = parser.add_argument
+    add("root", type=Path, metavar="EXP", help="has <task>/<network>/<method>/seed<k>")
+    add("results", type=Path, help="the page; other sections of it are left as they are")
+    add("--section", type=section_name, required=True, help="the section to write, e.g. mini")
+    add("--corpus", required=True, help="name of the corpus")
+    add("--release", required=True, help="its release")
+    add("--mini", action="store_true", help="it is a mini corpus: every caption says so")
+    add("--published", type=Path, metavar="TSV", help="the paper's figures")
+    beside = "CAPTION=PNG: another picture beside the page"
+    add("--figure", type=figure, action="append", default=[], metavar="C=PNG", help=beside)
+    add("--command", help="what made the figures (default: this command)")
+    add("--config", default="", help="name of the configuration, for captions: paper.yaml")
+    add("--date", type=date, help="of the report, as 2024-02-03 (default: today)")
+    options = parser.parse_args(arguments)
+    for _, picture in options.figure:
+        if picture.resolve().parent != options.results.resolve().parent:
+            parser.error(f"--figure {picture}: name a file in the folder of {options.results}")
+    return options
+
+
+def report(options: argparse.Namespace) -> None:
+    """Write what the command line asks for."""
+    for _, picture in options.figure:
+        if not picture.is_file():
+            raise UserError("missing", path=picture, remedy="draw the picture first")
+    page = KeywordPage(
+        section=options.section,
+        corpus=Corpus(options.corpus, options.release, options.mini),
+        command=options.command or shlex.join(sys.argv),
+        date=options.date,
+        paper=options.published,
+        figures=[(caption, picture.name) for caption, picture in options.figure],
+        config=options.config,
+    )
+    print(write_report(options.root, options.results, page), end="")
+
+
+def main() -> None:
+    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
+    options = parse_options(sys.argv[1:])
+    with exit_with_message("report.py"):
+        report(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,16 +8,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
+from runs import Run, Runs, mean_and_spread, mean_curve, network_title, title_of
+from tables import SYMBOLS, ablation, ablations
 
-from fedtools.report.keyword_runs import (
-    Run,
-    Runs,
-    mean_and_spread,
-    mean_curve,
-    network_title,
-    title_of,
-)
-from fedtools.report.keyword_tables import SYMBOLS, ablation, ablations
 from fedtools.report.plots import drawing, every, look
 
 
