@@ -121,8 +121,8 @@ def test_bad_options(world, cli, tmp_path):
     refused("clients_per_round=100", said="is 100, no number or share of 7 clients")
     refused("training.optim_conf.foreach=true", said="optim_conf: ")
     refused("training.optim_conf.differentiable=true", said="optim_conf: ")
-    refused("method_conf.proximal=-1", method="fedprox", said="'proximal' is -1: input should be")
-    refused("method_conf.discrepancy=-1", method="fedmmd", said="'discrepancy' is -1: input should be")
+    refused("method_conf.proximal=-1", method="fedprox", said="'proximal' is -1: input")
+    refused("method_conf.discrepancy=-1", method="fedmmd", said="'discrepancy' is -1: input")
     for option in ("adversarial", "private_steps", "base_ratio", "full_size"):
         refused(f"method_conf.{option}=-1", method="fedkws_ui", said=f"'{option}' is -1: input should be")
 
