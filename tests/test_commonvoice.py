@@ -157,7 +157,7 @@ def test_a_folder_with_blanks_works_and_one_that_wav_scp_cannot_hold_is_refused(
     doubled = tmp_path / "my  corpora"
     (tmp_path / "my corpora").rename(doubled)
     result = prepare(doubled / "cv-corpus-17.0", tmp_path / "new", "--accents", ACCENTS)
-    result.fails(1, "doubled blanks", "rename it")
+    result.fails(1, "doubled spaces", "rename it")
 
 
 # --- what is dropped -----------------------------------------------------------------------------

@@ -75,8 +75,8 @@ def test_any_bytes_are_a_clean_table_or_a_user_error(tmp_path, raw):
     [
         (b"a 1\nb\n", 2, "'b' has no value"),
         (b"a 1\n\nb 2\n", 2, "empty line"),
-        (b" a 1\n", 1, "leading blank"),
-        (b"a 1 \n", 1, "trailing blank"),
+        (b" a 1\n", 1, "leading whitespace"),
+        (b"a 1 \n", 1, "trailing whitespace"),
         (b"a 1\nb 2  3\n", 2, "doubled"),
         (b"a  1\n", 1, "leading, doubled"),
         (b"a 1\nb \n", 2, "no value"),
@@ -99,7 +99,7 @@ def test_keys_alone_are_read_where_values_are_optional(tmp_path):
     (tmp_path / "t").write_text("a\nb 1\n")
     assert read_table(tmp_path / "t", values="optional") == {"a": "", "b": "1"}
     (tmp_path / "t").write_text("a \n")
-    with pytest.raises(UserError, match="trailing blank"):
+    with pytest.raises(UserError, match="trailing whitespace"):
         read_table(tmp_path / "t", values="optional")
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(UserError, match="cannot be read"):
@@ -324,8 +324,8 @@ TRAPS = [
     ("spk2utt", 0, None, "spk2utt: not there"),
     ("text", 2, "a-2", "text:2: 'a-2' has no value"),
     ("text", 2, "a-2 ", "text:2: 'a-2' has no value"),
-    ("text", 2, "a-2 WORD ", "text:2: leading, doubled or trailing blank"),
-    ("text", 2, "a-2 ONE  TWO", "text:2: leading, doubled or trailing blank"),
+    ("text", 2, "a-2 WORD ", "text:2: leading, doubled or trailing whitespace"),
+    ("text", 2, "a-2 ONE  TWO", "text:2: leading, doubled or trailing whitespace"),
     ("text", 2, "a-2 ONE\tTWO", "text:2: a character that does not print"),
     ("text", 2, "a-2 ONE\u00a0TWO", "text:2: a character that does not print"),
     ("text", 2, "a-2 ONE\u200bTWO", "text:2: a character that does not print"),

@@ -124,7 +124,7 @@ def test_bad_options(world, cli, tmp_path):
     refused("method_conf.proximal=-1", method="fedprox", said="'proximal' is -1: input")
     refused("method_conf.discrepancy=-1", method="fedmmd", said="'discrepancy' is -1: input")
     for option in ("adversarial", "private_steps", "base_ratio", "full_size"):
-        refused(f"method_conf.{option}=-1", method="fedkws_ui", said=f"'{option}' is -1: input should be")
+        refused(f"method_conf.{option}=-1", method="fedkws_ui", said=f"'{option}' is -1: input")
 
 
 def test_rounds_are_ordered_as_numbers(world, tmp_path):

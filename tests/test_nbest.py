@@ -78,8 +78,8 @@ def test_the_format(tmp_path):
         (1, "a\t1\t-1.5 \t-2\tx", "'-1.5 ' is not a finite number"),
         (1, "a\t1\t-1.5\t\tx", "'' is not a finite number"),
         (1, "a\t1\t-1.5\t-2\tx  y", "doubled"),
-        (1, "a\t1\t-1.5\t-2\tx ", "trailing blank"),
-        (1, "a\t1\t-1.5\t-2\tx\r", "trailing blank"),
+        (1, "a\t1\t-1.5\t-2\tx ", "trailing whitespace"),
+        (1, "a\t1\t-1.5\t-2\tx\r", "trailing whitespace"),
     ],
 )
 def test_damage_is_named(tmp_path, line, bad, said):

@@ -158,7 +158,7 @@ def test_sclite_agrees_on_every_table(cli, tmp_path):
     rows = []
     for number in range(600):
         speaker = draw.choice(["a-b", "a-c", "a_d", "A.e", "f+g"])
-        # A no-break space at an end would be a trailing blank to the reader of tables.
+        # A no-break space at an end would be a trailing whitespace to the reader of tables.
         ref, hyp = (
             " ".join(
                 f"x{''.join(draw.choices(alphabet, k=draw.randint(0, 2)))}y"
@@ -265,7 +265,7 @@ def test_other_utterances_are_refused(cli, tmp_path, name):
         ("utt2client", " south", " all", "'all'"),
         ("utt2client", " south", " average", "'average'"),
         ("utt2client", " south", " ../x", "'../x'"),
-        ("text", "rain fell", "", "trailing blank"),
+        ("text", "rain fell", "", "trailing whitespace"),
         ("text", "rain", " rain", "doubled"),
         ("hyp", "s3-a\n", "s1-a\n", "comes twice"),
         ("hyp", "s3-a\n", "s0-a\n", "not in order"),

@@ -444,7 +444,7 @@ def test_bad_input_is_told_in_one_line(tmp_path):
     shutil.copy(corpus / clips[0].path, corpus / "dvi rankos")
     prepare(corpus, out).fails(1, "the word 'dvi rankos' is not usable as an id")
     (tmp_path / "speech_commands").rename(tmp_path / "two  blanks")
-    prepare(tmp_path / "two  blanks", out).fails(1, "doubled blanks", "rename it")
+    prepare(tmp_path / "two  blanks", out).fails(1, "doubled spaces", "rename it")
 
 
 def test_a_folder_with_a_blank_works(tmp_path):

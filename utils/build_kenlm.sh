@@ -41,7 +41,7 @@ python=${2:-python3}
 command -v "${CXX:-c++}" >/dev/null ||
     fail "no C++ compiler; install one (Debian, Ubuntu: apt-get install g++ make)"
 
-# Not inside the checkout: its path may hold blanks, which not every build tool survives.
+# Not inside the checkout: its path may hold spaces, which not every build tool survives.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"

@@ -5,7 +5,7 @@
     run.py --ntasks N [--num-threads N] [--gpu N] log/x.log command ...
 
 JOB (or any other name) becomes 1, 2, 3 and 4, in the name of the log and in the command. As with
-run.pl, the command is a line for bash: an argument with blanks is put in quotes, one without is
+run.pl, the command is a line for bash: an argument with spaces is put in quotes, one without is
 left to the shell, so that `\\|` is a pipe. As many jobs run at a time as there are cores for
 their threads; with --gpu, as there are GPUs, and each job sees only its own. Options that only
 matter to a batch system (--mem 4G, --config f, ...) are accepted and ignored.

@@ -61,11 +61,11 @@ def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
         if "\r" in line:
             problem, remedy = "carriage return", "run dos2unix"
         elif not key:
-            problem = "empty line or leading blank"
+            problem = "empty line or leading whitespace"
         elif not value and values == "required":
             problem, remedy = f"{key!r} has no value", "remove it"
         elif value != value.strip() or "  " in value or line.endswith((" ", "\t")):
-            problem, remedy = "leading, doubled or trailing blank", "squeeze it"
+            problem, remedy = "leading, doubled or trailing whitespace", "squeeze it"
         elif key in table:
             problem = f"{key!r} comes twice"
         elif encoded < previous:
@@ -79,7 +79,7 @@ def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
 
 def write_table(path: str | Path, table: Mapping[str, str]) -> None:
     """Write a "key value" table, sorted in the C locale, atomically."""
-    # A key that stands alone has no blank after it, or `read_table` would call the line unclean.
+    # A key alone has no whitespace after it, or `read_table` would call the line unclean.
     lines = (f"{key} {table[key]}" if table[key] else key for key in byte_order(table))
     write_text(path, "".join(f"{line}\n" for line in lines))
 

@@ -30,7 +30,7 @@ class Hypothesis:
         acoustic: log-probability of the acoustic model, natural logarithm.
         lm: log-probability of the language model with the end of sentence, natural logarithm,
             without any weight.
-        words: separated by single blanks; "" if nothing was recognised.
+        words: separated by single spaces; "" if nothing was recognised.
     """
 
     rank: int
@@ -132,10 +132,10 @@ def _parse(
         remedy = "ranks count up from 1, lines of an utterance together"
         raise UserError(problem, path=path, line=number, remedy=remedy)
     if words != " ".join(words.split()):
-        problem = f"words of {utterance!r} with a leading, doubled or trailing blank"
+        problem = f"words of {utterance!r} with a leading, doubled or trailing whitespace"
         raise UserError(problem, path=path, line=number, remedy="squeeze them")
     for text in scores:
-        # float() alone would let underscores, blanks and other scripts' digits pass, and "nan".
+        # float() alone would let underscores, whitespace and other scripts' digits pass, and "nan".
         if not _SCORE.fullmatch(text) or not math.isfinite(float(text)):
             raise UserError(f"score {text!r} is not a finite number", path=path, line=number)
     return utterance, Hypothesis(previous_rank + 1, *map(float, scores), words)

@@ -90,7 +90,7 @@ def count(row: Mapping[str, str], column: str, path: str | Path, line: int) -> i
         UserError: naming file and line, if the field is anything else.
     """
     text = row[column]
-    # isdecimal() alone would let other scripts' digits pass, and int() underscores and blanks.
+    # isdecimal() alone would let other scripts' digits pass, and int() underscores and whitespace.
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise UserError(f"{column} is {text!r}, not a whole number", path=path, line=line)
     return int(text)
@@ -112,7 +112,7 @@ def check_regular(path: Path) -> None:
 def format_table(
     header: Sequence[str], rows: Iterable[Sequence[object]], align: str | None = None
 ) -> str:
-    """A table in plain text, its columns aligned and two blanks apart.
+    """A table in plain text, its columns aligned and two spaces apart.
 
     Args:
         header: the columns' names.
@@ -120,7 +120,7 @@ def format_table(
         align: a letter for each column, "l" or "r"; by default the first is "l", the others "r".
 
     Returns:
-        The lines, each ended by "\\n", without trailing blanks.
+        The lines, each ended by "\\n", without trailing whitespace.
     """
     text = _tabulate("plain", header, rows, align)
     return "".join(f"{line.rstrip()}\n" for line in text.split("\n"))

@@ -12,7 +12,7 @@ from fedtools.files.atomic import write_text
 # is the empty word, "(a)" a word that may be missing, "\" quotes, and a trailing "*" is dropped.
 # Their full-width twins are ordinary characters to it, so that nothing in a text is lost.
 _MARKUP = str.maketrans(";*@{}\\()", "；＊＠｛｝＼（）")
-# sclite splits at ASCII blanks alone; str.split() would also split at a no-break space.
+# sclite splits at ASCII whitespace alone; str.split() would also split at a no-break space.
 _WORD = re.compile(r"[^ \t\n\v\f\r]+")
 SPACE = "<space>"
 
@@ -23,7 +23,7 @@ def words(text: str) -> list[str]:
 
 
 def characters(text: str) -> list[str]:
-    """The characters of a transcript, a blank between words being `<space>`, as ESPnet has it."""
+    """The characters of a transcript, a space between words being `<space>`, as ESPnet has it."""
     return [SPACE if c == " " else c for c in " ".join(words(text))]
 
 

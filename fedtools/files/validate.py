@@ -118,7 +118,7 @@ def _value_faults(name: str, table: Mapping[str, str]) -> Faults:
         yield name, None, "empty", "remove it or make it again"
     for line, (key, value) in enumerate(table.items(), 1):
         if not (key.isprintable() and value.translate(JOINERS).isprintable()):
-            problem = "a character that does not print, or a blank that is no space"
+            problem = "a character that does not print, or whitespace other than a space"
             yield name, line, problem, "see it with: grep -nP '[^[:print:]]'"
         if name in WORDS and " " in value:
             yield name, line, f"{len(value.split()) + 1} fields", "write two"

@@ -81,7 +81,7 @@ class Tokenizer:
         return "char" if self._pieces is None else "bpe"
 
     def split(self, words: str) -> list[str]:
-        """Words, separated by blanks, to tokens; what no token covers becomes <unk>."""
+        """Words, separated by whitespace, to tokens; what no token covers becomes <unk>."""
         words = " ".join(words.split())
         if self._pieces is None:
             tokens = [SPACE if character == " " else character for character in words]
@@ -90,7 +90,7 @@ class Tokenizer:
         return [token if token in self._ids else UNKNOWN for token in tokens]
 
     def encode(self, words: str) -> list[int]:
-        """Words, separated by blanks, to token ids; what no token covers becomes <unk>."""
+        """Words, separated by whitespace, to token ids; what no token covers becomes <unk>."""
         return [self._ids[token] for token in self.split(words)]
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -175,7 +175,7 @@ def _section(
 
 
 def image(caption: str, name: str) -> str:
-    """A picture beside the page, in Markdown; its name may have blanks."""
+    """A picture beside the page, in Markdown; its name may have spaces."""
     return f"![{caption}]({quote(name)})"
 
 

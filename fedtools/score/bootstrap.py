@@ -27,7 +27,9 @@ def error_rates(
     rates = {client: 100 * errors[client].sum(0) / tokens[client].sum(0) for client in errors}
     average = sum(rates.values()) / len(rates)
     rates.pop(ALL, None)
-    total_errors, total_tokens = (sum(n.sum(0) for n in of.values()) for of in (errors, tokens))
+    total_errors, total_tokens = (
+        sum(n.sum(0) for n in counts.values()) for counts in (errors, tokens)
+    )
     return {**rates, AVERAGE: average, ALL: 100 * total_errors / total_tokens}
 
 

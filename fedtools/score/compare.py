@@ -60,7 +60,7 @@ def compare(
         align_all(tokenise(references, read_hypotheses(path, references), "wer"))
         for path in (hyp_a, hyp_b)
     ]
-    counts = [{utt: Counts.of(letters) for utt, letters in of.items()} for of in operations]
+    counts = [{utt: Counts.of(letters) for utt, letters in system.items()} for system in operations]
     rates, draws = estimate(references, counts, resamples, seed)
     rows = []
     for client, (wer_a, wer_b) in rates.items():

@@ -64,7 +64,7 @@ class References:
         for client, utts in self.clients.items():
             speakers = invert({utt: self.utt2spk[utt] for utt in utts}).values()
             sums[client] = np.array(
-                [[sum(column[utt] for utt in of) for column in columns] for of in speakers]
+                [[sum(column[utt] for utt in utts) for column in columns] for utts in speakers]
             )
         return sums
 
@@ -120,6 +120,10 @@ def estimate(
         client -> (rates,) percent, and client -> (resamples, rates) percent; both end with
         `average` and `all` (see `bootstrap`).
     """
-    errors = references.by_speaker([{utt: c.errors for utt, c in of.items()} for of in counts])
-    tokens = references.by_speaker([{utt: c.tokens for utt, c in of.items()} for of in counts])
+    errors = references.by_speaker(
+        [{utt: c.errors for utt, c in system.items()} for system in counts]
+    )
+    tokens = references.by_speaker(
+        [{utt: c.tokens for utt, c in system.items()} for system in counts]
+    )
     return error_rates(errors, tokens), resample(errors, tokens, resamples, seed)

@@ -65,7 +65,7 @@ def separate(text: str, marks: str) -> list[str]:
 
 
 def canonical(accent: str) -> str:
-    """One spelling for an accent: lower case, blanks squeezed, a code replaced by its text."""
+    """One spelling for an accent: lower case, whitespace squeezed, a code replaced by its text."""
     accent = " ".join(accent.lower().split())
     return CODES.get(accent, accent)
 
@@ -126,7 +126,7 @@ def find_language(corpus: Path) -> Path:
         raise UserError(f"several languages: {names}", path=corpus, remedy="name the folder of one")
     language = found[0].resolve()
     if str(language) != " ".join(str(language).split()):
-        raise UserError("wav.scp cannot hold doubled blanks", path=language, remedy="rename it")
+        raise UserError("wav.scp cannot hold doubled spaces", path=language, remedy="rename it")
     if not (language / "clips").is_dir():
         raise UserError("no such folder", path=language / "clips", remedy="unpack the audio")
     return language

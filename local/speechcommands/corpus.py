@@ -52,7 +52,7 @@ def find(folder: Path, what: str) -> Path:
         raise UserError("no such folder", path=folder, remedy=f"name {what}")
     folder = folder.resolve()
     if str(folder) != " ".join(str(folder).split()):
-        raise UserError("wav.scp cannot hold doubled blanks", path=folder, remedy="rename it")
+        raise UserError("wav.scp cannot hold doubled spaces", path=folder, remedy="rename it")
     return folder
 
 
