@@ -18,7 +18,7 @@ from fedtools.decode.lists import best_weights
 from fedtools.files.atomic import write_text
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis, best_text
+from fedtools.files.nbest import Hypothesis, best_text, write_nbest
 from fedtools.lm.ngram import train_ngram
 from fedtools.lm.tokens import Tokenizer, train_tokens
 
@@ -330,6 +330,28 @@ def test_best_weights_agree_with_trying_all():
     assert (found.lm_weight, found.word_score) == min(grid, key=grid.get)
     assert wer == pytest.approx(min(grid.values()) / 180)
     assert wer < grid[0.0, 0.0] / 180  # the LM knows something, and it was used
+
+
+@pytest.mark.parametrize(("gain", "edge"), [(-6.0, False), (-7.75, True)])
+def test_tune_warns_at_an_edge_and_best_path_keeps_what_it_used(cli, tmp_path, gain, edge):
+    """The right list has two words more, which pay off from a word score of -gain on."""
+    data, out = tmp_path / "data", tmp_path / "dec"
+    data.mkdir()
+    (data / "text").write_text("a x y z\n")
+    found = {"x": 0.0, "x y z": 2 * gain}
+    hypotheses = [Hypothesis(n, found[words], -1.0, words) for n, words in enumerate(found, 1)]
+    write_nbest(out / "nbest.tsv", [("a", hypotheses)])
+    weights = tmp_path / "w.yaml"
+    done = cli("tune", out, data, weights).ok()
+    assert f"word_score {8.0 if edge else 6.5}, WER 0.00 %" in done.out
+    warning = "word score 8: at an edge of what was tried (0 to 5, -4 to 8)"
+    assert (warning in done.err) == edge
+    cli("best-path", out, "--weights", weights).ok()
+    assert (out / "weights.yaml").read_text() == weights.read_text()
+    assert (out / "text").read_text() == "a x y z\n"
+    cli("best-path", out).ok()
+    assert not (out / "weights.yaml").exists()
+    assert (out / "text").read_text() == "a x\n"
 
 
 def test_best_weights_need_the_same_utterances():

@@ -82,12 +82,16 @@ def make_experiment(
 
 
 def make_scores(path: Path, *wers: float, low: object = None, words: int = 40) -> Path:
-    """A wer.tsv of three clients, whose CER is half the WER and whose intervals are +- 1."""
+    """A wer.tsv of three clients, whose CER is half the WER and whose intervals are +- 1.
+
+    Each client has 12 speakers; one of them is in all three.
+    """
     rows = []
     average = sum(wers) / 3
     for client, wer in zip((*CLIENTS, "average", "all"), (*wers, average, average), strict=True):
         total = 3 if client in ("average", "all") else 1
         row = {"client": client, "utterances": 10 * total, "words": words * total}
+        row["speakers"] = 34 if total == 3 else 12
         row |= dict.fromkeys(("substitutions", "deletions", "insertions"), 1)
         for rate, value in (("wer", wer), ("cer", wer / 2)):
             row[rate] = f"{value:.2f}"
@@ -137,23 +141,57 @@ def test_the_tables_have_costs_rates_and_the_best_in_bold(cli, recipe):
     page = Path("RESULTS.md").read_text()
     assert out in page
     # 2 MB down and up, three clients, four rounds.
-    assert markdown_row(page, "Baseline")[:3] == ["-", "-", "-"]
-    assert markdown_row(page, "Client")[:3] == ["-", "4", "-"]
-    assert markdown_row(page, "Centralized")[:3] == ["-", "-", "4"]
-    assert markdown_row(page, "FedAvg")[:3] == ["48.00 MB", "2", "-"]
+    assert markdown_row(page, "Baseline")[:4] == ["-", "-", "-", "-"]
+    assert markdown_row(page, "Client")[:4] == ["-", "-", "4", "-"]
+    assert markdown_row(page, "Centralized")[:4] == ["-", "-", "-", "4"]
+    assert markdown_row(page, "FedAvg")[:4] == ["16.00 MB", "48.00 MB", "2", "-"]
     # 20.01 and 20.04 look equal, so that both are the best.
-    assert markdown_row(page, "Client")[3:] == ["21.0", "**20.0**", "30.0", "**23.7**"]
-    assert markdown_row(page, "FedAvg")[3:] == ["23.0", "**20.0**", "**28.0**", "**23.7**"]
+    assert markdown_row(page, "Client")[4:] == ["21.0", "**20.0**", "30.0", "**23.7**"]
+    assert markdown_row(page, "FedAvg")[4:] == ["23.0", "**20.0**", "**28.0**", "**23.7**"]
     assert markdown_row(page, "FedAvg", 1)[0] == "23.0 [22.0, 24.0]"
     assert markdown_row(page, "FedAvg", 2)[0] == "11.5 [10.5, 12.5]"
-    assert "on 30 utterances, 120 words" in page
+    speakers = "34 speakers (australia 12, england 12, indian 12)"
+    assert f"on 30 utterances, 120 words, {speakers}." in page
+    assert "seeds" not in page
+
+
+def make_seed(seed: int, *wers: float, drop: float) -> str:
+    """FedAvg with another seed; its row."""
+    experiment = make_experiment(Path(f"exp/fedavg{seed}"), size=2_000_000, drop=drop)
+    text = (experiment / "config.yaml").read_text().replace("seed: 7", f"seed: {seed}")
+    (experiment / "config.yaml").write_text(text)
+    sums = {name: experiment / name for name in ("config.yaml", "clients.txt", FIRST)}
+    write_sums(experiment / "sha256sums", sums)
+    make_scores(Path(f"score/fedavg{seed}"), *wers)
+    return f"--row=exp/fedavg{seed}:score/fedavg{seed}"
+
+
+def test_rows_of_one_name_are_the_mean_over_seeds(cli, recipe):
+    rows = [make_seed(0, 20, 30, 40, drop=1), make_seed(1, 22, 33, 40, drop=3)]
+    rows += [make_seed(2, 27, 36, 40, drop=5), "--row=Client=exp/client:score/client"]
+    same = [make_scores(Path(f"score/own{n}"), 10 + n, 20, 30) for n in range(3)]
+    own = [f"--elsewhere=own={path}" for path in same]
+    more = ["--plot", "wer.png", *rows[:3], *own]
+    cli(*arguments(*more, FedAvg="exp/fedavg:score/fedavg")).ok()
+    page = Path("RESULTS.md").read_text()
+    # 20, 22, 27 and 23: mean 23, standard deviation sqrt((9 + 1 + 16 + 0) / 3) = 2.94.
+    cells = markdown_row(page, "FedAvg")
+    assert cells[4].strip("*") == "23.0 ± 2.9"
+    # Bounds are 1 below and above each of them.
+    assert markdown_row(page, "FedAvg", 1)[0] == "23.0 [22.0, 24.0]"
+    assert "Means ± standard deviations over 4 seeds." in page
+    assert "Seed: 0, 1, 2, 7." in page
+    # (10 + 20 + 30) / 3 = 20, and a third more with each of the others.
+    assert "own: WER 20.3 [19.3, 21.3] %" in page
+    # Not all methods have as many seeds.
+    cli(*arguments(*rows, FedAvg="exp/fedavg:score/fedavg")).fails(1, "FedAvg 4, Client 1")
 
 
 def test_scores_on_other_data_have_a_line_of_their_own(cli, recipe):
     make_scores(recipe / "score" / "own", 10.0, 11.0, 12.0, words=50)
     cli(*arguments("--elsewhere", "on its own accents=score/own")).ok()
     page = Path("RESULTS.md").read_text()
-    line = "on its own accents: WER 11.0 [10.0, 12.0] % on 30 utterances, 150 words."
+    line = "on its own accents: WER 11.0 [10.0, 12.0] % on 30 utterances, 150 words, 34 speakers"
     assert f"Common Voice accents 22.0 (mini), {line}" in page
     cli(*arguments("--elsewhere", "own=score/none")).fails(1, "score/none")
     cli(*arguments("--elsewhere", "score/own")).fails(2)
@@ -190,10 +228,10 @@ def test_mini_is_said_in_every_caption_of_a_mini_corpus_only(cli, recipe):
         page = Path("RESULTS.md").read_text()
         Path("RESULTS.md").unlink()
         captions = re.findall(r"^(?:## .*|\*\*.*|!\[.*)$", page, re.M)
-        assert len(captions) == 6
-        assert ["mini" in caption for caption in captions] == [mini] * 5 + [False]
-        assert captions[5].startswith("**Published, not measured here: Zhu et al.")
-        assert page.rindex("| FedAvg | 17.5 |") > page.index(captions[5])
+        assert len(captions) == 7
+        assert ["mini" in caption for caption in captions] == [mini] * 6 + [False]
+        assert captions[6].startswith("**Published, not measured here: Zhu et al.")
+        assert page.rindex("| FedAvg | 17.5 |") > page.index(captions[6])
 
 
 def test_a_section_is_replaced_and_the_rest_stays(cli, recipe):
@@ -208,7 +246,7 @@ def test_a_section_is_replaced_and_the_rest_stays(cli, recipe):
     make_scores(Path("score/fedavg"), 4, 4, 4)
     cli(*arguments()).ok()
     mini, real = Path("RESULTS.md").read_text().split("<!-- fedtools:mini end -->")
-    assert markdown_row(mini, "FedAvg")[3] == "**4.0**"
+    assert markdown_row(mini, "FedAvg")[4] == "**4.0**"
     assert real == before.split("<!-- fedtools:mini end -->")[1] + "\nafter\n"
 
 
@@ -298,7 +336,8 @@ def replaced(path: str, old: str, new: str) -> None:
         ("score/fedavg/wer.tsv", "\t40\t", "\t41\t", "wer.tsv: the clients' words are 121"),
         ("score/fedavg/wer.tsv", "england", "wales", "not scored on the same"),
         ("score/fedavg/wer.tsv", "client\t", "speaker\t", "wer.tsv:1: the header"),
-        ("score/fedavg/wer.tsv", "\t40\t", "\t40\t\t", "wer.tsv:2: 13 fields"),
+        ("score/fedavg/wer.tsv", "\t40\t", "\t40\t\t", "wer.tsv:2: 14 fields"),
+        ("score/fedavg/wer.tsv", "\t12\t", "\t13\t", "not scored on the same"),
         ("score/fedavg/wer.tsv", "average", "mean", "the last rows are not average and all"),
         ("exp/fedavg/config.yaml", "seed: 7", "seed: 8", "not as the experiment began with"),
         ("exp/fedavg/sha256sums", "config.yaml", "config_yaml", "not as the experiment began"),
@@ -356,10 +395,10 @@ def test_a_page_that_is_no_text_is_refused(cli, recipe):
     cli(*arguments()).fails(1, "RESULTS.md:1: not UTF-8")
 
 
-def test_an_unknown_interval_is_a_dash(cli, recipe):
+def test_an_unknown_interval_is_left_out(cli, recipe):
     make_scores(Path("score/fedavg"), 23, 20, 28, low="-")
     cli(*arguments()).ok()
-    assert markdown_row(Path("RESULTS.md").read_text(), "FedAvg", 1)[0] == "23.0 [-, -]"
+    assert markdown_row(Path("RESULTS.md").read_text(), "FedAvg", 1)[0] == "23.0"
 
 
 @pytest.mark.parametrize(
@@ -381,14 +420,33 @@ def test_usage_errors(cli, recipe, wrong):
 
 
 def test_a_name_that_comes_twice_is_refused(cli, recipe):
-    for row in ("FedAvg=:score/fedavg", "exp/fedavg:score/fedavg"):
-        cli(*arguments(f"--row={row}")).fails(1, "a method's name comes twice", "--row NAME=")
+    for row, said in {
+        "FedAvg=:score/fedavg": "'FedAvg' comes twice",
+        "exp/fedavg:score/fedavg": "'FedAvg' comes twice, with seed 7",
+        "Baseline=:score/baseline": "'Baseline' comes twice, with the same scores",
+    }.items():
+        cli(*arguments(f"--row={row}")).fails(1, said, "--row NAME=")
     assert not Path("RESULTS.md").exists()
 
 
 def test_a_row_without_a_name_has_the_methods_title(cli, recipe):
     cli(*arguments("--row=exp/fedavg:score/fedavg", Client=ROWS["Client"])).ok()
-    assert markdown_row(Path("RESULTS.md").read_text(), "FedAvg")[0] == "48.00 MB"
+    assert markdown_row(Path("RESULTS.md").read_text(), "FedAvg")[1] == "48.00 MB"
+
+
+def test_tuned_weights_are_told_and_edges_warned_of(cli, recipe):
+    Path("score/client/weights.yaml").write_text("lm_weight: 0.7\nword_score: 1.5\n")
+    Path("score/fedavg/weights.yaml").write_text("lm_weight: 0.0\nword_score: 3.0\n")
+    cli(*arguments()).ok()
+    page = Path("RESULTS.md").read_text()
+    told = "LM weight and word score, tuned on validation data: Client 0.7 and 1.5; FedAvg 0 and 3."
+    assert told in page and "Warning" not in page
+    Path("score/fedavg/weights.yaml").write_text("lm_weight: 5.0\nword_score: 8.0\n")
+    cli(*arguments()).ok()
+    warning = "at an edge of the values tried: FedAvg LM weight 5, FedAvg word score 8."
+    assert warning in Path("RESULTS.md").read_text()
+    Path("score/fedavg/weights.yaml").write_text("lm_weight: x\nword_score: 8.0\n")
+    cli(*arguments()).fails(1, "score/fedavg/weights.yaml:1: ")
 
 
 def test_a_published_table_needs_rows(cli, recipe):

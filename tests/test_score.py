@@ -216,7 +216,7 @@ def test_score_writes_counts_rates_and_totals(cli, tmp_path):
 
 
 def test_score_is_the_same_bytes_again_and_changes_with_the_seed(cli, tmp_path):
-    data, hyp = write_data(tmp_path / "data", small_rows())
+    data, hyp = write_data(tmp_path / "data", many_speakers(north=12, south=15))
     texts = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         cli("score", data, hyp, tmp_path / name, "--seed", seed, "--resamples", 50).ok()
@@ -340,11 +340,31 @@ def test_clients_of_one_speaker_are_drawn_from_each_other():
     assert high - low == pytest.approx(2 * 1.96 * truth, rel=0.06)
 
 
-def test_one_speaker_has_no_interval(cli, tmp_path):
-    data, hyp = write_data(tmp_path / "data", small_rows()[:2])
-    cli("score", data, hyp, tmp_path / "out").ok()
-    row = read_tsv(tmp_path / "out" / "wer.tsv", COLUMNS)[0]
-    assert [row["wer"], row["wer_low"], row["wer_high"]] == ["16.67", "-", "-"]
+def many_speakers(**clients: int) -> list[tuple]:
+    """Rows of `write_data`: so many speakers of each client; every second one has an error."""
+    return [
+        (f"{client}{number:02d}-a", f"{client}{number:02d}", client, "a b", "a b" if odd else "a")
+        for client, count in clients.items()
+        for number in range(count)
+        for odd in [number % 2]
+    ]
+
+
+def test_fewer_than_ten_speakers_have_no_interval(cli, tmp_path):
+    data, hyp = write_data(tmp_path / "data", many_speakers(nine=9, ten=10))
+    out = cli("score", data, hyp, tmp_path / "out").ok().out
+    rows = {row["client"]: row for row in read_tsv(tmp_path / "out" / "wer.tsv", COLUMNS)}
+    assert [rows[name]["speakers"] for name in rows] == ["9", "10", "19", "19"]
+    assert [rows["nine"][name] for name in ("wer", "wer_low", "wer_high")] == ["27.78", "-", "-"]
+    assert float(rows["ten"]["wer_low"]) < 25 < float(rows["ten"]["wer_high"])
+    # What one of the clients has no interval for, their mean has none for either.
+    assert {rows[name]["cer_low"] for name in ("average", "all")} == {"-"}
+    nine = next(line for line in out.splitlines() if line.startswith("nine"))
+    assert "[" not in nine
+    difference = cli("compare", data, hyp, hyp, "--out", tmp_path / "c.tsv").ok().out
+    assert "0.00  [0.00, 0.00]" in difference
+    low = {row["client"]: row["difference_low"] for row in read_tsv(tmp_path / "c.tsv", None)}
+    assert low == {"nine": "-", "ten": "0.00", "average": "-", "all": "-"}
 
 
 # --- the test between two systems
@@ -420,7 +440,7 @@ def test_mapsswe_of_equal_systems_has_uniform_p():
 
 def test_compare_says_who_wins(cli, tmp_path):
     rows = two_systems(300, 5, (0.1, 0.3))
-    ids = [(f"s{row[0] % 12:02d}-{row[0]:03d}", f"s{row[0] % 12:02d}") for row in rows]
+    ids = [(f"s{row[0] % 20:02d}-{row[0]:03d}", f"s{row[0] % 20:02d}") for row in rows]
     clients = ["even", "odd"]
     for name, column in (("a", 2), ("b", 3)):
         write_data(

@@ -31,6 +31,7 @@ from fedtools.files.datadir import (
     write_table,
 )
 from fedtools.files.errors import UserError
+from fedtools.files.perturb import speed_of
 
 # Kaldi computes on 16-bit integers, soundfile gives them divided by this.
 INT16_SCALE = 32768.0
@@ -115,7 +116,8 @@ def extract_features(
     of them are too many.
 
     Args:
-        data_dir: needs utt2spk and wav.scp; segments and utt2client are used where there are any.
+        data_dir: needs utt2spk and wav.scp; segments, utt2client and utt2speed are used where there
+            are any.
         ark_dir: receives feats.JOB.ark, feats.JOB.scp, utt2dur.JOB and dropped.JOB.
         config: the options of the features.
         job: which share, from 1 to `jobs`: consecutive utterances of `client_order`.
@@ -129,6 +131,7 @@ def extract_features(
     order = client_order(data)
     share = order[len(order) * (job - 1) // jobs : len(order) * job // jobs]
     places = audio_places(data, share)
+    speeds = {utt: speed_of(data, utt) for utt in share}
     # What a killed run of this job left; one job is never run twice at the same time.
     for left_over in ark_dir.glob(f".feats.{job}.*.tmp"):
         left_over.unlink()
@@ -142,7 +145,9 @@ def extract_features(
         nonlocal upsampled
         for utt in progress(share, "utterances"):
             try:
-                samples, rate = read_wave(*places[utt])
+                samples, recorded = read_wave(*places[utt])
+                # As sox' `speed`: samples that come faster, which then are resampled once.
+                rate = recorded * speeds[utt]
                 features = fbank(resample(samples, rate, config.sample_rate), config)
                 if not len(features):
                     problem = f"{len(samples) / rate:.3f} s of audio are less than one frame"
@@ -152,7 +157,7 @@ def extract_features(
                 if len(dropped) <= MESSAGES_SHOWN:
                     print(f"dropped {utt}: {error}", file=sys.stderr)
                 continue
-            upsampled += rate < config.sample_rate
+            upsampled += recorded < config.sample_rate
             durations[utt] = f"{len(samples) / rate:.3f}"
             yield utt, features
 

@@ -29,6 +29,7 @@ from fedtools.files.clips import (
 )
 from fedtools.files.datadir import DataDir, audio_file, read_table
 from fedtools.files.errors import UserError
+from fedtools.files.perturb import SPEED_TABLE
 
 
 @dataclass
@@ -76,6 +77,9 @@ def pack_clips(
     """
     data, names = DataDir.read(data_dir), read_classes(classes)
     data.utt2client = data.utt2client or data.utt2spk
+    if SPEED_TABLE in data.others:
+        problem, remedy = "clips are packed at the speed of the audio", "pack the data without it"
+        raise UserError(problem, path=data.path / SPEED_TABLE, remedy=remedy)
     if not data.utterances:
         raise UserError("no utterances", path=data.path / "utt2spk")
     _check_labels(data, names, classes)

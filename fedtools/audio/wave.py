@@ -82,7 +82,7 @@ def recording_seconds(spec: str) -> float:
         return file.frames / file.samplerate
 
 
-def resample(samples: np.ndarray, rate: int, target: int) -> np.ndarray:
+def resample(samples: np.ndarray, rate: float, target: int) -> np.ndarray:
     """Samples (N,) at `rate` Hz to about N * target / rate samples at `target` Hz, float32."""
     return samples if rate == target else soxr.resample(samples, rate, target, quality="HQ")
 

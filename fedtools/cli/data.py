@@ -204,6 +204,25 @@ def subset_data(
     print(f"{len(part.utterances)} of {len(data.utterances)} utterances")
 
 
+@app.command("perturb-speed")
+def perturb_speed(
+    data_dir: Path = DATA_DIR,
+    out_dir: Path = OUT_DIR,
+    speeds: str = typer.Option("0.9 1.0 1.1", help="Factors; 1.0 is the audio as it is."),
+) -> None:
+    """Write every utterance at every speed, like Kaldi's perturb_data_dir_speed_3way.sh.
+
+    Before extract-features, which reads the speed of each utterance from OUT_DIR/utt2speed. Perturb
+    training data only.
+    """
+    from fedtools.files.perturb import perturb_speed as perturb
+
+    if not speeds.split():
+        raise typer.BadParameter("no speed", param_hint="--speeds")
+    data = perturb(data_dir, out_dir, speeds.split())
+    print(f"{len(data.utterances)} utterances at speeds {', '.join(speeds.split())}")
+
+
 @app.command("config")
 def config(
     path: Path = typer.Argument(..., metavar="YAML"),

@@ -62,7 +62,8 @@ def report_command(
     corpus: str = CORPUS,
     release: str = RELEASE,
     row: list[str] = typer.Option(
-        help="[NAME=]EXP_DIR:SCORE_DIR, by default named as its method; EXP_DIR may be empty."
+        help="[NAME=]EXP_DIR:SCORE_DIR, by default named as its method; EXP_DIR may be empty. "
+        "Rows of one name are seeds of one method."
     ),
     mini: bool = MINI,
     plot: Path | None = typer.Option(None, help="Draw WER by round into this PNG beside RESULTS."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, best_text, read_nbest, write_nbest
 from fedtools.score.align import count_errors
 
-# What `tune` tries on validation data.
-LM_WEIGHTS = [round(0.1 * step, 1) for step in range(31)]
-WORD_SCORES = [-2.0, -1.0, 0.0, 1.0, 2.0]
+# What `tune` tries on validation data; of N-best lists, so that even this many take seconds.
+LM_WEIGHTS = [round(0.1 * step, 1) for step in range(51)]
+WORD_SCORES = [0.5 * step for step in range(-8, 17)]
+# Beside hypotheses: the weights that chose them.
+WEIGHTS = "weights.yaml"
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,17 @@ class Weights:
 
     lm_weight: float
     word_score: float
+
+    @property
+    def at_edge(self) -> list[str]:
+        """What lies at an edge of the values that `tune` tries, in words; an LM weight of 0 does
+        not count, since there is no use in less."""
+        found = []
+        if self.lm_weight >= LM_WEIGHTS[-1]:
+            found.append(f"LM weight {self.lm_weight:g}")
+        if not WORD_SCORES[0] < self.word_score < WORD_SCORES[-1]:
+            found.append(f"word score {self.word_score:g}")
+        return found
 
 
 def merge(out: str | Path, data_path: str | Path, jobs: int) -> Path:
@@ -103,13 +117,18 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
     """Choose LM weight and word score on validation N-best lists, and write them as YAML.
 
     Returns:
-        one line that says what was chosen.
+        one line that says what was chosen. A warning goes to stderr where that is at an edge of
+        what was tried.
     """
     reference = DataDir.read(data_path, "text").text
     nbest = _read_merged(out)
     where = Path(out) / "nbest.tsv"
     best, wer = best_weights(nbest, reference, LM_WEIGHTS, WORD_SCORES, where)
     write_yaml(weights, asdict(best))
+    if best.at_edge:
+        spans = (f"{tried[0]:g} to {tried[-1]:g}" for tried in (LM_WEIGHTS, WORD_SCORES))
+        edge = f"{', '.join(best.at_edge)}: at an edge of what was tried ({', '.join(spans)})"
+        print(f"warning: {weights}: {edge}; a better value may lie beyond", file=sys.stderr)
     return (
         f"{weights}: lm_weight {best.lm_weight}, word_score {best.word_score}, "
         f"WER {100 * wer:.2f} % on {data_path}"
@@ -117,11 +136,28 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
 
 
 def best_path(out: str | Path, weights: str | Path | None) -> Path:
-    """Write the best hypotheses to `OUT/text`, re-ranked by `weights` where they are given."""
+    """Write the best hypotheses to `OUT/text`, re-ranked by `weights` where they are given.
+
+    The weights are kept in `OUT/weights.yaml`, for the report.
+    """
     nbest = _read_merged(out)
-    chosen = asdict(from_mapping(Weights, read_yaml(weights), weights)) if weights else {}
+    chosen = asdict(_read_weights(weights)) if weights else {}
+    used = Path(out) / WEIGHTS
+    used.unlink(missing_ok=True)
     write_table(Path(out) / "text", best_text(nbest, **chosen))
+    if chosen:
+        write_yaml(used, chosen)
     return Path(out) / "text"
+
+
+def used_weights(out: str | Path) -> Weights | None:
+    """The weights that `best_path` used in a folder; None for rank 1, or for other hypotheses."""
+    path = Path(out) / WEIGHTS
+    return _read_weights(path) if path.exists() else None
+
+
+def _read_weights(path: str | Path) -> Weights:
+    return from_mapping(Weights, read_yaml(path), path)
 
 
 def _read_merged(out: str | Path) -> dict[str, list[Hypothesis]]:

@@ -32,7 +32,7 @@ OPTIONS = {"text": "--no-text", "wav.scp": "--no-wav", "feats.scp": "--no-feats"
 # Words that language model tools keep for themselves (as Kaldi's check has them).
 RESERVED_WORDS = {"<s>", "</s>", "#0"}
 # Tables of one positive number a line.
-NUMBERS = {"utt2dur", "reco2dur", "utt2num_frames"}
+NUMBERS = {"utt2dur", "reco2dur", "utt2num_frames", "utt2speed"}
 # Tables of one word a line; other utt2* maps may hold what they like.
 WORDS = {"utt2spk", "utt2client", "utt2lang", "utt2uniq"}
 # The joiners of Indic and Arabic script, which do not print but change what does.

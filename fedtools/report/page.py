@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +20,18 @@ from fedtools.report.results import (
     Method,
     check_comparable,
     epochs_text,
-    read_method,
+    group,
+    read_run,
     size_text,
 )
-from fedtools.score.bootstrap import AVERAGE
+from fedtools.score.bootstrap import AVERAGE, MIN_SPEAKERS
 
 SECTION_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method in the tables: its name, its experiment if it has one, its scores."""
+    """A method in the tables with one seed: its name, its experiment if any, its scores."""
 
     name: str
     experiment: Path | None
@@ -60,7 +62,7 @@ class Page:
         command: what a reader types to get them.
         date: of the report; None is today.
         plot: the PNG of WER by round, beside the page, if one is wanted.
-        elsewhere: scores on other data, each told in a line of its own.
+        elsewhere: scores on other data; those of the same name are told in one line.
         published: captions and tab-separated files of others' figures.
     """
 
@@ -78,7 +80,8 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
 
     Args:
         path: the page; made if it is missing. What is outside of the section stays.
-        rows: the methods, in the order of the tables.
+        rows: the methods, in the order of the tables; those of one name are one row, the mean over
+            their seeds.
         page: the rest.
 
     Returns:
@@ -86,13 +89,10 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
 
     Raises:
         UserError: if an input is missing or malformed, the methods were scored on different
-            data, or the page's markers are damaged.
+            data or have other seeds, or the page's markers are damaged.
     """
     path = Path(path)
-    methods = [read_method(row.name, row.experiment, row.scores) for row in rows]
-    check_comparable(methods)
-    if len({method.name for method in methods}) != len(methods):
-        raise UserError("a method's name comes twice", remedy="give --row NAME=EXP_DIR:SCORE_DIR")
+    methods = _read(rows)
     if page.plot is not None and not any(method.curve for method in methods):
         raise UserError(
             "no evaluate_valid.tsv in any experiment, so nothing to plot",
@@ -109,6 +109,12 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
         plot_wer(page.plot, methods, page.corpus.caption)
     write_text(path, new)
     return main_table(methods)
+
+
+def _read(rows: Sequence[Row]) -> list[Method]:
+    runs = [read_run(row.name, row.experiment, row.scores) for row in rows]
+    check_comparable(runs)
+    return group(runs)
 
 
 def with_section(path: Path, name: str, section: str) -> str:
@@ -142,36 +148,76 @@ def _section(
     published: Sequence[tuple[str, str]],
 ) -> str:
     caption = page.corpus.caption
-    utterances, words = methods[0].words[AVERAGE]
+    runs = [run for method in methods for run in method.runs]
+    over_seeds = len(methods[0].runs) > 1
     parts = [
         f"## {caption}",
         provenance(
             path,
             page,
-            seeds={method.seed for method in methods if method.seed is not None},
-            rounds={method.cost.rounds for method in methods} - {0},
+            seeds={run.seed for run in runs if run.seed is not None},
+            rounds={run.cost.rounds for run in runs} - {0},
             pictures=[page.plot.name] if page.plot else [],
-            experiments=[method.experiment for method in methods if method.experiment],
+            experiments=[run.experiment for run in runs if run.experiment],
         ),
-        f"**{caption}: communication, computation and WER (%)** on {utterances} utterances, "
-        f"{words} words. Comm. is the size of all messages, both ways; client epochs are the mean "
-        "over clients; AVG is the mean over clients; the best in bold.",
+        f"**{caption}: communication, computation and WER (%)** on {_scored(methods[0])}. "
+        "Comm./client: bytes of all messages of one client in all rounds, both ways; Comm.: of all "
+        "clients. Client epochs: of training, mean over clients. AVG: mean over clients. "
+        + f"Means ± standard deviations over {len(methods[0].runs)} seeds. " * over_seeds
+        + "The best in bold.",
         main_table(methods),
+        *_weights(methods),
     ]
     for rate in ("wer", "cer"):
         parts += [
-            f"**{caption}: {rate.upper()} (%) with 95 % intervals**, by bootstrap over speakers.",
+            f"**{caption}: {rate.upper()} (%) with 95 % intervals** by bootstrap over speakers; "
+            f"none for fewer than {MIN_SPEAKERS} speakers."
+            + " Rates and bounds are means over the seeds."
+            * over_seeds,
             interval_table(methods, rate),
         ]
-    for row in page.elsewhere:
-        parts.append(
-            f"{caption}, {row.name}: {pooled_line(read_method(row.name, None, row.scores))}."
-        )
+    parts += [f"{caption}, {one.name}: {pooled_line(one)}." for one in _read_each(page.elsewhere)]
     if page.plot is not None:
-        parts.append(image(f"WER by round, {caption}", page.plot.name))
+        shown = "validation WER by round, greedy search, mean over clients"
+        parts += [
+            f"**{caption}: {shown}**" + ", mean and range over seeds." * over_seeds,
+            image(f"WER by round, {caption}", page.plot.name),
+        ]
     for title, table in published:
         parts += [f"**Published, not measured here: {title}**", table]
     return "\n\n".join(part.strip() for part in parts)
+
+
+def _read_each(rows: Sequence[Row]) -> list[Method]:
+    """Methods that need not be comparable with each other."""
+    names = dict.fromkeys(row.name for row in rows)
+    return [_read([row for row in rows if row.name == name])[0] for name in names]
+
+
+def _scored(method: Method) -> str:
+    """On how much a method was scored, in words."""
+    scored = method.runs[0].scored
+    speakers, utterances, words = scored[AVERAGE]
+    each = ", ".join(f"{name} {one[0]}" for name, one in scored.items() if name != AVERAGE)
+    counts = f"{utterances} utterances, {words} words, {speakers} speakers"
+    return f"{counts} ({each})" if each else counts
+
+
+def _weights(methods: Sequence[Method]) -> list[str]:
+    """Which weights were tuned, and which of them lie at an edge of what was tried."""
+    told, edges = [], []
+    for method in methods:
+        found = [run.weights for run in method.runs if run.weights]
+        if found:
+            pairs = ", ".join(f"{one.lm_weight:g} and {one.word_score:g}" for one in found)
+            told.append(f"{method.name} {pairs}")
+        edges += [f"{method.name} {what}" for one in found for what in one.at_edge]
+    if not told:
+        return []
+    line = f"LM weight and word score, tuned on validation data: {'; '.join(told)}."
+    if edges:
+        line += f" **Warning**: at an edge of the values tried: {', '.join(dict.fromkeys(edges))}."
+    return [line]
 
 
 def image(caption: str, name: str) -> str:
@@ -226,28 +272,30 @@ def _published_table(path: Path) -> str:
 
 def main_table(methods: Sequence[Method]) -> str:
     """Communication, computation and WER, as in table 3 of Zhu et al. 2022; the best in bold."""
-    clients = list(methods[0].rates["wer"])
-    header = ["Method", "Comm.", "Client epochs", "Server epochs", *map(_heading, clients)]
+    clients = list(methods[0].runs[0].rates["wer"])
+    costs = ["Comm./client", "Comm.", "Client epochs", "Server epochs"]
+    header = ["Method", *costs, *map(_heading, clients)]
     cells = [
         [
             method.name,
+            size_text(method.cost.client_bytes),
             size_text(method.cost.bytes),
             epochs_text(method.cost.client_epochs),
             epochs_text(method.cost.server_epochs),
-            *(f"{method.rates['wer'][client].value:.1f}" for client in clients),
+            *(_with_spread(method.values("wer", client)) for client in clients),
         ]
         for method in methods
     ]
-    for column in range(4, len(header)):
+    for column in range(len(costs) + 1, len(header)):
         embolden(cells, column)
     return format_markdown(header, cells)
 
 
 def interval_table(methods: Sequence[Method], rate: str) -> str:
     """One rate ("wer" or "cer") by client, with its 95 % intervals."""
-    clients = list(methods[0].rates[rate])
+    clients = list(methods[0].runs[0].rates[rate])
     cells = [
-        [method.name, *(_with_interval(method.rates[rate][client]) for client in clients)]
+        [method.name, *(_with_interval(method.interval(rate, client)) for client in clients)]
         for method in methods
     ]
     return format_markdown(["Method", *map(_heading, clients)], cells)
@@ -255,9 +303,8 @@ def interval_table(methods: Sequence[Method], rate: str) -> str:
 
 def pooled_line(method: Method) -> str:
     """WER over all utterances, with its interval, in words."""
-    utterances, words = method.words[AVERAGE]
-    rate = _with_interval(method.rates["wer"][AVERAGE])
-    return f"WER {rate} % on {utterances} utterances, {words} words"
+    rate = _with_interval(method.interval("wer", AVERAGE))
+    return f"WER {rate} % on {_scored(method)}"
 
 
 def _heading(client: str) -> str:
@@ -265,8 +312,15 @@ def _heading(client: str) -> str:
 
 
 def _with_interval(rate: Interval) -> str:
-    low, high = ("-" if bound is None else f"{bound:.1f}" for bound in (rate.low, rate.high))
-    return f"{rate.value:.1f} [{low}, {high}]"
+    if rate.low is None or rate.high is None:
+        return f"{rate.value:.1f}"
+    return f"{rate.value:.1f} [{rate.low:.1f}, {rate.high:.1f}]"
+
+
+def _with_spread(values: Sequence[float]) -> str:
+    """A mean, and the standard deviation where there are several values."""
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{spread}"
 
 
 def embolden(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,7 +37,9 @@ STYLE = {
 
 
 def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
-    """Draw the validation WER of each method by round, the mean over clients.
+    """Draw the validation WER of each method by round, the mean over clients and seeds.
+
+    A band goes from the lowest to the highest of several seeds.
 
     Where all methods begin with the same figure in round 0 (the same model), it is a dashed line,
     named after the one method without an experiment if there is one.
@@ -51,8 +53,11 @@ def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
     with drawing(path, (6.4, 3.4)) as figure:
         axes = figure.subplots()
         for index, (name, curve) in enumerate(curves.items()):
-            means = [_mean(rates) for rates in curve.values()]
+            means = [_mean(values) for values in curve.values()]
             axes.plot(list(curve), means, label=name, markevery=every(curve), **look(index))
+            low, high = map(min, curve.values()), map(max, curve.values())
+            colour = look(index)["color"]
+            axes.fill_between(list(curve), [*low], [*high], color=colour, alpha=0.15, linewidth=0)
         _draw_start(axes, methods, curves)
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("Round")
@@ -93,15 +98,15 @@ def every(rounds: Sized) -> int:
 
 
 def _draw_start(
-    axes: Axes, methods: Sequence[Method], curves: dict[str, dict[int, dict[str, float]]]
+    axes: Axes, methods: Sequence[Method], curves: Mapping[str, Mapping[int, Sequence[float]]]
 ) -> None:
     starts = {round(_mean(curve[0]), 4) if 0 in curve else None for curve in curves.values()}
     if len(starts) != 1 or None in starts:
         return
-    others = [method.name for method in methods if method.seed is None]
+    others = [method.name for method in methods if method.runs[0].experiment is None]
     name = others[0] if len(others) == 1 else "Start"
     axes.axhline(starts.pop(), color="0.35", linestyle="--", linewidth=1, label=f"{name} (round 0)")
 
 
-def _mean(values: dict[str, float]) -> float:
-    return math.fsum(values.values()) / len(values)
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from fedtools.decode.lists import Weights, used_weights
 from fedtools.federation.tasks import TASKS, Task
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
@@ -30,39 +32,101 @@ class Interval:
 class Cost:
     """What a federation cost: bytes in both directions, epochs of training, rounds.
 
-    `client_epochs` is the mean over the clients in the ledger of the sum over rounds.
+    `client_bytes` and `client_epochs` are means over the clients in the ledger of sums over rounds.
     """
 
-    bytes: int = 0
+    bytes: float = 0
+    client_bytes: float = 0
     client_epochs: float = 0.0
     server_epochs: float = 0.0
     rounds: int = 0
 
 
 @dataclass(frozen=True)
-class Method:
-    """One row of the tables.
+class Run:
+    """A method with one seed.
 
     Attributes:
         name: as the table shows it.
         cost: all zero for a model that no federation trained.
         seed: of the experiment, if there is one.
-        words: client -> (utterances, words) that were scored.
+        scored: client -> (speakers, utterances, words).
         rates: "wer" or "cer" -> client -> rate; the last client is `average`.
         curve: round -> client -> WER on validation data in percent; empty if not evaluated.
         experiment: its folder, if there is one.
+        scores: the folder of its scores.
+        weights: of the language model and of words, if hypotheses were re-ranked by any.
     """
 
     name: str
     cost: Cost
     seed: int | None
-    words: dict[str, tuple[int, int]]
+    scored: dict[str, tuple[int, int, int]]
     rates: dict[str, dict[str, Interval]]
     curve: dict[int, dict[str, float]]
     experiment: Path | None
+    scores: Path
+    weights: Weights | None
 
 
-def read_method(name: str, experiment: Path | None, scores: Path) -> Method:
+@dataclass(frozen=True)
+class Method:
+    """One row of the tables: a method, once for each seed."""
+
+    name: str
+    runs: list[Run]
+
+    @property
+    def cost(self) -> Cost:
+        """The mean over the seeds."""
+        costs = [astuple(run.cost) for run in self.runs]
+        return Cost(*(statistics.fmean(values) for values in zip(*costs, strict=True)))
+
+    def values(self, rate: str, client: str) -> list[float]:
+        """A rate of a client with each seed, in %."""
+        return [run.rates[rate][client].value for run in self.runs]
+
+    def interval(self, rate: str, client: str) -> Interval:
+        """The means over the seeds of a rate and of the bounds of its intervals."""
+        found = [astuple(run.rates[rate][client]) for run in self.runs]
+        columns = zip(*found, strict=True)
+        return Interval(*(None if None in ends else statistics.fmean(ends) for ends in columns))
+
+    @property
+    def curve(self) -> dict[int, list[float]]:
+        """Round -> WER on validation data in %, the mean over clients, with each seed."""
+        curves = [run.curve for run in self.runs]
+        shared = set.intersection(*map(set, curves))
+        return {at: [statistics.fmean(c[at].values()) for c in curves] for at in sorted(shared)}
+
+
+def group(runs: Sequence[Run]) -> list[Method]:
+    """Runs of the same name are one method; in the order in which the names come first.
+
+    Raises:
+        UserError: if a seed comes twice, or the methods have different numbers of runs.
+    """
+    methods: dict[str, Method] = {}
+    for run in runs:
+        found = methods.setdefault(run.name, Method(run.name, []))
+        for other in found.runs:
+            if (other.experiment is None) != (run.experiment is None) or (
+                other.scores == run.scores if run.seed is None else other.seed == run.seed
+            ):
+                seed = "the same scores" if run.seed is None else f"seed {run.seed}"
+                problem = f"{run.name!r} comes twice, with {seed}"
+                remedy = "give another seed of it, or a name: --row NAME=EXP_DIR:SCORE_DIR"
+                raise UserError(problem, remedy=remedy)
+        found.runs.append(run)
+    for method in methods.values():
+        if len(method.runs) != len(runs) / len(methods):
+            counts = ", ".join(f"{one.name} {len(one.runs)}" for one in methods.values())
+            remedy = "give --row once for each method and seed"
+            raise UserError(f"not all methods have the same seeds: {counts}", remedy=remedy)
+    return list(methods.values())
+
+
+def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
     """Read what a row of the tables needs.
 
     Args:
@@ -73,14 +137,16 @@ def read_method(name: str, experiment: Path | None, scores: Path) -> Method:
     Raises:
         UserError: if a file is missing or malformed.
     """
-    words, rates = _read_scores(scores / "wer.tsv")
+    scored, rates = _read_scores(scores / "wer.tsv")
+    weights = used_weights(scores)
     if experiment is None:
-        return Method(name, Cost(), None, words, rates, {}, None)
+        return Run(name, Cost(), None, scored, rates, {}, None, scores, weights)
     opened = Experiment(experiment)
     name = name or METHODS.get(opened.config["method"], experiment / "config.yaml").title
     evaluation = opened.evaluation("valid")
     curve = read_curve(evaluation, TASKS["asr"]) if evaluation.exists() else {}
-    return Method(name, read_cost(opened), opened.seed, words, rates, curve, experiment)
+    cost = read_cost(opened)
+    return Run(name, cost, opened.seed, scored, rates, curve, experiment, scores, weights)
 
 
 def read_cost(experiment: Experiment) -> Cost:
@@ -93,8 +159,9 @@ def read_cost(experiment: Experiment) -> Cost:
         rounds = max(rounds, row.round)
         if row.client != SERVER_ROW:
             clients[row.client] = clients.get(row.client, 0.0) + row.client_epochs
-    mean = math.fsum(clients.values()) / len(clients) if clients else 0.0
-    return Cost(size, mean, server_epochs, rounds)
+    each = max(1, len(clients))
+    epochs = math.fsum(clients.values()) / each
+    return Cost(size, size / each, epochs, server_epochs, rounds)
 
 
 def read_curve(path: Path, task: Task) -> dict[int, dict[str, float]]:
@@ -150,15 +217,17 @@ def epochs_text(epochs: float) -> str:
     return f"{round(epochs, 2):g}" if epochs else "-"
 
 
-def check_comparable(methods: Sequence[Method]) -> None:
-    """Insist that all methods were scored on the same clients, utterances and words."""
-    for method in methods[1:]:
-        if method.words != methods[0].words:
-            problem = f"{method.name!r} was not scored on the same test data as {methods[0].name!r}"
+def check_comparable(runs: Sequence[Run]) -> None:
+    """Insist that all were scored on the same clients, speakers, utterances and words."""
+    for run in runs[1:]:
+        if run.scored != runs[0].scored:
+            problem = f"{run.name!r} was not scored on the same test data as {runs[0].name!r}"
             raise UserError(problem, remedy="score both on one data directory")
 
 
-def _read_scores(path: Path) -> tuple[dict[str, tuple[int, int]], dict[str, dict[str, Interval]]]:
+def _read_scores(
+    path: Path,
+) -> tuple[dict[str, tuple[int, int, int]], dict[str, dict[str, Interval]]]:
     rows = read_tsv(path, SCORE_COLUMNS)
     if [row["client"] for row in rows[-2:]] != [AVERAGE, ALL]:
         problem = f"the last rows are not {AVERAGE} and {ALL}"
@@ -169,13 +238,14 @@ def _read_scores(path: Path) -> tuple[dict[str, tuple[int, int]], dict[str, dict
         if clients and sum(clients) != total:
             problem = f"the clients' {column} are {sum(clients)}, {ALL} has {total}"
             raise UserError(problem, path=path, remedy="run fedtools score again")
-    words: dict[str, tuple[int, int]] = {}
+    scored: dict[str, tuple[int, int, int]] = {}
     rates: dict[str, dict[str, Interval]] = {"wer": {}, "cer": {}}
     for line, row in enumerate(rows[:-1], 2):
         client = row["client"]
-        words[client] = count(row, "utterances", path, line), count(row, "words", path, line)
+        counts = (count(row, name, path, line) for name in ("speakers", "utterances", "words"))
+        scored[client] = tuple(counts)
         for rate, of_client in rates.items():
             columns = (f"{rate}_low", f"{rate}_high")
             bounds = (None if row[c] == "-" else number(row, c, path, line) for c in columns)
             of_client[client] = Interval(number(row, rate, path, line), *bounds)
-    return words, rates
+    return scored, rates

@@ -2,6 +2,8 @@
 
 M. Bisani and H. Ney, "Bootstrap estimates for confidence intervals in ASR performance
 evaluation", ICASSP 2004. Errors of one speaker depend on one another, so whole speakers are drawn.
+Of few speakers the draws know too little: in simulations with normal error rates 95 % intervals
+hold the truth in 50 % of the cases with two speakers, in 85 % with six.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import numpy as np
 from fedtools.files.keyed import generator
 
 AVERAGE, ALL = "average", "all"
+# With fewer speakers to draw from there is no interval.
+MIN_SPEAKERS = 10
 
 
 def error_rates(
@@ -50,7 +54,8 @@ def resample(
 
     Returns:
         client -> (resamples, rates) error rates in percent; `average` is the mean over clients,
-        `all` the rate over all of their speakers. NaN where there is one speaker to draw from.
+        `all` the rate over all of their speakers. NaN where a client of them has fewer than
+        `MIN_SPEAKERS` to draw from.
     """
     single = sorted(client for client in errors if len(errors[client]) == 1)
     strata = [[client] for client in errors if client not in set(single)]
@@ -84,9 +89,9 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def _weights(speakers: int, resamples: int, seed: int, name: str) -> np.ndarray:
-    """How often each speaker is drawn, (resamples, speakers)."""
-    if speakers == 1:
-        return np.full((resamples, 1), np.nan)
+    """How often each speaker is drawn, (resamples, speakers); NaN if they are too few."""
+    if speakers < MIN_SPEAKERS:
+        return np.full((resamples, speakers), np.nan)
     draws = generator(seed, "bootstrap", name)
     counts = draws.multinomial(speakers, np.full(speakers, 1 / speakers), resamples)
     # Floats, because numpy multiplies matrices of integers without BLAS; the sums stay exact.

@@ -11,7 +11,7 @@ from fedtools.score.align import Counts
 from fedtools.score.bootstrap import AVERAGE, interval
 from fedtools.score.mapsswe import mapsswe
 from fedtools.score.pairs import References, align_all, estimate, read_hypotheses, tokenise
-from fedtools.score.wer import percent
+from fedtools.score.wer import interval_text, percent
 
 COLUMNS = (
     "client",
@@ -93,7 +93,7 @@ def compare_table(rows: Iterable[dict[str, object]]) -> str:
     cells = [
         [
             *(row[column] for column in ("client", "wer_a", "wer_b", "difference")),
-            f"[{row['difference_low']}, {row['difference_high']}]",
+            interval_text(row["difference_low"], row["difference_high"]),
             *(row[column] for column in ("segments", "z", "p")),
         ]
         for row in rows

@@ -18,7 +18,7 @@ from fedtools.score.result import result_text
 # What is counted of words, by the names of `Counts`; the end of a rate's column is its interval's.
 COUNTED = ("substitutions", "deletions", "insertions")
 RATES = tuple(f"{rate}{end}" for rate in TOKENS for end in ("", "_low", "_high"))
-COLUMNS = ("client", "utterances", "words", *COUNTED, *RATES)
+COLUMNS = ("client", "speakers", "utterances", "words", *COUNTED, *RATES)
 
 
 def score(
@@ -63,14 +63,14 @@ def score(
 
 def score_table(rows: Iterable[dict[str, object]]) -> str:
     """The rows of `wer.tsv` as an aligned table."""
-    header = ["client", "utterances", "words", "sub", "del", "ins", "WER%", "95%", "CER%", "95%"]
+    counts = ["client", "speakers", "utterances", "words", "sub", "del", "ins"]
     cells = []
     for row in rows:
-        values = [row[column] for column in COLUMNS[:6]]
+        values = [row[column] for column in COLUMNS[: len(counts)]]
         for rate in TOKENS:
-            values += [row[rate], f"[{row[f'{rate}_low']}, {row[f'{rate}_high']}]"]
+            values += [row[rate], interval_text(row[f"{rate}_low"], row[f"{rate}_high"])]
         cells.append(values)
-    return format_table(header, cells)
+    return format_table([*counts, "WER%", "95%", "CER%", "95%"], cells)
 
 
 def _rows(
@@ -82,7 +82,9 @@ def _rows(
     for client in rates:
         utts = references.clients.get(client, everyone)
         total = sum((counts["wer"][utt] for utt in utts), Counts(0, 0, 0, 0))
-        row: dict[str, object] = {"client": client, "utterances": len(utts), "words": total.tokens}
+        speakers = len({references.utt2spk[utt] for utt in utts})
+        row: dict[str, object] = {"client": client, "speakers": speakers, "utterances": len(utts)}
+        row["words"] = total.tokens
         row |= {name: getattr(total, name) for name in COUNTED}
         for column, rate in enumerate(TOKENS):
             low, high = interval(draws[client][:, column])
@@ -95,3 +97,8 @@ def _rows(
 def percent(value: float) -> str:
     """A rate in percent as the files have it; a dash for what is not known."""
     return "-" if np.isnan(value) else f"{value:.2f}"
+
+
+def interval_text(low: object, high: object) -> str:
+    """An interval as tables show it; a dash where it is not known."""
+    return "-" if low == "-" else f"[{low}, {high}]"

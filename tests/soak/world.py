@@ -107,6 +107,12 @@ COMMANDS = [
         ["exp", "train", "valid"],
     ),
     Command("merge-nbest", "merge-nbest {}/parts {}/valid --nj 2", ["parts", "valid/utt2spk"]),
+    Command(
+        "perturb-speed",
+        "perturb-speed {}/words {}/new",
+        ["words/utt2spk", "words/wav.scp"],
+        ["audio"],
+    ),
     Command("tune", "tune {}/dec {}/valid {}/new.yaml", ["dec/nbest.tsv", "valid/text"], ["valid"]),
     Command("best-path", "best-path {}/dec", ["dec/nbest.tsv"]),
     Command(

@@ -1,0 +1,121 @@
+"""`fedtools perturb-speed`: copies of utterances that are spoken faster and slower."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedtools.files.datadir import DataDir
+from fedtools.files.errors import UserError
+
+# The table that `extract-features` reads; without it audio is used as it is.
+SPEED_TABLE = "utt2speed"
+# Beyond these speech is no speech; a typing error of a factor of ten is found.
+SLOWEST, FASTEST = 0.5, 2.0
+
+
+def perturb_speed(data_dir: str | Path, out_dir: str | Path, speeds: Sequence[str]) -> DataDir:
+    """Write every utterance at every speed to one data directory.
+
+    T. Ko, V. Peddinti, D. Povey, S. Khudanpur: Audio augmentation for speech recognition,
+    Interspeech 2015; names as of Kaldi's perturb_data_dir_speed_3way.sh: at speed 0.9 utterances,
+    speakers and recordings are prefixed with "sp0.9-", at speed 1 they keep their names. Clients
+    stay. wav.scp and segments still point into the audio as it was recorded, because a pipe
+    through sox would have to be run by whoever reads the directory: the speed is in `utt2speed`,
+    which `extract-features` applies. Tables of features are left out; `utt2uniq` is added.
+
+    Args:
+        data_dir: needs wav.scp.
+        out_dir: another directory; tables of an earlier run there are removed.
+        speeds: factors as they are written in names, such as "0.9".
+
+    Raises:
+        UserError: if a factor is no number from 0.5 to 2 or comes twice, or the directory is
+            perturbed already or would be overwritten.
+    """
+    data, out = DataDir.read(data_dir), Path(out_dir)
+    factors = _factors(speeds)
+    if out.exists() and out.samefile(data.path):
+        raise UserError("would be overwritten", path=out, remedy="name another directory")
+    if SPEED_TABLE in data.others:
+        raise UserError("perturbed already", path=data.path / SPEED_TABLE)
+    if not data.wav_scp:
+        raise UserError("missing", path=data.path / "wav.scp", remedy="speed is changed in audio")
+    parts = [_at_speed(data, speed, factor) for speed, factor in factors.items()]
+    result, _ = DataDir.combine(out, parts)
+    result.write(remove_others=True)
+    return result
+
+
+def speed_of(data: DataDir, utt: str) -> float:
+    """The factor by which an utterance is to be spoken faster; 1 where nothing is said of it."""
+    text = data.others.get(SPEED_TABLE, {}).get(utt, "1")
+    try:
+        return _factor(text)
+    except ValueError:
+        problem = f"the speed of {utt!r} is {text!r}, not a number from {SLOWEST} to {FASTEST}"
+        raise UserError(problem, path=data.path / SPEED_TABLE) from None
+
+
+def _factors(speeds: Sequence[str]) -> dict[str, float]:
+    factors: dict[str, float] = {}
+    for speed in speeds:
+        try:
+            factor = _factor(speed)
+        except ValueError:
+            problem = f"speed {speed!r} is not a number from {SLOWEST} to {FASTEST}"
+            raise UserError(problem, remedy="give for example --speeds '0.9 1.0 1.1'") from None
+        if factor in factors.values():
+            raise UserError(f"speed {speed} comes twice")
+        factors[speed] = factor
+    return factors
+
+
+def _factor(text: str) -> float:
+    factor = float(text)
+    # Digits, point and sign only: the text is part of names.
+    if not (text.isascii() and text.replace(".", "").isdigit() and SLOWEST <= factor <= FASTEST):
+        raise ValueError
+    return factor
+
+
+def _at_speed(data: DataDir, speed: str, factor: float) -> DataDir:
+    prefix = "" if factor == 1 else f"sp{speed}-"
+
+    def named(table: dict[str, str], *, value: bool = False) -> dict[str, str]:
+        return {f"{prefix}{key}": f"{prefix * value}{text}" for key, text in table.items()}
+
+    others = {
+        name: named(table) for name, table in data.others.items() if not name.endswith(".scp")
+    }
+    # As Kaldi has it: which utterances are copies of one recording.
+    unique = named(data.others.get("utt2uniq", {utt: utt for utt in data.utterances}))
+    speeds = {f"{prefix}{utt}": speed for utt in data.utterances}
+    return replace(
+        data,
+        utt2spk=named(data.utt2spk, value=True),
+        wav_scp=named(data.wav_scp),
+        # A segment begins with the name of its recording.
+        segments=named(data.segments, value=True),
+        text=named(data.text),
+        utt2dur={
+            f"{prefix}{utt}": f"{_seconds(seconds) / factor:.3f}"
+            for utt, seconds in data.utt2dur.items()
+        },
+        utt2client=named(data.utt2client),
+        utt2num_frames={},
+        feats_scp={},
+        others={**others, "utt2uniq": unique, SPEED_TABLE: speeds},
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise UserError(f"utt2dur: {text!r} is not a number", remedy="make it again")
+    return seconds
