@@ -42,6 +42,7 @@ SECONDS = 40.0
 # Beyond what the process has when it begins.
 MEMORY = 3 << 30
 IMPORTED = (
+    *("pydantic.type_adapter", "pydantic.json_schema", "pydantic.plugin._loader"),
     *("flashlight.lib.text.decoder.kenlm", "kenlm", "sentencepiece", "torch._dynamo"),
     *("matplotlib.pyplot", "PIL.Image", "espnet2.asr.espnet_model", "espnet2.asr.ctc"),
     *("espnet2.asr.encoder.transformer_encoder", "espnet2.asr.encoder.conformer_encoder"),
