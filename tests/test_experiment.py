@@ -180,6 +180,15 @@ def test_what_is_frozen_is_compared(world, copied, name):
     counts.fedtools(world, "rounds", copied, "--to", "5").ok()
 
 
+def test_a_list_of_sums_that_lacks_the_first_model_is_named(world, copied):
+    sums = copied / "sha256sums"
+    sums.write_text(sums.read_text().replace("round_0001/", "rounD_0001/"))
+    (copied / "round_0001" / ".done").unlink()
+    for command in (("sample", "--nj", "1"), ("rounds",), ("aggregate",)):
+        said = counts.fedtools(world, command[0], copied, *command[1:])
+        said.fails(1, "round_0001/global.safetensors: not as the server wrote it")
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -144,7 +144,7 @@ class Experiment:
         """The SHA-256 of `global_state` as it was written; the file itself is not looked at."""
         name = str(self.global_state(number).relative_to(self.path))
         if number == 1:
-            return self._sums[name]
+            return self._sums.get(name, "")
         return read_sums(self.round_dir(number - 1) / ".done").get(f"../{name}", "")
 
     def own(self, client: str, number: int) -> Private:
