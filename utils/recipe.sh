@@ -1,18 +1,10 @@
 # shellcheck shell=bash
-# Sourced by the run.sh of every recipe, after utils/parse_options.sh: the environment, and what all
-# recipes need.
+# Sourced by the run.sh of every recipe, after utils/parse_options.sh: what all recipes need.
 
 if [ $# -gt 0 ]; then
     echo "$0: unexpected '$1'; a list of several words wants quotes" >&2
     exit 2
 fi
-# The recipe's own; shellcheck takes those of one of them.
-# shellcheck source=../egs/commonvoice/asr1/path.sh
-. ./path.sh
-# shellcheck source=../egs/commonvoice/asr1/cmd.sh
-. ./cmd.sh
-# shellcheck source=../egs/commonvoice/asr1/db.sh
-. ./db.sh
 
 # Print a line with the time.
 log() { echo "$(date '+%Y-%m-%d %H:%M:%S') $*"; }

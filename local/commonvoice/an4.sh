@@ -28,6 +28,10 @@ fi
 an4=$1
 set --
 . utils/recipe.sh
+# shellcheck source=../../egs/commonvoice/asr1/path.sh
+. ./path.sh
+# shellcheck source=../../egs/commonvoice/asr1/cmd.sh
+. ./cmd.sh
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} baseline=exp/${tag}/baseline
 [[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}
 

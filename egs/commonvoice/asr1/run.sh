@@ -35,6 +35,7 @@ Stages: 1 data directories (and the mini corpus, if COMMONVOICE in db.sh is empt
   README.md beside this script says what each one leaves."
 . utils/parse_options.sh
 . utils/recipe.sh
+. ./path.sh; . ./cmd.sh; . ./db.sh
 
 mini=() rows=() corpus=${COMMONVOICE}
 if [ -z "${COMMONVOICE}" ]; then
@@ -46,9 +47,8 @@ if [ -z "${COMMONVOICE}" ]; then
 fi
 above=$(basename "$(dirname "${corpus}")")
 : "${tag:=${above}}" "${release:=${above}}" "${config:=conf/paper.yaml}" "${hours:=100,10,10}"
-: "${server_hours:=${hours}}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
-: "${results:=${exp}/RESULTS.md}"
+: "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"
 [[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}
 # shellcheck disable=SC2086  # lists of words
 words seeds '0|[1-9][0-9]*' ${seeds} && words methods '[a-z0-9_]+' ${methods}
