@@ -237,7 +237,7 @@ def test_an_empty_text_survives_a_round_trip(tmp_path):
 def test_a_part_keeps_what_belongs_to_it(data, tmp_path, cli):
     out = tmp_path / "part"
     result = cli("subset-data", data, out, "--clients", "x").ok()
-    assert result.out == "4 of 5 utterances\n"
+    assert result.out == f"{out}: 4 of 5 utterances\n"
     cli("subset-data", data, out, "--clients", "y").ok()
     part = DataDir.read(out)
     assert part.utterances == list(part.feats_scp) == list(part.utt2client) == ["c-1"]
@@ -259,6 +259,18 @@ def test_parts_by_number_are_evenly_spread(data, tmp_path, cli):
     cli("subset-data", data, tmp_path / "n", "--clients", "x,w").fails(1, "no utterance of", "'w'")
     cli("subset-data", data, tmp_path / "n").fails(2)
     cli("subset-data", data, tmp_path / "n", "--speakers", 1, "--utterances", 1).fails(2)
+    assert not (tmp_path / "n").exists()
+
+
+def test_the_rest_of_a_part_is_written_too(data, tmp_path, cli):
+    part, rest = tmp_path / "part", tmp_path / "rest"
+    cli("subset-data", data, part, "--speakers", 1, "--rest", rest).ok()
+    both = [DataDir.read(path).utterances for path in (part, rest)]
+    assert sorted(both[0] + both[1]) == DataDir.read(data).utterances
+    assert not set(DataDir.read(part).utt2spk.values()) & set(DataDir.read(rest).utt2spk.values())
+    validate(rest).ok()
+    command = ("subset-data", data, tmp_path / "n", "--utterances", 5, "--rest", tmp_path / "m")
+    cli(*command).fails(1, "nothing is left over")
     assert not (tmp_path / "n").exists()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import simulated
 from conftest import ROOT, fedtools, inside, ledger, torchless
 from safetensors.numpy import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fedtools.files.tables import read_tsv
 
 CLIENTS = ["au", "en", "in"]
 GLOBAL = "round_0001/global.safetensors"
@@ -84,6 +87,25 @@ def test_processes_give_the_same_bytes(world, reference, tmp_path):
     inside(*begin(world, path)).ok()
     fedtools("rounds", path, "--to", "3", "--nj", "3").ok()
     assert states(path) == reference["fedavg"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "centralized"])
+def test_each_round_tells_how_it_goes(world, cli, tmp_path, method):
+    path = tmp_path / method / "seed0"
+    cli(*begin(world, path, method)).ok()
+    said = cli("rounds", path, "--to", "2", "--evaluate", "valid").ok().err
+    lines = [line for line in said.splitlines() if ": round " in line]
+    measured = read_tsv(path / "evaluate_valid.tsv", None)
+    for number, line in zip((1, 2), lines, strict=True):
+        wers = [float(row["wer"]) for row in measured if row["round"] == str(number)]
+        who, loss = "", r"[0-9.e+]+"
+        if method == "fedavg":
+            sent = read_tsv(path / f"round_{number:04d}" / "update.1.tsv", None)
+            who, loss = "3 clients, ", f"{sum(float(row['loss']) for row in sent) / 3:.3g}"
+            loss = re.escape(loss)
+        begin_ = re.escape(f"{method}/seed0: round {number}/2, {who}loss ") + loss
+        end = re.escape(f", valid WER {sum(wers) / 3:.1f} %, ") + r"[0-9.]+ s/round, [0-9:]+ left"
+        assert re.fullmatch(begin_ + end, line), line
 
 
 def test_nothing_left_to_do_is_found_out_without_torch(world, tmp_path):

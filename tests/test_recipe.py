@@ -96,14 +96,16 @@ def test_ends_with_the_table(alone):
     assert (recipe / "exp" / "fake" / "RESULTS-fake.png").read_bytes()[:4] == b"\x89PNG"
     assert "kept 60, dropped 0" in result.out
     names = set(outcome(recipe))
-    assert "fedavg/round_0003/global.safetensors" in names
-    assert "baseline/decode_test/wer.tsv" in names
+    assert "fedavg/seed0/round_0003/global.safetensors" in names
+    assert "baseline/seed0/decode_test/wer.tsv" in names
 
 
 def test_a_method_has_the_options_of_its_section(alone):
     recipe, _ = alone
     for method, options in (("fedavg", {"weighting": "utterances"}), ("client", {})):
-        config = yaml.safe_load((recipe / "exp" / "fake" / method / "config.yaml").read_text())
+        config = yaml.safe_load(
+            (recipe / "exp" / "fake" / method / "seed0" / "config.yaml").read_text()
+        )
         assert config["method_conf"] == options
 
 

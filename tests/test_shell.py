@@ -181,6 +181,19 @@ def test_a_failure_shows_its_log(tmp_path):
     assert "# Ended (code 0) at" in (tmp_path / "log/x.3.log").read_text()
 
 
+def test_progress_is_shown_once_and_named_where_jobs_are_several(tmp_path):
+    """What a log ends with is repeated while its job runs, here every tenth of a second."""
+    (tmp_path / "often.py").write_text(
+        f"import sys; sys.path.insert(0, {str(RUN.parent)!r}); sys.argv[0] = 'run.py'\n"
+        "import run; run.PROGRESS_SECONDS = 0.1; run.main()\n"
+    )
+    script(tmp_path / "work.sh", "for i in 1 2; do echo round $i; sleep 0.7; done\n")
+    for jobs, name in ((["log/x.1.log"], ""), (["JOB=1:2", "log/x.JOB.log"], "x.1.log: ")):
+        done = run(sys.executable, "often.py", *jobs, "./work.sh", cwd=tmp_path).ok()
+        lines = [line for line in done.err.splitlines() if "x.2" not in line]
+        assert lines == [f"{name}round 1", f"{name}round 2"]
+
+
 @pytest.mark.parametrize("program", [RUN, SLURM])
 def test_a_log_that_cannot_be_written_is_told(tmp_path, program):
     (tmp_path / "log").write_text("no folder")

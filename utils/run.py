@@ -176,6 +176,7 @@ class Runner:
         self.running: dict[int, Job] = {}  # by process: a job of several ranks comes as often
         self.failed: list[Path] = []
         self.shown = time.time()
+        self.told: dict[Path, str] = {}
         self.wanted_gpus = positive(request.options, "gpu", 0)
         self.free_gpus = deque(gpus() if self.wanted_gpus else [])
         if self.free_gpus and len(self.free_gpus) < self.wanted_gpus:
@@ -199,7 +200,10 @@ class Runner:
         return self.failed
 
     def show_progress(self) -> None:
-        """Now and then, repeat the last line of a log on stderr: long work shows that it lives."""
+        """Now and then, repeat a new last line of a log on stderr: long work shows its progress.
+
+        Where there are several jobs, the log's name says whose it is.
+        """
         if time.time() - self.shown < PROGRESS_SECONDS:
             return
         self.shown = time.time()
@@ -209,8 +213,10 @@ class Runner:
                     last = "".join(deque(file, maxlen=1)).rstrip("\n").split("\r")[-1]
             except OSError:
                 continue  # it is told when the job ends
-            if not last.startswith("#"):
-                print(f"{log}: {last}", file=sys.stderr, flush=True)
+            if not last.startswith("#") and last != self.told.get(log):
+                self.told[log] = last
+                name = f"{log.name}: " if self.request.last > self.request.first else ""
+                print(f"{name}{last}", file=sys.stderr, flush=True)
 
     def has_gpus(self) -> bool:
         return not self.free_gpus or len(self.free_gpus) >= self.wanted_gpus

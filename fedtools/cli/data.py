@@ -185,11 +185,13 @@ def subset_data(
     speakers: int | None = typer.Option(
         None, min=1, help="All of this many speakers, evenly spread."
     ),
+    rest: Path | None = typer.Option(None, metavar="DIR", help="Write what is left over there."),
 ) -> None:
     """Write a part of a data directory, like Kaldi's subset_data_dir.sh."""
     if sum(option is not None for option in (clients, utterances, speakers)) != 1:
         raise typer.BadParameter("give one of --clients, --utterances and --speakers")
     from fedtools.files.datadir import DataDir, evenly_spread, invert
+    from fedtools.files.errors import UserError
 
     data = DataDir.read(data_dir)
     if clients is not None:
@@ -199,9 +201,15 @@ def subset_data(
     else:
         chosen = set(evenly_spread(list(invert(data.utt2spk)), speakers, "speakers", data_dir))
         keep = [utt for utt in data.utterances if data.utt2spk[utt] in chosen]
-    part = data.restrict(keep, out_dir)
-    part.write(remove_others=True)
-    print(f"{len(part.utterances)} of {len(data.utterances)} utterances")
+    parts = [data.restrict(keep, out_dir)]
+    if rest is not None:
+        parts.append(data.restrict(set(data.utterances).difference(keep), rest))
+    for part in parts:
+        if not part.utterances:
+            raise UserError("nothing is left over", path=data_dir, remedy="leave --rest out")
+    for part in parts:
+        part.write(remove_others=True)
+        print(f"{part.path}: {len(part.utterances)} of {len(data.utterances)} utterances")
 
 
 @app.command("perturb-speed")

@@ -7,9 +7,11 @@ beside it, on other machines perhaps: `fedtools.federation.ranks`.
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import signal
 import sys
 import threading
@@ -78,17 +80,33 @@ def _run(
         sampled = sample(experiment, federation.method, number, jobs)
         if sampled:
             train(number, experiment.jobs(number))
-        aggregate(federation, number)
+        facts = [f"{len(sampled)} clients"] if sampled else []
+        loss = aggregate(federation, number)
+        if not math.isnan(loss):
+            facts.append(f"loss {loss:.3g}")
         if split and experiment.is_measured(number):
-            evaluate(federation, [number], split)
+            facts.append(_measured(federation, number, split))
         seconds = (time.monotonic() - begun) / (number - first + 1)
         left = tqdm.format_interval(seconds * (last - number))
-        print(
-            f"{experiment.path}: round {number}/{last}, "
-            f"{len(sampled)} clients, {seconds:.1f} s a round, {left} left",
-            file=sys.stderr,
-            flush=True,
-        )
+        facts += [f"{seconds:.1f} s/round", f"{left} left"]
+        title = f"{_title(experiment.path)}: round {number}/{last}"
+        print(", ".join([title, *facts]), file=sys.stderr, flush=True)
+
+
+def _measured(federation: Federation, number: int, split: str) -> str:
+    """Measure a round's models; the mean over those by which they are measured, in words."""
+    rate = federation.task.rate
+    rows = evaluate(federation, [number], split)
+    values = [float(row[rate]) for row in rows if int(row["round"]) == number]
+    name = rate.upper() if rate == "wer" else rate
+    return f"{split} {name} {math.fsum(values) / len(values):.1f} %"
+
+
+def _title(path: Path) -> str:
+    """The experiment's name: its folder's, and where that is a seed's, the folder's above too."""
+    path = path.resolve()
+    seed = re.fullmatch(r"seed\d+", path.name)
+    return f"{path.parent.name}/{path.name}" if seed else path.name
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ bytes. Whatever is complete on disk is not done again, and nothing in an open ro
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -111,15 +112,19 @@ def units_of(
     return [unit for index, unit in enumerate(units) if turns[index % len(turns)] == job]
 
 
-def aggregate(federation: Federation, number: int) -> None:
-    """Check a round's messages, make the next round's shared tensors, and close the round."""
+def aggregate(federation: Federation, number: int) -> float:
+    """Check a round's messages, make the next round's shared tensors, and close the round.
+
+    Returns:
+        the mean training loss of those who trained; NaN if the round was complete already.
+    """
     experiment, method = federation.experiment, federation.method
     experiment.require_begun(number, "be aggregated")
     # Those of a run that was killed before it removed them.
     remove_unwanted(experiment, number - 1)
     if experiment.is_done(number):
         tidy(federation, number)
-        return
+        return math.nan
     begun = time.monotonic()
     phase = method.phase(number)
     sampled, base = draw(experiment, number, phase), experiment.base(number)
@@ -149,6 +154,7 @@ def aggregate(federation: Federation, number: int) -> None:
     experiment.close(number)
     federation.closed(number, sampled)
     remove_unwanted(experiment, number)
+    return server.mean_loss()
 
 
 def tidy(federation: Federation, number: int) -> None:

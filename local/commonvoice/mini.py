@@ -4,10 +4,12 @@
     mini.py OUT
 
 writes OUT/cv-corpus-mini/en/{clips/*.mp3,validated.tsv,train.tsv,dev.tsv,test.tsv,
-clip_durations.tsv} and OUT/cv-corpus-mini/SHA256SUMS: 100 speakers of six accents (see
-local/voices.py), about two hours. Ten speakers each have the accents of Australia,
-England and India, and say 40 sentences; seventy have the accents of the United States, Scotland
-and the West Indies, and say 30.
+clip_durations.tsv} and OUT/cv-corpus-mini/SHA256SUMS: 178 speakers of six accents (see
+local/voices.py), about two hours. The accents of Australia, England and India have six speakers
+each who say 40 sentences, to train on, and 26 who say 6: enough speakers for validation and test
+that intervals by speaker mean something. Those of the United States, Scotland and the West Indies
+have 60 speakers of 30 sentences, and 22 of 8. (prepare.py gives validation and test those who say
+little.)
 
 The sentences come from a small grammar, and no two are the same. Its words are chosen such that
 an accent matters: they come in groups that differ by the one sound that the accents move.
@@ -31,14 +33,14 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from synthesis import make_corpus, recipe_of, run
 from voices import RATE, Speaker, Synthesiser, make_speaker, random_of
 
-# Speakers of each accent, and sentences of each speaker.
+# Of each accent: speakers and sentences of each, for training, and for validation and test.
 SPEAKERS = {
-    "au": (10, 40),
-    "en": (10, 40),
-    "in": (10, 40),
-    "us": (36, 30),
-    "scotland": (20, 30),
-    "bermuda": (14, 30),
+    "au": ((6, 40), (26, 6)),
+    "en": ((6, 40), (26, 6)),
+    "in": ((6, 40), (26, 6)),
+    "us": ((32, 30), (10, 8)),
+    "scotland": ((16, 30), (6, 8)),
+    "bermuda": ((12, 30), (6, 8)),
 }
 COLUMNS = (
     "client_id path sentence_id sentence sentence_domain up_votes down_votes age gender accents "
@@ -103,15 +105,15 @@ def sentences(seed: int) -> Iterator[str]:
 def plan(seed: int, most: int) -> list[Clip]:
     """The clips of the corpus, at most so many of a speaker.
 
-    Two speakers of each accent are in test.tsv, and two in dev.tsv.
+    Those who say little are in dev.tsv and test.tsv by turns, the others in train.tsv.
     """
     source = sentences(seed)
     clips = []
-    for accent, (count, each) in SPEAKERS.items():
-        for number in range(count):
+    for accent, ((count, many), (others, few)) in SPEAKERS.items():
+        for number in range(count + others):
             speaker = make_speaker(accent, number, seed)
-            part = "test" if number >= count - 2 else "dev" if number >= count - 4 else "train"
-            for _ in range(min(each, most)):
+            part = "train" if number < count else ("dev", "test")[number % 2]
+            for _ in range(min(many if part == "train" else few, most)):
                 name = f"common_voice_en_{40000000 + len(clips)}.mp3"
                 clips.append(Clip(name, speaker, next(source), part))
     return clips

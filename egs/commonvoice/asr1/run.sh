@@ -9,80 +9,69 @@ stage=1
 stop_stage=8
 nj=3                    # jobs at the same time; no result depends on it
 ngpu=0                  # 1: train and decode on a GPU
-seed=0
+seeds=0                 # of training; with several, tables have means and standard deviations
+split_seed=0            # decides which speakers are in which set
 methods="client centralized fedavg"
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 accents="au=australia,en=england,in=indian"
-hours=                  # train,valid,test hours of all clients, or their ratio; default: 100,10,10, mini 6,2,2
-server_hours=           # the same of the server's own data; default: as hours, mini 64,3,5
+hours=                  # train,valid,test hours of all clients, or their ratio; default: 100,10,10, mini 20,6,7
+server_hours=           # the same of the server's own data; default: as hours, mini 56,2,3.5
 server_fraction=        # take this share of every accent's speakers as the server's, e.g. 0.4
 max_drop=0.5            # fail if more than this share of the wanted clips is unusable
+speeds=                 # also train on audio spoken faster and slower: "0.9 1.0 1.1"
 corpus_name="Common Voice"   # the corpus, and ...
 release=                # ... its release, as tables shall call them
 results=                # default: exp/<tag>/RESULTS.md
 
 # shellcheck disable=SC2034  # printed by parse_options.sh
-help_message="Usage: $0 [--stage N] [--stop_stage N] [--nj N] [--ngpu 0|1] [--seed N]
-          [--methods \"client centralized fedavg\"] [--config YAML] [--tag NAME]
-          [--accents NAME=ACCENT,...] [--hours H,H,H] [--server_hours H,H,H]
-          [--server_fraction X] [--max_drop X] [--corpus_name NAME] [--release NAME]
+help_message="Usage: $0 [--stage N] [--stop_stage N] [--nj N] [--ngpu 0|1] [--seeds \"0 1 2\"]
+          [--split_seed N] [--methods \"client centralized fedavg\"] [--config YAML] [--tag NAME]
+          [--accents NAME=ACCENT,...] [--hours H,H,H] [--server_hours H,H,H] [--server_fraction X]
+          [--max_drop X] [--speeds \"0.9 1.0 1.1\"] [--corpus_name NAME] [--release NAME]
           [--results FILE]
-Stages:
-  1  data directories: one client for each accent, and the server's labelled data;
-     the mini corpus is made first if COMMONVOICE in db.sh is empty
-  2  80-bin filterbank features
-  3  tokens and n-gram language model, from the server's transcripts
-  4  the baseline, trained on the server's data
-  5  every method, beginning with the baseline, round by round
-  6  decoding by beam search with the n-gram
-  7  scoring: WER and CER for each client, intervals, significance against the baseline
-  8  the report: tables, and WER by round"
-
+Stages: 1 data directories (and the mini corpus, if COMMONVOICE in db.sh is empty), 2 features,
+  3 tokens and n-gram, 4 the baseline, 5 every method, 6 decoding, 7 scoring, 8 the report;
+  README.md beside this script says what each one leaves."
 . utils/parse_options.sh
-if [ $# -gt 0 ]; then
-    echo "$0: unexpected '$1'; a list of several words wants quotes" >&2
-    exit 2
-fi
-. ./path.sh
-. ./cmd.sh
-. ./db.sh
+. utils/recipe.sh
+. ./path.sh; . ./cmd.sh; . ./db.sh
 
-log() { echo "$(date '+%Y-%m-%d %H:%M:%S') $*"; }
-begins() { [ "${stage}" -le "$1" ] && [ "${stop_stage}" -ge "$1" ]; }
-
-mini=()
-corpus=${COMMONVOICE}
+mini=() rows=() corpus=${COMMONVOICE}
 if [ -z "${COMMONVOICE}" ]; then
     mini=(--mini)
     corpus=downloads/cv-corpus-mini/en
     : "${tag:=mini}" "${release:=cv-corpus-mini}" "${config:=conf/mini.yaml}"
-    : "${hours:=6,2,2}" "${server_hours:=64,3,5}"
+    : "${hours:=20,6,7}" "${server_hours:=56,2,3.5}"
     log "COMMONVOICE is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
 above=$(basename "$(dirname "${corpus}")")
 : "${tag:=${above}}" "${release:=${above}}" "${config:=conf/paper.yaml}" "${hours:=100,10,10}"
-: "${server_hours:=${hours}}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
-: "${results:=${exp}/RESULTS.md}"
+: "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"
 [[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}
-sets="server_train server_valid server_test train valid test"
+# shellcheck disable=SC2086  # lists of words
+words seeds '0|[1-9][0-9]*' ${seeds} && words methods '[a-z0-9_]+' ${methods}
+sp=${speeds:+_sp}       # how names of training data of several speeds end
 setting() { fedtools config "${config}" "$1"; }
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
     [ -n "${COMMONVOICE}" ] || local/mini.py downloads
-    local/prepare.py "${corpus}" "${data}" --accents "${accents}" --seed "${seed}" \
+    local/prepare.py "${corpus}" "${data}" --accents "${accents}" --seed "${split_seed}" \
         --hours "${hours}" --server-hours "${server_hours}" --max-drop "${max_drop}" \
         ${server_fraction:+--server-fraction "${server_fraction}"}
-    for set in ${sets}; do
+    for set in {server_,}{train,valid,test}; do
         utils/validate_data_dir.py --no-feats "${data}/${set}"
     done
 fi
 
 if begins 2; then
     log "Stage 2: features in ${dump}"
-    for set in ${sets}; do
+    for set in ${sp:+server_train train}; do
+        fedtools perturb-speed "${data}/${set}" "${data}/${set}${sp}" --speeds "${speeds}"
+    done
+    for set in {server_,}{"train${sp}",valid,test}; do
         ${train_cmd} "JOB=1:${nj}" "${dump}/${set}/log/extract.JOB.log" \
             fedtools extract-features "${data}/${set}" "${dump}/${set}" --job JOB --nj "${nj}"
         fedtools merge-features "${data}/${set}" "${dump}/${set}" --nj "${nj}"
@@ -97,70 +86,65 @@ if begins 3; then
         --valid "${data}/server_valid/text" --valid "${data}/valid/text"
 fi
 
-if begins 4; then
-    log "Stage 4: the baseline, ${exp}/baseline"
-    fedtools init "${exp}/baseline" --config "${config}" --section baseline --seed "${seed}" \
-        --method centralized --data "train=${data}/server_train" \
-        --data "valid=${data}/server_valid" --asset "tokens=${exp}/tokens"
-    ${train_cmd} "${exp}/baseline/log/rounds.log" \
-        fedtools rounds "${exp}/baseline" --ngpu "${ngpu}"
-    ${train_cmd} "${exp}/baseline/log/average.log" \
-        fedtools average "${exp}/baseline" --ngpu "${ngpu}"
-fi
-
-if begins 5; then
-    for method in ${methods}; do
-        log "Stage 5: ${exp}/${method}"
-        fedtools init "${exp}/${method}" --config "${config}" --seed "${seed}" \
-            --section "methods.${method}?" --method "${method}" --data "train=${data}/train" \
-            --data "valid=${data}/valid" --asset "tokens=${exp}/tokens" --start "${exp}/baseline/model.safetensors"
-        ${rounds_cmd:-${train_cmd}} "${exp}/${method}/log/rounds.log" \
-            fedtools rounds "${exp}/${method}" --nj "${nj}" --ngpu "${ngpu}"
-        ${train_cmd} "${exp}/${method}/log/average.log" \
-            fedtools average "${exp}/${method}" --ngpu "${ngpu}"
-    done
-fi
-
-decode() { # system, set: N-best lists of all utterances
-    log "Stage 6: $2 by ${exp}/$1"
-    ${decode_cmd} "JOB=1:${nj}" "${exp}/$1/decode_$2/log/decode.JOB.log" \
-        fedtools decode "${exp}/$1" "${data}/$2" "${exp}/$1/decode_$2" --lm "${exp}/lm" \
-        --config "${config}" --job JOB --nj "${nj}"
-    fedtools merge-nbest "${exp}/$1/decode_$2" "${data}/$2" --nj "${nj}"
+train() { # experiment, section of the config, method, data for training and validation, options
+    fedtools init "$1" --config "${config}" --section "$2" --method "$3" --seed "${1##*/seed}" \
+        --data "train=${data}/$4" --data "valid=${data}/$5" --asset "tokens=${exp}/tokens" "${@:6}"
+    ${rounds_cmd:-${train_cmd}} "$1/log/rounds.log" \
+        fedtools rounds "$1" --nj "${nj}" --ngpu "${ngpu}" --evaluate valid
+    ${train_cmd} "$1/log/average.log" fedtools average "$1" --ngpu "${ngpu}"
 }
 
-if begins 6; then
-    for system in baseline ${methods}; do
-        decode "${system}" valid
-        fedtools tune "${exp}/${system}/decode_valid" "${data}/valid" "${exp}/${system}/weights.yaml"
-        decode "${system}" test
-    done
-    decode baseline server_test
-fi
-
-if begins 7; then
-    for folder in "${exp}"/*/decode_*test; do
-        log "Stage 7: ${folder}"
-        fedtools best-path "${folder}" --weights "$(dirname "${folder}")/weights.yaml"
-        fedtools score "${data}/${folder##*/decode_}" "${folder}/text" "${folder}"
-    done
+for seed in ${seeds}; do
+    baseline=${exp}/baseline/seed${seed}
+    if begins 4; then
+        log "Stage 4: the baseline, ${baseline}"
+        train "${baseline}" baseline centralized "server_train${sp}" server_valid
+    fi
+    begins 5 || continue
     for method in ${methods}; do
-        log "Stage 7: baseline (A) against ${method} (B)"
-        fedtools compare "${data}/test" "${exp}/baseline/decode_test/text" \
-            "${exp}/${method}/decode_test/text" --out "${exp}/${method}/compare_baseline.tsv"
+        log "Stage 5: ${exp}/${method}/seed${seed}"
+        train "${exp}/${method}/seed${seed}" "methods.${method}?" "${method}" "train${sp}" valid \
+            --start "${baseline}/model.safetensors"
     done
-fi
+done
+
+decode() { # experiment, set: N-best lists of all utterances
+    log "Stage 6: $2 by $1"
+    ${decode_cmd} "JOB=1:${nj}" "$1/decode_$2/log/decode.JOB.log" \
+        fedtools decode "$1" "${data}/$2" "$1/decode_$2" --lm "${exp}/lm" \
+        --config "${config}" --job JOB --nj "${nj}"
+    fedtools merge-nbest "$1/decode_$2" "${data}/$2" --nj "${nj}"
+}
+
+for seed in ${seeds}; do
+    for system in baseline ${methods}; do
+        path=${exp}/${system}/seed${seed} row="" tests=test
+        baseline=${exp}/baseline/seed${seed}/decode_test
+        [ "${system}" != baseline ] || tests="test server_test" row="Baseline=:${baseline}"
+        rows+=(--row "${row:-${path}:${path}/decode_test}")
+        if begins 6; then
+            decode "${path}" valid
+            fedtools tune "${path}/decode_valid" "${data}/valid" "${path}/weights.yaml"
+            for set in ${tests}; do decode "${path}" "${set}"; done
+        fi
+        begins 7 || continue
+        log "Stage 7: ${path}"
+        for set in ${tests}; do
+            fedtools best-path "${path}/decode_${set}" --weights "${path}/weights.yaml"
+            fedtools score "${data}/${set}" "${path}/decode_${set}/text" "${path}/decode_${set}"
+        done
+        [ "${system}" = baseline ] || fedtools compare "${data}/test" "${baseline}/text" \
+            "${path}/decode_test/text" --out "${path}/compare_baseline.tsv"
+    done
+done
 
 if begins 8; then
-    rows=(--row "Baseline=:${exp}/baseline/decode_test")
-    for method in ${methods}; do
-        rows+=(--row "${exp}/${method}:${exp}/${method}/decode_test")
+    section=${tag,,} own="the baseline on the server's own accents"
+    for seed in ${seeds}; do
+        rows+=(--elsewhere "${own}=${exp}/baseline/seed${seed}/decode_server_test")
     done
-    section=${tag,,}
     fedtools report "${results}" --section "${section//[!a-z0-9]/-}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${results%.md}-${tag}.png" \
-        --elsewhere "the baseline on the server's own accents=${exp}/baseline/decode_server_test" \
-        --published "Zhu et al. 2022, table 3=conf/published.tsv" \
-        --command "${command_line% }"
+        --published "Zhu et al. 2022, table 3=conf/published.tsv" --command "${command_line% }"
     log "Stage 8: wrote ${results}"
 fi

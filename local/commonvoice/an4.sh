@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# AN4 with its official split: one model, trained centrally, for comparison with ESPnet's recipe.
+# Called in egs/commonvoice/asr1, with the folder that holds AN4 as Kaldi data directories:
+#
+#   local/an4.sh .../an4          # of .../an4/{train,test}; WER in exp/an4/baseline/decode_test
+#
+# Weights are tuned, and the best epochs chosen, on 8 of the 74 training speakers, who are left out
+# of training.
+set -euo pipefail
+
+stage=1
+stop_stage=4
+nj=2
+ngpu=0
+seed=0
+config=conf/an4.yaml
+tag=an4
+speeds="0.9 1.0 1.1"
+# shellcheck disable=SC2034  # printed by parse_options.sh
+help_message="Usage: $0 [--stage N] [--stop_stage N] [--nj N] [--ngpu 0|1] [--seed N]
+          [--config YAML] [--tag NAME] [--speeds \"0.9 1.0 1.1\"] AN4
+Stages: 1 data directories and features, 2 tokens and n-gram, 3 training, 4 decoding and scoring"
+. utils/parse_options.sh
+if [ $# -ne 1 ]; then
+    echo "$0: name the folder of AN4's data directories, and options before it" >&2
+    exit 2
+fi
+an4=$1
+set --
+. utils/recipe.sh
+# shellcheck source=../../egs/commonvoice/asr1/path.sh
+. ./path.sh
+# shellcheck source=../../egs/commonvoice/asr1/cmd.sh
+. ./cmd.sh
+data=data/${tag} dump=dump/${tag} exp=exp/${tag} baseline=exp/${tag}/baseline
+[[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}
+
+if begins 1; then
+    log "Stage 1: data directories in ${data}, features in ${dump}"
+    fedtools subset-data "${an4}/train" "${data}/valid" --speakers 8 --rest "${data}/train"
+    fedtools subset-data "${an4}/test" "${data}/test" --speakers 10
+    fedtools perturb-speed "${data}/train" "${data}/train_sp" --speeds "${speeds}"
+    for set in train_sp valid test; do
+        utils/validate_data_dir.py --no-feats "${data}/${set}"
+        ${train_cmd} "JOB=1:${nj}" "${dump}/${set}/log/extract.JOB.log" \
+            fedtools extract-features "${data}/${set}" "${dump}/${set}" --job JOB --nj "${nj}"
+        fedtools merge-features "${data}/${set}" "${dump}/${set}" --nj "${nj}"
+    done
+fi
+
+if begins 2; then
+    log "Stage 2: tokens and language model"
+    fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
+        --token-type "$(fedtools config "${config}" tokens.token_type)" \
+        --vocab-size "$(fedtools config "${config}" tokens.vocab_size)"
+    fedtools train-lm "${data}/train/text" "${exp}/lm" \
+        --order "$(fedtools config "${config}" lm.order)" --valid "${data}/valid/text"
+fi
+
+if begins 3; then
+    log "Stage 3: training"
+    fedtools init "${baseline}" --config "${config}" --section baseline --seed "${seed}" \
+        --method centralized --data "train=${data}/train_sp" --data "valid=${data}/valid" \
+        --asset "tokens=${exp}/tokens"
+    ${train_cmd} "${baseline}/log/rounds.log" \
+        fedtools rounds "${baseline}" --ngpu "${ngpu}" --evaluate valid
+    ${train_cmd} "${baseline}/log/average.log" fedtools average "${baseline}" --ngpu "${ngpu}"
+fi
+
+if begins 4; then
+    for set in valid test; do
+        log "Stage 4: decoding of ${set}"
+        ${decode_cmd} "JOB=1:${nj}" "${baseline}/decode_${set}/log/decode.JOB.log" \
+            fedtools decode "${baseline}" "${data}/${set}" "${baseline}/decode_${set}" \
+            --lm "${exp}/lm" --config "${config}" --job JOB --nj "${nj}"
+        fedtools merge-nbest "${baseline}/decode_${set}" "${data}/${set}" --nj "${nj}"
+        [ "${set}" != valid ] ||
+            fedtools tune "${baseline}/decode_valid" "${data}/valid" "${baseline}/weights.yaml"
+        fedtools best-path "${baseline}/decode_${set}" --weights "${baseline}/weights.yaml"
+        fedtools score "${data}/${set}" "${baseline}/decode_${set}/text" "${baseline}/decode_${set}"
+    done
+fi
