@@ -148,7 +148,7 @@ def test_silence_comes_from_all_of_the_noise_and_goes_where_the_keywords_are(tmp
 @pytest.mark.parametrize("noise", [(61.3, 10.0), (1.5,) * 12, (5.0, 2.0)], ids=str)
 def test_no_silence_of_a_set_is_heard_in_another(tmp_path, noise):
     corpus = speech_commands(tmp_path, some_words(40, 40, 40, KEYWORDS), noise=noise)
-    prepare(corpus, tmp_path / "data", "--task", "keywords").ok()
+    prepare(corpus, tmp_path / "data", "--task", "keywords", "--unknown", "false").ok()
     heard = []
     for name, data in read(tmp_path / "data", "keywords").items():
         for utterance, label in data.text.items():
@@ -166,7 +166,7 @@ def test_no_silence_of_a_set_is_heard_in_another(tmp_path, noise):
 
 def test_every_set_has_silence_of_every_recording(tmp_path):
     corpus = speech_commands(tmp_path, some_words(40, 40, 40, KEYWORDS), noise=(20.0,) * 4)
-    prepare(corpus, tmp_path / "data", "--task", "keywords").ok()
+    prepare(corpus, tmp_path / "data", "--task", "keywords", "--unknown", "false").ok()
     for name, data in read(tmp_path / "data", "keywords").items():
         places = [place.split()[:2] for utt, place in data.segments.items() if "_silence_" in utt]
         of = Counter(recording for recording, _ in places)
@@ -226,6 +226,11 @@ def test_too_few_other_words_are_all_unknown(tmp_path):
     assert "keywords, train: 1 clips of other words, not 5, are unknown" in result.out
     counts = [labels(data)["_unknown_"] for data in read(tmp_path / "data", "keywords").values()]
     assert counts == [1, 0, 1]
+    assert "keywords, test: 1 clips of other words, not 2, are unknown" in result.out
+    # Unless the archive is the test set.
+    archive = speech_commands_test_set(tmp_path, clips)
+    result = prepare(corpus, tmp_path / "archive", "--test-archive", archive).ok()
+    assert "keywords, train: 1 clips" in result.out and "keywords, test: " not in result.out
 
 
 @pytest.mark.parametrize("silence", [True, False])
@@ -319,7 +324,7 @@ def test_the_table_says_what_came_out(tmp_path):
     rows = table(result.out)
     assert rows["words", "train"] == ["51", "4", "12.8", "18", "-", "-"]
     assert rows["words", "valid"] == ["11", "1", "11.0", "11", "0", "0"]
-    assert rows["words", "test"] == ["keywords", "2", "6.0", "11", "0", "1"]
+    assert rows["words", "test"] == ["12", "2", "6.0", "11", "0", "1"]
     assert "words, test: 1 of its clients are in training too" in result.out
     assert "words, valid: " not in result.out
     for (task, name), row in rows.items():
