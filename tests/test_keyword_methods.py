@@ -237,6 +237,24 @@ def test_utility_and_steps():
     assert even["steps"].tolist() == [50] * 4
 
 
+def test_as_many_clips_as_without_adaptive_steps():
+    """Batches are of at most 32 clips, and so clients with many clips train on more a step."""
+    sizes, entropies = np.array([100, 50, 20, 3]), np.array([0.9, 1.0, 0.4, 0.5])
+    batches = np.array([32, 32, 20, 3])
+    fedavg = 50 * batches.sum()
+    steps = Alt(local_steps=50).prepare(sizes, entropies, 32)["steps"]
+    assert abs(steps.sum() - 4 * 50) <= 2 and (steps * batches).sum() > 1.2 * fedavg
+    facts = Alt(local_steps=50, conserve="clips").prepare(sizes, entropies, 32)
+    # Rounded to whole steps.
+    assert abs((facts["steps"] * batches).sum() - fedavg) <= batches.sum() / 2
+    utility = facts["utility"]
+    np.testing.assert_allclose(facts["ratio"] / utility, fedavg / (50 * utility @ batches))
+    with pytest.raises(ValueError, match="base_ratio must be 0"):
+        Alt(conserve="clips", base_ratio=3.5)
+    with pytest.raises(ValueError, match="'work' is not steps or clips"):
+        Alt(conserve="work")
+
+
 def test_steps_without_any_utility(world, cli, tmp_path):
     """Clients of one label have a utility of 0; no r0 makes work of that."""
     sizes, nothing = np.array([10, 20, 5]), np.zeros(3)

@@ -172,7 +172,7 @@ def test_rates_of_all_clips_are_of_every_clients_own_model(cli, world, trained, 
     accepts, rejects = ((labels < 2) & (taken >= 2)).sum(), ((labels >= 2) & (taken < 2)).sum()
     assert (int(row["false_accepts"]), int(row["false_rejects"])) == (accepts, rejects)
     assert int(row["clips"]) == len(labels)
-    place = tmp_path / "12" / "dscnn" / "fedavg"
+    place = tmp_path / "keywords" / "dscnn" / "fedavg"
     place.mkdir(parents=True)
     (place / "seed0").symlink_to(trained)
     named = "--section=s", "--corpus=c", "--release=r"

@@ -78,11 +78,11 @@ def test_ends_with_tables_and_figures(alone):
     page = (recipe / "exp/fake/RESULTS.md").read_text()
     for row in ("Centralized", "FedAvg", "FedKWS-UI"):
         assert row in page
-    for figure in ("accuracy", "clients-12", "clients-35", "landscape"):
+    for figure in ("accuracy", "clients-keywords", "clients-words", "landscape"):
         picture = recipe / f"exp/fake/RESULTS-fake-{figure}.png"
         assert picture.read_bytes()[:4] == b"\x89PNG", figure
         assert picture.name in page
-    assert (recipe / "exp/fake/12/dscnn/fedkws_ui/seed0/detection_test.tsv").exists()
+    assert (recipe / "exp/fake/keywords/dscnn/fedkws_ui/seed0/detection_test.tsv").exists()
     assert len(outcome(recipe)) == 6 * 4
 
 
@@ -90,7 +90,7 @@ def test_what_is_finished_is_not_opened_again(alone):
     recipe, _ = alone
     before, log = outcome(recipe), recipe / "exp/fake/log"
     words, environment = command(recipe, "--stage", "4", "--stop_stage", "4")
-    (recipe / "exp/fake/12/dscnn/fedavg/seed0/evaluate_test.tsv").unlink()
+    (recipe / "exp/fake/keywords/dscnn/fedavg/seed0/evaluate_test.tsv").unlink()
     run(*words, env=environment).ok()
     assert outcome(recipe) == before
     said = [path.read_text() for path in log.glob("train.*.log")]
@@ -110,7 +110,7 @@ def test_data_that_experiments_began_with_are_not_made_anew(alone):
     words, environment = command(recipe, "--min_clips", "3")
     made = [path for path in recipe.glob("d*/fake/**/*") if path.is_file()]
     before = {path: path.read_bytes() for path in made}
-    said = "made with --split official --min_clips 2 --keywords default SPEECHCOMMANDS="
+    said = "made with SPEECHCOMMANDS=.../speech & commands --split official --min-clips 2 "
     run(*words, env=environment).fails(1, said, "give another --tag")
     assert made and {path: path.read_bytes() for path in made} == before
 
@@ -128,31 +128,39 @@ def test_the_whole_grid(alone):
     words, environment = command(recipe)
     # A name of the corpus' folder that would break the lines of the list.
     shown = run(words[0], "--stage", "3", "--stop_stage", "3", env=environment).ok().out
-    assert "the list of experiments, exp/speech___commands/experiments" in shown
-    grid = ["--tag", "grid", "--stage", "3", "--stop_stage", "3"]
+    assert "the list of 32 experiments, exp/speech___commands/experiments" in shown
+    grid = ["--tag", "grid", "--stage", "3", "--stop_stage", "3", "--whole_grid", "true"]
     run(words[0], *grid, env=environment).ok()
     lines = [line.split() for line in (recipe / "exp/grid/experiments").read_text().splitlines()]
-    assert len(lines) == len({line[0] for line in lines}) == 2 * 4 * 8 * 3 + 2 * (4 + 4)
+    varied_count = 2 * (4 + 4) + 2 * 4
+    assert len(lines) == len({line[0] for line in lines}) == 2 * 4 * 8 * 3 + varied_count
     sections = {section for line in lines for section in line[4:6]}
     config = yaml.safe_load((recipe / "conf/mini.yaml").read_text())
     assert sections == {
         f"{kind}.{name}" for kind in ("networks", "methods") for name in config[kind]
     }
-    varied = [line for line in lines if len(line) > 7]
-    assert len(varied) == 16
-    for folder, _, seed, _, network, method, _, setting in varied:
-        assert folder.endswith(setting.removeprefix("method_conf.") + "/seed0")
-        assert seed == "0" and network in ("networks.dscnn", "networks.resnet")
-        assert method == "methods.fedkws_ui" and "/12/" in folder
+    varied = [line for line in lines if len(line) > 6]
+    assert len(varied) == varied_count
+    for folder, _, seed, _, network, method, setting, *more in varied:
+        assert folder.endswith(setting.removeprefix("method_conf.") + "/seed0") and seed == "0"
+        if method == "methods.alt":
+            assert [setting, *more] == ["method_conf.conserve=clips", "method_conf.base_ratio=0.0"]
+        else:
+            assert network in ("networks.dscnn", "networks.resnet") and not more
+            assert method == "methods.fedkws_ui" and "/keywords/" in folder
     # Who did not choose FedKWS-UI does not get its ablations.
     run(words[0], *grid, "--methods", "fedavg alt", env=environment).ok()
-    assert len((recipe / "exp/grid/experiments").read_text().splitlines()) == 2 * 4 * 2 * 3
-    # Blanks around the words and ends of lines between them change nothing.
+    lines = (recipe / "exp/grid/experiments").read_text().splitlines()
+    assert len(lines) == 2 * 4 * 2 * 3 + 2 * 4
+    assert not any("fedkws_ui" in line for line in lines)
+    # Whitespace around the words and ends of lines between them change nothing.
     odd = ["--seeds", " 3\n4", "--tasks", "12 ", "--networks", " dscnn", "--methods", "fedkws_ui "]
+    odd += ["--whole_grid", "false", "--ablations", "true"]
     run(words[0], *grid, *odd, env=environment).ok()
     lines = [line.split() for line in (recipe / "exp/grid/experiments").read_text().splitlines()]
     assert [line[2] for line in lines] == ["3", "4"] + ["3"] * 8
     assert all(line[0].endswith(f"/seed{line[2]}") for line in lines)
+    assert all("/keywords/" in line[0] for line in lines)
 
 
 def test_killed_and_rerun(alone, tmp_path):
@@ -179,10 +187,12 @@ def test_help_and_wrong_options(alone):
     # Without quotes, the second word and all options after it would be ignored.
     wrong(2, "unexpected 'fedkws_ui'", "--methods", "fedavg", "fedkws_ui")
     wrong(2, "--tag 'a b': use letters", "--tag", "a b")
-    wrong(2, "--seeds is empty", "--seeds", "")
+    wrong(2, "--networks is empty", "--networks", " ")
     wrong(2, "--seeds: '01' is not of the form", "--seeds", "1 01")
     wrong(2, "--seeds: 5 comes twice", "--seeds", "5 4 5")
-    wrong(2, "--tasks: '36' is not of the form 12|35", "--tasks", "12 36")
+    wrong(2, "--tasks: '36' is not of the form keywords|words", "--tasks", "12 36")
+    wrong(2, "--tasks: keywords comes twice", "--tasks", "12 keywords")
+    wrong(2, "--silence is true or false, not 'no'", "--silence", "no")
     wrong(2, "--ngpu: '2' is not of the form 0|1", "--ngpu", "2")
     # Before hours of preparing a corpus:
     wrong(1, "conf/none.yaml: cannot be read", "--config", "conf/none.yaml")

@@ -35,7 +35,8 @@ from runs import read_runs
 
 PUBLISHED = ROOT / "conf" / "speechcommands" / "published.tsv"
 ROUNDS = 9
-WORDS = (*CLASSES, "up")
+TWELVE = (*CLASSES, *"abcdefgh")
+WORDS = (*TWELVE, "up")
 
 
 def make_run(
@@ -136,7 +137,7 @@ SMALL = {
 def recipe(tmp_path, monkeypatch):
     """A recipe's folder, being the current one, with the data of two tasks."""
     monkeypatch.chdir(tmp_path)
-    for task, classes in (("12", CLASSES), ("35", WORDS)):
+    for task, classes in (("keywords", TWELVE), ("words", WORDS)):
         counts = [10] * 4 + [0] * (len(classes) - 4)
         few = [4] + [0] * (len(classes) - 1)
         pack(Path("dump", task, "train"), {"ann": counts, "bob": few}, classes)
@@ -165,14 +166,14 @@ def row_of(caption: str, *begin: str) -> list[str]:
 
 def test_accuracy_is_the_mean_of_the_last_five_over_seeds(recipe):
     # The last five of 42, ..., 50 are 48 in the mean.
-    make_run(Path("exp"), "12/dscnn/fedavg", 50)
-    make_run(Path("exp"), "12/dscnn/fedavg", 53, seed=1)
-    make_run(Path("exp"), "35/resnet/fedavg", 60)
-    make_run(Path("exp"), "12/dscnn/fedkws_ui", 52)
+    make_run(Path("exp"), "keywords/dscnn/fedavg", 50)
+    make_run(Path("exp"), "keywords/dscnn/fedavg", 53, seed=1)
+    make_run(Path("exp"), "words/resnet/fedavg", 60)
+    make_run(Path("exp"), "keywords/dscnn/fedkws_ui", 52)
     out = report().ok().out
     spread = statistics.stdev([48, 51])
     where = "accuracy (%) of federated training"
-    assert rows_of(where)[0] == ["Method", "12 DSCNN", "35 ResNet"]
+    assert rows_of(where)[0] == ["Method", "keywords DSCNN", "words ResNet"]
     assert row_of(where, "FedAvg") == [f"49.50 ± {spread:.2f} (2)", "58.00 (1)"]
     assert row_of(where, "FedKWS-UI") == ["50.00 (1)", "-"]
     page = Path("RESULTS.md").read_text()
@@ -182,7 +183,7 @@ def test_accuracy_is_the_mean_of_the_last_five_over_seeds(recipe):
 
 
 def test_tables_are_of_the_configured_rounds_whatever_was_run_or_measured_besides(recipe):
-    paths = [make_run(Path("exp"), "12/dscnn/fedavg", 50, seed=seed) for seed in (0, 1)]
+    paths = [make_run(Path("exp"), "keywords/dscnn/fedavg", 50, seed=seed) for seed in (0, 1)]
     for path in paths:
         replaced(path / "config.yaml", "evaluate_every: 1", "evaluate_every: 4")
     # Rounds 4, 8 and 9 of 0, ..., 9.
@@ -198,44 +199,45 @@ def test_tables_are_of_the_configured_rounds_whatever_was_run_or_measured_beside
 
 
 def test_experiments_that_are_not_finished_are_left_out_and_named(recipe):
-    make_run(Path("exp"), "12/dscnn/fedavg", 50)
-    make_run(Path("exp"), "12/dscnn/fedavg", 90, seed=1, evaluated=8)
-    left = make_run(Path("exp"), "12/dscnn/fedopt", 90)
+    make_run(Path("exp"), "keywords/dscnn/fedavg", 50)
+    make_run(Path("exp"), "keywords/dscnn/fedavg", 90, seed=1, evaluated=8)
+    left = make_run(Path("exp"), "keywords/dscnn/fedopt", 90)
     (left / "evaluate_test.tsv").unlink()
     report().ok()
     assert [row[0] for row in rows_of("accuracy (%) of federated")] == ["Method", "FedAvg"]
     assert row_of("accuracy (%) of federated", "FedAvg") == ["48.00 (1)"]
     page = Path("RESULTS.md").read_text()
-    assert "12/dscnn/fedavg/seed1 (evaluated up to round 8 of 9)" in page
-    assert "12/dscnn/fedopt/seed0 (evaluated up to round 0 of 9)" in page
+    assert "keywords/dscnn/fedavg/seed1 (evaluated up to round 8 of 9)" in page
+    assert "keywords/dscnn/fedopt/seed0 (evaluated up to round 0 of 9)" in page
     Path("RESULTS.md").unlink()
-    report(root="exp/12").fails(1, "exp/12: no experiment", "fedtools init")
+    report(root="exp/keywords").fails(1, "exp/keywords: no experiment", "fedtools init")
     assert not Path("RESULTS.md").exists()
 
 
 def test_clients_and_centralised_training_stand_beside_the_paper(recipe):
-    make_run(Path("exp"), "12/dscnn/centralized", 90)
-    make_run(Path("exp"), "12/dscnn/centralized", 92, seed=1)
-    make_run(Path("exp"), "12/resnet/fedavg", 60)
+    make_run(Path("exp"), "keywords/dscnn/centralized", 90)
+    make_run(Path("exp"), "keywords/dscnn/centralized", 92, seed=1)
+    make_run(Path("exp"), "keywords/resnet/fedavg", 60)
     # A method that adds a private head does not make the network larger than the paper's.
-    path = make_run(Path("exp"), "12/dscnn/alo", private="head") / "config.yaml"
+    path = make_run(Path("exp"), "keywords/dscnn/alo", private="head") / "config.yaml"
     config = yaml.safe_load(path.read_text())
     config["model"]["network_conf"] |= {"head_share": 0.6}
     path.write_text(yaml.safe_dump(config))
     refreeze(path.parent)
-    assert read_runs("exp").of("12", "dscnn", "alo")[0].parameters > 260
+    assert read_runs("exp").get("keywords", "dscnn", "alo")[0].parameters > 300
     report(f"--published={PUBLISHED}").ok()
     clients = "clients and clips"
-    assert row_of(clients, "12", "mini") == ["4", "2", "44", "22.0", "40", "4"]
-    assert row_of(clients, "12", "published") == ["12", "2,234", "45.6k", "20.4", "141", "4.9k"]
+    assert row_of(clients, "keywords", "mini") == ["12", "2", "44", "22.0", "40", "12"]
+    published = ["12", "2,234", "45.6k", "20.4", "141", "4.9k"]
+    assert row_of(clients, "keywords", "published") == published
     centralized = "networks and centralised"
-    # 164 + 8 in front, 36 + 16 + 16 in the block, 20 in the head are 260 parameters.
+    # 164 + 8 in front, 36 + 16 + 16 in the block, 60 in the head are 300 parameters.
     spread = statistics.stdev([90, 92])
     ours = f"91.00 ± {spread:.2f} (2)"
-    assert row_of(centralized, "DSCNN", "12") == ["0.3k", "169k", ours, "97.19"]
-    (one,) = read_runs("exp").of("12", "dscnn", "centralized")[:1]
-    assert one.parameters == 260
-    assert row_of(centralized, "ResNet", "12")[1:] == ["238k", "-", "97.89"]
+    assert row_of(centralized, "DSCNN", "keywords") == ["0.3k", "169k", ours, "97.19"]
+    (one,) = read_runs("exp").get("keywords", "dscnn", "centralized")[:1]
+    assert one.parameters == 300
+    assert row_of(centralized, "ResNet", "keywords")[1:] == ["238k", "-", "97.89"]
     assert rows_of("Li et al. 2022, section 5")[2][:4] == ["12", "Transformer", "-", "72.71"]
     Path("RESULTS.md").unlink()
     report().ok()
@@ -245,35 +247,35 @@ def test_clients_and_centralised_training_stand_beside_the_paper(recipe):
 
 
 def test_false_accepts_and_rejects_stand_beside_the_paper(recipe):
-    make_run(Path("exp"), "12/dscnn/fedopt", detection=(1, 6))
-    make_run(Path("exp"), "12/dscnn/fedopt", seed=1, detection=(2, 3))
-    make_run(Path("exp"), "12/resnet/fedopt", detection=(0, 3))
-    make_run(Path("exp"), "12/dscnn/alt")
+    make_run(Path("exp"), "keywords/dscnn/fedopt", detection=(1, 6))
+    make_run(Path("exp"), "keywords/dscnn/fedopt", seed=1, detection=(2, 3))
+    make_run(Path("exp"), "keywords/resnet/fedopt", detection=(0, 3))
+    make_run(Path("exp"), "keywords/dscnn/alt")
     report(f"--published={PUBLISHED}").ok()
     where = "false accepts and false rejects"
     ours = ["3.00 ± 1.41 (2)", "9.00 ± 4.24 (2)", "7.50 ± 3.54 (2)", "15.00 ± 7.07 (2)"]
-    assert row_of(where, "12", "DSCNN", "FedOpt") == [*ours, "0.32", "3.19"]
-    assert row_of(where, "12", "ResNet", "FedOpt")[4:] == ["-", "-"]
+    assert row_of(where, "keywords", "DSCNN", "FedOpt") == [*ours, "0.32", "3.19"]
+    assert row_of(where, "keywords", "ResNet", "FedOpt")[4:] == ["-", "-"]
     assert "ALT" not in {row[2] for row in rows_of(where)}
     page = Path("RESULTS.md").read_text()
     assert "Negative classes are `_silence_` and `_unknown_`" in page
-    make_run(Path("other"), "12/dscnn/fedavg")
+    make_run(Path("other"), "keywords/dscnn/fedavg")
     report(root="other").ok()
     assert "false accepts" not in Path("RESULTS.md").read_text()
 
 
 def test_ablations_are_sorted_and_hold_the_method_itself_with_their_seeds(recipe):
-    make_run(Path("exp"), "12/dscnn/fedavg", 40)
-    make_run(Path("exp"), "12/dscnn/alt", 41)
-    make_run(Path("exp"), "12/dscnn/fedkws_ui", 60)
-    make_run(Path("exp"), "12/resnet/fedkws_ui", 50)
+    make_run(Path("exp"), "keywords/dscnn/fedavg", 40)
+    make_run(Path("exp"), "keywords/dscnn/alt", 41)
+    make_run(Path("exp"), "keywords/dscnn/fedkws_ui", 60)
+    make_run(Path("exp"), "keywords/resnet/fedkws_ui", 50)
     for value, accuracy in ((0.5, 30), (0.0, 55)):
-        name = f"12/dscnn/fedkws_ui.smoothing={value}"
+        name = f"keywords/dscnn/fedkws_ui.smoothing={value}"
         make_run(Path("exp"), name, accuracy, smoothing=value)
-    make_run(Path("exp"), "12/dscnn/fedkws_ui.adversarial=1e-05", 61, adversarial=1e-5)
-    make_run(Path("exp"), "12/resnet/fedkws_ui.private_steps=3", 51, private_steps=3)
-    make_run(Path("exp"), "12/dscnn/alt", 43, seed=1)
-    make_run(Path("exp"), "12/dscnn/fedkws_ui", 90, seed=1)
+    make_run(Path("exp"), "keywords/dscnn/fedkws_ui.adversarial=1e-05", 61, adversarial=1e-5)
+    make_run(Path("exp"), "keywords/resnet/fedkws_ui.private_steps=3", 51, private_steps=3)
+    make_run(Path("exp"), "keywords/dscnn/alt", 43, seed=1)
+    make_run(Path("exp"), "keywords/dscnn/fedkws_ui", 90, seed=1)
     report().ok()
     assert rows_of("ablations, accuracy (%)")[1:] == [
         ["FedAvg", "38.00 (1)", "-"],
@@ -292,51 +294,56 @@ def test_ablations_are_sorted_and_hold_the_method_itself_with_their_seeds(recipe
 
 
 def test_costs_are_those_of_the_ledgers(recipe):
-    path = make_run(Path("exp"), "12/dscnn/fedavg")
-    make_run(Path("exp"), "12/dscnn/centralized")
+    path = make_run(Path("exp"), "keywords/dscnn/fedavg")
+    make_run(Path("exp"), "keywords/dscnn/centralized")
     report().ok()
     where = "communication and computation"
     # Nine rounds of two clients and 1500 bytes; of 0.4 and 2 epochs, which are 2 steps each.
-    assert row_of(where, "12", "DSCNN", "FedAvg") == ["2", "-", "10.8", "-", "-", "27.00 kB"]
-    assert row_of(where, "12", "DSCNN", "Centralized") == ["-", "-", "-", "9", "-", "-"]
+    # In batches of 8 clips, or of the 4 that one client has.
+    fedavg = ["2", "12", "-", "-", "10.8", "-", "-", "27.00 kB"]
+    assert row_of(where, "keywords", "DSCNN", "FedAvg") == fedavg
+    centralized = ["-", "-", "-", "-", "-", "9", "-", "-"]
+    assert row_of(where, "keywords", "DSCNN", "Centralized") == centralized
     refused = "2\tann\t1000\t0\t0\t0\t0.1\trefused: a NaN"
     old = "2\tann\t1000\t500\t0.4\t0\t0.1\tok"
     replaced(path / "round_0002" / "ledger.tsv", old, refused)
     report().ok()
-    assert row_of(where, "12", "DSCNN", "FedAvg") == ["2", "-", "10.6", "-", "1", "26.50 kB"]
+    # 17 updates are left, 8 of them of 16 clips and 9 of 8.
+    fedavg = ["2", "11.76", "-", "-", "10.6", "-", "1", "26.50 kB"]
+    assert row_of(where, "keywords", "DSCNN", "FedAvg") == fedavg
 
 
 def test_private_models_cost_steps_too(recipe):
-    make_run(Path("exp"), "12/dscnn/alo")
-    make_run(Path("exp"), "12/dscnn/alt")
-    make_run(Path("exp"), "35/dscnn/alo", private_steps=7)
+    make_run(Path("exp"), "keywords/dscnn/alo")
+    make_run(Path("exp"), "keywords/dscnn/alt")
+    make_run(Path("exp"), "words/dscnn/alo", private_steps=7)
     report().ok()
     where = "communication and computation"
-    assert row_of(where, "12", "DSCNN", "ALO")[:2] == ["2", "2"]
-    assert row_of(where, "12", "DSCNN", "ALT")[:2] == ["2", "-"]
-    assert row_of(where, "35", "DSCNN", "ALO")[:2] == ["2", "7"]
+    assert row_of(where, "keywords", "DSCNN", "ALO")[:4] == ["2", "12", "2", "12"]
+    assert row_of(where, "keywords", "DSCNN", "ALT")[:4] == ["2", "12", "-", "-"]
+    assert row_of(where, "words", "DSCNN", "ALO")[:4] == ["2", "12", "7", "42"]
 
 
 def test_a_client_that_was_never_sampled_counts_in_the_mean(recipe):
-    path = make_run(Path("exp"), "12/dscnn/fedavg")
+    path = make_run(Path("exp"), "keywords/dscnn/fedavg")
     for at in range(1, ROUNDS + 1):
         table = path / f"round_{at:04d}" / "ledger.tsv"
         rows = [line for line in table.read_text().splitlines() if "bob" not in line]
         table.write_text("\n".join([*rows, ""]))
         close_round(path, at)
     report().ok()
-    assert row_of("communication and computation", "12", "DSCNN", "FedAvg")[2] == "1.8"
+    assert row_of("communication and computation", "keywords", "DSCNN", "FedAvg")[4] == "1.8"
 
 
 def test_settings_tell_what_the_networks_were_trained_with(recipe):
-    make_run(Path("exp"), "12/dscnn/fedavg")
-    make_run(Path("exp"), "12/dscnn/alt", local_steps=3)
-    make_run(Path("exp"), "12/dscnn/centralized")
+    make_run(Path("exp"), "keywords/dscnn/fedavg")
+    make_run(Path("exp"), "keywords/dscnn/alt", local_steps=3)
+    make_run(Path("exp"), "keywords/dscnn/centralized")
     report().ok()
     both = ["sgd", "0.05", "0", "blocks=1 channels=4"]
     assert row_of("settings", "DSCNN", "federated") == ["9", "50 %", "2, 3", "8", *both]
     assert row_of("settings", "DSCNN", "centralised") == ["9", "-", "-", "8", *both]
-    path = make_run(Path("exp"), "12/resnet/fedavg")
+    path = make_run(Path("exp"), "keywords/resnet/fedavg")
     replaced(path / "config.yaml", "optim: sgd", "optim: adamw")
     report("--config", "full.yaml").ok()
     # What torch takes where nothing is said.
@@ -346,36 +353,36 @@ def test_settings_tell_what_the_networks_were_trained_with(recipe):
 
 
 def test_options_that_figure_3_does_not_have_are_in_its_table(recipe):
-    make_run(Path("exp"), "12/dscnn/fedkws_ui")
-    make_run(Path("exp"), "12/dscnn/fedkws_ui.private_steps=3", private_steps=3)
+    make_run(Path("exp"), "keywords/dscnn/fedkws_ui")
+    make_run(Path("exp"), "keywords/dscnn/fedkws_ui.private_steps=3", private_steps=3)
     report().ok()
     assert row_of("ablations", "FedKWS-UI, private_steps = 3") == ["48.00 (1)"]
     assert "ablation.png" not in Path("RESULTS.md").read_text()
 
 
 def test_seeds_of_other_options_are_no_seeds_of_the_same(recipe):
-    make_run(Path("exp"), "12/dscnn/fedavg", seed=0)
-    path = make_run(Path("exp"), "12/dscnn/fedavg", seed=1)
+    make_run(Path("exp"), "keywords/dscnn/fedavg", seed=0)
+    path = make_run(Path("exp"), "keywords/dscnn/fedavg", seed=1)
     report().ok()
     replaced(path / "config.yaml", "batch_size: 8", "batch_size: 9")
-    other = "not another seed of exp/12/dscnn/fedavg/seed0: training.batch_size: 8 -> 9"
+    other = "not another seed of exp/keywords/dscnn/fedavg/seed0: training.batch_size: 8 -> 9"
     report().fails(1, f"seed1/config.yaml: {other}")
 
 
 def test_what_was_begun_with_other_clips_is_not_reported(recipe):
-    make_run(Path("exp"), "12/dscnn/fedavg")
-    pack(Path("dump/12/test"), {"ann": [1] * 4, "eve": [1] * 4}, CLASSES)
-    make_run(Path("exp"), "12/dscnn/alt")
-    said = "dump/12/test: not the sha256sums that exp/12/dscnn/fedavg/seed0 began with"
+    make_run(Path("exp"), "keywords/dscnn/fedavg")
+    pack(Path("dump/keywords/test"), {"ann": [1] * 4, "eve": [1] * 4}, CLASSES)
+    make_run(Path("exp"), "keywords/dscnn/alt")
+    said = "dump/keywords/test: not the sha256sums that exp/keywords/dscnn/fedavg/seed0 began with"
     report().fails(1, said)
     assert not Path("RESULTS.md").exists()
 
 
 def test_test_clips_in_training_are_said_in_every_caption(recipe):
     # Of ann's clips are those of the training set that have the same numbers.
-    pack(Path("dump/12/test"), {"ann": [1] * 4, "eve": [1] * 4}, CLASSES)
-    make_run(Path("exp"), "12/dscnn/fedavg", detection=(1, 1))
-    make_run(Path("exp"), "12/dscnn/alt")
+    pack(Path("dump/keywords/test"), {"ann": [1] * 4, "eve": [1] * 4}, CLASSES)
+    make_run(Path("exp"), "keywords/dscnn/fedavg", detection=(1, 1))
+    make_run(Path("exp"), "keywords/dscnn/alt")
     report().ok()
     captions = re.findall(r"^(?:## .*|\*\*.*|!\[.*)$", Path("RESULTS.md").read_text(), re.M)
     assert len(captions) > 8
@@ -401,7 +408,7 @@ def replaced(path: Path, old: str, new: str) -> None:
         ("config.yaml", "seed: 0", "seed: 7", "seed is 7, the folder says 0"),
         ("config.yaml", "seed: 0", "sed: 0", "no option 'seed'"),
         ("config.yaml", "task: kws", "task: asr", "no keyword network and method"),
-        ("config.yaml", "dump/12/train", "dump/35/train", "data are not those of"),
+        ("config.yaml", "dump/keywords/train", "dump/words/train", "data are not those of"),
         ("evaluate_test.tsv", "41.0000", "x", "evaluate_test.tsv:2: accuracy is 'x'"),
         ("evaluate_test.tsv", "clips", "words", "evaluate_test.tsv:1: the header"),
         ("round_0001/ledger.tsv", "bob", "eve", "'eve' is not in the training data"),
@@ -411,44 +418,44 @@ def replaced(path: Path, old: str, new: str) -> None:
     ],
 )
 def test_damaged_experiments_are_refused(recipe, file, old, new, said):
-    make_run(Path("exp"), "12/dscnn/alt")
-    path = make_run(Path("exp"), "12/dscnn/fedavg", detection=(1, 1))
+    make_run(Path("exp"), "keywords/dscnn/alt")
+    path = make_run(Path("exp"), "keywords/dscnn/fedavg", detection=(1, 1))
     replaced(path / file, old, new)
     report().fails(1, said)
     assert not list(recipe.glob("RESULTS*"))
 
 
 def test_folders_that_name_what_is_not_so_are_refused(recipe):
-    make_run(Path("a"), "12/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.1)
+    make_run(Path("a"), "keywords/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.1)
     report(root="a").fails(1, "smoothing is 0.1, the folder says 0.3")
-    make_run(Path("b"), "12/dscnn/fedkws_ui.smooth=0.3")
+    make_run(Path("b"), "keywords/dscnn/fedkws_ui.smooth=0.3")
     report(root="b").fails(1, "'smooth', did you mean 'smoothing'?")
-    make_run(Path("c"), "12/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.3)
-    make_run(Path("c"), "12/dscnn/fedkws_ui.smoothing=0.30", smoothing=0.3)
+    make_run(Path("c"), "keywords/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.3)
+    make_run(Path("c"), "keywords/dscnn/fedkws_ui.smoothing=0.30", smoothing=0.3)
     report(root="c").fails(1, "seed 0 of this setting comes twice")
 
 
 def test_mini_is_said_in_every_caption_of_a_mini_corpus_only(recipe):
-    make_run(Path("exp"), "12/dscnn/fedavg", detection=(1, 1))
-    make_run(Path("exp"), "12/dscnn/alt")
-    Path("clients.png").write_bytes(b"")
-    figure = "--figure=Clients=clients.png"
+    make_run(Path("exp"), "keywords/dscnn/fedavg", detection=(1, 1))
+    make_run(Path("exp"), "keywords/dscnn/alt")
+    for section in ("mini", "real"):
+        Path(f"RESULTS-{section}-clients-keywords.png").write_bytes(b"")
+        Path(f"RESULTS-{section}-clients-none.png").write_bytes(b"")
     for mini in (True, False):
-        report(f"--published={PUBLISHED}", figure, mini=mini).ok()
+        report(f"--published={PUBLISHED}", mini=mini).ok()
         page = Path("RESULTS.md").read_text()
         Path("RESULTS.md").unlink()
         captions = re.findall(r"^(?:## .*|\*\*.*|!\[.*)$", page, re.M)
-        assert "![Clients, Speech Commands v2" in captions[-1]
+        assert "![Clients of task keywords (figure 1), Speech Commands v2" in captions[-1]
         published = [text for text in captions if text.startswith("**Published, not measured")]
         assert len(published) == 1 and "mini" not in published[0]
         others = [text for text in captions if text not in published]
         assert len(others) == 12
         assert ["mini" in text for text in others] == [mini] * 12
-    report("--figure=Clients=elsewhere/clients.png").fails(2)
 
 
 def test_pictures_are_found_whatever_the_page_is_called(recipe):
-    make_run(Path("exp"), "12/dscnn/fedavg")
+    make_run(Path("exp"), "keywords/dscnn/fedavg")
     named = ["--section=s", "--corpus=c", "--release=r"]
     script("report.py", "exp", "my results.md", *named).ok()
     links = re.findall(r"!\[.*\]\((.*)\)", Path("my results.md").read_text())
@@ -457,7 +464,7 @@ def test_pictures_are_found_whatever_the_page_is_called(recipe):
 
 
 def test_other_sections_stay_and_damaged_markers_are_refused(recipe):
-    make_run(Path("exp"), "12/dscnn/fedavg")
+    make_run(Path("exp"), "keywords/dscnn/fedavg")
     Path("RESULTS.md").write_text("# By hand\n")
     report().ok()
     report(mini=False).ok()
@@ -483,12 +490,12 @@ PICTURES = [Path(f"RESULTS-mini-{name}.png") for name in ("accuracy", "ablation"
 
 def test_pictures_of_everything_are_small(recipe):
     names = "fedavg fedprox fedmmd fedopt fedkws_ui alo alt".split()
-    for task in ("12", "35"):
+    for task in ("keywords", "words"):
         for network in SMALL:
             for index, method in enumerate(names):
                 make_run(Path("exp"), f"{task}/{network}/{method}", 50 + 3 * index)
-    make_run(Path("exp"), "12/dscnn/fedavg", 54, seed=1)
-    make_run(Path("exp"), "12/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.3)
+    make_run(Path("exp"), "keywords/dscnn/fedavg", 54, seed=1)
+    make_run(Path("exp"), "keywords/dscnn/fedkws_ui.smoothing=0.3", smoothing=0.3)
     report().ok()
     for path in PICTURES:
         check_png(path)
@@ -496,8 +503,8 @@ def test_pictures_of_everything_are_small(recipe):
 
 
 def test_pictures_show_what_was_measured(recipe):
-    path = make_run(Path("exp"), "12/dscnn/fedavg")
-    make_run(Path("exp"), "12/dscnn/alt")
+    path = make_run(Path("exp"), "keywords/dscnn/fedavg")
+    make_run(Path("exp"), "keywords/dscnn/alt")
     drawn = []
     for _ in range(2):
         report().ok()

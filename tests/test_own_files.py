@@ -54,20 +54,20 @@ def test_a_recipe_takes_them_by_name(tmp_path):
     (recipe / "my.yaml").write_text(yaml.safe_dump(OWN_CONFIG))
     counts = {f"c{number}": [3, 2, number, 4] for number in range(5)}
     for split, clients in (("train", counts), ("valid", {"v": [1] * 4}), ("test", {"t": [3] * 4})):
-        keywords.pack(recipe / "dump" / "own" / "12" / split, clients)
+        keywords.pack(recipe / "dump" / "own" / "keywords" / split, clients)
     words, environment = command(recipe)
     environment |= {"FEDTOOLS_PATH": str(plug)}
     options = ["--tag", "own", "--release", "none", "--seeds", "0", "--tasks", "12", "--ngpu", "0"]
     options += ["--config", "my.yaml", "--networks", "mynet", "--methods", "fedavg mymethod"]
     for first, last in (("3", "5"), ("7", "7")):
         run(words[0], *options, "--stage", first, "--stop_stage", last, env=environment).ok()
-    experiments = recipe / "exp" / "own" / "12" / "mynet"
+    experiments = recipe / "exp" / "own" / "keywords" / "mynet"
     page = (recipe / "exp" / "own" / "RESULTS.md").read_text()
     accuracy, costs = (
         page[page.index(caption) :].split("\n\n")[1]
         for caption in ("accuracy (%) of federated", "communication and computation")
     )
-    assert re.search(r"^\| Method +\| +12 My own", accuracy)
+    assert re.search(r"^\| Method +\| +keywords My own", accuracy)
     for table in (accuracy, costs):
         assert "FedAvg" in table and "Part of the way" in table and "My own" in table
     assert (experiments / "mymethod" / "seed0" / "detection_test.tsv").exists()

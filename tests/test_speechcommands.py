@@ -62,7 +62,7 @@ def ids(clips: list[Word], part: str) -> set[str]:
 
 def table(out: str) -> dict[tuple[str, str], list[str]]:
     """(task, set) -> the other cells of the printed table."""
-    rows = [line.split() for line in out.splitlines() if re.match(r"(12|35) ", line)]
+    rows = [line.split() for line in out.splitlines() if re.match(r"(keywords|words) ", line)]
     return {(row[0], row[1]): row[2:] for row in rows}
 
 
@@ -75,11 +75,11 @@ def test_every_word_is_a_class_and_the_lists_are_the_split(tmp_path, version):
     clips = some_words(2, 1, 1, words)
     again = replace(clips[0], number=1, seconds=0.21)
     corpus = speech_commands(tmp_path, [*clips, again])
-    result = prepare(corpus, tmp_path / "data", "--task", "35").ok()
+    result = prepare(corpus, tmp_path / "data", "--task", "words").ok()
     assert f"kept {len(clips) + 3}, dropped 0" in result.out
-    classes = (tmp_path / "data/35/classes.txt").read_text().split("\n")
+    classes = (tmp_path / "data/words/classes.txt").read_text().split("\n")
     assert classes == [*byte_order(words), ""] and len(words) == 25 + 5 * version
-    sets = read(tmp_path / "data", "35")
+    sets = read(tmp_path / "data", "words")
     for name, data in sets.items():
         assert set(data.text) == ids([*clips, again], name)
         assert data.utt2spk == data.utt2client
@@ -89,7 +89,7 @@ def test_every_word_is_a_class_and_the_lists_are_the_split(tmp_path, version):
             assert data.wav_scp[utterance].startswith(f"{corpus}/{word}/{speaker}_nohash_")
     short = f"{again.speaker}-{again.word}-1"
     assert sets["train"].utt2dur[short] == "0.210"
-    assert not (tmp_path / "data/12").exists()
+    assert not (tmp_path / "data/keywords").exists()
 
 
 def test_the_twelve_classes_have_silence_and_unknown_by_tenths(tmp_path):
@@ -98,11 +98,11 @@ def test_the_twelve_classes_have_silence_and_unknown_by_tenths(tmp_path):
     clips.append(Word(clips[0].speaker, "yes", 7))
     corpus = speech_commands(tmp_path, clips)
     prepare(corpus, tmp_path / "data").ok()
-    classes = (tmp_path / "data/12/classes.txt").read_text().split()
+    classes = (tmp_path / "data/keywords/classes.txt").read_text().split()
     assert classes == ["_silence_", "_unknown_", *KEYWORDS]
     noise = read_table(tmp_path / "data/noise.scp")
     assert list(noise) == ["noise_0", "noise_1"]
-    sets = read(tmp_path / "data", "12")
+    sets = read(tmp_path / "data", "keywords")
     cuts = [value for data in sets.values() for value in data.segments.values() if "noise" in value]
     assert len(set(cuts)) == len(cuts) == 11
     for (name, data), count in zip(sets.items(), (6, 2, 3), strict=True):
@@ -132,7 +132,7 @@ def test_silence_comes_from_all_of_the_noise_and_goes_where_the_keywords_are(tmp
     clips += [Word(none, "bed", number) for number in range(40)]
     corpus = speech_commands(tmp_path, clips, noise=(40.0, 20.0, 0.9))
     prepare(corpus, tmp_path / "data").ok()
-    data = read(tmp_path / "data", "12")["train"]
+    data = read(tmp_path / "data", "keywords")["train"]
     silence = [utterance for utterance, label in data.text.items() if label == "_silence_"]
     assert len(silence) == 41
     owners = Counter(data.utt2client[utterance] for utterance in silence)
@@ -148,9 +148,9 @@ def test_silence_comes_from_all_of_the_noise_and_goes_where_the_keywords_are(tmp
 @pytest.mark.parametrize("noise", [(61.3, 10.0), (1.5,) * 12, (5.0, 2.0)], ids=str)
 def test_no_silence_of_a_set_is_heard_in_another(tmp_path, noise):
     corpus = speech_commands(tmp_path, some_words(40, 40, 40, KEYWORDS), noise=noise)
-    prepare(corpus, tmp_path / "data", "--task", "12").ok()
+    prepare(corpus, tmp_path / "data", "--task", "keywords", "--unknown", "false").ok()
     heard = []
-    for name, data in read(tmp_path / "data", "12").items():
+    for name, data in read(tmp_path / "data", "keywords").items():
         for utterance, label in data.text.items():
             if label == "_silence_":
                 recording, start, end = data.segments[utterance].split()
@@ -166,8 +166,8 @@ def test_no_silence_of_a_set_is_heard_in_another(tmp_path, noise):
 
 def test_every_set_has_silence_of_every_recording(tmp_path):
     corpus = speech_commands(tmp_path, some_words(40, 40, 40, KEYWORDS), noise=(20.0,) * 4)
-    prepare(corpus, tmp_path / "data", "--task", "12").ok()
-    for name, data in read(tmp_path / "data", "12").items():
+    prepare(corpus, tmp_path / "data", "--task", "keywords", "--unknown", "false").ok()
+    for name, data in read(tmp_path / "data", "keywords").items():
         places = [place.split()[:2] for utt, place in data.segments.items() if "_silence_" in utt]
         of = Counter(recording for recording, _ in places)
         # Of the 40 pieces, valid and test have two of each recording, and use each five times.
@@ -181,16 +181,16 @@ def test_same_bytes_again_and_others_with_another_seed(tmp_path):
     corpus = speech_commands(tmp_path, some_words())
     prepare(corpus, tmp_path / "a").ok()
     first = content(tmp_path / "a")
-    (tmp_path / "a/12/train/feats.scp").write_text("of an older run\n")
+    (tmp_path / "a/keywords/train/feats.scp").write_text("of an older run\n")
     prepare(corpus, tmp_path / "a").ok()
     assert content(tmp_path / "a") == first
-    prepare(corpus, tmp_path / "b", "--task", "12").ok()
-    prepare(corpus, tmp_path / "b", "--task", "35").ok()
+    prepare(corpus, tmp_path / "b", "--task", "keywords").ok()
+    prepare(corpus, tmp_path / "b", "--task", "words").ok()
     assert content(tmp_path / "b") == first
     prepare(corpus, tmp_path / "c", "--seed", "1").ok()
     other = content(tmp_path / "c")
     changed = {name.rpartition("/")[0] for name in first if other[name] != first[name]}
-    assert changed == {"12/train", "12/valid", "12/test"}
+    assert changed == {"keywords/train", "keywords/valid", "keywords/test"}
 
 
 def test_another_corpus_has_its_own_words_and_numbers_for_speakers(tmp_path):
@@ -202,20 +202,20 @@ def test_another_corpus_has_its_own_words_and_numbers_for_speakers(tmp_path):
     ]
     corpus = speech_commands(tmp_path, clips)
     said = "no clip of yes, no, up, down, left, right, on, off, stop, go"
-    remedy = "choose ten by --keywords (zodis_a, zodis_b"
-    prepare(corpus, tmp_path / "data").fails(1, said, remedy, "or make --task 35 alone")
+    remedy = "choose others by --keywords (zodis_a, zodis_b"
+    prepare(corpus, tmp_path / "data").fails(1, said, remedy, "or make --task words alone")
     assert not (tmp_path / "data").exists()
     prepare(corpus, tmp_path / "data", "--keywords", ",".join(words[2:])).ok()
-    assert (tmp_path / "data/12/classes.txt").read_text().split()[2:] == words[2:]
-    assert (tmp_path / "data/35/classes.txt").read_text().split() == words
-    sets = read(tmp_path / "data", "12")
+    assert (tmp_path / "data/keywords/classes.txt").read_text().split()[2:] == words[2:]
+    assert (tmp_path / "data/words/classes.txt").read_text().split() == words
+    sets = read(tmp_path / "data", "keywords")
     assert labels(sets["train"]) == {
         "_silence_": 10,
         "_unknown_": 10,
         **dict.fromkeys(words[2:], 10),
     }
     assert sets["train"].utt2client["01-zodis_c-0"] == "01"
-    assert set(read(tmp_path / "data", "35")["test"].text) == {f"12-{word}-0" for word in words}
+    assert set(read(tmp_path / "data", "words")["test"].text) == {f"12-{word}-0" for word in words}
 
 
 def test_too_few_other_words_are_all_unknown(tmp_path):
@@ -223,9 +223,61 @@ def test_too_few_other_words_are_all_unknown(tmp_path):
     clips += [replace(clips[0], word="bed"), replace(clips[-1], word="bed")]
     corpus = speech_commands(tmp_path, clips)
     result = prepare(corpus, tmp_path / "data").ok()
-    assert "12, train: 1 clips of other words, not 5, are unknown" in result.out
-    counts = [labels(data)["_unknown_"] for data in read(tmp_path / "data", "12").values()]
+    assert "keywords, train: 1 clips of other words, not 5, are unknown" in result.out
+    counts = [labels(data)["_unknown_"] for data in read(tmp_path / "data", "keywords").values()]
     assert counts == [1, 0, 1]
+    assert "keywords, test: 1 clips of other words, not 2, are unknown" in result.out
+    # Unless the archive is the test set.
+    archive = speech_commands_test_set(tmp_path, clips)
+    result = prepare(corpus, tmp_path / "archive", "--test-archive", archive).ok()
+    assert "keywords, train: 1 clips" in result.out and "keywords, test: " not in result.out
+
+
+@pytest.mark.parametrize("silence", [True, False])
+@pytest.mark.parametrize("unknown", [True, False])
+def test_any_keywords_with_or_without_silence_and_unknown(tmp_path, silence, unknown):
+    clips = some_words()
+    corpus, archive = speech_commands(tmp_path, clips), speech_commands_test_set(tmp_path, clips)
+    options = ["--keywords", "stop,yes,go", "--silence", str(silence).lower()]
+    options += ["--unknown", str(unknown).lower(), "--task", "keywords"]
+    prepare(corpus, tmp_path / "data", *options).ok()
+    negative = ["_silence_"] * silence + ["_unknown_"] * unknown
+    # The order of the class indices is that of the option.
+    classes = (tmp_path / "data/keywords/classes.txt").read_text().split()
+    assert classes == [*negative, "stop", "yes", "go"]
+    sets = read(tmp_path / "data", "keywords")
+    for (name, data), speakers in zip(sets.items(), (5, 2, 2), strict=True):
+        tenth = -(-3 * speakers // 10)
+        of_keywords = dict.fromkeys(("stop", "yes", "go"), speakers)
+        assert labels(data) == of_keywords | dict.fromkeys(negative, tenth), name
+        others = {utt.split("-")[1] for utt, label in data.text.items() if label == "_unknown_"}
+        assert not others & {"stop", "yes", "go"}
+    assert not (tmp_path / "data/words").exists()
+    # Of the test archive, the folders of the task's labels, and of no other.
+    result = prepare(corpus, tmp_path / "archive", *options, "--test-archive", archive).ok()
+    found = labels(read(tmp_path / "archive", "keywords")["test"])
+    assert found == {"stop": 2, "yes": 2, "go": 2} | dict.fromkeys(negative, 3)
+    left = [label for label in ("_silence_", "_unknown_") if label not in negative]
+    left = ", ".join([*left, "down, left, no, off, on, right, up"])
+    assert f"keywords: the test archive's {left} are left out" in result.out
+
+
+def test_keywords_that_are_all_words_leave_none_unknown(tmp_path):
+    corpus = speech_commands(tmp_path, some_words(2, 1, 1, ["a", "b"]), noise=())
+    command = [corpus, tmp_path / "data", "--keywords", "b,a", "--silence", "false"]
+    prepare(*command).fails(1, "no clip of another word in train", "give --unknown false")
+    prepare(*command, "--unknown", "false").ok()
+    assert (tmp_path / "data/keywords/classes.txt").read_text() == "b\na\n"
+    assert labels(read(tmp_path / "data", "keywords")["train"]) == {"a": 2, "b": 2}
+
+
+def test_googles_names_of_the_tasks(tmp_path):
+    corpus = speech_commands(tmp_path, some_words())
+    for name, old in (("keywords", "12"), ("words", "35")):
+        prepare(corpus, tmp_path / name, "--task", name).ok()
+        prepare(corpus, tmp_path / old, "--task", old).ok()
+        assert content(tmp_path / name) == content(tmp_path / old)
+        assert {path.name for path in (tmp_path / old).iterdir()} == {name, "noise.scp"}
 
 
 # --- the constructions ---------------------------------------------------------------------------
@@ -238,7 +290,7 @@ def test_official_trains_on_no_test_clip_and_paper_on_all(tmp_path):
     corpus = speech_commands(tmp_path, clips + small)
     official = prepare(corpus, tmp_path / "official").ok()
     paper = prepare(corpus, tmp_path / "paper", "--split", "paper").ok()
-    for task in ("12", "35"):
+    for task in ("keywords", "words"):
         ours, theirs = read(tmp_path / "official", task), read(tmp_path / "paper", task)
         for name in ("valid", "test"):
             assert ours[name].text == theirs[name].text and ours[name].wav_scp
@@ -258,7 +310,7 @@ def test_official_trains_on_no_test_clip_and_paper_on_all(tmp_path):
         }
         assert f"{task}: 1 clients of under 5 clips are left out of train" in paper.out
     again = prepare(corpus, tmp_path / "again", "--split", "paper", "--min-clips", "1").ok()
-    assert len(read(tmp_path / "again", "35")["train"].text) == len(clips) + 4
+    assert len(read(tmp_path / "again", "words")["train"].text) == len(clips) + 4
     assert "left out" not in again.out + official.out
     assert "in training too" not in official.out + paper.out
 
@@ -270,11 +322,11 @@ def test_the_table_says_what_came_out(tmp_path):
     clips.append(replace(clips[0], number=9, part="test"))
     result = prepare(speech_commands(tmp_path, clips), tmp_path / "data").ok()
     rows = table(result.out)
-    assert rows["35", "train"] == ["51", "4", "12.8", "18", "-", "-"]
-    assert rows["35", "valid"] == ["11", "1", "11.0", "11", "0", "0"]
-    assert rows["35", "test"] == ["12", "2", "6.0", "11", "0", "1"]
-    assert "35, test: 1 of its clients are in training too" in result.out
-    assert "35, valid: " not in result.out
+    assert rows["words", "train"] == ["51", "4", "12.8", "18", "-", "-"]
+    assert rows["words", "valid"] == ["11", "1", "11.0", "11", "0", "0"]
+    assert rows["words", "test"] == ["12", "2", "6.0", "11", "0", "1"]
+    assert "words, test: 1 of its clients are in training too" in result.out
+    assert "words, valid: " not in result.out
     for (task, name), row in rows.items():
         sizes = Counter(read(tmp_path / "data", task)[name].utt2client.values())
         average = f"{sizes.total() / len(sizes):.1f}"
@@ -294,7 +346,7 @@ def test_the_test_archive_is_the_test_set_of_the_twelve_classes(tmp_path):
     for split in ("official", "paper"):
         out = tmp_path / split
         prepare(corpus, out, "--split", split, "--test-archive", archive).ok()
-        test = read(out, "12")["test"]
+        test = read(out, "keywords")["test"]
         found = labels(test)
         assert (found.pop("_silence_"), found.pop("_unknown_")) == (3, 3)
         assert found == dict.fromkeys(KEYWORDS, 2)
@@ -304,13 +356,15 @@ def test_the_test_archive_is_the_test_set_of_the_twelve_classes(tmp_path):
         assert test.utt2spk["_silence_-noise_2"] == "_silence_"
         assert test.wav_scp[f"{speaker}-yes-0"] == str(archive / f"yes/{speaker}_nohash_0.wav")
         assert not test.segments
-        assert read(out, "35")["test"].wav_scp == read(tmp_path / "lists", "35")["test"].wav_scp
-        in_training = set(test.text) & set(read(out, "12")["train"].text)
+        assert (
+            read(out, "words")["test"].wav_scp == read(tmp_path / "lists", "words")["test"].wav_scp
+        )
+        in_training = set(test.text) & set(read(out, "keywords")["train"].text)
         assert len(in_training) == (20 if split == "paper" else 0)
     official = content(tmp_path / "official")
     assert {
         name for name, here in content(tmp_path / "lists").items() if official.get(name) != here
-    } == {f"12/test/{name}" for name in (
+    } == {f"keywords/test/{name}" for name in (
         "client2utt segments spk2utt text utt2client utt2dur utt2spk wav.scp").split()}  # fmt: skip
 
 
@@ -320,12 +374,11 @@ def test_a_test_archive_with_other_folders_is_refused(tmp_path):
     said = ["with _unknown_, this is a test archive", "--test-archive"]
     prepare(archive, tmp_path / "data").fails(1, *said)
     command = [corpus, tmp_path / "data", "--test-archive", archive]
-    (archive / "_silence_").rename(tmp_path / "_silence_")
-    prepare(*command).fails(1, "no clips of '_silence_'", "the classes are _silence_, _unknown_")
-    (tmp_path / "_silence_").rename(archive / "visual")
-    prepare(*command).fails(1, "no clips of '_silence_'")
-    shutil.copytree(archive / "visual", archive / "_silence_")
-    prepare(*command).fails(1, "a folder for 'visual'")
+    (archive / "_silence_").rename(archive / "visual")
+    said = "no clips of '_silence_'; it has _unknown_, down, go"
+    prepare(*command).fails(1, said, "see --keywords, --silence, --unknown")
+    prepare(*command, "--keywords", "yes,bed").fails(1, "no clips of '_silence_'")
+    prepare(*command, "--keywords", "yes,bed", "--silence", "false").fails(1, "no clips of 'bed'")
     prepare(*command[:3], tmp_path / "nowhere").fails(1, "nowhere: no such folder")
     assert not (tmp_path / "data").exists()
 
@@ -364,9 +417,9 @@ def test_every_fault_is_dropped_and_counted(tmp_path):
     assert last.startswith(f"kept {good + 2}, dropped {len(TRAPS)} (")
     found = re.findall(r"[(,] ?([a-z][a-z ,]+): (\d+), the first (\S+\.wav)(?=[,)])", last)
     assert {reason: int(count) for reason, count, _ in found} == expected
-    sets = read(tmp_path / "data", "35")
+    sets = read(tmp_path / "data", "words")
     assert sum(len(data.text) for data in sets.values()) == good
-    assert len((tmp_path / "data/35/classes.txt").read_text().split()) == 14
+    assert len((tmp_path / "data/words/classes.txt").read_text().split()) == 14
 
 
 def test_too_many_faults_leave_the_older_data_alone(tmp_path):
@@ -431,15 +484,18 @@ def test_bad_input_is_told_in_one_line(tmp_path):
     corpus, out = speech_commands(tmp_path, clips, noise=()), tmp_path / "data"
     prepare(tmp_path / "nowhere", out).fails(1, "nowhere: no such folder")
     prepare(tmp_path, out).fails(1, "no validation_list.txt")
-    said = ["_background_noise_: too little noise to cut each set's silence", "--task 35 alone"]
+    said = [
+        "_background_noise_: too little noise to cut each set's silence",
+        "give --silence false",
+    ]
     prepare(corpus, out).fails(1, *said)
     assert not out.exists()
-    prepare(corpus, out, "--task", "35").ok()
+    prepare(corpus, out, "--task", "words").ok()
     assert (out / "noise.scp").read_bytes() == b""
     (corpus / "_background_noise_" / "short.wav").write_bytes(tiny_wav("noise", 0.9))
     prepare(corpus, out).fails(1, *said)
-    few = "task 35 has no clip in train"
-    prepare(corpus, out, "--task", "35", "--min-clips", "50").fails(1, few, "lower --min-clips")
+    few = "task words has no clip in train"
+    prepare(corpus, out, "--task", "words", "--min-clips", "50").fails(1, few, "lower --min-clips")
     (corpus / "dvi rankos").mkdir()
     shutil.copy(corpus / clips[0].path, corpus / "dvi rankos")
     prepare(corpus, out).fails(1, "the word 'dvi rankos' is not usable as an id")
@@ -450,7 +506,7 @@ def test_bad_input_is_told_in_one_line(tmp_path):
 def test_a_folder_with_a_blank_works(tmp_path):
     corpus = speech_commands(tmp_path / "my corpora", some_words())
     prepare(corpus, tmp_path / "my data").ok()
-    wavs = read(tmp_path / "my data", "12")["train"].wav_scp.values()
+    wavs = read(tmp_path / "my data", "keywords")["train"].wav_scp.values()
     assert all(Path(wav).is_file() and "my corpora" in wav for wav in wavs)
 
 
@@ -459,8 +515,10 @@ def test_a_folder_with_a_blank_works(tmp_path):
     [
         ["--task", "11"],
         ["--split", "mine"],
-        ["--keywords", "yes,no"],
-        ["--keywords", "yes,no,up,down,left,right,on,off,stop,stop"],
+        ["--keywords", "yes"],
+        ["--keywords", "yes,no,"],
+        ["--keywords", "yes,no,stop,stop"],
+        ["--silence", "no"],
         ["--max-drop", "1.5"],
         ["--min-clips", "few"],
     ],
@@ -538,9 +596,9 @@ def test_mini_corpus_can_be_prepared(corpus, tmp_path):
     result = prepare(corpus, tmp_path / "data").ok()
     assert f"kept {2 * 88 + 4}, dropped 0" in result.out
     rows = table(result.out)
-    assert [rows["35", name][1] for name in SETS] == ["64", "8", "16"]
-    assert all(rows[task, name][-1] == "0" for task in ("12", "35") for name in SETS[1:])
-    assert labels(read(tmp_path / "data", "12")["train"])["_silence_"] >= 2
+    assert [rows["words", name][1] for name in SETS] == ["64", "8", "16"]
+    assert all(rows[task, name][-1] == "0" for task in ("keywords", "words") for name in SETS[1:])
+    assert labels(read(tmp_path / "data", "keywords")["train"])["_silence_"] >= 2
     assert list(read_table(tmp_path / "data/noise.scp")) == [
         "babble", "hum", "pink_noise", "white_noise"
     ]  # fmt: skip

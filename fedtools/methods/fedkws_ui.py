@@ -45,8 +45,9 @@ class FedKwsUi(FedAvg):
         private_steps: gradient steps of the private model in a round; 0 is `local_steps` or,
             where that is 0 too, the client's own number.
         adaptive: whether steps are allotted by utility (ALT).
-        base_ratio: r0; 0 solves it, so that all clients together take as many steps as with ALT
-            off.
+        base_ratio: r0; 0 solves it, so that the work of all clients together is as with ALT off.
+        conserve: what that work is: "steps", as in the paper, or "clips". Clients with many clips
+            have larger batches too, so that as many steps, given to them, are more clips.
         full_size: clips that count as 1 in the utility; 0 is the largest client's number.
         truncate: steps are rounded down, not to the nearest (released).
         smooth_by_utility: mu (1 - r) in place of mu (released).
@@ -63,9 +64,14 @@ class FedKwsUi(FedAvg):
     private_steps: Natural = 0
     adaptive: bool = True
     base_ratio: NonNegative = 0.0
+    conserve: Literal["steps", "clips"] = "steps"
     full_size: Natural = 0
     truncate: bool = False
     smooth_by_utility: bool = False
+
+    def __post_init__(self) -> None:
+        if self.conserve == "clips" and self.base_ratio:
+            raise ValueError("conserve: clips solves r0, so that base_ratio must be 0")
 
     def check(self, task: str, model: Mapping[str, Any]) -> None:
         super().check(task, model)
@@ -85,7 +91,8 @@ class FedKwsUi(FedAvg):
         both = amount + entropies
         utility = np.divide(2 * amount * entropies, both, out=np.zeros_like(both), where=both > 0)
         work = utility * facts["steps"]
-        ratio = self.base_ratio or facts["steps"].sum() / max(work.sum(), 1e-12)
+        one = np.minimum(sizes, batch_size) if self.conserve == "clips" else np.ones_like(sizes)
+        ratio = self.base_ratio or (facts["steps"] * one).sum() / max((work * one).sum(), 1e-12)
         if self.adaptive:
             if not (self.base_ratio or work.any()):
                 raise ValueError(

@@ -176,26 +176,29 @@ def read_noise(folder: Path, dropped: Dropped) -> list[Clip]:
     return recordings
 
 
-def read_test_archive(folder: Path, keywords: Iterable[str], dropped: Dropped) -> list[Clip]:
-    """The clips of the separate test archive: a folder for each label of the 12-class task.
+def read_test_archive(
+    folder: Path, labels: Iterable[str], dropped: Dropped, notes: list[str]
+) -> list[Clip]:
+    """The clips of the separate test archive, which has a folder for each label.
 
     A clip whose name tells no speaker (silence, above all) has its label for a speaker.
 
     Args:
         folder: the archive.
-        keywords: the ten words.
+        labels: those of the task; folders of others are left out, and `notes` says so.
         dropped: reason -> clips that cannot be used, added to.
 
     Raises:
-        UserError: if its folders are not those of the twelve classes.
+        UserError: if a label has no folder.
     """
     folder = find(folder, "the folder that the test archive was unpacked in")
-    labels = byte_order([*keywords, SILENCE, UNKNOWN])
-    there = words_of(folder)
-    for label in byte_order({*labels, *there}):
-        if label not in there or label not in labels:
-            problem = f"{'no clips of' if label in labels else 'a folder for'} {label!r}"
-            raise UserError(problem, path=folder, remedy=f"the classes are {', '.join(labels)}")
+    labels, there = byte_order(labels), words_of(folder)
+    for label in labels:
+        if label not in there:
+            remedy = f"it has {', '.join(there)}: see --keywords, --silence, --unknown"
+            raise UserError(f"no clips of {label!r}", path=folder, remedy=remedy)
+    if others := [label for label in there if label not in labels]:
+        notes.append(f"keywords: the test archive's {', '.join(others)} are left out")
     clips = []
     for label in labels:
         for path in sorted((folder / label).glob("*.wav")):

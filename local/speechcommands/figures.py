@@ -30,9 +30,9 @@ def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:
         for row, task in zip(panels, runs.tasks, strict=True):
             for axes, network in zip(row, networks, strict=True):
                 for index, method in enumerate(methods):
-                    if found := runs.of(task, network, method):
+                    if found := runs.get(task, network, method):
                         _line(axes, found, title_of(method), index)
-                axes.set_title(f"Task {task}, {network_title(network)}", fontsize=9)
+                axes.set_title(f"{network_title(network)}, task {task}", fontsize=9)
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
             row[0].set_ylabel("Test accuracy (%)")
         for axes in panels[-1]:
@@ -73,14 +73,14 @@ def plot_ablation(path: str | Path, runs: Runs, title: str) -> None:
 
 
 def _draw_alt(axes: Axes, runs: Runs) -> None:
-    places = [place for place in runs.columns if runs.of(*place, "alt")]
+    places = [place for place in runs.columns if runs.get(*place, "alt")]
     for index, method in enumerate(("fedavg", "alt")):
-        found = {at: runs.of(*place, method) for at, place in enumerate(places)}
-        at = [place + (index - 0.5) * 0.25 for place, of in found.items() if of]
-        _points(axes, at, [of for of in found.values() if of], title_of(method), index, "none")
+        found = {at: runs.get(*place, method) for at, place in enumerate(places)}
+        found = {at + (index - 0.5) * 0.25: seeds for at, seeds in found.items() if seeds}
+        _points(axes, list(found), list(found.values()), title_of(method), index, "none")
     names = [f"{network_title(network)}, {task}" for task, network in places]
     axes.set_xticks(range(len(places)), names, rotation=30, ha="right")
-    found = (runs.of(*place, method) for place in places for method in ("fedavg", "alt"))
+    found = (runs.get(*place, method) for place in places for method in ("fedavg", "alt"))
     axes.set_xlim(-0.6, len(places) - 0.4)
     _title_and_legend(axes, "ALT alone", found)
 
@@ -96,7 +96,7 @@ def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:
             name = f"{network_title(network)}, {task}"
             _points(axes, at, list(found.values()), name, index, "-")
             index += 1
-    shown = (of for found in varied.values() for of in found.values())
+    shown = (seeds for found in varied.values() for seeds in found.values())
     axes.set_xticks(range(len(values)), values)
     axes.set_xlabel(symbol)
     _title_and_legend(axes, f"FedKWS-UI by {symbol}", shown)
@@ -105,14 +105,14 @@ def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:
 def _points(
     axes: Axes, at: Sequence[float], runs: Sequence[Sequence[Run]], name: str, index: int, line: str
 ) -> None:
-    found = [mean_and_spread(run.lasting for run in of) for of in runs]
+    found = [mean_and_spread(run.lasting for run in seeds) for seeds in runs]
     means, spreads = [mean for mean, _ in found], [spread or 0.0 for _, spread in found]
     axes.errorbar(at, means, spreads, linestyle=line, capsize=2.5, label=name, **look(index))
 
 
 def _title_and_legend(axes: Axes, title: str, found: Iterable[Sequence[Run]]) -> None:
     """What is above a panel: its title, with the number of seeds that it shows, and its legend."""
-    counts = sorted({len(of) for of in found if of})
+    counts = sorted({len(runs) for runs in found if runs})
     seeds = f"{' or '.join(map(str, counts))} seed{'' if counts == [1] else 's'}"
     axes.set_title(f"{title} ({seeds})", fontsize=9, pad=26)
     place = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.99)}

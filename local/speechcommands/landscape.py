@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from options import add_config, config_of, parse, png, whole
+from options import config_for, png, whole
 from runs import network_title, title_of
 from torch import Tensor
 from tqdm import tqdm
@@ -243,8 +243,10 @@ def _accuracy_on(federation: KwsFederation, split: str, most: int) -> Callable[[
 
 def draw_landscape(options: argparse.Namespace) -> None:
     """Compute a landscape, draw it, write its values, and print the four models' accuracies."""
-    alo = from_mapping(Alo, config_of(options).get("method_conf"), options.config or "")
     federation = require_keywords(open_experiment(options.experiment, options.ngpu))
+    classes = len(federation.features("train").clips.classes)
+    config = config_for("alo", classes, options.config)
+    alo = from_mapping(Alo, config.get("method_conf"), options.config or "")
     found = landscape(federation, alo, options)
     rows = [
         dict(zip(COLUMNS, (panel, f"{g1:.4f}", f"{g2:.4f}", f"{grid[i, j]:.4f}"), strict=True))
@@ -328,8 +330,8 @@ def main() -> None:
     number("--min-clips", 10, "choose from clients with so many clips")
     add("--split", default="test", help="which data of the experiment: valid, test (default)")
     add("--ngpu", type=int, choices=(0, 1), default=0, help="1: compute on a GPU")
-    add_config(parser, "ALO's method_conf (default: the paper's)")
-    options = parse(parser)
+    add("--config", type=Path, metavar="YAML", help="has ALO's options (default: the paper's)")
+    options = parser.parse_args()
     if options.points < 2:
         parser.error("--points: 2 or more are wanted")
     with exit_with_message("landscape.py"):

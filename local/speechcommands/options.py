@@ -24,21 +24,11 @@ def png(text: str) -> Path:
     return Path(text)
 
 
-def add_config(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add --config and --section; `what` says what is read from the YAML."""
-    parser.add_argument("--config", type=Path, metavar="YAML", help=what)
-    section = "a section of the YAML laid over its top level; one that ends in ? may be missing"
-    parser.add_argument("--section", action="append", default=[], metavar="NAME", help=section)
+def config_for(method: str, classes: int, path: Path | None) -> dict[str, Any]:
+    """What a YAML says of a method on a task of so many classes; nothing without a YAML.
 
-
-def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """Read the command line; wrong usage exits 2."""
-    options = parser.parse_args()
-    if options.section and not options.config:
-        parser.error("--section: give the --config that has it")
-    return options
-
-
-def config_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What the YAML has with its sections laid over it; nothing without a YAML."""
-    return read_config(options.config, options.section, []) if options.config else {}
+    The sections methods.<method> and tasks.<classes>.<method> are laid over its top level, as
+    train.sh does it.
+    """
+    sections = [f"methods.{method}?", f"tasks.{classes}.{method}?"]
+    return read_config(path, sections, []) if path else {}

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from landscape import client_facts
 from matplotlib.axes import Axes
-from options import add_config, config_of, parse, png, whole
+from options import config_for, png, whole
 
 from fedtools.client.options import ClipTraining
 from fedtools.files.clips import Clips
@@ -29,8 +29,8 @@ from fedtools.report.plots import COLOURS, drawing
 
 def draw_clients(options: argparse.Namespace) -> None:
     """Draw the picture of what the command line names."""
-    clips, config = Clips.read(options.clips), config_of(options)
-    where = options.config or ""
+    clips, where = Clips.read(options.clips), options.config or ""
+    config = config_for("fedkws_ui", len(clips.classes), options.config)
     method = from_mapping(FedKwsUi, config.get("method_conf"), where)
     training = from_mapping(ClipTraining, config.get("training"), where)
     clients = client_facts(clips, method, training.batch_size)
@@ -77,8 +77,9 @@ def main() -> None:
     shown = "how many clients are shown label by label (default: 20)"
     parser.add_argument("--clients", type=whole, default=20, metavar="N", help=shown)
     parser.add_argument("--seed", type=int, default=0, help="decides which (default: 0)")
-    add_config(parser, "FedKWS-UI's method_conf, and training (default: the paper's)")
-    options = parse(parser)
+    config = "has FedKWS-UI's options, and training (default: the paper's)"
+    parser.add_argument("--config", type=Path, metavar="YAML", help=config)
+    options = parser.parse_args()
     with exit_with_message("plot_clients.py"):
         draw_clients(options)
 

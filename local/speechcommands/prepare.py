@@ -3,9 +3,10 @@
 
     prepare.py CORPUS OUT
 
-writes OUT/12 and OUT/35, each with the data directories train, valid and test, and classes.txt (a
-label a line, in the order of the class indices); and OUT/noise.scp, the recordings of background
-noise. CORPUS is Google's version 1 (30 words) or 2 (35 words), or another in the same layout:
+writes OUT/keywords and OUT/words, each with the data directories train, valid and test, and
+classes.txt (a label a line, in the order of the class indices); and OUT/noise.scp, the recordings
+of background noise. CORPUS is Google's version 1 (30 words) or 2 (35 words), or another in the same
+layout, of any words:
 
     <word>/<speaker>_nohash_<number>.wav    a second at 16 kHz, or less; kept as it is
     validation_list.txt testing_list.txt    <word>/<name>.wav, one a line
@@ -14,19 +15,22 @@ noise. CORPUS is Google's version 1 (30 words) or 2 (35 words), or another in th
 Utterance ids are <speaker>-<word>-<number>. Clips that are empty or damaged, that have another
 name, or that are on a list and not there are dropped and counted.
 
-35      Every word of the corpus is a class, however many it has.
-12      Ten keywords, `_silence_` and `_unknown_`. As in Google's own input pipeline, each set has
-        silence and unknown as many as a tenth of its keywords' clips, rounded up. Unknown are
-        clips of the set's other words, chosen by a key of the seed and the clip. Silence are
-        `segments` of one second of the noise, at its own volume (Google's pipeline draws one); each
-        is given to the speaker of one of the set's keyword clips, drawn by a key of the seed and
-        its number, so that a client has silence in proportion to its keywords. Unlike in Google's
-        pipeline each set has noise of its own, so that no silence of the test is in training (but
-        with --split paper all is): every recording is cut into pieces of two seconds, of which
-        valid and test get a fifth each, and no piece is used again before all others are.
-        (What training adds to clips, at a tenth of the volume, is noise of all pieces.) With
-        --test-archive, the test set is Google's separate archive instead, with its own silence
-        and unknown.
+words       Every word of the corpus is a class. On Google's version 2 it is the task of 35 classes,
+            and --task 35 means the same.
+keywords    The words of --keywords, `_silence_` and `_unknown_` (unless --silence false, --unknown
+            false). With Google's ten keywords it is the task of 12 classes, and --task 12 means the
+            same. As in Google's own input pipeline, each set has silence and unknown as many as a
+            tenth of its keywords' clips, rounded up. Unknown are clips of the set's other words,
+            chosen by a key of the seed and the clip. Silence are `segments` of one second of the
+            noise, at its own volume (Google's pipeline draws one); each is given to the speaker of
+            one of the set's keyword clips, drawn by a key of the seed and its number, so that a
+            client has silence in proportion to its keywords. Unlike in Google's pipeline each set
+            has noise of its own, so that no silence of the test is in training (but with --split
+            paper all is): every recording is cut into pieces of two seconds, of which valid and
+            test get a fifth each, and no piece is used again before all others are. (What training
+            adds to clips, at a tenth of the volume, is noise of all pieces.) With --test-archive,
+            the test set is Google's separate archive instead, with its own silence and unknown;
+            its folders of other words than the task's are left out.
 
 Two constructions of the training set (valid and test are the same in both):
 
@@ -43,7 +47,6 @@ paper       What Li et al. (2022), "Avoid overfitting user specific information 
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import sys
 from collections import Counter, defaultdict
@@ -55,18 +58,21 @@ from typing import NamedTuple
 
 import corpus
 from corpus import SETS, SILENCE, UNKNOWN, Clip, Dropped
+from options import whole
 
 from fedtools.files.atomic import write_text
 from fedtools.files.datadir import DataDir, byte_order, write_table
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.keyed import generator, seed64
 from fedtools.files.tables import format_table
 
 KEYWORDS = "yes,no,up,down,left,right,on,off,stop,go"
-TASKS = ("12", "35")
+KEYWORD_TASK, WORD_TASK = TASKS = ("keywords", "words")
+# Google's names of the two, by the number of classes in its own corpus.
+ALIASES = {"12": KEYWORD_TASK, "35": WORD_TASK}
 # Silence and unknown, each: one clip for so many clips of keywords.
 KEYWORDS_TO_ONE = 10
-ALONE = "make --task 35 alone (run.sh: --tasks 35)"
+ALONE = "make --task words alone (run.sh: --tasks words)"
 PIECE_SECONDS = 2.0
 # Of the pieces of noise: one for valid, and one for test, of so many.
 PIECES_TO_ONE = 5
@@ -109,7 +115,7 @@ def share_noise(noise: list[Clip], seed: int, folder: Path) -> dict[str, list[Pi
         own.sort(key=lambda piece: seed64(seed, "noise", piece.path.name, piece.begin))
         pieces += own
     if len(pieces) < len(SETS):
-        remedy = f"put {len(SETS)} recordings of a second or more there, or {ALONE}"
+        remedy = f"put {len(SETS)} recordings of a second or more there, or give --silence false"
         problem = "too little noise to cut each set's silence from its own"
         raise UserError(problem, path=folder, remedy=remedy)
     shares: dict[str, list[Piece]] = {name: [] for name in SETS}
@@ -137,23 +143,37 @@ def cut_silence(
     return silence
 
 
-def twelve(
-    sets: Sets, keywords: list[str], pieces: dict[str, list[Piece]], seed: int, notes: list[str]
+def keyword_sets(
+    sets: Sets, noise: list[Clip], options: argparse.Namespace, notes: list[str]
 ) -> Sets:
-    """The sets of the 12-class task: keywords, silence from each set's `pieces`, and unknown."""
+    """The sets of the keyword task: clips of the keywords, of other words, and of silence."""
+    if options.silence:
+        pieces = share_noise(noise, options.seed, options.corpus / corpus.NOISE)
     chosen = {}
     for name, clips in sets.items():
-        words = [clip for clip in clips if clip.label in keywords]
+        words = [clip for clip in clips if clip.label in options.keywords]
         count = -(-len(words) // KEYWORDS_TO_ONE)
-        others = [clip for clip in clips if clip.label not in keywords]
-        others.sort(key=lambda clip: seed64(seed, "unknown", clip.name))
-        unknown = [replace(clip, label=UNKNOWN) for clip in others[:count]]
-        if len(unknown) < count:
-            notes.append(
-                f"12, {name}: {len(unknown)} clips of other words, not {count}, are unknown"
-            )
-        chosen[name] = [*words, *unknown, *cut_silence(name, words, pieces[name], count, seed)]
+        chosen[name] = words.copy()
+        if options.unknown:
+            others = [clip for clip in clips if clip.label not in options.keywords]
+            others.sort(key=lambda clip: seed64(options.seed, "unknown", clip.name))
+            unknown = [replace(clip, label=UNKNOWN) for clip in others[:count]]
+            if len(unknown) < count and not (name == "test" and options.test_archive):
+                few = f"{len(unknown)} clips of other words, not {count}, are unknown"
+                notes.append(f"{KEYWORD_TASK}, {name}: {few}")
+            if not unknown and name == "train":
+                raise UserError(f"no clip of another word in train for {UNKNOWN}",
+                                path=options.corpus, remedy="give --unknown false")  # fmt: skip
+            chosen[name] += unknown
+        if options.silence:
+            chosen[name] += cut_silence(name, words, pieces[name], count, options.seed)
     return chosen
+
+
+def keyword_classes(options: argparse.Namespace) -> list[str]:
+    """The labels of the keyword task, in the order of the class indices."""
+    negative = [SILENCE] * options.silence + [UNKNOWN] * options.unknown
+    return [*negative, *options.keywords]
 
 
 def make_tasks(
@@ -162,18 +182,17 @@ def make_tasks(
     """The tasks that are asked for, with the official training set."""
     words = byte_order({clip.label for clips in sets.values() for clip in clips})
     tasks = []
-    if "12" in options.task:
+    if KEYWORD_TASK in options.task:
         if missing := [word for word in options.keywords if word not in words]:
             raise UserError(
                 f"no clip of {', '.join(missing)}, which --keywords asks for",
                 path=options.corpus,
-                remedy=f"choose ten by --keywords ({', '.join(words)}), or {ALONE}",
+                remedy=f"choose others by --keywords ({', '.join(words)}), or {ALONE}",
             )
-        pieces = share_noise(noise, options.seed, options.corpus / corpus.NOISE)
-        chosen = twelve(sets, options.keywords, pieces, options.seed, notes)
-        tasks.append(Task("12", [SILENCE, UNKNOWN, *options.keywords], chosen))
-    if "35" in options.task:
-        tasks.append(Task("35", words, dict(sets)))
+        chosen = keyword_sets(sets, noise, options, notes)
+        tasks.append(Task(KEYWORD_TASK, keyword_classes(options), chosen))
+    if WORD_TASK in options.task:
+        tasks.append(Task(WORD_TASK, words, dict(sets)))
     return tasks
 
 
@@ -191,7 +210,7 @@ def construct(
         under = f"{few} clients of under {options.min_clips} clips are left out of train"
         notes.append(f"{task.name}: {under}, with {left} clips")
     task.sets["train"] = large
-    if task.name == "12" and archive:
+    if task.name == KEYWORD_TASK and archive:
         task.sets["test"] = archive
     for name, clips in task.sets.items():
         if not clips:
@@ -283,16 +302,17 @@ def prepare(options: argparse.Namespace) -> None:
     clips = corpus.read_clips(folder, corpus.words_of(folder), dropped)
     sets = corpus.split(folder, clips, dropped)
     noise = corpus.read_noise(folder, dropped)
-    archive = []
-    if options.test_archive:
-        archive = corpus.read_test_archive(options.test_archive, options.keywords, dropped)
+    archive: list[Clip] = []
+    notes: list[str] = []
+    if options.test_archive and KEYWORD_TASK in options.task:
+        labels = keyword_classes(options)
+        archive = corpus.read_test_archive(options.test_archive, labels, dropped, notes)
     kept = len(clips) + len(noise) + len(archive)
     outcome, lost = f"kept {kept}, {told(dropped)}", sum(map(len, dropped.values()))
     if not clips or lost > options.max_drop * (kept + lost):
         over = f"over {options.max_drop:.1%}" if clips else "no clip to use"
         remedy = "unpack the archive again, mend the corpus, or raise --max-drop"
         raise UserError(f"{outcome}: {over}", path=folder, remedy=remedy)
-    notes: list[str] = []
     tasks = make_tasks(sets, noise, options, notes)
     for task in tasks:
         construct(task, archive, options, notes)
@@ -304,19 +324,20 @@ def prepare(options: argparse.Namespace) -> None:
     print(outcome)
 
 
-def ten_words(text: str) -> list[str]:
-    """Read ten different words, separated by commas."""
+def several_words(text: str) -> list[str]:
+    """Read two or more different words, separated by commas."""
     words = [word.strip() for word in text.split(",")]
-    if len(words) != 10 or len(set(words)) != 10 or not all(words):
-        raise argparse.ArgumentTypeError(f"ten different words are wanted, as in {KEYWORDS}")
+    if len(words) < 2 or len(set(words)) != len(words) or not all(words):
+        said = f"two or more different words are wanted, as in {KEYWORDS}"
+        raise argparse.ArgumentTypeError(said)
     return words
 
 
-def whole(text: str) -> int:
-    """Read a whole number from 1."""
-    if not re.fullmatch(r"[1-9][0-9]*", text):
-        raise argparse.ArgumentTypeError("a whole number from 1 is wanted")
-    return int(text)
+def true_or_false(text: str) -> bool:
+    """Read true or false, as run.sh has it."""
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError("true or false is wanted")
+    return text == "true"
 
 
 def share(text: str) -> float:
@@ -337,13 +358,17 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("corpus", type=Path, help="the folder with the words' folders and the two lists")
-    add("out", type=Path, help="where 12, 35 and noise.scp are written")
-    add("--task", choices=TASKS, help="one of the tasks (default: both)")
+    add("out", type=Path, help="where keywords, words and noise.scp are written")
+    one = "one of the tasks (default: both)"
+    add("--task", type=lambda name: ALIASES.get(name, name), choices=TASKS, help=one)
     construction = "official: train is the clips on neither list (default); paper: all clips"
     add("--split", choices=("official", "paper"), default="official", help=construction)
-    ten = f"the ten words of the 12-class task (default: {KEYWORDS})"
-    add("--keywords", type=ten_words, default=KEYWORDS, metavar="W,W,...", help=ten)
-    archive = "the separate test archive: the test set of the 12-class task"
+    words = f"two or more words, for the task keywords (default: {KEYWORDS})"
+    add("--keywords", type=several_words, default=KEYWORDS, metavar="W,W,...", help=words)
+    for name, label in (("--silence", SILENCE), ("--unknown", UNKNOWN)):
+        whether = f"whether the task keywords has {label} (default: true)"
+        add(name, type=true_or_false, default=True, metavar="true|false", help=whether)
+    archive = "the separate test archive: the test set of the task keywords"
     add("--test-archive", type=Path, metavar="DIR", help=archive)
     least = "leave smaller clients out of train (default: 5 with --split paper, or else 1)"
     add("--min-clips", type=whole, metavar="N", help=least)
@@ -360,12 +385,8 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
 def main() -> None:
     """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
     options = parse_options(sys.argv[1:])
-    try:
+    with exit_with_message("prepare.py"):
         prepare(options)
-    except UserError as error:
-        sys.exit(f"prepare.py: {error}")
-    except OSError as error:
-        sys.exit(f"prepare.py: {error.filename}: {error.strerror}")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
     report.py EXP RESULTS.md --section NAME --corpus NAME --release NAME [...]
 
 EXP holds <task>/<network>/<method>/seed<k>. Draws RESULTS-<section>-accuracy.png and
-RESULTS-<section>-ablation.png beside the page, leaves its other sections as they are, and prints
-the table of accuracies.
+RESULTS-<section>-ablation.png beside the page, and shows RESULTS-<section>-clients-<task>.png and
+RESULTS-<section>-landscape.png if they are there. Leaves the page's other sections as they are, and
+prints the table of accuracies.
 """
 
 from __future__ import annotations
@@ -32,12 +33,11 @@ from tables import (
 )
 
 from fedtools.files.atomic import write_text
-from fedtools.files.errors import UserError, exit_with_message
+from fedtools.files.errors import exit_with_message
 from fedtools.report.page import SECTION_NAME, Corpus, Page, image, provenance, with_section
 from fedtools.score.detection import DEFINITION
 
 PAPER = "Li et al. 2022"
-KINDS = (".png", ".tsv")
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,10 @@ class KeywordPage(Page):
 
     Attributes:
         paper: a table of the paper's figures.
-        figures: captions and names of pictures beside the page that were made before.
         config: the name of the experiments' configuration, for captions.
     """
 
     paper: Path | None = None
-    figures: Sequence[tuple[str, str]] = ()
     config: str = ""
 
 
@@ -71,10 +69,7 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
             have different data, or the page's markers are damaged.
     """
     path, runs = Path(path), read_runs(root)
-    pictures = {
-        name: path.with_name(f"{path.stem}-{page.section}-{name}.png")
-        for name in ("accuracy", "ablation")
-    }
+    pictures = {name: beside(path, page, name) for name in ("accuracy", "ablation")}
     if not runs.methods(True):
         pictures.clear()
     elif not ablations(runs):
@@ -88,6 +83,11 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
             draw(pictures[name], runs, _caption(runs, page))
     write_text(path, new)
     return accuracy_table(runs)
+
+
+def beside(path: Path, page: Page, name: str) -> Path:
+    """The place of a picture of the section."""
+    return path.with_name(f"{path.stem}-{page.section}-{name}.png")
 
 
 def _caption(runs: Runs, page: KeywordPage) -> str:
@@ -118,7 +118,7 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         f"of the last {LAST} evaluations (of all, if there are fewer); the best in bold. {seeds}",
         accuracy_table(runs),
     ]
-    if table := published.table("section 5", runs.tasks):
+    if table := published.table("section 5", {str(facts.classes) for facts in runs.data.values()}):
         parts += [f"**Published, not measured here: {PAPER}, section 5**", table]
     if "accuracy" in pictures:
         parts.append(image(f"Accuracy by round, {caption}", pictures["accuracy"].name))
@@ -137,29 +137,30 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         parts.append(image(f"Ablations, {caption}", pictures["ablation"].name))
     parts += [
         f"**{caption}: communication and computation**, means over seeds from the ledgers. Client "
-        "steps: gradient steps of a client in a round. Private steps: those of its private model, "
-        "beside them. Client epochs: of a client in all rounds, without private steps; the mean "
-        "over all clients, sampled or not. "
+        "steps, clips: gradient steps of a client in a round, and the clips of their batches; "
+        "private: those of its private model, beside them. Client epochs: of a client in all "
+        "rounds, without private steps; the mean over all clients, sampled or not. "
         "Left out: refused updates of all runs. Comm.: the size of all messages, both ways.",
         cost_table(runs),
     ]
-    for title, name in page.figures:
-        parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", name)]
+    drawn = {f"Clients of task {task} (figure 1)": f"clients-{task}" for task in runs.tasks}
+    drawn["Accuracy between a model and two clients' models (figure 4)"] = "landscape"
+    for title, name in drawn.items():
+        if (picture := beside(path, page, name)).exists():
+            parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
     return "\n\n".join(part.strip() for part in parts)
 
 
 def _provenance(path: Path, runs: Runs, page: KeywordPage) -> str:
     everything = runs.having()
-    left_out = [f"Left out, not finished: {name}." for name in runs.unfinished]
     return provenance(
         path,
         page,
         seeds={run.seed for run in everything},
         rounds={run.config["rounds"] for run in everything},
-        # A picture's numbers may lie beside it.
-        pictures=[str(Path(name).with_suffix(kind)) for _, name in page.figures for kind in KINDS],
+        pictures=[],
         experiments=[run.path for run in everything],
-        more=left_out,
+        more=[f"Left out, not finished: {name}." for name in runs.unfinished],
     )
 
 
@@ -171,14 +172,6 @@ def section_name(text: str) -> str:
     if not SECTION_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r}: use small letters, digits and '-'")
     return text
-
-
-def figure(text: str) -> tuple[str, Path]:
-    """Read CAPTION=PNG, neither part empty."""
-    caption, _, picture = text.partition("=")
-    if not (caption and picture and text.isprintable()):
-        raise argparse.ArgumentTypeError(f"{text!r}: write CAPTION=PNG")
-    return caption, Path(picture)
 
 
 def date(text: str) -> datetime.date:
@@ -197,30 +190,20 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--release", required=True, help="its release")
     add("--mini", action="store_true", help="it is a mini corpus: every caption says so")
     add("--published", type=Path, metavar="TSV", help="the paper's figures")
-    beside = "CAPTION=PNG: another picture beside the page"
-    add("--figure", type=figure, action="append", default=[], metavar="C=PNG", help=beside)
     add("--command", help="what made the figures (default: this command)")
     add("--config", default="", help="name of the configuration, for captions: paper.yaml")
     add("--date", type=date, help="of the report, as 2024-02-03 (default: today)")
-    options = parser.parse_args(arguments)
-    for _, picture in options.figure:
-        if picture.resolve().parent != options.results.resolve().parent:
-            parser.error(f"--figure {picture}: name a file in the folder of {options.results}")
-    return options
+    return parser.parse_args(arguments)
 
 
 def report(options: argparse.Namespace) -> None:
     """Write what the command line asks for."""
-    for _, picture in options.figure:
-        if not picture.is_file():
-            raise UserError("missing", path=picture, remedy="draw the picture first")
     page = KeywordPage(
         section=options.section,
         corpus=Corpus(options.corpus, options.release, options.mini),
         command=options.command or shlex.join(sys.argv),
         date=options.date,
         paper=options.published,
-        figures=[(caption, picture.name) for caption, picture in options.figure],
         config=options.config,
     )
     print(write_report(options.root, options.results, page), end="")

@@ -34,11 +34,11 @@ from fedtools.score.detection import RATES
 # X.-C. Li et al. record accuracy every three rounds; their legends have the mean of "the final 5
 # communication rounds": taken for the last five evaluations.
 LAST = 5
-COSTS = ("Client steps", "Private steps", "Client epochs", "Server epochs", "Left out", "Comm.")
+BY_ROUND = ("Client steps", "Clips", "Private steps", "Private clips")
+COSTS = (*BY_ROUND, "Client epochs", "Server epochs", "Left out", "Comm.")
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """What all seeds of an experiment share; `option` is empty, or what its method's folder names.
 
     Attributes:
@@ -124,10 +124,11 @@ class Run:
     def costs(self, sizes: Mapping[str, int]) -> dict[str, float]:
         """What the run cost, from its ledger, by the names that tables have for it.
 
-        Steps are gradient steps of a client in a round, the mean over both; private ones are those
-        of a private model, beside them. Client epochs are those of a client in all rounds, without
-        private models, the mean over all clients. Left out are updates that were refused, such as
-        those of clients whose training diverged. Comm. is in bytes, both ways.
+        Steps are gradient steps of a client in a round, and clips those that it trains on in these,
+        the mean over both; private ones are those of a private model, beside them. Client epochs
+        are those of a client in all rounds, without private models, the mean over all clients.
+        Left out are updates that were refused, such as those of clients whose training diverged.
+        Comm. is in bytes, both ways.
 
         Args:
             sizes: client -> number of its clips.
@@ -149,12 +150,14 @@ class Run:
                 raise UserError(problem, path=self.path, remedy="pack them again")
             if row.status == "ok":
                 rows += 1
-                clips = sizes[row.client]
                 # As `KwsFederation.epochs` has it; epochs are written with six digits.
-                steps = round(row.client_epochs * clips / min(clips, self.training.batch_size))
-                found["Client steps"] += steps
-                found["Private steps"] += self.method.private_training(steps)
-        for name in ("Client steps", "Private steps"):
+                batch = min(sizes[row.client], self.training.batch_size)
+                steps = round(row.client_epochs * sizes[row.client] / batch)
+                private = self.method.private_training(steps)
+                counts = (steps, steps * batch, private, private * batch)
+                for name, count_of in zip(BY_ROUND, counts, strict=True):
+                    found[name] += count_of
+        for name in BY_ROUND:
             found[name] /= max(rows, 1)
         return found
 
@@ -209,14 +212,16 @@ class Runs:
         pairs = ((task, network) for task in self.tasks for network in NETWORKS.names())
         return [pair for pair in pairs if pair in found]
 
-    def of(self, *setting: str) -> list[Run]:
+    def get(self, *setting: str) -> list[Run]:
         """The runs of a setting, none if there are none."""
         return self.complete.get(Setting(*setting), [])
 
     def having(self, **wanted: str) -> list[Run]:
         """The runs of all settings that have these values."""
-        chosen = [of for at, of in self.complete.items() if wanted.items() <= vars(at).items()]
-        return [run for of in chosen for run in of]
+        chosen = [
+            runs for at, runs in self.complete.items() if wanted.items() <= at._asdict().items()
+        ]
+        return [run for runs in chosen for run in runs]
 
     def methods(self, federated: bool) -> list[str]:
         """The methods that there are without a changed option, with or without clients."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 
 from runs import (
@@ -33,36 +33,36 @@ from fedtools.score.detection import RATES
 # Options that figure 3 varies, as the paper writes them.
 SYMBOLS = {"smoothing": "mu", "adversarial": "lambda"}
 
-PUBLISHED_COLUMNS = ("source", "task", "network", "method", "quantity", "value", "note")
+PUBLISHED_COLUMNS = ("source", "classes", "network", "method", "quantity", "value", "note")
 
 
 class Published:
-    """Others' figures, from a table with `PUBLISHED_COLUMNS`."""
+    """Others' figures, from a table with `PUBLISHED_COLUMNS`; a task is known by its classes."""
 
     def __init__(self, path: str | Path | None):
         self._rows = read_tsv(path, PUBLISHED_COLUMNS) if path else []
 
-    def value(self, source: str, task: str, network: str, method: str, quantity: str) -> str:
+    def value(self, source: str, classes: int, network: str, method: str, quantity: str) -> str:
         """A figure as it was published, or a dash."""
-        place = (source, task, network, method, quantity)
+        place = (source, str(classes), network, method, quantity)
         wanted = dict(zip(PUBLISHED_COLUMNS[:5], place, strict=True))
         found = (row["value"] for row in self._rows if wanted.items() <= row.items())
         return next(found, "-")
 
-    def table(self, source: str, tasks: Sequence[str]) -> str:
+    def table(self, source: str, classes: Container[str]) -> str:
         """Figures of one place in the paper, in a table of their own; empty without any."""
         rows = [
             [
-                row["task"],
+                row["classes"],
                 "-" if row["network"] == "-" else network_title(row["network"]),
                 "-" if row["method"] == "-" else title_of(row["method"]),
                 row["value"],
                 row["note"],
             ]
             for row in self._rows
-            if row["source"] == source and row["task"] in tasks
+            if row["source"] == source and row["classes"] in classes
         ]
-        header = ["Task", "Network", "Method", "Accuracy (%)", "Note"]
+        header = ["Classes", "Network", "Method", "Accuracy (%)", "Note"]
         return format_markdown(header, rows, "lllrl") if rows else ""
 
 
@@ -75,9 +75,9 @@ def clients_table(runs: Runs, published: Published, here: str) -> str:
         mean = f"{total / len(sizes):.1f}"
         rows.append([task, here, classes, len(sizes), total, mean, max(sizes.values()), test])
         names = ("clients", "clips", "clips per client", "most clips", "test clips")
-        values = [published.value("table 1", task, "-", "-", name) for name in names]
+        values = [published.value("table 1", classes, "-", "-", name) for name in names]
         if set(values) != {"-"}:
-            rows.append([task, "published", task, *values])
+            rows.append([task, "published", classes, *values])
     header = ["Task", "Figures", "Classes", "Clients", "Clips"]
     header += ["Clips per client", "Most clips", "Test clips"]
     return format_markdown(header, rows, "ll" + "r" * 6)
@@ -89,9 +89,9 @@ def centralized_table(runs: Runs, published: Published, here: str) -> str:
     for task, network in runs.columns:
         # The fewest: the released FedKWS-UI and ALO have a private head beside the network's.
         parameters = min(run.parameters for run in runs.having(task=task, network=network))
-        ours = _cell([run.final for run in runs.of(task, network, "centralized")])
+        ours = _cell([run.final for run in runs.get(task, network, "centralized")])
         theirs = [
-            published.value("table 2", task, network, "centralized", name)
+            published.value("table 2", runs.data[task].classes, network, "centralized", name)
             for name in ("parameters", "accuracy")
         ]
         name = network_title(network)
@@ -150,7 +150,7 @@ def _values(found: Iterable[object]) -> str:
 def accuracy_table(runs: Runs) -> str:
     """Figure 2: accuracy at the end, of every method, network and task; the best in bold."""
     cells = [
-        [title_of(method), *(_lasting(runs.of(*place, method)) for place in runs.columns)]
+        [title_of(method), *(_lasting(runs.get(*place, method)) for place in runs.columns)]
         for method in runs.methods(True)
     ]
     for column in range(1, len(runs.columns) + 1):
@@ -168,7 +168,7 @@ def ablations(runs: Runs) -> list[str]:
 def ablation_table(runs: Runs) -> str:
     """Figure 3: ALT alone beside FedAvg, and FedKWS-UI with other values of mu and lambda."""
     cells = [
-        [title_of(method), *(_lasting(runs.of(*place, method)) for place in runs.columns)]
+        [title_of(method), *(_lasting(runs.get(*place, method)) for place in runs.columns)]
         for method in ("fedavg", "alt", "alo", "fedkws_ui")
     ]
     changed = {(at.method, at.option) for at in runs.complete if at.option}
@@ -176,10 +176,10 @@ def ablation_table(runs: Runs) -> str:
     ranks = {pair: (pair[0], [*SYMBOLS, pair[1]].index(pair[1]), pair[1]) for pair in changed}
     for method, option in sorted(changed, key=ranks.get):
         varied = {place: ablation(runs, *place, method, option) for place in runs.columns}
-        values = {value for of_value in varied.values() for value in of_value}
+        values = {value for found in varied.values() for value in found}
         for value in sorted(values, key=_by_value):
             found = [_lasting(varied[place].get(value, [])) for place in runs.columns]
-            cells.append([f"{title_of(method)}, {SYMBOLS.get(option, option)} = {value}", *found])
+            cells.append([_varied(method, option, value), *found])
     cells = [row for row in cells if set(row[1:]) != {"-"}]
     return format_markdown(["Method", *_headings(runs)], cells)
 
@@ -191,13 +191,13 @@ def ablation(runs: Runs, task: str, network: str, method: str, option: str) -> d
     more seeds could not be compared. Without others there is none.
     """
     found = {
-        setting.value: of
-        for setting, of in runs.complete.items()
+        setting.value: seeds
+        for setting, seeds in runs.complete.items()
         if (setting.task, setting.network, setting.method) == (task, network, method)
         and setting.option == option
     }
-    seeds = {run.seed for of in found.values() for run in of}
-    if plain := [run for run in runs.of(task, network, method) if run.seed in seeds]:
+    numbers = {run.seed for seeds in found.values() for run in seeds}
+    if plain := [run for run in runs.get(task, network, method) if run.seed in numbers]:
         found.setdefault(canonical(getattr(plain[0].method, option)), plain)
     return {value: found[value] for value in sorted(found, key=_by_value)}
 
@@ -214,10 +214,11 @@ def detection_table(runs: Runs, published: Published, here: str) -> str:
     """Table 3: false accepts and rejects; empty if nobody measured them."""
     rows = []
     for task, network, method in runs.places:
-        found = [run.detection() for run in runs.of(task, network, method)]
+        found = [run.detection() for run in runs.get(task, network, method)]
         if found := [rates for rates in found if rates is not None]:
             ours = [_cell([rates[name] for rates in found]) for name in RATES]
-            theirs = [published.value("table 3", task, network, method, name) for name in RATES[:2]]
+            place = runs.data[task].classes, network, method
+            theirs = [published.value("table 3", *place, name) for name in RATES[:2]]
             rows.append([task, network_title(network), title_of(method), *ours, *theirs])
     header = ["Task", "Network", "Method"]
     header += [
@@ -228,15 +229,23 @@ def detection_table(runs: Runs, published: Published, here: str) -> str:
 
 
 def cost_table(runs: Runs) -> str:
-    """What the runs cost, from their ledgers: means over seeds."""
+    """What the runs cost, from their ledgers: means over seeds, those with a changed option too."""
     rows = []
-    for task, network, method in runs.places:
-        if costs := [run.costs(runs.data[task].sizes) for run in runs.of(task, network, method)]:
+    for place in runs.places:
+        found = {at: seeds for at, seeds in runs.complete.items() if at[:3] == place}
+        for at in sorted(found, key=lambda at: (at.option, _by_value(at.value))):
+            costs = [run.costs(runs.data[at.task].sizes) for run in found[at]]
             cells = [epochs_text(statistics.fmean(cost[name] for cost in costs)) for name in COSTS]
             cells[-2] = epochs_text(sum(cost["Left out"] for cost in costs))
             cells[-1] = size_text(statistics.fmean(cost["Comm."] for cost in costs))
-            rows.append([task, network_title(network), title_of(method), *cells])
+            rows.append([at.task, network_title(at.network), _varied(*at[2:]), *cells])
     return format_markdown(["Task", "Network", "Method", *COSTS], rows, "lll" + "r" * len(COSTS))
+
+
+def _varied(method: str, option: str, value: str) -> str:
+    """A method's name in tables, with what was changed of it."""
+    changed = f", {SYMBOLS.get(option, option)} = {value}" if option else ""
+    return title_of(method) + changed
 
 
 def _headings(runs: Runs) -> list[str]:

@@ -4,8 +4,12 @@
 #   train.sh LIST JOB CONFIG NGPU [init|rounds]
 #
 # The last word does only one half of it: several processes, of which each runs the second half
-# with its RANK, begin an experiment once. Line JOB of LIST is: EXP DATA SEED METHOD SECTION... [--set a.b=value]..., where every SECTION of
-# CONFIG is laid over its top level. Runs in the recipe's directory; a killed one goes on.
+# with its RANK, begin an experiment once. Line JOB of LIST is, as experiments.sh writes it:
+#
+#   EXP DATA SEED METHOD SECTION... [a.b=value]...
+#
+# where every SECTION of CONFIG is laid over its top level, and tasks.<number of classes>.METHOD, if
+# there is one, after them. Runs in the recipe's directory; a killed one goes on.
 set -euo pipefail
 
 list=$1 job=$2 config=$3 ngpu=$4 half=${5:-}
@@ -19,8 +23,10 @@ for word in "${line[@]:4}"; do
     esac
 done
 
-[[ ${half} = rounds ]] ||
+if [[ ${half} != rounds ]]; then
+    classes=$(wc -l <"${data}/train/classes.txt")
     fedtools init "${exp}" --config "${config}" --method "${method}" --seed "${seed}" \
         --data "train=${data}/train" --data "valid=${data}/valid" --data "test=${data}/test" \
-        "${options[@]}"
+        "${options[@]}" --section "tasks.${classes}.${method}?"
+fi
 [[ ${half} = init ]] || fedtools rounds "${exp}" --ngpu "${ngpu}" --evaluate test

@@ -35,7 +35,6 @@ Stages: 1 data directories (and the mini corpus, if COMMONVOICE in db.sh is empt
   README.md beside this script says what each one leaves."
 . utils/parse_options.sh
 . utils/recipe.sh
-. ./path.sh; . ./cmd.sh; . ./db.sh
 
 mini=() rows=() corpus=${COMMONVOICE}
 if [ -z "${COMMONVOICE}" ]; then
@@ -50,8 +49,8 @@ above=$(basename "$(dirname "${corpus}")")
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"
 [[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}
-# shellcheck disable=SC2086  # lists of words
-words seeds '0|[1-9][0-9]*' ${seeds} && words methods '[a-z0-9_]+' ${methods}
+check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+'
+check_tag "${tag}"
 sp=${speeds:+_sp}       # how names of training data of several speeds end
 setting() { fedtools config "${config}" "$1"; }
 
@@ -139,11 +138,11 @@ for seed in ${seeds}; do
 done
 
 if begins 8; then
-    section=${tag,,} own="the baseline on the server's own accents"
+    own="the baseline on the server's own accents"
     for seed in ${seeds}; do
         rows+=(--elsewhere "${own}=${exp}/baseline/seed${seed}/decode_server_test")
     done
-    fedtools report "${results}" --section "${section//[!a-z0-9]/-}" --corpus "${corpus_name}" \
+    fedtools report "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${results%.md}-${tag}.png" \
         --published "Zhu et al. 2022, table 3=conf/published.tsv" --command "${command_line% }"
     log "Stage 8: wrote ${results}"
