@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from conftest import ROOT, Result, kill_at_random, run
 
+RUN = "egs/speechcommands/kws1/run.sh"
 TINY = {
     "task": "kws",
     "rounds": 2,
@@ -201,3 +203,13 @@ def test_help_and_wrong_options(alone):
     missing = run(words[0], "--stage", "4", "--tag", "none", env=environment)
     assert missing.code == 1 and "exp/none/experiments: no experiments" in missing.err
     assert not list(recipe.glob("JOB*"))
+
+
+def test_its_readme_names_options_and_files_that_there_are():
+    readme = (ROOT / "egs/speechcommands/kws1/README.md").read_text()
+    known = set(re.findall(r"^([a-z_]+)=", (ROOT / RUN).read_text(), re.M)) | {"help"}
+    commands = "".join(re.findall(r"^\./run\.sh [^#\n]*|`--[^`]*`", readme, re.M))
+    mentioned = set(re.findall(r"--([a-z_]+)", commands))
+    assert len(mentioned) > 10 and mentioned <= known, mentioned - known
+    for name in re.findall(r"`((?:conf|local)/[a-z_.]+\.[a-z]+)`", readme):
+        assert (ROOT / "egs/speechcommands/kws1" / name).exists(), name
