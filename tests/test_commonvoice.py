@@ -318,7 +318,7 @@ def test_bad_input_is_told_in_one_line(tmp_path):
     prepare(tmp_path / "nowhere", out, "--accents", ACCENTS).fails(1, "nowhere: no such folder")
     prepare(language / "clips", out, "--accents", ACCENTS).fails(1, "no validated.tsv")
     accents = "au=australia,zz=Klingon"
-    said = "no row has the accent 'zz'; accents there: australian english (8)"
+    said = "validated.tsv: no row has the accent 'zz'; accents there: australian english (8)"
     prepare(language, out, "--accents", accents).fails(1, said)
     overlapping = "a=australia,b=Austral*"
     prepare(language, out, "--accents", overlapping).fails(1, "matched by 'a' and by 'b'")

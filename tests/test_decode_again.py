@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import simulated
 from conftest import inside
@@ -55,3 +57,18 @@ def test_a_job_that_was_killed_is_made_again(world, cli):
     (out / "nbest.1.tsv").unlink()
     cli("decode", world / "exp", world / "data", out, "--model", "round:1").ok()
     assert (out / "nbest.1.tsv").read_bytes() == whole
+
+
+def test_damaged_features_are_named(world, cli, tmp_path):
+    """Values of no speech in one matrix: no silent hypothesis, and not the model's fault alone."""
+    data = shutil.copytree(world / "data", tmp_path / "data")
+    name, place = (data / "feats.scp").read_text().splitlines()[2].split()
+    ark, offset = place.rsplit(":", 1)
+    raw = bytearray(Path(ark).read_bytes())
+    # The first frame: behind "\0BFM " and two numbers of rows and columns, 5 bytes each.
+    raw[int(offset) + 15 : int(offset) + 335] = np.full(80, 3e38, np.float32).tobytes()
+    (tmp_path / "huge.ark").write_bytes(raw)
+    lines = (data / "feats.scp").read_text().replace(place, f"{tmp_path}/huge.ark:{offset}")
+    (data / "feats.scp").write_text(lines)
+    result = cli("decode", world / "exp", data, tmp_path / "out", "--model", "round:1")
+    result.fails(1, f"{data}/feats.scp: ", f"posteriors of {name!r} are NaN")

@@ -139,7 +139,12 @@ def _posteriors(
     singles = [[index] for index in range(len(utterances))]
     stream = utterances.stream(singles, federation.device)
     for name, batch in zip(utterances.names, stream, strict=True):
-        yield name, log_posteriors(model, batch)[0][0].cpu().numpy()
+        log_probs = log_posteriors(model, batch)[0][0].cpu().numpy()
+        if np.isnan(log_probs).any():
+            problem = f"the acoustic model's posteriors of {name!r} are NaN"
+            remedy = "if validate_data_dir.py finds its features right, the training diverged"
+            raise UserError(problem, path=data.path / "feats.scp", remedy=remedy)
+        yield name, log_probs
 
 
 def _greedy(federation: AsrFederation, log_probs: np.ndarray) -> Hypothesis:

@@ -208,7 +208,7 @@ def normalise(sentence: str) -> tuple[str, str]:
 
 
 def one_accent(
-    rows: list[Row], names: dict[str, list[str]], others: bool, dropped: Counter
+    rows: list[Row], names: dict[str, list[str]], others: bool, dropped: Counter, path: Path
 ) -> list[Row]:
     """Name the accents that are asked for, and leave out speakers that were given two.
 
@@ -217,12 +217,14 @@ def one_accent(
         names: name -> patterns.
         others: whether accents without a name are asked for too.
         dropped: reason -> rows, added to.
+        path: the table they are from, for messages.
     """
     name = {accent: name_of(accent, names) for accent in {row.accent for row in rows}}
     for missing in sorted(names.keys() - set(name.values())):
         counts = Counter(row.accent for row in rows).most_common(12)
         there = "; ".join(f"{accent} ({count})" for accent, count in counts) or "none"
-        raise UserError(f"no row has the accent {missing!r}", remedy=f"accents there: {there}")
+        problem = f"no row has the accent {missing!r}"
+        raise UserError(problem, path=path, remedy=f"accents there: {there}")
     accents: dict[str, set[str]] = {}
     for row in rows:
         row.name = name[row.accent]

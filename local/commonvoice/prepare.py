@@ -320,12 +320,13 @@ def told(dropped: Counter) -> str:
 def prepare(options: argparse.Namespace) -> None:
     """Read the corpus, choose the six sets, write them, and say what was kept and dropped."""
     language = corpus.find_language(options.corpus)
-    clips = language / "clips"
+    clips, table = language / "clips", language / "validated.tsv"
     dropped: Counter = Counter()
-    rows = corpus.read_rows(language / "validated.tsv", dropped)
+    rows = corpus.read_rows(table, dropped)
     speakers = corpus.speaker_names({row.speaker for row in rows})
     others = not options.server and not options.server_fraction
-    rows = corpus.one_accent(rows, {**options.accents, **options.server}, others, dropped)
+    names = {**options.accents, **options.server}
+    rows = corpus.one_accent(rows, names, others, dropped, table)
     rows = corpus.measure(corpus.usable(rows, clips, dropped), language, dropped)
     for row in rows:
         row.speaker = f"{row.name or corpus.short_name(row.accent)}-{speakers[row.speaker]}"
