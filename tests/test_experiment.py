@@ -394,6 +394,16 @@ def again(path: Path) -> None:
     write_ark(path, [(name, reader.read(name) * np.float32(1.01)) for name in data.utterances])
 
 
+def test_a_damaged_list_of_data_is_no_traceback(speech):
+    experiment, listed = Experiment(speech / "exp"), speech / "exp" / "data.yaml"
+    before = listed.read_text()
+    for nonsense in ("train: [1]\n", "train: x\n", "valid: {}\n"):
+        listed.write_text(nonsense)
+        with pytest.raises(UserError, match="not the .* began with"):
+            data_of(experiment, "train")
+    listed.write_text(before)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [

@@ -191,6 +191,7 @@ def test_options_are_refused_with_their_line(tmp_path, text, said):
     ("section", "said"),
     [
         ({"encoder": ["a"]}, r"c.yaml:\d+: model: encoder: unknown option \['a'\]"),
+        ({"encoder": None}, r"c.yaml:\d+: model: encoder: unknown option None"),
         ({"encoder_conf": 3}, r"c.yaml:\d+: model: encoder_conf is 3, not a mapping"),
         ({"specaug_conf": True}, r"c.yaml:\d+: model: specaug_conf is True"),
         ({"model_conf": [1]}, r"c.yaml:\d+: model: model_conf is \[1\]"),

@@ -142,7 +142,8 @@ def data_of(experiment: Experiment, split: str, labels: bool = True) -> Path:
     found = task_of(config["task"], where).identity(folder, labels or split != "train")
     known = read_yaml(experiment.path / "data.yaml").get(split)
     if found != known:
-        differing = [name for name in found if found[name] != (known or {}).get(name)]
+        known = known if isinstance(known, dict) else {}
+        differing = [name for name in found if found[name] != known.get(name)]
         problem = f"not the {', '.join(differing)} that {experiment.path} began with"
         remedy = "make those again, or begin another experiment"
         raise UserError(problem, path=folder, remedy=remedy)

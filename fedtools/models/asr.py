@@ -154,7 +154,7 @@ def _make(config: Mapping, key: str, where: str, **given):
     """Build the class that `config[key]` names, `given` arguments and `config[key + "_conf"]`."""
     registry = _CLASSES[key]
     name = config.get(key, None if key in _OPTIONAL else next(iter(registry)))
-    if name is None:
+    if name is None and key in _OPTIONAL:
         return None
     if not isinstance(name, str) or name not in registry:
         raise option_error(f"{key}: {unknown(name, registry)}", where, key, name)
