@@ -399,7 +399,7 @@ def test_a_damaged_list_of_data_is_no_traceback(speech):
     before = listed.read_text()
     for nonsense in ("train: [1]\n", "train: x\n", "valid: {}\n"):
         listed.write_text(nonsense)
-        with pytest.raises(UserError, match="not the .* began with"):
+        with pytest.raises(UserError, match=r"not the .* began with"):
             data_of(experiment, "train")
     listed.write_text(before)
 
