@@ -26,6 +26,7 @@ TINY = {
         "dscnn": {"model": {"network": "dscnn", "network_conf": {"channels": 4, "blocks": 1}}}
     },
     "methods": {"centralized": {"method_conf": {"local_steps": 0}}, "fedavg": {}, "fedkws_ui": {}},
+    "tasks": {"12": {"fedkws_ui": {"method_conf": {"base_ratio": 3.5}}}},
 }
 
 
@@ -56,7 +57,7 @@ def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--seeds", "0"]
-    fixed += ["--min_clips", "2", "--landscape_clips", "10"]
+    fixed += ["--min_clips", "2", "--landscape_clips", "10", "--tasks", "keywords words"]
     grid = ["--networks", "dscnn", "--methods", "centralized fedavg fedkws_ui"]
     return [str(recipe / "run.sh"), *fixed, *grid, "--ablations", "false", *more], environment
 
@@ -86,6 +87,12 @@ def test_ends_with_tables_and_figures(alone):
         assert picture.name in page
     assert (recipe / "exp/fake/keywords/dscnn/fedkws_ui/seed0/detection_test.tsv").exists()
     assert len(outcome(recipe)) == 6 * 4
+    # What the configuration has for tasks of 12 classes is for no other.
+    for task, classes, ratio in (("keywords", 12, 3.5), ("words", 14, None)):
+        path = recipe / "exp/fake" / task / "dscnn/fedkws_ui/seed0"
+        assert len((path / "classes.txt").read_text().split()) == classes
+        options = yaml.safe_load((path / "config.yaml").read_text())["method_conf"]
+        assert options.get("base_ratio") == ratio
 
 
 def test_what_is_finished_is_not_opened_again(alone):
@@ -130,11 +137,11 @@ def test_the_whole_grid(alone):
     words, environment = command(recipe)
     # A name of the corpus' folder that would break the lines of the list.
     shown = run(words[0], "--stage", "3", "--stop_stage", "3", env=environment).ok().out
-    assert "the list of 32 experiments, exp/speech___commands/experiments" in shown
+    assert "the list of 16 experiments, exp/speech___commands/experiments" in shown
     grid = ["--tag", "grid", "--stage", "3", "--stop_stage", "3", "--whole_grid", "true"]
     run(words[0], *grid, env=environment).ok()
     lines = [line.split() for line in (recipe / "exp/grid/experiments").read_text().splitlines()]
-    varied_count = 2 * (4 + 4) + 2 * 4
+    varied_count = 2 * (4 + 4) + 2 * 4 * 3
     assert len(lines) == len({line[0] for line in lines}) == 2 * 4 * 8 * 3 + varied_count
     sections = {section for line in lines for section in line[4:6]}
     config = yaml.safe_load((recipe / "conf/mini.yaml").read_text())
@@ -144,17 +151,20 @@ def test_the_whole_grid(alone):
     varied = [line for line in lines if len(line) > 6]
     assert len(varied) == varied_count
     for folder, _, seed, _, network, method, setting, *more in varied:
-        assert folder.endswith(setting.removeprefix("method_conf.") + "/seed0") and seed == "0"
+        assert folder.endswith(setting.removeprefix("method_conf.") + f"/seed{seed}")
         if method == "methods.alt":
             assert [setting, *more] == ["method_conf.conserve=clips", "method_conf.base_ratio=0.0"]
         else:
-            assert network in ("networks.dscnn", "networks.resnet") and not more
+            assert network in ("networks.dscnn", "networks.resnet") and not more and seed == "0"
             assert method == "methods.fedkws_ui" and "/keywords/" in folder
     # Who did not choose FedKWS-UI does not get its ablations.
     run(words[0], *grid, "--methods", "fedavg alt", env=environment).ok()
     lines = (recipe / "exp/grid/experiments").read_text().splitlines()
-    assert len(lines) == 2 * 4 * 2 * 3 + 2 * 4
+    assert len(lines) == 2 * 4 * 3 * 3
     assert not any("fedkws_ui" in line for line in lines)
+    run(words[0], *grid, "--ablations", "clips", env=environment).ok()
+    lines = (recipe / "exp/grid/experiments").read_text().splitlines()
+    assert len(lines) == 2 * 4 * 9 * 3
     # Whitespace around the words and ends of lines between them change nothing.
     odd = ["--seeds", " 3\n4", "--tasks", "12 ", "--networks", " dscnn", "--methods", "fedkws_ui "]
     odd += ["--whole_grid", "false", "--ablations", "true"]

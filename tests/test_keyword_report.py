@@ -324,6 +324,22 @@ def test_private_models_cost_steps_too(recipe):
     assert row_of(where, "words", "DSCNN", "ALO")[:4] == ["2", "12", "7", "42"]
 
 
+def test_methods_with_a_changed_option_have_costs_of_their_own(recipe):
+    make_run(Path("exp"), "keywords/dscnn/alt", 60)
+    path = make_run(Path("exp"), "keywords/dscnn/alt.conserve=clips", 55, conserve="clips")
+    for at in range(1, ROUNDS + 1):
+        table = path / f"round_{at:04d}" / "ledger.tsv"
+        replaced(table, "bob\t1000\t500\t2\t", "bob\t1000\t500\t4\t")
+    report().ok()
+    where = "communication and computation"
+    assert row_of(where, "keywords", "DSCNN", "ALT")[:2] == ["2", "12"]
+    # Of the client with 4 clips, 4 steps.
+    assert row_of(where, "keywords", "DSCNN", "ALT, conserve = clips")[:2] == ["3", "16"]
+    where = "ablations, accuracy (%)"
+    assert row_of(where, "ALT, conserve = clips") == ["53.00 (1)"]
+    assert row_of(where, "ALT, conserve = steps") == row_of(where, "ALT") == ["58.00 (1)"]
+
+
 def test_a_client_that_was_never_sampled_counts_in_the_mean(recipe):
     path = make_run(Path("exp"), "keywords/dscnn/fedavg")
     for at in range(1, ROUNDS + 1):
@@ -537,6 +553,14 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(recipe):
         script("plot_clients.py", train, f"{name}.png", *more).ok()
         check_png(Path(f"{name}.png"))
     assert Path("a.png").read_bytes() == Path("b.png").read_bytes() != Path("c.png").read_bytes()
+    # Options for tasks of four classes, and for others.
+    for classes, same in ((4, "c"), (5, "a")):
+        path = f"{classes}.yaml"
+        section = f"tasks: {{'{classes}': {{fedkws_ui: {{method_conf: {{base_ratio: 9.0}}}}}}}}\n"
+        Path(path).write_text(section)
+        script("plot_clients.py", train, "d.png", "--config", path).ok()
+        assert Path("d.png").read_bytes() == Path(f"{same}.png").read_bytes()
+    Path("d.png").unlink()
     Path("own.yaml").write_text("method_conf: {ratio: 9.0}\n")
     own = "--config", "own.yaml"
     script("plot_clients.py", train, "d.png", *own).fails(1, "own.yaml:1: ", "'ratio'")
@@ -546,7 +570,6 @@ def test_clients_are_drawn_with_what_adaptive_local_training_says(recipe):
     script("plot_clients.py", one, "d.png").fails(1, "one: no client has clips of two labels")
     script("plot_clients.py", "none", "d.png").fails(1, "none/clips.tsv: no packed clips")
     script("plot_clients.py", train, "d.jpg").fails(2)
-    script("plot_clients.py", train, "d.png", "--section", "methods.alo").fails(2)
     assert not Path("d.png").exists()
 
 
@@ -606,6 +629,10 @@ def test_a_landscape_is_between_the_least_and_the_most_useful_client(centralized
     script("landscape.py", centralized, "a.png", "--min-clips", 22).fails(
         1, "1 of 3 clients have 22"
     )
+    script("landscape.py", centralized, "a.png", "--points", 1).fails(2, "--points")
+    pack(Path("train"), {"ann": [6] * 4})
+    said = "train: not the sha256sums that central began with"
+    script("landscape.py", centralized, "a.png").fails(1, said)
     assert not Path("a.tsv").exists()
 
 

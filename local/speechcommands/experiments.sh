@@ -5,13 +5,13 @@
 #
 # SEEDS to METHODS are lists of words. It fails where centralised training is among the methods, but
 # fewer than two clients have LANDSCAPE_CLIPS clips of the last task: figure 4 could not be drawn,
-# and it is better to know that before hours of training. With ABLATIONS true there are also, of the
-# methods, networks and tasks that are chosen, with the first seed:
+# and it is better to know that before hours of training. ABLATIONS is false, or adds, of the methods,
+# networks, tasks and seeds that are chosen,
 #
-#   FedKWS-UI   on the first task, other values of mu and lambda for DSCNN and ResNet (figure 3)
-#   ALT         on every task, for all networks, with as many clips a round as FedAvg instead of as
-#               many steps: ALT gives steps to clients with many clips, so that as many steps are
-#               more clips
+#   clips   ALT with as many clips a round as FedAvg, instead of as many steps: ALT gives steps to
+#           clients with many clips, so that as many steps are more clips
+#   true    the same, and FedKWS-UI with other values of mu and lambda (figure 3): for DSCNN and
+#           ResNet, on the first task, with the first seed
 set -euo pipefail
 
 exp=$1 dump=$2
@@ -59,16 +59,19 @@ grid() {
 }
 
 ablations() {
-    local task network
+    local task network seed
     for network in "${networks[@]}"; do
-        if [[ " ${methods[*]} " == *" fedkws_ui "* && ${network} =~ ^(dscnn|resnet)$ ]]; then
+        if [[ ${ablations} = true && " ${methods[*]} " == *" fedkws_ui "* &&
+            ${network} =~ ^(dscnn|resnet)$ ]]; then
             vary "${network}" smoothing 0.0 0.1 0.3 0.5
             vary "${network}" adversarial 0.0 0.0001 0.01 0.1
         fi
         if [[ " ${methods[*]} " == *" alt "* ]]; then
             for task in "${tasks[@]}"; do
-                line "${task}" "${network}" alt "${seeds[0]}" alt.conserve=clips \
-                    method_conf.conserve=clips method_conf.base_ratio=0.0
+                for seed in "${seeds[@]}"; do
+                    line "${task}" "${network}" alt "${seed}" alt.conserve=clips \
+                        method_conf.conserve=clips method_conf.base_ratio=0.0
+                done
             done
         fi
     done

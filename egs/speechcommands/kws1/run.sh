@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Federated keyword spotting on Speech Commands, where every speaker is a client. Li et al., "Avoid
-# overfitting user specific information in federated keyword spotting", Interspeech 2022.
+# Federated keyword spotting, every speaker being a client. Li et al., "Avoid overfitting user
+# specific information in federated keyword spotting", Interspeech 2022.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 printf -v command_line '%q ' egs/speechcommands/kws1/run.sh "$@"
@@ -9,12 +9,12 @@ stage=1
 stop_stage=7
 ngpu=0                  # 1: train on a GPU
 nj=2                    # jobs at the same time; no result depends on it
-tasks="keywords words"  # some keywords, and every word of the corpus; Google's names are 12 and 35
 networks="dscnn mhattrnn resnet transformer"
-whole_grid=false        # true: all methods, seeds "0 1 2", and ablations
+whole_grid=false        # true: both tasks, all methods, seeds "0 1 2", and ablations
+tasks=                  # "keywords words" or one of them (Google: 12, 35); default: keywords
 methods=                # default: "centralized fedavg alt fedkws_ui"
 seeds=                  # default: 0
-ablations=              # true: mu, lambda, and ALT with as many clips as FedAvg; default: false
+ablations=              # clips: ALT with FedAvg's clips; true: also mu, lambda; default: false
 keywords=               # yes,no,...: two or more, of the task keywords; default: Google's ten
 silence=true            # whether the task keywords has the class _silence_
 unknown=true            # whether the task keywords has the class _unknown_
@@ -44,12 +44,12 @@ $(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^  --results=/q' run.sh)"
 . utils/parse_options.sh
 . utils/recipe.sh
 
-all_methods="centralized fedavg fedprox fedmmd fedopt alo alt fedkws_ui"
-! "${whole_grid}" || : "${methods:=${all_methods}}" "${seeds:=0 1 2}" "${ablations:=true}"
+! "${whole_grid}" || : "${tasks:=keywords words}" "${seeds:=0 1 2}" "${ablations:=true}" \
+    "${methods:=centralized fedavg fedprox fedmmd fedopt alo alt fedkws_ui}"
 : "${methods:=centralized fedavg alt fedkws_ui}" "${seeds:=0}" "${ablations:=false}"
-tasks=$(sed -E 's/\b12\b/keywords/g; s/\b35\b/words/g' <<<"${tasks}")
+tasks=$(sed -E 's/\b12\b/keywords/g; s/\b35\b/words/g' <<<"${tasks:-keywords}")
 check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' networks '[a-z0-9_]+' \
-    methods '[a-z0-9_]+' ngpu '0|1' ablations 'true|false'
+    methods '[a-z0-9_]+' ngpu '0|1' ablations 'true|clips|false'
 
 mini=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml clips=100 name=$(basename "${corpus}")
 if [ -z "${corpus}" ]; then
