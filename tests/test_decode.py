@@ -354,6 +354,15 @@ def test_tune_warns_at_an_edge_and_best_path_keeps_what_it_used(cli, tmp_path, g
     assert (out / "text").read_text() == "a x\n"
 
 
+def test_tune_takes_the_middle_on_a_tie(cli, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "text").write_text("a x\n")
+    write_nbest(tmp_path / "dec" / "nbest.tsv", [("a", [Hypothesis(1, -1.0, -1.0, "x")])])
+    done = cli("tune", tmp_path / "dec", tmp_path / "data", tmp_path / "w.yaml").ok()
+    assert "word_score 0.0" in done.out
+    assert "warning" not in done.err
+
+
 def test_best_weights_need_the_same_utterances():
     nbest = {"a": [Hypothesis(1, 0.0, 0.0, "")]}
     with pytest.raises(UserError, match="'b' is missing in the N-best list"):

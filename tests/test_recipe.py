@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -139,6 +140,14 @@ def test_help_and_wrong_options(alone):
     assert "stagee" in wrong.err
     stray = run(words[0], "--methods", "client", "fedavg", env=environment)
     assert stray.code == 2 and "unexpected 'fedavg'" in stray.err
+
+
+def test_the_readme_tells_all_options_and_no_others():
+    folder = ROOT / "egs/commonvoice/asr1"
+    above, _, _ = (folder / "run.sh").read_text().partition(". utils/parse_options.sh")
+    options = set(re.findall(r"^([a-z_]+)=", above, flags=re.M)) - {"help_message"}
+    told = set(re.findall(r"--([a-z_]+)", (folder / "README.md").read_text())) - {"help"}
+    assert told == options
 
 
 def test_killed_and_rerun(alone, tmp_path):

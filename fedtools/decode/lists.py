@@ -123,7 +123,8 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
     reference = DataDir.read(data_path, "text").text
     nbest = _read_merged(out)
     where = Path(out) / "nbest.tsv"
-    best, wer = best_weights(nbest, reference, LM_WEIGHTS, WORD_SCORES, where)
+    # On a tie the word score nearest to 0 is taken: an edge is chosen only where it is better.
+    best, wer = best_weights(nbest, reference, LM_WEIGHTS, sorted(WORD_SCORES, key=abs), where)
     write_yaml(weights, asdict(best))
     if best.at_edge:
         spans = (f"{tried[0]:g} to {tried[-1]:g}" for tried in (LM_WEIGHTS, WORD_SCORES))

@@ -199,7 +199,7 @@ def _scored(method: Method) -> str:
     scored = method.runs[0].scored
     speakers, utterances, words = scored[AVERAGE]
     each = ", ".join(f"{name} {one[0]}" for name, one in scored.items() if name != AVERAGE)
-    counts = f"{utterances} utterances, {words} words, {speakers} speakers"
+    counts = f"{utterances} utterances, {words} words, {speakers} speaker{'s' * (speakers != 1)}"
     return f"{counts} ({each})" if each else counts
 
 
