@@ -53,6 +53,27 @@ def test_loss_is_espnets(data, model):
     assert ours.mean().item() == pytest.approx(theirs.item(), rel=1e-5)
 
 
+def test_masks_are_for_training_and_normalisation_for_all(data):
+    """SpecAugment is not met in a test; a level that is added to all frames goes unnoticed."""
+    config = dict(simulated.CONFIG["model"])
+    rates = {"dropout_rate": 0.0, "positional_dropout_rate": 0.0}
+    config["encoder_conf"] = config["encoder_conf"] | rates
+    torch.manual_seed(1)
+    model = build_model(config, TOKENS)
+    batch = utterances(data).load([0])
+    bare = {key: config[key] for key in config if not key.startswith("specaug")}
+    plain = build_model(bare, TOKENS)
+    plain.load_state_dict(model.state_dict())
+    louder = {**batch, "speech": batch["speech"] + 3.0}
+    with torch.no_grad():
+        expected = log_posteriors(plain.train(), batch)[0]
+        assert torch.equal(log_posteriors(model.eval(), batch)[0], expected)
+        torch.testing.assert_close(log_posteriors(model, louder)[0], expected, rtol=0, atol=1e-4)
+        masked = [log_posteriors(model.train(), batch)[0] for _ in range(3)]
+    for one, other in ((masked[0], expected), (masked[0], masked[1]), (masked[1], masked[2])):
+        assert (one - other).abs().max() > 1e-3
+
+
 def test_a_batch_can_be_used_twice(data, model):
     """ESPnet normalises in place; a teacher and a student must still see the same input."""
     batch = utterances(data).load(range(8))

@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT, ledger
 from counts import CLIENTS, begin, environment, fedtools, make_world, states
 from safetensors.numpy import load_file
+from test_sample import split_mix
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,21 @@ def test_counts_are_summed_exactly_in_phases(world, reference):
     assert found[4] == found[3]
     assert not list((reference / "round_0003").glob("update.*.safetensors"))
     assert found[5] == counts_of(world, sampled[4])
+
+
+def test_every_round_of_every_seed_draws_its_own_clients(world, reference, tmp_path):
+    """Those of the lowest numbers, by another program."""
+    other = begin(world, tmp_path / "exp", "--seed", "5")
+    fedtools(world, "rounds", other, "--to", "4").ok()
+    found = set()
+    for seed, path in ((0, reference), (5, other)):
+        # Round 1 is everybody's.
+        for number in (2, 3, 4):
+            numbers = dict(zip(CLIENTS, split_mix(seed, number, len(CLIENTS)), strict=True))
+            drawn = (path / f"round_{number:04d}/clients").read_text().split()
+            assert drawn == sorted(sorted(CLIENTS, key=numbers.get)[:4])
+            found.add(tuple(drawn))
+    assert len(found) > 3
 
 
 def test_the_ledger_is_the_sum_of_messages_and_charges_nobody_twice(reference):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtools.decode.beam import LN10, BeamOptions, CtcBeamDecoder, alignment_score
+from fedtools.decode.beam import BeamOptions, CtcBeamDecoder, alignment_score
 from fedtools.decode.greedy import greedy
 from fedtools.decode.lists import best_weights
 from fedtools.files.atomic import write_text
@@ -22,6 +22,8 @@ from fedtools.files.nbest import Hypothesis, best_text, write_nbest
 from fedtools.lm.ngram import train_ngram
 from fedtools.lm.tokens import Tokenizer, train_tokens
 
+# KenLM's scores are powers of ten.
+LN10 = math.log(10)
 EXHAUSTIVE = {"beam_size": 100_000, "beam_threshold": 1e9, "beam_size_token": 100, "nbest": 5000}
 
 
@@ -256,6 +258,47 @@ def test_the_list_is_ordered_by_its_own_scores(corpus):
         exact = alignment_score(log_probs, tokenizer.encode(hypothesis.words))
         assert hypothesis.acoustic == pytest.approx(exact, abs=1e-4)
     assert decoder.decode(log_probs) == found
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+@pytest.mark.parametrize("lm", ["word", "token"])
+def test_a_narrow_beam_finds_the_same_again(corpus, kind, lm):
+    """Where scores are equal, flashlight prefers what lies first in memory: none may be."""
+    tokenizer = Tokenizer.load(corpus / kind)
+    folder = corpus / ("word" if lm == "word" else f"{kind}_lm")
+    for beam in (3, 5, 8):
+        decoder = CtcBeamDecoder.load(tokenizer, folder, BeamOptions(beam_size=beam, nbest=3))
+        for seed in range(6):
+            log_probs, kept = posteriors(seed, 9, len(tokenizer)), []
+            for time in range(15):
+                kept += [decoder.decode(log_probs), bytearray(977 * time)]
+            assert all(found == kept[0] for found in kept[::2])
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+@pytest.mark.parametrize("lm", ["word", "token"])
+def test_the_search_maximises_what_the_list_is_ordered_by(corpus, kind, lm):
+    """A beam is narrow by flashlight's own scores: these have the same weights, of natural logs."""
+    tokenizer = Tokenizer.load(corpus / kind)
+    folder = corpus / ("word" if lm == "word" else f"{kind}_lm")
+    # flashlight knows no words of a token n-gram.
+    word_score = 0.7 if lm == "word" else 0.0
+    options = BeamOptions(lm_weight=0.8, word_score=word_score, beam_threshold=1e9)
+    decoder = CtcBeamDecoder.load(tokenizer, folder, options)
+    ngram = kenlm.Model(str(folder / "3gram.bin"))
+    log_probs = posteriors(5, 12, len(tokenizer))
+    log_probs[:, 1] = -50
+    emissions = decoder._emissions(log_probs)
+    found = decoder._decoder.decode(emissions.ctypes.data, *emissions.shape)
+    assert len(found) > 20
+    for one in found[:20]:
+        if lm == "word":
+            units = [decoder._words[index] for index in one.words if index >= 0]
+        else:
+            alignment = one.tokens[1 : len(log_probs) + 1]
+            units = [tokenizer.tokens[index] for index in collapse(tuple(alignment))]
+        weighed = 0.8 * ngram.score(" ".join(units)) * LN10 + word_score * len(units)
+        assert one.score == pytest.approx(one.emittingModelScore + weighed, abs=1e-3)
 
 
 def test_words_that_the_tokens_cannot_spell_are_left_out(corpus, tmp_path):

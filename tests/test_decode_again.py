@@ -50,6 +50,20 @@ def test_hypotheses_follow_the_model_and_the_jobs(world, cli):
     assert half[1] != first[1] and first[1].startswith(half[1])
 
 
+def test_hypotheses_follow_the_search(world, cli):
+    out, listed = world / "searched", []
+    for name, text in (("one", "a\nb a\n"), ("two", "b b b\nc\n")):
+        (world / name).write_text(text)
+        lm = ("--plain", world / name, world / f"lm-{name}", "--order", "2")
+        cli("train-lm", *lm).ok()
+    simulated.config_file(world / "short.yaml", decode={"nbest": 1})
+    for lm, more in (("one", ()), ("two", ()), ("two", ("--config", world / "short.yaml"))):
+        words = ("--model", "round:1", "--lm", world / f"lm-{lm}", *more)
+        cli("decode", world / "exp", world / "data", out, *words).ok()
+        listed.append((out / "nbest.1.tsv").read_text().splitlines())
+    assert listed[0] != listed[1] and len(listed[2]) == 12 < len(listed[1])
+
+
 def test_a_job_that_was_killed_is_made_again(world, cli):
     out = world / "killed"
     cli("decode", world / "exp", world / "data", out, "--model", "round:1").ok()

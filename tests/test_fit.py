@@ -197,6 +197,30 @@ def test_a_stack_is_its_models_one_after_the_other(optim, more, steps):
     assert moved > 0.01
 
 
+def losses_of(seed: int, key: tuple, model: nn.Module) -> list[float]:
+    """Of three steps over the same batch at a rate of 0: only dropout can change them."""
+    training = Training(optim="sgd", optim_conf={"lr": 0.0})
+    found = []
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        losses = entropy(model, batch)
+        found.append(losses.sum().item())
+        return losses
+
+    run = Run(model, make_optimizer(model, training), Objective(loss), True)
+    fit(run, Batches([3, 3], period=1), training, seed=seed, key=key)
+    return found
+
+
+def test_dropout_is_drawn_anew_for_every_step_key_and_seed():
+    keys = [(0, (1, "a")), (0, (2, "a")), (0, (1, "b")), (1, (1, "a"))]
+    found = [losses_of(seed, key, Net(2, dropout=0.5)) for seed, key in keys]
+    assert len({loss for losses in found for loss in losses}) == 12
+    assert losses_of(*keys[0], Net(2, dropout=0.5)) == found[0]
+    # Who has measured the model before has left it in the state of a test.
+    assert losses_of(*keys[0], Net(2, dropout=0.5).eval()) == found[0]
+
+
 def test_one_model_that_is_no_stack():
     stack = Net(3, torch.float64)
     batches = Batches([6], torch.float64, clients=[1])

@@ -198,7 +198,7 @@ METHODS = ["fedavg", "fedprox", "fedmmd", "fedopt", "fedkws_ui", "alo", "alt", "
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_stack_and_sequence_agree(world, tmp_path, network, method):
-    """The updates of ragged clients, each within 1e-4 of its norm."""
+    """The updates of ragged clients after a few steps, each within 1e-4 of its norm."""
     settings = [f"model={yaml.safe_dump({'network': network, 'network_conf': NETWORKS[network]})}"]
     if method == "released":
         method = "fedkws_ui"
@@ -255,17 +255,24 @@ class DoubleFederation(KwsFederation):
         ]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedmmd", "fedkws_ui"])
+ADAMW = ("training.optim=adamw", "training.optim_conf={lr: 0.005}")
+
+
+@pytest.mark.parametrize(
+    ("method", "optim"),
+    [("fedavg", "sgd"), ("fedavg", "adamw"), ("fedmmd", "adamw"), ("fedkws_ui", "adamw")],
+)
 @pytest.mark.parametrize("network", NETWORKS)
-def test_in_double_precision_they_agree_with_adamw_too(world, tmp_path, network, method):
-    """In single precision they need not: where a gradient is zero, as of a bias before BatchNorm,
-    AdamW makes whole steps of what rounding left of it."""
+def test_in_double_precision_they_agree_after_twenty_steps(world, tmp_path, network, method, optim):
+    """In single precision rounding has grown by then: measured with these networks, an update of
+    SGD is apart by 5e-5 of its norm at a rate of 0.02, and by 1e-3 at 0.1 (DSCNN; the others by
+    less); one of AdamW by all of it at worst (ResNet), since AdamW makes whole steps of what
+    rounding left of a gradient of zero, as of a bias before BatchNorm."""
     settings = [f"model={yaml.safe_dump({'network': network, 'network_conf': NETWORKS[network]})}"]
-    settings += ["training.optim=adamw", "training.optim_conf={lr: 0.005}", "training.stack=7"]
+    settings += [*(ADAMW if optim == "adamw" else ()), "training.stack=7"]
+    settings += ["method_conf.local_steps=20"]
     if method == "fedkws_ui":
         settings += ["model.network_conf.head_share=0.6", "method_conf.private=head"]
-    else:
-        settings += ["method_conf.local_steps=0"]
     federation = DoubleFederation(begin(world, tmp_path / "exp", method, *settings))
     (clients,) = federation.units(CLIENTS, 1)
     stacked = federation.trained(clients)
@@ -273,9 +280,9 @@ def test_in_double_precision_they_agree_with_adamw_too(world, tmp_path, network,
     start = federation.initial
     for name, ours in zip(clients, stacked, strict=True):
         (theirs,) = federation.trained([name])
-        apart = sum((ours[key] - theirs[key]).square().sum() for key in ours)
-        moved = sum((theirs[key] - start[key]).square().sum() for key in ours)
-        assert moved > 0 and apart < 1e-8 * moved
+        apart = sum((ours[key] - theirs[key]).square().sum() for key in ours).sqrt()
+        moved = sum((theirs[key] - start[key]).square().sum() for key in ours).sqrt()
+        assert moved > 0 and apart < 1e-6 * moved
 
 
 def test_each_client_is_clipped_alone():

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import inside
+from bare_networks import as_bare, bare_dscnn
+from conftest import inside, ledger
 from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file
+from test_mfcc import kaldi_mfcc
 from torch import Tensor
 
 from fedtools.client.clips import ClipBatch
@@ -21,6 +23,7 @@ from fedtools.federation.base import open_federation
 from fedtools.federation.kws import KwsFederation, tensors_of
 from fedtools.files.messages import COLUMNS
 from fedtools.files.tables import read_tsv
+from fedtools.methods.fedavg import FedAvg
 from fedtools.methods.fedkws_ui import Alt, FedKwsUi
 from fedtools.methods.fedmmd import squared_mmd
 from fedtools.methods.fedopt import FedOpt
@@ -319,3 +322,283 @@ def test_server_steps_of_a_federation(world, tmp_path):
         adam = start[name] + 0.1 * delta / (np.sqrt(0.99 * 0.01**2 + 0.01 * delta**2) + 0.01)
         adam = mean if "running" in name else adam
         np.testing.assert_allclose(states["adam"][name], adam, rtol=1e-5, atol=1e-5)
+
+
+# --- two rounds of torch's own layers and optimiser, on Kaldi's features of what was packed
+
+# All clips of a client in one batch, as they are: then a step is the same whatever their order.
+WHOLE = (
+    "training.batch_size=97",
+    "training.augment={time_shift_ms: 0, noise_volume: 0.0}",
+)
+Heard = tuple[Tensor, Tensor]
+State = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def heard(world) -> dict[str, Heard]:
+    """client -> Kaldi's MFCC of its clips, scaled, and their labels, by the table for people."""
+    folder = world / "train"
+    waves = np.load(folder / "clips.npy").astype(np.float32)
+    rows = [line.split("\t") for line in (folder / "clips.tsv").read_text().splitlines()[1:]]
+    found: dict[str, list] = {}
+    for wave, (_, client, label, _) in zip(waves, rows, strict=True):
+        mfcc = torch.tensor(kaldi_mfcc(wave, 40, 30, 10, 16_000))
+        mfcc[:, 0] -= 100
+        found.setdefault(client, []).append((mfcc / 16, keywords.CLASSES.index(label)))
+    return {
+        client: (torch.stack([mfcc for mfcc, _ in own]), torch.tensor([label for _, label in own]))
+        for client, own in found.items()
+    }
+
+
+class Trainer:
+    """A client, or the server, with a network of torch's layers and all its clips in a batch."""
+
+    def __init__(self, heard: Heard):
+        self.mfcc, self.labels = heard
+        self.network = bare_dscnn(len(keywords.CLASSES), channels=6, blocks=1)
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.02, momentum=0.9)
+
+    def entropy(self) -> Tensor:
+        return F.cross_entropy(self.network(self.mfcc), self.labels)
+
+    def predict(self, state: State, layers: slice = slice(None)) -> Tensor:
+        """What the network, or some of its layers, say in a test."""
+        self.network.load_state_dict(state, strict=False)
+        with torch.no_grad():
+            return self.network.eval()[layers](self.mfcc)
+
+    def fit(self, state: State, steps: int, loss: Callable[[], Tensor] | None = None) -> State:
+        self.network.load_state_dict(state, strict=False)
+        self.network.train()
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            (loss or self.entropy)().backward()
+            self.optimizer.step()
+        return {
+            name: value.clone()
+            for name, value in self.network.state_dict().items()
+            if name in state
+        }
+
+
+def read_state(path: Path) -> State:
+    """A model's file under the names of torch's layers."""
+    return as_bare("dscnn", {name: torch.tensor(value) for name, value in load_file(path).items()})
+
+
+def begin_whole(world: Path, path: Path, method: str, *settings: str) -> tuple[Path, State]:
+    """Run two rounds of five clients; the experiment, and what it began with."""
+    begin(world, path, method, *WHOLE, *settings)
+    inside("rounds", path, "--to", "2").ok()
+    return path, read_state(path / "init.safetensors")
+
+
+def mean_of(states: list[State], weights: list[float]) -> State:
+    shares = [weight / sum(weights) for weight in weights]
+    return {
+        name: sum(one[name].double() * share for one, share in zip(states, shares, strict=True))
+        for name in states[0]
+    }
+
+
+def sampled(path: Path, number: int) -> list[str]:
+    return (path / f"round_{number:04d}" / "clients").read_text().split()
+
+
+def rounds_by_hand(
+    path: Path,
+    start: State,
+    local: Callable[[str, State], State],
+    server: Callable[[State, State], State] = lambda state, mean: mean,
+    weight: Callable[[str], float] = lambda client: 1.0,
+) -> State:
+    """Two rounds: `local` of a client's name and the state, `server` of the state and the mean."""
+    state = start
+    for number in (1, 2):
+        clients = sampled(path, number)
+        sent = [local(client, state) for client in clients]
+        mean = mean_of(sent, [weight(client) for client in clients])
+        state = {name: value.float() for name, value in server(state, mean).items()}
+    return state
+
+
+def assert_near(found: State, expected: State, start: State) -> None:
+    """Within some thousandths of the way from where both began; of parameters, and statistics."""
+    for statistics in (False, True):
+        names = [name for name in expected if ("running" in name) == statistics]
+        apart, moved = (
+            sum((one[name].double() - expected[name]).square().sum() for name in names).sqrt()
+            for one in (found, start)
+        )
+        assert moved > 0 and apart < 3e-3 * moved, (statistics, apart / moved)
+
+
+def after_two(path: Path) -> State:
+    return read_state(path / "round_0003" / "global.safetensors")
+
+
+def test_two_rounds_of_fedavg(world, heard, tmp_path):
+    path, start = begin_whole(world, tmp_path / "exp", "fedavg", "method_conf.weighting=utterances")
+    expected = rounds_by_hand(
+        path,
+        start,
+        lambda client, state: Trainer(heard[client]).fit(state, STEPS),
+        weight=lambda client: len(heard[client][1]),
+    )
+    assert_near(after_two(path), expected, start)
+
+
+def test_two_rounds_of_fedprox(world, heard, tmp_path):
+    """Clients are drawn back to the model of this round, not of the first."""
+    path, start = begin_whole(world, tmp_path / "exp", "fedprox", "method_conf.proximal=0.7")
+
+    def local(client: str, state: State) -> State:
+        trainer = Trainer(heard[client])
+
+        def loss() -> Tensor:
+            named = trainer.network.named_parameters()
+            apart = sum((value - state[name]).square().sum() for name, value in named)
+            return trainer.entropy() + 0.7 / 2 * apart
+
+        return trainer.fit(state, STEPS, loss)
+
+    assert_near(after_two(path), rounds_by_hand(path, start, local), start)
+
+
+def test_two_rounds_of_fedmmd(world, heard, tmp_path):
+    """The server's features are those of this round's model, as it is in a test."""
+    path, start = begin_whole(world, tmp_path / "exp", "fedmmd", "method_conf.discrepancy=0.5")
+
+    def local(client: str, state: State) -> State:
+        trainer = Trainer(heard[client])
+        theirs = trainer.predict(state, slice(-1))
+
+        def loss() -> Tensor:
+            ours = trainer.network[:-1](trainer.mfcc)
+            entropy = F.cross_entropy(trainer.network[-1](ours), trainer.labels)
+            return entropy + 0.5 * mmd_of_matrices(ours, theirs)
+
+        return trainer.fit(state, STEPS, loss)
+
+    assert_near(after_two(path), rounds_by_hand(path, start, local), start)
+
+
+def mmd_of_matrices(ours: Tensor, theirs: Tensor) -> Tensor:
+    """As `mmd_by_hand`, by means of the three blocks of the matrix of kernels."""
+    both = torch.cat([ours, theirs])
+    apart = (both[:, None] - both).square().sum(-1)
+    width = (apart.mean() + 1e-3 * both.square().sum(1).mean()).detach()
+    kernels = sum(torch.exp(-apart / (factor * width)) for factor in (0.25, 0.5, 1, 2, 4))
+    n = len(ours)
+    return kernels[:n, :n].mean() + kernels[n:, n:].mean() - 2 * kernels[:n, n:].mean()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_two_rounds_of_fedopt(world, heard, tmp_path, optimizer):
+    """What the server keeps of the first round counts in the second; statistics are the mean's."""
+    rate, tau = 0.5, 0.05
+    options = f"method_conf={{local_steps: {STEPS}, optimizer: {optimizer}, learning_rate: {rate}, "
+    options += f"momentum: 0.9, decay: 0.99, adaptivity: {tau}}}"
+    path, start = begin_whole(world, tmp_path / "exp", "fedopt", options)
+    first = {name: torch.zeros_like(value).double() for name, value in start.items()}
+    second = {name: torch.full_like(value, tau**2) for name, value in first.items()}
+
+    def server(state: State, mean: State) -> State:
+        found = dict(mean)
+        for name in mean:
+            if "running" in name:
+                continue
+            delta = mean[name] - state[name]
+            first[name] = 0.9 * first[name] + (1 if optimizer == "sgd" else 0.1) * delta
+            second[name] = 0.99 * second[name] + 0.01 * delta**2
+            scale = 1 if optimizer == "sgd" else 1 / (second[name].sqrt() + tau)
+            found[name] = state[name] + rate * first[name] * scale
+        return found
+
+    def local(client: str, state: State) -> State:
+        return Trainer(heard[client]).fit(state, STEPS)
+
+    assert_near(after_two(path), rounds_by_hand(path, start, local, server), start)
+
+
+def steps_by_hand(heard: dict[str, Heard]) -> dict[str, int]:
+    """Section 4: r0 r_k E steps of client k, r_k the harmonic mean of amount and evenness."""
+    sizes = {client: len(labels) for client, (_, labels) in heard.items()}
+    utility = {}
+    for client, (_, labels) in heard.items():
+        shares = [
+            labels.tolist().count(label) / len(labels) for label in range(len(keywords.CLASSES))
+        ]
+        even = -sum(share * math.log(share) for share in shares if share)
+        even /= math.log(len(keywords.CLASSES))
+        amount = sizes[client] / max(sizes.values())
+        utility[client] = 2 * amount * even / (amount + even)
+    base = len(sizes) / sum(utility.values())
+    return {client: max(1, round(base * one * STEPS)) for client, one in utility.items()}
+
+
+def test_two_rounds_of_fedkws_ui(world, heard, tmp_path):
+    """Steps of each client's own; private models that go on from what the client kept."""
+    settings = "method_conf.smoothing=0.3", "method_conf.adversarial=0.8"
+    path, start = begin_whole(world, tmp_path / "exp", "fedkws_ui", *settings)
+    steps, private = steps_by_hand(heard), {}
+    assert len(set(steps.values())) > 3
+
+    def local(client: str, state: State) -> State:
+        private[client] = Trainer(heard[client]).fit(private.get(client, state), STEPS)
+        overfitted = Trainer(heard[client]).predict(private[client]).softmax(-1)
+        trainer = Trainer(heard[client])
+
+        def loss() -> Tensor:
+            logits = trainer.network(trainer.mfcc)
+            smooth = F.cross_entropy(logits, trainer.labels, label_smoothing=0.3)
+            return smooth - 0.8 * F.cross_entropy(logits, overfitted)
+
+        return trainer.fit(state, steps[client], loss)
+
+    expected = rounds_by_hand(path, start, local)
+    twice = set(sampled(path, 1)) & set(sampled(path, 2))
+    assert len(twice) > 2
+    for client in twice:
+        kept = path / "clients" / client / "round_0002" / "private.safetensors"
+        assert_near(read_state(kept), private[client], start)
+    assert_near(after_two(path), expected, start)
+
+
+def test_centralised_training_is_on_everybodys_clips(world, heard, tmp_path):
+    """Three rounds, each a step over all clips, with one momentum."""
+    path = begin(world, tmp_path / "exp", "centralized", *WHOLE)
+    # Measuring on the way puts the network into the state of a test.
+    inside("rounds", path, "--to", "3", "--evaluate", "test").ok()
+    start = read_state(path / "init.safetensors")
+    everything = tuple(torch.cat(parts) for parts in zip(*heard.values(), strict=True))
+    expected = Trainer(everything).fit(start, 3)
+    assert_near(read_state(path / "round_0004" / "global.safetensors"), expected, start)
+    epochs = [(row["client"], row["server_epochs"]) for row in ledger(path)]
+    assert epochs == [("-", "1")] * 3
+
+
+def test_an_epoch_is_every_clip(world, tmp_path):
+    """In as many batches as hold all: of the server, and of a client that is given no steps."""
+    place = open_federation(begin(world, tmp_path / "exp", "centralized")).at_server(1)
+    batches = place._batches(1, None, "train")
+    assert batches.steps == [-(-97 // 8)]
+    assert set(batches._plans[0].clips.flat) == set(range(97))
+    facts = FedAvg(local_epochs=3).prepare(np.array([40, 9, 8, 1]), np.ones(4), 8)
+    assert facts["steps"].tolist() == [15, 6, 3, 3]
+
+
+def test_other_seeds_are_other_models_and_other_clients(world, tmp_path):
+    """And the same seed is the same ones."""
+    drawn, models = [], []
+    for number, seed in enumerate((3, 3, 4)):
+        path = tmp_path / str(number)
+        words = ("init", path, "--config", world / "config.yaml", "--method", "fedavg")
+        data = ("--data", f"train={world / 'train'}", "--data", f"test={world / 'test'}")
+        inside(*words, *data, "--seed", seed, "--set", "clients_per_round=2").ok()
+        inside("rounds", path, "--to", "3").ok()
+        drawn.append([sampled(path, at) for at in (1, 2, 3)])
+        models.append((path / "init.safetensors").read_bytes())
+    assert drawn[0] == drawn[1] != drawn[2] and models[0] == models[1] != models[2]

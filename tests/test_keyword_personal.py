@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from conftest import inside, ledger
-from keyword_world import CLIENTS, CONFIG, begin, make_world
+from keyword_world import CLIENTS, CONFIG, SIZES, begin, make_world
 from safetensors.numpy import load_file, save_file
 from scripts import script
 
@@ -73,6 +73,16 @@ def test_they_are_in_no_message(trained):
     size = sum(value.nbytes for value in load_file(states[0]).values())
     rows = [row for row in ledger(trained) if row["client"] != "-"]
     assert rows and {int(row["bytes_up"]) for row in rows} == {size}
+
+
+def test_epochs_are_clips_used_over_clips_there(trained):
+    """Four steps of eight clips, or of all where a client has fewer."""
+    rows = [row for row in ledger(trained) if row["client"] != "-"]
+    sizes = dict(zip(CLIENTS, SIZES, strict=True))
+    for row in rows:
+        size = sizes[row["client"]]
+        assert float(row["client_epochs"]) == pytest.approx(4 * min(size, 8) / size, rel=1e-5)
+    assert len({row["client_epochs"] for row in rows}) > 3
 
 
 def test_each_stays_its_clients_own_and_is_kept_for_all_rounds(trained):
@@ -196,28 +206,29 @@ def test_single_commands_and_jobs_give_the_same_bytes(world, trained, cli, tmp_p
             assert (path / file).read_bytes() == (trained / file).read_bytes()
 
 
-def test_averages_are_of_the_clients_own_rounds(world, trained, cli, tmp_path):
+@pytest.mark.parametrize(("by", "column", "sign"), [("loss", "loss", 1), ("rate", "accuracy", -1)])
+def test_averages_are_of_the_clients_own_rounds(world, cli, tmp_path, by, column, sign):
     config = world / "config.yaml"
     data = (f"--data=train={world / 'train'}", f"--data=valid={world / 'test'}")
     path = tmp_path / "exp"
     options = ("--config", config, "--method", "fedavg", "--set", HEAD, "--set", "average=2")
     cli("init", path, *options, *data).ok()
     cli("rounds", path).ok()
-    cli("average", path, "--by", "loss").ok()
+    cli("average", path, "--by", by).ok()
     rows = read_tsv(path / "evaluate_valid.tsv", None)
     known = {row["client"] for row in rows}
     for client in CLIENTS:
-        losses = {
+        figures = {
             number: np.mean(
                 [
-                    float(row["loss"])
+                    sign * float(row[column])
                     for row in rows
                     if row["round"] == str(number) and row["client"] in ({client} & known or known)
                 ]
             )
             for number in (1, 2, 3)
         }
-        best = sorted(sorted(losses, reverse=True), key=losses.get)[:2]
+        best = sorted(sorted(figures, reverse=True), key=figures.get)[:2]
         found = load_file(path / "clients" / client / "model.safetensors")
         states = [
             load_file(path / f"round_{number + 1:04d}" / "global.safetensors")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import fakes
+import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, Result, kill_at_random, run
@@ -93,6 +94,38 @@ def test_ends_with_tables_and_figures(alone):
         assert len((path / "classes.txt").read_text().split()) == classes
         options = yaml.safe_load((path / "config.yaml").read_text())["method_conf"]
         assert options.get("base_ratio") == ratio
+
+
+def test_every_experiment_is_of_its_own_data(alone):
+    """Trained on the training clips of its task, measured on the test clips; with noise to add."""
+    recipe, _ = alone
+    found = sorted((recipe / "exp/fake").glob("*/*/*/seed0/config.yaml"))
+    assert len(found) == 6
+    for path in found:
+        task, network, method = path.parts[-5:-2]
+        config = yaml.safe_load(path.read_text())
+        assert config["data"] == {
+            split: f"dump/fake/{task}/{split}" for split in ("train", "valid", "test")
+        }
+        assert (config["model"]["network"], config["method"]) == (network, method)
+        sections = TINY["method_conf"] | TINY["methods"][method].get("method_conf", {})
+        assert config["method_conf"] == sections
+    for task in ("12", "35"):
+        packed = {
+            split: (recipe / f"dump/fake/{task}/{split}/clips.tsv").read_text().splitlines()[1:]
+            for split in ("train", "valid", "test")
+        }
+        spoken = {
+            split: {line.split("\t")[0] for line in lines if "_silence_" not in line}
+            for split, lines in packed.items()
+        }
+        listed = (recipe / f"data/fake/{task}/test/text").read_text().splitlines()
+        assert {line.split("\t")[0] for line in packed["test"]} == {
+            line.split()[0] for line in listed
+        }
+        assert spoken["test"] and not spoken["test"] & (spoken["train"] | spoken["valid"])
+        # Five and two seconds.
+        assert len(np.load(recipe / f"dump/fake/{task}/train/noise.npy")) == 7 * 16_000
 
 
 def test_what_is_finished_is_not_opened_again(alone):

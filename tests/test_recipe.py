@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shlex
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import fakes
+import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, Result, kill_at_random, run
+from safetensors.numpy import load_file
+
+SETS = ("server_train", "server_valid", "server_test", "train", "valid", "test")
 
 TINY = {
     "tokens": {"token_type": "char", "vocab_size": 32},
@@ -47,7 +54,13 @@ def make_checkout(folder: Path) -> Path:
     for name in ("conf", "fedtools", "local", "utils", "setup.py"):
         (root / name).symlink_to(ROOT / name)
     (recipe / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    clips = fakes.some_clips(speakers=5, each=3)
+    # Half a second each, which has frames for no more than these letters: with longer texts nothing
+    # would be learnt, and all models would be the same.
+    texts = ("a", "so", "so b")
+    clips = [
+        replace(clip, sentence=texts[clip.number % 3])
+        for clip in fakes.some_clips(speakers=5, each=3)
+    ]
     corpus = fakes.common_voice(folder / "a corpus", clips, release=22)
     (folder / "environment").write_text(str(corpus))
     return recipe
@@ -62,6 +75,7 @@ def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--nj", "2"]
+    fixed += ["--seed", "3"]
     hours = ["--hours", "0.6,0.2,0.2", "--methods", "client fedavg"]
     return [str(recipe / "run.sh"), *fixed, *hours, *more], environment
 
@@ -78,11 +92,41 @@ def outcome(recipe: Path) -> dict[str, bytes]:
     return {str(path.relative_to(exp)): path.read_bytes() for path in files}
 
 
+# Stands before fedtools on PATH, and writes down what it is called with.
+RECORDER = """\
+#!/bin/sh
+words=$(printf '%s\\t' "$@")
+printf '%s\\n' "$words" >>{listed}
+exec {program} "$@"
+"""
+
+
+def record(recipe: Path, environment: dict[str, str]) -> dict[str, str]:
+    """An environment in which every call of fedtools is listed; see `calls`."""
+    folder, program = recipe.parents[3] / "recorder", Path(sys.executable).parent / "fedtools"
+    folder.mkdir()
+    named = {"listed": folder / "calls", "program": program}
+    quoted = {name: shlex.quote(str(path)) for name, path in named.items()}
+    (folder / "fedtools").write_text(RECORDER.format(**quoted))
+    (folder / "fedtools").chmod(0o755)
+    return environment | {"PATH": f"{folder}:{environment['PATH']}"}
+
+
+def calls(recipe: Path) -> dict[str, list[list[str]]]:
+    """Command -> what it was called with, each time."""
+    found: dict[str, list[list[str]]] = {}
+    for line in (recipe.parents[3] / "recorder" / "calls").read_text().splitlines():
+        name, *words = line.removesuffix("\t").split("\t")
+        found.setdefault(name, []).append(words)
+    return found
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> tuple[Path, Result]:
     """The recipe, run to its end without a disturbance."""
     recipe = make_checkout(tmp_path_factory.mktemp("alone"))
     words, environment = command(recipe)
+    environment = record(recipe, environment)
     # From another directory: the recipe must not depend on where it is called.
     return recipe, run(*words, env=environment, cwd=recipe.parents[3]).ok()
 
@@ -108,6 +152,100 @@ def test_a_method_has_the_options_of_its_section(alone):
             (recipe / "exp" / "fake" / method / "seed0" / "config.yaml").read_text()
         )
         assert config["method_conf"] == options
+
+
+SYSTEMS = ("baseline", "client", "fedavg")
+DECODED = [(system, split) for system in SYSTEMS for split in ("valid", "test")]
+DECODED.append(("baseline", "server_test"))
+
+
+def test_each_command_opens_what_is_its_own(alone):
+    """Nothing is chosen on test data, and nobody is decoded or scored by another's files."""
+    recipe, _ = alone
+    exp, data, found = "exp/fake", "data/fake", calls(recipe)
+
+    def folder(system: str, split: str) -> str:
+        return f"{exp}/{system}/decode_{split}"
+
+    assert sorted(found["tune"]) == [
+        [folder(one, "valid"), f"{data}/valid", f"{exp}/{one}/weights.yaml"] for one in SYSTEMS
+    ]
+    decoded = {tuple(words[:3]) for words in found["decode"]}
+    assert decoded == {
+        (f"{exp}/{system}", f"{data}/{split}", folder(system, split)) for system, split in DECODED
+    }
+    for words in found["decode"]:
+        assert words[words.index("--lm") + 1] == f"{exp}/lm" and "--model" not in words
+    tested = [(system, split) for system, split in DECODED if split != "valid"]
+    assert sorted(found["best-path"]) == sorted(
+        [folder(*one), "--weights", f"{exp}/{one[0]}/weights.yaml"] for one in tested
+    )
+    assert sorted(found["score"]) == sorted(
+        [f"{data}/{split}", f"{folder(system, split)}/text", folder(system, split)]
+        for system, split in tested
+    )
+    assert [words[:3] for words in found["compare"]] == [
+        [f"{data}/test", f"{folder('baseline', 'test')}/text", f"{folder(one, 'test')}/text"]
+        for one in SYSTEMS[1:]
+    ]
+    for name, made in (("train-tokens", "tokens"), ("train-lm", "lm")):
+        (words,) = found[name]
+        assert words[:2] == [f"{data}/server_train/text", f"{exp}/{made}"]
+    (words,) = found["train-lm"]
+    judged = [words[index + 1] for index, word in enumerate(words) if word == "--valid"]
+    assert judged == [f"{data}/server_valid/text", f"{data}/valid/text"]
+    for name in ("train-tokens", "train-lm", "init", "rounds", "average", "tune"):
+        assert not [word for words in found[name] for word in words if "test" in word]
+    (words,) = found["report"]
+    rows = [words[index + 1] for index, word in enumerate(words) if word == "--row"]
+    scored = [row.partition("=")[2] or row for row in rows]
+    experiments = ["", *(f"{exp}/{one}" for one in SYSTEMS[1:])]
+    assert scored == [
+        f"{experiment}:{folder(system, 'test')}"
+        for experiment, system in zip(experiments, SYSTEMS, strict=True)
+    ]
+
+
+def test_every_model_is_trained_on_its_own_data_and_begins_with_the_baseline(alone):
+    recipe, _ = alone
+    exp = recipe / "exp" / "fake"
+    averaged = (exp / "baseline" / "model.safetensors").read_bytes()
+    for system in SYSTEMS:
+        config = yaml.safe_load((exp / system / "config.yaml").read_text())
+        server = "server_" * (system == "baseline")
+        assert config["data"] == {
+            split: f"data/fake/{server}{split}" for split in ("train", "valid")
+        }
+        assert (config["seed"], config["rounds"]) == (3, 2)
+        started = None if system == "baseline" else hashlib.sha256(averaged).hexdigest()
+        assert config["start"] == started
+        first, whole = (load_file(exp / system / name) for name in (
+            "init.safetensors", "../baseline/model.safetensors"))  # fmt: skip
+        same = [np.array_equal(first[name], whole[name]) for name in whole]
+        assert all(same) == (system != "baseline")
+
+
+def test_hypotheses_are_searched_as_configured(alone):
+    recipe, _ = alone
+    exp = recipe / "exp" / "fake"
+    sum_of_lm = hashlib.sha256((exp / "lm" / "2gram.bin").read_bytes()).hexdigest()
+    for system, split in DECODED:
+        made_from = yaml.safe_load((exp / system / f"decode_{split}/nbest.1.yaml").read_text())
+        assert made_from["data"] == f"data/fake/{split}"
+        assert made_from["search"].items() >= {"lm": sum_of_lm, **TINY["decode"]}.items()
+
+
+def test_the_seed_decides_who_is_in_which_set(alone, tmp_path):
+    recipe, _ = alone
+    corpus = (recipe.parents[3] / "environment").read_text()
+    hours = ("--hours", "0.6,0.2,0.2", "--accents", "au=australia,en=england,in=indian")
+    found = []
+    for seed in (3, 4):
+        program = (sys.executable, ROOT / "local/commonvoice/prepare.py", corpus)
+        run(*program, tmp_path / f"{seed}", *hours, "--seed", f"{seed}").ok()
+        found.append([(tmp_path / f"{seed}" / name / "utt2spk").read_text() for name in SETS])
+    made = [(recipe / "data" / "fake" / name / "utt2spk").read_text() for name in SETS]
+    assert made == found[0] != found[1]
 
 
 def test_nothing_but_the_data_is_in_the_way(alone):

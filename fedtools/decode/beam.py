@@ -34,6 +34,9 @@ from fedtools.lm.tokens import SPACE, Tokenizer
 LN10 = math.log(10.0)
 # Below every posterior that matters, and finite, so that every score is.
 _FLOOR = np.float32(-1e4)
+# For the search alone: a word that has ended comes before itself with its last token going on, of
+# equal score. Of equals flashlight keeps what lies first in memory, and so another list each time.
+_FINISHED = 1e-6
 # For what must not happen: far below any sum of floors.
 _NEVER = np.float32(-1e30)
 
@@ -182,7 +185,8 @@ class CtcBeamDecoder:
         # <sos/eos> is in the token list for ESPnet's sake; CTC has no such token.
         emissions[:, tokens - 1] = _NEVER
         if space:
-            emissions[-1, [self.tokenizer.blank, self._word_end]] = 0.0
+            # Not a blank too: of the two, flashlight would keep either.
+            emissions[-1, self._word_end] = 0.0
         return emissions
 
     def _lm_score(self, indices: Sequence[int]) -> float:
@@ -218,7 +222,7 @@ class CtcBeamDecoder:
             self._insert(trie, spellings[word], index, self._lm.score(start, index)[1])
         trie.smear(flashlight.SmearingMode.MAX)
         silence = self._silence if self._word_end is None else self._word_end
-        scores = {"word_score": self.options.word_score, "unk_score": -math.inf}
+        scores = {"word_score": self.options.word_score + _FINISHED, "unk_score": -math.inf}
         options = flashlight.LexiconDecoderOptions(**scores, **self._search_options())
         places = (silence, tokenizer.blank, -1)
         self._decoder = flashlight.LexiconDecoder(options, trie, self._lm, *places, [], False)

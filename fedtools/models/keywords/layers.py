@@ -1,9 +1,11 @@
 """Layers whose every parameter has a leading client dimension: K networks that run as one.
 
 A network for one client is the case K = 1, so there is one definition of every network, and what
-is trained alone and what is trained in a stack differ by rounding only. Images of K clients are
-folded into the channels, (B, K x C, H, W), where a convolution of K groups keeps clients apart;
-sequences are (K, B, T, D), where a batched matrix product does.
+is trained alone and what is trained in a stack differ by rounding only. That grows: after twenty
+steps of SGD in single precision up to 1e-3 of an update was measured, with AdamW more.
+
+Images of K clients are folded into the channels, (B, K x C, H, W), where a convolution of K groups
+keeps clients apart; sequences are (K, B, T, D), where a batched matrix product does.
 
 Fewer clients may come in than a layer has: then the first ones' parameters are used. A stack whose
 clients are sorted by their number of steps so drops those that have finished.

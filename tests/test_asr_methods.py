@@ -1,0 +1,393 @@
+"""What rounds of speech recognition compute: by hand, with ESPnet's own loss and torch's Adam."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+import simulated
+import torch
+from conftest import inside, ledger
+from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
+
+from fedtools.federation.base import open_federation
+from fedtools.federation.tasks import TASKS
+from fedtools.files.datadir import DataDir
+from fedtools.files.nbest import read_nbest
+from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.models.asr import build_model
+
+TRAIN, VALID = {"au": 9, "en": 6, "in": 3}, {"au": 2, "en": 4, "in": 3}
+LETTER = dict(zip(TRAIN, simulated.LETTERS, strict=False))
+# An epsilon far above rounding, whose sign Adam would otherwise make whole steps of.
+RATE, EPSILON, WARMUP, CLIP = 0.003, 1e-3, 4, 1.0
+# All utterances in one batch: then a step is the same whatever their order.
+TRAINING = {
+    "optim": "adam",
+    "optim_conf": {"lr": RATE, "eps": EPSILON},
+    "scheduler": "warmuplr",
+    "scheduler_conf": {"warmup_steps": WARMUP},
+    "grad_clip": CLIP,
+    "batch_bins": 10_000_000,
+}
+State = dict[str, np.ndarray]
+
+
+def model_of(dropout: float) -> dict:
+    """The model's options, with dropout and SpecAugment or with neither."""
+    model = dict(simulated.CONFIG["model"])
+    if not dropout:
+        del model["specaug"], model["specaug_conf"]
+    rates = {"dropout_rate": dropout, "positional_dropout_rate": dropout}
+    return model | {"encoder_conf": model["encoder_conf"] | rates}
+
+
+def some_data(path: Path, counts: dict[str, int], seed: int) -> Path:
+    """Another number of utterances of each client."""
+    data = DataDir.read(simulated.data_dir(path, list(counts), max(counts.values()), seed))
+    keep = [name for one in counts for name in data.client_utterances(one)[: counts[one]]]
+    data.restrict(keep).write()
+    return path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    some_data(root / "train", TRAIN, 0)
+    some_data(root / "valid", VALID, 1)
+    simulated.config_file(root / "plain.yaml", model=model_of(0.0), training=TRAINING)
+    simulated.config_file(root / "random.yaml", model=model_of(0.5), training=TRAINING)
+    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
+    return root
+
+
+def begin(world: Path, path: Path, method: str, *more: str, config: str = "plain") -> Path:
+    inside(
+        *("init", path, "--config", world / f"{config}.yaml", "--method", method),
+        *("--data", f"train={world / 'train'}", "--data", f"valid={world / 'valid'}"),
+        *("--asset", f"tokens={world / 'tokens'}", *more),
+    ).ok()
+    return path
+
+
+def tokens_of(world: Path) -> list[str]:
+    return (world / "tokens" / "tokens.txt").read_text().split()
+
+
+def table(path: Path) -> dict[str, str]:
+    rows = (line.partition(" ") for line in path.read_text().splitlines())
+    return {name: rest for name, _, rest in rows}
+
+
+def batch_of(world: Path, split: str, *clients: str) -> dict[str, Tensor]:
+    """All utterances of some clients, as ESPnet's models take them."""
+    folder, tokens = world / split, tokens_of(world)
+    owners, places, texts = (table(folder / name) for name in ("utt2client", "feats.scp", "text"))
+    names = [name for name, owner in owners.items() if owner in clients]
+    speech = [torch.tensor(kaldiio.load_mat(places[name])) for name in names]
+    spelled = [
+        torch.tensor([tokens.index("<space>" if c == " " else c) for c in texts[name]])
+        for name in names
+    ]
+    pad = torch.nn.utils.rnn.pad_sequence
+    return {
+        "speech": pad(speech, True),
+        "speech_lengths": torch.tensor([len(one) for one in speech]),
+        "text": pad(spelled, True, -1),
+        "text_lengths": torch.tensor([len(one) for one in spelled]),
+    }
+
+
+def load(model: nn.Module, state: State) -> nn.Module:
+    model.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
+    return model
+
+
+class Trainer:
+    """One model on all utterances of some clients, as anybody would write it."""
+
+    def __init__(self, world: Path, *clients: str):
+        self.model = build_model(model_of(0.0), tokens_of(world))
+        self.batch = batch_of(world, "train", *clients)
+        self.forget()
+
+    def forget(self) -> None:
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=RATE, eps=EPSILON)
+        self.steps = 0
+
+    def fit(self, state: State, epochs: int) -> State:
+        load(self.model, state).train()
+        for _ in range(epochs):
+            self.steps += 1
+            warm = WARMUP**0.5 * min(self.steps**-0.5, self.steps * WARMUP**-1.5)
+            self.optimizer.param_groups[0]["lr"] = RATE * warm
+            self.optimizer.zero_grad()
+            loss, _, _ = self.model(**{name: value.clone() for name, value in self.batch.items()})
+            loss.sum().backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+            self.optimizer.step()
+        return {name: value.numpy().copy() for name, value in self.model.state_dict().items()}
+
+
+def assert_near(found: State, expected: State, start: State) -> None:
+    """Within a thousandth of the way from where both began."""
+    apart, moved = (
+        sum(np.square(one[name].astype("f8") - expected[name]).sum() for name in expected) ** 0.5
+        for one in (start | found, start)
+    )
+    assert moved > 0 and apart < 1e-3 * moved, (apart, moved)
+
+
+def test_client_is_one_training_without_an_interruption(world, tmp_path):
+    """Three rounds of one epoch are three epochs: Adam and its schedule are not begun anew."""
+    path = begin(world, tmp_path / "exp", "client")
+    inside("rounds", path, "--to", "3").ok()
+    start = load_file(path / "init.safetensors")
+    for client in TRAIN:
+        found = load_file(path / "clients" / client / "round_0003" / "personal.safetensors")
+        assert_near(found, Trainer(world, client).fit(start, 3), start)
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["anew", "kept"])
+def test_two_rounds_of_fedavg(world, tmp_path, kept):
+    """Two epochs each; means weighted by utterances; Adam begun anew or kept at its client."""
+    options = f"{{weighting: utterances, local_epochs: 2, keep_optimizer: {str(kept).lower()}}}"
+    path = begin(world, tmp_path / "exp", "fedavg", "--set", f"method_conf={options}")
+    inside("rounds", path, "--to", "2").ok()
+    state = start = load_file(path / "init.safetensors")
+    trainers = {client: Trainer(world, client) for client in TRAIN}
+    for _ in range(2):
+        sent = []
+        for trainer in trainers.values():
+            if not kept:
+                trainer.forget()
+            sent.append(trainer.fit(state, 2))
+        weights = list(TRAIN.values())
+        state = {
+            name: np.average([one[name].astype("f8") for one in sent], 0, weights).astype("f4")
+            for name in start
+        }
+    assert_near(load_file(path / "round_0003" / "global.safetensors"), state, start)
+    epochs = {(row["client"] == "-", row["client_epochs"]) for row in ledger(path)}
+    assert epochs == {(False, "2"), (True, "0")}
+
+
+def test_centralized_is_one_training_on_everybodys_data(world, tmp_path):
+    path = begin(world, tmp_path / "exp", "centralized")
+    inside("rounds", path, "--to", "3").ok()
+    start = load_file(path / "init.safetensors")
+    expected = Trainer(world, *TRAIN).fit(start, 3)
+    assert_near(load_file(path / "round_0004" / "global.safetensors"), expected, start)
+    assert [row["server_epochs"] for row in ledger(path)] == ["1"] * 3
+
+
+def test_models_begin_with_what_they_are_given_or_with_the_seed(world, tmp_path):
+    paths = [
+        begin(world, tmp_path / f"{number}", "fedavg", "--seed", str(seed))
+        for number, seed in enumerate((0, 0, 1))
+    ]
+    one, same, other = (load_file(path / "init.safetensors") for path in paths)
+    assert all(np.array_equal(one[name], same[name]) for name in one)
+    assert not any(
+        np.array_equal(one[name], other[name]) for name in one if name.endswith("w_1.weight")
+    )
+    start = tmp_path / "2" / "init.safetensors"
+    for method in ("fedavg", "client", "centralized"):
+        path = begin(world, tmp_path / method, method, "--start", str(start))
+        inside("rounds", path, "--to", "1", "--evaluate", "valid").ok()
+        assert (path / "init.safetensors").read_bytes() == start.read_bytes()
+    losses = [
+        [row["loss"] for row in read_tsv(tmp_path / name / "evaluate_valid.tsv", None)][:3]
+        for name in ("fedavg", "client", "centralized")
+    ]
+    # Before the first round all are the model that they began with.
+    assert losses[0] == losses[1] == losses[2]
+
+
+# --- measuring, averages, decoding
+
+
+@pytest.fixture(scope="module")
+def trained(world) -> Path:
+    """Three rounds with dropout and SpecAugment, which nobody may meet who measures or decodes."""
+    path = begin(world, world / "trained", "fedavg", config="random")
+    inside("rounds", path, "--to", "3").ok()
+    return path
+
+
+def model_after(path: Path, number: int) -> nn.Module:
+    """The model after a round, ready to be measured."""
+    model = build_model(model_of(0.5), (path / "tokens.txt").read_text().split())
+    state = load_file(path / "init.safetensors")
+    state |= load_file(path / f"round_{number + 1:04d}" / "global.safetensors")
+    return load(model, state).eval()
+
+
+def test_models_are_measured_after_their_round_by_espnets_loss(world, trained, cli):
+    cli("evaluate", trained).ok()
+    rows = read_tsv(trained / "evaluate_valid.tsv", None)
+    assert [(row["round"], row["client"]) for row in rows] == [
+        (str(number), client) for number in range(4) for client in VALID
+    ]
+    texts = table(world / "valid" / "text")
+    for row in rows:
+        with torch.no_grad():
+            loss, _, _ = model_after(trained, int(row["round"]))(
+                **batch_of(world, "valid", row["client"])
+            )
+        assert float(row["loss"]) == pytest.approx(loss.item(), rel=1e-4)
+        own = [text.split() for name, text in texts.items() if name.startswith(row["client"])]
+        assert int(row["utterances"]) == len(own) == VALID[row["client"]]
+        assert int(row["words"]) == sum(map(len, own))
+
+
+def test_every_utterance_is_decoded_by_itself(world, trained, cli, tmp_path):
+    """The score of greedy decoding is the sum of the frames' largest posteriors."""
+    cli("decode", trained, world / "valid", tmp_path / "out", "--model", "round:2").ok()
+    model, places = model_after(trained, 2), table(world / "valid" / "feats.scp")
+    found = read_nbest(tmp_path / "out" / "nbest.tsv")
+    assert list(found) == list(places)
+    scores = set()
+    for name, (hypothesis,) in found.items():
+        speech = torch.tensor(kaldiio.load_mat(places[name]))
+        with torch.no_grad():
+            encoded = model.encode(speech[None], torch.tensor([len(speech)]))[0]
+        best = model.ctc.log_softmax(encoded)[0].max(1).values.double().sum().item()
+        assert hypothesis.acoustic == pytest.approx(best, abs=1e-3)
+        scores.add(round(best, 2))
+    assert len(scores) == len(found)
+
+
+def say(path: Path, letter: str, tokens: list[str]) -> None:
+    """Make of a model one that hears a letter in every frame."""
+    state = load_file(path)
+    state["ctc.ctc_lo.weight"][:] = state["ctc.ctc_lo.bias"][:] = 0
+    state["ctc.ctc_lo.bias"][tokens.index(letter)] = 9
+    save_file(state, path)
+
+
+def test_each_client_is_measured_and_decoded_by_its_own_model(world, cli, tmp_path):
+    path = begin(world, tmp_path / "exp", "client")
+    inside("rounds", path, "--to", "1").ok()
+    for client, letter in LETTER.items():
+        personal = path / "clients" / client / "round_0001" / "personal.safetensors"
+        say(personal, letter, tokens_of(world))
+    cli("average", path).ok()
+    owners, texts = (table(world / "valid" / name) for name in ("utt2client", "text"))
+    expected = {name: LETTER[client] for name, client in owners.items()}
+    for model in ("average", "round:1"):
+        out = tmp_path / model
+        cli("decode", path, world / "valid", out, "--model", model).ok()
+        cli("best-path", out).ok()
+        assert table(out / "text") == expected
+    rows = read_tsv(path / "evaluate_valid.tsv", None)
+    for row in rows:
+        if row["round"] != "1":
+            continue
+        spoken = [text.split() for name, text in texts.items() if owners[name] == row["client"]]
+        # One word was heard: the others are lost, and it is right if it was among them.
+        errors = sum(len(words) - (LETTER[row["client"]] in words) for words in spoken)
+        total = sum(map(len, spoken))
+        assert (int(row["errors"]), int(row["words"])) == (errors, total)
+        assert float(row["wer"]) == pytest.approx(100 * errors / total, abs=1e-3)
+
+
+# WER of each client, and loss, after each round: the best two rounds of all are 2 and 3, au's are
+# 1 and 2; by loss it is 1. What the models began with is no round.
+MEASURED = {0: (0, 0, 0, 0.5), 1: (10, 60, 60, 1), 2: (30, 30, 30, 3), 3: (40, 40, 40, 2)}
+
+
+def measured(path: Path) -> None:
+    """Write what `evaluate` would have found."""
+    rows = []
+    for number, (*rates, loss) in MEASURED.items():
+        for client, wer in zip(TRAIN, rates, strict=True):
+            values = (number, client, VALID[client], loss, 100, wer, wer)
+            rows.append(dict(zip(TASKS["asr"].header, values, strict=True)))
+    write_tsv(path / "evaluate_valid.tsv", TASKS["asr"].header, rows)
+
+
+def mean_of(states: list[State]) -> State:
+    return {name: np.mean([one[name].astype("f8") for one in states], 0) for name in states[0]}
+
+
+def test_the_best_rounds_are_averaged(trained, world, cli, tmp_path):
+    path = shutil.copytree(trained, tmp_path / "exp")
+    measured(path)
+    after = {
+        number: load_file(path / f"round_{number + 1:04d}" / "global.safetensors")
+        for number in (1, 2, 3)
+    }
+    for best, by, rounds in ((2, "rate", (2, 3)), (1, "rate", (2,)), (1, "loss", (1,))):
+        cli("average", path, "--best", str(best), "--by", by).ok()
+        found = load_file(path / "model.safetensors")
+        for name, mean in mean_of([after[number] for number in rounds]).items():
+            np.testing.assert_allclose(found[name], mean, rtol=1e-6, atol=1e-7)
+
+
+def test_the_best_rounds_of_each_client_are_averaged(world, cli, tmp_path):
+    path = begin(world, tmp_path / "exp", "client", "--set", "average=2")
+    inside("rounds", path, "--to", "3").ok()
+    measured(path)
+    cli("average", path).ok()
+    for client in TRAIN:
+        folder = path / "clients" / client
+        rounds = (1, 2) if client == "au" else (2, 3)
+        states = [load_file(folder / f"round_{n:04d}/personal.safetensors") for n in rounds]
+        found = load_file(folder / "model.safetensors")
+        for name, mean in mean_of(states).items():
+            np.testing.assert_allclose(found[name], mean, rtol=1e-6, atol=1e-7)
+
+
+# --- random numbers
+
+
+@pytest.fixture(scope="module")
+def twins(world) -> Path:
+    """The world again, where two clients have the very same utterances."""
+    root = shutil.copytree(world, world.parent / "twins", ignore=shutil.ignore_patterns("trained"))
+    data = DataDir.read(root / "train")
+    for name in data.client_utterances("au"):
+        twin = f"zz{name[2:]}"
+        data.utt2spk[twin], data.utt2client[twin] = f"zz{data.utt2spk[name][2:]}", "zz"
+        for entries in (data.feats_scp, data.text, data.utt2num_frames):
+            entries[twin] = entries[name]
+    data.write()
+    return root
+
+
+def test_dropout_is_drawn_for_a_seed_a_round_and_a_client(twins, tmp_path):
+    """At a rate of 0, nothing else can change a loss."""
+    still = ("--set", "training.optim=sgd", "--set", "training.optim_conf={lr: 0.0}")
+    start, losses = tmp_path / "0" / "init.safetensors", {}
+    for seed in (0, 1):
+        more = ("--seed", str(seed), *(("--start", str(start)) if seed else ()))
+        path = begin(twins, tmp_path / str(seed), "client", *still, *more, config="random")
+        inside("rounds", path, "--to", "2").ok()
+        for number in (1, 2):
+            for row in read_tsv(path / f"round_{number:04d}" / "update.1.tsv", None):
+                if row["client"] in ("au", "zz"):
+                    losses[seed, number, row["client"]] = row["loss"]
+    assert len(losses) == len(set(losses.values())) == 8
+
+
+def test_batches_are_drawn_for_a_seed_a_round_and_a_client(twins, tmp_path):
+    plans = {}
+    for seed in (0, 1):
+        one_each = ("--set", "training.batch_bins=1", "--seed", str(seed))
+        path = begin(twins, tmp_path / str(seed), "fedavg", *one_each)
+        inside("rounds", path, "--to", "1").ok()
+        federation = open_federation(path)
+        for number in (1, 2):
+            for client in ("au", "zz"):
+                batches = federation.place([client], number)._batches(2, None, "train")
+                plans[seed, number, client] = batches._groups
+    for plan in plans.values():
+        first, second = plan[:9], plan[9:]
+        assert sorted(first) == sorted(second) == [[[index]] for index in range(9)]
+        assert first != second
+    assert len({str(plan) for plan in plans.values()}) == len(plans) == 8
