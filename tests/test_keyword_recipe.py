@@ -1,4 +1,4 @@
-"""The keyword recipe from clips to RESULTS.md, in a path with blanks; alone, killed, and again."""
+"""The keyword recipe from clips to RESULTS.md, in a path with spaces; alone, killed, and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Common Voice recipe from audio to RESULTS.md, in a path with blanks; alone and killed."""
+"""The Common Voice recipe from audio to RESULTS.md, in a path with spaces; alone and killed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--nj", "2"]
-    fixed += ["--seed", "3"]
+    fixed += ["--seeds", "3", "--split_seed", "3"]
     hours = ["--hours", "0.6,0.2,0.2", "--methods", "client fedavg"]
     return [str(recipe / "run.sh"), *fixed, *hours, *more], environment
 
@@ -141,22 +141,23 @@ def test_ends_with_the_table(alone):
     assert (recipe / "exp" / "fake" / "RESULTS-fake.png").read_bytes()[:4] == b"\x89PNG"
     assert "kept 60, dropped 0" in result.out
     names = set(outcome(recipe))
-    assert "fedavg/seed0/round_0003/global.safetensors" in names
-    assert "baseline/seed0/decode_test/wer.tsv" in names
+    assert "fedavg/seed3/round_0003/global.safetensors" in names
+    assert "baseline/seed3/decode_test/wer.tsv" in names
 
 
 def test_a_method_has_the_options_of_its_section(alone):
     recipe, _ = alone
     for method, options in (("fedavg", {"weighting": "utterances"}), ("client", {})):
         config = yaml.safe_load(
-            (recipe / "exp" / "fake" / method / "seed0" / "config.yaml").read_text()
+            (recipe / "exp" / "fake" / method / "seed3" / "config.yaml").read_text()
         )
         assert config["method_conf"] == options
 
 
-SYSTEMS = ("baseline", "client", "fedavg")
+SYSTEMS = ("baseline/seed3", "client/seed3", "fedavg/seed3")
+BASELINE = SYSTEMS[0]
 DECODED = [(system, split) for system in SYSTEMS for split in ("valid", "test")]
-DECODED.append(("baseline", "server_test"))
+DECODED.append((BASELINE, "server_test"))
 
 
 def test_each_command_opens_what_is_its_own(alone):
@@ -185,7 +186,7 @@ def test_each_command_opens_what_is_its_own(alone):
         for system, split in tested
     )
     assert [words[:3] for words in found["compare"]] == [
-        [f"{data}/test", f"{folder('baseline', 'test')}/text", f"{folder(one, 'test')}/text"]
+        [f"{data}/test", f"{folder(BASELINE, 'test')}/text", f"{folder(one, 'test')}/text"]
         for one in SYSTEMS[1:]
     ]
     for name, made in (("train-tokens", "tokens"), ("train-lm", "lm")):
@@ -209,20 +210,20 @@ def test_each_command_opens_what_is_its_own(alone):
 def test_every_model_is_trained_on_its_own_data_and_begins_with_the_baseline(alone):
     recipe, _ = alone
     exp = recipe / "exp" / "fake"
-    averaged = (exp / "baseline" / "model.safetensors").read_bytes()
+    averaged = (exp / BASELINE / "model.safetensors").read_bytes()
     for system in SYSTEMS:
         config = yaml.safe_load((exp / system / "config.yaml").read_text())
-        server = "server_" * (system == "baseline")
+        server = "server_" * (system == BASELINE)
         assert config["data"] == {
             split: f"data/fake/{server}{split}" for split in ("train", "valid")
         }
         assert (config["seed"], config["rounds"]) == (3, 2)
-        started = None if system == "baseline" else hashlib.sha256(averaged).hexdigest()
+        started = None if system == BASELINE else hashlib.sha256(averaged).hexdigest()
         assert config["start"] == started
-        first, whole = (load_file(exp / system / name) for name in (
-            "init.safetensors", "../baseline/model.safetensors"))  # fmt: skip
+        begun, model = f"{system}/init.safetensors", f"{BASELINE}/model.safetensors"
+        first, whole = (load_file(exp / name) for name in (begun, model))
         same = [np.array_equal(first[name], whole[name]) for name in whole]
-        assert all(same) == (system != "baseline")
+        assert all(same) == (system != BASELINE)
 
 
 def test_hypotheses_are_searched_as_configured(alone):
