@@ -20,6 +20,8 @@ from safetensors.numpy import load_file
 
 SETS = ("server_train", "server_valid", "server_test", "train", "valid", "test")
 
+from fedtools.files.tables import read_tsv
+
 TINY = {
     "tokens": {"token_type": "char", "vocab_size": 32},
     "lm": {"order": 2},
@@ -76,7 +78,7 @@ def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
     }
     fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--nj", "2"]
     fixed += ["--seeds", "3", "--split_seed", "3"]
-    hours = ["--hours", "0.6,0.2,0.2", "--methods", "client fedavg"]
+    hours = ["--hours", "0.6,0.2,0.2", "--methods", "client fedavg", "--speeds", "1.0 1.1"]
     return [str(recipe / "run.sh"), *fixed, *hours, *more], environment
 
 
@@ -215,7 +217,8 @@ def test_every_model_is_trained_on_its_own_data_and_begins_with_the_baseline(alo
         config = yaml.safe_load((exp / system / "config.yaml").read_text())
         server = "server_" * (system == BASELINE)
         assert config["data"] == {
-            split: f"data/fake/{server}{split}" for split in ("train", "valid")
+            "train": f"data/fake/{server}train_sp",
+            "valid": f"data/fake/{server}valid",
         }
         assert (config["seed"], config["rounds"]) == (3, 2)
         started = None if system == BASELINE else hashlib.sha256(averaged).hexdigest()
@@ -259,6 +262,18 @@ def test_nothing_but_the_data_is_in_the_way(alone):
     assert not [path for path in recipe.rglob("*.tmp") if ".venv" not in path.parts]
 
 
+def test_training_data_alone_are_of_several_speeds(alone):
+    recipe, _ = alone
+    data = recipe / "data" / "fake"
+    count = {path.name: len((path / "text").read_text().splitlines()) for path in data.iterdir()}
+    assert count["train_sp"] == 2 * count["train"]
+    assert count["server_train_sp"] == 2 * count["server_train"]
+    assert sum(name.endswith("_sp") for name in count) == 2
+    for system, split in (("baseline", "server_train_sp"), ("fedavg", "train_sp")):
+        path = recipe / "exp" / "fake" / system / "seed3" / "config.yaml"
+        assert Path(yaml.safe_load(path.read_text())["data"]["train"]).name == split
+
+
 def test_reruns_from_stage_6(alone):
     recipe, _ = alone
     before = outcome(recipe)
@@ -297,3 +312,21 @@ def test_killed_and_rerun(alone, tmp_path):
     run(*words, env=environment).ok()
     first, _ = alone
     assert outcome(recipe) == outcome(first), f"seed {seed}"
+
+
+def test_tables_are_means_over_seeds(alone):
+    """The last test: a seed more is in the way of the others."""
+    recipe, _ = alone
+    words, environment = command(recipe, "--stage", "4", "--seeds", "3 4")
+    words[words.index("client fedavg")] = "fedavg"
+    before = (recipe / "exp/fake/fedavg/seed3/model.safetensors").read_bytes()
+    run(*words, env=environment).ok()
+    assert (recipe / "exp/fake/fedavg/seed3/model.safetensors").read_bytes() == before
+    scores = [recipe / f"exp/fake/fedavg/seed{seed}/decode_test/wer.tsv" for seed in (3, 4)]
+    averages = [read_tsv(path, None)[-2] for path in scores]
+    mean = sum(float(row["wer"]) for row in averages) / 2
+    page = (recipe / "exp" / "fake" / "RESULTS.md").read_text()
+    assert "Means ± standard deviations over 2 seeds." in page
+    assert "Seed: 3, 4." in page
+    cells = next(line for line in page.splitlines() if line.startswith("| FedAvg")).split("|")
+    assert float(cells[-2].strip(" *").split(" ± ")[0]) == pytest.approx(mean, abs=0.06)
