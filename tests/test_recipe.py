@@ -18,9 +18,9 @@ import yaml
 from conftest import ROOT, Result, kill_at_random, run
 from safetensors.numpy import load_file
 
-SETS = ("server_train", "server_valid", "server_test", "train", "valid", "test")
-
 from fedtools.files.tables import read_tsv
+
+SETS = ("server_train", "server_valid", "server_test", "train", "valid", "test")
 
 TINY = {
     "tokens": {"token_type": "char", "vocab_size": 32},
