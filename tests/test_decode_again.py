@@ -10,6 +10,9 @@ import pytest
 import simulated
 from conftest import inside
 
+from fedtools.files.ark import write_ark
+from fedtools.files.datadir import DataDir, write_table
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
@@ -71,6 +74,21 @@ def test_a_job_that_was_killed_is_made_again(world, cli):
     (out / "nbest.1.tsv").unlink()
     cli("decode", world / "exp", world / "data", out, "--model", "round:1").ok()
     assert (out / "nbest.1.tsv").read_bytes() == whole
+
+
+def test_features_of_another_size_are_named(world, cli, tmp_path):
+    """At the beginning already, and in data that only decoding reads."""
+    data = simulated.data_dir(tmp_path / "data", ["au"], 3)
+    names = DataDir.read(data).utterances
+    places = write_ark(tmp_path / "wide.ark", ((name, np.ones((60, 40), "f4")) for name in names))
+    write_table(data / "feats.scp", places)
+    config = simulated.config_file(tmp_path / "config.yaml")
+    begin = ("init", tmp_path / "exp", "--config", config, "--method", "fedavg")
+    begin = (*begin, "--data", f"train={data}", "--asset", f"tokens={world / 'tokens'}")
+    cli(*begin).fails(1, f"{data}/feats.scp: 40 values in a frame", "input_size is")
+    assert not (tmp_path / "exp").exists()
+    result = cli("decode", world / "exp", data, tmp_path / "out", "--model", "round:1")
+    result.fails(1, f"{data}/feats.scp: 40 values in a frame")
 
 
 def test_damaged_features_are_named(world, cli, tmp_path):

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,18 +19,39 @@ from fedtools.decode.greedy import greedy
 from fedtools.federation.base import Beginning, State
 from fedtools.federation.model import ModelFederation, begin_with
 from fedtools.federation.tasks import ALL
+from fedtools.files.ark import FeatureReader
 from fedtools.files.config import from_mapping
 from fedtools.files.datadir import DataDir
+from fedtools.files.errors import UserError
 from fedtools.files.private import Private
 from fedtools.lm.tokens import Tokenizer
-from fedtools.models.asr import build_model, ctc_loss, ctc_losses, log_posteriors, shortest_input
+from fedtools.models.asr import (
+    INPUT_SIZE,
+    build_model,
+    ctc_loss,
+    ctc_losses,
+    log_posteriors,
+    shortest_input,
+)
 from fedtools.score.align import count_errors
 
 
-def read_data(path: str | Path, *tables: str) -> DataDir:
-    """Read the named tables of a data directory, and utt2client where there is one."""
+def read_data(path: str | Path, config: Mapping[str, Any], *tables: str) -> DataDir:
+    """Read the features and the named tables of a data directory, and its clients if it has any.
+
+    Raises:
+        UserError: if one is missing or malformed, or the features do not fit a model's `config`.
+    """
     clients = ("utt2client",) if (Path(path) / "utt2client").exists() else ()
-    return DataDir.read(path, *tables, *clients)
+    data = DataDir.read(path, "utt2spk", "feats.scp", *tables, *clients)
+    wanted = config.get("input_size", INPUT_SIZE)
+    for name in data.utterances[:1]:
+        size = FeatureReader({name: data.feats_scp[name]}).shape(name)[1]
+        if size != wanted:
+            problem = f"{size} values in a frame of {name!r}, the model's input_size is {wanted}"
+            remedy = "extract other features, or begin with another model.input_size"
+            raise UserError(problem, path=data.path / "feats.scp", remedy=remedy)
+    return data
 
 
 def mean_ctc_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -54,6 +76,7 @@ class AsrFederation(ModelFederation):
         training = from_mapping(UtteranceTraining, config["training"], f"{where}: training")
         units = Tokenizer.load(beginning.assets["tokens"]).tokens
         model = build_model(config["model"], units, f"{where}: model")
+        read_data(beginning.data["train"], config["model"])
         check_optimizer(training, f"{where}: training")
         return begin_with(beginning, model, model.state_dict())
 
@@ -75,7 +98,7 @@ class AsrFederation(ModelFederation):
         if split not in self.data:
             labels = ("text",) if split != "train" or self.method.labels else ()
             path = self.data_path(split)
-            self.data[split] = read_data(path, "utt2spk", "feats.scp", *labels)
+            self.data[split] = read_data(path, self.experiment.config["model"], *labels)
         return self.data[split]
 
     def utterances(self, split: str, client: str) -> Utterances:

@@ -39,6 +39,8 @@ _OPTIONAL = ("normalize", "specaug")
 _DEFAULTS = {"model": {"ctc_weight": 1.0, "report_cer": False, "report_wer": False}}
 # Long enough for every convolution, and for SpecAugment's masks and warping to have room.
 _TRIAL_FRAMES = 200
+# ESPnet's default of input_size: values of a frame.
+INPUT_SIZE = 80
 
 # The keys of ESPnet's config.yaml that make a CTC model on features from disk.
 KEYS = (
@@ -74,7 +76,7 @@ def build_model(
     for key in config:
         if key not in KEYS:
             raise option_error(unknown(key, KEYS), where, key, config[key])
-    input_size = config.get("input_size", 80)
+    input_size = config.get("input_size", INPUT_SIZE)
     if type(input_size) is not int or not 0 < input_size <= 1 << 16:
         problem = f"option 'input_size' is {input_size!r}, no number of filters"
         raise option_error(problem, where, "input_size", input_size)

@@ -18,7 +18,7 @@ from fedtools.files.config import option_error, read_yaml, write_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.lines import open_input, read_bytes
 from fedtools.files.states import check_spec, save_state, spec_of
-from fedtools.models.asr import KEYS, build_model
+from fedtools.models.asr import INPUT_SIZE, KEYS, build_model
 
 
 def export_espnet(
@@ -46,7 +46,7 @@ def export_espnet(
     for key in ("specaug_conf", "normalize_conf", "encoder_conf", "ctc_conf"):
         model[key] = dict(config.get(key) or {})
     model["encoder"] = config.get("encoder", "transformer")
-    model["input_size"] = config.get("input_size", 80)
+    model["input_size"] = config.get("input_size", INPUT_SIZE)
     model["model_conf"] = {"ctc_weight": 1.0} | dict(config.get("model_conf") or {})
     if bpe_model is not None:
         with atomic_write(out / "bpe.model", "wb") as file:

@@ -134,7 +134,7 @@ def judge(ended: Ended, root: Path, changed: Sequence[Path]) -> str:
     if who != "fedtools" and not who.endswith(".py"):
         return "no error line"
     # A path that was made worse may lead anywhere.
-    named = str(root) in said or "/" in said.partition(": ")[0]
+    named = str(root) in said or "/" in said.partition(": ")[0] or ": cannot be read: " in said
     return "refused" if named else "no file named"
 
 
