@@ -21,8 +21,10 @@ from torch import Tensor
 from fedtools.client.clips import ClipBatch
 from fedtools.federation.base import open_federation
 from fedtools.federation.kws import KwsFederation, tensors_of
+from fedtools.files.errors import UserError
 from fedtools.files.messages import COLUMNS
 from fedtools.files.tables import read_tsv
+from fedtools.methods import make_method
 from fedtools.methods.fedavg import FedAvg
 from fedtools.methods.fedkws_ui import Alt, FedKwsUi
 from fedtools.methods.fedmmd import squared_mmd
@@ -254,8 +256,8 @@ def test_as_many_clips_as_without_adaptive_steps():
     np.testing.assert_allclose(facts["ratio"] / utility, fedavg / (50 * utility @ batches))
     with pytest.raises(ValueError, match="base_ratio must be 0"):
         Alt(conserve="clips", base_ratio=3.5)
-    with pytest.raises(ValueError, match="'work' is not steps or clips"):
-        Alt(conserve="work")
+    with pytest.raises(UserError, match="'work': input should be 'steps' or 'clips'"):
+        make_method("alt", {"conserve": "work"}, "c.yaml")
 
 
 def test_steps_without_any_utility(world, cli, tmp_path):

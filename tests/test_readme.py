@@ -20,7 +20,8 @@ PAGES = [TOP, *RECIPES, ROOT / "fedtools/README.md", ROOT / "tests/bench/README.
 def commands(page: Path) -> list[str]:
     """The lines of a page's shell blocks, without comments."""
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
-    lines = (line.split("#")[0].strip() for block in blocks for line in block.splitlines())
+    whole = (block.replace("\\\n", " ") for block in blocks)
+    lines = (line.split("#")[0].strip() for block in whole for line in block.splitlines())
     return [line for line in lines if line]
 
 
