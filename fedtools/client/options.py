@@ -23,6 +23,7 @@ from fedtools.files.config import (
     unknown,
 )
 
+OptimizerName = Literal["adam", "adamw", "sgd"]
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 # Far above what is of use.
 MAX_THREADS, MAX_STACK = 1024, 1 << 16
@@ -45,7 +46,7 @@ class Training:
             without, a stack is as near to its clients one after the other as on a CPU.
     """
 
-    optim: Literal["adam", "adamw", "sgd"] = "adam"
+    optim: OptimizerName = "adam"
     optim_conf: dict = field(default_factory=dict)
     scheduler: Literal["warmuplr"] | None = None
     scheduler_conf: dict = field(default_factory=dict)
@@ -114,7 +115,7 @@ class ClipTraining(Training):
         augment: fields of `fedtools.audio.augment.Augment`.
     """
 
-    optim: Literal["adam", "adamw", "sgd"] = "sgd"
+    optim: OptimizerName = "sgd"
     batch_size: Positive = 32
     stack: Annotated[int, Ge(1), Le(MAX_STACK)] = 16
     stack_mb: Positive = 4000

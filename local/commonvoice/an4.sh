@@ -28,11 +28,10 @@ fi
 an4=$1
 set --
 . utils/recipe.sh
-# shellcheck source=../../egs/commonvoice/asr1/path.sh
-. ./path.sh
-# shellcheck source=../../egs/commonvoice/asr1/cmd.sh
-. ./cmd.sh
+# shellcheck source=steps.sh
+. local/steps.sh
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} baseline=exp/${tag}/baseline
+# shellcheck disable=SC2034,SC2154  # of cmd.sh
 [[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}
 
 if begins 1; then
@@ -42,41 +41,26 @@ if begins 1; then
     fedtools perturb-speed "${data}/train" "${data}/train_sp" --speeds "${speeds}"
     for set in train_sp valid test; do
         utils/validate_data_dir.py --no-feats "${data}/${set}"
-        ${train_cmd} "JOB=1:${nj}" "${dump}/${set}/log/extract.JOB.log" \
-            fedtools extract-features "${data}/${set}" "${dump}/${set}" --job JOB --nj "${nj}"
-        fedtools merge-features "${data}/${set}" "${dump}/${set}" --nj "${nj}"
     done
+    extract_features train_sp valid test
 fi
 
 if begins 2; then
     log "Stage 2: tokens and language model"
-    fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
-        --token-type "$(fedtools config "${config}" tokens.token_type)" \
-        --vocab-size "$(fedtools config "${config}" tokens.vocab_size)"
-    fedtools train-lm "${data}/train/text" "${exp}/lm" \
-        --order "$(fedtools config "${config}" lm.order)" --valid "${data}/valid/text"
+    train_units train --valid "${data}/valid/text"
 fi
 
 if begins 3; then
     log "Stage 3: training"
-    fedtools init "${baseline}" --config "${config}" --section baseline --seed "${seed}" \
-        --method centralized --data "train=${data}/train_sp" --data "valid=${data}/valid" \
-        --asset "tokens=${exp}/tokens"
-    ${train_cmd} "${baseline}/log/rounds.log" \
-        fedtools rounds "${baseline}" --ngpu "${ngpu}" --evaluate valid
-    ${train_cmd} "${baseline}/log/average.log" fedtools average "${baseline}" --ngpu "${ngpu}"
+    train "${baseline}" "${seed}" baseline centralized train_sp valid
 fi
 
 if begins 4; then
     for set in valid test; do
         log "Stage 4: decoding of ${set}"
-        ${decode_cmd} "JOB=1:${nj}" "${baseline}/decode_${set}/log/decode.JOB.log" \
-            fedtools decode "${baseline}" "${data}/${set}" "${baseline}/decode_${set}" \
-            --lm "${exp}/lm" --config "${config}" --job JOB --nj "${nj}"
-        fedtools merge-nbest "${baseline}/decode_${set}" "${data}/${set}" --nj "${nj}"
+        decode "${baseline}" "${set}"
         [ "${set}" != valid ] ||
             fedtools tune "${baseline}/decode_valid" "${data}/valid" "${baseline}/weights.yaml"
-        fedtools best-path "${baseline}/decode_${set}" --weights "${baseline}/weights.yaml"
-        fedtools score "${data}/${set}" "${baseline}/decode_${set}/text" "${baseline}/decode_${set}"
+        score "${baseline}" "${set}"
     done
 fi

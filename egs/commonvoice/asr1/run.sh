@@ -35,6 +35,7 @@ Stages: 1 data directories (and the mini corpus, if COMMONVOICE in db.sh is empt
   README.md beside this script says what each one leaves."
 . utils/parse_options.sh
 . utils/recipe.sh
+. local/steps.sh
 
 mini=() rows=() corpus=${COMMONVOICE}
 if [ -z "${COMMONVOICE}" ]; then
@@ -52,7 +53,6 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+'
 check_tag "${tag}"
 sp=${speeds:+_sp}       # how names of training data of several speeds end
-setting() { fedtools config "${config}" "$1"; }
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
@@ -70,50 +70,27 @@ if begins 2; then
     for set in ${sp:+server_train train}; do
         fedtools perturb-speed "${data}/${set}" "${data}/${set}${sp}" --speeds "${speeds}"
     done
-    for set in {server_,}{"train${sp}",valid,test}; do
-        ${train_cmd} "JOB=1:${nj}" "${dump}/${set}/log/extract.JOB.log" \
-            fedtools extract-features "${data}/${set}" "${dump}/${set}" --job JOB --nj "${nj}"
-        fedtools merge-features "${data}/${set}" "${dump}/${set}" --nj "${nj}"
-    done
+    extract_features {server_,}{"train${sp}",valid,test}
 fi
 
 if begins 3; then
     log "Stage 3: tokens and language model, from the server's transcripts"
-    fedtools train-tokens "${data}/server_train/text" "${exp}/tokens" \
-        --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
-    fedtools train-lm "${data}/server_train/text" "${exp}/lm" --order "$(setting lm.order)" \
-        --valid "${data}/server_valid/text" --valid "${data}/valid/text"
+    train_units server_train --valid "${data}/server_valid/text" --valid "${data}/valid/text"
 fi
-
-train() { # experiment, section of the config, method, data for training and validation, options
-    fedtools init "$1" --config "${config}" --section "$2" --method "$3" --seed "${1##*/seed}" \
-        --data "train=${data}/$4" --data "valid=${data}/$5" --asset "tokens=${exp}/tokens" "${@:6}"
-    ${rounds_cmd:-${train_cmd}} "$1/log/rounds.log" \
-        fedtools rounds "$1" --nj "${nj}" --ngpu "${ngpu}" --evaluate valid
-    ${train_cmd} "$1/log/average.log" fedtools average "$1" --ngpu "${ngpu}"
-}
 
 for seed in ${seeds}; do
     baseline=${exp}/baseline/seed${seed}
     if begins 4; then
         log "Stage 4: the baseline, ${baseline}"
-        train "${baseline}" baseline centralized "server_train${sp}" server_valid
+        train "${baseline}" "${seed}" baseline centralized "server_train${sp}" server_valid
     fi
     begins 5 || continue
     for method in ${methods}; do
         log "Stage 5: ${exp}/${method}/seed${seed}"
-        train "${exp}/${method}/seed${seed}" "methods.${method}?" "${method}" "train${sp}" valid \
-            --start "${baseline}/model.safetensors"
+        train "${exp}/${method}/seed${seed}" "${seed}" "methods.${method}?" "${method}" \
+            "train${sp}" valid --start "${baseline}/model.safetensors"
     done
 done
-
-decode() { # experiment, set: N-best lists of all utterances
-    log "Stage 6: $2 by $1"
-    ${decode_cmd} "JOB=1:${nj}" "$1/decode_$2/log/decode.JOB.log" \
-        fedtools decode "$1" "${data}/$2" "$1/decode_$2" --lm "${exp}/lm" \
-        --config "${config}" --job JOB --nj "${nj}"
-    fedtools merge-nbest "$1/decode_$2" "${data}/$2" --nj "${nj}"
-}
 
 for seed in ${seeds}; do
     for system in baseline ${methods}; do
@@ -122,16 +99,16 @@ for seed in ${seeds}; do
         [ "${system}" != baseline ] || tests="test server_test" row="Baseline=:${baseline}"
         rows+=(--row "${row:-${path}:${path}/decode_test}")
         if begins 6; then
-            decode "${path}" valid
-            fedtools tune "${path}/decode_valid" "${data}/valid" "${path}/weights.yaml"
-            for set in ${tests}; do decode "${path}" "${set}"; done
+            for set in valid ${tests}; do
+                log "Stage 6: ${set} by ${path}"
+                decode "${path}" "${set}"
+                [ "${set}" != valid ] ||
+                    fedtools tune "${path}/decode_valid" "${data}/valid" "${path}/weights.yaml"
+            done
         fi
         begins 7 || continue
         log "Stage 7: ${path}"
-        for set in ${tests}; do
-            fedtools best-path "${path}/decode_${set}" --weights "${path}/weights.yaml"
-            fedtools score "${data}/${set}" "${path}/decode_${set}/text" "${path}/decode_${set}"
-        done
+        for set in ${tests}; do score "${path}" "${set}"; done
         [ "${system}" = baseline ] || fedtools compare "${data}/test" "${baseline}/text" \
             "${path}/decode_test/text" --out "${path}/compare_baseline.tsv"
     done
