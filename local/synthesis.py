@@ -21,7 +21,7 @@ from typing import TypeVar
 import voices
 
 from fedtools.files.atomic import sha256, write_text
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, exit_with_message
 
 Clip = TypeVar("Clip")
 Speak = Callable[[voices.Synthesiser, Clip, Path], None]
@@ -105,13 +105,10 @@ def run(script: str, description: str, corpus: str, most: int, what: str, make: 
         parser.error("--nj and --utterances are at least 1")
     name = Path(script).name
     try:
-        make(options.out / corpus, options.seed, options.most, options.nj)
-    except UserError as error:
-        sys.exit(f"{name}: {error}")
+        with exit_with_message(name):
+            make(options.out / corpus, options.seed, options.most, options.nj)
     except ImportError as error:
         sys.exit(f"{name}: {error}; run utils/setup.sh, or pip install espeakng-loader soundfile")
-    except OSError as error:
-        sys.exit(f"{name}: {error.filename}: {error.strerror}")
 
 
 def _claim(corpus: Path, recipe: str) -> None:

@@ -15,27 +15,16 @@ def main() -> None:
     """Run the command line: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
     # Importing a group registers its commands with `app`.
     from fedtools.cli import data, decode, federation, keywords, lm, report  # noqa: F401
-    from fedtools.files.errors import UserError
+    from fedtools.files.errors import exit_with_message
 
     try:
-        app()
-    except UserError as error:
-        print(f"fedtools: {error}", file=sys.stderr)
-        sys.exit(1)
+        with exit_with_message("fedtools"):
+            app()
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "fedtools":
             raise
         remedy = "run utils/setup.sh, or install it as README.md says"
         print(f"fedtools: Python module {error.name!r} is missing; {remedy}", file=sys.stderr)
-        sys.exit(1)
-    except BrokenPipeError:
-        # `fedtools ... | head` is no error of ours.
-        sys.stderr.close()
-        sys.exit(1)
-    except OSError as error:
-        # A full disk, a folder without permission: the file and the system's words say it all.
-        place = f"{error.filename}: " if error.filename else ""
-        print(f"fedtools: {place}{error.strerror or error}", file=sys.stderr)
         sys.exit(1)
     except SystemExit as stop:
         if stop.code == 130:

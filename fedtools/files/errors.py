@@ -33,16 +33,22 @@ class UserError(Exception):
 
 @contextmanager
 def exit_with_message(program: str) -> Iterator[None]:
-    """End a script with one line on stderr and exit status 1 where a user can mend the cause.
+    """End a program with one line on stderr and exit status 1 where a user can mend the cause.
 
     Args:
-        program: the script's name, which begins the line.
+        program: its name, which begins the line.
     """
     try:
         yield
     except UserError as error:
-        sys.exit(f"{program}: {error}")
+        print(f"{program}: {error}", file=sys.stderr)
+        sys.exit(1)
+    except BrokenPipeError:
+        # `fedtools ... | head` is no error of ours.
+        sys.stderr.close()
+        sys.exit(1)
     except OSError as error:
         # A full disk, a folder without permission: the file and the system's words say it all.
         place = f"{error.filename}: " if error.filename else ""
-        sys.exit(f"{program}: {place}{error.strerror or error}")
+        print(f"{program}: {place}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)

@@ -41,7 +41,7 @@ import corpus
 from corpus import Row, sha256_of
 
 from fedtools.files.datadir import DataDir, check_id, write_table
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, exit_with_message
 
 SETS = ("train", "valid", "test")
 # Why a row that nobody asked for is left out; every other reason is a fault of the corpus.
@@ -346,12 +346,8 @@ def prepare(options: argparse.Namespace) -> None:
 def main() -> None:
     """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
     options = parse_options(sys.argv[1:])
-    try:
+    with exit_with_message("prepare.py"):
         prepare(options)
-    except UserError as error:
-        sys.exit(f"prepare.py: {error}")
-    except OSError as error:
-        sys.exit(f"prepare.py: {error.filename}: {error.strerror}")
 
 
 if __name__ == "__main__":
