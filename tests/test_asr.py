@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtools.client.fit import Objective, Run, fit
+from fedtools.client.fit import Run, fit
+from fedtools.client.objectives import Transcripts
 from fedtools.client.options import UtteranceTraining, make_optimizer
 from fedtools.client.utterances import UtteranceBatches, Utterances
-from fedtools.federation.asr import mean_ctc_loss
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
@@ -215,7 +215,7 @@ def test_bf16_trains_near_float32(data):
         training.set_up_torch()
         losses[kind] = []
         for number in range(3):
-            run = Run(model, make_optimizer(model, training), Objective(mean_ctc_loss), False)
+            run = Run(model, make_optimizer(model, training), Transcripts(), False)
             key = (0, number, "test")
             batches = UtteranceBatches(utterances(data), 2, 1, torch.device("cpu"), key)
             ((steps, loss, reason),) = fit(run, batches, training, seed=0, key=key[1:])

@@ -449,36 +449,9 @@ def test_no_model_begins_with_what_is_not_finite(speech, cli, tmp_path):
     assert not (tmp_path / "exp").exists()
 
 
-QUIET = """
-from dataclasses import dataclass
-from typing import ClassVar
-
-from fedtools.methods import METHODS
-from fedtools.methods.fedavg import FedAvg
-
-
-@METHODS.register("quiet")
-@dataclass(frozen=True)
-class Quiet(FedAvg):
-    title: ClassVar[str] = "Quiet"
-    labels: ClassVar[bool] = False
-
-    def train_client(self, client):
-        from fedtools.models.asr import log_posteriors
-
-        def entropy(model, batch):
-            log_probs = log_posteriors(model, batch)[0]
-            return -(log_probs.exp() * log_probs).sum(2).mean()[None]
-
-        return client.fit(entropy)
-"""
-
-
-def test_a_method_without_labels_trains_without_transcripts(speech, tmp_path):
-    """And is the same model whatever the transcripts say."""
-    (tmp_path / "plug" / "methods").mkdir(parents=True)
-    (tmp_path / "plug" / "methods" / "quiet.py").write_text(QUIET)
-    env = {"FEDTOOLS_PATH": str(tmp_path / "plug")}
+def test_pseudo_labels_need_no_transcripts(speech, tmp_path):
+    """And the model is the same whatever the transcripts say."""
+    options = ("--set", "training.labels=continuous")
     found = []
     for name, text in (("none", None), ("wrong", "zzz")):
         train = shutil.copytree(speech / "train", tmp_path / name)
@@ -487,11 +460,11 @@ def test_a_method_without_labels_trains_without_transcripts(speech, tmp_path):
             names = [line.split()[0] for line in (train / "utt2spk").read_text().splitlines()]
             (train / "text").write_text("".join(f"{utt} {text}\n" for utt in names))
         path = tmp_path / f"exp-{name}"
-        fedtools(*init(speech, path, "quiet", train), env=env).ok()
-        fedtools("rounds", path, "--to", "1", env=env).ok()
+        fedtools(*init(speech, path, "fedavg", train), *options).ok()
+        fedtools("rounds", path, "--to", "1").ok()
         found.append((path / "round_0002" / "global.safetensors").read_bytes())
     assert found[0] == found[1]
     assert found[0] != (tmp_path / "exp-none" / "round_0001" / "global.safetensors").read_bytes()
     train = tmp_path / "none"
     command = init(speech, tmp_path / "exp", "fedavg", train)
-    fedtools(*command, env=env).fails(1, "none/text: missing", "transcripts")
+    fedtools(*command).fails(1, "none/text: missing", "transcripts")

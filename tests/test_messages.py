@@ -586,10 +586,11 @@ def test_features_that_were_not_announced(tmp_path, payload, reports, features):
     ("sent", "said"),
     [
         (matrices("bob", 7, 9, width=WIDTH + 1), "features.bob.scp:1: 7 frames of 6 values"),
-        (matrices("bob", 7) + matrices("alice", 9, width=1), "frames of 1 values"),
+        ([*matrices("bob", 7), ("bob-1", np.ones((9, 1)))], "frames of 1 values"),
         (matrices("bob", 40, 20, 1), "features.bob.scp:3: 1 frames of 5 values, 61 in all"),
         (matrices("bob", *[1] * 4), "features.bob.scp: 4 utterances, over 3"),
-        ([("../x", np.ones((2, WIDTH)))], "utterance '../x' is not usable"),
+        ([("../x", np.ones((2, WIDTH)))], "utterance '../x' is not named bob-0000000 or so"),
+        (matrices("alice", 3), "utterance 'alice-0' is not named bob-0000000 or so"),
     ],
 )
 def test_features_beyond_their_bounds(tmp_path, sent, said):
@@ -632,7 +633,7 @@ def mend_bytes(folder, client="bob"):
             lambda text: text.replace("bob-0", "bob-9"),
             "features.bob.scp:2: 'bob-1' is not in order",
         ),
-        (lambda text: text.replace("bob-0", "..-0"), "is not usable as an id"),
+        (lambda text: text.replace("bob-0", "..-0"), "'..-0' is not named bob-0000000"),
         (lambda text: text[:-1], "the last line has no end"),
         (lambda text: text.replace("bob-0 ", "bob-0"), "has no value"),
         (lambda text: "\udcff" + text, "features.bob.scp:1: not UTF-8"),

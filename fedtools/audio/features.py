@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fedtools.audio.wave import AudioError, read_wave, resample
-from fedtools.files.ark import FeatureReader, write_ark
+from fedtools.files.ark import AUTOMATIC, FeatureReader, write_ark
 from fedtools.files.datadir import (
     DataDir,
     audio_file,
@@ -161,7 +161,8 @@ def extract_features(
             durations[utt] = f"{len(samples) / rate:.3f}"
             yield utt, features
 
-    scp = write_ark(ark_dir / f"feats.{job}.ark", matrices(), compress=compress)
+    kind = AUTOMATIC if compress else None
+    scp = write_ark(ark_dir / f"feats.{job}.ark", matrices(), compress=kind)
     if upsampled:
         below = f"recorded below {config.sample_rate} Hz, so that the upper filters are empty"
         print(f"warning: {upsampled} utterances were {below}", file=sys.stderr)

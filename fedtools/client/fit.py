@@ -60,8 +60,19 @@ class Objective:
         loss: of each model, shape (K,).
     """
 
+    # Whether its state lives on from round to round; of one client, or the server.
+    keep = False
+
     def __init__(self, loss: Loss):
         self.loss = loss
+
+    def new_round(self) -> None:
+        """What happens to a state that was kept, when the next round begins."""
+
+    @property
+    def empty_labels(self) -> float:
+        """The share of this round's utterances that were trained on with an empty label."""
+        return 0.0
 
     def after_step(self, model: nn.Module, active: int) -> None:
         """What happens after each step of the optimiser, such as an update of a teacher.
@@ -85,6 +96,7 @@ class Fitted:
 
     `reason` says why the result cannot be used: loss or parameters are not finite. It may carry
     what a phase sends in place of the shared tensors: tensors of no model, or features.
+    `empty_labels` is that of the objective.
     """
 
     steps: int
@@ -93,6 +105,7 @@ class Fitted:
     reason: str = ""
     tensors: Mapping[str, Tensor | np.ndarray] | None = None
     features: Any = None
+    empty_labels: float = 0.0
 
 
 @dataclass

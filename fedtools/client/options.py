@@ -92,6 +92,10 @@ class UtteranceTraining(Training):
     Attributes:
         batch_bins: the largest frames x bins of a padded batch.
         accum_grad: batches of a step.
+        labels: "transcripts", or "continuous" pseudo-labels of a teacher, without transcripts.
+        decay: of the teacher, alpha in equation 7 of Zhu et al. 2022.
+        keep_teacher: whether a client's teacher lives on from round to round; otherwise each round
+            begins with what the client was sent.
         cache_mb: features that a process keeps in memory between rounds.
     """
 
@@ -99,6 +103,9 @@ class UtteranceTraining(Training):
     save_interval_steps: Natural = 500
     batch_bins: Positive = 1_000_000
     accum_grad: Positive = 1
+    labels: Literal["transcripts", "continuous"] = "transcripts"
+    decay: Annotated[float, Ge(0), Le(1)] = 0.9998
+    keep_teacher: bool = True
     cache_mb: Natural = 2000
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,14 +15,21 @@ from torch import Tensor, nn
 from fedtools.client.fit import Batches, Fitted, Loss, Objective, Run, State, finite, fit
 from fedtools.client.options import Training, load_model, load_optimizer, make_optimizer
 from fedtools.client.options import optimizer_state as state_of
+from fedtools.files.keyed import generator
 from fedtools.files.private import Private
+from fedtools.files.sent_features import sent_name
 from fedtools.files.states import load_state, save_state, spec_of
+
+if TYPE_CHECKING:
+    from fedtools.models.cut import Cut
 
 # (epochs, steps of all or of each, purpose) to batches; None is what the round has.
 MakeBatches = Callable[["int | None", "int | Sequence[int] | None", str], Batches]
 
 # The count of steps that an optimiser has taken, kept beside its tensors.
 _STEPS = "steps"
+# What an objective keeps from round to round.
+_OBJECTIVE = "objective"
 
 
 class Place:
@@ -31,7 +39,9 @@ class Place:
         names: the clients, those with the most steps first; or "server".
         number: the round.
         model: holds what each client begins the round with; `fit` trains it in place.
-        facts: what the method's `prepare` said of each client, arrays of shape (K,).
+        facts: what the method's `prepare` said of each client, arrays of shape (K,); of an owner of
+            utterances the number of its "speakers".
+        objective: what `fit` minimises by default.
     """
 
     def __init__(
@@ -48,12 +58,16 @@ class Place:
         own: Sequence[Private],
         seed: int,
         facts: Mapping[str, np.ndarray] | None = None,
+        everything: Callable[[], Iterator[tuple[list[int], Any]]] | None = None,
+        cut: Callable[[], Cut] | None = None,
         copies: Callable[[], nn.Module] | None = None,
     ):
         self.names, self.number, self.model = list(names), number, model
         self.facts = facts or {}
-        self.stacked, self._training, self._objective = stacked, training, objective
-        self._batches, self._sizes, self._own, self._seed = batches, sizes, list(own), seed
+        self.stacked, self._training, self.objective = stacked, training, objective
+        self._batches, self._sizes, self._own = batches, sizes, list(own)
+        self.seed, self.device = seed, next(model.parameters()).device
+        self._everything, self._cut = everything, cut
         self._copies = copies or (lambda: copy.deepcopy(model))
 
     @cached_property
@@ -99,9 +113,14 @@ class Place:
         optimizer, before = make_optimizer(network, self._training), 0
         if keep_optimizer:
             before = self._take_up(network, optimizer)
-        objective = objective or self._objective
+        objective = objective or self.objective
         if not isinstance(objective, Objective):
             objective = Objective(objective)
+        if objective.keep:
+            (own,) = self._own
+            if (kept := own.load(_OBJECTIVE)) is not None:
+                objective.load(kept)
+                objective.new_round()
         run = Run(network, optimizer, objective, self.stacked)
         key = (self.number, self.names[0] if purpose == "train" else f"{purpose}/{self.names[0]}")
         self._resume(run, purpose)
@@ -110,7 +129,7 @@ class Place:
             run,
             self._batches(epochs, steps, purpose),
             self._training,
-            seed=self._seed,
+            seed=self.seed,
             key=key,
             first_step=before,
             save=(lambda state: self._save(state, purpose)) if len(self._own) == 1 else None,
@@ -118,14 +137,46 @@ class Place:
         )
         if only:
             network.requires_grad_(True)
-        if keep_optimizer:
+        # Who diverged begins the next round as the last one.
+        usable = not any(reason for *_, reason in done)
+        if keep_optimizer and usable:
             (own,) = self._own
             state = state_of(network, optimizer) | {_STEPS: np.array(before + run.steps)}
             own.save("optimizer", state)
+        if objective.keep and usable:
+            own.save(_OBJECTIVE, objective.state())
         return [
-            Fitted(count, loss, size, reason)
+            Fitted(count, loss, size, reason, empty_labels=objective.empty_labels)
             for (count, loss, reason), size in zip(done, self._sizes, strict=True)
         ]
+
+    @property
+    def cut(self) -> Cut:
+        """Where the extractor ends."""
+        return self._cut()
+
+    def rest(self) -> list[Fitted]:
+        """Do nothing."""
+        return [Fitted(0, 0.0, size) for size in self._sizes]
+
+    def send_features(self) -> list[Fitted]:
+        """What one client sends of its utterances: features, computed while they are written.
+
+        They go without their names, which tell speakers, in an order of their own.
+        """
+        (client,), (size,) = self.names, self._sizes
+        numbers = generator(self.seed, "features", client).permutation(size)
+
+        def features() -> Iterator[tuple[str, np.ndarray]]:
+            self.model.eval()
+            for indices, batch in self._everything():
+                with torch.no_grad():
+                    values, lengths = self.cut.extract(self.model, batch)
+                rows = zip(indices, values.float().cpu().numpy(), lengths.tolist(), strict=True)
+                for index, matrix, length in rows:
+                    yield sent_name(client, int(numbers[index])), matrix[:length]
+
+        return [Fitted(0, 0.0, size, features=features())]
 
     def tensors(self, network: nn.Module | None = None, client: int = 0) -> dict[str, Tensor]:
         """One client's parameters and buffers, not copied."""

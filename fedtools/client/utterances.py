@@ -61,6 +61,10 @@ class Utterances:
         self.names = list(names)
         self.texts = [data.text.get(name, "") for name in self.names]
         self.tokens = [tokenizer.encode(text) for text in self.texts]
+        speakers = sorted({data.utt2spk.get(name, "") for name in self.names})
+        self.speakers = len(speakers)
+        numbers = {speaker: number for number, speaker in enumerate(speakers)}
+        self._speaker = [numbers[data.utt2spk.get(name, "")] for name in self.names]
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names})
         self._frames = np.array([max(self._reader.num_frames(name), shortest) for name in names])
         self._bins = self._reader.shape(self.names[0])[1]
@@ -95,7 +99,10 @@ class Utterances:
         return batches
 
     def load(self, indices: Sequence[int]) -> Batch:
-        """Read and pad one batch: `speech` (B, T, D) zero-padded, `text` (B, L) padded with -1."""
+        """Read and pad one batch: `speech` (B, T, D) zero-padded, `text` (B, L) padded with -1.
+
+        `speakers` (B,) are numbers from 0 among those of these utterances.
+        """
         features = [self._pad(matrix) for matrix in self._read(indices)]
         speech = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
         tokens = [torch.tensor(self.tokens[index], dtype=torch.long) for index in indices]
@@ -104,6 +111,7 @@ class Utterances:
             speech_lengths=torch.tensor([len(feature) for feature in features]),
             text=torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1),
             text_lengths=torch.tensor([len(token) for token in tokens]),
+            speakers=torch.tensor([self._speaker[index] for index in indices]),
         )
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:

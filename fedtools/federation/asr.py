@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from fedtools.client.fit import Objective
-from fedtools.client.options import UtteranceTraining, check_optimizer
+from fedtools.client.objectives import ContinuousLabels, Posteriors, Transcripts
+from fedtools.client.options import UtteranceTraining, check_optimizer, load_model
 from fedtools.client.place import Place
 from fedtools.client.utterances import Batch, UtteranceBatches, Utterances
 from fedtools.decode.greedy import greedy
 from fedtools.federation.base import Beginning, State
-from fedtools.federation.model import ModelFederation, begin_with
+from fedtools.federation.model import ModelFederation, begin_with, kinds_of
 from fedtools.federation.tasks import ALL
 from fedtools.files.ark import FeatureReader
 from fedtools.files.config import from_mapping
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
+from fedtools.files.ledger import SERVER_ROW, read_round
+from fedtools.files.messages import COLLAPSED, OK, Payload
 from fedtools.files.private import Private
+from fedtools.files.sent_features import Features, open_features
 from fedtools.lm.tokens import Tokenizer
+from fedtools.methods.base import PERSONAL, Extracted, Phase
 from fedtools.models.asr import (
     INPUT_SIZE,
     build_model,
-    ctc_loss,
     ctc_losses,
     log_posteriors,
     shortest_input,
 )
+from fedtools.models.cut import Cut
 from fedtools.score.align import count_errors
 
 
@@ -54,9 +59,15 @@ def read_data(path: str | Path, config: Mapping[str, Any], *tables: str) -> Data
     return data
 
 
-def mean_ctc_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """The mean CTC loss of a batch's utterances, nats, (1,)."""
-    return ctc_loss(model, batch).mean()[None]
+def cut_above(
+    model: nn.Module, kinds: Mapping[str, str], config: Mapping[str, Any], where: str | Path
+) -> Cut:
+    """The cut above a method's personal parameters."""
+    names = {name for name, _ in model.named_parameters() if kinds[name] == PERSONAL}
+    try:
+        return Cut.above(model, names, config.get("input_size", INPUT_SIZE))
+    except ValueError as error:
+        raise UserError(f"method_conf.personal: {error}", path=where) from None
 
 
 class AsrFederation(ModelFederation):
@@ -68,6 +79,7 @@ class AsrFederation(ModelFederation):
         self.training = from_mapping(UtteranceTraining, options, f"{self.where}: training")
         self.tokenizer = Tokenizer.load(self.experiment.path)
         self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
+        self._received: Utterances | None = None
         self.training.set_up_torch()
 
     @staticmethod
@@ -78,10 +90,23 @@ class AsrFederation(ModelFederation):
         model = build_model(config["model"], units, f"{where}: model")
         read_data(beginning.data["train"], config["model"])
         check_optimizer(training, f"{where}: training")
-        return begin_with(beginning, model, model.state_dict())
+        states = begin_with(beginning, model, model.state_dict())
+        phases = map(beginning.method.phase, range(1, config["rounds"] + 1))
+        if any(isinstance(phase.sends, Extracted) for phase in phases):
+            kinds = kinds_of(beginning.method, model, model.state_dict(), where)
+            cut_above(model, kinds, config["model"], where)
+        return states
 
     @cached_property
     def model(self) -> nn.Module:
+        return self._build()
+
+    @cached_property
+    def _teacher(self) -> nn.Module:
+        """A second model, which gives the labels where transcripts do not."""
+        return self._build()
+
+    def _build(self) -> nn.Module:
         config = self.experiment.config["model"]
         return build_model(config, self.tokenizer.tokens, f"{self.where}: model").to(self.device)
 
@@ -96,7 +121,8 @@ class AsrFederation(ModelFederation):
     def read(self, split: str) -> DataDir:
         """The data directory of a split; "train" without transcripts where no method reads them."""
         if split not in self.data:
-            labels = ("text",) if split != "train" or self.method.labels else ()
+            reads = split != "train" or self.training.labels == "transcripts"
+            labels = ("text",) if reads else ()
             path = self.data_path(split)
             self.data[split] = read_data(path, self.experiment.config["model"], *labels)
         return self.data[split]
@@ -137,14 +163,61 @@ class AsrFederation(ModelFederation):
     def place(self, clients: Sequence[str], number: int) -> Place:
         (client,) = clients
         self.load_result(client, number - 1)
-        return self._place(client, number, self.experiment.own(client, number), client)
+        own, data = self.experiment.own(client, number), self.utterances("train", client)
+        return self._place(client, number, own, data)
 
-    def at_server(self, number: int) -> Place:
+    def at_server(self, number: int, phase: Phase) -> Place:
         self.load_shared(number)
-        return self._place("server", number, self.experiment.at_server(number), ALL)
+        own = self.experiment.at_server(number)
+        if not phase.on_features:
+            return self._place("server", number, own, self.utterances("train", ALL))
+        data = self._sent(phase.on_features)
+        return self._place("server", number, own, data, self._posteriors_of_features)
 
-    def _place(self, name: str, number: int, own: Private, client: str) -> Place:
-        data, seed = self.utterances("train", client), self.experiment.seed
+    @cached_property
+    def cut(self) -> Cut:
+        """Where the personal extractor ends."""
+        return cut_above(self.model, self.kinds, self.experiment.config["model"], self.where)
+
+    def payload(self, phase: Phase) -> Payload:
+        if not isinstance(phase.sends, Extracted):
+            return super().payload(phase)
+        return Payload(features=Features(self.cut.size, phase.sends.bits))
+
+    def _sent(self, number: int) -> Utterances:
+        """The features that clients sent in a round, of those whose messages counted."""
+        experiment = self.experiment
+        if self._received is None:
+            data = DataDir(experiment.round_dir(number))
+            for row in read_round(experiment, number):
+                if row.client != SERVER_ROW and row.status in (OK, COLLAPSED):
+                    data.feats_scp |= open_features(data.path, row.client).scp
+            # As many utterances in a batch as of filterbanks.
+            bins = max(1, round(self.training.batch_bins * self.cut.share))
+            names = list(data.feats_scp)
+            found = Utterances(data, names, self.tokenizer, bins, labelled=False)
+            found.keep = found.bytes <= self.training.cache_mb << 20
+            self._received = found
+        return self._received
+
+    def _posteriors_of_features(
+        self, model: nn.Module, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The classifier's log posteriors of features, which are masked in training as audio is."""
+        features, lengths = batch["speech"], batch["speech_lengths"]
+        if model.training and model.specaug is not None:
+            features, lengths = model.specaug(features.clone(), lengths)
+        return self.cut.classify(model, features, lengths), lengths
+
+    def _place(
+        self,
+        name: str,
+        number: int,
+        own: Private,
+        data: Utterances,
+        posteriors: Posteriors = log_posteriors,
+    ) -> Place:
+        seed, training = self.experiment.seed, self.training
 
         def batches(
             epochs: int | None, steps: int | Sequence[int] | None, purpose: str
@@ -153,15 +226,30 @@ class AsrFederation(ModelFederation):
                 raise NotImplementedError("utterances are trained on for epochs, not steps")
             key = (seed, number, name, *([purpose] if purpose != "train" else []))
             epochs = epochs or self.method.local_epochs
-            return UtteranceBatches(data, epochs, self.training.accum_grad, self.device, key)
+            return UtteranceBatches(data, epochs, training.accum_grad, self.device, key)
 
+        def everything() -> Iterator[tuple[list[int], Batch]]:
+            plan = data.batches()
+            return zip(plan, data.stream(plan, self.device), strict=True)
+
+        # What the server gets are features alone: for these there are no transcripts.
+        if training.labels == "transcripts" and posteriors is log_posteriors:
+            objective = Transcripts()
+        else:
+            keep = training.keep_teacher
+            load_model(self._teacher.state_dict(), self.model.state_dict())
+            labels = self.model, self._teacher, training.decay, keep, posteriors
+            objective = ContinuousLabels(*labels)
         return Place(
             [name],
             number,
             self.model,
             stacked=False,
-            training=self.training,
-            objective=Objective(mean_ctc_loss),
+            training=training,
+            objective=objective,
+            everything=everything,
+            cut=lambda: self.cut,
+            facts={"speakers": np.array([data.speakers])},
             batches=batches,
             sizes=[len(data)],
             own=[own],

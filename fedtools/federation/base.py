@@ -118,13 +118,13 @@ class Federation(ABC):
         for client in clients:
             self.experiment.own(client, number).drop_old(keep=1)
 
-    def at_server(self, number: int) -> Place | None:
+    def at_server(self, number: int, phase: Phase) -> Place | None:
         """The server as a place that trains, with the shared state of the round."""
         raise NotImplementedError(f"task {self.experiment.config['task']} trains at no server")
 
     def epochs(self, client: str, steps: int) -> float:
         """How many times a client has gone through its data in so many steps."""
-        return float(self.method.local_epochs)
+        return float(self.method.local_epochs) if steps else 0.0
 
     @property
     def parameters(self) -> set[str]:
@@ -152,7 +152,7 @@ class Federation(ABC):
     def data_path(self, split: str) -> Path:
         """Where the data of a split are, see `data_of`; they are looked at once."""
         if split not in self._data_paths:
-            self._data_paths[split] = data_of(self.experiment, split, self.method.labels)
+            self._data_paths[split] = data_of(self.experiment, split)
         return self._data_paths[split]
 
     def known(self, client: str) -> str | None:

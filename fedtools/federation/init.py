@@ -78,9 +78,12 @@ def init(
         "data": dict(data),
         "clients": len(clients),
     }
+    if made.rounds:
+        frozen["rounds"] = made.rounds
     # Apart from the options: data of the same name can be made again from something else.
+    reads_labels = task.reads_labels(frozen["training"])
     known = {
-        split: task.identity(folder, made.labels or split != "train")
+        split: task.identity(folder, split != "train" or reads_labels)
         for split, folder in folders.items()
     }
     try:

@@ -27,7 +27,7 @@ from fedtools.files.clips import Clips, read_classes
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError
 from fedtools.files.private import Private
-from fedtools.methods.base import Method
+from fedtools.methods.base import Method, Phase
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
 
@@ -126,7 +126,7 @@ class KwsFederation(ModelFederation):
         rows = [self.features("train").clips.rows(client) for client in clients]
         return self._place(clients, own, number, network, rows, self._facts_of(clients))
 
-    def at_server(self, number: int) -> Place:
+    def at_server(self, number: int, phase: Phase) -> Place:
         self.load_shared(number)
         everything = slice(0, len(self.features("train").clips.labels))
         own = self.experiment.at_server(number)

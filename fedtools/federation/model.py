@@ -87,7 +87,8 @@ class ModelFederation(Federation):
         reports = []
         for index, (client, result) in enumerate(zip(place.names, fitted, strict=True)):
             counts = result.utterances, result.steps, result.loss
-            reports.append(Report(client, *counts, reason=result.reason))
+            empty = result.empty_labels
+            reports.append(Report(client, *counts, reason=result.reason, empty_labels=empty))
             personal = self.of_kind(PERSONAL, place.tensors(client=index)) if self.personal else {}
             if personal and not result.reason:
                 self.experiment.own(client, number).save(PERSONAL_STATE, personal)
@@ -98,7 +99,7 @@ class ModelFederation(Federation):
         if phase.sends == SHARED:
             shared = self.of_kind(SHARED, place.model.state_dict())
             return shared if place.stacked else {name: shared[name][None] for name in shared}
-        names = phase.sends.tensors
+        names = self.payload(phase).tensors
         return {
             name: torch.stack([torch.as_tensor(one.tensors[name]) for one in fitted])
             for name in names

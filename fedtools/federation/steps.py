@@ -21,11 +21,14 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, LedgerRow, write_ledger
 from fedtools.files.locks import lock
 from fedtools.files.messages import (
+    COLLAPSED,
+    OK,
     MessageWriter,
     Report,
     job_complete,
     read_messages,
     remove_messages,
+    status_of,
 )
 from fedtools.files.private import Private
 from fedtools.files.tables import write_tsv
@@ -100,6 +103,11 @@ def _tell(number: int, reports: Sequence[Report]) -> None:
     for report in reports:
         if report.reason:
             print(f"round {number}, {report.client}: left out: {report.reason}", file=sys.stderr)
+        elif status_of(report.reason, report.empty_labels) == COLLAPSED:
+            share = f"{100 * report.empty_labels:.0f} %"
+            print(
+                f"round {number}, {report.client}: {share} of its labels are empty", file=sys.stderr
+            )
 
 
 def units_of(
@@ -121,7 +129,7 @@ def aggregate(federation: Federation, number: int) -> float:
     experiment, method = federation.experiment, federation.method
     experiment.require_begun(number, "be aggregated")
     # Those of a run that was killed before it removed them.
-    remove_unwanted(experiment, number - 1)
+    remove_unwanted(experiment, method, number - 1)
     if experiment.is_done(number):
         tidy(federation, number)
         return math.nan
@@ -142,7 +150,7 @@ def aggregate(federation: Federation, number: int) -> float:
         messages,
         refusals,
         federation.parameters,
-        federation.at_server(number) if phase.server_trains else None,
+        federation.at_server(number, phase) if phase.server_trains else None,
     )
     phase.server(server)
     for refusal in server.refusals:
@@ -153,7 +161,7 @@ def aggregate(federation: Federation, number: int) -> float:
     write_ledger(experiment.round_dir(number) / "ledger.tsv", rows)
     experiment.close(number)
     federation.closed(number, sampled)
-    remove_unwanted(experiment, number)
+    remove_unwanted(experiment, method, number)
     return server.mean_loss()
 
 
@@ -162,12 +170,12 @@ def tidy(federation: Federation, number: int) -> None:
     if number > 0:
         experiment = federation.experiment
         federation.closed(number, draw(experiment, number, federation.method.phase(number)))
-        remove_unwanted(experiment, number)
+        remove_unwanted(experiment, federation.method, number)
 
 
-def remove_unwanted(experiment: Experiment, number: int) -> None:
-    """Remove the messages of a complete round, where the configuration does not keep them."""
-    if number > 0 and not experiment.config["keep_updates"]:
+def remove_unwanted(experiment: Experiment, method: Method, number: int) -> None:
+    """Remove the messages of a complete round, where nobody asked to keep them."""
+    if number > 0 and not experiment.config["keep_updates"] and not method.phase(number).keep:
         remove_messages(experiment.round_dir(number))
 
 
@@ -211,11 +219,11 @@ def _ledger_rows(
                 client_epochs=federation.epochs(client, message.steps) if message else 0,
                 server_epochs=0,
                 seconds=message.seconds if message else 0.0,
-                status=refused.get(client, "ok"),
+                status=refused.get(client, message.status if message else OK),
             )
         )
     spent = time.monotonic() - begun
-    return [*rows, LedgerRow(number, SERVER_ROW, 0, 0, 0, server.epochs, spent, "ok")]
+    return [*rows, LedgerRow(number, SERVER_ROW, 0, 0, 0, server.epochs, spent, server.status)]
 
 
 def _sizes_down(

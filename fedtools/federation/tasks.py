@@ -35,6 +35,7 @@ class Task:
         rate: the column by which models are compared, and ...
         sign: ... 1 if less of it is better, -1 if more is.
         identity: (data directory, whether labels are read) to what tells the data from others.
+        reads_labels: the section `training` of the options to whether training reads labels.
         files: (folders by split, assets by name, where the options were read from) to the files
             that an experiment keeps a copy of; raises a UserError if one is not given.
         clients: data directory to its clients, in C order; [] where it names none.
@@ -50,6 +51,7 @@ class Task:
     files: Callable[[Mapping[str, Path], Mapping[str, Path], str | Path], list[Path]]
     clients: Callable[[Path], list[str]]
     by_client: bool
+    reads_labels: Callable[[Mapping[str, object]], bool] = lambda training: True
 
     @property
     def federation_class(self) -> type:
@@ -100,6 +102,7 @@ TASKS = {
         files=_tokens,
         clients=_speakers,
         by_client=True,
+        reads_labels=lambda training: training.get("labels", "transcripts") == "transcripts",
     ),
     "kws": Task(
         federation="fedtools.federation.kws:KwsFederation",
@@ -124,11 +127,8 @@ def task_of(name: object, where: str | Path) -> Task:
     return TASKS[str(name)]
 
 
-def data_of(experiment: Experiment, split: str, labels: bool = True) -> Path:
+def data_of(experiment: Experiment, split: str) -> Path:
     """The folder of a split's data ("train", "valid", "test").
-
-    Args:
-        labels: whether training reads transcripts; those of other splits always are.
 
     Raises:
         UserError: if there are none, or they are not those that the experiment began with.
@@ -139,7 +139,8 @@ def data_of(experiment: Experiment, split: str, labels: bool = True) -> Path:
             f"no {split} data", path=where, remedy=f"there are {', '.join(config['data'])}"
         )
     folder = Path(config["data"][split])
-    found = task_of(config["task"], where).identity(folder, labels or split != "train")
+    task = task_of(config["task"], where)
+    found = task.identity(folder, split != "train" or task.reads_labels(config["training"]))
     known = read_yaml(experiment.path / "data.yaml").get(split)
     if found != known:
         known = known if isinstance(known, dict) else {}

@@ -32,34 +32,34 @@ MAX_MATRIX_BYTES = (1 << 31) - (1 << 16)
 MAX_GAP = 1 << 14
 MAX_RUN_BYTES = 1 << 26
 MAX_RUN_MATRICES = 256
-# kaldiio's number for Kaldi's kAutomaticMethod: one byte a value, two for very short matrices.
-AUTOMATIC_COMPRESSION = 1
+# kaldiio's numbers for Kaldi's kAutomaticMethod: one byte a value, two for very short matrices; for
+# kOneByteAuto and kTwoByteAuto: evenly between a matrix' least and largest value.
+AUTOMATIC, TWO_BYTES, ONE_BYTE = 1, 3, 5
 
 _HEADER_BYTES = 32
 _ITEM = {b"FM": ("<f4", 4), b"DM": ("<f8", 8)}
 
 
 def write_ark(
-    path: str | Path, matrices: Iterable[tuple[str, np.ndarray]], *, compress: bool = False
+    path: str | Path, matrices: Iterable[tuple[str, np.ndarray]], *, compress: int | None = None
 ) -> dict[str, str]:
     """Write matrices one after the other to a binary ark, atomically.
 
     Args:
         path: the ark.
         matrices: pairs of utterance and matrix (T, D), float32; consumed one by one.
-        compress: write Kaldi's compressed matrices: a quarter of the size, not exact.
+        compress: how to compress them, which is not exact: AUTOMATIC, ONE_BYTE or TWO_BYTES.
 
     Returns:
         The scp: utterance -> "absolute path:offset", in the order written.
     """
     final = Path(path).absolute()
-    method = AUTOMATIC_COMPRESSION if compress else None
     scp = {}
     with atomic_write(final, "wb") as file:
         for utt, matrix in matrices:
             start = file.tell() + len(utt.encode("utf-8")) + 1
             matrix = np.ascontiguousarray(matrix, dtype="<f4")
-            kaldiio.save_ark(file, {utt: matrix}, compression_method=method)
+            kaldiio.save_ark(file, {utt: matrix}, compression_method=compress)
             scp[utt] = f"{final}:{start}"
     return scp
 

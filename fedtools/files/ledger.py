@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
+from fedtools.files.messages import OK
 from fedtools.files.tables import count, number, read_tsv, write_tsv
 
 # The client column of the row for the server's own work; no client can have this name.
@@ -22,8 +23,8 @@ SERVER_ROW = "-"
 class LedgerRow(NamedTuple):
     """One client, or the server, in one round.
 
-    `bytes_down` and `bytes_up` are sizes of what was sent. `status` is "ok", or the reason for
-    which the client's message was refused.
+    `bytes_down` and `bytes_up` are sizes of what was sent. `status` is OK, COLLAPSED, or the reason
+    for which the client's message was refused.
     """
 
     round: int
@@ -50,7 +51,7 @@ def write_ledger(path: Path, rows: Sequence[LedgerRow]) -> None:
                 **row._asdict(),
                 **{name: f"{getattr(row, name):g}" for name in numbers},
                 "seconds": f"{row.seconds:.3f}",
-                "status": " ".join(row.status.split()) or "ok",
+                "status": " ".join(row.status.split()) or OK,
             }
             for row in rows
         ],
@@ -64,18 +65,21 @@ def read_ledger(experiment: Experiment) -> Iterator[LedgerRow]:
         UserError: naming file and line, if a file is missing or was changed, or a row is malformed.
     """
     for at in range(1, experiment.last_round() + 1):
-        experiment.check_closed(at)
-        path = experiment.round_dir(at) / "ledger.tsv"
-        seen: set[str] = set()
-        for line, row in enumerate(read_tsv(path, COLUMNS), 2):
-            client = row["client"]
-            if client != SERVER_ROW:
-                check_id(client, "client", path, line)
-            if client in seen or count(row, "round", path, line) != at:
-                raise UserError(
-                    f"{client!r} comes twice, or of another round", path=path, line=line
-                )
-            seen.add(client)
-            sizes = (count(row, name, path, line) for name in ("bytes_down", "bytes_up"))
-            reals = (number(row, name, path, line) for name in COLUMNS[4:7])
-            yield LedgerRow(at, client, *sizes, *reals, row["status"])
+        yield from read_round(experiment, at)
+
+
+def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
+    """The rows of one complete round; errors as of `read_ledger`."""
+    experiment.check_closed(at)
+    path = experiment.round_dir(at) / "ledger.tsv"
+    seen: set[str] = set()
+    for line, row in enumerate(read_tsv(path, COLUMNS), 2):
+        client = row["client"]
+        if client != SERVER_ROW:
+            check_id(client, "client", path, line)
+        if client in seen or count(row, "round", path, line) != at:
+            raise UserError(f"{client!r} comes twice, or of another round", path=path, line=line)
+        seen.add(client)
+        sizes = (count(row, name, path, line) for name in ("bytes_down", "bytes_up"))
+        reals = (number(row, name, path, line) for name in COLUMNS[4:7])
+        yield LedgerRow(at, client, *sizes, *reals, row["status"])

@@ -51,6 +51,11 @@ if TYPE_CHECKING:
 
 COLUMNS = ("client", "utterances", "steps", "loss", "seconds", "bytes", "base", "status")
 
+# The status of a message that counts, and of one whose pseudo-labels were nearly all empty: it
+# counts too, but its model is learning to say nothing.
+OK, COLLAPSED = "ok", "collapsed"
+_COLLAPSED_FROM = 0.95
+
 _MAX_UTTERANCES, _MAX_STEPS, _MAX_SECONDS = 10**9, 10**12, 1e9
 # What TensorBoard writes, and a sum of any number of clients, has room for. More is no loss.
 MAX_LOSS = 1e30
@@ -73,7 +78,8 @@ class Report(NamedTuple):
     """What a client says of its work in a round: the numbers of its row.
 
     `loss` is its mean training loss, `utterances` the size of its data, which may be zero.
-    A `reason` means that it sends nothing, and why.
+    A `reason` means that it sends nothing, and why. `empty_labels` is the share of its utterances
+    whose pseudo-labels were empty.
     """
 
     client: str
@@ -82,6 +88,7 @@ class Report(NamedTuple):
     loss: float = 0.0
     seconds: float = 0.0
     reason: str = ""
+    empty_labels: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,7 @@ class Message:
     path: Path
     layout: Layout | None
     row: int
+    status: str = OK
 
     def offset(self, name: str) -> int:
         """The byte of the file at which this client's row of a tensor begins."""
@@ -188,7 +196,8 @@ class MessageWriter:
             if report.client not in self._row or report.client in self._written:
                 raise ValueError(f"client {report.client!r} is not of this job, or comes twice")
             if wanted:
-                size += write_features(self._table.parent, report.client, features)
+                bits = self._payload.features.bits
+                size += write_features(self._table.parent, report.client, features, bits)
             self._written[report.client] = self._line(report, 0 if report.reason else size)
         for name, (shape, kind) in spec.items():
             rows = as_array(name, tensors[name])
@@ -220,7 +229,7 @@ class MessageWriter:
             "seconds": f"{report.seconds:.3f}",
             "bytes": size,
             "base": self._base,
-            "status": " ".join(report.reason.split())[:200].strip() or "ok",
+            "status": status_of(report.reason, report.empty_labels),
         }
 
     def __enter__(self) -> MessageWriter:
@@ -343,7 +352,7 @@ def _read_job(
     items: list[Message | Refusal] = []
     for index, row in enumerate(rows):
         reason = problem
-        if row["status"] != "ok":
+        if row["status"] not in (OK, COLLAPSED):
             said = "".join(c if c.isprintable() else "?" for c in row["status"][:300])
             reason = f"left out by its job: {said}"
         try:
@@ -384,7 +393,9 @@ def _message(
     if announced != size:
         raise UserError(f"{announced} bytes announced, {size} sent", path=table, line=line)
     path = table.with_suffix(".safetensors")
-    return Message(client, utterances, steps, loss, seconds, size, path, layout, index)
+    return Message(
+        client, utterances, steps, loss, seconds, size, path, layout, index, row["status"]
+    )
 
 
 def _real(row: Mapping[str, str], column: str, table: Path, line: int) -> float:
@@ -396,6 +407,12 @@ def _real(row: Mapping[str, str], column: str, table: Path, line: int) -> float:
     if not math.isfinite(value):
         raise UserError(f"the {column} is {text!r}, not a finite number", path=table, line=line)
     return value
+
+
+def status_of(reason: str, empty_labels: float) -> str:
+    """The status of a training: why its result cannot be used, COLLAPSED or OK."""
+    good = COLLAPSED if empty_labels >= _COLLAPSED_FROM else OK
+    return " ".join(reason.split())[:200].strip() or good
 
 
 def _reason_of(error: UserError, folder: Path) -> str:

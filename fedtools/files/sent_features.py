@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.ark import FeatureReader, write_ark
-from fedtools.files.datadir import check_id, read_table, write_table
+from fedtools.files.ark import ONE_BYTE, TWO_BYTES, FeatureReader, write_ark
+from fedtools.files.datadir import read_table, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.tables import check_regular, check_table_size
+
+_COMPRESSION = {32: None, 16: TWO_BYTES, 8: ONE_BYTE}
 
 
 @dataclass(frozen=True)
 class Features:
-    """Bounds on the features that a client may send.
+    """What features a client sends, and the bounds on them.
 
     Attributes:
         size: values of a frame.
+        bits: of a value, as it is written: 32, or 16 or 8 in Kaldi's compressed matrices, whose
+            values are evenly spread between the least and the largest of an utterance.
         utterances, frames: the largest number of each, in all.
     """
 
     size: int
+    bits: int = 32
     utterances: int = 10**6
     frames: int = 10**9
+
+
+def sent_name(client: str, number: int) -> str:
+    """What a client calls an utterance that it sends: nothing that tells the speaker."""
+    return f"{client}-{number:07d}"
 
 
 def feature_paths(round_dir: Path, client: str) -> tuple[Path, Path]:
@@ -33,10 +44,12 @@ def feature_paths(round_dir: Path, client: str) -> tuple[Path, Path]:
     return round_dir / f"features.{client}.ark", round_dir / f"features.{client}.scp"
 
 
-def write_features(round_dir: Path, client: str, matrices: Iterable[tuple[str, np.ndarray]]) -> int:
+def write_features(
+    round_dir: Path, client: str, matrices: Iterable[tuple[str, np.ndarray]], bits: int = 32
+) -> int:
     """Write utterances and their matrices (T, D) as a client sends them; their bytes."""
     ark, scp = feature_paths(round_dir, client)
-    entries = write_ark(ark, matrices)
+    entries = write_ark(ark, matrices, compress=_COMPRESSION[bits])
     # The file's name alone: where the experiment lies is nobody's business.
     write_table(scp, {utt: f"{ark.name}:{at.rpartition(':')[2]}" for utt, at in entries.items()})
     return ark.stat().st_size + scp.stat().st_size
@@ -51,7 +64,9 @@ def check_features(round_dir: Path, client: str, bounds: Features) -> int:
         raise UserError(f"{len(entries)} utterances, over {bounds.utterances}", path=scp)
     reader, frames = FeatureReader(entries), 0
     for line, utterance in enumerate(entries, 1):
-        check_id(utterance, "utterance", scp, line)
+        if not re.fullmatch(re.escape(client) + r"-\d{1,9}", utterance, re.ASCII):
+            problem = f"utterance {utterance[:80]!r} is not named {sent_name(client, 0)} or so"
+            raise UserError(problem, path=scp, line=line)
         length, size = reader.shape(utterance)
         frames += length
         if size != bounds.size or frames > bounds.frames:

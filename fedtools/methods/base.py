@@ -23,6 +23,17 @@ RESET = "reset"  # put back to the initial value at the start of every round, ne
 
 
 @dataclass(frozen=True)
+class Extracted:
+    """What a phase sends: what the personal bottom of the model makes of a client's audio.
+
+    Attributes:
+        bits: of a value.
+    """
+
+    bits: int = 32
+
+
+@dataclass(frozen=True)
 class Phase:
     """What one round is.
 
@@ -30,16 +41,21 @@ class Phase:
         client: what a client of the round does with its `Place`, or with whatever the task gives
             it; None if no client takes part.
         server: what the server makes of the messages.
-        sends: what each client sends: SHARED, the shared tensors of its model, or a payload.
+        sends: what each client sends: SHARED, the shared tensors of its model; features; or a
+            payload.
         everybody: all clients take part, not a sample of them.
-        server_trains: `Server.place` is needed.
+        server_trains: `Server.place` is needed: the server with the experiment's data, or ...
+        on_features: ... with the features that clients sent in this earlier round, if it is not 0.
+        keep: what clients send stays, whatever `keep_updates` says: a later round needs it.
     """
 
     client: Callable[[Place], list[Fitted]] | None
     server: Callable[[Server], None]
-    sends: str | Payload = SHARED
+    sends: str | Extracted | Payload = SHARED
     everybody: bool = False
     server_trains: bool = False
+    on_features: int = 0
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,6 @@ class Method:
         rank: its place among the rows of tables, the lowest first.
         tasks: those that it can have.
         federated: whether clients train; otherwise it is a row apart in some tables.
-        labels: whether training reads transcripts or other labels.
         local_epochs: epochs that a client trains in a round; of keyword spotting, where every batch
             is full, an epoch is as many batches as hold all clips, and the ledger has its length.
         local_steps: gradient steps instead, where this is not 0 (keyword spotting).
@@ -67,7 +82,6 @@ class Method:
     rank: ClassVar[int] = 100
     tasks: ClassVar[tuple[str, ...]] = ("asr", "kws")
     federated: ClassVar[bool] = True
-    labels: ClassVar[bool] = True
 
     local_epochs: Positive = 1
     local_steps: Natural = 0
@@ -154,6 +168,11 @@ class Method:
             else batches * self.local_epochs
         )
         return {"steps": steps}
+
+    @property
+    def rounds(self) -> int | None:
+        """How many rounds it has, where its own options say that."""
+        return None
 
     def private_training(self, steps: int) -> int:
         """Gradient steps in a round of what stays at a client, beside its `steps` on the model."""

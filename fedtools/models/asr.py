@@ -38,7 +38,7 @@ _CLASSES = {
 _OPTIONAL = ("normalize", "specaug")
 _DEFAULTS = {"model": {"ctc_weight": 1.0, "report_cer": False, "report_wer": False}}
 # Long enough for every convolution, and for SpecAugment's masks and warping to have room.
-_TRIAL_FRAMES = 200
+TRIAL_FRAMES = 200
 # ESPnet's default of input_size: values of a frame.
 INPUT_SIZE = 80
 
@@ -118,6 +118,14 @@ def log_posteriors(
     return model.ctc.log_softmax(encoded).float(), lengths
 
 
+def _relative_positions(encoder: nn.Module, features: torch.Tensor) -> torch.Tensor | None:
+    """The table that an encoder with relative positions gives its blocks; other kinds have none."""
+    for module in encoder.embed.modules():
+        if "RelPositionalEncoding" in type(module).__name__:
+            return module(features)[1]
+    return None
+
+
 def ctc_losses(
     log_probs: torch.Tensor, lengths: torch.Tensor, batch: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
@@ -180,8 +188,8 @@ def _make(config: Mapping, key: str, where: str, **given):
 def _try(model: nn.Module, input_size: int, where: str) -> None:
     """Compute one loss: some odd options show only then. Model and generators stay as they are."""
     before = {name: value.clone() for name, value in model.named_buffers()}
-    length = torch.tensor([_TRIAL_FRAMES])
-    speech = torch.zeros(1, _TRIAL_FRAMES, input_size)
+    length = torch.tensor([TRIAL_FRAMES])
+    speech = torch.zeros(1, TRIAL_FRAMES, input_size)
     text = torch.ones(1, 1, dtype=torch.long)
     with _quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
-from fedtools.files.messages import Message, Refusal
+from fedtools.files.messages import OK, Message, Refusal, status_of
 from fedtools.files.states import Spec, load_state, save_state
 from fedtools.server.aggregate import Bound, check_min_clients, combine
 
@@ -41,6 +41,7 @@ class Server:
         refusals: the clients that were, with their reasons.
         place: the server as a place that trains, where the phase has it train; otherwise None.
         epochs: of its own training in this round.
+        status: of that training, in the ledger's words.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Server:
     ):
         self.number = number
         self.messages, self.refusals = list(messages), list(refusals)
-        self.place, self.epochs = place, 0.0
+        self.place, self.epochs, self.status = place, 0.0, OK
         self._rules, self._spec = rules, spec
         self._experiment, self._own = experiment, experiment.at_server(number)
         self._parameters = set(parameters)
@@ -73,8 +74,9 @@ class Server:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Mean training loss by client, and by "server" where the server trains."""
-        return {message.client: message.loss for message in self.messages} | self._trained
+        """Mean training loss of each client that trained, and of "server" where the server did."""
+        trained = {message.client: message.loss for message in self.messages if message.steps}
+        return trained | self._trained
 
     @property
     def state(self) -> Path:
@@ -167,11 +169,16 @@ class Server:
         self._own.drop_old(keep=2)
         save_state(self.next_state, state)
 
-    def fit(self, epochs: int = 1) -> None:
-        """Train on the server's data; the next state is the trained model's."""
-        (fitted,) = self.place.fit(epochs=epochs, keep_optimizer=True)
+    def fit(self, epochs: int = 1, only: Callable[[str], bool] | None = None) -> None:
+        """Train on the server's data; the next state is the trained model's.
+
+        Args:
+            only: chooses parameters by name; by default all are trained.
+        """
+        (fitted,) = self.place.fit(epochs=epochs, keep_optimizer=True, only=only)
         if fitted.reason:
             self._diverged(fitted.reason)
+        self.status = status_of("", fitted.empty_labels)
         self._trained["server"] = fitted.loss
         self.epochs += epochs
         state = self.place.tensors()

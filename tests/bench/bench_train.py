@@ -23,11 +23,10 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fedtools.client.fit import Objective  # noqa: E402
+from fedtools.client.objectives import Transcripts  # noqa: E402
 from fedtools.client.options import UtteranceTraining, make_optimizer  # noqa: E402
 from fedtools.client.place import Place  # noqa: E402
 from fedtools.client.utterances import UtteranceBatches, Utterances  # noqa: E402
-from fedtools.federation.asr import mean_ctc_loss  # noqa: E402
 from fedtools.files.ark import write_ark  # noqa: E402
 from fedtools.files.config import from_mapping, read_yaml  # noqa: E402
 from fedtools.files.datadir import DataDir  # noqa: E402
@@ -88,7 +87,7 @@ def main() -> None:
                 model,
                 stacked=False,
                 training=training,
-                objective=Objective(mean_ctc_loss),
+                objective=Transcripts(),
                 batches=lambda *_: UtteranceBatches(data, 1, training.accum_grad, CPU, (0, 1)),
                 sizes=[len(data)],
                 # A folder for each turn: what is there already is not trained again.

@@ -1,0 +1,103 @@
+"""DecoupleFL: clients train the bottom of the model, the server the rest on features they send.
+
+H. Zhu et al.: Decoupled federated learning for ASR with non-IID data, Interspeech 2022, section
+2.2. Begins with a model that is trained already (`fedtools init --start`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from fedtools.files.config import Natural, NonNegative, Positive
+from fedtools.files.messages import Payload
+from fedtools.methods import METHODS
+from fedtools.methods.base import PERSONAL, Extracted, Method, Phase
+
+if TYPE_CHECKING:
+    from fedtools.client.fit import Fitted
+    from fedtools.client.place import Place
+    from fedtools.server.server import Server
+
+
+@METHODS.register("decouplefl")
+@dataclass(frozen=True)
+class DecoupleFL(Method):
+    """The personal parameters are the extractor, all others the classifier, which is shared.
+
+    Rounds 1 to `stage1` train the extractors, each at its client, below the classifier as it is.
+    In the next round clients send the features of their utterances, once. In `stage2` more the
+    server trains the classifier on these, on labels of a teacher of its own, since transcripts do
+    not leave a client. In the last round the classifier goes back.
+
+    Attributes:
+        stage1: rounds, each one of `local_epochs`, of the extractors; 0 for none (an ablation).
+        stage2: epochs of the classifier; 0 for none (an ablation), and then no features are sent.
+        bits: of a value that is sent: 32, or 16 or 8 in Kaldi's compressed matrices.
+        speaker_invariance: lambda of equation 3; 0 trains without speaker classifiers.
+        speaker_units: width of the hidden layer of a speaker classifier.
+    """
+
+    title: ClassVar[str] = "DecoupleFL"
+    rank: ClassVar[int] = 6
+    tasks: ClassVar[tuple[str, ...]] = ("asr",)
+
+    personal: tuple[str, ...] = ("encoder.embed.*", "encoder.encoders.[0-6].*")
+    stage1: Natural = 50
+    stage2: Natural = 50
+    bits: Literal[32, 16, 8] = 16
+    speaker_invariance: NonNegative = 0.0
+    speaker_units: Positive = 128
+
+    def check(self, task: str, model: Mapping[str, Any]) -> None:
+        super().check(task, model)
+        if not self.rounds:
+            raise ValueError("stage1 and stage2 are both 0")
+
+    @property
+    def rounds(self) -> int:
+        return self.stage1 + (self.stage2 + 2 if self.stage2 else 0)
+
+    def phase(self, number: int) -> Phase:
+        sending = self.stage1 + 1
+        nothing = Payload()
+        if number <= self.stage1:
+            return Phase(self.train_extractor, self.keep, sends=nothing)
+        if number == sending:
+            sends = Extracted(self.bits)
+            return Phase(self.send_features, self.keep, sends, everybody=True, keep=True)
+        if number <= sending + self.stage2:
+            return Phase(None, self.train_classifier, server_trains=True, on_features=sending)
+        return Phase(self.receive, self.keep, sends=nothing, everybody=True)
+
+    def train_extractor(self, client: Place) -> list[Fitted]:
+        """Stage 1, section 2.2.1: the classifier is fixed, the optimiser lives on."""
+        if not self.speaker_invariance:
+            return client.fit(only=self._is_extractor, keep_optimizer=True)
+        from fedtools.client.invariance import speaker_invariant
+
+        # Ganin et al.'s warm-up (the paper's [27]): from 0 at the beginning to lambda.
+        warmup = 2 / (1 + math.exp(-10 * client.number / self.stage1)) - 1
+        weight = self.speaker_invariance * warmup
+        return speaker_invariant(client, self._is_extractor, weight, self.speaker_units)
+
+    def send_features(self, client: Place) -> list[Fitted]:
+        """What the server needs for stage 2, section 2.2.2."""
+        return client.send_features()
+
+    def train_classifier(self, server: Server) -> None:
+        """Stage 2, equation 4: the classifier alone, on features."""
+        server.fit(epochs=1, only=lambda name: not self._is_extractor(name))
+
+    def receive(self, client: Place) -> list[Fitted]:
+        """The new classifier goes back: all that there is to do."""
+        return client.rest()
+
+    def keep(self, server: Server) -> None:
+        """Nothing at the server changes."""
+        server.keep()
+
+    def _is_extractor(self, name: str) -> bool:
+        return self.parameter_kind(name) == PERSONAL
