@@ -513,9 +513,9 @@ def test_teachers_of_a_stack_are_those_of_its_models_alone():
 def place(folder, number: int, model: nn.Module, training: Training, objective=None) -> Place:
     """One client, whose epoch is five steps that are the same in each."""
     return Place(
-        ["au"],
-        number,
         model,
+        names=["au"],
+        number=number,
         stacked=False,
         training=training,
         objective=objective or Objective(entropy),

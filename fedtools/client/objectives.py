@@ -67,7 +67,9 @@ class ContinuousLabels(Transcripts):
         self.utterances = self.empty = 0
         self._teacher, self._decay = teacher.eval().requires_grad_(False), decay
         kept, new = teacher.state_dict(), student.state_dict()
-        floats = [name for name, value in kept.items() if value.is_floating_point()]
+        # Each once: models of several clients have tensors in common.
+        places = {value.data_ptr(): name for name, value in kept.items()}
+        floats = [name for name in places.values() if kept[name].is_floating_point()]
         self._pairs = [kept[name] for name in floats], [new[name] for name in floats]
 
     def labelled(self, batch: Batch) -> Batch:

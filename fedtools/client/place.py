@@ -46,10 +46,10 @@ class Place:
 
     def __init__(
         self,
-        names: Sequence[str],
-        number: int,
         model: nn.Module,
         *,
+        names: Sequence[str],
+        number: int,
         stacked: bool,
         training: Training,
         objective: Objective,

@@ -57,7 +57,7 @@ class Utterances:
             lacking = [name for name in names if name not in table]
             if lacking and (labelled or table is data.feats_scp):
                 raise UserError(f"no entry of utterance {lacking[0]!r}", path=data.path / file)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.labelled = tokenizer, labelled
         self.names = list(names)
         self.texts = [data.text.get(name, "") for name in self.names]
         self.tokens = [tokenizer.encode(text) for text in self.texts]
@@ -65,6 +65,9 @@ class Utterances:
         self.speakers = len(speakers)
         numbers = {speaker: number for number, speaker in enumerate(speakers)}
         self._speaker = [numbers[data.utt2spk.get(name, "")] for name in self.names]
+        clients = sorted({data.utt2client.get(name, "") for name in self.names})
+        numbers = {client: number for number, client in enumerate(clients)}
+        self._client = [numbers[data.utt2client.get(name, "")] for name in self.names]
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names})
         self._frames = np.array([max(self._reader.num_frames(name), shortest) for name in names])
         self._bins = self._reader.shape(self.names[0])[1]
@@ -101,7 +104,7 @@ class Utterances:
     def load(self, indices: Sequence[int]) -> Batch:
         """Read and pad one batch: `speech` (B, T, D) zero-padded, `text` (B, L) padded with -1.
 
-        `speakers` (B,) are numbers from 0 among those of these utterances.
+        `speakers` and `clients` (B,) are numbers from 0 among those of these utterances.
         """
         features = [self._pad(matrix) for matrix in self._read(indices)]
         speech = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
@@ -112,6 +115,7 @@ class Utterances:
             text=torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1),
             text_lengths=torch.tensor([len(token) for token in tokens]),
             speakers=torch.tensor([self._speaker[index] for index in indices]),
+            clients=torch.tensor([self._client[index] for index in indices]),
         )
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:

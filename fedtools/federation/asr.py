@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedtools.client.joint import Joint, JointPlace
 from fedtools.client.objectives import ContinuousLabels, Posteriors, Transcripts
 from fedtools.client.options import UtteranceTraining, check_optimizer, load_model
 from fedtools.client.place import Place
@@ -26,7 +27,7 @@ from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COLLAPSED, OK, Payload
-from fedtools.files.private import Private
+from fedtools.files.private import PERSONAL_STATE, Private
 from fedtools.files.sent_features import Features, open_features
 from fedtools.lm.tokens import Tokenizer
 from fedtools.methods.base import PERSONAL, Extracted, Phase
@@ -106,6 +107,12 @@ class AsrFederation(ModelFederation):
         """A second model, which gives the labels where transcripts do not."""
         return self._build()
 
+    @cached_property
+    def _joint(self) -> Joint:
+        """The models of all clients, which have what is shared in common."""
+        models = [self._build() for _ in self.experiment.clients]
+        return Joint(models, self.shared_spec, self.cut)
+
     def _build(self) -> nn.Module:
         config = self.experiment.config["model"]
         return build_model(config, self.tokenizer.tokens, f"{self.where}: model").to(self.device)
@@ -169,10 +176,27 @@ class AsrFederation(ModelFederation):
     def at_server(self, number: int, phase: Phase) -> Place:
         self.load_shared(number)
         own = self.experiment.at_server(number)
-        if not phase.on_features:
-            return self._place("server", number, own, self.utterances("train", ALL))
-        data = self._sent(phase.on_features)
-        return self._place("server", number, own, data, self._posteriors_of_features)
+        if phase.on_features:
+            data = self._sent(phase.on_features)
+            return self._place("server", number, own, data, self._posteriors_of_features)
+        data = self.utterances("train", ALL)
+        if phase.jointly:
+            return self._jointly(number, own, data)
+        return self._place("server", number, own, data)
+
+    def _jointly(self, number: int, own: Private, data: Utterances) -> Place:
+        """The server as a place that trains the models of all clients."""
+        clients, joint = self.experiment.clients, self._joint
+        for client, model in zip(clients, joint.models, strict=True):
+            state = {**self.start(number), **self.personal_state(client, number)}
+            load_model(model.state_dict(), state)
+
+        def keep(client: int, model: nn.Module) -> None:
+            personal = self.of_kind(PERSONAL, model.state_dict())
+            self.experiment.own(clients[client], number).save(PERSONAL_STATE, personal)
+
+        make = partial(JointPlace, joint, keep)
+        return self._place("server", number, own, data, Joint.posteriors, joint, make)
 
     @cached_property
     def cut(self) -> Cut:
@@ -216,6 +240,8 @@ class AsrFederation(ModelFederation):
         own: Private,
         data: Utterances,
         posteriors: Posteriors = log_posteriors,
+        student: nn.Module | None = None,
+        make: Callable[..., Place] | None = None,
     ) -> Place:
         seed, training = self.experiment.seed, self.training
 
@@ -232,29 +258,35 @@ class AsrFederation(ModelFederation):
             plan = data.batches()
             return zip(plan, data.stream(plan, self.device), strict=True)
 
-        # What the server gets are features alone: for these there are no transcripts.
-        if training.labels == "transcripts" and posteriors is log_posteriors:
-            objective = Transcripts()
-        else:
-            keep = training.keep_teacher
-            load_model(self._teacher.state_dict(), self.model.state_dict())
-            labels = self.model, self._teacher, training.decay, keep, posteriors
-            objective = ContinuousLabels(*labels)
-        return Place(
-            [name],
-            number,
-            self.model,
+        return (make or partial(Place, self.model))(
+            names=[name],
+            number=number,
             stacked=False,
             training=training,
-            objective=objective,
+            objective=self._objective(data, student or self.model, posteriors),
+            batches=batches,
             everything=everything,
             cut=lambda: self.cut,
             facts={"speakers": np.array([data.speakers])},
-            batches=batches,
             sizes=[len(data)],
             own=[own],
             seed=seed,
         )
+
+    def _objective(
+        self, data: Utterances, student: nn.Module, posteriors: Posteriors
+    ) -> Transcripts:
+        """CTC on transcripts where these are wanted and there, otherwise on a teacher's labels."""
+        training = self.training
+        if training.labels == "transcripts" and data.labelled:
+            return Transcripts(posteriors)
+        teacher = self._teacher
+        if student is not self.model:
+            models = [self._build() for _ in self.experiment.clients]
+            teacher = Joint(models, self.shared_spec, self.cut)
+        load_model(teacher.state_dict(), student.state_dict())
+        decay, keep = training.decay, training.keep_teacher
+        return ContinuousLabels(student, teacher, decay, keep, posteriors)
 
     @torch.no_grad()
     def measure(self, split: str, client: str) -> dict[str, object]:

@@ -155,9 +155,9 @@ class KwsFederation(ModelFederation):
             return ClipBatches(self.features("train"), names, rows, counts, self.training, key)
 
         return Place(
-            names,
-            number,
             network,
+            names=names,
+            number=number,
             stacked=True,
             training=self.training,
             objective=Objective(cross_entropy),

@@ -46,6 +46,7 @@ class Phase:
         everybody: all clients take part, not a sample of them.
         server_trains: `Server.place` is needed: the server with the experiment's data, or ...
         on_features: ... with the features that clients sent in this earlier round, if it is not 0.
+        jointly: the server trains a personal part for each client too, on that client's data.
         keep: what clients send stays, whatever `keep_updates` says: a later round needs it.
     """
 
@@ -55,6 +56,7 @@ class Phase:
     everybody: bool = False
     server_trains: bool = False
     on_features: int = 0
+    jointly: bool = False
     keep: bool = False
 
 

@@ -82,9 +82,9 @@ def main() -> None:
 
         def ours(turn: int) -> None:
             place = Place(
-                ["bench"],
-                1,
                 model,
+                names=["bench"],
+                number=1,
                 stacked=False,
                 training=training,
                 objective=Transcripts(),

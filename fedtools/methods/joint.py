@@ -1,0 +1,34 @@
+"""Joint: DecoupleFL without decoupling, an ablation; the server trains everything, end to end.
+
+H. Zhu et al.: Decoupled federated learning for ASR with non-IID data, Interspeech 2022, table 4,
+"- decouple": centralised training, with an extractor for each client. Nothing of it is private.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from fedtools.methods import METHODS
+from fedtools.methods.base import Method, Phase
+
+if TYPE_CHECKING:
+    from fedtools.server.server import Server
+
+
+@METHODS.register("joint")
+@dataclass(frozen=True)
+class Joint(Method):
+    """The personal parameters are each client's extractor, all others everybody's."""
+
+    title: ClassVar[str] = "DecoupleFL - decouple"
+    rank: ClassVar[int] = 7
+    tasks: ClassVar[tuple[str, ...]] = ("asr",)
+
+    personal: tuple[str, ...] = ("encoder.embed.*", "encoder.encoders.[0-6].*")
+
+    def phase(self, number: int) -> Phase:
+        return Phase(client=None, server=self.update_server, server_trains=True, jointly=True)
+
+    def update_server(self, server: Server) -> None:
+        server.fit(epochs=1)
