@@ -49,11 +49,16 @@ def make_experiment(
     path: Path,
     *,
     size: int = 0,
+    up: int | None = None,
     client_epochs: float = 0,
     server_epochs: float = 0,
     drop: float = 1,
 ) -> Path:
-    """An experiment of three clients and four rounds; `size` bytes down, and up, each time."""
+    """An experiment of three clients and four rounds; each time `size` bytes down, `up` bytes up.
+
+    Args:
+        up: as many as down, if it is None.
+    """
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(CONFIG)
     write_clients(path / "clients.txt", CLIENTS)
@@ -61,6 +66,7 @@ def make_experiment(
     (path / FIRST).write_text("state 1")
     write_sums(path / "sha256sums", {n: path / n for n in ("config.yaml", "clients.txt", FIRST)})
     experiment, evaluation = Experiment(path), []
+    up = size if up is None else up
     for at in range(5):
         ledger = []
         for index, client in enumerate(CLIENTS):
@@ -69,7 +75,7 @@ def make_experiment(
             evaluation.append(dict(zip(TASKS["asr"].header, values, strict=True)))
             if at and client_epochs:
                 status = "refused: a NaN" if (at, index) == (2, 1) else "ok"
-                values = (at, client, size, size, client_epochs, 0, "0.500", status)
+                values = (at, client, size, up, client_epochs, 0, "0.500", status)
                 ledger.append(dict(zip(LEDGER, values, strict=True)))
         if at:
             values = (at, "-", 0, 0, 0, server_epochs, "0.250", "ok")
@@ -465,6 +471,18 @@ def test_show_sums_the_ledger_up(cli, recipe):
     Path("exp/fedavg/round_0001/.done").unlink()
     cli("show", "exp/fedavg").fails(1, "exp/fedavg: no round yet")
     cli("show", "exp/none").fails(1, "exp/none: no experiment here")
+
+
+def test_what_goes_up_is_counted_beside_what_goes_down(cli, recipe):
+    """Neither twice, nor for the other: here the two differ."""
+    make_experiment(Path("exp/uneven"), size=2_000_000, up=500_000, client_epochs=1)
+    # Four rounds of three clients.
+    lines = cli("show", "exp/uneven").ok().out.splitlines()
+    assert lines[1].split()[2:6] == ["8.00", "MB", "2.00", "MB"]
+    assert lines[5].split()[2:6] == ["24.00", "MB", "6.00", "MB"]
+    cli(*arguments(Uneven="exp/uneven:score/fedavg")).ok()
+    page = Path("RESULTS.md").read_text()
+    assert markdown_row(page, "Uneven")[:2] == ["10.00 MB", "30.00 MB"]
 
 
 def test_sizes_are_decimal():
