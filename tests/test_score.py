@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import shutil
@@ -348,6 +349,29 @@ def many_speakers(**clients: int) -> list[tuple]:
         for number in range(count)
         for odd in [number % 2]
     ]
+
+
+def test_speakers_are_drawn_whole_whatever_they_said(cli, tmp_path):
+    """Not their utterances, whose errors depend on one another: that interval is far narrower.
+
+    Of 40 speakers with ten utterances each, half lose every second word and half lose none: a draw
+    of k who lose has an error rate of k / 40 of 50 %, and k is binomial.
+    """
+    rows = [
+        (f"s{number:02d}-{utterance}", f"s{number:02d}", "c", "a b", "a b" if number % 2 else "a")
+        for number in range(40)
+        for utterance in range(10)
+    ]
+    data, hyp = write_data(tmp_path / "data", rows)
+    below = np.cumsum([math.comb(40, k) / 2**40 for k in range(41)])
+    expected = [f"{50 * np.searchsorted(below, share) / 40:.2f}" for share in (0.025, 0.975)]
+    assert expected == ["17.50", "32.50"]
+    cli("score", data, hyp, tmp_path / "out", "--resamples", 4000).ok()
+    options = ("--out", tmp_path / "c.tsv", "--resamples", 4000)
+    cli("compare", data, hyp, data / "text", *options).ok()
+    for path, name in ((tmp_path / "out/wer.tsv", "wer"), (tmp_path / "c.tsv", "difference")):
+        for row in read_tsv(path, None):
+            assert [row[f"{name}_low"], row[f"{name}_high"]] == expected, row["client"]
 
 
 def test_fewer_than_ten_speakers_have_no_interval(cli, tmp_path):
