@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from keywords import CLASSES, config_file, pack
+from safetensors.numpy import load_file, save_file
 
 from fedtools.federation.base import open_federation
 from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
 from fedtools.files.tables import read_tsv
 from fedtools.score.detection import NEGATIVE, RATES, Detection, detect
 
@@ -85,6 +87,41 @@ def test_the_command_measures_the_last_model(cli, experiment):
         assert line.split()[1:] == list(row.values())
     assert "`_silence_` and `_unknown_`" in out
     assert "in % of all clips" in out
+
+
+def test_the_command_takes_the_last_configured_round_and_no_other(cli, experiment):
+    """Neither the round before it nor one after it: each model takes all clips for one label."""
+    path = experiment(cli, CLASSES)
+    cli("rounds", path, "--to", "4").ok()
+    taken = {2: "_unknown_", 3: "yes", 4: "_silence_"}
+    for number, label in taken.items():
+        file = path / f"round_{number + 1:04d}" / "global.safetensors"
+        state = load_file(file)
+        state["head.weight"][:], state["head.bias"][:] = 0, np.equal(CLASSES, label)
+        save_file(state, file)
+        Experiment(path).close(number)
+    cli("detection", path).ok()
+    (row,) = read_tsv(path / "detection_test.tsv", None)
+    # Of six negative clips all are accepted, and of six positive ones none is rejected.
+    found = [row[name] for name in ("round", "negatives", "false_accepts", "false_rejects")]
+    assert found == ["3", "6", "6", "0"]
+
+
+def test_each_split_is_measured_on_its_own_clips(cli, tmp_path):
+    """Accuracy and detection: of validation clips in place of the test's, nobody would know."""
+    counts = {"train": [2, 2, 2, 2], "valid": [1, 2, 3, 4], "test": [3, 1, 1, 2]}
+    data = [f"--data={split}={tmp_path / split}" for split in counts]
+    for split, clips in counts.items():
+        pack(tmp_path / split, {"ann": clips})
+    path, config = tmp_path / "exp", config_file(tmp_path / "config.yaml")
+    cli("init", path, "--config", config, "--method", "fedavg", *data).ok()
+    for split, clips in counts.items():
+        cli("evaluate", path, "--split", split).ok()
+        cli("detection", path, "--split", split).ok()
+        (measured,) = read_tsv(path / f"evaluate_{split}.tsv", None)
+        (row,) = read_tsv(path / f"detection_{split}.tsv", None)
+        assert measured["clips"] == row["clips"] == str(sum(clips))
+        assert row["negatives"] == str(sum(clips[:2]))
 
 
 def test_data_without_negative_classes_are_refused(cli, experiment):
