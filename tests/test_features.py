@@ -303,6 +303,29 @@ def test_other_rates_are_resampled(tmp_path):
     np.testing.assert_allclose(samples[500:-500], expected[500:-500], atol=2e-3)
 
 
+def test_a_sound_has_the_same_features_at_any_rate(data, tmp_path, cli):
+    """As many frames of filters that lie where another rate has them would be noticed by nobody."""
+
+    def tones(rate: int) -> np.ndarray:
+        times = np.arange(rate // 2) / rate
+        sum_of_sines = sum(np.sin(2 * np.pi * pitch * times) for pitch in (500, 1700, 3000))
+        return (3000 * sum_of_sines).astype(np.int16)
+
+    rates = {"s0-u0": 8_000, "s1-u2": 48_000}
+    for utt, rate in rates.items():
+        soundfile.write(tmp_path / f"{utt}.wav", tones(rate), rate)
+        set_audio(data, utt, str(tmp_path / f"{utt}.wav"))
+    cli("extract-features", data, tmp_path / "ark").ok()
+    expected = kaldi_fbank(tones(RATE), RATE, 80)
+    loud = expected > expected.max() - 6
+    assert 0.1 < loud.mean() < 0.5
+    for utt in rates:
+        found = read_all(data)[utt]
+        assert found.shape == expected.shape
+        # Not the ends, which resampling smooths.
+        np.testing.assert_allclose(found[2:-2][loud[2:-2]], expected[2:-2][loud[2:-2]], atol=0.1)
+
+
 def test_telephone_speech_is_used_with_a_warning(data, tmp_path, cli):
     soundfile.write(tmp_path / "phone.wav", sound(0.5, rate=8000), 8000)
     set_audio(data, "s0-u0", str(tmp_path / "phone.wav"))
