@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,31 @@ def test_hypotheses_follow_the_search(world, cli):
         cli("decode", world / "exp", world / "data", out, *words).ok()
         listed.append((out / "nbest.1.tsv").read_text().splitlines())
     assert listed[0] != listed[1] and len(listed[2]) == 12 < len(listed[1])
+
+
+def test_the_configured_weights_order_the_lists(world, cli):
+    """And decide which hypotheses there are: words that pay are many, words that cost are few."""
+    (world / "text-ab").write_text("a\nb a\na b\n")
+    cli("train-lm", "--plain", world / "text-ab", world / "lm-ab", "--order", "2").ok()
+    first = {}
+    for weight, word_score in ((0.0, 6.0), (3.0, -6.0)):
+        options = {"lm_weight": weight, "word_score": word_score, "nbest": 10, "beam_size": 50}
+        config = simulated.config_file(world / "weights.yaml", decode=options)
+        out = world / f"weights{weight}"
+        words = ("--model", "round:1", "--lm", world / "lm-ab", "--config", config)
+        cli("decode", world / "exp", world / "data", out, *words).ok()
+        lists: dict[str, list[float]] = {}
+        counts: dict[str, list[int]] = {}
+        for line in (out / "nbest.tsv").read_text().splitlines():
+            utterance, _, acoustic, lm, text = line.split("\t")
+            counts.setdefault(utterance, []).append(len(text.split()))
+            total = float(acoustic) + weight * float(lm) + word_score * counts[utterance][-1]
+            lists.setdefault(utterance, []).append(total)
+        for totals in lists.values():
+            assert all(better >= worse - 1e-4 for better, worse in pairwise(totals))
+        first[word_score] = [found[0] for found in counts.values()]
+    assert len(first[6.0]) == 12
+    assert all(many > few for many, few in zip(first[6.0], first[-6.0], strict=True))
 
 
 def test_a_job_that_was_killed_is_made_again(world, cli):
