@@ -158,6 +158,19 @@ def test_other_sample_rates_are_resampled(data, cli):
     assert not found[8000:].any()
 
 
+def test_noise_of_another_rate_is_resampled(data, cli):
+    """It would be heard slower, or faster, than it was recorded, and be of another length."""
+    times = np.arange(48_000) / 24_000
+    hum = (0.5 * np.sin(2 * np.pi * 200 * times)).astype(np.float32)
+    soundfile.write(data / "audio" / "noise1.wav", hum, 24_000)
+    cli(*command(data, "--noise", data / "noise.scp")).ok()
+    found = Clips.read(data / "out").noise
+    wanted = 16384 * np.sin(2 * np.pi * 200 * np.arange(32_000) / RATE)
+    assert len(found) == 32_000 + 17_000
+    assert np.abs(found[500:31_500] - wanted[500:31_500]).max() < 50
+    np.testing.assert_array_equal(found[32_000:], wave("noise2", 17_000))
+
+
 def test_the_same_input_gives_the_same_bytes(data, cli):
     cli(*command(data, "--noise", data / "noise.scp")).ok()
     first = contents(data / "out")
