@@ -18,6 +18,7 @@ import yaml
 from conftest import ROOT, Result, kill_at_random, run
 from safetensors.numpy import load_file
 
+from fedtools.files.datadir import DataDir
 from fedtools.files.tables import read_tsv
 
 SETS = ("server_train", "server_valid", "server_test", "train", "valid", "test")
@@ -272,6 +273,33 @@ def test_training_data_alone_are_of_several_speeds(alone):
     for system, split in (("baseline", "server_train_sp"), ("fedavg", "train_sp")):
         path = recipe / "exp" / "fake" / system / "seed3" / "config.yaml"
         assert Path(yaml.safe_load(path.read_text())["data"]["train"]).name == split
+
+
+def test_an4_trains_on_no_speaker_it_is_judged_by_and_changes_no_speed_of_theirs(tmp_path):
+    recipe, spoken = make_checkout(tmp_path), {"train": 10, "test": 11}
+    (tmp_path / "clip.mp3").write_bytes(fakes.tiny_mp3())
+    for name, speakers in spoken.items():
+        who = {f"{name}{n}-{u}": f"{name}{n}" for n in range(speakers) for u in range(2)}
+        tables = {"utt2spk": who, "text": dict.fromkeys(who, "A B")}
+        tables["wav_scp"] = dict.fromkeys(who, str(tmp_path / "clip.mp3"))
+        DataDir(tmp_path / "an4" / name, **tables).write()
+    _, environment = command(recipe)
+    options = ("--config", "tiny.yaml", "--nj", "1", "--stop_stage", "1")
+    run("local/an4.sh", *options, tmp_path / "an4", env=environment, cwd=recipe).ok()
+    made = {
+        name: DataDir.read(recipe / "data/an4" / name) for name in ("train_sp", "valid", "test")
+    }
+    heard = {speaker.split("-")[-1] for speaker in made["train_sp"].utt2spk.values()}
+    valid, test = (set(made[name].utt2spk.values()) for name in ("valid", "test"))
+    assert (len(heard), len(valid), len(test)) == (2, 8, 10)
+    assert heard | valid == {f"train{n}" for n in range(10)} and all("test" in who for who in test)
+    assert {name: len(one.feats_scp) for name, one in made.items()} == {
+        "train_sp": 2 * 2 * 3, "valid": 8 * 2, "test": 10 * 2,
+    }  # fmt: skip
+    # Half a second at its own speed.
+    lengths = [made[name].utt2num_frames.values() for name in ("valid", "test")]
+    assert len({frames for one in lengths for frames in one}) == 1
+    assert len(set(made["train_sp"].utt2num_frames.values())) == 3
 
 
 def test_reruns_from_stage_6(alone):
