@@ -89,8 +89,9 @@ class ModelFederation(Federation):
             counts = result.utterances, result.steps, result.loss
             empty = result.empty_labels
             reports.append(Report(client, *counts, reason=result.reason, empty_labels=empty))
-            personal = self.of_kind(PERSONAL, place.tensors(client=index)) if self.personal else {}
-            if personal and not result.reason:
+            trained = result.steps and not result.reason
+            if self.personal and trained:
+                personal = self.of_kind(PERSONAL, place.tensors(client=index))
                 self.experiment.own(client, number).save(PERSONAL_STATE, personal)
         yield Sent(reports, self._rows(place, fitted, phase), fitted[0].features)
 

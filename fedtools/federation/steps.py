@@ -275,13 +275,15 @@ def reset(federation: Federation, number: int) -> None:
 
 def _check_kept(federation: Federation, number: int) -> None:
     """Fail if what somebody kept before round `number` has made room for what is newer."""
-    experiment, before = federation.experiment, range(1, number)
-    owners = [experiment.at_server(number)] if before else []
-    for at in before:
-        clients = draw(experiment, at, federation.method.phase(at))
-        owners += [experiment.own(client, number) for client in clients]
-    for owner in owners:
-        if owner.only_later():
+    experiment, phase = federation.experiment, federation.method.phase
+    owners: list[tuple[Private, str]] = []
+    for at in range(1, number):
+        clients = draw(experiment, at, phase(at))
+        owners += [(experiment.own(client, number), "client") for client in clients]
+    for owner, part in [(experiment.at_server(number), "server"), *owners]:
+        # It was kept before too, if what was done in that round was done before.
+        done = [getattr(phase(at), part) for at in range(1, number)]
+        if any(getattr(phase(later), part) in done for later in owner.only_later()):
             problem = f"nothing is left of what was kept here before round {number}"
             raise UserError(problem, path=owner.folder, remedy="reset round 1, or a later round")
 

@@ -65,9 +65,9 @@ class Private:
                 if not any(path.parent.iterdir()):
                     path.parent.rmdir()
 
-    def only_later(self) -> bool:
-        """Whether something is kept of this round or later ones, and nothing of earlier ones."""
-        return any(min(found) >= self.number for found in self._found().values())
+    def only_later(self) -> list[int]:
+        """Rounds from this one on, the first of each name of which nothing earlier is kept."""
+        return [min(found) for found in self._found().values() if min(found) >= self.number]
 
     def remove(self) -> None:
         """Remove what was kept in this round, and any checkpoint."""

@@ -1,0 +1,615 @@
+"""FedNorm, FedExtract, DecoupleFL and labels of a teacher: by hand, on files that clients sent."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+import simulated
+import torch
+from conftest import inside, kill_at_random, ledger, run
+from safetensors.numpy import load_file, save_file
+from test_asr_methods import (
+    CLIP,
+    EPSILON,
+    RATE,
+    TRAIN,
+    WARMUP,
+    State,
+    assert_near,
+    batch_of,
+    begin,
+    load,
+    model_of,
+    some_data,
+    table,
+    tokens_of,
+)
+from torch import Tensor, nn
+
+from fedtools.client.invariance import SpeakerClassifier, turned_round
+from fedtools.files.sent_features import write_features
+from fedtools.files.states import row_bytes
+from fedtools.models.asr import build_model, log_posteriors
+from fedtools.models.cut import Cut
+
+EXTRACTOR = ("encoder.embed.", "encoder.encoders.0.")
+PERSONAL = '["encoder.embed.*", "encoder.encoders.0.*"]'
+DECAY = 0.7
+TEACHER = ("--set", "training.labels=continuous", "--set", f"training.decay={DECAY}")
+CUT = ("--set", f"method_conf.personal={PERSONAL}")
+
+
+def stages(first: int, second: int) -> tuple[str, ...]:
+    return ("--set", f"method_conf.stage1={first}", "--set", f"method_conf.stage2={second}")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """Data, and a model that has learned enough of them to give labels."""
+    root = tmp_path_factory.mktemp("decouplefl")
+    some_data(root / "train", TRAIN, 0)
+    some_data(root / "valid", {"au": 2, "en": 4, "in": 3}, 1)
+    training = {
+        "optim": "adam",
+        "optim_conf": {"lr": RATE, "eps": EPSILON},
+        "scheduler": "warmuplr",
+        "scheduler_conf": {"warmup_steps": WARMUP},
+        "grad_clip": CLIP,
+        "batch_bins": 10_000_000,
+    }
+    simulated.config_file(root / "plain.yaml", model=model_of(0.0), training=training)
+    simulated.config_file(root / "random.yaml", model=model_of(0.1), training=training)
+    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
+    fast = ("training.optim_conf.lr=0.01", "training.scheduler_conf.warmup_steps=20")
+    path = begin(root, root / "baseline", "centralized", *(x for o in fast for x in ("--set", o)))
+    inside("rounds", path, "--to", "60").ok()
+    state = load_file(path / "init.safetensors")
+    save_file(state | load_file(path / "round_0061/global.safetensors"), root / "start.safetensors")
+    (root / "text").write_bytes((root / "train" / "text").read_bytes())
+    return root
+
+
+def start(world: Path, path: Path, method: str, *more: str, config: str = "plain") -> Path:
+    first = ("--start", str(world / "start.safetensors"))
+    return begin(world, path, method, *first, *TEACHER, *more, config=config)
+
+
+def collapsed(frames: Tensor) -> list[int]:
+    """Greedy CTC labels of one utterance's posteriors (T, tokens), frame by frame."""
+    labels, last = [], 0
+    for token in frames.argmax(1).tolist():
+        if token not in (0, last):
+            labels.append(token)
+        last = token
+    return labels
+
+
+class Student:
+    """A model and its teacher on all utterances of a client, as anybody would write it."""
+
+    def __init__(self, world: Path, *clients: str, trained: tuple[str, ...] = ("",)):
+        self.model, self.teacher = (build_model(model_of(0.0), tokens_of(world)) for _ in range(2))
+        self.batch = batch_of(world, "train", *clients)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name.startswith(trained))
+        self.parameters = [one for one in self.model.parameters() if one.requires_grad]
+        self.optimizer = torch.optim.Adam(self.parameters, lr=RATE, eps=EPSILON)
+        self.steps = 0
+
+    def begin(self, state: State) -> None:
+        load(self.model, state)
+        load(self.teacher, state).eval()
+
+    def labels(self) -> tuple[Tensor, Tensor]:
+        """Each utterance by itself, so that no padding is heard."""
+        found = []
+        lengths = self.batch["speech_lengths"]
+        for speech, length in zip(self.batch["speech"], lengths, strict=True):
+            with torch.no_grad():
+                encoded, _ = self.teacher.encode(speech[None, :length].clone(), length[None])
+                found.append(torch.tensor(collapsed(self.teacher.ctc.log_softmax(encoded)[0])))
+        padded = nn.utils.rnn.pad_sequence(found, True, -1)
+        return padded, torch.tensor([len(one) for one in found])
+
+    def loss(self) -> Tensor:
+        text, lengths = self.labels()
+        batch = {name: value.clone() for name, value in self.batch.items()}
+        loss, _, _ = self.model(**batch | {"text": text, "text_lengths": lengths})
+        return loss.sum()
+
+    def step(self) -> None:
+        self.model.train()
+        self.steps += 1
+        warm = WARMUP**0.5 * min(self.steps**-0.5, self.steps * WARMUP**-1.5)
+        self.optimizer.param_groups[0]["lr"] = RATE * warm
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        nn.utils.clip_grad_norm_(self.parameters, CLIP)
+        self.optimizer.step()
+        new = dict(self.model.named_parameters())
+        for name, value in self.teacher.named_parameters():
+            value.data = DECAY * value.data + (1 - DECAY) * new[name].data
+
+    def state(self) -> State:
+        return {name: value.numpy().copy() for name, value in self.model.state_dict().items()}
+
+
+def final(path: Path, client: str, number: int) -> State:
+    """A client's whole model after a round."""
+    state = load_file(path / "init.safetensors")
+    state |= load_file(path / f"round_{number + 1:04d}" / "global.safetensors")
+    kept = sorted(path.glob(f"clients/{client}/round_*/personal.safetensors"))
+    return state | (load_file(kept[-1]) if kept else {})
+
+
+# --- labels
+
+
+def test_a_teacher_labels_and_follows(world, tmp_path):
+    """Equations 5 to 7 of Zhu et al., over three rounds through which the teacher lives on."""
+    path = start(world, tmp_path / "exp", "client")
+    inside("rounds", path, "--to", "3").ok()
+    begun = load_file(path / "init.safetensors")
+    for client in TRAIN:
+        student = Student(world, client)
+        student.begin(begun)
+        for _ in range(3):
+            student.step()
+        assert_near(final(path, client, 3), student.state(), begun)
+
+
+def test_a_teacher_may_begin_anew_in_each_round(world, tmp_path):
+    path = start(world, tmp_path / "exp", "client", "--set", "training.keep_teacher=false")
+    inside("rounds", path, "--to", "3").ok()
+    begun = load_file(path / "init.safetensors")
+    student = Student(world, "au")
+    student.begin(begun)
+    for _ in range(3):
+        student.teacher.load_state_dict(student.model.state_dict())
+        student.step()
+    assert_near(final(path, "au", 3), student.state(), begun)
+
+
+def test_labels_of_a_teacher_are_no_transcripts(world, tmp_path):
+    """The same bytes without a `text`, with transcripts, and with wrong ones."""
+    found = []
+    for name in ("none", "right", "wrong"):
+        root = tmp_path / name
+        shutil.copytree(world, root, ignore=shutil.ignore_patterns("baseline"))
+        text = root / "train" / "text"
+        if name == "none":
+            text.unlink()
+        elif name == "wrong":
+            lines = text.read_text().splitlines()
+            text.write_text("".join(f"{line.split()[0]} a\n" for line in lines))
+        path = start(root, root / "exp", "decouplefl", *CUT, *stages(2, 2), config="random")
+        inside("rounds", path).ok()
+        found.append([(path / f"round_{at:04d}/global.safetensors").read_bytes() for at in (1, 7)])
+        found[-1] += [
+            one.read_bytes() for one in sorted(path.glob("clients/*/round_0002/personal.*"))
+        ]
+    assert found[0] == found[1] == found[2] and len(found[0]) == 2 + len(TRAIN)
+    assert found[0][0] != found[0][1]
+
+
+def test_a_client_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path):
+    state = load_file(world / "start.safetensors")
+    state["ctc.ctc_lo.bias"][0] += 100
+    save_file(state, tmp_path / "silent.safetensors")
+    silent = ("--start", str(tmp_path / "silent.safetensors"))
+    path = begin(world, tmp_path / "exp", "fedavg", *silent, *TEACHER)
+    done = inside("rounds", path, "--to", "2").ok()
+    assert "round 1, au: 100 % of its labels are empty" in done.err
+    status = {(row["round"], row["client"]): row["status"] for row in ledger(path)}
+    assert status == {(str(at), name): "collapsed" for at in (1, 2) for name in TRAIN} | {
+        (str(at), "-"): "ok" for at in (1, 2)
+    }
+    spoken = start(world, tmp_path / "spoken", "fedavg")
+    inside("rounds", spoken, "--to", "1").ok()
+    assert {row["status"] for row in ledger(spoken)} == {"ok"}
+
+
+# --- personal layers
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "own"),
+    [
+        ("fednorm", (), lambda name: "norm" in name),
+        ("fedextract", CUT, lambda name: name.startswith(EXTRACTOR)),
+    ],
+)
+def test_two_rounds_with_personal_layers(world, tmp_path, method, more, own):
+    """Equations 1 and 2: everything is trained, what is not personal is the clients' mean."""
+    path = start(world, tmp_path / "exp", method, *more, "--set", "method_conf.keep_optimizer=true")
+    inside("rounds", path, "--to", "2").ok()
+    begun = load_file(path / "init.safetensors")
+    students = {client: Student(world, client) for client in TRAIN}
+    for student in students.values():
+        student.begin(begun)
+    for _ in range(2):
+        for student in students.values():
+            student.step()
+        states = [student.state() for student in students.values()]
+        mean = {name: np.mean([one[name] for one in states], 0) for name in begun if not own(name)}
+        for student, state in zip(students.values(), states, strict=True):
+            load(student.model, state | mean)
+    sent = load_file(path / "round_0001" / "update.1.safetensors")
+    assert sent.keys() == mean.keys() and {*begun} - {*mean}
+    for client, student in students.items():
+        assert_near(final(path, client, 2), student.state(), begun)
+    kept = [final(path, client, 2) for client in TRAIN]
+    for name in {*begun} - {*mean}:
+        assert not np.array_equal(kept[0][name], kept[1][name])
+
+
+# --- the cut
+
+
+@pytest.mark.parametrize("encoder", ["transformer", "conformer", "branchformer"])
+@pytest.mark.parametrize("blocks", [0, 1, 2])
+def test_the_two_parts_are_the_model(encoder, blocks):
+    """Also in training: with the same random numbers, where positions draw none."""
+    options = {"output_size": 16, "attention_heads": 2, "num_blocks": 3}
+    if encoder == "branchformer":
+        options |= {"cgmlp_linear_units": 32}
+    else:
+        options |= {"linear_units": 32}
+    torch.manual_seed(0)
+    config = {"input_size": 20, "encoder": encoder, "encoder_conf": options}
+    model = build_model(config, ["<blank>", "a", "b", "<sos/eos>"])
+    names = {
+        name
+        for name, _ in model.named_parameters()
+        if name.startswith(("encoder.embed.", *(f"encoder.encoders.{n}." for n in range(blocks))))
+    }
+    cut = Cut.above(model, names, 20)
+    assert (cut.blocks, cut.size) == (blocks, 16)
+    batch = {"speech": torch.randn(3, 90, 20), "speech_lengths": torch.tensor([90, 61, 40])}
+    with torch.no_grad():
+        whole, lengths = log_posteriors(model.eval(), batch)
+        features, frames = cut.extract(model, batch)
+        parts = cut.classify(model, features, frames)
+    assert frames.tolist() == lengths.tolist()
+    for row, length in enumerate(lengths):
+        np.testing.assert_allclose(parts[row, :length], whole[row, :length], atol=1e-5)
+    assert cut.share == pytest.approx(49 * 16 / (200 * 20))
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    ['["encoder.embed.*", "encoder.encoders.1.*"]', '["encoder.encoders.0.*"]', '["encoder.*"]'],
+)
+def test_what_is_no_bottom_of_the_model_is_refused(world, tmp_path, patterns):
+    options = ("--config", world / "plain.yaml", "--method", "decouplefl")
+    done = inside(
+        *("init", tmp_path / "exp", *options, "--data", f"train={world / 'train'}"),
+        *("--asset", f"tokens={world / 'tokens'}", "--set", f"method_conf.personal={patterns}"),
+    )
+    done.fails(1, "method_conf.personal: an extractor is encoder.embed.*", "first of 2 blocks")
+    assert not (tmp_path / "exp").exists()
+
+
+# --- DecoupleFL
+
+
+@pytest.fixture(scope="module")
+def decoupled(world) -> Path:
+    """Two rounds of stage 1, three of stage 2, without anything random."""
+    more = ("--set", "method_conf.bits=32")
+    path = start(world, world / "decoupled", "decouplefl", *CUT, *stages(2, 3), *more)
+    inside("rounds", path, "--evaluate", "valid").ok()
+    return path
+
+
+def test_stage_1_trains_extractors_below_the_classifier_as_it_is(world, decoupled):
+    begun = load_file(decoupled / "init.safetensors")
+    for at in (2, 3):
+        sent = load_file(decoupled / f"round_{at:04d}" / "global.safetensors")
+        assert all(np.array_equal(sent[name], begun[name]) for name in sent)
+        assert not any(name.startswith(EXTRACTOR) for name in sent)
+    for client in TRAIN:
+        student = Student(world, client, trained=EXTRACTOR)
+        student.begin(begun)
+        student.step()
+        student.step()
+        assert_near(final(decoupled, client, 2), student.state(), begun)
+    assert not list(decoupled.glob("round_000[12]/update.*.safetensors"))
+
+
+def extracted(state: State, world: Path, speech: Tensor) -> Tensor:
+    """What the convolutions and the first block of a transformer make of one utterance."""
+    model = load(build_model(model_of(0.0), tokens_of(world)), state).eval()
+    length = torch.tensor([len(speech)])
+    with torch.no_grad():
+        values, _ = model.normalize(speech[None].clone(), length)
+        hidden, _ = model.encoder.embed(values, torch.ones(1, 1, len(speech), dtype=torch.bool))
+        mask = torch.ones(1, 1, hidden.shape[1], dtype=torch.bool)
+        return model.encoder.encoders[0](hidden, mask)[0][0]
+
+
+def test_what_a_client_sends_are_the_features_of_its_audio_without_names(world, decoupled):
+    speakers, places = table(world / "train" / "utt2spk"), table(world / "train" / "feats.scp")
+    for client in TRAIN:
+        ark = decoupled / "round_0003" / f"features.{client}.ark"
+        sent = dict(kaldiio.load_ark(str(ark)))
+        state = final(decoupled, client, 2)
+        own = [torch.tensor(kaldiio.load_mat(places[n])) for n in places if n.startswith(client)]
+        expected = [extracted(state, world, speech).numpy() for speech in own]
+        assert len(sent) == len(expected) == TRAIN[client]
+        # Whichever it is: the order is nobody's business.
+        for matrix in sent.values():
+            near = [
+                one
+                for one in expected
+                if one.shape == matrix.shape and np.allclose(one, matrix, atol=2e-4)
+            ]
+            assert len(near) == 1
+        raw = ark.read_bytes() + ark.with_suffix(".scp").read_bytes()
+        for name, speaker in speakers.items():
+            assert name.encode() not in raw and speaker.encode() not in raw
+        assert list(sent) == sorted(sent) or len(sent) > 1
+
+
+def test_the_order_of_what_is_sent_tells_nothing(world, decoupled):
+    """Utterances lie in data directories by speaker; what is sent does not."""
+    client = "au"
+    places = table(world / "train" / "feats.scp")
+    own = [name for name in places if name.startswith(client)]
+    lengths = [len(kaldiio.load_mat(places[name])) for name in own]
+    sent = dict(kaldiio.load_ark(str(decoupled / "round_0003" / f"features.{client}.ark")))
+    frames = [len(sent[name]) for name in sorted(sent)]
+    assert frames != [((length - 1) // 2 - 1) // 2 for length in lengths]
+
+
+def test_stage_2_trains_the_classifier_on_what_was_sent(world, decoupled):
+    """Utterance by utterance, as nobody would who has to be fast."""
+    sent = [
+        torch.tensor(matrix)
+        for ark in sorted((decoupled / "round_0003").glob("features.*.ark"))
+        for _, matrix in kaldiio.load_ark(str(ark))
+    ]
+    begun = load_file(decoupled / "init.safetensors")
+    classifier = ("encoder.encoders.1.", "encoder.after_norm.", "ctc.")
+
+    class OnFeatures(Student):
+        def posteriors(self, model: nn.Module, features: Tensor) -> Tensor:
+            mask = torch.ones(1, 1, len(features), dtype=torch.bool)
+            hidden = model.encoder.encoders[1](features[None], mask)[0]
+            return model.ctc.log_softmax(model.encoder.after_norm(hidden))[0]
+
+        def loss(self) -> Tensor:
+            losses = []
+            for features in sent:
+                with torch.no_grad():
+                    labels = torch.tensor([collapsed(self.posteriors(self.teacher, features))])
+                log_probs = self.posteriors(self.model, features)
+                size, frames = torch.tensor([labels.shape[1]]), torch.tensor([len(features)])
+                one = nn.functional.ctc_loss(
+                    log_probs[:, None], labels, frames, size, reduction="sum"
+                )
+                losses.append(one)
+            return torch.stack(losses).mean()
+
+    student = OnFeatures(world, *TRAIN, trained=classifier)
+    student.begin(begun)
+    for at in (4, 5, 6):
+        student.step()
+        found = load_file(decoupled / f"round_{at + 1:04d}" / "global.safetensors")
+        expected = {name: student.state()[name] for name in found}
+        assert_near(found, expected, {name: begun[name] for name in found})
+    # And back at the clients it is what they are measured with.
+    last = load_file(decoupled / "round_0008" / "global.safetensors")
+    assert all(np.array_equal(last[name], found[name]) for name in found)
+
+
+def test_the_ledger_counts_files(decoupled):
+    rows = ledger(decoupled)
+    classifier = (decoupled / "round_0001" / "global.safetensors").stat().st_size
+    for client in TRAIN:
+        paths = decoupled.glob(f"round_0003/features.{client}.*")
+        features = sum(path.stat().st_size for path in paths)
+        own = {int(row["round"]): row for row in rows if row["client"] == client}
+        up = {at: int(row["bytes_up"]) for at, row in own.items()}
+        down = {at: int(row["bytes_down"]) for at, row in own.items()}
+        assert up == {1: 0, 2: 0, 3: features, 7: 0}
+        # Once at the beginning, and once when it is another one.
+        assert down == {1: classifier, 2: 0, 3: 0, 7: classifier}
+        assert [own[at]["client_epochs"] for at in own] == ["1", "1", "0", "0"]
+    server = {int(row["round"]): row["server_epochs"] for row in rows if row["client"] == "-"}
+    assert server == {1: "0", 2: "0", 3: "0", 4: "1", 5: "1", 6: "1", 7: "0"}
+
+
+@pytest.mark.parametrize(("bits", "error"), [(32, 0.0), (16, 2**-16), (8, 2**-8)])
+def test_bits_of_what_is_sent(tmp_path, bits, error):
+    matrix = np.random.default_rng(0).normal(size=(500, 64)).astype("f4")
+    sent = write_features(tmp_path, "au", [("au-0", matrix)], bits)
+    assert sent == pytest.approx(matrix.size * bits / 8, abs=100)
+    found = kaldiio.load_mat(f"{tmp_path}/features.au.ark:5")
+    assert np.abs(found - matrix).max() <= error * (matrix.max() - matrix.min())
+
+
+def test_the_papers_sizes(tmp_path):
+    """Table 3 for one client, from sizes that the paper does not tell and that fit its figures.
+
+    25.9 M parameters of 4 bytes, half of them the classifier's; 100 rounds, both ways; of 100 hours
+    256 values of one byte, 25 times a second, once, and the classifier back.
+    """
+    whole = {"model": ((25_900_000,), "float32")}
+    half = {"classifier": ((13_400_000,), "float32")}
+    second = np.random.default_rng(0).normal(size=(25 * 3600, 256))
+    hour = write_features(tmp_path, "au", [("au-0", second)], 8)
+    sizes = {
+        20.70: 100 * 2 * row_bytes(whole),
+        10.71: 100 * 2 * row_bytes(half),
+        2.35: 100 * hour + row_bytes(half),
+    }
+    for published, counted in sizes.items():
+        assert counted / 1e9 == pytest.approx(published, rel=0.03)
+
+
+def test_a_client_that_sends_what_it_may_not_is_refused_and_the_rest_goes_on(world, tmp_path):
+    path = start(world, tmp_path / "exp", "decouplefl", *CUT, *stages(1, 1), config="random")
+    inside("rounds", path, "--to", "1").ok()
+    inside("sample", path, "--round", "2").ok()
+    inside("train-local", path, "--round", "2").ok()
+    scp = path / "round_0002" / "features.en.scp"
+    # Another's utterance ids.
+    scp.write_text(scp.read_text().replace("en-", "au-", 1))
+    done = inside("aggregate", path, "--round", "2").ok()
+    assert "en: refused: features.en.scp" in done.err and "is not named en-0000000" in done.err
+    inside("rounds", path).ok()
+    status = {row["client"]: row["status"] for row in ledger(path) if row["round"] == "2"}
+    assert status["au"] == status["in"] == "ok" and status["en"].startswith("refused: features.en")
+    # Its features are of no account, as if they had not been there.
+    other = shutil.copytree(path, tmp_path / "other")
+    for name in ("features.en.scp", "features.en.ark"):
+        (other / "round_0002" / name).unlink()
+    inside("reset", other, "--round", "3").ok()
+    inside("rounds", other).ok()
+    last = "round_0005/global.safetensors"
+    assert (other / last).read_bytes() == (path / last).read_bytes()
+
+
+def test_without_a_stage(world, tmp_path):
+    """The ablations of table 4: the round of features is the first, or there is none."""
+    path = start(world, tmp_path / "no1", "decouplefl", *CUT, *stages(0, 2))
+    inside("rounds", path).ok()
+    assert (path / "round_0001" / "features.au.ark").exists()
+    assert not list(path.glob("clients/*/round_*/personal.*"))
+    assert (path / "round_0004" / ".done").exists()
+    path = start(world, tmp_path / "no2", "decouplefl", *CUT, *stages(2, 0))
+    inside("rounds", path).ok()
+    assert not list(path.glob("round_*/features.*")) and (path / "round_0002" / ".done").exists()
+    assert not (path / "round_0003" / ".done").exists()
+
+
+def test_messages_that_are_not_kept_leave_the_features_that_are_needed(world, tmp_path):
+    more = ("--set", "keep_updates=false")
+    path = start(world, tmp_path / "exp", "decouplefl", *CUT, *stages(1, 2), *more, config="random")
+    inside("rounds", path).ok()
+    kept = start(world, tmp_path / "kept", "decouplefl", *CUT, *stages(1, 2), config="random")
+    inside("rounds", kept).ok()
+    last = "round_0006/global.safetensors"
+    assert (path / last).read_bytes() == (kept / last).read_bytes()
+    assert {one.parent.name for one in path.glob("round_*/update.*")} == {"round_0002"}
+    assert {one.parent.name for one in path.glob("round_*/features.*")} == {"round_0002"}
+
+
+def test_jointly(world, tmp_path):
+    """An extractor for each client, one classifier, one loss over everybody's utterances."""
+    path = start(world, tmp_path / "exp", "joint", *CUT)
+    inside("rounds", path, "--to", "2").ok()
+    begun = load_file(path / "init.safetensors")
+    students = {client: Student(world, client) for client in TRAIN}
+    first = students["au"]
+    for student in students.values():
+        student.begin(begun)
+        for name, value in first.model.named_parameters():
+            if not name.startswith(EXTRACTOR):
+                owner, _, last = name.rpartition(".")
+                setattr(student.model.get_submodule(owner), last, value)
+    parameters = {id(p): p for s in students.values() for p in s.model.parameters()}
+    optimizer = torch.optim.Adam(parameters.values(), lr=RATE, eps=EPSILON)
+    total = sum(TRAIN.values())
+    for step in (1, 2):
+        warm = WARMUP**0.5 * min(step**-0.5, step * WARMUP**-1.5)
+        optimizer.param_groups[0]["lr"] = RATE * warm
+        optimizer.zero_grad()
+        for client, student in students.items():
+            student.model.train()
+            # ESPnet's loss is a mean over the utterances of a batch.
+            (student.loss() * TRAIN[client] / total).backward()
+        nn.utils.clip_grad_norm_(parameters.values(), CLIP)
+        optimizer.step()
+        for student in students.values():
+            new = dict(student.model.named_parameters())
+            for name, value in student.teacher.named_parameters():
+                value.data = DECAY * value.data + (1 - DECAY) * new[name].data
+    for client, student in students.items():
+        assert_near(final(path, client, 2), student.state(), begun)
+
+
+# --- speaker-invariant training
+
+
+def test_the_gradient_of_equation_3():
+    """Down the ASR loss and up the speaker loss for the extractor, down both for the others."""
+    torch.manual_seed(0)
+    features = torch.randn(4, 6, 5, dtype=torch.float64, requires_grad=True)
+    lengths, speakers = torch.tensor([6, 5, 4, 3]), torch.tensor([0, 1, 2, 0])
+    classifier = SpeakerClassifier(5, 7, 3).double()
+    weight = 0.3
+
+    def gradients(loss: Tensor) -> list[Tensor]:
+        return torch.autograd.grad(loss, [features, *classifier.parameters()], allow_unused=True)
+
+    def spoken(values: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(classifier(values, lengths), speakers)
+
+    found = gradients(features.square().sum() + spoken(turned_round(features, weight)))
+    of_asr, of_speakers = gradients(features.square().sum()), gradients(spoken(features))
+    torch.testing.assert_close(found[0], of_asr[0] - weight * of_speakers[0])
+    for one, expected in zip(found[1:], of_speakers[1:], strict=True):
+        torch.testing.assert_close(one, expected)
+    # What lies after an utterance's end is not heard.
+    assert of_speakers[0][3, 3:].abs().max() == 0 and of_speakers[0][3, :3].abs().max() > 0
+
+
+def test_training_against_a_speaker_classifier(world, tmp_path):
+    """It stays at the client and lives on; lambda counts; one speaker alone trains without."""
+    found = {}
+    for weight in (0.0, 5.0):
+        more = ("--set", f"method_conf.speaker_invariance={weight}")
+        path = start(world, tmp_path / f"{weight}", "decouplefl", *CUT, *stages(3, 0), *more)
+        done = inside("rounds", path).ok()
+        said = "round 1, in: one speaker, so nothing to be invariant to"
+        assert (said in done.err) == bool(weight)
+        found[weight] = {client: final(path, client, 3) for client in TRAIN}
+        kept = sorted(one.parent.name for one in path.glob("clients/au/round_*/speakers.*"))
+        assert kept == (["round_0003"] if weight else [])
+        assert not any("speakers" in str(one) for one in path.glob("round_*/*"))
+    for client in TRAIN:
+        one, other = (found[weight][client] for weight in found)
+        # All of in's utterances are of one speaker.
+        same = all(np.array_equal(one[name], other[name]) for name in one)
+        assert same == (client == "in")
+
+
+# --- after a kill, and for any number of jobs
+
+
+def everything(path: Path) -> dict[str, bytes]:
+    """All results: models, what was sent, what clients and server keep."""
+    kinds = ("*.safetensors", "*.ark", "*.scp")
+    return {
+        str(one.relative_to(path)): one.read_bytes()
+        for kind in kinds
+        for one in sorted(path.rglob(kind))
+        if "checkpoint" not in one.name and not one.name.startswith("update.")
+    }
+
+
+def test_the_same_bytes_after_kills_and_for_any_number_of_jobs(world, tmp_path):
+    more = ("--set", "method_conf.speaker_invariance=1.0", "--set", "training.batch_bins=4000")
+    more += ("--set", "training.save_interval_steps=1")
+    paths = [tmp_path / name for name in ("once", "jobs", "killed")]
+    for path in paths:
+        start(world, path, "decouplefl", *CUT, *stages(3, 3), *more, config="random")
+    inside("rounds", paths[0]).ok()
+    run(sys.executable, "-m", "fedtools", "rounds", paths[1], "--nj", "2").ok()
+    command = [sys.executable, "-m", "fedtools", "rounds", str(paths[2])]
+    seed = kill_at_random(command, None, times=3, longest=7)
+    subprocess.run(command, check=True, capture_output=True)
+    expected = everything(paths[0])
+    assert len(expected) > 10
+    assert everything(paths[1]) == expected
+    assert everything(paths[2]) == expected, f"killed at moments of seed {seed}"
+    assert random.Random(seed)
