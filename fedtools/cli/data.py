@@ -185,11 +185,14 @@ def subset_data(
     speakers: int | None = typer.Option(
         None, min=1, help="All of this many speakers, evenly spread."
     ),
+    first: float | None = typer.Option(
+        None, min=0.1, metavar="SECONDS", help="The first seconds of every speaker."
+    ),
     rest: Path | None = typer.Option(None, metavar="DIR", help="Write what is left over there."),
 ) -> None:
     """Write a part of a data directory, like Kaldi's subset_data_dir.sh."""
-    if sum(option is not None for option in (clients, utterances, speakers)) != 1:
-        raise typer.BadParameter("give one of --clients, --utterances and --speakers")
+    if sum(option is not None for option in (clients, utterances, speakers, first)) != 1:
+        raise typer.BadParameter("give one of --clients, --utterances, --speakers and --first")
     from fedtools.files.datadir import DataDir, evenly_spread, invert
     from fedtools.files.errors import UserError
 
@@ -198,6 +201,10 @@ def subset_data(
         keep = [utt for client in clients.split(",") for utt in data.client_utterances(client)]
     elif utterances is not None:
         keep = evenly_spread(data.utterances, utterances, "utterances", data_dir)
+    elif first is not None:
+        from fedtools.files.parts import first_of_speakers
+
+        keep = first_of_speakers(data, first)
     else:
         chosen = set(evenly_spread(list(invert(data.utt2spk)), speakers, "speakers", data_dir))
         keep = [utt for utt in data.utterances if data.utt2spk[utt] in chosen]
@@ -210,6 +217,18 @@ def subset_data(
     for part in parts:
         part.write(remove_others=True)
         print(f"{part.path}: {len(part.utterances)} of {len(data.utterances)} utterances")
+
+
+@app.command("relabel")
+def relabel(
+    data_dir: Path = DATA_DIR,
+    text: Path = typer.Argument(..., help="Kaldi text, such as best-path writes."),
+    out_dir: Path = OUT_DIR,
+) -> None:
+    """Write a data directory with other transcripts; utterances with an empty one are left out."""
+    from fedtools.files.parts import relabel as work
+
+    print(work(data_dir, text, out_dir))
 
 
 @app.command("perturb-speed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
@@ -39,6 +40,33 @@ def decode(
     work.decode(federation, data, out, search, model=model, job=job or 1, jobs=nj if job else 1)
     if job is None:
         print(merge(out, data, 1))
+
+
+@app.command("cross")
+def cross(
+    data: Path = typer.Argument(..., metavar="DATA_DIR", help="Features, transcripts, clients."),
+    out: Path = typer.Argument(..., metavar="TABLE", help="A TSV to be written."),
+    experiments: list[str] = typer.Argument(
+        ..., metavar="NAME=EXP...", help="{} is the method's title; of one name are seeds."
+    ),
+    plot: Path = typer.Option(None, help="Draw a map for each name into this PNG."),
+    ngpu: int = typer.Option(0, min=0, max=1),
+) -> None:
+    """Each client's model on each client's data: WER by greedy search."""
+    from fedtools.cli.federation import open_experiment
+    from fedtools.cli.report import pair
+    from fedtools.federation import cross as work
+
+    pairs = [pair(text, "NAME=EXP", "NAME=EXP") for text in experiments]
+    opened = [(name, open_experiment(Path(exp), ngpu)) for name, exp in pairs]
+    if not work.cross(opened, data, out):
+        print("no personal models: nothing to compare", file=sys.stderr)
+        return
+    if plot is not None:
+        from fedtools.report.plots import plot_cross
+
+        plot_cross(plot, work.read_cross(out))
+    print(out)
 
 
 @app.command("merge-nbest")

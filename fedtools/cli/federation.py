@@ -165,6 +165,20 @@ def average(
         print(path)
 
 
+@app.command("adapt")
+def adapt(
+    experiment: Path = EXPERIMENT,
+    data: Path = typer.Argument(..., metavar="DATA_DIR", help="What newcomers have."),
+    out: Path = typer.Argument(..., metavar="OUT_EXP", help="The experiment to make."),
+    epochs: int = typer.Option(..., min=1, help="How long each adapts, a round for each."),
+) -> None:
+    """Begin an experiment in which newcomers adapt a trained one's model, each on its own data."""
+    from fedtools.federation.adapt import adapt as begin
+
+    begin(experiment, data, out, epochs)
+    print(out)
+
+
 def _pairs(texts: list[str], option: str, form: str) -> dict[str, str]:
     found = {}
     for text in texts:

@@ -6,10 +6,14 @@ import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from fedtools.cli.app import app
+
+if TYPE_CHECKING:
+    from fedtools.report.page import Row
 
 DATA_DIR = typer.Argument(help="Data directory: text, utt2spk, utt2client if any.")
 RESAMPLES = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap.")
@@ -20,6 +24,7 @@ CORPUS = typer.Option(help="Name of the corpus.")
 RELEASE = typer.Option(help="Its release.")
 MINI = typer.Option(False, "--mini", help="It is a mini corpus: every caption says so.")
 COMMAND = typer.Option(None, help="What made the figures; default: this command.")
+_ROW = "[NAME=]EXP_DIR:SCORE_DIR"
 DATE = typer.Option(None, formats=["%Y-%m-%d"], help="Date of the report; default: today.")
 
 
@@ -63,13 +68,20 @@ def report_command(
     release: str = RELEASE,
     row: list[str] = typer.Option(
         help="[NAME=]EXP_DIR:SCORE_DIR, by default named as its method; EXP_DIR may be empty. "
-        "Rows of one name are seeds of one method."
+        "Rows of one name are seeds of one method; {} in it is the method's title."
     ),
     mini: bool = MINI,
     plot: Path | None = typer.Option(None, help="Draw WER by round into this PNG beside RESULTS."),
     elsewhere: list[str] = typer.Option(
         [], help="CAPTION=SCORE_DIR: a line about scores on other data."
     ),
+    also: list[str] = typer.Option(
+        [], help="CAPTION=[NAME=]EXP_DIR:SCORE_DIR: a row of a further table of this caption."
+    ),
+    table: list[str] = typer.Option(
+        [], help="CAPTION=TABLE.tsv: figures that were measured here, in a table of their own."
+    ),
+    picture: list[str] = typer.Option([], help="CAPTION=PNG: a picture in the folder of RESULTS."),
     published: list[str] = typer.Option(
         [], help="CAPTION=TABLE.tsv: others' figures, in a table of their own."
     ),
@@ -82,23 +94,38 @@ def report_command(
     facts = page_facts(section, corpus, release, mini, command, date)
     if plot is not None and (plot.suffix != ".png" or plot.parent.resolve() != _folder(results)):
         raise typer.BadParameter(f"--plot {plot}: name a .png in the folder of {results}")
-    rows = []
-    for text in row:
-        form = "[NAME=]EXP_DIR:SCORE_DIR"
-        name, paths = pair(text, "--row", form) if "=" in text else ("", text)
-        experiment, colon, scores = paths.rpartition(":")
-        if not colon or not scores or not (name or experiment):
-            raise typer.BadParameter(f"--row {text!r}: write {form}")
-        rows.append(Row(name, Path(experiment) if experiment else None, Path(scores)))
+    further: dict[str, list[Row]] = {}
+    for text in also:
+        caption, rest = pair(text, "--also", f"CAPTION={_ROW}")
+        further.setdefault(caption, []).append(_row(rest, "--also"))
+    pictures = [pair(text, "--picture", "CAPTION=PNG") for text in picture]
+    for _, name in pictures:
+        if Path(name).parent.resolve() != _folder(results):
+            raise typer.BadParameter(f"--picture {name}: it must be in the folder of {results}")
+    measured = [pair(text, "--table", "CAPTION=TABLE.tsv") for text in table]
     others = [pair(text, "--elsewhere", "CAPTION=SCORE_DIR") for text in elsewhere]
     tables = [pair(text, "--published", "CAPTION=TABLE.tsv") for text in published]
     page = Page(
         **facts,
         plot=plot,
         elsewhere=[Row(name, None, Path(scores)) for name, scores in others],
-        published=[(caption, Path(table)) for caption, table in tables],
+        tables=list(further.items()),
+        pictures=[(caption, Path(name)) for caption, name in pictures],
+        measured=[(caption, Path(name)) for caption, name in measured],
+        published=[(caption, Path(name)) for caption, name in tables],
     )
-    print(write_report(results, rows, page), end="")
+    print(write_report(results, [_row(text, "--row") for text in row], page), end="")
+
+
+def _row(text: str, option: str) -> Row:
+    """A row of a table from what was typed."""
+    from fedtools.report.page import Row
+
+    name, paths = pair(text, option, _ROW) if "=" in text else ("", text)
+    experiment, colon, scores = paths.rpartition(":")
+    if not colon or not scores or not (name or experiment):
+        raise typer.BadParameter(f"{option} {text!r}: write {_ROW}")
+    return Row(name, Path(experiment) if experiment else None, Path(scores))
 
 
 @app.command("show")

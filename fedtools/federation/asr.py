@@ -143,18 +143,22 @@ class AsrFederation(ModelFederation):
         if key not in self._utterances:
             data = self.read(split)
             names = data.utterances if client == ALL else data.client_utterances(client)
-            found = Utterances(
-                data,
-                names,
-                self.tokenizer,
-                self.training.batch_bins,
-                shortest_input(self.model),
-                labelled=bool(data.text),
-            )
+            found = self.gather(data, names)
             self._make_room(found)
             self._utterances[key] = found
         self._utterances.move_to_end(key)
         return self._utterances[key]
+
+    def gather(self, data: DataDir, names: Sequence[str]) -> Utterances:
+        """Some utterances of a data directory, in batches for the model."""
+        return Utterances(
+            data,
+            names,
+            self.tokenizer,
+            self.training.batch_bins,
+            shortest_input(self.model),
+            labelled=bool(data.text),
+        )
 
     def _make_room(self, found: Utterances) -> None:
         limit = self.training.cache_mb << 20
@@ -289,10 +293,12 @@ class AsrFederation(ModelFederation):
         decay, keep = training.decay, training.keep_teacher
         return ContinuousLabels(student, teacher, decay, keep, posteriors)
 
-    @torch.no_grad()
     def measure(self, split: str, client: str) -> dict[str, object]:
-        """Mean CTC loss, nats per utterance, and greedy WER, %."""
-        data = self.utterances(split, client)
+        return self.measured(self.utterances(split, client))
+
+    @torch.no_grad()
+    def measured(self, data: Utterances) -> dict[str, object]:
+        """The model's mean CTC loss on some utterances, nats per utterance, and greedy WER, %."""
         model = self.model.eval()
         loss, words, errors = 0.0, 0, 0
         batches = data.batches()

@@ -70,7 +70,9 @@ def average(federation: ModelFederation, best: int | None = None, by: str = "rat
     """Average the models of the best rounds on validation data (Zhu et al., section 3.1: 10 best).
 
     A model that is the same for all clients is chosen by its mean over clients and written to
-    `EXP/model.safetensors`; a client's own by its own figure, to `EXP/clients/<client>/`.
+    `EXP/model.safetensors`; a client's own by its own figure, to `EXP/clients/<client>/`. Where
+    models are personal, the former is that of a newcomer: with what all share, and personal layers
+    as they were at the beginning.
 
     Args:
         best: how many rounds; None is the number in the configuration.
@@ -87,7 +89,7 @@ def average(federation: ModelFederation, best: int | None = None, by: str = "rat
     column, sign = ("loss", 1) if by == "loss" else (task.rate, task.sign)
     written = []
     with lock(federation.experiment.path, "average"):
-        for client in federation.experiment.clients if federation.personal else [None]:
+        for client in [None, *(federation.experiment.clients if federation.personal else ())]:
             chosen = sorted(_best_rounds(rows, client, column, sign)[:best])
             own = federation.experiment.client_dir(client) if client else federation.experiment.path
             state = _mean_state(federation, client, chosen)
@@ -133,10 +135,11 @@ def _mean_state(
 
 
 def load_average(federation: ModelFederation, client: str) -> None:
-    """Put the averaged model of `client` into the model."""
-    path = federation.experiment.path / "model.safetensors"
-    if federation.personal:
-        path = federation.experiment.client_dir(client) / "model.safetensors"
+    """Put the averaged model of `client`, or that of a newcomer, into the model."""
+    folder = federation.experiment.path
+    if federation.personal and federation.known(client):
+        folder = federation.experiment.client_dir(client)
+    path = folder / "model.safetensors"
     if not path.exists():
         raise UserError("missing", path=path, remedy="run fedtools average")
     state = load_state(path, spec_of(federation.tensors()))

@@ -22,7 +22,8 @@ from fedtools.methods import make_method
 from fedtools.server.sample import SAMPLINGS
 
 # What else recipes' files hold: variants of the options, and options of other commands.
-_SECTIONS = ("networks", "methods", "tasks", "baseline", "tokens", "lm", "decode")
+_SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", "newcomers")
+_SECTIONS += ("tokens", "lm", "decode")
 
 
 def init(

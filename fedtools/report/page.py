@@ -63,7 +63,10 @@ class Page:
         date: of the report; None is today.
         plot: the PNG of WER by round, beside the page, if one is wanted.
         elsewhere: scores on other data; those of the same name are told in one line.
+        tables: captions of further tables, and their rows.
+        pictures: captions of pictures beside the page, and their files.
         published: captions and tab-separated files of others' figures.
+        measured: the same of figures that were measured here.
     """
 
     section: str
@@ -72,6 +75,9 @@ class Page:
     date: datetime.date | None = None
     plot: Path | None = None
     elsewhere: Sequence[Row] = ()
+    tables: Sequence[tuple[str, Sequence[Row]]] = ()
+    pictures: Sequence[tuple[str, Path]] = ()
+    measured: Sequence[tuple[str, Path]] = ()
     published: Sequence[tuple[str, Path]] = ()
 
 
@@ -157,7 +163,7 @@ def _section(
             page,
             seeds={run.seed for run in runs if run.seed is not None},
             rounds={run.cost.rounds for run in runs} - {0},
-            pictures=[page.plot.name] if page.plot else [],
+            pictures=[one.name for one in (page.plot, *dict(page.pictures).values()) if one],
             experiments=[run.experiment for run in runs if run.experiment],
         ),
         f"**{caption}: communication, computation and WER (%)** on {_scored(methods[0])}. "
@@ -183,6 +189,12 @@ def _section(
             f"**{caption}: {shown}**" + ", mean and range over seeds." * over_seeds,
             image(f"WER by round, {caption}", page.plot.name),
         ]
+    for title, rows in page.tables:
+        parts += [f"**{caption}: {title}**, as above.", main_table(_read(rows))]
+    for title, file in page.measured:
+        parts += [f"**{caption}: {title}**", _published_table(file)]
+    for title, picture in page.pictures:
+        parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
     for title, table in published:
         parts += [f"**Published, not measured here: {title}**", table]
     return "\n\n".join(part.strip() for part in parts)

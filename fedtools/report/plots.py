@@ -67,6 +67,37 @@ def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
+def plot_cross(path: str | Path, maps: Mapping[str, Mapping[tuple[str, str], float]]) -> None:
+    """Draw WER of each client's model on each client's data, a map for each name.
+
+    Args:
+        path: the PNG; the same input gives the same bytes.
+        maps: name -> (model's client, data's client) -> WER, %.
+    """
+    with drawing(path, (0.6 + 2.1 * len(maps), 2.4)) as figure:
+        rows = figure.subplots(1, len(maps), squeeze=False)
+        for axes, (name, rates) in zip(rows[0], maps.items(), strict=True):
+            _draw_map(axes, rates)
+            axes.set_title(name, fontsize=9)
+
+
+def _draw_map(axes: Axes, rates: Mapping[tuple[str, str], float]) -> None:
+    clients = sorted({model for model, _ in rates})
+    values = [[rates[model, data] for data in clients] for model in clients]
+    best = [min(column) for column in zip(*values, strict=True)]
+    # Each column is shaded by itself: clients' data differ more than models do.
+    shades = [[rate - least for rate, least in zip(row, best, strict=True)] for row in values]
+    axes.imshow(shades, "Blues")
+    axes.grid(False)
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            axes.text(x, y, f"{value:.1f}", ha="center", va="center", fontsize=8)
+    axes.set_xticks(range(len(clients)), clients)
+    axes.set_yticks(range(len(clients)), clients)
+    axes.set_xlabel("test data of")
+    axes.set_ylabel("model of")
+
+
 @contextmanager
 def drawing(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
     """Yield an empty figure of a size in inches, written to a PNG at the end, in our style.

@@ -131,7 +131,7 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
     """Read what a row of the tables needs.
 
     Args:
-        name: the method's name in the tables; by default its title.
+        name: the method's name in the tables; by default its title, which {} in it stands for.
         experiment: its folder, or None for a model that no federation trained.
         scores: the folder that `fedtools score` wrote.
 
@@ -143,7 +143,8 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
     if experiment is None:
         return Run(name, Cost(), None, scored, rates, {}, None, scores, weights)
     opened = Experiment(experiment)
-    name = name or METHODS.get(opened.config["method"], experiment / "config.yaml").title
+    title = METHODS.get(opened.config["method"], experiment / "config.yaml").title
+    name = name.replace("{}", title) or title
     evaluation = opened.evaluation("valid")
     curve = read_curve(evaluation, TASKS["asr"]) if evaluation.exists() else {}
     cost = read_cost(opened)

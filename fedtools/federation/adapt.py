@@ -1,0 +1,50 @@
+"""Newcomers: clients that were not there in training adapt a model to the little that they have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedtools.federation.base import open_federation
+from fedtools.federation.init import init
+from fedtools.files.errors import UserError
+
+
+def adapt(path: str | Path, data: str | Path, out: str | Path, epochs: int) -> None:
+    """Make an experiment in which every client of a data directory adapts for itself.
+
+    It begins with the averaged model of a newcomer. What an experiment's clients keep for
+    themselves is trained, all else stays as it is; where they keep nothing, all is trained. Labels
+    and optimiser are those of the experiment.
+
+    Args:
+        path: an experiment that is complete, after `fedtools average`.
+        data: a data directory with features and clients.
+        out: the new experiment; `fedtools rounds` trains it.
+        epochs: so many rounds of one epoch.
+
+    Raises:
+        UserError: if there is no averaged model, or the data are of no use.
+    """
+    experiment = (federation := open_federation(path)).experiment
+    start = experiment.path / "model.safetensors"
+    if not start.exists():
+        raise UserError("missing", path=start, remedy="run fedtools average")
+    config = experiment.config
+    personal = list(federation.method.personal) or ["*"]
+    options = {
+        "task": config["task"],
+        "model": config["model"],
+        "training": config["training"],
+        "method_conf": {"personal": personal, "stage1": epochs, "stage2": 0},
+        "rounds": epochs,
+    }
+    init(
+        out,
+        method="decouplefl",
+        config=options,
+        where=experiment.path / "config.yaml",
+        data={"train": str(data)},
+        assets={"tokens": str(experiment.path)},
+        start=start,
+        seed=experiment.seed,
+    )

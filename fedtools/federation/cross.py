@@ -1,0 +1,73 @@
+"""Each client's model on each client's data: how personal personal models are."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from fedtools.federation.asr import AsrFederation, read_data
+from fedtools.federation.evaluate import load_average
+from fedtools.files.datadir import invert
+from fedtools.files.errors import UserError
+from fedtools.files.tables import read_tsv, write_tsv
+
+COLUMNS = ("name", "model", "data", "words", "errors", "wer")
+
+
+def cross(
+    experiments: Sequence[tuple[str, AsrFederation]], data_path: str | Path, out: str | Path
+) -> bool:
+    """Write WER by greedy search of every client's averaged model on every client's utterances.
+
+    Figure 3 of Zhu et al. (Interspeech 2022) is of such rates.
+
+    Args:
+        experiments: each with its name, in which {} stands for the method's title; those of one
+            name are seeds, and those of which all clients have the same model are left out.
+        data_path: a data directory with features, transcripts and clients.
+        out: the table; a row for each experiment, model and data.
+
+    Returns:
+        whether there were personal models; otherwise nothing is written, and what was there is
+        removed.
+
+    Raises:
+        UserError: if the data are of no client.
+    """
+    rows = []
+    for name, federation in experiments:
+        path, clients = federation.experiment.path, federation.experiment.clients
+        if not federation.personal:
+            continue
+        name = name.replace("{}", federation.method.title)
+        data = read_data(data_path, federation.experiment.config["model"], "text")
+        owners = [client for client in clients if client in invert(data.utt2client)]
+        if not owners:
+            raise UserError(f"no client of {path}", path=data.path / "utt2client")
+        own = {one: federation.gather(data, data.client_utterances(one)) for one in owners}
+        for model in tqdm(owners, desc=f"cross {path.name}", unit="model", disable=None):
+            load_average(federation, model)
+            for one, utterances in own.items():
+                found = federation.measured(utterances)
+                measured = {key: found[key] for key in COLUMNS if key in found}
+                rows.append({"name": name, "model": model, "data": one, **measured})
+    if rows:
+        write_tsv(out, COLUMNS, rows)
+    else:
+        Path(out).unlink(missing_ok=True)
+    return bool(rows)
+
+
+def read_cross(path: Path) -> dict[str, dict[tuple[str, str], float]]:
+    """name -> (model's client, data's client) -> WER, %, the mean over seeds."""
+    found: dict[str, dict[tuple[str, str], list[float]]] = {}
+    for row in read_tsv(path, COLUMNS):
+        pair = row["model"], row["data"]
+        found.setdefault(row["name"], {}).setdefault(pair, []).append(float(row["wer"]))
+    return {
+        name: {pair: statistics.fmean(rates) for pair, rates in of_name.items()}
+        for name, of_name in found.items()
+    }

@@ -1,0 +1,54 @@
+"""Parts of data directories, and data directories with other transcripts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from fedtools.files.datadir import DataDir, read_table
+from fedtools.files.errors import UserError
+
+
+def first_of_speakers(data: DataDir, seconds: float) -> list[str]:
+    """The first utterances of every speaker, in C order, until they last so many seconds.
+
+    A speaker's last utterance is never among them: something has to be left over.
+
+    Raises:
+        UserError: if there is no utt2dur, or it lacks an utterance or has no number.
+    """
+    path, total, chosen = data.path / "utt2dur", {}, []
+    last = {speaker: utt for utt, speaker in data.utt2spk.items()}
+    for utt, speaker in data.utt2spk.items():
+        try:
+            duration = float(data.utt2dur[utt])
+        except (KeyError, ValueError):
+            duration = math.nan
+        if not 0 <= duration < math.inf:
+            raise UserError(f"no duration of utterance {utt!r}", path=path)
+        if total.get(speaker, 0.0) < seconds and utt != last[speaker]:
+            chosen.append(utt)
+        total[speaker] = total.get(speaker, 0.0) + duration
+    return chosen
+
+
+def relabel(data_path: str | Path, text_path: str | Path, out: str | Path) -> str:
+    """Write a data directory with other transcripts; utterances with an empty one are left out.
+
+    Args:
+        text_path: Kaldi `text`, such as `fedtools best-path` writes; an id alone is an empty one.
+
+    Returns:
+        how many utterances are left, in words.
+
+    Raises:
+        UserError: if none is left.
+    """
+    data, found = DataDir.read(data_path), read_table(text_path, values="optional")
+    keep = [utt for utt in data.utterances if found.get(utt)]
+    if not keep:
+        raise UserError(f"no words for any utterance of {data_path}", path=text_path)
+    part = data.restrict(keep, Path(out))
+    part.text = {utt: found[utt] for utt in keep}
+    part.write(remove_others=True)
+    return f"{out}: {len(keep)} of {len(data.utterances)} utterances"
