@@ -26,14 +26,18 @@ train() { # experiment, seed, section of the config, method, data for training, 
         --data "train=${data}/$5" --data "valid=${data}/$6" --asset "tokens=${exp}/tokens" "${@:7}"
     ${rounds_cmd:-${train_cmd}} "$1/log/rounds.log" \
         fedtools rounds "$1" --nj "${nj}" --ngpu "${ngpu}" --evaluate valid
-    ${train_cmd} "$1/log/average.log" fedtools average "$1" --ngpu "${ngpu}"
+    ${train_cmd} "$1/log/average.log" fedtools average "$1" --by loss --ngpu "${ngpu}"
 }
 
-decode() { # experiment, set: N-best lists of all utterances
+decode() { # experiment, set, options: N-best lists of all utterances
     ${decode_cmd} "JOB=1:${nj}" "$1/decode_$2/log/decode.JOB.log" \
         fedtools decode "$1" "${data}/$2" "$1/decode_$2" --lm "${exp}/lm" \
-        --config "${config}" --job JOB --nj "${nj}"
+        --config "${config}" --job JOB --nj "${nj}" "${@:3}"
     fedtools merge-nbest "$1/decode_$2" "${data}/$2" --nj "${nj}"
+}
+
+tune() { # experiment: the weights of its N-best lists, by validation data
+    fedtools tune "$1/decode_valid" "${data}/valid" "$1/weights.yaml"
 }
 
 score() { # experiment, set: the best hypotheses by the experiment's weights, and their error rates

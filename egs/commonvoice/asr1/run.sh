@@ -6,12 +6,19 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 printf -v command_line '%q ' egs/commonvoice/asr1/run.sh "$@"
 
 stage=1
-stop_stage=8
+stop_stage=9
 nj=3                    # jobs at the same time; no result depends on it
 ngpu=0                  # 1: train and decode on a GPU
 seeds=0                 # of training; with several, tables have means and standard deviations
 split_seed=0            # decides which speakers are in which set
-methods="client centralized fedavg"
+methods="client centralized fedavg fednorm fedextract decouplefl"
+labels=                 # of clients: transcripts, continuous (a teacher's) or fixed (the baseline's)
+extractor=              # cnn: personal convolutions only; default: the config's
+sit=false               # true: DecoupleFL with speaker-invariant training
+tables=                 # more of the paper's tables: 2 (labels), 4 (ablations), 5 (extractors)
+attacks=false           # true: what the features that DecoupleFL sends give away
+clients=accent          # speaker: every speaker is a client, test speakers are newcomers
+newcomer_seconds=60     # of its own speech to which a newcomer's model is adapted
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 accents="au=australia,en=england,in=indian"
@@ -25,17 +32,16 @@ release=                # ... its release, as tables shall call them
 results=                # default: exp/<tag>/RESULTS.md
 
 # shellcheck disable=SC2034  # printed by parse_options.sh
-help_message="Usage: $0 [--stage N] [--stop_stage N] [--nj N] [--ngpu 0|1] [--seeds \"0 1 2\"]
-          [--split_seed N] [--methods \"client centralized fedavg\"] [--config YAML] [--tag NAME]
-          [--accents NAME=ACCENT,...] [--hours H,H,H] [--server_hours H,H,H] [--server_fraction X]
-          [--max_drop X] [--speeds \"0.9 1.0 1.1\"] [--corpus_name NAME] [--release NAME]
-          [--results FILE]
-Stages: 1 data directories (and the mini corpus, if COMMONVOICE in db.sh is empty), 2 features,
-  3 tokens and n-gram, 4 the baseline, 5 every method, 6 decoding, 7 scoring, 8 the report;
-  README.md beside this script says what each one leaves."
+help_message="Usage: $0 [--option value]...
+Stages: 1 data directories (COMMONVOICE in db.sh is empty: a mini corpus), 2 features, 3 tokens and
+  n-gram, 4 the baseline, 5 every method, 6 decoding, 7 scoring, 8 attacks, newcomers, each client's
+  model on each client's data, 9 the report; README.md says what each one leaves.
+Options and their defaults:
+$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^results=/q' run.sh)"
 . utils/parse_options.sh
 . utils/recipe.sh
 . local/steps.sh
+. local/systems.sh
 
 mini=() rows=() corpus=${COMMONVOICE}
 if [ -z "${COMMONVOICE}" ]; then
@@ -49,10 +55,17 @@ above=$(basename "$(dirname "${corpus}")")
 : "${tag:=${above}}" "${release:=${above}}" "${config:=conf/paper.yaml}" "${hours:=100,10,10}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"
-[[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}
-check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+'
+[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
+check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*' sit 'true|false' \
+    attacks 'true|false' clients 'accent|speaker'
+for option in labels extractor tables; do
+    [ -z "${!option}" ] || check_words "${option}" "cnn|transcripts|continuous|fixed|[245]"
+done
 check_tag "${tag}"
-sp=${speeds:+_sp}       # how names of training data of several speeds end
+sp=${speeds:+_sp}       # how names of training data of several speeds end, and ...
+trained=train${sp}      # ... the clients' training data
+[ "${clients}" = accent ] || trained+=_spk
+name_systems            # systems, of_table
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
@@ -71,6 +84,8 @@ if begins 2; then
         fedtools perturb-speed "${data}/${set}" "${data}/${set}${sp}" --speeds "${speeds}"
     done
     extract_features {server_,}{"train${sp}",valid,test}
+    [ "${clients}" = accent ] ||
+        fedtools partition "${data}/train${sp}" "${data}/${trained}" --scheme map --by utt2spk
 fi
 
 if begins 3; then
@@ -83,27 +98,25 @@ for seed in ${seeds}; do
     if begins 4; then
         log "Stage 4: the baseline, ${baseline}"
         train "${baseline}" "${seed}" baseline centralized "server_train${sp}" server_valid
+        [[ ${systems} != *+fixed* ]] || label_train "${baseline}"
     fi
     begins 5 || continue
-    for method in ${methods}; do
-        log "Stage 5: ${exp}/${method}/seed${seed}"
-        train "${exp}/${method}/seed${seed}" "${seed}" "methods.${method}?" "${method}" \
-            "train${sp}" valid --start "${baseline}/model.safetensors"
+    for system in ${systems}; do
+        log "Stage 5: ${exp}/${system}/seed${seed}"
+        train_system "${system}" "${seed}" "${baseline}"
     done
 done
 
 for seed in ${seeds}; do
-    for system in baseline ${methods}; do
-        path=${exp}/${system}/seed${seed} row="" tests=test
+    for system in baseline ${systems}; do
+        path=${exp}/${system}/seed${seed} tests=test
         baseline=${exp}/baseline/seed${seed}/decode_test
-        [ "${system}" != baseline ] || tests="test server_test" row="Baseline=:${baseline}"
-        rows+=(--row "${row:-${path}:${path}/decode_test}")
+        [ "${system}" != baseline ] || tests="test server_test"
         if begins 6; then
             for set in valid ${tests}; do
                 log "Stage 6: ${set} by ${path}"
                 decode "${path}" "${set}"
-                [ "${set}" != valid ] ||
-                    fedtools tune "${path}/decode_valid" "${data}/valid" "${path}/weights.yaml"
+                [ "${set}" != valid ] || tune "${path}"
             done
         fi
         begins 7 || continue
@@ -115,12 +128,25 @@ for seed in ${seeds}; do
 done
 
 if begins 8; then
-    own="the baseline on the server's own accents"
+    named=()
     for seed in ${seeds}; do
-        rows+=(--elsewhere "${own}=${exp}/baseline/seed${seed}/decode_server_test")
+        for system in ${systems}; do
+            named+=("$(title "${system}")=${exp}/${system}/seed${seed}")
+        done
+        ! ${attacks} || attack "${seed}"
+        [ "${clients}" = accent ] || newcomers "${seed}"
     done
+    if [ "${clients}" = accent ]; then
+        log "Stage 8: each client's model on each client's data"
+        ${train_cmd} "${exp}/log/cross.log" fedtools cross "${data}/test" "${exp}/cross.tsv" \
+            "${named[@]}" --plot "${results%.md}-${tag}-cross.png" --ngpu "${ngpu}"
+    fi
+fi
+
+if begins 9; then
+    report_rows
     fedtools report "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${results%.md}-${tag}.png" \
         --published "Zhu et al. 2022, table 3=conf/published.tsv" --command "${command_line% }"
-    log "Stage 8: wrote ${results}"
+    log "Stage 9: wrote ${results}"
 fi

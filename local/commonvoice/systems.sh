@@ -1,0 +1,130 @@
+# shellcheck shell=bash
+# Sourced by run.sh after steps.sh: systems, their variants, and what is made of them.
+#
+# A system is a method with variants, "decouplefl+cnn+sit": the config's sections
+# methods.decouplefl, variants.cnn and variants.sit, laid over the rest in this order.
+# shellcheck disable=SC2034,SC2154  # run.sh's options and folders; systems, tables, rows
+
+# Systems: those of --methods, with the variants of other options, then those of further tables.
+name_systems() {
+    local method system table
+    declare -gA of_table=(
+        [2]="centralized+fixed centralized+continuous"
+        [4]="decouplefl decouplefl+no_stage1 decouplefl+no_stage2 joint"
+        [5]="decouplefl+cnn decouplefl+cnn+sit decouplefl decouplefl+sit"
+    )
+    main=
+    for method in ${methods}; do
+        system=${method}
+        case ${method} in
+            fedextract | decouplefl | joint) system+=${extractor:+"+${extractor}"} ;;
+        esac
+        [[ ${method} != decouplefl || ${sit} = false ]] || system+=+sit
+        main+=" ${system}${labels:+"+${labels}"}"
+    done
+    systems=${main}
+    for table in ${tables}; do systems+=" ${of_table[${table}]}"; done
+    # Each once, in this order.
+    systems=$(tr ' ' '\n' <<<"${systems}" | awk 'NF && !seen[$0]++' | tr '\n' ' ')
+}
+
+# What a system is called in tables: its method's title, which {} stands for, and its variants.
+title() { # system
+    local variants=${1#"${1%%+*}"}
+    variants=${variants//+/, }
+    echo "{}${variants//_/ }"
+}
+
+train_system() { # system, seed, baseline
+    local method=${1%%+*} set=${trained} variant sections=()
+    for variant in $(tr '+' ' ' <<<"${1#"${method}"}"); do
+        # Labels that the baseline gave are transcripts of other data.
+        if [ "${variant}" = fixed ]; then
+            set+=_fixed variant=transcripts
+        fi
+        sections+=(--section "variants.${variant}")
+    done
+    train "${exp}/$1/seed$2" "$2" "methods.${method}?" "${method}" "${set}" valid \
+        --start "$3/model.safetensors" "${sections[@]}"
+}
+
+# Labels that do not change: the baseline's hypotheses of the training data, by beam search with the
+# n-gram and the weights that suit it on validation data.
+label_train() { # baseline
+    local set
+    for set in valid "${trained}"; do
+        decode "$1" "${set}"
+        [ "${set}" != valid ] || tune "$1"
+    done
+    fedtools best-path "$1/decode_${trained}" --weights "$1/weights.yaml"
+    fedtools relabel "${data}/${trained}" "$1/decode_${trained}/text" "${data}/${trained}_fixed"
+}
+
+# What the features that DecoupleFL's clients send give away.
+attack() { # seed
+    local system path
+    for system in ${systems}; do
+        path=${exp}/${system}/seed$1
+        case ${system} in *no_stage2* | [!d]* | d[!e]*) continue ;; esac
+        log "Stage 8: attacks on the features of ${path}"
+        ${train_cmd} "${path}/log/attacks.log" fedtools attack-features "${path}" \
+            "${path}/attacks" --server-data "${data}/server_train${sp}" --ngpu "${ngpu}"
+    done
+}
+
+# A newcomer, whose speech no training has heard: with what all share, and adapted to the first
+# seconds of its own. Both are scored on the rest of it.
+newcomers() { # seed
+    local epochs path set=${data}/test
+    epochs=$(setting newcomers.epochs)
+    fedtools subset-data "${set}" "${set}_first" --first "${newcomer_seconds}" --rest "${set}_rest"
+    for part in first rest; do
+        fedtools partition "${set}_${part}" "${set}_${part}_spk" --scheme map --by utt2spk
+    done
+    for system in ${systems}; do
+        path=${exp}/${system}/seed$1
+        log "Stage 8: newcomers of ${path}"
+        fedtools adapt "${path}" "${set}_first_spk" "${path}/newcomers" --epochs "${epochs}"
+        ${train_cmd} "${path}/log/newcomers.log" \
+            fedtools rounds "${path}/newcomers" --nj "${nj}" --ngpu "${ngpu}"
+        decode "${path}" test_rest
+        decode "${path}/newcomers" test_rest_spk --model "round:${epochs}"
+        for part in "${path}/decode_test_rest" "${path}/newcomers/decode_test_rest_spk"; do
+            fedtools best-path "${part}" --weights "${path}/weights.yaml"
+            fedtools score "${set}_rest" "${part}/text" "${part}"
+        done
+    done
+}
+
+# The rows of the main table, and those of further ones.
+report_rows() {
+    local seed system path table name
+    for seed in ${seeds}; do
+        rows+=(--row "Baseline=:${exp}/baseline/seed${seed}/decode_test")
+        rows+=(--elsewhere "the baseline on the server's own accents=$(
+        )${exp}/baseline/seed${seed}/decode_server_test")
+        for system in ${main}; do
+            path=${exp}/${system}/seed${seed}
+            rows+=(--row "$(title "${system%"${labels:+"+${labels}"}"}")=${path}:${path}/decode_test")
+        done
+        for table in ${tables}; do
+            name="table ${table} of Zhu et al."
+            rows+=(--also "${name}=Baseline=:${exp}/baseline/seed${seed}/decode_test")
+            for system in ${of_table[${table}]}; do
+                path=${exp}/${system}/seed${seed}
+                rows+=(--also "${name}=$(title "${system}")=${path}:${path}/decode_test")
+            done
+        done
+        [ "${clients}" = speaker ] || continue
+        for system in ${main}; do
+            path=${exp}/${system}/seed${seed} name="newcomers, on what follows their first seconds"
+            rows+=(--also "${name}=$(title "${system}")=${path}:${path}/decode_test_rest")
+            rows+=(--also "${name}=$(title "${system}"), adapted=$(
+            )${path}:${path}/newcomers/decode_test_rest_spk")
+        done
+    done
+    if [ -s "${exp}/cross.tsv" ]; then
+        name="each client's model on each client's test data, WER by greedy search, %"
+        rows+=(--picture "${name}=${results%.md}-${tag}-cross.png")
+    fi
+}
