@@ -28,6 +28,7 @@ setup(
         "torch>=2.4",
         "numpy>=2",
         "scipy>=1.11",
+        "scikit-learn>=1.4",
         "humanfriendly>=10.0",
         "packaging>=23.0",
         "torch_complex>=0.4.4",

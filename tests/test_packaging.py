@@ -113,7 +113,7 @@ def test_an_unknown_command_is_wrong_usage():
 # Each row may import from itself and from those below it.
 LAYERS = (
     ("cli",),
-    ("report",),
+    ("attack", "report"),
     ("federation",),
     ("methods",),
     ("client", "server", "decode", "lm", "score"),

@@ -22,6 +22,7 @@ from fedtools.client.utterances import Batch
 from fedtools.files.keyed import seed64
 from fedtools.models.asr import ctc_losses
 from fedtools.models.cut import Cut
+from fedtools.models.pooling import pooled
 
 _NAME = "speakers"
 
@@ -115,16 +116,6 @@ class SpeakerClassifier(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         """(B, T, D) and (B,) to (B, speakers)."""
         return self.output(self.hidden(pooled(features, lengths)).relu())
-
-
-def pooled(features: Tensor, lengths: Tensor) -> Tensor:
-    """Mean and standard deviation over the valid frames: (B, T, D) and (B,) to (B, 2 D)."""
-    frames = torch.arange(features.shape[1], device=features.device)
-    inside = (frames < lengths[:, None].to(features.device))[..., None]
-    count = inside.sum(1)
-    mean = (features * inside).sum(1) / count
-    square = ((features - mean[:, None]).square() * inside).sum(1) / count
-    return torch.cat([mean, (square + 1e-8).sqrt()], 1)
 
 
 class _TurnedRound(torch.autograd.Function):

@@ -65,7 +65,7 @@ def resample(
     for clients in strata:
         error = np.concatenate([errors[client] for client in clients]).astype(np.float64)
         token = np.concatenate([tokens[client] for client in clients]).astype(np.float64)
-        weights = _weights(len(error), resamples, seed, clients[0])
+        weights = speaker_draws(len(error), resamples, seed, clients[0])
         drawn_errors, drawn_tokens = weights @ error, weights @ token
         if clients == single:
             rate_sum += weights @ (100 * error / token)
@@ -88,7 +88,7 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _weights(speakers: int, resamples: int, seed: int, name: str) -> np.ndarray:
+def speaker_draws(speakers: int, resamples: int, seed: int, name: str) -> np.ndarray:
     """How often each speaker is drawn, (resamples, speakers); NaN if they are too few."""
     if speakers < MIN_SPEAKERS:
         return np.full((resamples, speakers), np.nan)

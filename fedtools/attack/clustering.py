@@ -1,0 +1,89 @@
+"""Attack II: sort utterances by speaker, with nothing but what was sent.
+
+Zhu et al. (Interspeech 2022), section 3.5.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedtools.attack.figures import Figure, Speakers
+from fedtools.attack.retrieval import unit
+from fedtools.files.keyed import generator, seed64
+from fedtools.score.clusters import (
+    adjusted_rand_index,
+    counts_of,
+    mutual_information,
+    resampled_information,
+)
+
+NEIGHBOURS = 5
+# Chance levels are means over so many permutations of the speakers' labels.
+_PERMUTATIONS = 200
+
+
+def sort_speakers(
+    attack: str, vectors: np.ndarray, speakers: Speakers, key: tuple[int | str, ...]
+) -> Iterator[Figure]:
+    """How far neighbours and clusters are of one speaker.
+
+    Neighbours by cosine, leave one out; k-means with as many clusters as speakers, on vectors of
+    length 1, where distances are those of cosines. Vectors are centred: what all have in common
+    would make all cosines alike.
+
+    Args:
+        attack: its name.
+        vectors: (utterances, D).
+        speakers: of these.
+        key: (seed, ...) of everything random.
+    """
+    numbers = speakers.numbers
+    centred = unit(vectors - vectors.mean(0))
+    near = nearest(centred, NEIGHBOURS)
+    clusters = _k_means(centred, speakers.count, key)
+    counts = counts_of(numbers, clusters)
+    random = generator(*key, "permutations")
+    chance = np.zeros(3)
+    for _ in range(_PERMUTATIONS):
+        other = random.permutation(numbers)
+        table = counts_of(other, clusters)
+        correct = (vote(other[near]) == other).mean()
+        chance += correct, mutual_information(table), adjusted_rand_index(table)
+    chance /= _PERMUTATIONS
+    right = (vote(numbers[near]) == numbers).astype(float)
+    yield speakers.ratio(attack, "kNN%", right, np.ones(len(right)), 100 * chance[0], 100)
+    drawn = (
+        resampled_information(counts, speakers.draws),
+        np.array([adjusted_rand_index(counts, one) for one in speakers.draws]),
+    )
+    values = mutual_information(counts), adjusted_rand_index(counts)
+    for name, value, draws, expected in zip(("NMI", "ARI"), values, drawn, chance[1:], strict=True):
+        bounds = speakers.bounds(draws, speakers.count)
+        yield Figure(attack, name, value, *bounds, expected, speakers.count, len(numbers))
+
+
+def nearest(vectors: np.ndarray, neighbours: int) -> np.ndarray:
+    """The most similar others of each vector, the nearest first: (utterances, neighbours)."""
+    scores = vectors @ vectors.T
+    np.fill_diagonal(scores, -np.inf)
+    return np.argsort(-scores, axis=1, kind="stable")[:, : min(neighbours, len(vectors) - 1)]
+
+
+def vote(labels: np.ndarray) -> np.ndarray:
+    """The most frequent label of each row; of equally frequent ones that of the first column."""
+    votes = (labels[:, :, None] == labels[:, None]).sum(2)
+    return np.take_along_axis(labels, votes.argmax(1)[:, None], 1)[:, 0]
+
+
+def _k_means(vectors: np.ndarray, clusters: int, key: tuple[int | str, ...]) -> np.ndarray:
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    state = seed64(*key, "k-means") % 2**32
+    with warnings.catch_warnings():
+        # Where utterances are equal there may be fewer clusters.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return KMeans(clusters, n_init=10, random_state=state).fit(vectors).labels_

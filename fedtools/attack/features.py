@@ -1,0 +1,263 @@
+"""Features of the same utterances, twice: as clients sent them, and by the initial model.
+
+Zhu et al. (Interspeech 2022), section 3.5, call the first personalised, the second unadapted.
+Clients name utterances by numbers. The evaluator of an attack knows which utterance a number is,
+because the seed of the experiment gives it; the attacker does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtools.client.utterances import Batch, Utterances
+from fedtools.federation.asr import AsrFederation
+from fedtools.federation.base import Federation
+from fedtools.files.ark import FeatureReader
+from fedtools.files.datadir import DataDir, read_table
+from fedtools.files.errors import UserError
+from fedtools.files.keyed import generator
+from fedtools.files.ledger import SERVER_ROW, read_round
+from fedtools.files.messages import COLLAPSED, OK
+from fedtools.files.sent_features import feature_paths, open_features, sent_name
+from fedtools.methods.decouplefl import DecoupleFL
+from fedtools.models.asr import INPUT_SIZE, shortest_input
+from fedtools.models.pooling import pooled
+
+# Frames that every model's convolutions take, and a number that all of their steps divide.
+_FRAMES, _MORE = 200, 240
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A client under attack.
+
+    Attributes:
+        client: its name.
+        speaker_names: its speakers, in C order.
+        speakers: (utterances,) the number of each utterance's speaker.
+        texts: the transcripts; None if there are none.
+        audio: filterbanks of the utterances.
+        sent: the features that the client sent of them, in the same order.
+    """
+
+    client: str
+    speaker_names: list[str]
+    speakers: np.ndarray
+    texts: list[str] | None
+    audio: Utterances
+    sent: Utterances
+
+
+class Window(NamedTuple):
+    """Where the frames of features lie among those of filterbanks.
+
+    Attributes:
+        step: frames of filterbanks from one frame of features to the next.
+        width: frames of filterbanks that the convolutions make a frame of features of.
+    """
+
+    step: int
+    width: int
+
+    @property
+    def offset(self) -> int:
+        """The first frame of filterbanks that the first frame of features stands for."""
+        return max(0, self.width - self.step) // 2
+
+
+class Frames(NamedTuple):
+    """A batch of features.
+
+    Attributes:
+        indices: of the utterances.
+        batch: what they were computed from, or as they were read.
+        features: (B, T, D).
+        lengths: (B,) their numbers of frames.
+    """
+
+    indices: list[int]
+    batch: Batch
+    features: Tensor
+    lengths: Tensor
+
+
+def require_sent(federation: Federation) -> tuple[AsrFederation, int]:
+    """The federation, and the round in which its clients have sent features.
+
+    Raises:
+        UserError: if it is of another method, sends none, or has not come so far.
+    """
+    where, method = federation.where, federation.method
+    if not isinstance(method, DecoupleFL) or not isinstance(federation, AsrFederation):
+        remedy = "give an experiment of method decouplefl"
+        raise UserError("no features are sent in this experiment", path=where, remedy=remedy)
+    if not method.stage2:
+        remedy = "begin an experiment with method_conf.stage2 above 0"
+        raise UserError("no features are sent where stage2 is 0", path=where, remedy=remedy)
+    number = method.stage1 + 1
+    if not federation.experiment.is_done(number):
+        problem = f"features are sent in round {number}, which is not complete"
+        remedy = f"run fedtools rounds {federation.experiment.path}"
+        raise UserError(problem, path=federation.experiment.path, remedy=remedy)
+    return federation, number
+
+
+def statuses(federation: AsrFederation, number: int, wanted: Sequence[str]) -> dict[str, str]:
+    """Client -> why none of its features count, "" if they do; of all clients, or some.
+
+    Raises:
+        UserError: for a client that the experiment does not have.
+    """
+    experiment = federation.experiment
+    for client in wanted:
+        if not experiment.knows(client):
+            remedy = f"clients there: {', '.join(experiment.clients)}"
+            problem = f"no client {client!r}"
+            raise UserError(problem, path=experiment.path / "clients.txt", remedy=remedy)
+    rows = {row.client: row.status for row in read_round(experiment, number)}
+    rows.pop(SERVER_ROW, None)
+    found = {}
+    for client in wanted or experiment.clients:
+        status = rows.get(client, "it took no part")
+        if status in (OK, COLLAPSED):
+            status = "" if feature_paths(experiment.round_dir(number), client)[1].exists() else "-"
+            status = status and "its features are not there any more"
+        found[client] = status
+    return found
+
+
+def open_victim(federation: AsrFederation, number: int, client: str, most: int) -> Victim:
+    """Find out which sent utterance is which.
+
+    Args:
+        number: the round in which features were sent.
+        most: so many utterances at most, drawn at random.
+
+    Raises:
+        UserError: if what was sent is not of the client's utterances in the train data.
+    """
+    data, seed = federation.read("train"), federation.experiment.seed
+    names = data.client_utterances(client)
+    round_dir = federation.experiment.round_dir(number)
+    reader = open_features(round_dir, client)
+    numbers = generator(seed, "features", client).permutation(len(names))
+    sent = [sent_name(client, int(one)) for one in numbers]
+    scp = feature_paths(round_dir, client)[1]
+    _check(reader, sent, FeatureReader(data.feats_scp), names, window(federation), scp)
+    if len(names) > most:
+        drawn = generator(seed, "attack", client).choice(len(names), most, replace=False)
+        names, sent = ([one[index] for index in np.sort(drawn)] for one in (names, sent))
+    bins, shortest = federation.training.batch_bins, shortest_input(federation.model)
+    bins_sent = max(1, round(bins * federation.cut.share))
+    tokenizer = federation.tokenizer
+    features = DataDir(round_dir, feats_scp=dict(reader.scp))
+    speakers = [data.utt2spk[name] for name in names]
+    known, numbered = np.unique(speakers, return_inverse=True)
+    return Victim(
+        client,
+        known.tolist(),
+        numbered,
+        _texts(data, names),
+        Utterances(data, names, tokenizer, bins, shortest, labelled=False),
+        Utterances(features, sent, tokenizer, bins_sent, labelled=False),
+    )
+
+
+def bins_of(federation: AsrFederation) -> int:
+    """Values of a frame of filterbanks."""
+    return federation.experiment.config["model"].get("input_size", INPUT_SIZE)
+
+
+def window(federation: AsrFederation) -> Window:
+    """The step and the width of a model's convolutions."""
+    bins, lengths = bins_of(federation), []
+    for frames in (_FRAMES, _FRAMES + _MORE):
+        speech = torch.zeros(1, frames, bins, device=federation.device)
+        batch = {"speech": speech, "speech_lengths": torch.tensor([frames])}
+        with torch.no_grad():
+            lengths.append(federation.cut.extract(federation.model.eval(), batch)[0].shape[1])
+    return Window(_MORE // (lengths[1] - lengths[0]), shortest_input(federation.model))
+
+
+@torch.no_grad()
+def unadapted(
+    federation: AsrFederation, audio: Utterances, order: np.random.Generator | None = None
+) -> Iterator[Frames]:
+    """Features of filterbanks by the initial model, in the batches in which a client sends them.
+
+    Args:
+        order: shuffles the batches.
+    """
+    federation.load(federation.initial)
+    for indices, batch in stream(federation, audio, order):
+        features, lengths = federation.cut.extract(federation.model.eval(), batch)
+        yield Frames(indices, batch, features, lengths)
+
+
+def as_sent(federation: AsrFederation, sent: Utterances) -> Iterator[Frames]:
+    """Features as a client sent them."""
+    for indices, batch in stream(federation, sent):
+        yield Frames(indices, batch, batch["speech"], batch["speech_lengths"])
+
+
+def vectors(frames: Iterator[Frames], utterances: int) -> np.ndarray:
+    """Mean and standard deviation over the frames of utterances, (utterances, 2 D)."""
+    found: np.ndarray | None = None
+    for part in frames:
+        rows = pooled(part.features, part.lengths).double().cpu().numpy()
+        if found is None:
+            found = np.zeros((utterances, rows.shape[1]))
+        found[part.indices] = rows
+    return found
+
+
+def stream(
+    federation: AsrFederation, data: Utterances, order: np.random.Generator | None = None
+) -> Iterator[tuple[list[int], Batch]]:
+    """Batches of utterances, with the utterances' indices.
+
+    Args:
+        order: shuffles the batches.
+    """
+    plan = data.batches(order)
+    return zip(plan, data.stream(plan, federation.device), strict=True)
+
+
+def _check(
+    reader: FeatureReader,
+    sent: Sequence[str],
+    audio: FeatureReader,
+    names: Sequence[str],
+    window: Window,
+    where: Path,
+) -> None:
+    """The utterances sent are those of the train data, by number and by length."""
+    remedy = "give the experiment as it was run"
+    if set(reader.scp) != set(sent):
+        problem = f"{len(reader.scp)} utterances sent, {len(sent)} in the train data, or other ones"
+        raise UserError(problem, path=where, remedy=remedy)
+    for name, number in zip(names, sent, strict=True):
+        frames, length = audio.num_frames(name), reader.num_frames(number)
+        # In a padded batch the convolutions go on for a little.
+        least, most = (frames - window.width) // window.step + 1, -(-frames // window.step)
+        if not max(1, least) <= length <= max(1, most):
+            problem = f"{number!r} has {length} frames, too many or too few for {name!r}"
+            raise UserError(problem, path=where, remedy=remedy)
+
+
+def _texts(data: DataDir, names: Sequence[str]) -> list[str] | None:
+    """The transcripts, also where no client has read them."""
+    path = data.path / "text"
+    if not data.text and not path.exists():
+        return None
+    texts = data.text or read_table(path, values="optional")
+    if lacking := [name for name in names if name not in texts]:
+        raise UserError(f"no entry of utterance {lacking[0]!r}", path=path)
+    return [texts[name] for name in names]

@@ -1,0 +1,295 @@
+"""Attack IV: make filterbanks again of features that clients sent.
+
+A decoder learns from the server's own speech to undo the initial model's extractor, the only one
+that the server knows, and is then given features of clients' own extractors. Zhu et al.
+(Interspeech 2022), section 3.5, hold that the inversion attack is avoided by that.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedtools.attack.features import (
+    Frames,
+    Victim,
+    Window,
+    as_sent,
+    bins_of,
+    stream,
+    unadapted,
+    window,
+)
+from fedtools.attack.figures import Figure, Speakers
+from fedtools.attack.transcripts import word_error_rate
+from fedtools.client.utterances import Utterances
+from fedtools.federation.asr import AsrFederation, read_data
+from fedtools.files.datadir import DataDir
+from fedtools.files.errors import UserError
+from fedtools.files.keyed import generator, seed64
+from fedtools.models.asr import log_posteriors, shortest_input
+from fedtools.score.distortion import cepstra, mel_cepstral_distortion
+
+# Of the server's speakers, or of its utterances where they are of one speaker.
+_HELD_OUT = 0.1
+_UNITS, _KERNEL = 128, 5
+_LEARNING_RATE = 1e-3
+_LEAST_DEVIATION = 1e-4
+
+# Mean and deviation of each value of a frame, (D,).
+Scales = tuple[Tensor, Tensor]
+
+
+class Inverter(nn.Module):
+    """Features to filterbanks: convolutions over time, and one that raises the rate.
+
+    Args:
+        size: values of a frame of features.
+        bins: values of a frame of filterbanks.
+        where: how their frames lie.
+    """
+
+    def __init__(self, size: int, bins: int, where: Window):
+        super().__init__()
+        self.window = where
+        half = _KERNEL // 2
+        self.below = nn.Sequential(
+            nn.Conv1d(size, _UNITS, _KERNEL, padding=half),
+            nn.ReLU(),
+            nn.ConvTranspose1d(_UNITS, _UNITS, where.step, where.step),
+            nn.ReLU(),
+        )
+        self.above = nn.Sequential(
+            nn.Conv1d(_UNITS, _UNITS, _KERNEL, padding=half),
+            nn.ReLU(),
+            nn.Conv1d(_UNITS, bins, _KERNEL, padding=half),
+        )
+        for name, width in (("features", size), ("filterbanks", bins)):
+            self.register_buffer(f"{name}_mean", torch.zeros(width))
+            self.register_buffer(f"{name}_deviation", torch.ones(width))
+
+    def set_scales(self, features: Scales, filterbanks: Scales) -> None:
+        """Say what mean and deviation the values of frames have."""
+        for name, scales in (("features", features), ("filterbanks", filterbanks)):
+            for what, values in zip(("mean", "deviation"), scales, strict=True):
+                getattr(self, f"{name}_{what}").copy_(values)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """(B, T, D) and (B,) to normalised filterbanks (B, T x step, bins)."""
+        values = (features - self.features_mean) / self.features_deviation
+        # What lies in the padding depends on the other utterances of the batch.
+        values = (values * _inside(lengths, values)[..., None]).transpose(1, 2)
+        raised = self.below(values)
+        raised = raised * _inside(lengths * self.window.step, raised.transpose(1, 2))[:, None]
+        return self.above(raised).transpose(1, 2)
+
+    def filterbanks(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """The same, natural log, not normalised."""
+        return self(features, lengths) * self.filterbanks_deviation + self.filterbanks_mean
+
+    def targets(self, speech: Tensor, frames: Tensor, part: Frames) -> tuple[Tensor, Tensor]:
+        """What `forward` should give of features, and which frames of it are real.
+
+        Args:
+            speech: (B, frames, bins).
+            frames: (B,) their numbers of frames.
+            part: the features.
+
+        Returns:
+            (B, T x step, bins) natural log, and (B,) numbers of frames.
+        """
+        offset, total = self.window.offset, part.features.shape[1] * self.window.step
+        there = speech[:, offset : offset + total]
+        there = nn.functional.pad(there, (0, 0, 0, total - there.shape[1]))
+        real = torch.minimum(part.lengths.cpu() * self.window.step, frames.cpu() - offset)
+        return there, real
+
+
+def read_server_data(
+    federation: AsrFederation, path: Path, clients: Iterable[str], seed: int
+) -> tuple[Utterances, Utterances, np.ndarray]:
+    """The server's own utterances, to train on and held out, and numbers of the latter's speakers.
+
+    Raises:
+        UserError: if it has fewer than two, or one that is a client's.
+    """
+    data = read_data(path, federation.experiment.config["model"])
+    own = {name for one in clients for name in federation.read("train").client_utterances(one)}
+    if shared := own.intersection(data.utterances):
+        problem = f"{len(shared)} utterances are clients' own, such as {min(shared)!r}"
+        remedy = "give speech that no client has"
+        raise UserError(problem, path=path, remedy=remedy)
+    if len(data.utterances) < 2:
+        raise UserError("one utterance, which cannot be held out too", path=path)
+    speakers = sorted(set(data.utt2spk.values()))
+    items = speakers if len(speakers) > 1 else data.utterances
+    random = generator(seed, "inversion", "held out")
+    chosen = set(random.permutation(items)[: max(1, round(_HELD_OUT * len(items)))].tolist())
+    held = [name for name in data.utterances if chosen & {name, data.utt2spk[name]}]
+    rest = [name for name in data.utterances if name not in set(held)]
+    _, numbers = np.unique([data.utt2spk[name] for name in held], return_inverse=True)
+    return _utterances(federation, data, rest), _utterances(federation, data, held), numbers
+
+
+def train_inverter(
+    federation: AsrFederation, audio: Utterances, epochs: int, seed: int
+) -> Inverter:
+    """Train on the initial model's features of some utterances.
+
+    Minimises the mean squared error of filterbanks normalised to mean 0 and variance 1.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed64(seed, "inversion"))
+        inverter = Inverter(federation.cut.size, bins_of(federation), window(federation))
+    inverter.to(federation.device)
+    features = ((part.features, part.lengths) for part in unadapted(federation, audio))
+    speech = ((one["speech"], one["speech_lengths"]) for _, one in stream(federation, audio))
+    inverter.set_scales(_moments(features), _moments(speech))
+    optimizer = torch.optim.Adam(inverter.parameters(), lr=_LEARNING_RATE)
+    for epoch in range(epochs):
+        order = generator(seed, "inversion", epoch)
+        for part in unadapted(federation, audio, order):
+            speech, frames = part.batch["speech"], part.batch["speech_lengths"]
+            wanted, real = inverter.targets(speech, frames, part)
+            wanted = (wanted - inverter.filterbanks_mean) / inverter.filterbanks_deviation
+            inside = _inside(real, wanted)
+            with torch.enable_grad():
+                wrong = (inverter(part.features, part.lengths) - wanted)[inside]
+                optimizer.zero_grad()
+                wrong.square().mean().backward()
+            optimizer.step()
+    return inverter.eval()
+
+
+def invert(
+    federation: AsrFederation, inverter: Inverter, victim: Victim, speakers: Speakers
+) -> Iterator[Figure]:
+    """What a decoder recovers of a client's utterances: distortion, and what can be understood.
+
+    Of features as they were sent; and rescaled, so that each value has the mean and the deviation
+    that it has in the server's speech, which undoes a part of what clients' extractors do.
+    """
+    frames = ((part.features, part.lengths) for part in as_sent(federation, victim.sent))
+    rescaled = copy.deepcopy(inverter)
+    rescaled.set_scales(
+        _moments(frames), (inverter.filterbanks_mean, inverter.filterbanks_deviation)
+    )
+    for attack, decoder in (("IV, recovered", inverter), ("IV, recovered, rescaled", rescaled)):
+        found = recover(decoder, as_sent(federation, victim.sent), len(victim.audio))
+        yield from distortions(attack, found, victim.audio, inverter.window, speakers)
+        if victim.texts is not None:
+            federation.load(federation.initial)
+            heard = _hear_again(federation, found, inverter.window)
+            yield word_error_rate(federation, heard, victim, speakers, attack)
+    if victim.texts is not None:
+        heard = _hear(federation, victim.audio)
+        yield word_error_rate(federation, heard, victim, speakers, "IV, true filterbanks")
+
+
+@torch.no_grad()
+def recover(inverter: Inverter, frames: Iterator[Frames], utterances: int) -> list[np.ndarray]:
+    """Filterbanks (T x step, bins), natural log, of the features of each utterance."""
+    found: list[np.ndarray] = [np.empty(0)] * utterances
+    for part in frames:
+        filterbanks = inverter.filterbanks(part.features, part.lengths).cpu().numpy()
+        for index, matrix, length in zip(
+            part.indices, filterbanks, part.lengths.tolist(), strict=True
+        ):
+            found[index] = matrix[: length * inverter.window.step]
+    return found
+
+
+def distortions(
+    attack: str,
+    recovered: Sequence[np.ndarray],
+    audio: Utterances,
+    where: Window,
+    speakers: Speakers,
+) -> Iterator[Figure]:
+    """Mel-cepstral distortion, dB, and that of cepstra without the mean of their utterance.
+
+    An extractor that normalises each utterance takes the mean away, which no decoder finds again.
+    Chance is the mean frame of all utterances, and a constant.
+
+    Args:
+        recovered: of each utterance, filterbanks from frame `where.offset` on.
+    """
+    pairs = []
+    for index, found in enumerate(recovered):
+        true = audio.load([index])["speech"][0].numpy()[where.offset :]
+        frames = min(len(true), len(found))
+        pairs.append((cepstra(true[:frames]), cepstra(found[:frames])))
+    mean = np.concatenate([true for true, _ in pairs]).mean(0)
+    # Utterances x (found, mean frame, found without means, constant).
+    sums = np.array([
+        [
+            mel_cepstral_distortion(true, other).sum()
+            for true, other in (
+                (true, found),
+                (true, mean),
+                (true - true.mean(0), found - found.mean(0)),
+                (true - true.mean(0), np.zeros_like(mean)),
+            )
+        ]
+        for true, found in pairs
+    ])  # fmt: skip
+    counts = np.array([len(true) for true, _ in pairs], np.float64)
+    chance = sums.sum(0) / counts.sum()
+    for at, measure in ((0, "MCD dB"), (2, "MCD dB, centred")):
+        yield speakers.ratio(attack, measure, sums[:, at], counts, float(chance[at + 1]))
+
+
+def held_out(
+    federation: AsrFederation, inverter: Inverter, audio: Utterances, speakers: Speakers
+) -> Iterator[Figure]:
+    """The distortion on speech of the server that the decoder has not seen."""
+    recovered = recover(inverter, unadapted(federation, audio), len(audio))
+    yield from distortions("IV, held out", recovered, audio, inverter.window, speakers)
+
+
+def _utterances(federation: AsrFederation, data: DataDir, names: Sequence[str]) -> Utterances:
+    bins, shortest = federation.training.batch_bins, shortest_input(federation.model)
+    return Utterances(data, names, federation.tokenizer, bins, shortest, labelled=False)
+
+
+def _moments(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each value, (D,), of batches (B, T, D) with (B,) frames."""
+    count, total, squares = 0, torch.zeros(()), torch.zeros(())
+    for values, lengths in parts:
+        known = values[_inside(lengths, values)].double().cpu()
+        count, total = count + len(known), total + known.sum(0)
+        squares = squares + known.square().sum(0)
+    mean = total / count
+    deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
+    return mean.float(), deviation.clamp(min=_LEAST_DEVIATION).float()
+
+
+@torch.no_grad()
+def _hear(federation: AsrFederation, audio: Utterances) -> Iterator:
+    """Log posteriors of filterbanks by the model as it is loaded."""
+    for indices, batch in stream(federation, audio):
+        yield indices, *log_posteriors(federation.model.eval(), batch)
+
+
+@torch.no_grad()
+def _hear_again(
+    federation: AsrFederation, recovered: Sequence[np.ndarray], where: Window
+) -> Iterator:
+    """Log posteriors of recovered filterbanks, with the frames that they lack at both ends."""
+    after = max(0, where.width - where.step - where.offset)
+    for index, matrix in enumerate(recovered):
+        whole = np.pad(matrix, ((where.offset, after), (0, 0)), mode="edge")
+        speech = torch.from_numpy(whole)[None].to(federation.device)
+        batch = {"speech": speech, "speech_lengths": torch.tensor([len(whole)])}
+        yield [index], *log_posteriors(federation.model.eval(), batch)
+
+
+def _inside(lengths: Tensor, values: Tensor) -> Tensor:
+    """(B,) and (B, T, D) to (B, T): whether a frame is one of an utterance's own."""
+    frames = torch.arange(values.shape[1], device=values.device)
+    return frames < lengths[:, None].to(values.device)

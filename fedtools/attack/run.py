@@ -1,0 +1,135 @@
+"""`fedtools attack-features`: all attacks on what the clients of an experiment sent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.attack import inversion
+from fedtools.attack.clustering import sort_speakers
+from fedtools.attack.features import (
+    Victim,
+    as_sent,
+    open_victim,
+    require_sent,
+    statuses,
+    unadapted,
+    vectors,
+)
+from fedtools.attack.figures import COLUMNS, Figure, Speakers
+from fedtools.attack.picture import draw_speakers
+from fedtools.attack.retrieval import find_speakers
+from fedtools.attack.transcripts import read_transcripts
+from fedtools.federation.asr import AsrFederation
+from fedtools.federation.base import Federation
+from fedtools.files.errors import UserError
+from fedtools.files.ledger import SERVER_ROW
+from fedtools.files.tables import write_tsv
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an experiment is attacked.
+
+    Attributes:
+        clients: whose features; all clients' if empty.
+        server_data: a data directory of the server's own speech; None leaves out the inversion.
+        utterances: of a client, so many at most.
+        epochs: of the decoder of the inversion.
+        resamples: draws of the bootstrap.
+        seed: of everything random.
+    """
+
+    clients: Sequence[str] = ()
+    server_data: Path | None = None
+    utterances: int = 2000
+    epochs: int = 20
+    resamples: int = 1000
+    seed: int = 0
+
+
+def attack_features(federation: Federation, out: Path, options: Options) -> list[dict[str, object]]:
+    """Attack what clients sent; write OUT/attacks.tsv and OUT/tsne.<client>.png.
+
+    Returns:
+        the rows of the table, see `fedtools.attack.figures.COLUMNS`, numbers written out.
+
+    Raises:
+        UserError: if no features were sent in this experiment, or by none of the clients.
+    """
+    federation, number = require_sent(federation)
+    senders = []
+    for client, problem in statuses(federation, number, options.clients).items():
+        if problem:
+            _say(client, f"no features of it count ({problem}), so nothing to attack")
+        else:
+            senders.append(client)
+    if not senders:
+        where = federation.experiment.round_dir(number)
+        raise UserError("no client's features are there", path=where)
+    rows, inverter = [], None
+    if options.server_data:
+        # The clients' own audio is no server's, whether they are attacked or not.
+        clients = federation.experiment.clients
+        train, held, numbers = inversion.read_server_data(
+            federation, options.server_data, clients, options.seed
+        )
+        inverter = inversion.train_inverter(federation, train, options.epochs, options.seed)
+        speakers = Speakers(numbers, options.resamples, options.seed, SERVER_ROW)
+        for figure in inversion.held_out(federation, inverter, held, speakers):
+            rows.append(figure.row(SERVER_ROW))
+    for client in senders:
+        victim = open_victim(federation, number, client, options.utterances)
+        figures = attack_client(federation, number, victim, inverter, out, options)
+        rows += [figure.row(client) for figure in figures]
+    write_tsv(out / "attacks.tsv", COLUMNS, rows)
+    return rows
+
+
+def attack_client(
+    federation: AsrFederation,
+    number: int,
+    victim: Victim,
+    inverter: inversion.Inverter | None,
+    out: Path,
+    options: Options,
+) -> Iterator[Figure]:
+    """The figures of all attacks on one client, and its picture.
+
+    Args:
+        number: the round in which features were sent.
+    """
+    speakers = Speakers(victim.speakers, options.resamples, options.seed, victim.client)
+    if speakers.count > 1:
+        yield from _attack_speakers(federation, victim, speakers, out, options)
+    else:
+        _say(victim.client, "one speaker, whom the name of the client gives away: attacks III, IV")
+    if victim.texts is None:
+        _say(victim.client, "the train data have no text, so no word error rates")
+    else:
+        yield from read_transcripts(federation, number, victim, speakers)
+    if inverter:
+        yield from inversion.invert(federation, inverter, victim, speakers)
+
+
+def _attack_speakers(
+    federation: AsrFederation, victim: Victim, speakers: Speakers, out: Path, options: Options
+) -> Iterator[Figure]:
+    count = len(victim.speakers)
+    kinds: dict[str, np.ndarray] = {
+        "unadapted": vectors(unadapted(federation, victim.audio), count),
+        "personalised": vectors(as_sent(federation, victim.sent), count),
+    }
+    yield from find_speakers(*kinds.values(), speakers)
+    for kind in ("personalised", "unadapted"):
+        key = options.seed, "attack", victim.client, kind
+        yield from sort_speakers(f"II, {kind}", kinds[kind], speakers, key)
+    draw_speakers(out / f"tsne.{victim.client}.png", victim, **kinds, seed=options.seed)
+
+
+def _say(client: str, what: str) -> None:
+    print(f"{client}: {what}", file=sys.stderr)

@@ -1,0 +1,72 @@
+"""Attack III: transcribe what clients sent, with the classifier that the server holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtools.attack.features import Victim, as_sent
+from fedtools.attack.figures import Figure, Speakers
+from fedtools.decode.greedy import greedy
+from fedtools.federation.asr import AsrFederation
+from fedtools.score.align import count_errors
+
+# Indices of utterances, log posteriors (B, T, tokens), numbers of frames (B,).
+Posteriors = Iterable[tuple[Sequence[int], Tensor, Tensor]]
+
+
+def read_transcripts(
+    federation: AsrFederation, sent_in: int, victim: Victim, speakers: Speakers
+) -> Iterator[Figure]:
+    """The server's greedy word error rate on sent features.
+
+    By the classifier that it had when they came, and by the one that it trained on them.
+
+    Args:
+        sent_in: the round in which features were sent.
+        victim: with transcripts.
+    """
+    federation.load(federation.initial)
+    yield _with_classifier(federation, victim, speakers, "III, initial classifier")
+    last = federation.experiment.result_round()
+    if last > sent_in:
+        federation.load_shared(last + 1)
+        name = f"III, classifier after round {last}"
+        yield _with_classifier(federation, victim, speakers, name)
+
+
+def word_error_rate(
+    federation: AsrFederation,
+    posteriors: Posteriors,
+    victim: Victim,
+    speakers: Speakers,
+    attack: str,
+) -> Figure:
+    """The greedy word error rate, in %, of a client's utterances."""
+    errors, words = np.zeros(len(victim.texts)), np.zeros(len(victim.texts))
+    for indices, log_probs, lengths in posteriors:
+        hypotheses = greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
+        for index, tokens in zip(indices, hypotheses, strict=True):
+            reference = victim.texts[index].split()
+            found = federation.tokenizer.decode(tokens).split()
+            errors[index] = count_errors(reference, found).errors
+            words[index] = len(reference)
+    return speakers.ratio(attack, "WER%", errors, words, factor=100)
+
+
+def _with_classifier(
+    federation: AsrFederation, victim: Victim, speakers: Speakers, attack: str
+) -> Figure:
+    """Of the classifier as it is loaded."""
+
+    @torch.no_grad()
+    def posteriors() -> Posteriors:
+        model = federation.model.eval()
+        for part in as_sent(federation, victim.sent):
+            log_probs = federation.cut.classify(model, part.features, part.lengths)
+            yield part.indices, log_probs, part.lengths
+
+    return word_error_rate(federation, posteriors(), victim, speakers, attack)

@@ -1,0 +1,44 @@
+"""The command that attacks what clients send: attack-features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from fedtools.cli.app import app
+from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
+
+
+@app.command("attack-features")
+def attack_features(
+    experiment: Path = EXPERIMENT,
+    out: Path = typer.Argument(..., metavar="OUT", help="Gets attacks.tsv, tsne.<client>.png."),
+    clients: str = typer.Option(None, metavar="A,B,...", help="Whose features; all by default."),
+    server_data: Path = typer.Option(
+        None, metavar="DIR", help="The server's own speech, with feats.scp, for attack IV."
+    ),
+    utterances: int = typer.Option(2000, min=2, help="Of a client, at most; drawn at random."),
+    epochs: int = typer.Option(20, min=1, help="Of the decoder of attack IV."),
+    resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
+    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    ngpu: int = NGPU,
+) -> None:
+    """How much features that clients sent (DecoupleFL) give away, by client.
+
+    I: find the features of a speaker by other audio of the speaker. II: sort them by speaker. III:
+    transcribe them with the server's classifier. IV: make filterbanks of them again. Intervals are
+    95 %, over speakers, where there are 10 or more.
+    """
+    from fedtools.attack.figures import COLUMNS
+    from fedtools.attack.run import Options
+    from fedtools.attack.run import attack_features as attack
+    from fedtools.files.tables import format_table
+
+    chosen = [name for name in clients.split(",") if name] if clients is not None else []
+    if clients is not None and not chosen:
+        raise typer.BadParameter("no client", param_hint="--clients")
+    options = Options(chosen, server_data, utterances, epochs, resamples, seed)
+    rows = attack(open_experiment(experiment, ngpu), out, options)
+    cells = [[row[name] for name in COLUMNS] for row in rows]
+    print(format_table(COLUMNS, cells, "lll" + "r" * (len(COLUMNS) - 3)), end="")
