@@ -54,13 +54,14 @@ def sort_speakers(
         chance += correct, mutual_information(table), adjusted_rand_index(table)
     chance /= _PERMUTATIONS
     right = (vote(numbers[near]) == numbers).astype(float)
-    yield speakers.ratio(attack, "kNN%", right, np.ones(len(right)), 100 * chance[0], 100)
+    yield speakers.ratio(attack, "kNN%", right, np.ones(len(right)), 100 * float(chance[0]), 100)
     drawn = (
         resampled_information(counts, speakers.draws),
         np.array([adjusted_rand_index(counts, one) for one in speakers.draws]),
     )
     values = mutual_information(counts), adjusted_rand_index(counts)
-    for name, value, draws, expected in zip(("NMI", "ARI"), values, drawn, chance[1:], strict=True):
+    levels = chance[1:].tolist()
+    for name, value, draws, expected in zip(("NMI", "ARI"), values, drawn, levels, strict=True):
         bounds = speakers.bounds(draws, speakers.count)
         yield Figure(attack, name, value, *bounds, expected, speakers.count, len(numbers))
 

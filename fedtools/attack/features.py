@@ -127,8 +127,8 @@ def statuses(federation: AsrFederation, number: int, wanted: Sequence[str]) -> d
     for client in wanted or experiment.clients:
         status = rows.get(client, "it took no part")
         if status in (OK, COLLAPSED):
-            status = "" if feature_paths(experiment.round_dir(number), client)[1].exists() else "-"
-            status = status and "its features are not there any more"
+            scp = feature_paths(experiment.round_dir(number), client)[1]
+            status = "" if scp.exists() else "its features are not there any more"
         found[client] = status
     return found
 

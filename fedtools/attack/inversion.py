@@ -57,18 +57,9 @@ class Inverter(nn.Module):
     def __init__(self, size: int, bins: int, where: Window):
         super().__init__()
         self.window = where
-        half = _KERNEL // 2
-        self.below = nn.Sequential(
-            nn.Conv1d(size, _UNITS, _KERNEL, padding=half),
-            nn.ReLU(),
-            nn.ConvTranspose1d(_UNITS, _UNITS, where.step, where.step),
-            nn.ReLU(),
-        )
-        self.above = nn.Sequential(
-            nn.Conv1d(_UNITS, _UNITS, _KERNEL, padding=half),
-            nn.ReLU(),
-            nn.Conv1d(_UNITS, bins, _KERNEL, padding=half),
-        )
+        self.below = _convolution(size, _UNITS)
+        self.raised = nn.ConvTranspose1d(_UNITS, _UNITS, where.step, where.step)
+        self.above = nn.ModuleList([_convolution(_UNITS, _UNITS), _convolution(_UNITS, bins)])
         for name, width in (("features", size), ("filterbanks", bins)):
             self.register_buffer(f"{name}_mean", torch.zeros(width))
             self.register_buffer(f"{name}_deviation", torch.ones(width))
@@ -81,12 +72,15 @@ class Inverter(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         """(B, T, D) and (B,) to normalised filterbanks (B, T x step, bins)."""
+        # What convolutions see after the end must not depend on other utterances of the batch.
+        inside = _inside(lengths, features)[:, None]
         values = (features - self.features_mean) / self.features_deviation
-        # What lies in the padding depends on the other utterances of the batch.
-        values = (values * _inside(lengths, values)[..., None]).transpose(1, 2)
-        raised = self.below(values)
-        raised = raised * _inside(lengths * self.window.step, raised.transpose(1, 2))[:, None]
-        return self.above(raised).transpose(1, 2)
+        hidden = self.below(values.transpose(1, 2) * inside).relu()
+        hidden = self.raised(hidden)
+        inside = inside.repeat_interleave(self.window.step, 2)
+        for layer in self.above:
+            hidden = layer(hidden.relu() * inside)
+        return hidden.transpose(1, 2)
 
     def filterbanks(self, features: Tensor, lengths: Tensor) -> Tensor:
         """The same, natural log, not normalised."""
@@ -250,6 +244,10 @@ def held_out(
     """The distortion on speech of the server that the decoder has not seen."""
     recovered = recover(inverter, unadapted(federation, audio), len(audio))
     yield from distortions("IV, held out", recovered, audio, inverter.window, speakers)
+
+
+def _convolution(size: int, units: int) -> nn.Conv1d:
+    return nn.Conv1d(size, units, _KERNEL, padding=_KERNEL // 2)
 
 
 def _utterances(federation: AsrFederation, data: DataDir, names: Sequence[str]) -> Utterances:

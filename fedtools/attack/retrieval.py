@@ -6,6 +6,7 @@ client's extractor, and compares vectors of unadapted features with those of per
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -71,6 +72,7 @@ def _trials(
     targets = wanted.sum(1)[known]
     for measure, (values, chance_of, factor) in rates.items():
         chances = {int(many): chance_of(int(many), items) for many in np.unique(targets)}
-        chance = factor * np.mean([chances[int(many)] for many in targets]) if queries else np.nan
+        known_chances = [chances[int(many)] for many in targets]
+        chance = factor * float(np.mean(known_chances)) if queries else math.nan
         sums = np.where(known, values, 0.0)
         yield speakers.ratio(attack, measure, sums, known.astype(float), chance, factor)

@@ -65,7 +65,7 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
     senders = []
     for client, problem in statuses(federation, number, options.clients).items():
         if problem:
-            _say(client, f"no features of it count ({problem}), so nothing to attack")
+            _say(client, f"nothing of it to attack: {problem}")
         else:
             senders.append(client)
     if not senders:
@@ -107,7 +107,7 @@ def attack_client(
     if speakers.count > 1:
         yield from _attack_speakers(federation, victim, speakers, out, options)
     else:
-        _say(victim.client, "one speaker, whom the name of the client gives away: attacks III, IV")
+        _say(victim.client, "one speaker, whom the client's name gives away: no attacks I and II")
     if victim.texts is None:
         _say(victim.client, "the train data have no text, so no word error rates")
     else:
@@ -125,8 +125,9 @@ def _attack_speakers(
         "personalised": vectors(as_sent(federation, victim.sent), count),
     }
     yield from find_speakers(*kinds.values(), speakers)
+    # The same random numbers for both, which are to be compared.
+    key = options.seed, "attack", victim.client
     for kind in ("personalised", "unadapted"):
-        key = options.seed, "attack", victim.client, kind
         yield from sort_speakers(f"II, {kind}", kinds[kind], speakers, key)
     draw_speakers(out / f"tsne.{victim.client}.png", victim, **kinds, seed=options.seed)
 

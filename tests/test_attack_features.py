@@ -1,0 +1,372 @@
+"""Attacks on features that clients sent: on data with known speakers, and by the command line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+import simulated
+import torch
+from conftest import inside
+from PIL import Image
+from safetensors.torch import load_file
+
+from fedtools.attack.clustering import nearest, sort_speakers, vote
+from fedtools.attack.features import Window, open_victim, window
+from fedtools.attack.figures import COLUMNS, Figure, Speakers
+from fedtools.attack.inversion import Inverter
+from fedtools.attack.retrieval import find_speakers
+from fedtools.federation.base import open_federation
+from fedtools.files.ark import FeatureReader, write_ark
+from fedtools.files.datadir import DataDir
+from fedtools.files.sent_features import sent_name
+from fedtools.files.tables import read_tsv
+from fedtools.models.asr import build_model
+
+# Speakers of each client, and utterances of each speaker.
+SPEAKERS, EACH = {"au": 12, "en": 3, "in": 1}, 4
+BLOCKS = '["encoder.embed.*", "encoder.encoders.0.*"]'
+
+
+def speech(path: Path, speakers: dict[str, int], seed: int) -> Path:
+    """`simulated.data_dir` in which each speaker adds a pattern of its own to all frames."""
+    whole = simulated.data_dir(path.with_name(f"{path.name}.raw"), list(speakers), 12 * EACH, seed)
+    before, data = DataDir.read(whole), DataDir(path)
+    reader, matrices = FeatureReader(before.feats_scp), []
+    for client, count in speakers.items():
+        for index, name in enumerate(before.client_utterances(client)[: count * EACH]):
+            speaker = f"{client}-v{index % count:02d}"
+            own = np.random.default_rng([7, *speaker.encode()]).normal(0, 1.5, simulated.BINS)
+            renamed = f"{speaker}-{name[-3:]}"
+            matrices.append((renamed, reader.read(name) + own.astype("f4")))
+            data.text[renamed] = before.text[name]
+            data.utt2spk[renamed], data.utt2client[renamed] = speaker, client
+    path.mkdir()
+    data.feats_scp = write_ark(path / "feats.ark", sorted(matrices))
+    data.write()
+    return path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    speech(root / "train", SPEAKERS, 0)
+    # The clients' three ways of speaking the letters.
+    speech(root / "server", {"sa": 8, "sb": 8, "sc": 8}, 1)
+    # What normalises an utterance takes its speaker's pattern away.
+    model = {k: v for k, v in simulated.CONFIG["model"].items() if k != "normalize"}
+    simulated.config_file(root / "c.yaml", model=model)
+    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
+    return root
+
+
+def begin(world: Path, path: Path, *more: str, stage1: int = 1, stage2: int = 1) -> Path:
+    method = f"method_conf={{personal: {BLOCKS}, stage1: {stage1}, stage2: {stage2}}}"
+    inside(
+        *("init", path, "--config", world / "c.yaml", "--method", "decouplefl", "--set", method),
+        *("--data", f"train={world / 'train'}", "--asset", f"tokens={world / 'tokens'}", *more),
+    ).ok()
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(world) -> Path:
+    """An experiment of DecoupleFL from its beginning to its end."""
+    path = begin(world, world / "done")
+    inside("rounds", path).ok()
+    return path
+
+
+@pytest.fixture(scope="module")
+def unchanged(world) -> Path:
+    """Features sent by clients whose extractors are the initial one, utterance by utterance."""
+    path = begin(world, world / "unchanged", "--set", "training.batch_bins=1", stage1=0)
+    inside("rounds", path, "--to", "1").ok()
+    return path
+
+
+def attack(experiment: Path, out: Path, *more: str) -> dict[tuple[str, str, str], dict[str, str]]:
+    """The rows of attacks.tsv by client, attack and measure."""
+    inside("attack-features", experiment, out, "--resamples", "100", *more).ok()
+    rows = read_tsv(out / "attacks.tsv", COLUMNS)
+    found = {(row["client"], row["attack"], row["measure"]): row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+# --- which utterance is which
+
+
+def extracted(experiment: Path, world: Path) -> dict[str, np.ndarray]:
+    """The initial model's features of every utterance, through ESPnet's own modules."""
+    model_conf = {k: v for k, v in simulated.CONFIG["model"].items() if k != "normalize"}
+    tokens = (experiment / "tokens.txt").read_text().split()
+    model = build_model(model_conf, tokens).eval()
+    model.load_state_dict(load_file(experiment / "init.safetensors"))
+    found = {}
+    for name, matrix in kaldiio.load_scp(str(world / "train" / "feats.scp")).items():
+        with torch.no_grad():
+            hidden, mask = model.encoder.embed(torch.tensor(matrix)[None], None)
+            hidden, _ = model.encoder.encoders[0](hidden, mask)
+        found[name] = hidden[0].numpy()
+    return found
+
+
+def test_sent_utterances_are_found_by_the_seed(world, unchanged):
+    """Of each utterance it is the matrix that the initial model makes, and no other is near it."""
+    expected = extracted(unchanged, world)
+    federation = open_federation(unchanged)
+    for client, speakers in SPEAKERS.items():
+        victim = open_victim(federation, 1, client, 10**6)
+        names, sent = victim.audio.names, victim.sent.names
+        assert len(names) == len(set(sent)) == speakers * EACH
+        assert sent != sorted(sent)
+        for index, name in enumerate(names):
+            truth, found = expected[name], victim.sent.load([index])["speech"][0].numpy()
+            step = (truth.max() - truth.min()) / 65535
+            np.testing.assert_allclose(found, truth, atol=step + 1e-5)
+            assert victim.speaker_names[victim.speakers[index]] == name[: name.rindex("-")]
+            same_length = [
+                other for other in names if other != name and len(expected[other]) == len(found)
+            ]
+            assert all(np.abs(found - expected[other]).max() > 0.1 for other in same_length)
+
+
+def test_unadapted_features_of_unchanged_extractors_are_what_was_sent(unchanged, tmp_path):
+    rows = attack(unchanged, tmp_path / "out")
+    for client in ("au", "en"):
+        for centring in ("", ", each centred"):
+            row = rows[client, f"I, same audio{centring}", "top1%"]
+            assert (row["value"], row["utterances"]) == ("100.00", str(SPEAKERS[client] * EACH))
+        for measure in ("kNN%", "NMI", "ARI"):
+            sent, before = (
+                float(rows[client, f"II, {kind}", measure]["value"])
+                for kind in ("personalised", "unadapted")
+            )
+            assert sent == pytest.approx(before, abs=0.01)
+        assert not any("after round" in attack for _, attack, _ in rows)
+
+
+def test_some_utterances_are_those_of_all(unchanged):
+    federation = open_federation(unchanged)
+    whole, part = (open_victim(federation, 1, "au", most) for most in (48, 20))
+    sent = dict(zip(whole.audio.names, whole.sent.names, strict=True))
+    assert len(part.audio) == 20
+    assert part.sent.names == [sent[name] for name in part.audio.names]
+    texts = DataDir.read(federation.data_path("train"), "text").text
+    assert part.texts == [texts[name] for name in part.audio.names]
+
+
+# --- vectors with known speakers
+
+
+def drawn(spread: float, seed: int, speakers: int = 15, each: int = 10) -> tuple:
+    """Vectors of two kinds around means of speakers, shifted against each other."""
+    random = np.random.default_rng(seed)
+    numbers = np.repeat(np.arange(speakers), each)
+    means = random.normal(0, spread, (speakers, 16))[numbers]
+    one, other = (means + random.normal(0, 1, means.shape) for _ in range(2))
+    return one + 3, other - 3, Speakers(numbers, 500, seed, "c")
+
+
+def by_name(figures) -> dict[tuple[str, str], Figure]:
+    return {(figure.attack, figure.measure): figure for figure in figures}
+
+
+def test_speakers_in_vectors_are_found():
+    one, other, speakers = drawn(2.0, 0)
+    found = by_name(find_speakers(one, other, speakers))
+    for audio in ("same", "other"):
+        # A shift of one kind against the other hides nothing once each is centred.
+        assert found[f"I, {audio} audio, each centred", "EER%"].value < 5
+        assert found[f"I, {audio} audio, each centred", "top1%"].value > 95
+        assert found[f"I, {audio} audio, each centred", "MRR"].value > 0.95
+    found = by_name(sort_speakers("II", other, speakers, (0, "x")))
+    assert found["II", "kNN%"].value > 95
+    assert found["II", "NMI"].value > 0.9
+    assert found["II", "ARI"].value > 0.8
+    for figure in found.values():
+        assert figure.low <= figure.value <= figure.high
+        assert figure.low > figure.chance
+        assert (figure.speakers, figure.utterances) == (15, 150)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_vectors_without_speakers_are_at_chance(seed):
+    one, other, speakers = drawn(0.0, seed)
+    figures = [*find_speakers(one, other, speakers), *sort_speakers("II", other, speakers, (0,))]
+    assert len(figures) == 15
+    for figure in figures:
+        assert figure.low <= figure.chance <= figure.high, figure
+
+
+def test_chance_of_other_audio_leaves_the_query_out():
+    one, other, speakers = drawn(0.0, 0)
+    found = by_name(find_speakers(one, other, speakers))
+    assert found["I, same audio", "top1%"].chance == pytest.approx(100 * 10 / 150)
+    assert found["I, other audio", "top1%"].chance == pytest.approx(100 * 9 / 149)
+
+
+def test_intervals_want_ten_speakers():
+    for count, known in ((9, False), (10, True)):
+        one, other, speakers = drawn(1.0, 0, count, 4)
+        for figure in find_speakers(one, other, speakers):
+            assert np.isfinite([figure.low, figure.high]).all() == known
+
+
+def test_speakers_of_one_utterance_ask_for_no_other():
+    random = np.random.default_rng(0)
+    speakers = Speakers(np.array([0, 0, 1, 2]), 50, 0, "c")
+    found = by_name(find_speakers(random.normal(size=(4, 3)), random.normal(size=(4, 3)), speakers))
+    for measure in ("EER%", "top1%", "MRR"):
+        figure = found["I, other audio", measure]
+        assert (figure.speakers, figure.utterances) == (1, 2)
+    alone = Speakers(np.arange(4), 50, 0, "c")
+    for figure in find_speakers(random.normal(size=(4, 3)), random.normal(size=(4, 3)), alone):
+        assert np.isnan(figure.value) == figure.attack.startswith("I, other")
+
+
+def test_neighbours_vote_and_the_nearest_breaks_ties():
+    assert vote(np.array([[1, 2, 2], [3, 1, 2], [2, 1, 1]])).tolist() == [2, 3, 1]
+    places = np.array([[1, 0], [1, 0.1], [0, 1], [1, 0.3]])
+    assert nearest(places, 2).tolist() == [[1, 3], [3, 0], [3, 1], [1, 0]]
+
+
+# --- the command
+
+
+def test_all_attacks(done, world, tmp_path):
+    """Speakers' patterns get through, and so does the speech once features are rescaled."""
+    rows = attack(done, tmp_path / "out", "--server-data", world / "server", "--epochs", "40")
+    assert {client for client, *_ in rows} == {"-", *SPEAKERS}
+    neighbours = rows["au", "II, personalised", "kNN%"]
+    assert float(neighbours["low"]) > float(neighbours["chance"])
+    assert (neighbours["speakers"], neighbours["utterances"]) == ("12", "48")
+    assert rows["en", "II, personalised", "kNN%"]["low"] == "-"
+    of_one = {attack for client, attack, _ in rows if client == "in"}
+    assert all(attack.startswith(("III", "IV")) for attack in of_one)
+    for client in SPEAKERS:
+        for name in ("III, initial classifier", "III, classifier after round 4"):
+            assert float(rows[client, name, "WER%"]["value"]) >= 0
+    row = rows["au", "IV, recovered, rescaled", "MCD dB, centred"]
+    as_sent = rows["au", "IV, recovered", "MCD dB, centred"]
+    assert float(row["value"]) < min(float(row["chance"]), float(as_sent["value"]))
+    held = rows["-", "IV, held out", "MCD dB"]
+    assert float(held["value"]) < float(held["chance"])
+    for client, pictured in (("au", True), ("en", True), ("in", False)):
+        path = tmp_path / "out" / f"tsne.{client}.png"
+        assert path.exists() == pictured
+        if pictured:
+            assert Image.open(path).format == "PNG" and path.stat().st_size < 50_000
+
+
+def test_the_server_reads_and_inverts_features_of_its_own_extractor(unchanged, world, tmp_path):
+    """Attack III is then plain decoding, but for quantisation; IV finds more than a mean frame."""
+    rows = attack(unchanged, tmp_path / "out", "--server-data", world / "server", "--epochs", "12")
+    for client in SPEAKERS:
+        sent, plain = (
+            float(rows[client, name, "WER%"]["value"])
+            for name in ("III, initial classifier", "IV, true filterbanks")
+        )
+        assert sent == pytest.approx(plain, abs=5)
+        row = rows[client, "IV, recovered", "MCD dB, centred"]
+        assert float(row["value"]) < float(row["chance"])
+    assert float(rows["au", "IV, recovered", "MCD dB"]["high"]) < float(
+        rows["au", "IV, recovered", "MCD dB"]["chance"]
+    )
+
+
+def test_the_same_command_gives_the_same_bytes(done, world, tmp_path, cli):
+    more = ("--server-data", world / "server", "--epochs", "2", "--clients", "en")
+    for name in ("one", "other"):
+        result = cli("attack-features", done, tmp_path / name, "--resamples", "50", *more).ok()
+    one, other = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        for name in ("one", "other")
+    )
+    assert set(one) == {"attacks.tsv", "tsne.en.png"} and one == other
+    lines = result.out.splitlines()
+    assert lines[0].split() == list(COLUMNS)
+    assert len(lines) == len(read_tsv(tmp_path / "one" / "attacks.tsv", COLUMNS)) + 1
+
+
+def test_a_client_of_one_speaker_and_one_that_was_refused(world, tmp_path, cli):
+    path = begin(world, tmp_path / "exp", stage1=0)
+    cli("sample", path).ok()
+    cli("train-local", path).ok()
+    scp = path / "round_0001" / "features.en.scp"
+    scp.write_text(scp.read_text().replace("features.en.ark", "features.au.ark"))
+    cli("aggregate", path).ok()
+    result = cli("attack-features", path, tmp_path / "out").ok()
+    assert "in: one speaker" in result.err
+    assert re.search(r"^en: nothing of it to attack: .+\.scp", result.err, re.MULTILINE)
+    rows = read_tsv(tmp_path / "out" / "attacks.tsv", COLUMNS)
+    assert {row["attack"] for row in rows if row["client"] == "in"} == {"III, initial classifier"}
+    assert not any(row["client"] == "en" for row in rows)
+    out = tmp_path / "nobody"
+    result = cli("attack-features", path, out, "--clients", "en")
+    assert result.code == 1
+    assert "en: nothing" in result.err and "no client's features are there" in result.err
+    assert not out.exists()
+
+
+def test_transcripts_that_were_held_back_or_are_not_there(world, tmp_path, cli):
+    """Training without labels reads no text; attacks read it where it is."""
+    shutil.copytree(world / "train", tmp_path / "train")
+    for name in ("c.yaml", "tokens"):
+        (tmp_path / name).symlink_to(world / name)
+    path = begin(tmp_path, tmp_path / "exp", "--set", "training.labels=continuous", stage1=0)
+    cli("rounds", path, "--to", "1").ok()
+    assert ("en", "III, initial classifier", "WER%") in attack(path, tmp_path / "with")
+    (tmp_path / "train" / "text").unlink()
+    result = cli("attack-features", path, tmp_path / "without").ok()
+    assert result.err.count("the train data have no text") == len(SPEAKERS)
+    rows = read_tsv(tmp_path / "without" / "attacks.tsv", COLUMNS)
+    assert {row["measure"] for row in rows} == {"EER%", "top1%", "MRR", "kNN%", "NMI", "ARI"}
+
+
+def test_mistakes_are_told_in_one_line(done, world, tmp_path, cli):
+    out = tmp_path / "out"
+    cli("attack-features", done, out, "--clients", "xx").fails(1, "'xx'", "au, en, in")
+    cli("attack-features", done, out, "--clients", ",").fails(2, "--clients")
+    mine = ("--server-data", world / "train")
+    cli("attack-features", done, out, *mine).fails(1, "clients' own", "give speech that")
+    early = begin(world, tmp_path / "early")
+    cli("attack-features", early, out).fails(1, "round 2", "fedtools rounds")
+    silent = begin(world, tmp_path / "silent", stage2=0)
+    cli("attack-features", silent, out).fails(1, "stage2")
+    plain = tmp_path / "plain"
+    options = ("--data", f"train={world / 'train'}", "--asset", f"tokens={world / 'tokens'}")
+    cli("init", plain, "--config", world / "c.yaml", "--method", "fedavg", *options).ok()
+    cli("attack-features", plain, out).fails(1, "config.yaml", "decouplefl")
+    assert not out.exists()
+
+
+def test_features_of_other_audio_are_refused(unchanged, tmp_path, cli):
+    path = shutil.copytree(unchanged, tmp_path / "exp")
+    scp = path / "round_0001" / "features.en.scp"
+    scp.write_text(scp.read_text().replace(sent_name("en", 11), sent_name("en", 99)))
+    cli("attack-features", path, tmp_path / "out").fails(1, "features.en.scp", "as it was run")
+
+
+# --- recovering filterbanks
+
+
+def test_where_frames_lie(done):
+    assert window(open_federation(done)) == Window(4, 7)
+    assert Window(4, 7).offset == 1 and Window(1, 1).offset == 0
+
+
+def test_what_is_recovered_does_not_depend_on_the_batch():
+    torch.manual_seed(0)
+    inverter = Inverter(6, 5, Window(4, 7)).eval()
+    features = torch.randn(2, 9, 6)
+    with torch.no_grad():
+        both = inverter.filterbanks(features, torch.tensor([9, 5]))
+        alone = inverter.filterbanks(features[1:, :5], torch.tensor([5]))
+    assert both.shape == (2, 36, 5)
+    np.testing.assert_allclose(both[1, :20], alone[0], atol=1e-5)
