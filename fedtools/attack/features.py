@@ -190,13 +190,15 @@ def window(federation: AsrFederation) -> Window:
 def unadapted(
     federation: AsrFederation, audio: Utterances, order: np.random.Generator | None = None
 ) -> Iterator[Frames]:
-    """Features of filterbanks by the initial model, in the batches in which a client sends them.
+    """Features of filterbanks by the initial model.
 
     Args:
-        order: shuffles the batches.
+        order: shuffles batches, for training; without, each utterance is by itself, as it is where
+            a client sends it.
     """
     federation.load(federation.initial)
-    for indices, batch in stream(federation, audio, order):
+    plan = audio.batches(order) if order else [[index] for index in range(len(audio))]
+    for indices, batch in stream(federation, audio, plan):
         features, lengths = federation.cut.extract(federation.model.eval(), batch)
         yield Frames(indices, batch, features, lengths)
 
@@ -219,14 +221,10 @@ def vectors(frames: Iterator[Frames], utterances: int) -> np.ndarray:
 
 
 def stream(
-    federation: AsrFederation, data: Utterances, order: np.random.Generator | None = None
+    federation: AsrFederation, data: Utterances, plan: list[list[int]] | None = None
 ) -> Iterator[tuple[list[int], Batch]]:
-    """Batches of utterances, with the utterances' indices.
-
-    Args:
-        order: shuffles the batches.
-    """
-    plan = data.batches(order)
+    """Batches of utterances with the utterances' indices, as planned, or of similar length."""
+    plan = plan or data.batches()
     return zip(plan, data.stream(plan, federation.device), strict=True)
 
 
