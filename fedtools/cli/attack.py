@@ -42,3 +42,19 @@ def attack_features(
     rows = attack(open_experiment(experiment, ngpu), out, options)
     cells = [[row[name] for name in COLUMNS] for row in rows]
     print(format_table(COLUMNS, cells, "lll" + "r" * (len(COLUMNS) - 3)), end="")
+
+
+@app.command("merge-attacks")
+def merge_attacks(
+    out: Path = typer.Argument(..., metavar="TABLE", help="A TSV to be written."),
+    tables: list[str] = typer.Argument(
+        ..., metavar="NAME=ATTACKS.tsv...", help="Those of one name are seeds."
+    ),
+) -> None:
+    """Attacks on several experiments side by side: the means over their clients."""
+    from fedtools.cli.report import pair
+    from fedtools.report.attacks import merge_attacks as merge
+
+    form = "NAME=ATTACKS.tsv"
+    merge([(n, Path(path)) for n, path in (pair(text, "TABLE", form) for text in tables)], out)
+    print(out)

@@ -3,11 +3,14 @@
 #
 # A system is a method with variants, "decouplefl+cnn+sit": the config's sections
 # methods.decouplefl, variants.cnn and variants.sit, laid over the rest in this order.
-# shellcheck disable=SC2034,SC2154  # run.sh's options and folders; systems, tables, rows
+# shellcheck disable=SC2034,SC2154  # run.sh's options and folders; systems, of_table, rows
 
 # Systems: those of --methods, with the variants of other options, then those of further tables.
 name_systems() {
     local method system table
+    [ -z "${labels}" ] || check_words labels 'transcripts|continuous|fixed'
+    [ -z "${extractor}" ] || check_words extractor 'cnn'
+    [ -z "${tables}" ] || check_words tables '2|4|5'
     declare -gA of_table=(
         [2]="centralized+fixed centralized+continuous"
         [4]="decouplefl decouplefl+no_stage1 decouplefl+no_stage2 joint"
@@ -61,15 +64,25 @@ label_train() { # baseline
 }
 
 # What the features that DecoupleFL's clients send give away.
-attack() { # seed
-    local system path
-    for system in ${systems}; do
-        path=${exp}/${system}/seed$1
-        case ${system} in *no_stage2* | [!d]* | d[!e]*) continue ;; esac
-        log "Stage 8: attacks on the features of ${path}"
-        ${train_cmd} "${path}/log/attacks.log" fedtools attack-features "${path}" \
-            "${path}/attacks" --server-data "${data}/server_train${sp}" --ngpu "${ngpu}"
+attack_features() {
+    local seed system path drawn merged=()
+    rm -f "${pictures}"-tsne-*.png
+    for seed in ${seeds}; do
+        for system in ${systems}; do
+            [[ ${system} = decouplefl* && ${system} != *no_stage2* ]] || continue
+            path=${exp}/${system}/seed${seed}
+            log "Stage 8: attacks on the features of ${path}"
+            ${train_cmd} "${path}/log/attacks.log" fedtools attack-features "${path}" \
+                "${path}/attacks" --server-data "${data}/server_train" --ngpu "${ngpu}"
+            merged+=("${system//+/, }=${path}/attacks/attacks.tsv")
+            # Figure 4 is of one client.
+            drawn=("${path}"/attacks/tsne.*.png)
+            [[ ${seed} != "${seeds%% *}" || ! -s ${drawn[0]} ]] ||
+                cp "${drawn[0]}" "${pictures}-tsne-${system//+/-}.png"
+        done
     done
+    [ ${#merged[@]} -gt 0 ] || fail 1 "--attacks true, but no DecoupleFL among --methods"
+    fedtools merge-attacks "${exp}/attacks.tsv" "${merged[@]}"
 }
 
 # A newcomer, whose speech no training has heard: with what all share, and adapted to the first
@@ -125,6 +138,13 @@ report_rows() {
     done
     if [ -s "${exp}/cross.tsv" ]; then
         name="each client's model on each client's test data, WER by greedy search, %"
-        rows+=(--picture "${name}=${results%.md}-${tag}-cross.png")
+        rows+=(--picture "${name}=${pictures}-cross.png")
     fi
+    [ "${attacks}" = true ] || return 0
+    name="attacks on the features that clients send, means over clients; README.md says what they are"
+    rows+=(--table "${name}=${exp}/attacks.tsv")
+    for path in "${pictures}"-tsne-*.png; do
+        name=${path#"${pictures}-tsne-"}
+        rows+=(--picture "features of one client's speakers, ${name%.png}=${path}")
+    done
 }

@@ -55,12 +55,10 @@ above=$(basename "$(dirname "${corpus}")")
 : "${tag:=${above}}" "${release:=${above}}" "${config:=conf/paper.yaml}" "${hours:=100,10,10}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"
+pictures=${results%.md}-${tag}
 [ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*' sit 'true|false' \
     attacks 'true|false' clients 'accent|speaker'
-for option in labels extractor tables; do
-    [ -z "${!option}" ] || check_words "${option}" "cnn|transcripts|continuous|fixed|[245]"
-done
 check_tag "${tag}"
 sp=${speeds:+_sp}       # how names of training data of several speeds end, and ...
 trained=train${sp}      # ... the clients' training data
@@ -133,20 +131,20 @@ if begins 8; then
         for system in ${systems}; do
             named+=("$(title "${system}")=${exp}/${system}/seed${seed}")
         done
-        ! ${attacks} || attack "${seed}"
         [ "${clients}" = accent ] || newcomers "${seed}"
     done
+    [ "${attacks}" = false ] || attack_features
     if [ "${clients}" = accent ]; then
         log "Stage 8: each client's model on each client's data"
         ${train_cmd} "${exp}/log/cross.log" fedtools cross "${data}/test" "${exp}/cross.tsv" \
-            "${named[@]}" --plot "${results%.md}-${tag}-cross.png" --ngpu "${ngpu}"
+            "${named[@]}" --plot "${pictures}-cross.png" --ngpu "${ngpu}"
     fi
 fi
 
 if begins 9; then
     report_rows
     fedtools report "${results}" --section "${section}" --corpus "${corpus_name}" \
-        --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${results%.md}-${tag}.png" \
+        --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${pictures}.png" \
         --published "Zhu et al. 2022, table 3=conf/published.tsv" --command "${command_line% }"
     log "Stage 9: wrote ${results}"
 fi

@@ -1,0 +1,156 @@
+"""Newcomers, clients' models on each other's data, and data with other transcripts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simulated
+from conftest import inside
+from safetensors.numpy import load_file
+from test_asr_methods import begin, model_of, say, table, tokens_of
+
+from fedtools.federation.cross import read_cross
+from fedtools.files.tables import read_tsv
+
+CLIENTS = ("au", "en", "in")
+EXTRACTOR = ("encoder.embed.", "encoder.encoders.0.")
+PERSONAL = ("--set", 'method_conf.personal=["encoder.embed.*", "encoder.encoders.0.*"]')
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("newcomers")
+    simulated.data_dir(root / "train", list(CLIENTS), 6, 0)
+    simulated.data_dir(root / "valid", list(CLIENTS), 3, 1)
+    simulated.data_dir(root / "new", ["nz", "sa"], 6, 2)
+    training = simulated.CONFIG["training"]
+    simulated.config_file(root / "plain.yaml", model=model_of(0.1), training=training)
+    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(world) -> Path:
+    path = begin(world, world / "exp", "fedextract", *PERSONAL)
+    inside("rounds", path, "--to", "2").ok()
+    inside("average", path, "--best", "1", "--by", "loss").ok()
+    return path
+
+
+def best_round(path: Path) -> int:
+    """Of all clients together, by loss; of equals the later one."""
+    losses: dict[int, float] = {}
+    for row in read_tsv(path / "evaluate_valid.tsv", None):
+        at = int(row["round"])
+        losses[at] = losses.get(at, 0.0) + float(row["loss"]) if at else np.inf
+    return min(losses, key=lambda at: (losses[at], -at))
+
+
+def test_a_newcomer_has_what_all_share_and_personal_layers_of_the_beginning(trained):
+    found, begun = load_file(trained / "model.safetensors"), load_file(trained / "init.safetensors")
+    at = best_round(trained) + 1
+    shared = load_file(trained / f"round_{at:04d}" / "global.safetensors")
+    for name, value in found.items():
+        expected = begun if name.startswith(EXTRACTOR) else shared
+        assert np.array_equal(value, expected.get(name, begun[name])), name
+    assert any(not np.array_equal(shared[name], begun[name]) for name in shared)
+
+
+def test_newcomers_adapt_what_is_personal_each_for_itself(world, trained, tmp_path):
+    path = tmp_path / "adapted"
+    inside("adapt", trained, world / "new", path, "--epochs", "2").ok()
+    inside("rounds", path).ok()
+    begun = load_file(trained / "model.safetensors")
+    assert (path / "clients.txt").read_text().split() == ["nz", "sa"]
+    kept = [
+        load_file(path / "clients" / client / "round_0002" / "personal.safetensors")
+        for client in ("nz", "sa")
+    ]
+    for own in kept:
+        names = {name for name, _ in own.items()}
+        assert names and all(name.startswith(EXTRACTOR) for name in names)
+        assert any(not np.array_equal(own[name], begun[name]) for name in names)
+    assert any(not np.array_equal(kept[0][name], kept[1][name]) for name in kept[0])
+    shared = load_file(path / "round_0003" / "global.safetensors")
+    assert all(np.array_equal(shared[name], begun[name]) for name in shared)
+    out = tmp_path / "decoded"
+    inside("decode", path, world / "new", out, "--model", "round:2").ok()
+
+
+def test_where_nothing_is_personal_a_newcomer_adapts_everything(world, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg")
+    inside("adapt", path, world / "new", tmp_path / "early", "--epochs", "1").fails(
+        1, "model.safetensors: missing", "fedtools average"
+    )
+    inside("rounds", path, "--to", "1").ok()
+    inside("average", path).ok()
+    inside("adapt", path, world / "new", tmp_path / "adapted", "--epochs", "1").ok()
+    inside("rounds", tmp_path / "adapted").ok()
+    own = load_file(tmp_path / "adapted/clients/nz/round_0001/personal.safetensors")
+    assert own.keys() >= {"ctc.ctc_lo.weight", "encoder.embed.conv.0.weight"}
+
+
+def test_each_clients_model_on_each_clients_data(world, trained, tmp_path):
+    """A model that hears one letter in every frame has an error rate that can be counted."""
+    path = shutil.copytree(trained, tmp_path / "exp")
+    letters = dict(zip(CLIENTS, simulated.LETTERS, strict=False))
+    for client, letter in letters.items():
+        say(path / "clients" / client / "model.safetensors", letter, tokens_of(world))
+    out, plot = tmp_path / "cross.tsv", tmp_path / "cross.png"
+    inside("cross", world / "valid", out, f"{{}}, all={path}", "--plot", plot).ok()
+    owners, texts = (table(world / "valid" / name) for name in ("utt2client", "text"))
+    found = read_cross(out)
+    assert list(found) == ["FedExtract, all"] and plot.read_bytes()[:4] == b"\x89PNG"
+    for (model, data), rate in found["FedExtract, all"].items():
+        spoken = [text.split() for name, text in texts.items() if owners[name] == data]
+        errors = sum(len(words) - (letters[model] in words) for words in spoken)
+        assert rate == pytest.approx(100 * errors / sum(map(len, spoken)), abs=1e-3)
+    assert len(found["FedExtract, all"]) == 9
+
+
+def test_models_that_are_everybodys_are_not_crossed(world, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg")
+    done = inside("cross", world / "valid", tmp_path / "cross.tsv", f"FedAvg={path}").ok()
+    assert "no personal models" in done.err and not (tmp_path / "cross.tsv").exists()
+
+
+# --- data
+
+
+def durations(path: Path, seconds: float) -> None:
+    names = table(path / "utt2spk")
+    (path / "utt2dur").write_text("".join(f"{name} {seconds}\n" for name in names))
+
+
+def test_the_first_seconds_of_every_speaker(world, tmp_path, cli):
+    data = shutil.copytree(world / "new", tmp_path / "data")
+    parts = ("--first", "2.5", "--rest", tmp_path / "rest")
+    (data / "utt2dur").unlink(missing_ok=True)
+    cli("subset-data", data, tmp_path / "first", *parts).fails(1, "no duration of utterance")
+    durations(data, 2.0)
+    cli("subset-data", data, tmp_path / "first", *parts).ok()
+    first, rest = (table(tmp_path / name / "utt2spk") for name in ("first", "rest"))
+    whole = table(data / "utt2spk")
+    assert first | rest == whole and not first.keys() & rest.keys()
+    for speaker in set(whole.values()):
+        own = [name for name in sorted(whole) if whole[name] == speaker]
+        # Three utterances of two seconds: two are needed for 2.5 s.
+        assert [name for name in own if name in first] == own[:2] and own[2] in rest
+    cli("subset-data", data, tmp_path / "most", "--first", "100").ok()
+    assert len(table(tmp_path / "most" / "utt2spk")) == len(whole) - len(set(whole.values()))
+
+
+def test_other_transcripts(world, tmp_path, cli):
+    names = list(table(world / "new" / "utt2spk"))
+    lines = [f"{name} w {index}\n" if index else f"{name}\n" for index, name in enumerate(names)]
+    (tmp_path / "text").write_text("".join(lines))
+    cli("relabel", world / "new", tmp_path / "text", tmp_path / "out").ok()
+    found = table(tmp_path / "out" / "text")
+    assert found == {name: f"w {index}" for index, name in enumerate(names) if index}
+    assert table(tmp_path / "out" / "feats.scp").keys() == found.keys()
+    (tmp_path / "text").write_text("".join(f"{name}\n" for name in names))
+    cli("relabel", world / "new", tmp_path / "text", tmp_path / "none").fails(1, "no words")
+    assert not (tmp_path / "none").exists()
