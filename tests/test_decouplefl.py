@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
@@ -606,7 +607,7 @@ def test_the_same_bytes_after_kills_and_for_any_number_of_jobs(world, tmp_path):
     inside("rounds", paths[0]).ok()
     run(sys.executable, "-m", "fedtools", "rounds", paths[1], "--nj", "2").ok()
     command = [sys.executable, "-m", "fedtools", "rounds", str(paths[2])]
-    seed = kill_at_random(command, None, times=3, longest=7)
+    seed = kill_at_random(command, dict(os.environ), times=3, longest=7)
     subprocess.run(command, check=True, capture_output=True)
     expected = everything(paths[0])
     assert len(expected) > 10

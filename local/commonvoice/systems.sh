@@ -65,7 +65,7 @@ label_train() { # baseline
 
 # What the features that DecoupleFL's clients send give away.
 attack_features() {
-    local seed system path drawn merged=()
+    local seed system path name drawn merged=()
     rm -f "${pictures}"-tsne-*.png
     for seed in ${seeds}; do
         for system in ${systems}; do
@@ -73,8 +73,9 @@ attack_features() {
             path=${exp}/${system}/seed${seed}
             log "Stage 8: attacks on the features of ${path}"
             ${train_cmd} "${path}/log/attacks.log" fedtools attack-features "${path}" \
-                "${path}/attacks" --server-data "${data}/server_train" --ngpu "${ngpu}"
-            merged+=("${system//+/, }=${path}/attacks/attacks.tsv")
+                "${path}/attacks" --server-data "${data}/server_train${sp}" --ngpu "${ngpu}"
+            name=DecoupleFL${system#decouplefl}
+            merged+=("${name//+/, }=${path}/attacks/attacks.tsv")
             # Figure 4 is of one client.
             drawn=("${path}"/attacks/tsne.*.png)
             [[ ${seed} != "${seeds%% *}" || ! -s ${drawn[0]} ]] ||

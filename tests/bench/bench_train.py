@@ -47,7 +47,8 @@ def make_data(folder: Path, utterances: int, batch_bins: int) -> Utterances:
         name = f"s-{number:05d}"
         matrices.append((name, random.normal(size=(random.integers(150, 350), 80)).astype("f4")))
         data.utt2spk[name] = "s"
-        data.text[name] = "".join(random.choice(list("abcdefgh "), 30)).strip() or "a"
+        text = "".join(random.choice(list("abcdefgh "), 30))
+        data.text[name] = " ".join(text.split()) or "a"
     data.feats_scp = write_ark(folder / "feats.ark", matrices)
     tokens = Tokenizer(["<blank>", "<unk>", "<space>", *"abcdefgh", "<sos/eos>"])
     return Utterances(data, list(data.utt2spk), tokens, batch_bins, keep=True)
