@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedtools.federation.base import open_federation
 from fedtools.federation.tasks import TASKS
 from fedtools.files.datadir import DataDir
+from fedtools.files.errors import UserError
 from fedtools.files.nbest import read_nbest
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
@@ -391,3 +392,39 @@ def test_batches_are_drawn_for_a_seed_a_round_and_a_client(twins, tmp_path):
         assert sorted(first) == sorted(second) == [[[index]] for index in range(9)]
         assert first != second
     assert len({str(plan) for plan in plans.values()}) == len(plans) == 8
+
+
+def test_features_are_read_once_as_far_as_memory_allows(world, tmp_path):
+    """All are still there when the archive is gone, or with no memory for them nobody."""
+    for megabytes, kept in ((2000, {"au", "en", "in"}), (0, set())):
+        data = shutil.copytree(world / "train", tmp_path / f"{megabytes}" / "train")
+        ark = tmp_path / f"{megabytes}" / "feats.ark"
+        places = table(data / "feats.scp")
+        shutil.copyfile(next(iter(places.values())).rpartition(":")[0], ark)
+        lines = (f"{name} {ark}:{at.rpartition(':')[2]}\n" for name, at in places.items())
+        (data / "feats.scp").write_text("".join(lines))
+        path = tmp_path / f"{megabytes}" / "exp"
+        tokens = (
+            "--asset",
+            f"tokens={world / 'tokens'}",
+            "--set",
+            f"training.cache_mb={megabytes}",
+        )
+        options = ("--config", world / "plain.yaml", "--method", "client", *tokens)
+        inside("init", path, *options, "--data", f"train={data}").ok()
+        federation = open_federation(path)
+        before = {}
+        for client in TRAIN:
+            utterances = federation.utterances("train", client)
+            before[client] = utterances.load(range(len(utterances)))["speech"]
+        ark.write_bytes(b"")
+        found = set()
+        for client in TRAIN:
+            utterances = federation.utterances("train", client)
+            try:
+                again = utterances.load(range(len(utterances)))["speech"]
+            except UserError:
+                continue
+            assert torch.equal(again, before[client])
+            found.add(client)
+        assert found == kept

@@ -73,7 +73,7 @@ class Utterances:
         self._bins = self._reader.shape(self.names[0])[1]
         self._shortest = shortest
         self._batch_bins = batch_bins
-        self._keep = keep
+        self.keep = keep
         self._features: list[torch.Tensor] | None = None
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class Utterances:
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:
         """Yield the batches on `device`, the next one being read while one is worked on."""
-        if self._keep and device.type == "cpu":
+        if self.keep and device.type == "cpu":
             for indices in batches:
                 yield self.load(indices)
             return
@@ -160,7 +160,7 @@ class Utterances:
         return int(self._frames.sum()) * self._bins * 4
 
     def _read(self, indices: Sequence[int]) -> list[torch.Tensor]:
-        if not self._keep:
+        if not self.keep:
             matrices = self._reader.read_many([self.names[index] for index in indices])
             return [torch.from_numpy(matrix) for matrix in matrices]
         if self._features is None:
