@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from fedtools.files.errors import UserError
-from fedtools.files.messages import MessageWriter, Payload, Refusal, Report, read_messages
+from fedtools.files.message_writer import MessageWriter
+from fedtools.files.messages import Payload, Refusal, Report, read_messages
 from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.server import aggregate
 from fedtools.server.aggregate import Bound, check_min_clients, combine

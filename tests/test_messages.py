@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from fedtools.files.errors import UserError
+from fedtools.files.message_writer import MessageWriter, job_complete
 from fedtools.files.messages import (
     COLUMNS,
     Features,
-    MessageWriter,
     Payload,
     Refusal,
     Report,
-    job_complete,
     read_messages,
     remove_messages,
 )

@@ -20,12 +20,11 @@ from fedtools.files.events import write_scalars
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, LedgerRow, write_ledger
 from fedtools.files.locks import lock
+from fedtools.files.message_writer import MessageWriter, job_complete
 from fedtools.files.messages import (
     COLLAPSED,
     OK,
-    MessageWriter,
     Report,
-    job_complete,
     read_messages,
     remove_messages,
     status_of,

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.messages import Message, MessageWriter, Payload, Report, read_messages
+from fedtools.files.message_writer import MessageWriter
+from fedtools.files.messages import Message, Payload, Report, read_messages
 from fedtools.files.states import Spec, save_state
 from fedtools.server import aggregate
 

@@ -1,0 +1,169 @@
+"""How a job writes the messages of its clients, one stack of them at a time; see `messages`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from fedtools.files.atomic import atomic_path
+from fedtools.files.datadir import check_id
+from fedtools.files.errors import UserError
+from fedtools.files.messages import COLUMNS, Payload, Report, paths_of, stacked, status_of
+from fedtools.files.sent_features import feature_paths, write_features
+from fedtools.files.states import (
+    as_array,
+    check_spec,
+    make_header,
+    read_layout,
+    row_bytes,
+    write_at,
+)
+from fedtools.files.tables import read_tsv, write_tsv
+
+if TYPE_CHECKING:
+    import torch
+
+
+class MessageWriter:
+    """Write the files of one job without holding them in memory.
+
+    What is left of an earlier try of the same job is removed first. As a context manager it
+    closes at the end of the block, or leaves nothing after an error.
+
+    Args:
+        round_dir: the round's directory.
+        job: the job's number.
+        clients: the job's clients, in the order of their rows.
+        payload: what each of them sends.
+        base: SHA-256 of the state that they started from.
+    """
+
+    def __init__(
+        self, round_dir: Path, job: int, clients: Sequence[str], payload: Payload, base: str
+    ):
+        self._tensors, self._table = paths_of(round_dir, job)
+        self._row = {check_id(client, "client"): row for row, client in enumerate(clients)}
+        if len(self._row) < len(clients):
+            raise ValueError(f"a client comes twice in {clients}")
+        self._payload, self._base = payload, base
+        self._written: dict[str, dict[str, object]] = {}
+        # The table first: without its mark, the others do not count.
+        self._table.unlink(missing_ok=True)
+        self._tensors.unlink(missing_ok=True)
+        if payload.features:
+            for client in clients:
+                for path in feature_paths(round_dir, client):
+                    path.unlink(missing_ok=True)
+        self._file: BinaryIO | None = None
+        self._stack = ExitStack()
+        if payload.tensors:
+            header, self._layout = make_header(stacked(payload.tensors, len(clients)))
+            with ExitStack() as stack:
+                path = stack.enter_context(atomic_path(self._tensors))
+                self._file = stack.enter_context(open(path, "r+b"))
+                self._file.write(header)
+                self._file.truncate(self._layout.size)
+                self._file.flush()
+                self._stack = stack.pop_all()
+
+    def send(
+        self,
+        reports: Sequence[Report],
+        tensors: Mapping[str, np.ndarray | torch.Tensor] | None = None,
+        features: Iterable[tuple[str, np.ndarray]] | None = None,
+    ) -> None:
+        """Write the messages of some clients of the job, whose order does not change the files.
+
+        Args:
+            reports: what each client says.
+            tensors: name -> (len(reports), ...), a row for each client, those of clients that
+                send nothing included; exactly those of the payload.
+            features: utterance and matrix (T, D) of a single client.
+
+        Raises:
+            ValueError: if clients or tensors are not what was announced.
+        """
+        spec = self._payload.tensors
+        if (tensors or {}).keys() != spec.keys():
+            raise ValueError(f"tensors {sorted((tensors or {}).keys() ^ spec.keys())}")
+        known = self._payload.features is not None
+        wanted = known and any(not report.reason for report in reports)
+        alone = known and len(reports) == 1
+        if (wanted and features is None) or (features is not None and not alone):
+            raise ValueError("features are not announced, or not of a single client")
+        size = row_bytes(spec)
+        for report in reports:
+            if report.client not in self._row or report.client in self._written:
+                raise ValueError(f"client {report.client!r} is not of this job, or comes twice")
+            if wanted:
+                bits = self._payload.features.bits
+                size += write_features(self._table.parent, report.client, features, bits)
+            self._written[report.client] = self._line(report, 0 if report.reason else size)
+        for name, (shape, kind) in spec.items():
+            rows = as_array(name, tensors[name])
+            if (rows.shape, rows.dtype.name) != ((len(reports), *shape), kind):
+                raise ValueError(f"{name} is {rows.dtype} of {rows.shape}")
+            for begin, end in self._runs(reports):
+                row = self._row[reports[begin].client]
+                offset = self._layout.offsets[name] + row * self._layout.strides[name]
+                write_at(self._file.fileno(), rows[begin:end], offset)
+
+    def _runs(self, reports: Sequence[Report]) -> list[tuple[int, int]]:
+        """Stretches of reports whose rows are neighbours in the file, as (first, last + 1)."""
+        runs: list[tuple[int, int]] = []
+        for index, report in enumerate(reports):
+            if report.reason:
+                continue
+            if runs and runs[-1][1] == index:
+                first = runs[-1][0]
+                if self._row[report.client] == self._row[reports[first].client] + index - first:
+                    runs[-1] = first, index + 1
+                    continue
+            runs.append((index, index + 1))
+        return runs
+
+    def _line(self, report: Report, size: int) -> dict[str, object]:
+        return {
+            **report._asdict(),
+            "loss": repr(float(report.loss)) if not report.reason else "0.0",
+            "seconds": f"{report.seconds:.3f}",
+            "bytes": size,
+            "base": self._base,
+            "status": status_of(report.reason, report.empty_labels),
+        }
+
+    def __enter__(self) -> MessageWriter:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        """Put the files in place, the table last; a ValueError if a client is missing."""
+        if kind is not None:
+            self._stack.__exit__(kind, error, trace)
+            return
+        with self._stack:
+            if missing := self._row.keys() - self._written.keys():
+                raise ValueError(f"nothing of {sorted(missing)}")
+        write_tsv(self._table, COLUMNS, [self._written[client] for client in self._row])
+
+
+def job_complete(
+    round_dir: Path, job: int, clients: Sequence[str], payload: Payload, base: str
+) -> bool:
+    """Whether this job's files are all there, for just these clients and this base.
+
+    A rerun skips the jobs for which this is true. Arguments as of `MessageWriter`.
+    """
+    tensors, table = paths_of(round_dir, job)
+    try:
+        rows = read_tsv(table, COLUMNS)
+        if payload.tensors:
+            spec = stacked(payload.tensors, len(rows))
+            check_spec(read_layout(tensors).spec, spec, tensors)
+    except UserError:
+        return False
+    bases = {row["base"] for row in rows}
+    return bases <= {base} and [row["client"] for row in rows] == list(clients)
