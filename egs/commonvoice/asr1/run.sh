@@ -11,7 +11,7 @@ nj=3                    # jobs at the same time; no result depends on it
 ngpu=0                  # 1: train and decode on a GPU
 seeds=0                 # of training; with several, tables have means and standard deviations
 split_seed=0            # decides which speakers are in which set
-methods="client centralized fedavg fednorm fedextract decouplefl"
+methods=                # default: client centralized fedavg fednorm fedextract decouplefl; mini: fewer
 labels=                 # of clients: transcripts, continuous (a teacher's) or fixed (the baseline's)
 extractor=              # cnn: personal convolutions only; default: the config's
 sit=false               # true: DecoupleFL with speaker-invariant training
@@ -48,13 +48,14 @@ if [ -z "${COMMONVOICE}" ]; then
     mini=(--mini)
     corpus=downloads/cv-corpus-mini/en
     : "${tag:=mini}" "${release:=cv-corpus-mini}" "${config:=conf/mini.yaml}"
-    : "${hours:=20,6,7}" "${server_hours:=56,2,3.5}"
+    : "${hours:=20,6,7}" "${server_hours:=56,2,3.5}" "${methods:=centralized fedavg decouplefl}"
     log "COMMONVOICE is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
 above=$(basename "$(dirname "${corpus}")")
 : "${tag:=${above}}" "${release:=${above}}" "${config:=conf/paper.yaml}" "${hours:=100,10,10}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"
+: "${methods:=client centralized fedavg fednorm fedextract decouplefl}"
 pictures=${results%.md}-${tag}
 [ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*' sit 'true|false' \
@@ -64,7 +65,6 @@ sp=${speeds:+_sp}       # how names of training data of several speeds end, and 
 trained=train${sp}      # ... the clients' training data
 [ "${clients}" = accent ] || trained+=_spk
 name_systems            # systems, of_table
-
 if begins 1; then
     log "Stage 1: data directories in ${data}"
     [ -n "${COMMONVOICE}" ] || local/mini.py downloads

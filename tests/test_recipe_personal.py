@@ -1,0 +1,122 @@
+"""The Common Voice recipe with personal layers: labels, attacks, tables, speakers as clients."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import run
+from test_asr_methods import table
+from test_recipe import TINY, command, make_checkout
+
+EXTRACTOR = ["encoder.embed.*", "encoder.encoders.0.*"]
+
+
+def checkout(folder: Path) -> Path:
+    """A checkout with a configuration that has all methods and variants."""
+    recipe = make_checkout(folder)
+    config = copy.deepcopy(TINY)
+    config["model"]["encoder_conf"]["num_blocks"] = 2
+    config["training"] |= {"labels": "continuous", "decay": 0.9}
+    config["baseline"]["training"] = {"labels": "transcripts"}
+    personal = {"personal": EXTRACTOR}
+    config["methods"] |= {
+        "fedextract": {"method_conf": personal},
+        "decouplefl": {"method_conf": {**personal, "stage1": 1, "stage2": 1}},
+        "joint": {"method_conf": personal},
+    }
+    config["variants"] = {
+        "transcripts": {"training": {"labels": "transcripts"}},
+        "continuous": {"training": {"labels": "continuous"}},
+        "cnn": {"method_conf": {"personal": EXTRACTOR[:1]}},
+        "sit": {"method_conf": {"speaker_invariance": 1.0}},
+        "no_stage1": {"method_conf": {"stage1": 0, "stage2": 2}},
+        "no_stage2": {"method_conf": {"stage1": 2, "stage2": 0}},
+    }
+    config["newcomers"] = {"epochs": 1}
+    (recipe / "tiny.yaml").write_text(yaml.safe_dump(config))
+    return recipe
+
+
+def run_with(recipe: Path, *more: str) -> Path:
+    """Run the recipe with other options; the folder of its experiments."""
+    words, environment = command(recipe, *more)
+    at = words.index("client fedavg")
+    del words[at - 1 : at + 1]
+    run(*words, env=environment).ok()
+    return recipe / "exp" / "fake"
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory) -> Path:
+    """DecoupleFL and centralised training on labels of the baseline, and attacks."""
+    recipe = checkout(tmp_path_factory.mktemp("labelled"))
+    methods = ("--methods", "centralized decouplefl+cnn", "--labels", "fixed", "--sit", "true")
+    return run_with(recipe, *methods, "--attacks", "true")
+
+
+def test_fixed_labels_are_the_baselines_hypotheses(labelled):
+    data = labelled.parent.parent / "data" / "fake"
+    names = {name: path.name for name in ("train_sp", "train_sp_fixed") for path in [data / name]}
+    assert len(set(names)) == 2
+    found = table(labelled / "baseline/seed3/decode_train_sp/text")
+    spoken = {name: text for name, text in found.items() if text}
+    assert table(data / "train_sp_fixed" / "text") == spoken
+    right = table(data / "train_sp" / "text")
+    assert spoken.keys() <= right.keys() and spoken != {name: right[name] for name in spoken}
+    for system in ("centralized+fixed", "decouplefl+cnn+fixed"):
+        config = yaml.safe_load((labelled / system / "seed3" / "config.yaml").read_text())
+        assert Path(config["data"]["train"]).name == "train_sp_fixed"
+        assert config["training"]["labels"] == "transcripts"
+
+
+def test_variants_are_laid_over_a_method(labelled):
+    config = yaml.safe_load((labelled / "decouplefl+cnn+fixed/seed3/config.yaml").read_text())
+    assert config["method_conf"]["personal"] == EXTRACTOR[:1]
+    assert (config["method_conf"]["stage1"], config["rounds"]) == (1, 4)
+
+
+def test_the_report_has_attacks_and_maps(labelled):
+    page = (labelled / "RESULTS.md").read_text()
+    assert "| DecoupleFL, cnn " in page and "| Centralized " in page
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| I, same audio ")]
+    assert [row[2].strip() for row in rows] == ["EER%", "top1%", "MRR"]
+    for name in ("cross", "tsne-decouplefl-cnn-fixed"):
+        assert f"(RESULTS-fake-{name}.png)" in page
+        assert (labelled / f"RESULTS-fake-{name}.png").read_bytes()[:4] == b"\x89PNG"
+    # All models but FedAvg-like ones are of a client each.
+    crossed = (labelled / "cross.tsv").read_text().splitlines()
+    assert len(crossed) == 1 + 9 and all(line.startswith("DecoupleFL") for line in crossed[1:])
+
+
+def test_tables_have_their_systems(tmp_path):
+    recipe = checkout(tmp_path)
+    exp = run_with(recipe, "--methods", "fedextract", "--tables", "4", "--speeds", "")
+    systems = {path.name for path in exp.iterdir() if (path / "seed3").is_dir()}
+    ablations = {"decouplefl", "decouplefl+no_stage1", "decouplefl+no_stage2", "joint"}
+    assert systems == {"baseline", "fedextract"} | ablations
+    _, _, after = (exp / "RESULTS.md").read_text().partition("table 4 of Zhu et al.")
+    rows = [line.split("|")[1].strip() for line in after.splitlines() if line.startswith("| ")]
+    assert rows[1:6] == [
+        "Baseline", "DecoupleFL", "DecoupleFL, no stage1", "DecoupleFL, no stage2",
+        "DecoupleFL - decouple",
+    ]  # fmt: skip
+
+
+def test_speakers_as_clients_and_newcomers(tmp_path):
+    recipe = checkout(tmp_path)
+    more = ("--clients", "speaker", "--newcomer_seconds", "0.8", "--speeds", "")
+    exp = run_with(recipe, "--methods", "decouplefl", *more)
+    data, path = recipe / "data" / "fake", exp / "decouplefl" / "seed3"
+    speakers = set(table(data / "train" / "utt2spk").values())
+    assert set((path / "clients.txt").read_text().split()) == speakers
+    first, rest = (table(data / name / "utt2spk") for name in ("test_first", "test_rest"))
+    assert set(first.values()) == set(rest.values()) and not first.keys() & rest.keys()
+    assert not set(rest.values()) & speakers
+    assert set((path / "newcomers" / "clients.txt").read_text().split()) == set(first.values())
+    for out in (path / "decode_test_rest", path / "newcomers" / "decode_test_rest_spk"):
+        assert table(out / "text").keys() == rest.keys()
+    page = (exp / "RESULTS.md").read_text()
+    assert "| DecoupleFL, adapted " in page.partition("newcomers, on what follows")[2]
