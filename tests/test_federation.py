@@ -457,7 +457,7 @@ def test_evaluate_average_and_ledger(world, reference, cli):
         cli("evaluate", path).ok()
         assert (path / "evaluate_valid.tsv").read_bytes() == before
         files = cli("average", path, "--best", "2").ok().out.split()
-        assert len(files) == (3 if method == "client" else 1)
+        assert len(files) == (4 if method == "client" else 1)
         for file in files:
             assert all(np.isfinite(value).all() for value in load_file(file).values())
     events = EventAccumulator(str(world / "reference-fedavg" / "tensorboard" / "valid"))

@@ -584,7 +584,8 @@ def test_centralised_training_is_on_everybodys_clips(world, heard, tmp_path):
 
 def test_an_epoch_is_every_clip(world, tmp_path):
     """In as many batches as hold all: of the server, and of a client that is given no steps."""
-    place = open_federation(begin(world, tmp_path / "exp", "centralized")).at_server(1)
+    federation = open_federation(begin(world, tmp_path / "exp", "centralized"))
+    place = federation.at_server(1, federation.method.phase(1))
     batches = place._batches(1, None, "train")
     assert batches.steps == [-(-97 // 8)]
     assert set(batches._plans[0].clips.flat) == set(range(97))

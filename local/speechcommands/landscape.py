@@ -192,9 +192,9 @@ def train_on(
         return ClipBatches(data, [client.name], [rows], [asked or steps], federation.training, key)
 
     stack = Place(
-        [client.name],
-        number,
         copy.deepcopy(federation.model),
+        names=[client.name],
+        number=number,
         stacked=True,
         training=federation.training,
         objective=Objective(cross_entropy),
