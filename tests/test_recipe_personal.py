@@ -59,16 +59,18 @@ def labelled(tmp_path_factory) -> Path:
 
 def test_fixed_labels_are_the_baselines_hypotheses(labelled):
     data = labelled.parent.parent / "data" / "fake"
-    names = {name: path.name for name in ("train_sp", "train_sp_fixed") for path in [data / name]}
+    names = {
+        name: path.name for name in ("train_sp", "train_sp_fixed_seed3") for path in [data / name]
+    }
     assert len(set(names)) == 2
     found = table(labelled / "baseline/seed3/decode_train_sp/text")
     spoken = {name: text for name, text in found.items() if text}
-    assert table(data / "train_sp_fixed" / "text") == spoken
+    assert table(data / "train_sp_fixed_seed3" / "text") == spoken
     right = table(data / "train_sp" / "text")
     assert spoken.keys() <= right.keys() and spoken != {name: right[name] for name in spoken}
     for system in ("centralized+fixed", "decouplefl+cnn+fixed"):
         config = yaml.safe_load((labelled / system / "seed3" / "config.yaml").read_text())
-        assert Path(config["data"]["train"]).name == "train_sp_fixed"
+        assert Path(config["data"]["train"]).name == "train_sp_fixed_seed3"
         assert config["training"]["labels"] == "transcripts"
 
 

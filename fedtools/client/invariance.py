@@ -55,7 +55,8 @@ def speaker_invariant(
         only=lambda name: name.startswith(f"{_NAME}.") or is_extractor(name.removeprefix("model.")),
         keep_optimizer=True,
     )
-    client.save_own(classifier, _NAME)
+    if not fitted[0].reason:
+        client.save_own(classifier, _NAME)
     return fitted
 
 

@@ -58,7 +58,7 @@ class Place:
         own: Sequence[Private],
         seed: int,
         facts: Mapping[str, np.ndarray] | None = None,
-        everything: Callable[[], Iterator[tuple[list[int], Any]]] | None = None,
+        everything: Callable[[np.ndarray], Iterator[tuple[list[int], Any]]] | None = None,
         cut: Callable[[], Cut] | None = None,
         copies: Callable[[], nn.Module] | None = None,
     ):
@@ -162,14 +162,16 @@ class Place:
     def send_features(self) -> list[Fitted]:
         """What one client sends of its utterances: features, computed while they are written.
 
-        They go without their names, which tell speakers, in an order of their own.
+        They go without their names, which tell speakers, in an order of their own. It is a function
+        of the experiment's seed, so that runs can be repeated; where the server must not know it,
+        it would have to be drawn from a secret of the client's.
         """
         (client,), (size,) = self.names, self._sizes
         numbers = generator(self.seed, "features", client).permutation(size)
 
         def features() -> Iterator[tuple[str, np.ndarray]]:
             self.model.eval()
-            for indices, batch in self._everything():
+            for indices, batch in self._everything(np.argsort(numbers)):
                 with torch.no_grad():
                     values, lengths = self.cut.extract(self.model, batch)
                 rows = zip(indices, values.float().cpu().numpy(), lengths.tolist(), strict=True)

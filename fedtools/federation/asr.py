@@ -110,6 +110,13 @@ class AsrFederation(ModelFederation):
     @cached_property
     def _joint(self) -> Joint:
         """The models of all clients, which have what is shared in common."""
+        return self._build_joint()
+
+    @cached_property
+    def _joint_teacher(self) -> Joint:
+        return self._build_joint()
+
+    def _build_joint(self) -> Joint:
         models = [self._build() for _ in self.experiment.clients]
         return Joint(models, self.shared_spec, self.cut)
 
@@ -223,6 +230,8 @@ class AsrFederation(ModelFederation):
             # As many utterances in a batch as of filterbanks.
             bins = max(1, round(self.training.batch_bins * self.cut.share))
             names = list(data.feats_scp)
+            if not names:
+                raise UserError("no client has sent any features", path=data.path)
             found = Utterances(data, names, self.tokenizer, bins, labelled=False)
             found.keep = found.bytes <= self.training.cache_mb << 20
             self._received = found
@@ -258,9 +267,9 @@ class AsrFederation(ModelFederation):
             epochs = epochs or self.method.local_epochs
             return UtteranceBatches(data, epochs, training.accum_grad, self.device, key)
 
-        def everything() -> Iterator[tuple[list[int], Batch]]:
+        def everything(order: np.ndarray) -> Iterator[tuple[list[int], Batch]]:
             # One at a time: what is sent must not depend on the padding of a batch.
-            plan = [[index] for index in range(len(data))]
+            plan = [[index] for index in order.tolist()]
             return zip(plan, data.stream(plan, self.device), strict=True)
 
         return (make or partial(Place, self.model))(
@@ -285,10 +294,7 @@ class AsrFederation(ModelFederation):
         training = self.training
         if training.labels == "transcripts" and data.labelled:
             return Transcripts(posteriors)
-        teacher = self._teacher
-        if student is not self.model:
-            models = [self._build() for _ in self.experiment.clients]
-            teacher = Joint(models, self.shared_spec, self.cut)
+        teacher = self._teacher if student is self.model else self._joint_teacher
         load_model(teacher.state_dict(), student.state_dict())
         decay, keep = training.decay, training.keep_teacher
         return ContinuousLabels(student, teacher, decay, keep, posteriors)

@@ -40,6 +40,8 @@ def cross(
     rows = []
     for name, federation in experiments:
         path, clients = federation.experiment.path, federation.experiment.clients
+        if not isinstance(federation, AsrFederation):
+            raise UserError("no speech recognition", path=path, remedy="leave it out")
         if not federation.personal:
             continue
         name = name.replace("{}", federation.method.title)

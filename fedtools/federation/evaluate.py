@@ -108,10 +108,15 @@ def _best_rounds(
         # Nothing was measured of this client: what is best for the others is taken.
         client = None
     scores: dict[int, list[float]] = {}
+    found: dict[int, list[str]] = {}
     for row in rows:
         if client in (None, row["client"]):
             scores.setdefault(int(row["round"]), []).append(sign * float(row[column]))
-    # Of equals the later round is taken: it has seen more.
+            found.setdefault(int(row["round"]), []).append(row["loss"])
+    # Rounds in which nobody trained leave the model of the round before, which counts once. Of
+    # equals the later round is taken: it has seen more.
+    latest = {tuple(losses): number for number, losses in sorted(found.items())}
+    scores = {number: scores[number] for number in latest.values()}
     return sorted(scores, key=lambda number: (_mean(scores[number]), -number))
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import check_id
@@ -37,9 +37,6 @@ from fedtools.files.states import (
     row_bytes,
 )
 from fedtools.files.tables import check_table_size, count, read_tsv
-
-if TYPE_CHECKING:
-    pass
 
 COLUMNS = ("client", "utterances", "steps", "loss", "seconds", "bytes", "base", "status")
 

@@ -53,6 +53,8 @@ class DecoupleFL(Method):
 
     def check(self, task: str, model: Mapping[str, Any]) -> None:
         super().check(task, model)
+        if not self.personal:
+            raise ValueError("personal names no parameters, which would be the extractor")
         if not self.rounds:
             raise ValueError("stage1 and stage2 are both 0")
 

@@ -118,14 +118,6 @@ def log_posteriors(
     return model.ctc.log_softmax(encoded).float(), lengths
 
 
-def _relative_positions(encoder: nn.Module, features: torch.Tensor) -> torch.Tensor | None:
-    """The table that an encoder with relative positions gives its blocks; other kinds have none."""
-    for module in encoder.embed.modules():
-        if "RelPositionalEncoding" in type(module).__name__:
-            return module(features)[1]
-    return None
-
-
 def ctc_losses(
     log_probs: torch.Tensor, lengths: torch.Tensor, batch: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:

@@ -19,16 +19,18 @@ name_systems() {
     main=
     for method in ${methods}; do
         system=${method}
-        case ${method} in
+        case ${method%%+*} in
             fedextract | decouplefl | joint) system+=${extractor:+"+${extractor}"} ;;
         esac
-        [[ ${method} != decouplefl || ${sit} = false ]] || system+=+sit
+        [[ ${method%%+*} != decouplefl || ${sit} = false ]] || system+=+sit
         main+=" ${system}${labels:+"+${labels}"}"
     done
     systems=${main}
     for table in ${tables}; do systems+=" ${of_table[${table}]}"; done
     # Each once, in this order.
     systems=$(tr ' ' '\n' <<<"${systems}" | awk 'NF && !seen[$0]++' | tr '\n' ' ')
+    [[ ${clients} = accent || ${systems} != *+fixed* ]] ||
+        fail 2 "--clients speaker: newcomers have no fixed labels"
 }
 
 # What a system is called in tables: its method's title, which {} stands for, and its variants.
@@ -43,7 +45,7 @@ train_system() { # system, seed, baseline
     for variant in $(tr '+' ' ' <<<"${1#"${method}"}"); do
         # Labels that the baseline gave are transcripts of other data.
         if [ "${variant}" = fixed ]; then
-            set+=_fixed variant=transcripts
+            set+=_fixed_seed$2 variant=transcripts
         fi
         sections+=(--section "variants.${variant}")
     done
@@ -53,14 +55,14 @@ train_system() { # system, seed, baseline
 
 # Labels that do not change: the baseline's hypotheses of the training data, by beam search with the
 # n-gram and the weights that suit it on validation data.
-label_train() { # baseline
+label_train() { # baseline, seed
     local set
     for set in valid "${trained}"; do
         decode "$1" "${set}"
         [ "${set}" != valid ] || tune "$1"
     done
     fedtools best-path "$1/decode_${trained}" --weights "$1/weights.yaml"
-    fedtools relabel "${data}/${trained}" "$1/decode_${trained}/text" "${data}/${trained}_fixed"
+    fedtools relabel "${data}/${trained}" "$1/decode_${trained}/text" "${data}/${trained}_fixed_seed$2"
 }
 
 # What the features that DecoupleFL's clients send give away.
@@ -145,6 +147,7 @@ report_rows() {
     name="attacks on the features that clients send, means over clients; README.md says what they are"
     rows+=(--table "${name}=${exp}/attacks.tsv")
     for path in "${pictures}"-tsne-*.png; do
+        [ -s "${path}" ] || continue
         name=${path#"${pictures}-tsne-"}
         rows+=(--picture "features of one client's speakers, ${name%.png}=${path}")
     done

@@ -96,9 +96,9 @@ for seed in ${seeds}; do
     if begins 4; then
         log "Stage 4: the baseline, ${baseline}"
         train "${baseline}" "${seed}" baseline centralized "server_train${sp}" server_valid
-        [[ ${systems} != *+fixed* ]] || label_train "${baseline}"
     fi
     begins 5 || continue
+    [[ ${systems} != *+fixed* ]] || label_train "${baseline}" "${seed}"
     for system in ${systems}; do
         log "Stage 5: ${exp}/${system}/seed${seed}"
         train_system "${system}" "${seed}" "${baseline}"
@@ -134,6 +134,7 @@ if begins 8; then
         [ "${clients}" = accent ] || newcomers "${seed}"
     done
     [ "${attacks}" = false ] || attack_features
+    rm -f "${exp}/cross.tsv"
     if [ "${clients}" = accent ]; then
         log "Stage 8: each client's model on each client's data"
         ${train_cmd} "${exp}/log/cross.log" fedtools cross "${data}/test" "${exp}/cross.tsv" \
