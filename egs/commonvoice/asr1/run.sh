@@ -56,13 +56,12 @@ above=$(basename "$(dirname "${corpus}")")
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"
 : "${methods:=client centralized fedavg fednorm fedextract decouplefl}"
-pictures=${results%.md}-${tag}
 [ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*' sit 'true|false' \
     attacks 'true|false' clients 'accent|speaker'
 check_tag "${tag}"
-sp=${speeds:+_sp}       # how names of training data of several speeds end, and ...
-trained=train${sp}      # ... the clients' training data
+pictures=${results%.md}-${tag}
+sp=${speeds:+_sp} trained=train${speeds:+_sp}    # data of several speeds; clients' data
 [ "${clients}" = accent ] || trained+=_spk
 name_systems            # systems, of_table
 if begins 1; then
@@ -133,8 +132,8 @@ if begins 8; then
         done
         [ "${clients}" = accent ] || newcomers "${seed}"
     done
-    [ "${attacks}" = false ] || attack_features
     rm -f "${exp}/cross.tsv"
+    [ "${attacks}" = false ] || attack_features
     if [ "${clients}" = accent ]; then
         log "Stage 8: each client's model on each client's data"
         ${train_cmd} "${exp}/log/cross.log" fedtools cross "${data}/test" "${exp}/cross.tsv" \
