@@ -64,24 +64,24 @@ def test_fixed_labels_are_the_baselines_hypotheses(labelled):
     assert table(data / "train_sp_fixed_seed3" / "text") == spoken
     right = table(data / "train_sp" / "text")
     assert spoken.keys() <= right.keys() and spoken != {name: right[name] for name in spoken}
-    for system in ("centralized+fixed", "decouplefl+cnn+fixed"):
+    for system in ("centralized+fixed", "decouplefl+cnn+sit+fixed"):
         config = yaml.safe_load((labelled / system / "seed3" / "config.yaml").read_text())
         assert Path(config["data"]["train"]).name == "train_sp_fixed_seed3"
         assert config["training"]["labels"] == "transcripts"
 
 
 def test_variants_are_laid_over_a_method(labelled):
-    config = yaml.safe_load((labelled / "decouplefl+cnn+fixed/seed3/config.yaml").read_text())
+    config = yaml.safe_load((labelled / "decouplefl+cnn+sit+fixed/seed3/config.yaml").read_text())
     assert config["method_conf"]["personal"] == EXTRACTOR[:1]
     assert (config["method_conf"]["stage1"], config["rounds"]) == (1, 4)
 
 
 def test_the_report_has_attacks_and_maps(labelled):
     page = (labelled / "RESULTS.md").read_text()
-    assert "| DecoupleFL, cnn " in page and "| Centralized " in page
+    assert "| DecoupleFL, cnn, sit " in page and "| Centralized " in page
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| I, same audio ")]
     assert [row[2].strip() for row in rows] == ["EER%", "top1%", "MRR"]
-    for name in ("cross", "tsne-decouplefl-cnn-fixed"):
+    for name in ("cross", "tsne-decouplefl-cnn-sit-fixed"):
         assert f"(RESULTS-fake-{name}.png)" in page
         assert (labelled / f"RESULTS-fake-{name}.png").read_bytes()[:4] == b"\x89PNG"
     # All models but FedAvg-like ones are of a client each.

@@ -226,7 +226,6 @@ def fit(
     rates = [group["lr"] for group in optimizer.param_groups]
     random = seed64(seed, "step", *key)
     model.train()
-    _keep_frozen(model)
     with Progress(title, counts[0], done=run.steps) as progress:
         for number, parts in enumerate(batches.stream(run.steps), run.steps):
             active = sum(count > number for count in counts)
@@ -257,14 +256,6 @@ def fit(
         (count, mean, _reason(mean, usable))
         for count, mean, usable in zip(counts, means, run.finite(), strict=True)
     ]
-
-
-def _keep_frozen(model: nn.Module) -> None:
-    """Layers with running statistics that are not trained work as they will when they are used."""
-    for module in model.modules():
-        own = list(module.parameters(recurse=False))
-        if hasattr(module, "running_mean") and own and not any(one.requires_grad for one in own):
-            module.eval()
 
 
 def _seed(seed: int, device: torch.device) -> None:
