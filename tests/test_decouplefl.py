@@ -21,6 +21,7 @@ from test_asr_methods import (
     EPSILON,
     RATE,
     TRAIN,
+    TRAINING,
     WARMUP,
     State,
     assert_near,
@@ -57,16 +58,8 @@ def world(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("decouplefl")
     some_data(root / "train", TRAIN, 0)
     some_data(root / "valid", {"au": 2, "en": 4, "in": 3}, 1)
-    training = {
-        "optim": "adam",
-        "optim_conf": {"lr": RATE, "eps": EPSILON},
-        "scheduler": "warmuplr",
-        "scheduler_conf": {"warmup_steps": WARMUP},
-        "grad_clip": CLIP,
-        "batch_bins": 10_000_000,
-    }
-    simulated.config_file(root / "plain.yaml", model=model_of(0.0), training=training)
-    simulated.config_file(root / "random.yaml", model=model_of(0.1), training=training)
+    simulated.config_file(root / "plain.yaml", model=model_of(0.0), training=TRAINING)
+    simulated.config_file(root / "random.yaml", model=model_of(0.1), training=TRAINING)
     inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
     fast = ("training.optim_conf.lr=0.01", "training.scheduler_conf.warmup_steps=20")
     path = begin(root, root / "baseline", "centralized", *(x for o in fast for x in ("--set", o)))

@@ -24,8 +24,8 @@ from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.ledger import SERVER_ROW, read_round
-from fedtools.files.messages import COLLAPSED, OK
-from fedtools.files.sent_features import feature_paths, open_features, sent_name
+from fedtools.files.messages import COUNTED
+from fedtools.files.sent_features import feature_paths, open_features, sent_names
 from fedtools.methods.decouplefl import DecoupleFL
 from fedtools.models.asr import INPUT_SIZE, shortest_input
 from fedtools.models.pooling import pooled
@@ -126,7 +126,7 @@ def statuses(federation: AsrFederation, number: int, wanted: Sequence[str]) -> d
     found = {}
     for client in wanted or experiment.clients:
         status = rows.get(client, "it took no part")
-        if status in (OK, COLLAPSED):
+        if status in COUNTED:
             scp = feature_paths(experiment.round_dir(number), client)[1]
             status = "" if scp.exists() else "its features are not there any more"
         found[client] = status
@@ -147,16 +147,12 @@ def open_victim(federation: AsrFederation, number: int, client: str, most: int) 
     names = data.client_utterances(client)
     round_dir = federation.experiment.round_dir(number)
     reader = open_features(round_dir, client)
-    numbers = generator(seed, "features", client).permutation(len(names))
-    sent = [sent_name(client, int(one)) for one in numbers]
+    sent = sent_names(seed, client, len(names))
     scp = feature_paths(round_dir, client)[1]
     _check(reader, sent, FeatureReader(data.feats_scp), names, window(federation), scp)
     if len(names) > most:
         drawn = generator(seed, "attack", client).choice(len(names), most, replace=False)
         names, sent = ([one[index] for index in np.sort(drawn)] for one in (names, sent))
-    bins, shortest = federation.training.batch_bins, shortest_input(federation.model)
-    bins_sent = max(1, round(bins * federation.cut.share))
-    tokenizer = federation.tokenizer
     features = DataDir(round_dir, feats_scp=dict(reader.scp))
     speakers = [data.utt2spk[name] for name in names]
     known, numbered = np.unique(speakers, return_inverse=True)
@@ -165,8 +161,8 @@ def open_victim(federation: AsrFederation, number: int, client: str, most: int) 
         known.tolist(),
         numbered,
         _texts(data, names),
-        Utterances(data, names, tokenizer, bins, shortest, labelled=False),
-        Utterances(features, sent, tokenizer, bins_sent, labelled=False),
+        federation.gather(data, names, labelled=False),
+        federation.gather_sent(features, sent),
     )
 
 

@@ -29,10 +29,10 @@ from fedtools.attack.figures import Figure, Speakers
 from fedtools.attack.transcripts import word_error_rate
 from fedtools.client.utterances import Utterances
 from fedtools.federation.asr import AsrFederation, read_data
-from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator, seed64
-from fedtools.models.asr import log_posteriors, shortest_input
+from fedtools.models.asr import log_posteriors
+from fedtools.models.pooling import inside
 from fedtools.score.distortion import cepstra, mel_cepstral_distortion
 
 # Of the server's speakers, or of its utterances where they are of one speaker.
@@ -73,13 +73,13 @@ class Inverter(nn.Module):
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         """(B, T, D) and (B,) to normalised filterbanks (B, T x step, bins)."""
         # What convolutions see after the end must not depend on other utterances of the batch.
-        inside = _inside(lengths, features)[:, None]
+        own = inside(features, lengths)[:, None]
         values = (features - self.features_mean) / self.features_deviation
-        hidden = self.below(values.transpose(1, 2) * inside).relu()
+        hidden = self.below(values.transpose(1, 2) * own).relu()
         hidden = self.raised(hidden)
-        inside = inside.repeat_interleave(self.window.step, 2)
+        own = own.repeat_interleave(self.window.step, 2)
         for layer in self.above:
-            hidden = layer(hidden.relu() * inside)
+            hidden = layer(hidden.relu() * own)
         return hidden.transpose(1, 2)
 
     def filterbanks(self, features: Tensor, lengths: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def read_server_data(
     held = [name for name in data.utterances if chosen & {name, data.utt2spk[name]}]
     rest = [name for name in data.utterances if name not in set(held)]
     _, numbers = np.unique([data.utt2spk[name] for name in held], return_inverse=True)
-    return _utterances(federation, data, rest), _utterances(federation, data, held), numbers
+    return federation.gather(data, rest, False), federation.gather(data, held, False), numbers
 
 
 def train_inverter(
@@ -151,9 +151,9 @@ def train_inverter(
             speech, frames = part.batch["speech"], part.batch["speech_lengths"]
             wanted, real = inverter.targets(speech, frames, part)
             wanted = (wanted - inverter.filterbanks_mean) / inverter.filterbanks_deviation
-            inside = _inside(real, wanted)
+            own = inside(wanted, real)
             with torch.enable_grad():
-                wrong = (inverter(part.features, part.lengths) - wanted)[inside]
+                wrong = (inverter(part.features, part.lengths) - wanted)[own]
                 optimizer.zero_grad()
                 wrong.square().mean().backward()
             optimizer.step()
@@ -250,16 +250,11 @@ def _convolution(size: int, units: int) -> nn.Conv1d:
     return nn.Conv1d(size, units, _KERNEL, padding=_KERNEL // 2)
 
 
-def _utterances(federation: AsrFederation, data: DataDir, names: Sequence[str]) -> Utterances:
-    bins, shortest = federation.training.batch_bins, shortest_input(federation.model)
-    return Utterances(data, names, federation.tokenizer, bins, shortest, labelled=False)
-
-
 def _moments(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each value, (D,), of batches (B, T, D) with (B,) frames."""
     count, total, squares = 0, torch.zeros(()), torch.zeros(())
     for values, lengths in parts:
-        known = values[_inside(lengths, values)].double().cpu()
+        known = values[inside(values, lengths)].double().cpu()
         count, total = count + len(known), total + known.sum(0)
         squares = squares + known.square().sum(0)
     mean = total / count
@@ -285,9 +280,3 @@ def _hear_again(
         speech = torch.from_numpy(whole)[None].to(federation.device)
         batch = {"speech": speech, "speech_lengths": torch.tensor([len(whole)])}
         yield [index], *log_posteriors(federation.model.eval(), batch)
-
-
-def _inside(lengths: Tensor, values: Tensor) -> Tensor:
-    """(B,) and (B, T, D) to (B, T): whether a frame is one of an utterance's own."""
-    frames = torch.arange(values.shape[1], device=values.device)
-    return frames < lengths[:, None].to(values.device)

@@ -8,14 +8,14 @@ stays at the client. It sees an utterance as mean and standard deviation over it
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtools.client.fit import Fitted, Objective, State
+from fedtools.client.fit import Fitted
 from fedtools.client.objectives import Transcripts
 from fedtools.client.place import Place
 from fedtools.client.utterances import Batch
@@ -49,8 +49,9 @@ def speaker_invariant(
         classifier = SpeakerClassifier(client.cut.size, units, speakers)
     both = nn.ModuleDict({"model": client.model, _NAME: classifier.to(client.device)})
     client.load_own(classifier, _NAME)
+    # The labels stay the objective's, and so does their teacher.
+    client.objective.loss = partial(loss_of, client.objective, client.cut, weight)
     fitted = client.fit(
-        SpeakerInvariant(client.objective, client.cut, weight),
         network=both,
         only=lambda name: name.startswith(f"{_NAME}.") or is_extractor(name.removeprefix("model.")),
         keep_optimizer=True,
@@ -60,44 +61,21 @@ def speaker_invariant(
     return fitted
 
 
-class SpeakerInvariant(Objective):
-    """CTC, and the speaker classifier's cross-entropy with its gradient turned round.
+def loss_of(asr: Transcripts, cut: Cut, weight: float, both: nn.ModuleDict, batch: Batch) -> Tensor:
+    """CTC and the speaker classifier's cross-entropy with its gradient turned round, nats, (1,).
 
     Args:
         asr: says what utterances are labelled with.
         cut: where the extractor ends.
         weight: lambda.
+        both: the model, and the classifier.
     """
-
-    def __init__(self, asr: Transcripts, cut: Cut, weight: float):
-        super().__init__(self._loss)
-        self.keep = asr.keep
-        self._asr, self._cut, self._weight = asr, cut, weight
-
-    def _loss(self, both: nn.ModuleDict, batch: Batch) -> Tensor:
-        """Nats, (1,); the gradient is that of equation 3 in the extractor."""
-        model, batch = both["model"], self._asr.labelled(batch)
-        features, lengths = self._cut.extract(model, batch)
-        log_probs = self._cut.classify(model, features, lengths)
-        ctc = ctc_losses(log_probs, lengths, batch).mean()
-        logits = both[_NAME](turned_round(features, self._weight), lengths)
-        return (ctc + F.cross_entropy(logits, batch["speakers"]))[None]
-
-    def after_step(self, model: nn.Module, active: int) -> None:
-        self._asr.after_step(model, active)
-
-    @property
-    def empty_labels(self) -> float:
-        return self._asr.empty_labels
-
-    def new_round(self) -> None:
-        self._asr.new_round()
-
-    def state(self) -> State:
-        return self._asr.state()
-
-    def load(self, state: Mapping[str, np.ndarray]) -> None:
-        self._asr.load(state)
+    model, batch = both["model"], asr.labelled(batch)
+    features, lengths = cut.extract(model, batch)
+    log_probs = cut.classify(model, features, lengths)
+    ctc = ctc_losses(log_probs, lengths, batch).mean()
+    logits = both[_NAME](turned_round(features, weight), lengths)
+    return (ctc + F.cross_entropy(logits, batch["speakers"]))[None]
 
 
 class SpeakerClassifier(nn.Module):

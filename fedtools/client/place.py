@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from fedtools.client.fit import Batches, Fitted, Loss, Objective, Run, State, finite, fit
 from fedtools.client.options import Training, load_model, load_optimizer, make_optimizer
 from fedtools.client.options import optimizer_state as state_of
-from fedtools.files.keyed import generator
 from fedtools.files.private import Private
-from fedtools.files.sent_features import sent_name
+from fedtools.files.sent_features import sent_names
 from fedtools.files.states import load_state, save_state, spec_of
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class Place:
         own: Sequence[Private],
         seed: int,
         facts: Mapping[str, np.ndarray] | None = None,
-        everything: Callable[[np.ndarray], Iterator[tuple[list[int], Any]]] | None = None,
+        everything: Callable[[Sequence[int]], Iterator[tuple[list[int], Any]]] | None = None,
         cut: Callable[[], Cut] | None = None,
         copies: Callable[[], nn.Module] | None = None,
     ):
@@ -162,21 +161,19 @@ class Place:
     def send_features(self) -> list[Fitted]:
         """What one client sends of its utterances: features, computed while they are written.
 
-        They go without their names, which tell speakers, in an order of their own. It is a function
-        of the experiment's seed, so that runs can be repeated; where the server must not know it,
-        it would have to be drawn from a secret of the client's.
+        They go without their names, which tell speakers, in an order of their own: `sent_names`.
         """
         (client,), (size,) = self.names, self._sizes
-        numbers = generator(self.seed, "features", client).permutation(size)
+        names = sent_names(self.seed, client, size)
 
         def features() -> Iterator[tuple[str, np.ndarray]]:
             self.model.eval()
-            for indices, batch in self._everything(np.argsort(numbers)):
+            for indices, batch in self._everything(sorted(range(size), key=names.__getitem__)):
                 with torch.no_grad():
                     values, lengths = self.cut.extract(self.model, batch)
                 rows = zip(indices, values.float().cpu().numpy(), lengths.tolist(), strict=True)
                 for index, matrix, length in rows:
-                    yield sent_name(client, int(numbers[index])), matrix[:length]
+                    yield names[index], matrix[:length]
 
         return [Fitted(0, 0.0, size, features=features())]
 

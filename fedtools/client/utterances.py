@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -61,13 +61,9 @@ class Utterances:
         self.names = list(names)
         self.texts = [data.text.get(name, "") for name in self.names]
         self.tokens = [tokenizer.encode(text) for text in self.texts]
-        speakers = sorted({data.utt2spk.get(name, "") for name in self.names})
-        self.speakers = len(speakers)
-        numbers = {speaker: number for number, speaker in enumerate(speakers)}
-        self._speaker = [numbers[data.utt2spk.get(name, "")] for name in self.names]
-        clients = sorted({data.utt2client.get(name, "") for name in self.names})
-        numbers = {client: number for number, client in enumerate(clients)}
-        self._client = [numbers[data.utt2client.get(name, "")] for name in self.names]
+        self._speaker = _numbered(data.utt2spk.get(name, "") for name in self.names)
+        self._client = _numbered(data.utt2client.get(name, "") for name in self.names)
+        self.speakers = max(self._speaker) + 1
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names})
         self._frames = np.array([max(self._reader.num_frames(name), shortest) for name in names])
         self._bins = self._reader.shape(self.names[0])[1]
@@ -171,6 +167,13 @@ class Utterances:
     def _pad(self, matrix: torch.Tensor) -> torch.Tensor:
         lacking = self._shortest - len(matrix)
         return torch.nn.functional.pad(matrix, (0, 0, 0, lacking)) if lacking > 0 else matrix
+
+
+def _numbered(owners: Iterable[str]) -> list[int]:
+    """Each owner's number from 0, in the order of their names."""
+    owners = list(owners)
+    numbers = {owner: number for number, owner in enumerate(sorted(set(owners)))}
+    return [numbers[owner] for owner in owners]
 
 
 class UtteranceBatches:

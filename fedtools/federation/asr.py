@@ -26,7 +26,7 @@ from fedtools.files.config import from_mapping
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.ledger import SERVER_ROW, read_round
-from fedtools.files.messages import COLLAPSED, OK, Payload
+from fedtools.files.messages import COUNTED, Payload
 from fedtools.files.private import PERSONAL_STATE, Private
 from fedtools.files.sent_features import Features, open_features
 from fedtools.lm.tokens import Tokenizer
@@ -93,7 +93,7 @@ class AsrFederation(ModelFederation):
         check_optimizer(training, f"{where}: training")
         states = begin_with(beginning, model, model.state_dict())
         phases = map(beginning.method.phase, range(1, config["rounds"] + 1))
-        if any(isinstance(phase.sends, Extracted) for phase in phases):
+        if any(phase.jointly or isinstance(phase.sends, Extracted) for phase in phases):
             kinds = kinds_of(beginning.method, model, model.state_dict(), where)
             cut_above(model, kinds, config["model"], where)
         return states
@@ -156,16 +156,22 @@ class AsrFederation(ModelFederation):
         self._utterances.move_to_end(key)
         return self._utterances[key]
 
-    def gather(self, data: DataDir, names: Sequence[str]) -> Utterances:
-        """Some utterances of a data directory, in batches for the model."""
-        return Utterances(
-            data,
-            names,
-            self.tokenizer,
-            self.training.batch_bins,
-            shortest_input(self.model),
-            labelled=bool(data.text),
-        )
+    def gather(
+        self, data: DataDir, names: Sequence[str], labelled: bool | None = None
+    ) -> Utterances:
+        """Some utterances of a data directory, in batches for the model.
+
+        Args:
+            labelled: whether each needs a transcript; by default if the data have any.
+        """
+        bins, shortest = self.training.batch_bins, shortest_input(self.model)
+        labelled = bool(data.text) if labelled is None else labelled
+        return Utterances(data, names, self.tokenizer, bins, shortest, labelled=labelled)
+
+    def gather_sent(self, data: DataDir, names: Sequence[str]) -> Utterances:
+        """Some utterances' features, as many in a batch as of filterbanks."""
+        bins = max(1, round(self.training.batch_bins * self.cut.share))
+        return Utterances(data, names, self.tokenizer, bins, labelled=False)
 
     def _make_room(self, found: Utterances) -> None:
         limit = self.training.cache_mb << 20
@@ -225,14 +231,11 @@ class AsrFederation(ModelFederation):
         if self._received is None:
             data = DataDir(experiment.round_dir(number))
             for row in read_round(experiment, number):
-                if row.client != SERVER_ROW and row.status in (OK, COLLAPSED):
+                if row.client != SERVER_ROW and row.status in COUNTED:
                     data.feats_scp |= open_features(data.path, row.client).scp
-            # As many utterances in a batch as of filterbanks.
-            bins = max(1, round(self.training.batch_bins * self.cut.share))
-            names = list(data.feats_scp)
-            if not names:
+            if not data.feats_scp:
                 raise UserError("no client has sent any features", path=data.path)
-            found = Utterances(data, names, self.tokenizer, bins, labelled=False)
+            found = self.gather_sent(data, list(data.feats_scp))
             found.keep = found.bytes <= self.training.cache_mb << 20
             self._received = found
         return self._received
@@ -267,9 +270,9 @@ class AsrFederation(ModelFederation):
             epochs = epochs or self.method.local_epochs
             return UtteranceBatches(data, epochs, training.accum_grad, self.device, key)
 
-        def everything(order: np.ndarray) -> Iterator[tuple[list[int], Batch]]:
+        def everything(order: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
             # One at a time: what is sent must not depend on the padding of a batch.
-            plan = [[index] for index in order.tolist()]
+            plan = [[index] for index in order]
             return zip(plan, data.stream(plan, self.device), strict=True)
 
         return (make or partial(Place, self.model))(

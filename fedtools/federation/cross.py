@@ -10,7 +10,6 @@ from tqdm import tqdm
 
 from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.federation.evaluate import load_average
-from fedtools.files.datadir import invert
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv, write_tsv
 
@@ -46,7 +45,8 @@ def cross(
             continue
         name = name.replace("{}", federation.method.title)
         data = read_data(data_path, federation.experiment.config["model"], "text")
-        owners = [client for client in clients if client in invert(data.utt2client)]
+        heard = set(data.utt2client.values())
+        owners = [client for client in clients if client in heard]
         if not owners:
             raise UserError(f"no client of {path}", path=data.path / "utt2client")
         own = {one: federation.gather(data, data.client_utterances(one)) for one in owners}

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from fedtools.client.utterances import Utterances
 from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
 from fedtools.decode.greedy import greedy
 from fedtools.federation.asr import AsrFederation, read_data
@@ -24,7 +23,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, write_nbest
 from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.tokens import Tokenizer
-from fedtools.models.asr import log_posteriors, shortest_input
+from fedtools.models.asr import log_posteriors
 
 
 @dataclass(frozen=True)
@@ -132,8 +131,7 @@ def _posteriors(
     federation: AsrFederation, data: DataDir, names: Sequence[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
     model = federation.model.eval()
-    shortest = shortest_input(model)
-    utterances = Utterances(data, names, federation.tokenizer, 1, shortest, labelled=False)
+    utterances = federation.gather(data, names, labelled=False)
     # One at a time: at its end an utterance sees the padding of a batch, and a hypothesis must not
     # depend on which others share its job.
     singles = [[index] for index in range(len(utterances))]

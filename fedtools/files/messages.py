@@ -43,6 +43,7 @@ COLUMNS = ("client", "utterances", "steps", "loss", "seconds", "bytes", "base", 
 # The status of a message that counts, and of one whose pseudo-labels were nearly all empty: it
 # counts too, but its model is learning to say nothing.
 OK, COLLAPSED = "ok", "collapsed"
+COUNTED = OK, COLLAPSED
 _COLLAPSED_FROM = 0.95
 
 _MAX_UTTERANCES, _MAX_STEPS, _MAX_SECONDS = 10**9, 10**12, 1e9
@@ -202,7 +203,7 @@ def _read_job(
     items: list[Message | Refusal] = []
     for index, row in enumerate(rows):
         reason = problem
-        if row["status"] not in (OK, COLLAPSED):
+        if row["status"] not in COUNTED:
             said = "".join(c if c.isprintable() else "?" for c in row["status"][:300])
             reason = f"left out by its job: {said}"
         try:

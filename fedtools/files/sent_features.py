@@ -12,6 +12,7 @@ import numpy as np
 from fedtools.files.ark import ONE_BYTE, TWO_BYTES, FeatureReader, write_ark
 from fedtools.files.datadir import read_table, write_table
 from fedtools.files.errors import UserError
+from fedtools.files.keyed import generator
 from fedtools.files.tables import check_regular, check_table_size
 
 _COMPRESSION = {32: None, 16: TWO_BYTES, 8: ONE_BYTE}
@@ -37,6 +38,17 @@ class Features:
 def sent_name(client: str, number: int) -> str:
     """What a client calls an utterance that it sends: nothing that tells the speaker."""
     return f"{client}-{number:07d}"
+
+
+def sent_names(seed: int, client: str, utterances: int) -> list[str]:
+    """The names under which a client sends its utterances, which are in the order of its data.
+
+    The order of names, in which they are sent, has nothing to do with that of the data. It is a
+    function of the experiment's seed, so that runs can be repeated; where the server must not know
+    it, it would have to be drawn from a secret of the client's.
+    """
+    numbers = generator(seed, "features", client).permutation(utterances)
+    return [sent_name(client, int(number)) for number in numbers]
 
 
 def feature_paths(round_dir: Path, client: str) -> tuple[Path, Path]:

@@ -6,11 +6,16 @@ import torch
 from torch import Tensor
 
 
+def inside(values: Tensor, lengths: Tensor) -> Tensor:
+    """Whether a frame is one of an utterance's own: (B, T, D) and (B,) to (B, T)."""
+    frames = torch.arange(values.shape[1], device=values.device)
+    return frames < lengths[:, None].to(values.device)
+
+
 def pooled(features: Tensor, lengths: Tensor) -> Tensor:
     """Mean and standard deviation over the valid frames: (B, T, D) and (B,) to (B, 2 D)."""
-    frames = torch.arange(features.shape[1], device=features.device)
-    inside = (frames < lengths[:, None].to(features.device))[..., None]
-    count = inside.sum(1)
-    mean = (features * inside).sum(1) / count
-    square = ((features - mean[:, None]).square() * inside).sum(1) / count
+    own = inside(features, lengths)[..., None]
+    count = own.sum(1)
+    mean = (features * own).sum(1) / count
+    square = ((features - mean[:, None]).square() * own).sum(1) / count
     return torch.cat([mean, (square + 1e-8).sqrt()], 1)

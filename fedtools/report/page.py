@@ -105,7 +105,7 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
             path=next((row.experiment for row in rows if row.experiment), None),
             remedy="run fedtools evaluate, or leave --plot out",
         )
-    published = [(caption, _published_table(file)) for caption, file in page.published]
+    published = [(caption, _table_of(file)) for caption, file in page.published]
     section = _section(path, methods, page, published)
     new = with_section(path, page.section, section)
     if page.plot is not None:
@@ -192,7 +192,7 @@ def _section(
     for title, rows in page.tables:
         parts += [f"**{caption}: {title}**, as above.", main_table(_read(rows))]
     for title, file in page.measured:
-        parts += [f"**{caption}: {title}**", _published_table(file)]
+        parts += [f"**{caption}: {title}**", _table_of(file)]
     for title, picture in page.pictures:
         parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
     for title, table in published:
@@ -275,7 +275,7 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(set(numbers)))) or "none"
 
 
-def _published_table(path: Path) -> str:
+def _table_of(path: Path) -> str:
     rows = read_tsv(path, None)
     if not rows:
         raise UserError("a header and no row", path=path)

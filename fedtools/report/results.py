@@ -13,7 +13,7 @@ from fedtools.federation.tasks import TASKS, Task
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
-from fedtools.files.messages import COLLAPSED, OK
+from fedtools.files.messages import COUNTED
 from fedtools.files.tables import count, format_table, number, read_tsv
 from fedtools.methods import METHODS
 from fedtools.score.bootstrap import ALL, AVERAGE
@@ -188,7 +188,7 @@ def cost_table(experiment: Experiment) -> str:
     sums: dict[str, list[float]] = {}
     for row in read_ledger(experiment):
         sizes, epochs = (row.bytes_down, row.bytes_up), (row.client_epochs, row.server_epochs)
-        values = (1, *sizes, *epochs, row.seconds, row.status not in (OK, COLLAPSED))
+        values = (1, *sizes, *epochs, row.seconds, row.status not in COUNTED)
         before = sums.get(row.client, [0] * len(values))
         sums[row.client] = [old + new for old, new in zip(before, values, strict=True)]
     if not sums:

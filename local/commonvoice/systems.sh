@@ -90,15 +90,15 @@ attack_features() {
 
 # A newcomer, whose speech no training has heard: with what all share, and adapted to the first
 # seconds of its own. Both are scored on the rest of it.
-newcomers() { # seed
-    local epochs path set=${data}/test
+newcomers() {
+    local epochs part path seed system set=${data}/test
     epochs=$(setting newcomers.epochs)
     fedtools subset-data "${set}" "${set}_first" --first "${newcomer_seconds}" --rest "${set}_rest"
     for part in first rest; do
         fedtools partition "${set}_${part}" "${set}_${part}_spk" --scheme map --by utt2spk
     done
-    for system in ${systems}; do
-        path=${exp}/${system}/seed$1
+    for seed in ${seeds}; do for system in ${systems}; do
+        path=${exp}/${system}/seed${seed}
         log "Stage 8: newcomers of ${path}"
         fedtools adapt "${path}" "${set}_first_spk" "${path}/newcomers" --epochs "${epochs}"
         ${train_cmd} "${path}/log/newcomers.log" \
@@ -109,23 +109,23 @@ newcomers() { # seed
             fedtools best-path "${part}" --weights "${path}/weights.yaml"
             fedtools score "${set}_rest" "${part}/text" "${part}"
         done
-    done
+    done; done
 }
 
 # The rows of the main table, and those of further ones.
 report_rows() {
-    local seed system path table name
+    local seed system path table name baseline
     for seed in ${seeds}; do
-        rows+=(--row "Baseline=:${exp}/baseline/seed${seed}/decode_test")
-        rows+=(--elsewhere "the baseline on the server's own accents=$(
-        )${exp}/baseline/seed${seed}/decode_server_test")
+        baseline=${exp}/baseline/seed${seed}
+        rows+=(--row "Baseline=:${baseline}/decode_test")
+        rows+=(--elsewhere "the baseline on the server's own accents=${baseline}/decode_server_test")
         for system in ${main}; do
             path=${exp}/${system}/seed${seed}
             rows+=(--row "$(title "${system%"${labels:+"+${labels}"}"}")=${path}:${path}/decode_test")
         done
         for table in ${tables}; do
             name="table ${table} of Zhu et al."
-            rows+=(--also "${name}=Baseline=:${exp}/baseline/seed${seed}/decode_test")
+            rows+=(--also "${name}=Baseline=:${baseline}/decode_test")
             for system in ${of_table[${table}]}; do
                 path=${exp}/${system}/seed${seed}
                 rows+=(--also "${name}=$(title "${system}")=${path}:${path}/decode_test")
@@ -135,8 +135,8 @@ report_rows() {
         for system in ${main}; do
             path=${exp}/${system}/seed${seed} name="newcomers, on what follows their first seconds"
             rows+=(--also "${name}=$(title "${system}")=${path}:${path}/decode_test_rest")
-            rows+=(--also "${name}=$(title "${system}"), adapted=$(
-            )${path}:${path}/newcomers/decode_test_rest_spk")
+            name+="=$(title "${system}"), adapted"
+            rows+=(--also "${name}=${path}:${path}/newcomers/decode_test_rest_spk")
         done
     done
     if [ -s "${exp}/cross.tsv" ]; then

@@ -130,10 +130,10 @@ if begins 8; then
         for system in ${systems}; do
             named+=("$(title "${system}")=${exp}/${system}/seed${seed}")
         done
-        [ "${clients}" = accent ] || newcomers "${seed}"
     done
     rm -f "${exp}/cross.tsv"
     [ "${attacks}" = false ] || attack_features
+    [ "${clients}" = accent ] || newcomers
     if [ "${clients}" = accent ]; then
         log "Stage 8: each client's model on each client's data"
         ${train_cmd} "${exp}/log/cross.log" fedtools cross "${data}/test" "${exp}/cross.tsv" \
