@@ -507,7 +507,7 @@ def test_torch_tensors(tmp_path):
 # --- features
 
 WIDTH = 5
-SOUND = Payload(features=Features(WIDTH, utterances=3, frames=60))
+SOUND = Payload(features=Features(WIDTH, utterances=3, frames=60, longest=55, largest=100.0))
 BOTH = Payload(SPEC, SOUND.features)
 
 
@@ -525,9 +525,10 @@ def send_features(folder, payload=SOUND, left_out=(), **sent):
     with MessageWriter(folder, 1, clients, payload, BASE) as writer:
         for client in clients:
             tensors = stack([client]) if payload.tensors else None
-            features = iter(sent.get(client, matrices(client, 7, 9)))
-            features = None if client in left_out else features
-            writer.send([report(client, left_out)], tensors, features)
+            own = sent.get(client, matrices(client, 7, 9))
+            features = None if client in left_out else iter(own)
+            row = report(client, left_out)._replace(utterances=len(own))
+            writer.send([row], tensors, features)
     return folder
 
 
@@ -587,13 +588,16 @@ def test_features_that_were_not_announced(tmp_path, payload, reports, features):
         (matrices("bob", 7, 9, width=WIDTH + 1), "features.bob.scp:1: 7 frames of 6 values"),
         ([*matrices("bob", 7), ("bob-1", np.ones((9, 1)))], "frames of 1 values"),
         (matrices("bob", 40, 20, 1), "features.bob.scp:3: 1 frames of 5 values, 61 in all"),
+        (matrices("bob", 2, 56), "features.bob.scp:2: 56 frames of 5 values, 58 in all"),
         (matrices("bob", *[1] * 4), "features.bob.scp: 4 utterances, over 3"),
+        ([*matrices("bob", 2), ("bob-1", np.full((2, WIDTH), np.nan))], "value is NaN or inf"),
+        ([*matrices("bob", 2), ("bob-1", np.full((2, WIDTH), -101.0))], ":2: 'bob-1' has values"),
         ([("../x", np.ones((2, WIDTH)))], "utterance '../x' is not named bob-0000000 or so"),
         (matrices("alice", 3), "utterance 'alice-0' is not named bob-0000000 or so"),
     ],
 )
 def test_features_beyond_their_bounds(tmp_path, sent, said):
-    send_features(tmp_path, alice=matrices("alice", 3), bob=sent, carol=matrices("carol", 60))
+    send_features(tmp_path, alice=matrices("alice", 3), bob=sent, carol=matrices("carol", 55, 5))
     reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
     assert set(reasons) == {"bob"} and said in reasons["bob"]
 
@@ -603,6 +607,10 @@ def test_more_utterances_than_bound(tmp_path):
     send_features(tmp_path, bound, alice=matrices("alice", 1, 1), bob=matrices("bob", 1, 1, 1))
     reasons = refused(tmp_path, CLIENTS[:2], 1, bound)
     assert set(reasons) == {"bob"} and "3 utterances" in reasons["bob"]
+
+
+# Where bob's second utterance lies: behind the first one's 7 frames, both with name and header.
+BEHIND = 6 + 15 + 7 * WIDTH * 4 + 6
 
 
 def mend_bytes(folder, client="bob"):
@@ -627,6 +635,11 @@ def mend_bytes(folder, client="bob"):
         (lambda text: text.replace(".ark:6", ".ark:7"), "no binary matrix at byte 7"),
         (lambda text: text.replace(".ark:6", ".ark:" + "9" * 15), "should be at byte 9999"),
         (lambda text: text.replace(".ark:6", ".ark:" + "9" * 40), "features.bob.ark"),
+        (
+            lambda text: text.replace(f".ark:{BEHIND}", ".ark:6"),
+            "features.bob.scp:2: 'bob-1' begins within another utterance",
+        ),
+        (lambda text: text[: text.index("bob-1")], "features.bob.scp: 1 utterances, 2 announced"),
         (lambda text: text.replace("bob-1", "bob-0"), "features.bob.scp:2: 'bob-0' comes twice"),
         (
             lambda text: text.replace("bob-0", "bob-9"),
@@ -702,12 +715,3 @@ def test_bytes_of_features_are_the_sizes_of_both_files(tmp_path):
     with open(tmp_path / "features.bob.ark", "ab") as file:
         file.write(b"more")
     assert set(refused(tmp_path, CLIENTS[:3], 1, SOUND)) == {"bob"}
-
-
-def test_features_that_are_not_finite_are_told_when_they_are_read(tmp_path):
-    bad = matrices("bob", 7)
-    bad[0][1][3, 2] = np.nan
-    send_features(tmp_path, bob=bad)
-    (message,), _ = read_messages(tmp_path, 1, ["bob"], SOUND, BASE)
-    with pytest.raises(UserError, match=r"features\.bob\.ark.*NaN or infinite"):
-        message.features.read("bob-0")

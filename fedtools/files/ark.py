@@ -100,6 +100,11 @@ class FeatureReader:
         """T of one utterance, from the matrix' header; errors as of `read`."""
         return self._record(utt).rows
 
+    def extent(self, utt: str) -> tuple[int, int]:
+        """The bytes [start, end) of its ark that one utterance takes; errors as of `read`."""
+        record = self._record(utt)
+        return record.offset, record.end
+
     def read(self, utt: str) -> np.ndarray:
         """The features of one utterance, float32 (T, D), an array of the caller's own.
 

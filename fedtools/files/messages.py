@@ -6,8 +6,8 @@
                                order of the rows; a client that sends nothing has zeros there
     features.<client>.ark .scp features that a client sends, where a method asks for them
 
-`fedtools.files.message_writer` writes them; the reader looks at headers and tables only. Nothing
-that comes from a client is trusted: no pickle, no size, no name, no path.
+`fedtools.files.message_writer` writes them; of tensors the reader looks at headers only. Nothing
+that comes from a client is trusted: no pickle, no size, no name, no path, no value.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Refusal:
 def read_messages(
     round_dir: Path, jobs: int, sampled: Sequence[str], payload: Payload, base: str
 ) -> tuple[list[Message], list[Refusal]]:
-    """Validate every message of a round, without reading any tensor.
+    """Validate every message of a round, without reading any tensor; features are read.
 
     A job whose tensor file is damaged, or does not fit its table, loses all of its clients, and so
     does one whose table cannot be read; a row with nonsense or another base loses its client. A
@@ -240,7 +240,7 @@ def _message(
         raise UserError("started from another global state", path=table, line=line)
     size = row_bytes(payload.tensors)
     if payload.features:
-        size += check_features(table.parent, client, payload.features)
+        size += check_features(table.parent, client, payload.features, utterances)
     if announced != size:
         raise UserError(f"{announced} bytes announced, {size} sent", path=table, line=line)
     path = table.with_suffix(".safetensors")

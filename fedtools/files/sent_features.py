@@ -27,12 +27,16 @@ class Features:
         bits: of a value, as it is written: 32, or 16 or 8 in Kaldi's compressed matrices, whose
             values are evenly spread between the least and the largest of an utterance.
         utterances, frames: the largest number of each, in all.
+        longest: frames of an utterance, at most; attention needs memory with their square.
+        largest: a value is at most so far from 0.
     """
 
     size: int
     bits: int = 32
     utterances: int = 10**6
-    frames: int = 10**9
+    frames: int = 10**8
+    longest: int = 10**4
+    largest: float = 1e6
 
 
 def sent_name(client: str, number: int) -> str:
@@ -67,25 +71,51 @@ def write_features(
     return ark.stat().st_size + scp.stat().st_size
 
 
-def check_features(round_dir: Path, client: str, bounds: Features) -> int:
-    """The bytes of a client's features; a `UserError` if headers or ids are not within bounds."""
+def check_features(round_dir: Path, client: str, bounds: Features, announced: int) -> int:
+    """The bytes of a client's features, all of which are read.
+
+    Args:
+        announced: the utterances that the client says it has.
+
+    Raises:
+        UserError: if ids, sizes or values are not within bounds, or two utterances lie in the same
+            bytes: a small file could be as large as one likes.
+    """
     ark, scp = feature_paths(round_dir, client)
     entries = _entries(round_dir, client, bounds.utterances)
     check_regular(ark)
     if len(entries) > bounds.utterances:
         raise UserError(f"{len(entries)} utterances, over {bounds.utterances}", path=scp)
-    reader, frames = FeatureReader(entries), 0
-    for line, utterance in enumerate(entries, 1):
+    if len(entries) != announced:
+        raise UserError(f"{len(entries)} utterances, {announced} announced", path=scp)
+    reader = FeatureReader(entries)
+    _check_shapes(reader, client, bounds, scp)
+    lines = {utterance: line for line, utterance in enumerate(entries, 1)}
+    end = 0
+    for (start, stop), utterance in sorted((reader.extent(one), one) for one in entries):
+        if start < end:
+            problem = f"{utterance!r} begins within another utterance"
+            raise UserError(problem, path=scp, line=lines[utterance])
+        end = stop
+        if np.abs(reader.read(utterance)).max() > bounds.largest:
+            problem = f"{utterance!r} has values beyond {bounds.largest:g}"
+            raise UserError(problem, path=scp, line=lines[utterance])
+    return ark.stat().st_size + scp.stat().st_size
+
+
+def _check_shapes(reader: FeatureReader, client: str, bounds: Features, scp: Path) -> None:
+    """Headers and ids are within bounds."""
+    frames = 0
+    for line, utterance in enumerate(reader.scp, 1):
         if not re.fullmatch(re.escape(client) + r"-\d{1,9}", utterance, re.ASCII):
             problem = f"utterance {utterance[:80]!r} is not named {sent_name(client, 0)} or so"
             raise UserError(problem, path=scp, line=line)
         length, size = reader.shape(utterance)
         frames += length
-        if size != bounds.size or frames > bounds.frames:
+        if size != bounds.size or frames > bounds.frames or length > bounds.longest:
             problem = f"{length} frames of {size} values, {frames} in all"
-            remedy = f"at most {bounds.frames} of {bounds.size} are taken"
+            remedy = f"at most {bounds.longest} and {bounds.frames} of {bounds.size} are taken"
             raise UserError(problem, path=scp, line=line, remedy=remedy)
-    return ark.stat().st_size + scp.stat().st_size
 
 
 def open_features(round_dir: Path, client: str) -> FeatureReader:
