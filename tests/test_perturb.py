@@ -11,6 +11,7 @@ from conftest import ROOT, run
 
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir, read_table
+from fedtools.files.perturb import speakers_of
 
 VALIDATE = ROOT / "utils/validate_data_dir.py"
 RATE, HERTZ, SECONDS = 16_000, 1000.0, 2.0
@@ -61,6 +62,10 @@ def test_names_and_tables(cli, data, tmp_path):
             assert float(found.utt2dur[name]) == pytest.approx(SECONDS / speed, abs=6e-4)
             assert found.others["utt2uniq"][name] == utt
             assert float(found.others["utt2speed"][name]) == speed
+    # Somebody is the same person at every speed.
+    people = speakers_of(found, found.utterances)
+    assert people == [found.others["utt2uniq"][name][0] for name in found.utterances]
+    assert speakers_of(DataDir.read(data), UTTERANCES) == [utt[0] for utt in UTTERANCES]
     assert found.others["spk2gender"]["sp1.1-b"] == "m"
     # An earlier run's tables do not stay.
     cli("perturb-speed", data, tmp_path / "sp", "--speeds", "0.95").ok()

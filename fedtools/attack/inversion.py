@@ -31,6 +31,7 @@ from fedtools.client.utterances import Utterances
 from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator, seed64
+from fedtools.files.perturb import speakers_of
 from fedtools.models.asr import log_posteriors
 from fedtools.models.pooling import inside
 from fedtools.score.distortion import cepstra, mel_cepstral_distortion
@@ -120,13 +121,14 @@ def read_server_data(
         raise UserError(problem, path=path, remedy=remedy)
     if len(data.utterances) < 2:
         raise UserError("one utterance, which cannot be held out too", path=path)
-    speakers = sorted(set(data.utt2spk.values()))
+    speaker = dict(zip(data.utterances, speakers_of(data, data.utterances), strict=True))
+    speakers = sorted(set(speaker.values()))
     items = speakers if len(speakers) > 1 else data.utterances
     random = generator(seed, "inversion", "held out")
     chosen = set(random.permutation(items)[: max(1, round(_HELD_OUT * len(items)))].tolist())
-    held = [name for name in data.utterances if chosen & {name, data.utt2spk[name]}]
+    held = [name for name in data.utterances if chosen & {name, speaker[name]}]
     rest = [name for name in data.utterances if name not in set(held)]
-    _, numbers = np.unique([data.utt2spk[name] for name in held], return_inverse=True)
+    _, numbers = np.unique([speaker[name] for name in held], return_inverse=True)
     return federation.gather(data, rest, False), federation.gather(data, held, False), numbers
 
 

@@ -13,6 +13,7 @@ from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
+from fedtools.files.perturb import speakers_of
 from fedtools.lm.tokens import Tokenizer
 
 
@@ -61,7 +62,7 @@ class Utterances:
         self.names = list(names)
         self.texts = [data.text.get(name, "") for name in self.names]
         self.tokens = [tokenizer.encode(text) for text in self.texts]
-        self._speaker = _numbered(data.utt2spk.get(name, "") for name in self.names)
+        self._speaker = _numbered(speakers_of(data, self.names))
         self._client = _numbered(data.utt2client.get(name, "") for name in self.names)
         self.speakers = max(self._speaker) + 1
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names})

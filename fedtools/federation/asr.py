@@ -23,10 +23,11 @@ from fedtools.federation.model import ModelFederation, begin_with, kinds_of
 from fedtools.federation.tasks import ALL
 from fedtools.files.ark import FeatureReader
 from fedtools.files.config import from_mapping
-from fedtools.files.datadir import DataDir
+from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
 from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED, Payload
+from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.private import PERSONAL_STATE, Private
 from fedtools.files.sent_features import Features, open_features
 from fedtools.lm.tokens import Tokenizer
@@ -50,6 +51,8 @@ def read_data(path: str | Path, config: Mapping[str, Any], *tables: str) -> Data
     """
     clients = ("utt2client",) if (Path(path) / "utt2client").exists() else ()
     data = DataDir.read(path, "utt2spk", "feats.scp", *tables, *clients)
+    if (speeds := data.path / SPEED_TABLE).exists():
+        data.others[SPEED_TABLE] = read_table(speeds)
     wanted = config.get("input_size", INPUT_SIZE)
     for name in data.utterances[:1]:
         size = FeatureReader({name: data.feats_scp[name]}).shape(name)[1]

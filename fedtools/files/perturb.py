@@ -59,6 +59,15 @@ def speed_of(data: DataDir, utt: str) -> float:
         raise UserError(problem, path=data.path / SPEED_TABLE) from None
 
 
+def speakers_of(data: DataDir, names: Sequence[str]) -> list[str]:
+    """The people who speak some utterances: one is the same at every speed."""
+    speeds = data.others.get(SPEED_TABLE, {})
+    return [
+        data.utt2spk.get(name, "").removeprefix(f"sp{speeds[name]}-" if name in speeds else "")
+        for name in names
+    ]
+
+
 def _factors(speeds: Sequence[str]) -> dict[str, float]:
     factors: dict[str, float] = {}
     for speed in speeds:
