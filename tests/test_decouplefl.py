@@ -318,6 +318,29 @@ def test_stage_1_trains_extractors_below_the_classifier_as_it_is(world, decouple
     assert not list(decoupled.glob("round_000[12]/update.*.safetensors"))
 
 
+@pytest.mark.parametrize("invariance", [0.0, 1.0])
+def test_the_classifiers_batch_norm_does_not_move_in_stage_1(world, tmp_path, invariance):
+    """Nor does the teacher's; the extractor's does."""
+    model = model_of(0.0)
+    options = {**model["encoder_conf"], "cnn_module_kernel": 3}
+    model |= {"encoder": "conformer", "encoder_conf": options}
+    simulated.config_file(tmp_path / "c.yaml", model=model, training=TRAINING)
+    for name in ("train", "valid", "tokens"):
+        (tmp_path / name).symlink_to(world / name)
+    more = ("--set", f"method_conf.speaker_invariance={invariance}")
+    path = begin(
+        tmp_path, tmp_path / "exp", "decouplefl", *TEACHER, *CUT, *stages(2, 0), *more, config="c"
+    )
+    inside("rounds", path).ok()
+    begun = load_file(path / "init.safetensors")
+    teacher = load_file(path / "clients/au/round_0002/objective.safetensors")
+    statistics = [name for name in begun if name.endswith(("running_mean", "running_var"))]
+    assert len(statistics) == 4
+    for name in statistics:
+        moved = not np.array_equal(teacher[f"teacher.{name}"], begun[name])
+        assert moved == name.startswith("encoder.encoders.0.")
+
+
 def extracted(state: State, world: Path, speech: Tensor) -> Tensor:
     """What the convolutions and the first block of a transformer make of one utterance."""
     model = load(build_model(model_of(0.0), tokens_of(world)), state).eval()

@@ -39,7 +39,12 @@ TINY = {
             "dropout_rate": 0.1,
         },
     },
-    "training": {"optim": "adam", "optim_conf": {"lr": 0.001}, "batch_bins": 60000},
+    "training": {
+        "labels": "transcripts",
+        "optim": "adam",
+        "optim_conf": {"lr": 0.001},
+        "batch_bins": 60000,
+    },
     "rounds": 2,
     "average": 2,
     "decode": {"beam_size": 10, "nbest": 3},

@@ -91,12 +91,20 @@ def test_the_report_has_attacks_and_maps(labelled):
 
 def test_tables_have_their_systems(tmp_path):
     recipe = checkout(tmp_path)
-    exp = run_with(recipe, "--methods", "fedextract", "--tables", "4", "--speeds", "")
+    more = ("--labels", "transcripts", "--tables", "2 4", "--speeds", "")
+    exp = run_with(recipe, "--methods", "fedextract", *more)
     systems = {path.name for path in exp.iterdir() if (path / "seed3").is_dir()}
     ablations = {"decouplefl", "decouplefl+no_stage1", "decouplefl+no_stage2", "joint"}
-    assert systems == {"baseline", "fedextract"} | ablations
-    _, _, after = (exp / "RESULTS.md").read_text().partition("table 4 of Zhu et al.")
+    ours = {f"{name}+transcripts" for name in ("fedextract", *ablations)}
+    # The configuration's labels are a teacher's: no variant of them, nor a second training.
+    assert systems == {"baseline", "centralized", "centralized+fixed"} | ours
+    page = (exp / "RESULTS.md").read_text()
+    assert "models are trained on their transcripts." in page
+    _, _, after = page.partition("table 2 of Zhu et al.")
+    after, _, last = after.partition("table 4 of Zhu et al.")
     rows = [line.split("|")[1].strip() for line in after.splitlines() if line.startswith("| ")]
+    assert rows[1:4] == ["Baseline", "Centralized, fixed", "Centralized, continuous"]
+    rows = [line.split("|")[1].strip() for line in last.splitlines() if line.startswith("| ")]
     assert rows[1:6] == [
         "Baseline", "DecoupleFL", "DecoupleFL, no stage1", "DecoupleFL, no stage2",
         "DecoupleFL - decouple",
@@ -105,11 +113,16 @@ def test_tables_have_their_systems(tmp_path):
 
 def test_speakers_as_clients_and_newcomers(tmp_path):
     recipe = checkout(tmp_path)
-    more = ("--clients", "speaker", "--newcomer_seconds", "0.8", "--speeds", "")
+    more = ("--clients", "speaker", "--newcomer_seconds", "0.8", "--sit", "true")
     exp = run_with(recipe, "--methods", "decouplefl", *more)
-    data, path = recipe / "data" / "fake", exp / "decouplefl" / "seed3"
+    data, path = recipe / "data" / "fake", exp / "decouplefl+sit" / "seed3"
     speakers = set(table(data / "train" / "utt2spk").values())
+    # Somebody who is heard at several speeds is one client, with one speaker.
     assert set((path / "clients.txt").read_text().split()) == speakers
+    assert {name.split("-")[0] for name in table(data / "train_spk_sp" / "utt2spk")} > {"sp1.1"}
+    log = (path / "log" / "rounds.log").read_text()
+    for speaker in speakers:
+        assert f"round 1, {speaker}: one speaker, so nothing to be invariant to" in log
     first, rest = (table(data / name / "utt2spk") for name in ("test_first", "test_rest"))
     assert set(first.values()) == set(rest.values()) and not first.keys() & rest.keys()
     assert not set(rest.values()) & speakers
@@ -117,4 +130,17 @@ def test_speakers_as_clients_and_newcomers(tmp_path):
     for out in (path / "decode_test_rest", path / "newcomers" / "decode_test_rest_spk"):
         assert table(out / "text").keys() == rest.keys()
     page = (exp / "RESULTS.md").read_text()
-    assert "| DecoupleFL, adapted " in page.partition("newcomers, on what follows")[2]
+    assert "| DecoupleFL, sit, adapted " in page.partition("newcomers, on what follows")[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--methods", "fedavg", "--sit", "true"), "--sit true: no decouplefl among --methods"),
+        (("--methods", "fedavg", "--extractor", "cnn"), "none of --methods has an extractor"),
+        (("--methods", "fedavg+fixed"), "give labels by --labels, for all methods"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(tmp_path, options, said):
+    words, environment = command(checkout(tmp_path), *options)
+    run(*words, env=environment).fails(2, said)

@@ -25,6 +25,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED
+from fedtools.files.perturb import speakers_of
 from fedtools.files.sent_features import feature_paths, open_features, sent_names
 from fedtools.methods.decouplefl import DecoupleFL
 from fedtools.models.asr import INPUT_SIZE, shortest_input
@@ -133,12 +134,15 @@ def statuses(federation: AsrFederation, number: int, wanted: Sequence[str]) -> d
     return found
 
 
-def open_victim(federation: AsrFederation, number: int, client: str, most: int) -> Victim:
+def open_victim(
+    federation: AsrFederation, number: int, client: str, most: int, text: Path | None = None
+) -> Victim:
     """Find out which sent utterance is which.
 
     Args:
         number: the round in which features were sent.
         most: so many utterances at most, drawn at random.
+        text: what was said; by default as in the train data, where labels of a model may stand.
 
     Raises:
         UserError: if what was sent is not of the client's utterances in the train data.
@@ -154,13 +158,12 @@ def open_victim(federation: AsrFederation, number: int, client: str, most: int) 
         drawn = generator(seed, "attack", client).choice(len(names), most, replace=False)
         names, sent = ([one[index] for index in np.sort(drawn)] for one in (names, sent))
     features = DataDir(round_dir, feats_scp=dict(reader.scp))
-    speakers = [data.utt2spk[name] for name in names]
-    known, numbered = np.unique(speakers, return_inverse=True)
+    known, numbered = np.unique(speakers_of(data, names), return_inverse=True)
     return Victim(
         client,
         known.tolist(),
         numbered,
-        _texts(data, names),
+        _texts(text or data.path / "text", names, required=text is not None),
         federation.gather(data, names, labelled=False),
         federation.gather_sent(features, sent),
     )
@@ -246,12 +249,11 @@ def _check(
             raise UserError(problem, path=where, remedy=remedy)
 
 
-def _texts(data: DataDir, names: Sequence[str]) -> list[str] | None:
+def _texts(path: Path, names: Sequence[str], required: bool) -> list[str] | None:
     """The transcripts, also where no client has read them."""
-    path = data.path / "text"
-    if not data.text and not path.exists():
+    if not required and not path.exists():
         return None
-    texts = data.text or read_table(path, values="optional")
+    texts = read_table(path, values="optional")
     if lacking := [name for name in names if name not in texts]:
         raise UserError(f"no entry of utterance {lacking[0]!r}", path=path)
     return [texts[name] for name in names]

@@ -38,6 +38,7 @@ class Options:
     Attributes:
         clients: whose features; all clients' if empty.
         server_data: a data directory of the server's own speech; None leaves out the inversion.
+        text: what clients said; by default as in the train data.
         utterances: of a client, so many at most.
         epochs: of the decoder of the inversion.
         resamples: draws of the bootstrap.
@@ -46,6 +47,7 @@ class Options:
 
     clients: Sequence[str] = ()
     server_data: Path | None = None
+    text: Path | None = None
     utterances: int = 2000
     epochs: int = 20
     resamples: int = 1000
@@ -83,7 +85,7 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
         for figure in inversion.held_out(federation, inverter, held, speakers):
             rows.append(figure.row(SERVER_ROW))
     for client in senders:
-        victim = open_victim(federation, number, client, options.utterances)
+        victim = open_victim(federation, number, client, options.utterances, options.text)
         figures = attack_client(federation, number, victim, inverter, out, options)
         rows += [figure.row(client) for figure in figures]
     write_tsv(out / "attacks.tsv", COLUMNS, rows)

@@ -18,6 +18,9 @@ def attack_features(
     server_data: Path = typer.Option(
         None, metavar="DIR", help="The server's own speech, with feats.scp, for attack IV."
     ),
+    text: Path = typer.Option(
+        None, metavar="FILE", help="What clients said, if the train data have other labels."
+    ),
     utterances: int = typer.Option(2000, min=2, help="Of a client, at most; drawn at random."),
     epochs: int = typer.Option(20, min=1, help="Of the decoder of attack IV."),
     resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
@@ -38,7 +41,7 @@ def attack_features(
     chosen = [name for name in clients.split(",") if name] if clients is not None else []
     if clients is not None and not chosen:
         raise typer.BadParameter("no client", param_hint="--clients")
-    options = Options(chosen, server_data, utterances, epochs, resamples, seed)
+    options = Options(chosen, server_data, text, utterances, epochs, resamples, seed)
     rows = attack(open_experiment(experiment, ngpu), out, options)
     cells = [[row[name] for name in COLUMNS] for row in rows]
     print(format_table(COLUMNS, cells, "lll" + "r" * (len(COLUMNS) - 3)), end="")

@@ -71,6 +71,7 @@ def report_command(
         "Rows of one name are seeds of one method; {} in it is the method's title."
     ),
     mini: bool = MINI,
+    note: str = typer.Option("", help="Sentences to be read with the main table."),
     plot: Path | None = typer.Option(None, help="Draw WER by round into this PNG beside RESULTS."),
     elsewhere: list[str] = typer.Option(
         [], help="CAPTION=SCORE_DIR: a line about scores on other data."
@@ -107,6 +108,7 @@ def report_command(
     tables = [pair(text, "--published", "CAPTION=TABLE.tsv") for text in published]
     page = Page(
         **facts,
+        note=note,
         plot=plot,
         elsewhere=[Row(name, None, Path(scores)) for name, scores in others],
         tables=list(further.items()),

@@ -12,7 +12,7 @@ so that a run resumed from a checkpoint is the same, bit for bit, as one that wa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -202,6 +202,7 @@ def fit(
     first_step: int = 0,
     save: Callable[[State], None] | None = None,
     title: str = "",
+    fixed: Iterable[nn.Module] = (),
 ) -> list[tuple[int, float, str]]:
     """Train to the end of the batches.
 
@@ -212,6 +213,7 @@ def fit(
         first_step: optimiser steps taken before, for the schedule of the learning rate.
         save: receives the state every `save_interval_steps`.
         title: what the progress line calls this training.
+        fixed: layers that work as in testing.
 
     Returns:
         (steps, mean loss, reason why it cannot be used or "") of each model.
@@ -226,6 +228,8 @@ def fit(
     rates = [group["lr"] for group in optimizer.param_groups]
     random = seed64(seed, "step", *key)
     model.train()
+    for layer in fixed:
+        layer.eval()
     with Progress(title, counts[0], done=run.steps) as progress:
         for number, parts in enumerate(batches.stream(run.steps), run.steps):
             active = sum(count > number for count in counts)

@@ -43,7 +43,7 @@ def speaker_invariant(
             f"round {client.number}, {client.names[0]}: one speaker, so nothing to be invariant to"
         )
         print(said, file=sys.stderr)
-        return client.fit(only=is_extractor, keep_optimizer=True)
+        return client.fit(only=is_extractor, fix_statistics=True, keep_optimizer=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed64(client.seed, _NAME, client.names[0]))
         classifier = SpeakerClassifier(client.cut.size, units, speakers)
@@ -54,6 +54,7 @@ def speaker_invariant(
     fitted = client.fit(
         network=both,
         only=lambda name: name.startswith(f"{_NAME}.") or is_extractor(name.removeprefix("model.")),
+        fix_statistics=True,
         keep_optimizer=True,
     )
     if not fitted[0].reason:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedtools.client.fit import Batches, Fitted, Loss, Objective, Run, State, finite, fit
 from fedtools.client.options import Training, load_model, load_optimizer, make_optimizer
@@ -89,6 +90,7 @@ class Place:
         keep_optimizer: bool = False,
         network: nn.Module | None = None,
         only: Callable[[str], bool] | None = None,
+        fix_statistics: bool = False,
         purpose: str = "train",
     ) -> list[Fitted]:
         """Train every client's model on its data.
@@ -100,6 +102,8 @@ class Place:
                 one client, or the server.
             network: what is trained; by default `model`.
             only: chooses parameters by name; by default all are trained.
+            fix_statistics: a BatchNorm whose parameters are not trained keeps its statistics, and
+                normalises by them as in testing.
             purpose: a second training in a round needs another name, for other random numbers.
 
         Returns:
@@ -109,6 +113,7 @@ class Place:
         network = network or self.model
         for name, parameter in network.named_parameters() if only else ():
             parameter.requires_grad_(only(name))
+        fixed = untrained_norms(network) if fix_statistics else []
         optimizer, before = make_optimizer(network, self._training), 0
         if keep_optimizer:
             before = self._take_up(network, optimizer)
@@ -133,6 +138,7 @@ class Place:
             first_step=before,
             save=(lambda state: self._save(state, purpose)) if len(self._own) == 1 else None,
             title=f"round {self.number}, {self.names[0]}{more}",
+            fixed=fixed,
         )
         if only:
             network.requires_grad_(True)
@@ -221,3 +227,9 @@ class Place:
         state = load_state(self._own[0].checkpoint)
         if np.array_equal(state.pop("key"), self._key(purpose)):
             run.load(state)
+
+
+def untrained_norms(network: nn.Module) -> list[nn.Module]:
+    """The layers of BatchNorm of which no parameter is trained."""
+    norms = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)]
+    return [one for one in norms if not any(value.requires_grad for value in one.parameters())]

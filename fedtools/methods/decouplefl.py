@@ -77,7 +77,7 @@ class DecoupleFL(Method):
     def train_extractor(self, client: Place) -> list[Fitted]:
         """Stage 1, section 2.2.1: the classifier is fixed, the optimiser lives on."""
         if not self.speaker_invariance:
-            return client.fit(only=self._is_extractor, keep_optimizer=True)
+            return client.fit(only=self._is_extractor, fix_statistics=True, keep_optimizer=True)
         from fedtools.client.invariance import speaker_invariant
 
         # Ganin et al.'s warm-up (the paper's [27]): from 0 at the beginning to lambda.

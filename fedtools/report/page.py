@@ -60,6 +60,7 @@ class Page:
         section: the name between the markers; the section of this name is replaced.
         corpus: what the figures were measured on.
         command: what a reader types to get them.
+        note: sentences to be read with the main table.
         date: of the report; None is today.
         plot: the PNG of WER by round, beside the page, if one is wanted.
         elsewhere: scores on other data; those of the same name are told in one line.
@@ -72,6 +73,7 @@ class Page:
     section: str
     corpus: Corpus
     command: str
+    note: str = ""
     date: datetime.date | None = None
     plot: Path | None = None
     elsewhere: Sequence[Row] = ()
@@ -170,7 +172,8 @@ def _section(
         "Comm./client: bytes of all messages of one client in all rounds, both ways; Comm.: of all "
         "clients. Client epochs: of training, mean over clients. AVG: mean over clients. "
         + f"Means ± standard deviations over {len(methods[0].runs)} seeds. " * over_seeds
-        + "The best in bold.",
+        + "The best in bold."
+        + f" {page.note}" * bool(page.note),
         main_table(methods),
         *_weights(methods),
     ]

@@ -7,24 +7,32 @@
 
 # Systems: those of --methods, with the variants of other options, then those of further tables.
 name_systems() {
-    local method system table
-    [ -z "${labels}" ] || check_words labels 'transcripts|continuous|fixed'
+    local method system table l
+    own_labels=$(setting training.labels)
+    : "${labels:=${own_labels}}"
+    check_words labels 'transcripts|continuous|fixed'
     [ -z "${extractor}" ] || check_words extractor 'cnn'
     [ -z "${tables}" ] || check_words tables '2|4|5'
+    l=$(of_labels "${labels}")
     declare -gA of_table=(
-        [2]="centralized+fixed centralized+continuous"
-        [4]="decouplefl decouplefl+no_stage1 decouplefl+no_stage2 joint"
-        [5]="decouplefl+cnn decouplefl+cnn+sit decouplefl decouplefl+sit"
+        [2]="centralized$(of_labels fixed) centralized$(of_labels continuous)"
+        [4]="decouplefl${l} decouplefl+no_stage1${l} decouplefl+no_stage2${l} joint${l}"
+        [5]="decouplefl+cnn${l} decouplefl+cnn+sit${l} decouplefl${l} decouplefl+sit${l}"
     )
     main=
     for method in ${methods}; do
         system=${method}
+        [[ ${method} != *+@(transcripts|continuous|fixed)* ]] ||
+            fail 2 "--methods ${method}: give labels by --labels, for all methods"
         case ${method%%+*} in
             fedextract | decouplefl | joint) system+=${extractor:+"+${extractor}"} ;;
         esac
         [[ ${method%%+*} != decouplefl || ${sit} = false ]] || system+=+sit
-        main+=" ${system}${labels:+"+${labels}"}"
+        main+=" ${system}${l}"
     done
+    [[ -z ${extractor} || ${main} = *+"${extractor}"* ]] ||
+        fail 2 "--extractor ${extractor}: none of --methods has an extractor"
+    [[ ${sit} = false || ${main} = *+sit* ]] || fail 2 "--sit true: no decouplefl among --methods"
     systems=${main}
     for table in ${tables}; do systems+=" ${of_table[${table}]}"; done
     # Each once, in this order.
@@ -32,6 +40,9 @@ name_systems() {
     [[ ${clients} = accent || ${systems} != *+fixed* ]] ||
         fail 2 "--clients speaker: newcomers have no fixed labels"
 }
+
+# The variant of a system that is trained on such labels; none where the config says so already.
+of_labels() { [ "$1" = "${own_labels}" ] || echo "+$1"; }
 
 # What a system is called in tables: its method's title, which {} stands for, and its variants.
 title() { # system
@@ -75,7 +86,8 @@ attack_features() {
             path=${exp}/${system}/seed${seed}
             log "Stage 8: attacks on the features of ${path}"
             ${train_cmd} "${path}/log/attacks.log" fedtools attack-features "${path}" \
-                "${path}/attacks" --server-data "${data}/server_train${sp}" --ngpu "${ngpu}"
+                "${path}/attacks" --server-data "${data}/server_train${sp}" \
+                --text "${data}/${trained}/text" --ngpu "${ngpu}"
             name=DecoupleFL${system#decouplefl}
             merged+=("${name//+/, }=${path}/attacks/attacks.tsv")
             # Figure 4 is of one client.
@@ -114,20 +126,29 @@ newcomers() {
 
 # The rows of the main table, and those of further ones.
 report_rows() {
-    local seed system path table name baseline
+    local seed system path table name baseline trained_on=labels
+    case ${labels} in
+        continuous) trained_on="labels of a teacher that follows the model" ;;
+        fixed) trained_on="the baseline's hypotheses by beam search" ;;
+        transcripts) trained_on="their transcripts" ;;
+    esac
+    rows+=(--note "On clients' speech, models are trained on ${trained_on}.")
     for seed in ${seeds}; do
         baseline=${exp}/baseline/seed${seed}
         rows+=(--row "Baseline=:${baseline}/decode_test")
         rows+=(--elsewhere "the baseline on the server's own accents=${baseline}/decode_server_test")
         for system in ${main}; do
             path=${exp}/${system}/seed${seed}
-            rows+=(--row "$(title "${system%"${labels:+"+${labels}"}"}")=${path}:${path}/decode_test")
+            rows+=(--row "$(title "${system%"$(of_labels "${labels}")"}")=${path}:${path}/decode_test")
         done
         for table in ${tables}; do
             name="table ${table} of Zhu et al."
             rows+=(--also "${name}=Baseline=:${baseline}/decode_test")
             for system in ${of_table[${table}]}; do
                 path=${exp}/${system}/seed${seed}
+                # Table 2 is about labels, also those of the config.
+                [ "${table}" = 2 ] || system=${system%"$(of_labels "${labels}")"}
+                [[ ${table} != 2 || ${system} = *+* ]] || system+="+${own_labels}"
                 rows+=(--also "${name}=$(title "${system}")=${path}:${path}/decode_test")
             done
         done

@@ -61,8 +61,8 @@ check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*' sit 'true
     attacks 'true|false' clients 'accent|speaker'
 check_tag "${tag}"
 pictures=${results%.md}-${tag}
-sp=${speeds:+_sp} trained=train${speeds:+_sp}    # data of several speeds; clients' data
-[ "${clients}" = accent ] || trained+=_spk
+[ "${clients}" = accent ] && plain=train || plain=train_spk
+sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # data of several speeds; clients' data
 name_systems            # systems, of_table
 if begins 1; then
     log "Stage 1: data directories in ${data}"
@@ -77,12 +77,12 @@ fi
 
 if begins 2; then
     log "Stage 2: features in ${dump}"
-    for set in ${sp:+server_train train}; do
+    [ "${clients}" = accent ] ||
+        fedtools partition "${data}/train" "${data}/${plain}" --scheme map --by utt2spk
+    for set in ${sp:+server_train "${plain}"}; do
         fedtools perturb-speed "${data}/${set}" "${data}/${set}${sp}" --speeds "${speeds}"
     done
-    extract_features {server_,}{"train${sp}",valid,test}
-    [ "${clients}" = accent ] ||
-        fedtools partition "${data}/train${sp}" "${data}/${trained}" --scheme map --by utt2spk
+    extract_features "server_train${sp}" "${trained}" {server_,}{valid,test}
 fi
 
 if begins 3; then
