@@ -26,6 +26,7 @@ _CLASSES = {
         "transformer": "espnet2.asr.encoder.transformer_encoder:TransformerEncoder",
         "conformer": "espnet2.asr.encoder.conformer_encoder:ConformerEncoder",
         "branchformer": "espnet2.asr.encoder.branchformer_encoder:BranchformerEncoder",
+        "tdnn": "fedtools.models.tdnn:TdnnEncoder",
     },
     "normalize": {
         "utterance_mvn": "espnet2.layers.utterance_mvn:UtteranceMVN",

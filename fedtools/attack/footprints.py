@@ -1,0 +1,113 @@
+"""Footprints of personalised models: how their hidden layers differ from the global model's.
+
+N. Tomashenko, S. Mdhaffar, M. Tommasi, Y. Estève, J.-F. Bonastre: Privacy attacks for automatic
+speech recognition acoustic models in a federated learning framework, ICASSP 2022, section 3.2.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedtools.attack.layers import Layer, hidden_layers, watched
+from fedtools.client.options import load_model
+
+State = Mapping[str, Any]
+
+
+class Probe(NamedTuple):
+    """How an attacker looks at models of one kind.
+
+    Attributes:
+        models: some models, all alike; the first one is the global model.
+        tensors: a model's parameters and buffers by name, not copied.
+        run: computes a model's hidden layers of an input.
+        inputs: the Indicator, one after the other; frames without padding.
+    """
+
+    models: Sequence[nn.Module]
+    tensors: Callable[[nn.Module], dict[str, Tensor]]
+    run: Callable[[nn.Module, Any], Any]
+    inputs: Callable[[], Iterator[Any]]
+
+
+class Moments:
+    """Mean and standard deviation of vectors that come in parts, in float64 (Chan et al. 1979)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean: Tensor | None = None
+        self.squares: Tensor | None = None
+
+    def add(self, values: Tensor) -> None:
+        """Some more vectors, (N, D)."""
+        values, count = values.double(), len(values)
+        mean = values.mean(0)
+        squares = (values - mean).square().sum(0)
+        if self.mean is None:
+            self.count, self.mean, self.squares = count, mean, squares
+            return
+        total, apart = self.count + count, mean - self.mean
+        self.squares += squares + apart.square() * (self.count * count / total)
+        self.mean = self.mean + apart * (count / total)
+        self.count = total
+
+    def result(self) -> np.ndarray:
+        """The mean, and below it the standard deviation, equations 2 and 3: (2, D)."""
+        deviation = (self.squares / self.count).sqrt()
+        return torch.stack([self.mean, deviation]).cpu().numpy()
+
+
+@torch.no_grad()
+def footprints(
+    probe: Probe,
+    states: Iterator[tuple[str, State]],
+    part: str,
+    highest: int | None = None,
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """Equations 1 to 3 for many models, in one pass over the Indicator for as many as are held.
+
+    Args:
+        probe: its first model has the global model's tensors; all but this one are overwritten.
+        states: names and tensors of personalised models; what one lacks is as in the global model.
+        part: see `fedtools.attack.layers.PARTS`.
+        highest: the number of the last layer, from 1; all by default. Nothing above is computed.
+
+    Yields:
+        a model's name, and layer -> (2, D), mean and standard deviation of the differences.
+    """
+    first = next(probe.inputs())
+    layers = [
+        hidden_layers(model.eval(), lambda one: probe.run(one, first), part)[:highest]
+        for model in probe.models
+    ]
+    names = [layer.name for layer in layers[0]]
+    whole = {name: value.clone() for name, value in probe.tensors(probe.models[0]).items()}
+    others = probe.models[1:]
+    while group := list(islice(states, len(others))):
+        for model, (_, state) in zip(others, group, strict=False):
+            load_model(probe.tensors(model), {**whole, **state})
+        found = [[Moments() for _ in names] for _ in group]
+        for given in probe.inputs():
+            seen = _activations(probe, 0, layers, given)
+            for number, moments in enumerate(found, 1):
+                own = _activations(probe, number, layers, given)
+                for one, values, before in zip(moments, own, seen, strict=True):
+                    one.add(values - before)
+        for (name, _), moments in zip(group, found, strict=True):
+            yield name, {layer: one.result() for layer, one in zip(names, moments, strict=True)}
+
+
+def _activations(
+    probe: Probe, number: int, layers: Sequence[Sequence[Layer]], given: Any
+) -> list[Tensor]:
+    """What the layers of one of the models make of an input, each (frames, values)."""
+    seen: list[Tensor] = []
+    with watched(layers[number], lambda _, values: seen.append(values)):
+        probe.run(probe.models[number], given)
+    return seen

@@ -1,0 +1,92 @@
+"""The hidden layers of a model, where an attack looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from fedtools.models.keywords.layers import Conv2d
+from fedtools.models.tdnn import TdnnEncoder
+
+# Where the activations of a TDNN's layer are taken: before its nonlinearity, or after it. Of a
+# block of several layers (a transformer's) only what comes out of it is looked at.
+PARTS = ("affine", "relu")
+
+
+class Layer(NamedTuple):
+    """A hidden layer.
+
+    Attributes:
+        name: for files and tables.
+        module: whose output is looked at.
+        axis: of the output, along which its values lie; all others are frames, or clips.
+    """
+
+    name: str
+    module: nn.Module
+    axis: int = -1
+
+
+class _Reached(Exception):
+    """The last layer that anybody asked for has been computed."""
+
+
+def hidden_layers(model: nn.Module, run: Callable[[nn.Module], Any], part: str) -> list[Layer]:
+    """The hidden layers of a model, from the bottom.
+
+    Args:
+        model: a TDNN, an encoder of blocks, or a keyword network.
+        run: computes the model's hidden layers of some input.
+        part: one of `PARTS`.
+    """
+    encoder = getattr(model, "encoder", None)
+    if isinstance(encoder, TdnnEncoder):
+        return [
+            Layer(f"tdnn{number}", getattr(layer, part), 1)
+            for number, layer in enumerate(encoder.layers, 1)
+        ]
+    if encoder is not None:
+        blocks = enumerate(encoder.encoders, 1)
+        return [Layer("embed", encoder.embed), *(Layer(f"block{n}", one) for n, one in blocks)]
+    # Of a keyword network all that has parameters, in the order in which it is run.
+    found: dict[str, nn.Module] = {}
+    names = {module: name for name, module in model.named_modules() if name}
+    with ExitStack() as hooks:
+        for module in names:
+            if next(module.parameters(recurse=False), None) is not None:
+
+                def seen(module: nn.Module, _: Any, out: Any) -> None:
+                    if isinstance(out, Tensor):
+                        found.setdefault(names[module], module)
+
+                hooks.callback(module.register_forward_hook(seen).remove)
+        run(model)
+    return [
+        Layer(name, module, 1 if isinstance(module, Conv2d) else -1)
+        for name, module in found.items()
+    ]
+
+
+@contextmanager
+def watched(layers: Sequence[Layer], see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Within it, `see` is given each layer's number and its output, (frames, values).
+
+    What the last layer's output is needed for is not computed: the body may end early.
+    """
+    with ExitStack() as hooks:
+        for number, layer in enumerate(layers):
+
+            def seen(_: nn.Module, __: Any, out: Any, number: int = number) -> None:
+                # Blocks give their masks too, and their table of positions.
+                while isinstance(out, tuple):
+                    out = out[0]
+                see(number, out.movedim(layers[number].axis, -1).flatten(0, -2))
+                if number == len(layers) - 1:
+                    raise _Reached
+
+            hooks.callback(layer.module.register_forward_hook(seen).remove)
+        with suppress(_Reached):
+            yield

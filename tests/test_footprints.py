@@ -1,0 +1,187 @@
+"""Footprints and attack A1: against plain sums and loops over models whose layers are known."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtools.attack.a1 import distances, rho
+from fedtools.attack.footprints import Moments, Probe, footprints
+from fedtools.attack.layers import hidden_layers
+from fedtools.federation.kws import tensors_of
+from fedtools.models.asr import build_model
+from fedtools.models.keywords import NETWORKS, build_network
+
+TOKENS = ["<blank>", "a", "b", "<sos/eos>"]
+ENCODERS = {
+    "tdnn": {"output_size": 8, "contexts": [1, 1, 3, 3]},
+    "transformer": {"output_size": 8, "attention_heads": 2, "linear_units": 8, "num_blocks": 2},
+    "conformer": {"output_size": 8, "attention_heads": 2, "linear_units": 8, "num_blocks": 2},
+}
+
+
+def shaken(state: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """Other values of all parameters and statistics."""
+    random = torch.Generator().manual_seed(seed)
+    return {
+        name: value + 0.1 * torch.rand(value.shape, generator=random)
+        if value.is_floating_point()
+        else value
+        for name, value in state.items()
+    }
+
+
+def asr_probe(encoder: str, held: int) -> Probe:
+    torch.manual_seed(0)
+    config = {"input_size": 20, "encoder": encoder, "encoder_conf": ENCODERS[encoder]}
+    model = build_model(config, TOKENS).eval()
+    speech = [torch.randn(1, length, 20) for length in (40, 31, 57)]
+    return Probe(
+        [copy.deepcopy(model) for _ in range(1 + held)],
+        lambda one: one.state_dict(),
+        lambda one, frames: one.encode(frames.clone(), torch.tensor([frames.shape[1]])),
+        lambda: iter(speech),
+    )
+
+
+def naive(model, state, others, layers, inputs, run) -> list[np.ndarray]:
+    """Each layer's hook by itself, everything in memory, numpy's own mean and deviation."""
+    found = []
+    for layer, axis in layers:
+        kept: list[torch.Tensor] = []
+
+        def see(_, __, out, kept=kept, axis=axis):
+            while isinstance(out, tuple):
+                out = out[0]
+            kept.append(out.movedim(axis, -1).flatten(0, -2))
+
+        handle = layer.register_forward_hook(see)
+        for values in (others, state):
+            model.load_state_dict(values)
+            with torch.no_grad():
+                for frames in inputs:
+                    run(model, frames)
+        handle.remove()
+        half = len(kept) // 2
+        apart = torch.cat(kept[half:]).double() - torch.cat(kept[:half]).double()
+        found.append(np.stack([apart.numpy().mean(0), apart.numpy().std(0)]))
+    return found
+
+
+@pytest.mark.parametrize("part", ["affine", "relu"])
+@pytest.mark.parametrize("encoder", sorted(ENCODERS))
+@pytest.mark.parametrize("held", [1, 3])
+def test_footprints_are_those_of_each_layer_by_itself(encoder, part, held):
+    probe = asr_probe(encoder, held)
+    begun = copy.deepcopy(probe.models[0].state_dict())
+    states = {f"m{n}": shaken(begun, n) for n in range(4)}
+    found = dict(footprints(probe, iter(states.items()), part))
+    assert list(found) == list(states)
+    model = copy.deepcopy(probe.models[0])
+    if encoder == "tdnn":
+        layers = [(getattr(layer, part), 1) for layer in model.encoder.layers]
+        names = ["tdnn1", "tdnn2", "tdnn3", "tdnn4"]
+    else:
+        layers = [(one, -1) for one in (model.encoder.embed, *model.encoder.encoders)]
+        names = ["embed", "block1", "block2"]
+    for name, state in states.items():
+        assert list(found[name]) == names
+        expected = naive(model, state, begun, layers, list(probe.inputs()), probe.run)
+        for layer, values in zip(names, expected, strict=True):
+            np.testing.assert_allclose(found[name][layer], values, atol=1e-5)
+    # The global model is as it was.
+    for name, value in probe.models[0].state_dict().items():
+        assert torch.equal(value, begun[name])
+
+
+def test_nothing_above_the_last_layer_is_computed():
+    probe = asr_probe("tdnn", 1)
+    state = shaken(probe.models[0].state_dict(), 1)
+    whole = dict(footprints(probe, iter([("m", state)]), "relu"))["m"]
+    reached = []
+    for model in probe.models:
+        model.encoder.layers[2].register_forward_hook(lambda *_: reached.append(1))
+    part = dict(footprints(probe, iter([("m", state)]), "relu", 2))["m"]
+    # Once by each model, to see what layers there are.
+    assert len(reached) <= 2
+    assert list(part) == ["tdnn1", "tdnn2"]
+    for name in part:
+        assert np.array_equal(part[name], whole[name])
+
+
+def test_what_a_client_does_not_send_is_the_global_models():
+    probe = asr_probe("tdnn", 2)
+    state = shaken(probe.models[0].state_dict(), 1)
+    sent = {name: value for name, value in state.items() if name.startswith("encoder.layers.2.")}
+    # Another model before it, whose tensors must not stay.
+    found = dict(footprints(probe, iter([("all", state), ("x", state), ("part", sent)]), "affine"))
+    assert not found["part"]["tdnn1"].any() and not found["part"]["tdnn2"].any()
+    assert found["part"]["tdnn3"].any() and found["all"]["tdnn1"].any()
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS.names()))
+def test_layers_of_keyword_networks(name):
+    """All that have parameters, in the order in which they are run; the first ones come first."""
+    torch.manual_seed(0)
+    network = build_network({"network": name}, 4, "here").eval()
+    clips = torch.randn(1, 3, 98, 40)
+    probe = Probe(
+        [network, copy.deepcopy(network)],
+        tensors_of,
+        lambda one, values: one(values),
+        lambda: iter([clips]),
+    )
+    found = dict(footprints(probe, iter([("m", shaken(tensors_of(network), 1))]), "affine"))["m"]
+    assert next(iter(found)) in ("first", "embed") and list(found)[-1] == "head"
+    assert found["head"].shape == (2, 4)
+    with torch.no_grad():
+        apart = (probe.models[1](clips) - network(clips))[0].double().numpy()
+    np.testing.assert_allclose(found["head"], [apart.mean(0), apart.std(0)], atol=1e-5)
+    layers = hidden_layers(network, lambda one: one(clips), "affine")
+    assert all(found[layer.name].shape[1] > 0 for layer in layers)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=6),
+    st.floats(-1e4, 1e4),
+    st.integers(0, 2**31),
+)
+def test_moments_of_parts_are_those_of_the_whole(sizes, middle, seed):
+    values = middle + np.random.default_rng(seed).normal(size=(sum(sizes), 3))
+    moments = Moments()
+    for part in np.split(values, np.cumsum(sizes)[:-1]):
+        moments.add(torch.from_numpy(part))
+    expected = [values.mean(0), values.std(0)]
+    np.testing.assert_allclose(moments.result(), expected, rtol=1e-9, atol=1e-9 * (1 + abs(middle)))
+
+
+def test_rho_is_equation_4():
+    random = np.random.default_rng(0)
+    prints = random.normal(size=(6, 2, 5))
+    prints[:, 1] **= 2
+    norm = np.linalg.norm
+    for alpha in ((1.0, 10.0), (1.0, 0.0), (0.0, 1.0)):
+        found = rho(prints, prints[:4], alpha)
+        assert found.shape == (6, 4)
+        for i, one in enumerate(prints):
+            for k, other in enumerate(prints[:4]):
+                expected = sum(
+                    weight * norm(one[row] - other[row]) / (norm(one[row]) * norm(other[row]))
+                    for row, weight in enumerate(alpha)
+                )
+                assert found[i, k] == pytest.approx(expected, abs=1e-7)
+    assert np.array_equal(rho(prints), rho(prints, prints))
+
+
+def test_a_model_that_did_not_move_is_like_nobody():
+    prints = np.random.default_rng(0).normal(size=(3, 5))
+    prints[1] = 0
+    found = distances(prints)
+    assert np.isinf(found[1]).all() and np.isinf(found[:, 1]).all()
+    assert np.isfinite(found[[0, 0, 2], [0, 2, 2]]).all()
