@@ -1,0 +1,193 @@
+"""Footprints on disk: what attacks on models begin with.
+
+models.<job>.tsv      model speaker status, a row for each model; written last
+footprints.<job>.<number>-<layer>.ark .scp
+                      of each model that is whole, in the layers from the bottom, a matrix of
+                      two rows: mean and standard deviation of the differences to the global
+                      model
+footprints.<job>.yaml what they were made from
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from fedtools.attack.footprints import State, footprints
+from fedtools.attack.victims import Victims, find_victims, make_probe
+from fedtools.federation.base import Federation
+from fedtools.files.ark import FeatureReader, write_ark
+from fedtools.files.atomic import sha256
+from fedtools.files.config import read_yaml, write_yaml
+from fedtools.files.datadir import read_table, write_table
+from fedtools.files.errors import UserError
+from fedtools.files.tables import read_tsv, write_tsv
+
+COLUMNS = ("model", "speaker", "status")
+OK = "ok"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How models are looked at.
+
+    Attributes:
+        rounds: in which they were sent.
+        part: of a TDNN's layers, see `fedtools.attack.layers.PARTS`.
+        highest: the last layer, from 1; 0 is all of them.
+        held: models in memory at a time.
+    """
+
+    rounds: Sequence[int]
+    part: str = "relu"
+    highest: int = 0
+    held: int = 8
+
+
+@dataclass(frozen=True)
+class Prints:
+    """Footprints that were read.
+
+    Attributes:
+        models: their names, in C order.
+        speakers: of each, "" where it is not known.
+        layers: layer -> (models, 2, D).
+    """
+
+    models: list[str]
+    speakers: list[str]
+    layers: dict[str, np.ndarray]
+
+
+def write_footprints(
+    federation: Federation, indicator: Path, out: Path, look: Look, job: int = 1, jobs: int = 1
+) -> Path:
+    """Write one job's share of the footprints of an experiment's models.
+
+    What was made from the same models and speech is not made again.
+
+    Args:
+        indicator: a data directory of speakers who have no model.
+        out: the folder.
+        job, jobs: which of how many contiguous shares.
+
+    Returns:
+        the table of models.
+
+    Raises:
+        UserError: if no models were sent, or a speaker of the Indicator has one.
+    """
+    victims = find_victims(federation, look.rounds)
+    names = sorted({*victims.messages, *victims.refused})
+    share = names[len(names) * (job - 1) // jobs : len(names) * job // jobs]
+    table, made_from = out / f"models.{job}.tsv", out / f"footprints.{job}.yaml"
+    origin = {**asdict(look), "rounds": list(look.rounds), "job": f"{job} of {jobs}"}
+    del origin["held"]
+    origin["models"] = {str(n): federation.experiment.base(n) for n in look.rounds}
+    origin["files"] = {
+        str(path): sha256(path)
+        for path in sorted({victims.messages[n].path for n in share if n in victims.messages})
+    }
+    origin["indicator"] = {
+        name: sha256(indicator / name)
+        for name in ("feats.scp", "sha256sums")
+        if (indicator / name).exists()
+    }
+    if table.exists() and made_from.exists() and read_yaml(made_from) == origin:
+        return table
+    table.unlink(missing_ok=True)
+    for path in out.glob(f"footprints.{job}.*"):
+        path.unlink()
+    out.mkdir(parents=True, exist_ok=True)
+    write_yaml(made_from, origin)
+    _write_job(_all(federation, victims, indicator, share, look), out, job)
+    rows = []
+    for name in share:
+        status = f"refused: {victims.refused[name]}" if name in victims.refused else OK
+        if status != OK:
+            print(f"{name}: {status}", file=sys.stderr)
+        rows.append({"model": name, "speaker": victims.speakers.get(name, "-"), "status": status})
+    write_tsv(table, COLUMNS, rows)
+    return table
+
+
+def _all(
+    federation: Federation, victims: Victims, indicator: Path, names: Sequence[str], look: Look
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """The footprints of some models, round by round: each has a global model of its own."""
+    wanted = [name for name in names if name in victims.messages]
+    with tqdm(total=len(wanted), desc="footprints", unit="model", disable=None) as bar:
+        for number in look.rounds:
+            folder = federation.experiment.round_dir(number)
+            own = [name for name in wanted if victims.messages[name].path.parent == folder]
+            probe, people = make_probe(federation, number, indicator, min(look.held, len(own)))
+            if shared := people & set(victims.speakers.values()):
+                problem = f"{min(shared)!r} has a model, and is a speaker of the Indicator"
+                raise UserError(problem, path=indicator, remedy="give speech of other people")
+            states: Iterator[tuple[str, State]] = victims.states(own)
+            for found in footprints(probe, states, look.part, look.highest or None):
+                yield found
+                bar.update()
+
+
+def _write_job(found: Iterator[tuple[str, dict[str, np.ndarray]]], out: Path, job: int) -> None:
+    """Write a job's archives, one for each layer."""
+    by_layer: dict[str, list[tuple[str, np.ndarray]]] = {}
+    for name, layers in found:
+        for layer, matrix in layers.items():
+            by_layer.setdefault(layer, []).append((name, matrix))
+    for number, (layer, matrices) in enumerate(by_layer.items(), 1):
+        path = out / f"footprints.{job}.{number:02d}-{layer}.ark"
+        write_table(path.with_suffix(".scp"), write_ark(path, sorted(matrices)))
+
+
+def read_footprints(out: Path) -> Prints:
+    """Read what all jobs wrote.
+
+    Raises:
+        UserError: if a job's part is missing, or jobs have not the same layers.
+    """
+    jobs = _jobs(out)
+    speakers: dict[str, str] = {}
+    for job in range(1, jobs + 1):
+        path = out / f"models.{job}.tsv"
+        if not path.exists():
+            remedy = f"run fedtools attack footprints --job {job}"
+            raise UserError("missing", path=path, remedy=remedy)
+        for row in read_tsv(path, COLUMNS):
+            if row["status"] == OK:
+                speakers[row["model"]] = "" if row["speaker"] == "-" else row["speaker"]
+    models = sorted(speakers)
+    if not models:
+        raise UserError("no model is left", path=out)
+    paths: dict[str, dict[str, str]] = {}
+    for path in out.glob("footprints.*.*-*.scp"):
+        numbered = path.name.split(".", 2)[2].removesuffix(".scp")
+        paths.setdefault(numbered, {}).update(read_table(path))
+    layers = {}
+    for numbered, scp in sorted(paths.items()):
+        layer = numbered.partition("-")[2]
+        if lacking := [name for name in models if name not in scp]:
+            problem = f"no footprint of {lacking[0]!r} in layer {layer}"
+            raise UserError(problem, path=out, remedy="run fedtools attack footprints again")
+        layers[layer] = np.stack(FeatureReader(scp).read_many(models))
+    return Prints(models, [speakers[name] for name in models], layers)
+
+
+def _jobs(out: Path) -> int:
+    """How many jobs there are to be, as each of them says."""
+    said = set()
+    for path in out.glob("footprints.*.yaml"):
+        text = str(read_yaml(path).get("job", ""))
+        match = re.fullmatch(r"\d+ of (\d+)", text)
+        said.add(int(match[1]) if match else 0)
+    if len(said) != 1 or not all(said):
+        problem = "no footprints here" if not said else "made by different numbers of jobs"
+        raise UserError(problem, path=out, remedy="run fedtools attack footprints")
+    return said.pop()

@@ -1,0 +1,154 @@
+"""Attacks on the models that clients sent: on federations of simulated speakers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simulated
+import torch
+from conftest import inside
+from safetensors.numpy import load_file, save_file
+
+from fedtools.attack.prints import Look, read_footprints, write_footprints
+from fedtools.attack.victims import find_victims
+from fedtools.federation.base import open_federation
+from fedtools.files.ark import FeatureReader
+from fedtools.files.datadir import DataDir
+from fedtools.files.errors import UserError
+from fedtools.files.messages import COLUMNS
+from fedtools.files.tables import read_tsv
+from fedtools.models.asr import build_model
+
+SPEAKERS = ("ann", "bob", "cat", "dan")
+# Two models of each speaker, from other utterances.
+CLIENTS = [f"{speaker}-m{number}" for speaker in SPEAKERS for number in (1, 2)]
+
+
+def one_speaker_each(path: Path) -> Path:
+    """`simulated.data_dir`, whose clients are models of the speakers."""
+    data = DataDir.read(path)
+    data.utt2spk = {utt: client[:3] for utt, client in data.utt2client.items()}
+    data.write()
+    return path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    one_speaker_each(simulated.data_dir(root / "train", CLIENTS, 3))
+    simulated.data_dir(root / "indicator", ["xen", "yan"], 4, seed=5)
+    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
+    encoder = {"output_size": 12, "contexts": [1, 1, 3, 3]}
+    model = {"input_size": simulated.BINS, "encoder": "tdnn", "encoder_conf": encoder}
+    simulated.config_file(root / "c.yaml", model=model)
+    path = root / "exp"
+    inside(
+        *("init", path, "--config", root / "c.yaml", "--method", "fedavg", "--set", "rounds=2"),
+        *("--data", f"train={root / 'train'}", "--asset", f"tokens={root / 'tokens'}"),
+    ).ok()
+    inside("rounds", path, "--nj", "2").ok()
+    return root
+
+
+def by_hand(world: Path, number: int, client: str, layer: int, part: str) -> np.ndarray:
+    """Mean and deviation of the differences, from the files of the experiment."""
+    folder = world / "exp" / f"round_{number:04d}"
+    for table in sorted(folder.glob("update.*.tsv")):
+        clients = [row["client"] for row in read_tsv(table, COLUMNS)]
+        if client in clients:
+            stacked = load_file(table.with_suffix(".safetensors"))
+            sent = {name: value[clients.index(client)] for name, value in stacked.items()}
+    begun = load_file(world / "exp" / "init.safetensors")
+    tokens = (world / "tokens" / "tokens.txt").read_text().split()
+    config = {"output_size": 12, "contexts": [1, 1, 3, 3]}
+    model = build_model(
+        {"input_size": simulated.BINS, "encoder": "tdnn", "encoder_conf": config}, tokens
+    ).eval()
+    found = {}
+    for name, state in (("global", load_file(folder / "global.safetensors")), ("own", sent)):
+        whole = {**begun, **state}
+        model.load_state_dict({key: torch.as_tensor(value) for key, value in whole.items()})
+        kept = []
+        hook = getattr(model.encoder.layers[layer], part).register_forward_hook(
+            lambda _, __, out, kept=kept: kept.append(out[0].T)
+        )
+        data = DataDir.read(world / "indicator")
+        for utterance in data.utterances:
+            speech = torch.from_numpy(FeatureReader(data.feats_scp).read(utterance))[None]
+            with torch.no_grad():
+                model.encode(speech, torch.tensor([speech.shape[1]]))
+        hook.remove()
+        found[name] = torch.cat(kept).double().numpy()
+    apart = found["own"] - found["global"]
+    return np.stack([apart.mean(0), apart.std(0)])
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize("part", ["affine", "relu"])
+def test_footprints_of_an_experiment(world, tmp_path, jobs, part):
+    federation = open_federation(world / "exp")
+    for job in range(1, jobs + 1):
+        look = Look([1, 2], part, held=3)
+        write_footprints(federation, world / "indicator", tmp_path, look, job, jobs)
+    prints = read_footprints(tmp_path)
+    assert prints.models == sorted(f"{one}-r000{n}" for one in CLIENTS for n in (1, 2))
+    assert prints.speakers == [name[:3] for name in prints.models]
+    assert list(prints.layers) == ["tdnn1", "tdnn2", "tdnn3", "tdnn4"]
+    for number, client, layer in ((1, "ann-m2", 0), (2, "dan-m1", 3), (2, "bob-m1", 1)):
+        at = prints.models.index(f"{client}-r{number:04d}")
+        expected = by_hand(world, number, client, layer, part)
+        found = prints.layers[f"tdnn{layer + 1}"][at]
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_what_is_there_is_not_made_again(world, tmp_path):
+    federation = open_federation(world / "exp")
+    table = write_footprints(federation, world / "indicator", tmp_path, Look([1]))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    write_footprints(federation, world / "indicator", tmp_path, Look([1]))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    # Other options make it anew, and nothing of before stays.
+    write_footprints(federation, world / "indicator", tmp_path, Look([1], highest=2))
+    assert list(read_footprints(tmp_path).layers) == ["tdnn1", "tdnn2"]
+    assert table.stat().st_mtime_ns != before[table]
+
+
+def test_a_model_that_is_not_finite_or_was_not_sent_is_named(world, tmp_path, capsys):
+    path = shutil.copytree(world / "exp", tmp_path / "exp")
+    update = path / "round_0001" / "update.1.safetensors"
+    stacked = load_file(update)
+    stacked["ctc.ctc_lo.bias"][0, 1] = np.nan
+    save_file(stacked, update)
+    bad = read_tsv(update.with_suffix(".tsv"), COLUMNS)[0]["client"]
+    table = path / "round_0001" / "update.2.tsv"
+    lines = table.read_text().splitlines(keepends=True)
+    gone = lines[1].split("\t")[0]
+    table.write_text(
+        lines[0] + lines[1].replace("\tok\n", "\tdiverged: loss nan\n") + "".join(lines[2:])
+    )
+    write_footprints(open_federation(path), world / "indicator", tmp_path / "out", Look([1]))
+    said = capsys.readouterr().err
+    assert f"{bad}: refused: NaN or Inf in tensor 'ctc.ctc_lo.bias'" in said
+    assert f"{gone}: refused: left out by its job: diverged: loss nan" in said
+    assert read_footprints(tmp_path / "out").models == sorted({*CLIENTS} - {bad, gone})
+
+
+def test_mistakes_are_told(world, tmp_path):
+    federation = open_federation(world / "exp")
+    with pytest.raises(UserError, match="'ann' has a model, and is a speaker of the Indicator"):
+        write_footprints(federation, world / "train", tmp_path / "a", Look([1]))
+    with pytest.raises(UserError, match="round 3 is not complete"):
+        find_victims(federation, [3])
+    with pytest.raises(UserError, match="no footprints here"):
+        read_footprints(tmp_path)
+    write_footprints(federation, world / "indicator", tmp_path / "b", Look([1]), 1, 2)
+    with pytest.raises(UserError, match=r"models\.2\.tsv: missing.*--job 2"):
+        read_footprints(tmp_path / "b")
+    path = shutil.copytree(world / "exp", tmp_path / "exp")
+    for one in path.glob("round_0001/update.*"):
+        one.unlink()
+    with pytest.raises(UserError, match=r"not there any more.*keep_updates: true"):
+        find_victims(open_federation(path), [1])
