@@ -87,11 +87,7 @@ def footprints(
         for model in probe.models
     ]
     names = [layer.name for layer in layers[0]]
-    whole = {name: value.clone() for name, value in probe.tensors(probe.models[0]).items()}
-    others = probe.models[1:]
-    while group := list(islice(states, len(others))):
-        for model, (_, state) in zip(others, group, strict=False):
-            load_model(probe.tensors(model), {**whole, **state})
+    for group in held(probe, states):
         found = [[Moments() for _ in names] for _ in group]
         for given in probe.inputs():
             seen = _activations(probe, 0, layers, given)
@@ -99,8 +95,17 @@ def footprints(
                 own = _activations(probe, number, layers, given)
                 for one, values, before in zip(moments, own, seen, strict=True):
                     one.add(values - before)
-        for (name, _), moments in zip(group, found, strict=True):
+        for name, moments in zip(group, found, strict=True):
             yield name, {layer: one.result() for layer, one in zip(names, moments, strict=True)}
+
+
+def held(probe: Probe, states: Iterator[tuple[str, State]]) -> Iterator[list[str]]:
+    """Put personalised models into a probe, as many at a time as it holds; their names."""
+    whole, others = probe.tensors(probe.models[0]), probe.models[1:]
+    while group := list(islice(states, len(others))):
+        for model, (_, state) in zip(others, group, strict=False):
+            load_model(probe.tensors(model), {**whole, **state})
+        yield [name for name, _ in group]
 
 
 def _activations(

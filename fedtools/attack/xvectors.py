@@ -1,0 +1,198 @@
+"""Attack A2: speaker embeddings of how a personalised model differs from the global one.
+
+Tomashenko et al. (ICASSP 2022), section 3.2.2 and figure 3: on the frame-by-frame differences of a
+hidden layer (equation 1), an x-vector network (Snyder et al., ICASSP 2018) of seven layers, with
+statistics pooling after the fifth. Differences are computed while they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from fedtools.attack.footprints import Probe, State, held
+from fedtools.attack.layers import Layer, hidden_layers, watched
+from fedtools.files.keyed import generator, seed64
+
+# Frames of context of the five layers below the pooling: width of the kernel, and its dilation.
+_CONTEXTS = ((5, 1), (3, 2), (3, 3), (1, 1), (1, 1))
+_LEAST_VARIANCE = 1e-8
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the network is trained.
+
+    Attributes:
+        layer: h, the hidden layer of the acoustic model, from 1.
+        part: see `fedtools.attack.layers.PARTS`.
+        width: of its layers; the fifth is three times as wide.
+        epochs: how often each model meets each utterance of the Indicator.
+        utterances: of a step, each through all models that are held.
+        frames: of an utterance's difference that a step sees, at most.
+        rate: of Adam.
+        seed: of everything random.
+    """
+
+    layer: int
+    part: str = "relu"
+    width: int = 512
+    epochs: int = 5
+    utterances: int = 4
+    frames: int = 200
+    rate: float = 1e-3
+    seed: int = 0
+
+
+class XVectors(nn.Module):
+    """Differences to speakers.
+
+    Args:
+        size: values of a frame.
+        width: of the layers.
+        speakers: how many there are.
+    """
+
+    def __init__(self, size: int, width: int, speakers: int):
+        super().__init__()
+        # Differences are small, and of any scale.
+        self.scale = nn.BatchNorm1d(size, affine=False)
+        sizes = [size, *[width] * 4, 3 * width]
+        self.frames = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv1d(before, after, kernel, dilation=dilation, padding="same"),
+                nn.ReLU(),
+                nn.BatchNorm1d(after),
+            )
+            for before, after, (kernel, dilation) in zip(sizes, sizes[1:], _CONTEXTS, strict=False)
+        )
+        self.embedding = nn.Linear(2 * 3 * width, width)
+        self.last = nn.Sequential(
+            nn.ReLU(), nn.BatchNorm1d(width), nn.Linear(width, width), nn.ReLU(),
+            nn.BatchNorm1d(width), nn.Linear(width, speakers),
+        )  # fmt: skip
+
+    def embed(self, differences: Tensor) -> Tensor:
+        """(B, T, size) to embeddings (B, width), the sixth layer's affine part."""
+        hidden = self.scale(differences.transpose(1, 2))
+        for layer in self.frames:
+            hidden = layer(hidden)
+        variance = hidden.var(2, unbiased=False)
+        return self.embedding(torch.cat([hidden.mean(2), (variance + _LEAST_VARIANCE).sqrt()], 1))
+
+    def forward(self, differences: Tensor) -> Tensor:
+        """(B, T, size) to logits (B, speakers)."""
+        return self.last(self.embed(differences))
+
+
+class Differences:
+    """Equation 1 for the models that a probe holds.
+
+    Args:
+        probe: its first model is the global one.
+        layer: the hidden layer, from 1.
+        part: see `fedtools.attack.layers.PARTS`.
+    """
+
+    def __init__(self, probe: Probe, layer: int, part: str):
+        self._probe, self.inputs = probe, list(probe.inputs())
+        self._layers = [
+            hidden_layers(model.eval(), lambda one: probe.run(one, self.inputs[0]), part)[:layer]
+            for model in probe.models
+        ]
+        self.size = self._activation(0, self.inputs[0]).shape[1]
+
+    def of(self, models: int, given: Any) -> Tensor:
+        """The first so many personalised models' differences, (models, T, D), on one input."""
+        before = self._activation(0, given)
+        found = [self._activation(number, given) - before for number in range(1, models + 1)]
+        return torch.stack(found)
+
+    @torch.no_grad()
+    def _activation(self, number: int, given: Any) -> Tensor:
+        seen: list[Tensor] = []
+        layers: Sequence[Layer] = self._layers[number]
+
+        def see(at: int, values: Tensor) -> None:
+            if at == len(layers) - 1:
+                seen.append(values)
+
+        with watched(layers, see):
+            self._probe.run(self._probe.models[number], given)
+        return seen[0]
+
+
+# The states of some models, by name.
+ReadStates = Callable[[Sequence[str]], Iterator[tuple[str, State]]]
+
+
+def train_xvectors(
+    probe: Probe, states: ReadStates, speakers: Mapping[str, str], training: Training
+) -> XVectors:
+    """Train the network to tell the speakers of some models.
+
+    Args:
+        probe: holds the models that are looked at together.
+        states: reads models.
+        speakers: model -> its speaker, of all models to be trained on.
+    """
+    differences = Differences(probe, training.layer, training.part)
+    known = {speaker: number for number, speaker in enumerate(sorted(set(speakers.values())))}
+    device = next(probe.models[0].parameters()).device
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed64(training.seed, "a2"))
+        network = XVectors(differences.size, training.width, len(known)).to(device)
+    optimizer = torch.optim.Adam(network.parameters(), lr=training.rate)
+    total = training.epochs * len(speakers)
+    with tqdm(total=total, desc="attack A2", unit="model", disable=None) as bar:
+        for epoch in range(training.epochs):
+            random = generator(training.seed, "a2", epoch)
+            order = random.permutation(sorted(speakers)).tolist()
+            for group in held(probe, states(order)):
+                labels = torch.tensor([known[speakers[name]] for name in group], device=device)
+                for batch in _batches(differences, len(group), training, random):
+                    loss = F.cross_entropy(network(batch), labels.repeat(len(batch) // len(group)))
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                bar.update(len(group))
+                bar.set_postfix(loss=f"{loss.item():.3f}")
+    return network.eval()
+
+
+@torch.no_grad()
+def embeddings(
+    probe: Probe, states: ReadStates, models: Sequence[str], network: XVectors, training: Training
+) -> dict[str, np.ndarray]:
+    """Model -> the mean of its embeddings over the Indicator, (width,) float64."""
+    differences = Differences(probe, training.layer, training.part)
+    found = {}
+    for group in held(probe, states(models)):
+        total = sum(
+            network.embed(differences.of(len(group), given)).double()
+            for given in differences.inputs
+        )
+        rows = (total / len(differences.inputs)).cpu().numpy()
+        found.update(zip(group, rows, strict=True))
+    return found
+
+
+def _batches(
+    differences: Differences, models: int, training: Training, random: np.random.Generator
+) -> Iterator[Tensor]:
+    """Pieces of the models' differences on some utterances, (utterances x models, T, D)."""
+    order = random.permutation(len(differences.inputs))
+    for start in range(0, len(order), training.utterances):
+        chosen = order[start : start + training.utterances]
+        whole = [differences.of(models, differences.inputs[index]) for index in chosen]
+        frames = min(training.frames, *(part.shape[1] for part in whole))
+        firsts = [int(random.integers(part.shape[1] - frames + 1)) for part in whole]
+        pieces = zip(whole, firsts, strict=True)
+        yield torch.cat([part[:, first : first + frames] for part, first in pieces])

@@ -1,0 +1,92 @@
+"""Attack A2's network: on models whose speakers are known, and differ by what is known."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from test_footprints import asr_probe
+
+from fedtools.attack.xvectors import Differences, Training, embeddings, train_xvectors
+
+TRAINED, HELD_OUT = 16, 8
+
+
+def moved(begun: dict[str, torch.Tensor], scale: float, seed: int) -> dict[str, torch.Tensor]:
+    """A random step of all parameters."""
+    random = torch.Generator().manual_seed(seed)
+    return {
+        name: scale * torch.randn(value.shape, generator=random)
+        for name, value in begun.items()
+        if value.is_floating_point() and "running" not in name
+    }
+
+
+def models_of(probe, own: float, noise: float) -> dict[str, dict[str, torch.Tensor]]:
+    """Two models of each speaker: a step of the speaker's, and one of the model's."""
+    begun = copy.deepcopy(probe.models[0].state_dict())
+    found = {}
+    for speaker in range(TRAINED + HELD_OUT):
+        step = moved(begun, own, speaker)
+        for model in (0, 1):
+            more = moved(begun, noise, 1000 + 2 * speaker + model)
+            found[f"s{speaker:02d}-{model}"] = {
+                name: begun[name] + step[name] + more[name] for name in step
+            }
+    return found
+
+
+def error_rate(vectors: dict[str, np.ndarray]) -> float:
+    """How often a model's nearest other one, by the cosine, is of another speaker, %."""
+    names = list(vectors)
+    rows = np.stack([vectors[name] for name in names])
+    rows -= rows.mean(0)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    near = (rows @ rows.T - 2 * np.eye(len(rows))).argmax(1)
+    return 100 * np.mean([names[i][:3] != names[k][:3] for i, k in enumerate(near)])
+
+
+@pytest.mark.parametrize(("own", "expected"), [(0.05, (0, 20)), (0.0, (60, 100))])
+def test_speakers_that_were_not_trained_on_are_told(own, expected):
+    probe = asr_probe("tdnn", 6)
+    models = models_of(probe, own, 0.01)
+    speakers = {name: name[:3] for name in models if int(name[1:3]) < TRAINED}
+    asked = []
+
+    def states(names: Sequence[str]) -> Iterator:
+        asked.extend(names)
+        return ((name, models[name]) for name in names)
+
+    training = Training(2, width=32, epochs=20, utterances=2)
+    network = train_xvectors(probe, states, speakers, training)
+    assert set(asked) == set(speakers)
+    others = [name for name in models if name not in speakers]
+    found = embeddings(probe, states, others, network, training)
+    assert list(found) == others
+    least, most = expected
+    assert least <= error_rate(found) <= most
+    # However many models are held at a time.
+    again = embeddings(asr_probe("tdnn", 5), states, others, network, training)
+    for name in others:
+        np.testing.assert_allclose(again[name], found[name], rtol=1e-4, atol=1e-5)
+
+
+def test_differences_are_equation_1():
+    probe = asr_probe("tdnn", 2)
+    begun = copy.deepcopy(probe.models[0].state_dict())
+    for model in probe.models[1:]:
+        model.load_state_dict({**begun, "encoder.layers.1.affine.bias": torch.full((8,), 2.0)})
+    for part in ("affine", "relu"):
+        differences = Differences(probe, 2, part)
+        found = differences.of(2, differences.inputs[1])
+        assert found.shape == (2, 11, 8)
+        assert torch.equal(found[0], found[1])
+    # Before the nonlinearity a change of the bias is all that there is.
+    before = Differences(probe, 2, "affine").of(1, differences.inputs[0])
+    expected = (2.0 - begun["encoder.layers.1.affine.bias"]).expand_as(before[0])
+    torch.testing.assert_close(before[0], expected, atol=1e-5, rtol=0)
+    # Below the changed layer there is none.
+    assert not Differences(probe, 1, "relu").of(1, differences.inputs[0]).any()
