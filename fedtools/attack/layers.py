@@ -42,7 +42,8 @@ def hidden_layers(model: nn.Module, run: Callable[[nn.Module], Any], part: str) 
         run: computes the model's hidden layers of some input.
         part: one of `PARTS`.
     """
-    encoder = getattr(model, "encoder", None)
+    # An encoder by itself is looked at as one in a model.
+    encoder = model if isinstance(model, TdnnEncoder) else getattr(model, "encoder", None)
     if isinstance(encoder, TdnnEncoder):
         return [
             Layer(f"tdnn{number}", getattr(layer, part), 1)
