@@ -91,7 +91,7 @@ def unchanged(world) -> Path:
 
 def attack(experiment: Path, out: Path, *more: str) -> dict[tuple[str, str, str], dict[str, str]]:
     """The rows of attacks.tsv by client, attack and measure."""
-    inside("attack-features", experiment, out, "--resamples", "100", *more).ok()
+    inside("attack", "features", experiment, out, "--resamples", "100", *more).ok()
     rows = read_tsv(out / "attacks.tsv", COLUMNS)
     found = {(row["client"], row["attack"], row["measure"]): row for row in rows}
     assert len(found) == len(rows)
@@ -283,7 +283,7 @@ def test_the_server_reads_and_inverts_features_of_its_own_extractor(unchanged, w
 def test_the_same_command_gives_the_same_bytes(done, world, tmp_path, cli):
     more = ("--server-data", world / "server", "--epochs", "2", "--clients", "en")
     for name in ("one", "other"):
-        result = cli("attack-features", done, tmp_path / name, "--resamples", "50", *more).ok()
+        result = cli("attack", "features", done, tmp_path / name, "--resamples", "50", *more).ok()
     one, other = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
         for name in ("one", "other")
@@ -301,14 +301,14 @@ def test_a_client_of_one_speaker_and_one_that_was_refused(world, tmp_path, cli):
     scp = path / "round_0001" / "features.en.scp"
     scp.write_text(scp.read_text().replace("features.en.ark", "features.au.ark"))
     cli("aggregate", path).ok()
-    result = cli("attack-features", path, tmp_path / "out").ok()
+    result = cli("attack", "features", path, tmp_path / "out").ok()
     assert "in: one speaker" in result.err
     assert re.search(r"^en: nothing of it to attack: .+\.scp", result.err, re.MULTILINE)
     rows = read_tsv(tmp_path / "out" / "attacks.tsv", COLUMNS)
     assert {row["attack"] for row in rows if row["client"] == "in"} == {"III, initial classifier"}
     assert not any(row["client"] == "en" for row in rows)
     out = tmp_path / "nobody"
-    result = cli("attack-features", path, out, "--clients", "en")
+    result = cli("attack", "features", path, out, "--clients", "en")
     assert result.code == 1
     assert "en: nothing" in result.err and "no client's features are there" in result.err
     assert not out.exists()
@@ -333,7 +333,7 @@ def test_transcripts_that_were_held_back_or_are_not_there(world, tmp_path, cli):
     given = attack(path, tmp_path / "given", "--text", tmp_path / "right")
     assert given[measured] == found
     (tmp_path / "train" / "text").unlink()
-    result = cli("attack-features", path, tmp_path / "without").ok()
+    result = cli("attack", "features", path, tmp_path / "without").ok()
     assert result.err.count("the train data have no text") == len(SPEAKERS)
     rows = read_tsv(tmp_path / "without" / "attacks.tsv", COLUMNS)
     assert {row["measure"] for row in rows} == {"EER%", "top1%", "MRR", "kNN%", "NMI", "ARI"}
@@ -341,18 +341,18 @@ def test_transcripts_that_were_held_back_or_are_not_there(world, tmp_path, cli):
 
 def test_mistakes_are_told_in_one_line(done, world, tmp_path, cli):
     out = tmp_path / "out"
-    cli("attack-features", done, out, "--clients", "xx").fails(1, "'xx'", "au, en, in")
-    cli("attack-features", done, out, "--clients", ",").fails(2, "--clients")
+    cli("attack", "features", done, out, "--clients", "xx").fails(1, "'xx'", "au, en, in")
+    cli("attack", "features", done, out, "--clients", ",").fails(2, "--clients")
     mine = ("--server-data", world / "train")
-    cli("attack-features", done, out, *mine).fails(1, "clients' own", "give speech that")
+    cli("attack", "features", done, out, *mine).fails(1, "clients' own", "give speech that")
     early = begin(world, tmp_path / "early")
-    cli("attack-features", early, out).fails(1, "round 2", "fedtools rounds")
+    cli("attack", "features", early, out).fails(1, "round 2", "fedtools rounds")
     silent = begin(world, tmp_path / "silent", stage2=0)
-    cli("attack-features", silent, out).fails(1, "stage2")
+    cli("attack", "features", silent, out).fails(1, "stage2")
     plain = tmp_path / "plain"
     options = ("--data", f"train={world / 'train'}", "--asset", f"tokens={world / 'tokens'}")
     cli("init", plain, "--config", world / "c.yaml", "--method", "fedavg", *options).ok()
-    cli("attack-features", plain, out).fails(1, "config.yaml", "decouplefl")
+    cli("attack", "features", plain, out).fails(1, "config.yaml", "decouplefl")
     assert not out.exists()
 
 
@@ -360,7 +360,7 @@ def test_features_of_other_audio_are_refused(unchanged, tmp_path, cli):
     path = shutil.copytree(unchanged, tmp_path / "exp")
     scp = path / "round_0001" / "features.en.scp"
     scp.write_text(scp.read_text().replace(sent_name("en", 11), sent_name("en", 99)))
-    cli("attack-features", path, tmp_path / "out").fails(1, "features.en.scp", "as it was run")
+    cli("attack", "features", path, tmp_path / "out").fails(1, "features.en.scp", "as it was run")
 
 
 # --- recovering filterbanks

@@ -571,11 +571,11 @@ def test_attacks_are_means_over_clients_and_spread_over_seeds(tmp_path, cli):
             rows.append((client, "II", "NMI", "-" if client == "au" else "0.5", "-", "-", "-"))
         write_tsv(tmp_path / seed, columns, [dict(zip(columns, row, strict=True)) for row in rows])
     pairs = [f"A={tmp_path / '0'}", f"A={tmp_path / '1'}", f"B={tmp_path / '1'}"]
-    cli("merge-attacks", tmp_path / "out.tsv", *pairs).ok()
+    cli("attack", "merge", tmp_path / "out.tsv", *pairs).ok()
     assert (tmp_path / "out.tsv").read_text().splitlines() == [
         "Attack\tMeasure\tChance\tA\tB",
         "I\ttop1%\t10.0\t35.0 ± 7.1\t40.0",
         "II\tNMI\t-\t0.50 ± 0.00\t0.50",
     ]
     (tmp_path / "0").write_text("client\tvalue\nau\t1\n")
-    cli("merge-attacks", tmp_path / "out.tsv", *pairs).fails(1, "0:2: no row of attack-features")
+    cli("attack", "merge", tmp_path / "out.tsv", *pairs).fails(1, "0:2: no row of attack features")

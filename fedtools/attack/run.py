@@ -1,4 +1,4 @@
-"""`fedtools attack-features`: all attacks on what the clients of an experiment sent."""
+"""`fedtools attack features`: all attacks on what the clients of an experiment sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that attacks what clients send: attack-features."""
+"""The commands that attack what clients send: fedtools attack ..."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ import typer
 from fedtools.cli.app import app
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 
+attack = typer.Typer(
+    help="Attack what clients send: what it gives away of speakers.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(attack, name="attack")
+JOB = typer.Option(1, "--job", min=1, help="Which share of the models, from 1.")
+NJ = typer.Option(1, "--nj", min=1, help="Into how many shares they are cut.")
 
-@app.command("attack-features")
+
+@attack.command("features")
 def attack_features(
     experiment: Path = EXPERIMENT,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets attacks.tsv, tsne.<client>.png."),
@@ -35,19 +44,19 @@ def attack_features(
     """
     from fedtools.attack.figures import COLUMNS
     from fedtools.attack.run import Options
-    from fedtools.attack.run import attack_features as attack
+    from fedtools.attack.run import attack_features as run
     from fedtools.files.tables import format_table
 
     chosen = [name for name in clients.split(",") if name] if clients is not None else []
     if clients is not None and not chosen:
         raise typer.BadParameter("no client", param_hint="--clients")
     options = Options(chosen, server_data, text, utterances, epochs, resamples, seed)
-    rows = attack(open_experiment(experiment, ngpu), out, options)
+    rows = run(open_experiment(experiment, ngpu), out, options)
     cells = [[row[name] for name in COLUMNS] for row in rows]
     print(format_table(COLUMNS, cells, "lll" + "r" * (len(COLUMNS) - 3)), end="")
 
 
-@app.command("merge-attacks")
+@attack.command("merge")
 def merge_attacks(
     out: Path = typer.Argument(..., metavar="TABLE", help="A TSV to be written."),
     tables: list[str] = typer.Argument(
@@ -61,3 +70,38 @@ def merge_attacks(
     form = "NAME=ATTACKS.tsv"
     merge([(n, Path(path)) for n, path in (pair(text, "TABLE", form) for text in tables)], out)
     print(out)
+
+
+@attack.command("footprints")
+def footprints(
+    experiment: Path = EXPERIMENT,
+    out: Path = typer.Argument(..., metavar="OUT", help="Gets footprints.*, models.<job>.tsv."),
+    indicator: Path = typer.Option(
+        ..., metavar="DIR", help="Speech of people who have no model: features, or clips."
+    ),
+    round_: list[int] = typer.Option(
+        ..., "--round", min=1, help="In which models were sent; may come several times."
+    ),
+    part: str = typer.Option("relu", help="Of a TDNN's layers: affine, or relu, what follows it."),
+    highest: int = typer.Option(0, min=0, help="The last layer, from 1; 0: all of them."),
+    models: int = typer.Option(8, min=1, help="In memory at a time."),
+    job: int = JOB,
+    nj: int = NJ,
+    ngpu: int = NGPU,
+) -> None:
+    """How the models that clients sent differ from the global one, layer by layer.
+
+    Mean and deviation of the differences of activations on an Indicator, speech of anybody.
+    """
+    from fedtools.attack.layers import PARTS
+    from fedtools.attack.prints import Look, write_footprints
+
+    if part not in PARTS:
+        raise typer.BadParameter(f"{part!r} is not one of {', '.join(PARTS)}", param_hint="--part")
+    if job > nj:
+        raise typer.BadParameter(f"--job {job} of --nj {nj}")
+    if len(set(round_)) < len(round_):
+        raise typer.BadParameter("a round comes twice", param_hint="--round")
+    look = Look(sorted(round_), part, highest, models)
+    federation = open_experiment(experiment, ngpu)
+    print(write_footprints(federation, indicator, out, look, job, nj))

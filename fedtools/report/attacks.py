@@ -15,7 +15,7 @@ def merge_attacks(tables: Sequence[tuple[str, Path]], out: Path) -> None:
     """Write a table of attacks, a column for each name: the mean over clients.
 
     Args:
-        tables: names, and what `fedtools attack-features` wrote; those of one name are seeds, over
+        tables: names, and what `fedtools attack features` wrote; those of one name are seeds, over
             which there is a standard deviation too.
         out: the table.
 
@@ -35,7 +35,7 @@ def merge_attacks(tables: Sequence[tuple[str, Path]], out: Path) -> None:
                 if row["chance"] != "-":
                     chances.setdefault(key, []).append(float(row["chance"]))
             except (KeyError, ValueError):
-                raise UserError("no row of attack-features", path=path, line=line) from None
+                raise UserError("no row of attack features", path=path, line=line) from None
         for key, values in of_seed.items():
             found.setdefault(key, {}).setdefault(name, []).append(statistics.fmean(values))
     names = list(dict.fromkeys(name for name, _ in tables))

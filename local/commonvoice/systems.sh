@@ -85,7 +85,7 @@ attack_features() {
             [[ ${system} = decouplefl* && ${system} != *no_stage2* ]] || continue
             path=${exp}/${system}/seed${seed}
             log "Stage 8: attacks on the features of ${path}"
-            ${train_cmd} "${path}/log/attacks.log" fedtools attack-features "${path}" \
+            ${train_cmd} "${path}/log/attacks.log" fedtools attack features "${path}" \
                 "${path}/attacks" --server-data "${data}/server_train${sp}" \
                 --text "${data}/${trained}/text" --ngpu "${ngpu}"
             name=DecoupleFL${system#decouplefl}
@@ -97,7 +97,7 @@ attack_features() {
         done
     done
     [ ${#merged[@]} -gt 0 ] || fail 1 "--attacks true, but no DecoupleFL among --methods"
-    fedtools merge-attacks "${exp}/attacks.tsv" "${merged[@]}"
+    fedtools attack merge "${exp}/attacks.tsv" "${merged[@]}"
 }
 
 # A newcomer, whose speech no training has heard: with what all share, and adapted to the first
