@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import binom, norm
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
+from fedtools.files.errors import UserError
+from fedtools.score.bootstrap import interval, speaker_draws
+from fedtools.score.calibration import cllr, linkability, min_cllr, min_dcf
 from fedtools.score.clusters import (
     adjusted_rand_index,
     counts_of,
@@ -19,12 +23,17 @@ from fedtools.score.clusters import (
     resampled_information,
 )
 from fedtools.score.distortion import cepstra, mel_cepstral_distortion
+from fedtools.score.trials import Trials
 from fedtools.score.verification import (
+    binomial_bounds,
     chance_of_first,
     chance_reciprocal_rank,
+    det_curve,
     equal_error_rate,
+    estimate_error_rate,
     first_ranks,
     resampled_error_rates,
+    true_positive_rate,
 )
 
 # --- equal error rate
@@ -198,3 +207,293 @@ def test_cepstra_are_sums_of_cosines():
         terms = map(math.prod, zip(filterbanks[frame], map(math.cos, angles), strict=True))
         assert value == pytest.approx(sum(terms) / 20)
     assert cepstra(filterbanks[:, :5]).shape == (3, 4)
+
+
+# --- other measures of trials
+
+FEW_SCORES = st.lists(st.integers(-3, 3), min_size=1, max_size=8)
+
+
+def trials_of(targets: list[float], others: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([*targets, *others], float), np.arange(len(targets) + len(others)) < len(
+        targets
+    )
+
+
+def gaussians(distance: float, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Scores that are log-likelihood ratios: N(+-d^2 / 2, d^2)."""
+    random = np.random.default_rng(seed)
+    scores = distance * random.normal(size=2 * count)
+    targets = np.arange(2 * count) < count
+    return scores + np.where(targets, 1, -1) * distance**2 / 2, targets
+
+
+@given(FEW_SCORES, FEW_SCORES, st.floats(0.01, 0.99), st.floats(0.1, 10), st.floats(0.1, 10))
+def test_costs_and_rates_are_those_of_all_thresholds(targets, others, prior, reject, accept):
+    trials = trials_of(targets, others)
+    points = [
+        (
+            threshold,
+            sum(score < threshold for score in targets) / len(targets),
+            sum(score >= threshold for score in others) / len(others),
+        )
+        for threshold in [*sorted({*targets, *others}), math.inf]
+    ]
+    np.testing.assert_allclose(np.transpose(det_curve(*trials)), points)
+    costs = [reject * prior * miss + accept * (1 - prior) * alarm for _, miss, alarm in points]
+    expected = min(costs) / min(reject * prior, accept * (1 - prior))
+    options = {"prior": prior, "reject_cost": reject, "accept_cost": accept}
+    assert min_dcf(*trials, **options) == pytest.approx(expected)
+    assert 0 <= expected <= 1 + 1e-9
+    for most in (0.0, 0.2, 1 / 3, 1.0):
+        expected = 100 * max(1 - miss for _, miss, alarm in points if alarm <= most)
+        assert true_positive_rate(*trials, most) == pytest.approx(expected)
+
+
+def test_true_positives_at_few_false_ones():
+    trials = trials_of([5.0, 3.0, 3.0, 1.0], np.arange(1000) / 250)
+    # Of 0 ... 3.996, one is above 3.99; 1 % are 10, of which the lowest is 3.96.
+    assert true_positive_rate(*trials, 0.0) == 25
+    assert true_positive_rate(*trials, 0.001) == 25
+    assert true_positive_rate(*trials, 0.249) == 25
+    # Those of 3 are accepted together with 250 others.
+    assert true_positive_rate(*trials, 0.25) == 75
+    assert math.isnan(true_positive_rate(*trials_of([1.0], []), 0.01))
+    # 3 of 300 are 1 %, though not in binary.
+    scores = trials_of([0.5], [1.0] * 3 + [0.0] * 297)
+    assert true_positive_rate(*scores, 0.01) == 100
+    gaussian = true_positive_rate(*gaussians(2.0, 200_000), 0.01)
+    assert gaussian == pytest.approx(100 * norm.sf(norm.isf(0.01) - 2), abs=0.5)
+
+
+@given(FEW_SCORES, FEW_SCORES)
+def test_cllr_and_the_best_that_a_rising_function_can_do(targets, others):
+    trials = trials_of(targets, others)
+    by_hand = sum(math.log2(1 + math.exp(-s)) for s in targets) / len(targets)
+    by_hand += sum(math.log2(1 + math.exp(s)) for s in others) / len(others)
+    assert cllr(*trials) == pytest.approx(by_hand / 2)
+    # Every way to cut the scores into runs that get one ratio each.
+    values = sorted({*targets, *others})
+    best = math.inf
+    for cuts in itertools.product([True, False], repeat=len(values) - 1):
+        runs = np.split(values, np.flatnonzero(cuts) + 1)
+        counts = [[sum(s in run for s in kind) for run in runs] for kind in (targets, others)]
+        shares = [np.array(count) / sum(count) for count in counts]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = shares[0] / shares[1]
+            if (np.diff(ratios) < 0).any():
+                continue
+            bits = [np.log2(1 + 1 / ratios), np.log2(1 + ratios)]
+        costs = [(s[s > 0] @ b[s > 0]) / 2 for s, b in zip(shares, bits, strict=True)]
+        best = min(best, sum(costs))
+    assert min_cllr(*trials) == pytest.approx(best, abs=1e-9)
+    assert min_cllr(*trials) <= min(cllr(*trials), 1) + 1e-9
+    # The function may bend scores in any way that keeps their order.
+    assert min_cllr(np.exp(trials[0]) - 5, trials[1]) == pytest.approx(best, abs=1e-9)
+
+
+def test_calibrated_scores_have_the_least_cllr_but_for_noise():
+    scores, targets = gaussians(2.0, 50_000)
+    assert cllr(scores, targets) == pytest.approx(min_cllr(scores, targets), abs=0.005)
+    assert cllr(3 * scores, targets) > 1.5 * min_cllr(scores, targets)
+    assert cllr(np.zeros(4), np.arange(4) < 2) == 1
+    assert min_cllr(np.zeros(4), np.arange(4) < 2) == pytest.approx(1)
+    assert min_cllr(*trials_of([1.0, 2.0], [0.0])) == 0
+    assert cllr(*trials_of([1e4], [-1e4])) == 0
+    assert cllr(*trials_of([-1e4], [-1e4])) == pytest.approx(1e4 / 2 / math.log(2))
+    for measure in (cllr, min_cllr, min_dcf, linkability):
+        assert math.isnan(measure(*trials_of([1.0], [])))
+        with pytest.raises(UserError, match="NaN"):
+            measure(*trials_of([math.nan], [1.0]))
+
+
+def test_linkability_of_known_distributions():
+    # The same scores: nothing. Apart: all, but for what the trapezoid loses at both ends.
+    scores = np.random.default_rng(0).normal(size=5000)
+    same = linkability(np.tile(scores, 2), np.arange(10_000) < 5000)
+    assert same == 0
+    assert linkability(*gaussians(9.0, 5000)) == pytest.approx(1, abs=0.01)
+    assert linkability(np.zeros(40), np.arange(40) < 20) == 0
+    assert math.isnan(linkability(*trials_of([1.0] * 19, [0.0] * 50)))
+    # Two Gaussians: the integral of the definition. Independent of the scores' sign.
+    scores, targets = gaussians(2.0, 200_000)
+    grid = np.linspace(-10, 14, 4001)
+    ratio = np.exp(grid)
+    local = np.where(ratio > 1, 2 * ratio / (1 + ratio) - 1, 0)
+    expected = (local * norm.pdf(grid, 2, 2)).sum() * (grid[1] - grid[0])
+    assert linkability(scores, targets) == pytest.approx(expected, abs=0.01)
+    assert linkability(-scores, targets) == pytest.approx(expected, abs=0.01)
+    # A prior for which hardly any score makes a target likely.
+    assert linkability(scores, targets, prior_ratio=0.001) < 0.05
+
+
+@pytest.mark.parametrize(("count", "omega"), [(20, 1.0), (137, 1.0), (1500, 0.5)])
+def test_linkability_bin_by_bin(count, omega):
+    scores, targets = gaussians(1.0, count, seed=count)
+    bins = min(count // 10, 100)
+    width = (scores.max() - scores.min()) / bins
+    heights = []
+    for number in range(bins):
+        place = np.minimum(((scores - scores.min()) / width).astype(int), bins - 1) == number
+        same, other = ((place & kind).sum() / kind.sum() / width for kind in (targets, ~targets))
+        ratio = omega * same / other if other else math.inf
+        local = 0.0 if not same or ratio <= 1 else 1.0 if not other else 2 * ratio / (1 + ratio) - 1
+        heights.append(local * same)
+    expected = sum((one + two) / 2 * width for one, two in itertools.pairwise(heights))
+    assert linkability(scores, targets, prior_ratio=omega) == pytest.approx(expected)
+
+
+# --- intervals of the equal error rate
+
+
+def sessions(speakers: int, seed: int, spread: float = 2.0) -> tuple[np.ndarray, ...]:
+    """Two sessions of each speaker, points in a space: all pairs, their kinds and speakers."""
+    random = np.random.default_rng(seed)
+    points = np.repeat(spread * random.normal(size=(speakers, 6)), 2, axis=0)
+    points += random.normal(size=points.shape)
+    one, other = np.triu_indices(len(points), 1)
+    distances = np.square(points[one] - points[other]).sum(1)
+    pairs = np.stack([one // 2, other // 2], 1)
+    return -distances, pairs[:, 0] == pairs[:, 1], pairs
+
+
+def test_four_errors_of_463():
+    """The paper's 0.86 %, with the tails of a binomial distribution by scipy."""
+    low, high = binomial_bounds(4 / 463, 463)
+    assert (round(low, 2), round(high, 1)) == (0.24, 2.2)
+    assert binom.sf(3, 463, low / 100) == pytest.approx(0.025)
+    assert binom.cdf(4, 463, high / 100) == pytest.approx(0.025)
+    assert binomial_bounds(0.0, 463)[0] == 0
+    assert binomial_bounds(0.0, 463)[1] == pytest.approx(100 * (1 - 0.025 ** (1 / 463)))
+    assert binomial_bounds(1.0, 10)[1] == 100
+
+
+def test_draws_of_lists_are_those_of_matrices():
+    """Where few speakers are very different from others, the drawn interval is the wider one."""
+    random = np.random.default_rng(3)
+    numbers = np.repeat(np.arange(12), 8)
+    ease = random.integers(-10, 50, 12)[numbers]
+    scores = random.integers(0, 40, (96, 96)) + ease[:, None] * (numbers[:, None] == numbers)
+    rows, columns = np.triu_indices(96, 1)
+    pairs = np.stack([numbers[rows], numbers[columns]], 1)
+    found = estimate_error_rate(
+        scores[rows, columns], pairs[:, 0] == pairs[:, 1], pairs, resamples=400, seed=5
+    )
+    draws = speaker_draws(12, 400, 5, "equal error rate")
+    used = np.triu(np.ones((96, 96), bool), 1)
+    low, high = interval(resampled_error_rates(scores, used, numbers, numbers, draws))
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    assert found.value == equal_error_rate(scores[used], (numbers[:, None] == numbers)[used])
+
+
+def test_intervals_hold_the_truth():
+    truth = equal_error_rate(*sessions(600, 99)[:2])
+    found = [estimate_error_rate(*sessions(40, seed), resamples=100) for seed in range(40)]
+    held = [one.low <= truth <= one.high for one in found]
+    assert sum(held) >= 37
+    assert all(one.low <= one.value <= one.high for one in found)
+    assert estimate_error_rate(*sessions(40, 0)) == estimate_error_rate(*sessions(40, 0))
+
+
+def test_an_error_rate_as_a_text():
+    scores, targets, pairs = sessions(40, 0)
+    found = estimate_error_rate(scores, targets, np.char.add("s", pairs.astype(str)))
+    assert str(found) == (
+        f"{found.value:.2f} % (95 % interval {found.low:.2f}-{found.high:.2f} %, 40 target trials)"
+    )
+    # Too few speakers to draw from, too few targets for a bare rate, none at all.
+    few = estimate_error_rate(*sessions(8, 0))
+    assert str(few).startswith(f"{few.low:.2f}-{few.high:.2f} %")
+    assert "warning: only 8 target trials, fewer than 20" in str(few)
+    assert few.high >= binomial_bounds(0.0, 8)[1]
+    none = estimate_error_rate(np.array([1.0]), np.array([False]), np.array([["a", "b"]]))
+    assert (none.low, none.high) == (0, 100)
+    assert str(none) == "unknown (0 target and 1 other trials)"
+    with pytest.raises(UserError, match="a target trial of two speakers"):
+        estimate_error_rate(scores, ~targets, pairs)
+
+
+def test_a_thousand_draws_of_ten_thousand_trials_take_seconds():
+    random = np.random.default_rng(0)
+    one, other = random.integers(0, 500, (2, 10_000))
+    pairs = np.stack([np.arange(11_000) % 500] * 2, 1)
+    pairs[:10_000] = np.stack([one, np.where(one == other, (other + 1) % 500, other)], 1)
+    targets = pairs[:, 0] == pairs[:, 1]
+    begin = time.process_time()
+    estimate_error_rate(random.normal(size=11_000) + 2 * targets, targets, pairs)
+    assert time.process_time() - begin < 10
+
+
+# --- lists of trials
+
+SPEAKERS = {"a1": "a", "a2": "a", "b1": "b", "b2": "b"}
+
+
+def test_trials_are_read_as_they_were_written(tmp_path):
+    path = tmp_path / "trials"
+    trials = Trials(["b1", "a1", "a1"], ["b2", "b1", "a2"], np.array([True, False, True]))
+    trials.write(path)
+    assert path.read_text() == "a1 a2 target\na1 b1 nontarget\nb1 b2 target\n"
+    found = Trials.read(path, SPEAKERS)
+    assert (list(found.enrolled), list(found.test)) == (["a1", "a1", "b1"], ["a2", "b1", "b2"])
+    assert found.targets.tolist() == [True, False, True]
+    assert len(found) == 3
+    assert found.speakers(SPEAKERS).tolist() == [["a", "a"], ["a", "b"], ["b", "b"]]
+    matrix = np.arange(6).reshape(2, 3)
+    scores = found.scores(matrix, ["b1", "a1"], ["a2", "b2", "b1"])
+    assert scores.tolist() == [matrix[1, 0], matrix[1, 2], matrix[0, 1]]
+
+
+@given(
+    st.sets(
+        st.tuples(*[st.text("aB0-_.é", min_size=1, max_size=3)] * 2).filter(lambda p: p[0] != p[1])
+    ),
+    st.data(),
+)
+def test_any_list_that_is_written_can_be_read(tmp_path_factory, pairs, data):
+    if not pairs:
+        return
+    path = tmp_path_factory.mktemp("trials") / "trials"
+    kinds = data.draw(st.lists(st.booleans(), min_size=len(pairs), max_size=len(pairs)))
+    Trials(*zip(*pairs, strict=True), np.array(kinds)).write(path)
+    found = Trials.read(path)
+    rows = set(zip(found.enrolled, found.test, found.targets.tolist(), strict=True))
+    assert rows == {(*pair, kind) for pair, kind in zip(pairs, kinds, strict=True)}
+    lines = path.read_bytes().splitlines()
+    assert lines == sorted(lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("a1 b2", "expected `<model> <model> target|nontarget`"),
+        ("a1 b2 Target", "expected `<model> <model> target|nontarget`"),
+        ("a1 b2 target 3", "expected"),
+        ("a1  b2 target", "expected"),
+        ("a1 b2 target ", "expected"),
+        ("a1\tb2 target", "expected"),
+        ("a1 b2 nontarget\r", "expected"),
+        ("", "expected"),
+        ("a1 b1 nontarget", "the pair 'a1 b1' comes twice"),
+        ("a1 a2 target", "'a1 a2' is not in order; sort with LC_ALL=C"),
+        ("b1 b1 target", "'b1' is compared with itself"),
+        ("a1 c1 nontarget", "no model 'c1'"),
+        ("a1 b2 target", "'a1' and 'b2' are of two speakers, not target"),
+        ("b1 b2 nontarget", "'b1' and 'b2' are of one speaker, not nontarget"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path, line, said):
+    path = tmp_path / "trials"
+    path.write_bytes(f"a1 b1 nontarget\n{line}\n".encode())
+    with pytest.raises(UserError) as error:
+        Trials.read(path, SPEAKERS)
+    assert str(error.value).startswith(f"{path}:2: ")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_list_without_trials(tmp_path):
+    path = tmp_path / "trials"
+    path.write_text("")
+    with pytest.raises(UserError, match="no trial"):
+        Trials.read(path)

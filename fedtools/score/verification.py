@@ -1,14 +1,60 @@
-"""How well speakers are told apart by scores of pairs: equal error rate, ranks, intervals.
+"""How well speakers are told apart by scores of pairs: error rates, ranks, intervals.
 
 A trial is a pair of a query and an item of a gallery; a target trial has one speaker on both sides.
+A trial is accepted when its score is at least the threshold, so that trials of equal score are
+accepted together. All equal error rates here, and their resamplings, are of one definition: the
+points that the thresholds give are joined by straight lines, and the rate is where the two errors
+are equal on these. The convex hull of the same points (BOSARIS' ROCCH) would give no more, and
+less where few trials make the curve ragged.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
+from scipy.special import betaincinv
+
+from fedtools.files.errors import UserError
+from fedtools.score.bootstrap import interval, speaker_draws
 
 # Resampled error rates are read off counts at so many scores at most; with fewer they are exact.
 _SCORES = 1000
+# With fewer target trials an error rate alone would mislead.
+MIN_TARGETS = 20
+# So many weights of drawn trials at a time, which bounds the memory.
+_WEIGHTS = 4_000_000
+
+
+class DetCurve(NamedTuple):
+    """Error rates at thresholds, (n,) each, as shares; the last threshold, infinity, accepts none.
+
+    A DET plot has `scipy.stats.norm.ppf` of both rates on its axes (Martin et al., Eurospeech
+    1997).
+    """
+
+    thresholds: np.ndarray
+    false_rejects: np.ndarray
+    false_accepts: np.ndarray
+
+
+def det_curve(scores: np.ndarray, targets: np.ndarray) -> DetCurve:
+    """Error rates at every threshold that makes a difference, ascending.
+
+    Args:
+        scores: (trials,), large where the speakers seem the same.
+        targets: (trials,), whether they are.
+
+    Returns:
+        NaN for the rate of a kind of trials that is missing.
+    """
+    values, same, other = count_scores(scores, targets)
+    with np.errstate(invalid="ignore"):
+        rejects = np.concatenate([[0], np.cumsum(same)]) / same.sum()
+        # Summed from above, so that the last is 0 exactly.
+        accepts = np.concatenate([np.cumsum(other[::-1])[::-1], [0]]) / other.sum()
+    return DetCurve(np.concatenate([values, [np.inf]]), rejects, accepts)
 
 
 def equal_error_rate(scores: np.ndarray, targets: np.ndarray) -> float:
@@ -22,9 +68,138 @@ def equal_error_rate(scores: np.ndarray, targets: np.ndarray) -> float:
         in %: where the rates of false accepts and false rejects meet, on straight lines between
         the thresholds; trials of equal score are accepted together. NaN if one kind is missing.
     """
+    _, *counts = count_scores(scores, targets)
+    return float(100 * _meeting_points(*(count[None] for count in counts))[0])
+
+
+def true_positive_rate(
+    scores: np.ndarray, targets: np.ndarray, false_positive_rate: float
+) -> float:
+    """Accepted target trials at the lowest threshold with so few false accepts.
+
+    Between two thresholds the stricter one counts, and with fewer than 1 / `false_positive_rate`
+    other trials, none of these is accepted.
+
+    Args:
+        scores, targets: see `det_curve`.
+        false_positive_rate: the most that is allowed, a share such as 0.001.
+
+    Returns:
+        in % of the target trials; NaN if a kind of trials is missing.
+    """
+    curve = det_curve(scores, targets)
+    if np.isnan(curve.false_accepts).any():
+        return float("nan")
+    # A share such as 3 / 300 is not exactly 0.01.
+    first = (curve.false_accepts <= false_positive_rate * (1 + 1e-12)).argmax()
+    return float(100 * (1 - curve.false_rejects[first]))
+
+
+def count_scores(
+    scores: np.ndarray, targets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Different scores, ascending, and how many target and other trials have each: (n,) all.
+
+    Raises:
+        UserError: if a score is NaN.
+    """
+    if np.isnan(scores).any():
+        raise UserError("a trial's score is NaN")
     values, place = np.unique(scores, return_inverse=True)
     counts = (np.bincount(place[kind], minlength=len(values)) for kind in (targets, ~targets))
-    return float(100 * _meeting_points(*(count.astype(np.float64)[None] for count in counts))[0])
+    return (values, *(count.astype(np.float64) for count in counts))
+
+
+@dataclass(frozen=True)
+class ErrorRate:
+    """An equal error rate with a 95 % interval, all in %, and the trials that it is of.
+
+    As a text it is the rate with its interval, or of too few target trials the interval alone.
+    """
+
+    value: float
+    low: float
+    high: float
+    targets: int
+    others: int
+
+    def __str__(self) -> str:
+        if not self.targets or not self.others:
+            return f"unknown ({self.targets} target and {self.others} other trials)"
+        bounds = f"{self.low:.2f}-{self.high:.2f} %"
+        if self.targets < MIN_TARGETS:
+            few = f"only {self.targets} target trials, fewer than {MIN_TARGETS}"
+            return f"{bounds} (95 % interval; warning: {few})"
+        return f"{self.value:.2f} % (95 % interval {bounds}, {self.targets} target trials)"
+
+
+def estimate_error_rate(
+    scores: np.ndarray,
+    targets: np.ndarray,
+    speakers: np.ndarray,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> ErrorRate:
+    """The equal error rate and its interval, from trials of known speakers.
+
+    The interval holds two others. Speakers are drawn with replacement: a speaker drawn m times is
+    m speakers, each with its target trials; a trial of two that are drawn m and n times counts m x
+    n times. And the exact binomial interval (Clopper and Pearson, Biometrika 1934) for as many
+    errors in as many independent trials of the rarer kind, because draws of no error at all, or of
+    fewer than ten speakers, know of none: four errors in 463 trials are 0.24 to 2.20 %. In
+    simulations of 20 to 40 speakers, with rates of 0.7 to 17 %, draws alone held the truth in 76 to
+    97 % of the cases, both together in 97 to 100 %, at up to nine times the width.
+
+    Args:
+        scores, targets: see `det_curve`.
+        speakers: (trials, 2), labels of any kind: the speakers of both sides.
+        resamples: draws.
+        seed: of the draws.
+
+    Raises:
+        UserError: if a target trial has two speakers, or another trial one.
+    """
+    scores, targets = np.asarray(scores), np.asarray(targets, bool)
+    names, pairs = np.unique(np.asarray(speakers).reshape(-1), return_inverse=True)
+    pairs = pairs.reshape(-1, 2)
+    if ((pairs[:, 0] == pairs[:, 1]) != targets).any():
+        raise UserError("a target trial of two speakers, or another trial of one")
+    value = equal_error_rate(scores, targets)
+    counts = int(targets.sum()), int((~targets).sum())
+    if not min(counts):
+        return ErrorRate(value, 0.0, 100.0, *counts)
+    draws = speaker_draws(len(names), resamples, seed, "equal error rate")
+    bounds = [binomial_bounds(value / 100, min(counts))]
+    if not np.isnan(draws).any():
+        bounds.append(interval(_drawn_error_rates(scores, targets, pairs, draws)))
+    lows, highs = np.array(bounds).T
+    return ErrorRate(value, float(np.nanmin(lows)), float(np.nanmax(highs)), *counts)
+
+
+def binomial_bounds(share: float, trials: int) -> tuple[float, float]:
+    """Clopper and Pearson's 95 % interval, in %, of a share of errors among independent trials."""
+    errors = share * trials
+    low = betaincinv(errors, trials - errors + 1, 0.025) if errors > 0 else 0.0
+    high = betaincinv(errors + 1, trials - errors, 0.975) if errors < trials else 1.0
+    return float(100 * low), float(100 * high)
+
+
+def _drawn_error_rates(
+    scores: np.ndarray, targets: np.ndarray, pairs: np.ndarray, draws: np.ndarray
+) -> np.ndarray:
+    """Equal error rates in %, (draws,), of trials with speakers (trials, 2), at all scores."""
+    order = np.argsort(scores, kind="stable")
+    scores, targets, (one, other) = scores[order], targets[order], pairs[order].T
+    starts = np.flatnonzero(np.concatenate([[True], scores[1:] > scores[:-1]]))
+    rates = []
+    for some in np.array_split(draws, -(-len(draws) * len(scores) // _WEIGHTS)):
+        weights = some[:, one]
+        same = np.add.reduceat(weights * targets, starts, axis=1)
+        weights *= some[:, other]
+        different = np.add.reduceat(weights * ~targets, starts, axis=1)
+        rates.append(_meeting_points(same, different))
+    return 100 * np.concatenate(rates)
 
 
 def resampled_error_rates(
