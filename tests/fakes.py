@@ -241,3 +241,138 @@ def speech_commands_test_set(folder: Path, clips: Iterable[Word]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(tiny_wav(clip.word, clip.seconds, clip.audio))
     return archive
+
+
+# --- TED-LIUM 3 -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TedTalk:
+    """One talk: its stm file and its audio, which has a tone for every second.
+
+    `lines` are (start, end, words) in seconds, or whole lines of the stm file; `audio` is "good",
+    "missing", "empty" or "damaged". `label` may be empty; `speaker` and `stm` stand in place of the
+    talk's name in field 3 and in the name of the stm file.
+    """
+
+    name: str
+    part: str
+    lines: tuple[tuple[float, float, str] | str, ...]
+    seconds: float
+    label: str = "<o,f0,male>"
+    speaker: str = ""
+    stm: str = ""
+    audio: str = "good"
+
+
+def ted_talk(name: str, part: str = "train", sentences: int = 8, each: float = 2.0, **other):
+    """A faultless talk: so many sentences of `each` seconds, with half a second between them."""
+    step = each + 0.5
+    words = f"{name.partition('_')[0].lower()} said so"
+    lines = tuple(
+        (0.5 + step * number, 0.5 + step * number + each, f"{words} {'and so ' * number}".strip())
+        for number in range(sentences)
+    )
+    return TedTalk(name, part, lines, 1.0 + step * sentences, **other)
+
+
+def some_talks(train: int = 12, held_out: int = 2) -> list[TedTalk]:
+    """Persons of which every third has two talks, and as many of dev as of test."""
+    talks = []
+    for number in range(train):
+        gender = ("male", "female")[number % 2]
+        years = ("2005", "2009G") if number % 3 == 0 else ("2007",)
+        name = f"Person{number:03}"
+        talks += [ted_talk(f"{name}_{year}", label=f"<o,f0,{gender}>") for year in years]
+    for part in ("dev", "test"):
+        for number in range(held_out):
+            name = f"{part.title()}{number}"
+            other = {"speaker": f"{part.title()}_{number}", "label": "<F0_F>"}
+            talks.append(ted_talk(f"{name}_2010", part, 12, 1.0, **other))
+    return talks
+
+
+@cache
+def sphere(seconds: float) -> bytes:
+    """NIST SPHERE: a tone at 16 kHz, 16 bits."""
+    import numpy as np
+    import soundfile
+
+    tone = 0.3 * np.sin(2 * np.pi * 300 * np.arange(round(16000 * seconds)) / 16000)
+    file = io.BytesIO()
+    soundfile.write(file, tone, 16000, format="NIST", subtype="PCM_16")
+    return file.getvalue()
+
+
+def tedlium(
+    folder: Path, talks: Iterable[TedTalk], partition: str = "legacy", linked: bool = False
+) -> Path:
+    """Write talks as TED-LIUM 3 has them; return the folder of the corpus.
+
+    Args:
+        folder: the corpus is made in it as TEDLIUM_release-3.
+        talks: its talks.
+        partition: legacy or speaker-adaptation.
+        linked: the audio is in data/sph, to which the partition has links.
+    """
+    corpus = folder / "TEDLIUM_release-3"
+    for talk in talks:
+        home = corpus / partition / talk.part
+        (home / "stm").mkdir(parents=True, exist_ok=True)
+        (home / "sph").mkdir(parents=True, exist_ok=True)
+        lines = []
+        for line in talk.lines:
+            if not isinstance(line, str):
+                start, end, words = line
+                fields = [talk.name, "1", talk.speaker or talk.name, f"{start:.2f}", f"{end:.2f}"]
+                line = " ".join(field for field in (*fields, talk.label, words) if field)
+            lines.append(f"{line}\n")
+        stm = home / "stm" / f"{talk.stm or talk.name}.stm"
+        stm.write_bytes("".join(lines).encode("utf-8", "surrogateescape"))
+        content = {"good": sphere(talk.seconds), "empty": b"", "damaged": b"not audio " * 500}
+        if talk.audio == "missing":
+            continue
+        sph = home / "sph" / f"{talk.name}.sph"
+        real = corpus / "data" / "sph" / sph.name if linked else sph
+        real.parent.mkdir(parents=True, exist_ok=True)
+        real.write_bytes(content[talk.audio])
+        if linked:
+            sph.symlink_to(Path("../../../data/sph") / sph.name)
+    return corpus
+
+
+# A talk of nearly every trap: each line, and the words and hundredths that it is to become, if any.
+TED_TRAPS: tuple[tuple[str, tuple[int, int, str] | None], ...] = (
+    (";; LABEL \"o\" \"Overall\" \"Overall results\"", None),
+    ("", None),
+    ("Trap_2001 1 inter_segment_gap 0 1.0 <o,,unknown> ignore_time_segment_in_scoring", None),
+    ("Trap_2001 1 Trap_2001 1.0 1.5 <o,f0,male> IGNORE_TIME_SEGMENT_IN_SCORING", None),
+    ("Trap_2001 1 Trap_2001 2.00 3.00 <F0_M> and it 's plain", (200, 300, "and it's plain")),
+    # 8.29 * 100 is 828.99..., and hundredths that are cut off would be 828.
+    ("Trap_2001 1 Trap_2001 8.29 9.115 <NA> we don 't care", (829, 912, "we don't care")),
+    ("Trap_2001 1 Trap_2001 4.0049 5 that ' cause us 'cause", (400, 500, "that cause us 'cause")),
+    ("Trap_2001 A Trap_2001 4.96 6 <o,f0,male> overlaps", (496, 600, "overlaps")),
+    ("Trap_2001 1 Trap_2001 10 11 <o,f0,male> the(2) <sil> cat(3) {NOISE} sat [NOISE]",
+     (1000, 1100, "the cat sat")),
+    ("Trap_2001 1 Trap_2001 11 12 <unk> 's house is <unk> {UH} big (Trap_2001-11-12-F0_M)",
+     (1100, 1200, "house is big")),
+    ("Trap_2001 1 Trap_2001 12 13 <NA> <unk> because O 'CLOCK y 'all rock 'n roll",
+     (1200, 1300, "because o'clock y'all rock 'n roll")),
+    ("Trap_2001\t1  Trap_2001 13 14 <o,f0,male>   tabs \t and blanks \r",
+     (1300, 1400, "tabs and blanks")),
+    ("Trap_2001 1 Trap_2001 14 15.30 <o,f0,male> ends after the audio",
+     (1400, 1500, "ends after the audio")),
+    # Faults, from here on.
+    ("Trap_2001 1 Trap_2001 2.00 3.00 <o,f0,male> the same time", None),
+    ("Trap_2001 1 Trap_2001 6 6.001 <o,f0,male> no length", None),
+    ("Trap_2001 1 Trap_2001 7 6.5 <o,f0,male> backwards", None),
+    ("Trap_2001 1 Trap_2001 7 8 <o,f0,male> <sil> {NOISE} (2)", None),
+    ("Trap_2001 1 Trap_2001 7 8 <o,f0,male>", None),
+    ("Trap_2001 1 Trap_2001 nan 8 <o,f0,male> no time", None),
+    ("Trap_2001 1 Trap_2001 7", None),
+    ("Trap_2001 1 Trap_2001 14 16 <o,f0,male> far after the audio", None),
+    ("Trap_2001 1 Trap_2001 15 15.2 <o,f0,male> begins after the audio", None),
+    ("Trap_2001 1 ../Trap 7 8 <o,f0,male> a path", None),
+    ("Gone_2001 1 Gone_2001 7 8 <o,f0,male> no audio", None),
+    ("Trap_2001 1 Trap_2001 7 8 <o,f0,male> not \udcff utf", None),
+)  # fmt: skip

@@ -1,0 +1,268 @@
+"""Reading TED-LIUM 3: what its transcripts say of a talk, and whether the audio is there.
+
+What a reader of the corpus trips over, and what is done about it:
+
+layout      <partition>/{train,dev,test}/{stm/*.stm,sph/*.sph}, where the partition is `legacy` (dev
+            and test are those of releases 1 and 2) or `speaker-adaptation` (16 and 16 speakers).
+            The training audio is `data/sph`, which the partitions link to: where a link was lost,
+            it is taken from there.
+lines       <audio> <channel> <speaker> <start> <end> [<label>] <words>. Field 1 names the audio,
+            which the name of the stm file does not always do. `;;` begins a comment.
+speakers    In training a "speaker" is a talk (AlGore_2006), in the legacy dev and test sets a
+            person (Al_Gore, in the audio AlGore_2009). Both are kept: `talk` is the speaker as it
+            stands there, `person` the name before `_YEAR`, or a name without a year without its
+            underscores. Some names are one person (`ALIASES`); some persons share a name
+            (ChrisAnderson), which nothing here can tell.
+labels      <o,f0,male> and, in older files, <F0_M>; <NA> says nothing; some lines have none.
+times       Seconds. Segments overlap by some hundredths, and are not always in order. Kaldi's
+            recipe cuts hundredths off (8.29 becomes 8.28, as 8.29 * 100 < 829 there); here they
+            are rounded.
+not scored  Lines of `ignore_time_segment_in_scoring`, mostly of the speaker `inter_segment_gap`.
+words       `it 's` is one word, but the quotation mark in `' cause` is none, and `'cause` and `'em`
+            are words. `<unk>`, `<sil>`, `{NOISE}`, pronunciation variants as in `the(2)`, and keys
+            in parentheses at the end of a line are no words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+
+from fedtools.audio.wave import AudioError, recording_seconds
+from fedtools.files.datadir import MAX_OVERSHOOT
+from fedtools.files.errors import UserError
+from fedtools.files.lines import TABLE, read_bytes
+
+PARTITIONS = ("legacy", "speaker-adaptation")
+SETS = ("train", "dev", "test")
+IGNORED = "ignore_time_segment_in_scoring"
+# What follows a name in `AlGore_2006`, `TomWujec_2009GU`, `MarisaFickJordan_2007G2`.
+YEAR = re.compile(r"_((?:19|20)[0-9]{2}[A-Za-z0-9]{0,2})$")
+NAME = re.compile(r"[A-Za-z0-9_]{1,80}")
+TIME = re.compile(r"[0-9]{1,7}(\.[0-9]{1,9})?", re.ASCII)
+# What may follow an apostrophe that was split off its word; `o 'clock` and `y 'all` too.
+SUFFIXES = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}
+SPLIT_WORDS = {("o", "'clock"), ("y", "'all")}
+# Names that the published list of talks has for one person: titles of talks, and spellings.
+ALIASES = dict(
+    pair.split("=")
+    for pair in """
+    BobThurman=RobertThurman CarolineLavelle_FartherthantheSun=CarolineLavelle
+    ChrisAnderson_GreatTEDTalk=ChrisAnderson CornielleEwango=CorneilleEwango EWidder=EdithWidder
+    EddiReader_KiteflyersHill=EddiReader GabeBarciaColombo=GabrielBarciaColombo
+    GayleLemmon=GayleTzemachLemmon GordonBrown_QA=GordonBrown Halla_Tomasdottir=HallaTomasdottir
+    JarrettKrosoczka=JarrettJKrosoczka Jenny8Lee=Jennifer8Lee JohanRockstroem=JohanRockstrom
+    JillSobuleandJuliaSweeneySHOW=JillSobuleandJuliaSweeney
+    JillSobuleandJuliaSweeney_TheJillandJuliaShow=JillSobuleandJuliaSweeney
+    JoshPrager=JoshuaPrager KRamdas=KavitaRamdas LaliteshKattragadda=LaliteshKatragadda
+    LarryLessig=LawrenceLessig MandyLenCatron_SFU=MandyLenCatron MarcoTempest_Session4=MarcoTempest
+    MarcoTempest_Session7=MarcoTempest MurrayGellMannLANGUAGE=MurrayGellMann
+    PeterHirschberg=PeterHirshberg PhilZimbardo=PhilipZimbardo PhilipeStarck=PhilippeStarck
+    Rives4AM=Rives RivesINTERNET=Rives RivesMOCKINGBIRD=Rives RivesTTYL=Rives
+    Saraswati=SriSwamiDayanandaSaraswati SirMartinRees=MartinRees StevenPetranek=StephenPetranek
+    """.split()
+)
+
+
+@dataclass(frozen=True, order=True)
+class Utterance:
+    """One line of a stm file with words; start and end are in hundredths of a second."""
+
+    audio: str
+    start: int
+    end: int
+    talk: str
+    gender: str
+    text: str
+    path: Path
+
+    @property
+    def person(self) -> str:
+        return person_of(self.talk)
+
+    @property
+    def seconds(self) -> float:
+        return (self.end - self.start) / 100
+
+
+class Dropped(Counter):
+    """Reason -> lines that are left out; `first` has the place of the first line of each fault."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[str, str] = {}
+
+    def fault(self, reason: str, path: Path, line: int) -> None:
+        """Count a line that cannot be used."""
+        self[reason] += 1
+        self.first.setdefault(reason, f"{path}:{line}")
+
+    def faults(self) -> int:
+        """How many lines cannot be used; other reasons are of lines that nobody asked for."""
+        return sum(self[reason] for reason in self.first)
+
+    def told(self) -> str:
+        """Reasons and their counts, the most frequent first."""
+        reasons = sorted((-count, reason) for reason, count in self.items() if count)
+        return ", ".join(f"{reason}: {-count}" for count, reason in reasons)
+
+
+class LineError(Exception):
+    """A line that cannot be used; its text is the reason."""
+
+
+class NotScored(Exception):
+    """A line that says that nobody transcribed this part of the audio."""
+
+
+# --- one line -------------------------------------------------------------------------------------
+
+
+def person_of(talk: str) -> str:
+    """The person of a talk: AlGore of AlGore_2006, and of Al_Gore, which has no year."""
+    name = YEAR.sub("", talk)
+    return ALIASES.get(name) or (name if name != talk else name.replace("_", ""))
+
+
+def event_of(talk: str) -> str:
+    """The year of a talk and the letters after it, which tell occasions apart; "" without."""
+    year = YEAR.search(talk)
+    return year[1] if year else ""
+
+
+def gender_of(label: str) -> str:
+    """m or f by a label, <o,f0,female> or <F0_F>; "" where it does not say."""
+    found = re.fullmatch(r"<(?:.*,)?(male|female)>|<F[0-9]_([MF])>", label, re.IGNORECASE)
+    return (found[1] or found[2])[0].lower() if found else ""
+
+
+def words_of(transcript: str) -> str:
+    """The words of a transcript, lower case, single-spaced; "" if there is none."""
+    words: list[str] = []
+    for token in re.sub(r"\([^() ]*\)", " ", transcript.lower()).split():
+        if token == "<unk>":
+            words.append(token)  # what belongs to an unknown word must not be joined to another
+        elif re.fullmatch(r"<[^<>]*>|\{[^{}]*\}|\[[^][]*\]|'+", token):
+            continue
+        elif words and (token in SUFFIXES or (words[-1], token) in SPLIT_WORDS):
+            words[-1] += token
+        elif token not in SUFFIXES:
+            words.append(token)
+    return " ".join(word for word in words if not word.startswith("<unk>"))
+
+
+def hundredths(time: str) -> int:
+    """A time in seconds as hundredths, rounded; what is no time is a `LineError`."""
+    if not TIME.fullmatch(time):
+        raise LineError("malformed line")
+    return int((100 * Decimal(time)).to_integral_value(ROUND_HALF_UP))
+
+
+def parse_line(line: str, audio_of: Path) -> Utterance | None:
+    """Read one line of a stm file; None for a comment and an empty line.
+
+    Args:
+        line: the line, without its end.
+        audio_of: the folder with the audio.
+
+    Raises:
+        LineError: with the reason, if it cannot be used.
+        NotScored: if it has no transcript by intention.
+    """
+    fields = line.split()
+    if not fields or fields[0].startswith(";;"):
+        return None
+    if len(fields) < 6:
+        raise LineError("malformed line" if len(fields) < 5 else "no words")
+    audio, _, talk, start, end, *words = fields
+    times = hundredths(start), hundredths(end)
+    if IGNORED in (word.lower() for word in words) or talk == "inter_segment_gap":
+        raise NotScored
+    label = words[0] if re.fullmatch("<.*>", words[0]) else ""
+    if label.lower() in ("<unk>", "<sil>"):
+        label = ""
+    text = words_of(" ".join(words[1:] if label else words))
+    if not (NAME.fullmatch(audio) and NAME.fullmatch(talk) and person_of(talk)):
+        raise LineError("a name that is not letters, digits and _")
+    if not text.isprintable():
+        raise LineError("characters that do not print")
+    if not text:
+        raise LineError("no words")
+    if times[0] >= times[1]:
+        raise LineError("ends before it begins")
+    return Utterance(audio, *times, talk, gender_of(label), text, audio_of / f"{audio}.sph")
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def find_partition(corpus: Path, partition: str) -> Path:
+    """The absolute path of a partition's folder, which has train, dev and test."""
+    if not corpus.is_dir():
+        raise UserError("no such folder", path=corpus, remedy="name the unpacked TEDLIUM_release-3")
+    corpus = corpus.resolve()
+    if str(corpus) != " ".join(str(corpus).split()):
+        raise UserError("wav.scp cannot hold doubled spaces", path=corpus, remedy="rename it")
+    for part in SETS:
+        folder = corpus / partition / part / "stm"
+        if not any(folder.glob("*.stm")):
+            there = [name for name in PARTITIONS if (corpus / name / "train" / "stm").is_dir()]
+            remedy = f"--partition {' or '.join(there)}" if there else "unpack the corpus again"
+            raise UserError("no *.stm", path=folder, remedy=remedy)
+    return corpus / partition
+
+
+def read_set(folder: Path, dropped: Dropped) -> list[Utterance]:
+    """Read the utterances of one set, sorted by audio and time, each within its audio.
+
+    Args:
+        folder: the set's, with stm and sph.
+        dropped: the lines that are left out are added to it.
+    """
+    found: dict[tuple[str, int, int], Utterance] = {}
+    lengths: dict[str, float | str] = {}
+    for path in sorted((folder / "stm").glob("*.stm")):
+        for number, raw in enumerate(read_bytes(path, TABLE).split(b"\n"), 1):
+            try:
+                utterance = parse_line(raw.decode("utf-8-sig"), folder / "sph")
+                if utterance is None:
+                    continue
+                utterance = within_audio(utterance, folder, lengths)
+                key = utterance.audio, utterance.start, utterance.end
+                if key in found:
+                    raise LineError("the same segment twice")
+                found[key] = utterance
+            except NotScored:
+                dropped["not scored"] += 1
+            except (LineError, UnicodeDecodeError) as error:
+                reason = str(error) if isinstance(error, LineError) else "not UTF-8"
+                dropped.fault(reason, path, number)
+    return sorted(found.values())
+
+
+def within_audio(utterance: Utterance, folder: Path, lengths: dict[str, float | str]) -> Utterance:
+    """The utterance with its audio's path and an end that is not after the audio's.
+
+    `lengths` remembers the seconds of each audio, or why it cannot be read.
+
+    Raises:
+        LineError: if the audio cannot be read, or the segment is not within it.
+    """
+    path = utterance.path
+    if not path.is_file():
+        path = folder.parents[1] / "data" / "sph" / path.name
+    if utterance.audio not in lengths:
+        try:
+            lengths[utterance.audio] = recording_seconds(str(path))
+        except AudioError as error:
+            lengths[utterance.audio] = f"audio: {error.reason}"
+    length = lengths[utterance.audio]
+    if isinstance(length, str):
+        raise LineError(length)
+    end = min(utterance.end, int(100 * length))
+    if utterance.start >= end or utterance.end > 100 * (length + MAX_OVERSHOOT):
+        raise LineError("outside of its audio")
+    return replace(utterance, end=end, path=path)

@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""A small TED-LIUM 3, spoken by espeak-ng, in the layout of the corpus' owners.
+
+    mini.py OUT
+
+writes OUT/TEDLIUM_release-mini/{data/{sph,stm},legacy,speaker-adaptation,SHA256SUMS}: 80 persons of
+six accents (see local/voices.py) who train, and 8 and 8 of the legacy dev and test sets, about two
+hours and a half. `speaker-adaptation` has other dev and test sets, of persons who train in
+`legacy`. Both link to the audio in `data/sph`, but the legacy dev and test sets have their own.
+
+Every eighth person speaks for well over half a minute (enough for one personalised model of 40
+seconds), every fourth has two talks of nearly a minute, of different years, and the others have one
+of over a minute and a half. A talk has a channel of its own: distance, noise, and colour.
+
+The stm files have what prepare.py has to deal with: overlapping segments and segments in another
+order, old labels, comments, what is not scored, words split at their apostrophes, `<unk>`, `<sil>`,
+`{NOISE}`, pronunciation variants, and one file that is not called like its audio. Between two
+sentences all samples are zero, so that the times of an stm file can be read off the audio: it can
+be made again without speaking again.
+
+The same seed gives the same bytes on the same machine. A second run checks every file by its hash
+and makes what is missing or damaged; so does the run after one that was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.atomic import atomic_path, write_text
+from fedtools.files.errors import UserError
+
+# What the makers of all corpora share lies in the folder above; this one may be a link to ours.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+from synthesis import make_corpus, recipe_of, run
+from voices import ACCENTS, RATE, Speaker, Synthesiser, make_speaker, random_of
+
+PERSONS = {"train": 80, "dev": 8, "test": 8}
+# Persons who train in `legacy`, and are the dev and test sets of `speaker-adaptation`.
+ADAPTATION = {"dev": range(0, 80, 10), "test": range(5, 80, 10)}
+SHORT, HALF, WHOLE, HELD_OUT = 9, 13, 24, 12
+"""Sentences of a talk: of those who say little, of one of two, of one alone, of dev and test."""
+FIRST = "Ada Ben Cleo Dan Eva Finn Gina Hugo Iris Jon Kira Leo Mona Nils Olga Paul".split()
+LAST = "North Brook Hill Stone Reed Woods".split()
+GAP = np.zeros(2 * RATE // 5)
+# Zero samples between sentences; within one, noise is never zero for so long.
+SILENT = RATE // 5
+WORDS = {
+    "N": "teacher doctor river city engine garden market machine forest bridge village window "
+    "picture letter mountain kitchen farmer painter computer rocket island factory planet horse",
+    "P": "children people students workers farmers birds numbers questions stories ideas houses "
+    "wheels rooms lights seeds maps boats words dreams rivers",
+    "A": "small bright quiet hungry simple broken recent strange heavy gentle narrow yellow clever "
+    "hidden empty golden busy careful young",
+    "V": "carried noticed painted followed measured repaired borrowed opened counted answered "
+    "changed forgot planted visited watched gathered built",
+    "O": "water bread music paper sugar energy money weather language silence sunlight iron",
+}
+TIMES = (
+    "yesterday|in march|last winter|this morning|after lunch|at school|near the sea|on sunday|"
+    "in my country|for ten years|before the storm|every single day"
+).split("|")
+TEMPLATES = (
+    "T the A N V the P and nobody asked about the O",
+    "it 's a A N that V all of our P T",
+    "we don 't need O we need P who V the A N",
+    "i want to tell you about the N where P V the O T",
+    "they 're A P and that 's why the N V them",
+    "the A P stayed by the N ' cause the O was gone",
+    "when the N V the O we 'd seen A P T",
+    "so let 's imagine a A N full of O and P",
+    "what if the P i 've met V a A N T",
+    "she 'll say that the A N V her P T",
+)
+"""Capitals stand for one of WORDS or TIMES, the rest for itself, as it stands in a stm file."""
+UNKNOWN = "zorvane bleckle tumbrio pradda".split()
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One talk: its name, who speaks, and the sentences, (as spoken, as written) each."""
+
+    name: str
+    person: int
+    part: str
+    speaker: Speaker
+    sentences: tuple[tuple[str, str], ...]
+
+    @property
+    def folder(self) -> str:
+        """Where its files are: those who train, in data; others in their set's folder."""
+        return "data" if self.part == "train" else f"legacy/{self.part}"
+
+    @property
+    def stm(self) -> str:
+        """The stem of its stm file."""
+        return f"{self.name}_clean" if self.part == "train" and self.person == 1 else self.name
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def sentences(seed: int) -> Iterator[tuple[str, str]]:
+    """Yield sentences, as spoken and as written in a stm file, no two spoken the same."""
+    random = random_of(seed, "tedlium", "sentences")
+    choices = {kind: words.split() for kind, words in WORDS.items()} | {"T": TIMES}
+    seen: set[str] = set()
+    while True:
+        template = TEMPLATES[random.integers(len(TEMPLATES))].split()
+        words = [str(random.choice(choices.get(word, [word]))) for word in template]
+        spoken = " ".join(words).replace("' cause", "cause").replace(" '", "'")
+        if spoken in seen:
+            continue
+        seen.add(spoken)
+        kind = len(seen) % 12
+        if kind == 3:
+            name = UNKNOWN[random.integers(len(UNKNOWN))]
+            spoken, words = f"{name} said {spoken}", ["<unk>", "said", *words]
+        elif kind == 6:
+            words = [f"{word}(2)" if word == "the" else word for word in words]
+        elif kind == 9:
+            words = ["<sil>", *words[:3], "{NOISE}", *words[3:]]
+        yield spoken, " ".join(words)
+
+
+def talks_of(part: str, person: int) -> list[tuple[str, int]]:
+    """A person's talks: the year with its letter, and the number of sentences."""
+    year = 2003 + person % 13
+    if part != "train":
+        return [(str(year), HELD_OUT)]
+    if person % 8 == 0:
+        return [(f"{year}X", SHORT)]
+    if person % 4 == 1:
+        return [(str(year), HALF), (f"{year + 2}G", HALF)]
+    return [(str(year), WHOLE)]
+
+
+def plan(seed: int, most: int) -> list[Talk]:
+    """The talks of the corpus, with at most so many sentences."""
+    source, talks, order = sentences(seed), [], 0
+    for part, count in PERSONS.items():
+        for person in range(count):
+            name = FIRST[order % len(FIRST)] + LAST[order // len(FIRST)]
+            accent = list(ACCENTS)[order % len(ACCENTS)]
+            speaker = make_speaker(accent, order // len(ACCENTS), seed)
+            order += 1
+            for year, length in talks_of(part, person):
+                talk = f"{name}_{year}"
+                random = random_of(seed, "room", talk)
+                room = replace(
+                    speaker,
+                    level=float(10 ** (random.uniform(-12, 0) / 20)),
+                    noise=float(10 ** (random.uniform(-45, -30) / 20)),
+                )
+                said = tuple(next(source) for _ in range(min(length, most)))
+                talks.append(Talk(talk, person, part, room, said))
+    return talks
+
+
+# --- sound and stm --------------------------------------------------------------------------------
+
+
+def wave_of(synthesiser: Synthesiser, talk: Talk) -> np.ndarray:
+    """The sentences of a talk through its channel, (samples,), with zeros around each."""
+    random = random_of("talk", talk.speaker.client_id, talk.name)
+    colour = random.uniform(-0.4, 0.4)
+    pieces = [GAP]
+    for spoken, _ in talk.sentences:
+        wave = synthesiser.say(spoken, talk.speaker, random)
+        wave[1:] += colour * wave[:-1]
+        wave *= 0.7 * talk.speaker.level / max(np.abs(wave).max(), 1e-3)
+        noise = 0.2 * talk.speaker.noise * talk.speaker.level
+        pieces += [wave + noise * random.standard_normal(len(wave)), GAP]
+    return np.clip(np.concatenate(pieces), -1, 1)
+
+
+def times_of(path: Path) -> list[tuple[float, float]]:
+    """Start and end in seconds of each sentence: what lies between the zeros of its audio."""
+    import soundfile
+
+    loud = np.flatnonzero(soundfile.read(str(path), dtype="int16")[0])
+    breaks = np.flatnonzero(np.diff(loud) > SILENT)
+    starts, ends = loud[np.append(0, breaks + 1)], loud[np.append(breaks, -1)]
+    return [(start / RATE, end / RATE) for start, end in zip(starts, ends, strict=True)]
+
+
+def stm_of(talk: Talk, path: Path) -> str:
+    """The stm file of a talk with that audio."""
+    gender = talk.speaker.gender.partition("_")[0]
+    old = {"male": "<F0_M>", "female": "<F0_F>"}[gender]
+    label = old if talk.part == "dev" else f"<o,f0,{gender}>"
+    speaker = talk.name if talk.part == "train" else talk.name.partition("_")[0]
+    lines = []
+    times = times_of(path)
+    if len(times) != len(talk.sentences):
+        raise UserError("other audio than was made", path=path, remedy="remove it, and run again")
+    for number, ((start, end), (_, text)) in enumerate(zip(times, talk.sentences, strict=True)):
+        # The gap is 0.4 s: these two overlap with the segments after and before them.
+        before, after = (0.1, 0.35) if number % 6 == 2 else (0.1, 0.1)
+        told = "<NA>" if talk.part == "train" and number % 7 == 5 else label
+        segment = f"{max(start - before, 0):.3f} {end + after:.3f}"
+        lines.append(f"{talk.name} 1 {speaker} {segment} {told} {text}")
+    for number in range(8, len(lines), 9):
+        lines[number - 1 : number + 1] = reversed(lines[number - 1 : number + 1])
+    if talk.part != "train" or talk.person % 3 == 0:
+        gap = f"{talk.name} 1 inter_segment_gap 0 0.2 <o,,unknown> ignore_time_segment_in_scoring"
+        lines.insert(0, gap)
+    if talk.part != "train":
+        lines.insert(0, f";; {talk.name}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+# --- the corpus -----------------------------------------------------------------------------------
+
+
+def links_of(talks: list[Talk]) -> dict[str, str]:
+    """The links of the two partitions, and the files that they lead to, within the corpus."""
+    links = {}
+    for talk in talks:
+        if talk.part != "train":
+            continue
+        sets = {"legacy": "train", "speaker-adaptation": "train"}
+        for name, persons in ADAPTATION.items():
+            if talk.person in persons:
+                sets["speaker-adaptation"] = name
+        for partition, part in sets.items():
+            for file in (f"sph/{talk.name}.sph", f"stm/{talk.stm}.stm"):
+                links[f"{partition}/{part}/{file}"] = f"data/{file}"
+    return links
+
+
+def write_tables(talks: list[Talk], corpus: Path) -> None:
+    """Write the stm files, and link the partitions to data."""
+    for talk in talks:
+        folder = corpus / talk.folder
+        write_text(
+            folder / "stm" / f"{talk.stm}.stm", stm_of(talk, folder / f"sph/{talk.name}.sph")
+        )
+    for link, file in links_of(talks).items():
+        path = corpus / link
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.symlink_to(os.path.relpath(corpus / file, path.parent))
+
+
+def make(corpus: Path, seed: int, most: int, jobs: int) -> None:
+    """Make the corpus, or what of it is missing or damaged."""
+    talks = plan(seed, most)
+
+    def speak(synthesiser: Synthesiser, talk: Talk, path: Path) -> None:
+        import soundfile
+
+        wave = wave_of(synthesiser, talk)
+        with atomic_path(path) as temporary:
+            soundfile.write(str(temporary), wave, RATE, format="NIST", subtype="PCM_16")
+
+    make_corpus(
+        corpus,
+        recipe_of([f"seed {seed}", f"most {most}"], __file__),
+        {f"{talk.folder}/sph/{talk.name}.sph": talk for talk in talks},
+        speak,
+        [*(f"{talk.folder}/stm/{talk.stm}.stm" for talk in talks), *links_of(talks)],
+        lambda: write_tables(talks, corpus),
+        jobs,
+    )
+
+
+if __name__ == "__main__":
+    description = "Make a small TED-LIUM 3 with espeak-ng."
+    run(__file__, description, "TEDLIUM_release-mini", WHOLE, "sentences in a talk", make)
