@@ -12,7 +12,9 @@ import torch
 from conftest import inside
 from safetensors.numpy import load_file, save_file
 
-from fedtools.attack.prints import Look, read_footprints, write_footprints
+from fedtools.attack.prints import Look, Prints, read_footprints, write_footprints
+from fedtools.attack.verify import COLUMNS as VERIFIED
+from fedtools.attack.verify import known_speakers, make_trials
 from fedtools.attack.victims import find_victims
 from fedtools.federation.base import open_federation
 from fedtools.files.ark import FeatureReader
@@ -21,6 +23,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.messages import COLUMNS
 from fedtools.files.tables import read_tsv
 from fedtools.models.asr import build_model
+from fedtools.score.verification import equal_error_rate
 
 SPEAKERS = ("ann", "bob", "cat", "dan")
 # Two models of each speaker, from other utterances.
@@ -152,3 +155,94 @@ def test_mistakes_are_told(world, tmp_path):
         one.unlink()
     with pytest.raises(UserError, match=r"not there any more.*keep_updates: true"):
         find_victims(open_federation(path), [1])
+
+
+# --- attack A1
+
+
+@pytest.fixture(scope="module")
+def looked(world, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("prints")
+    options = ("--indicator", world / "indicator", "--round", "1", "--round", "2")
+    inside("attack", "footprints", world / "exp", out, *options).ok()
+    return out
+
+
+def test_a1_decides_trials_by_distance(looked, world, tmp_path):
+    out = shutil.copytree(looked, tmp_path / "out")
+    done = inside("attack", "a1", out, "--resamples", "50").ok()
+    assert "tdnn4" in done.out
+    rows = read_tsv(out / "a1.tsv", VERIFIED)
+    assert [(row["layer"], row["scores"]) for row in rows] == [
+        (f"tdnn{n}", name) for n in (1, 2, 3, 4) for name in ("both", "means", "deviations")
+    ]
+    # Four speakers with four models each, the two rounds taken together: 6 pairs each.
+    assert {(row["targets"], row["others"]) for row in rows} == {("24", "96")}
+    prints = read_footprints(out)
+    trials = [line.split() for line in (out / "trials.easy").read_text().splitlines()]
+    scores = [line.split() for line in (out / "a1.tdnn2.easy").read_text().splitlines()]
+    assert [one[:2] for one in trials] == [one[:2] for one in scores]
+    norm, values = np.linalg.norm, prints.layers["tdnn2"].astype(np.float64)
+    for (one, other, kind), (*_, score) in zip(trials, scores, strict=True):
+        assert (kind == "target") == (one[:3] == other[:3])
+        a, b = (values[prints.models.index(name)] for name in (one, other))
+        expected = sum(
+            weight * norm(a[row] - b[row]) / (norm(a[row]) * norm(b[row]))
+            for row, weight in ((0, 1), (1, 10))
+        )
+        assert float(score) == pytest.approx(-expected, rel=1e-5)
+    found = {row["layer"]: row for row in rows if row["scores"] == "both"}
+    both = np.array([float(score) for *_, score in scores])
+    kinds = np.array([kind == "target" for *_, kind in trials])
+    assert float(found["tdnn2"]["EER%"]) == pytest.approx(equal_error_rate(both, kinds), abs=0.01)
+    # Another weight is another score, the files are the same again with the same options.
+    before = (out / "a1.tsv").read_bytes()
+    inside("attack", "a1", out, "--resamples", "50", "--alpha", "1,0").ok()
+    rows = {(row["layer"], row["scores"]): row for row in read_tsv(out / "a1.tsv", VERIFIED)}
+    assert rows["tdnn1", "both"]["EER%"] == rows["tdnn1", "means"]["EER%"]
+    inside("attack", "a1", out, "--resamples", "50").ok()
+    assert (out / "a1.tsv").read_bytes() == before
+
+
+def test_strict_trials(looked, world, tmp_path):
+    out = shutil.copytree(looked, tmp_path / "out")
+    table = tmp_path / "models.tsv"
+    lines = ["model\tspeaker\tgender\ttalks\tseconds\n"]
+    for name in read_footprints(out).models:
+        gender = "f" if name[:3] in ("ann", "cat") else "m"
+        # Bob's models are all of one talk, those of others of two.
+        talk = f"{name[:3]}-{'t' if name.startswith('bob') else name[5]}"
+        lines.append(f"{name}\t{name[:3]}\t{gender}\t{talk}\t1.0\n")
+    table.write_text("".join(lines))
+    inside("attack", "a1", out, "--resamples", "50", "--models", table).ok()
+    for line in (out / "trials.strict").read_text().splitlines():
+        one, other, kind = line.split()
+        if kind == "target":
+            assert one[:3] == other[:3] != "bob" and one[5] != other[5]
+        else:
+            assert {one[:3], other[:3]} in ({"ann", "cat"}, {"bob", "dan"})
+    rows = [row for row in read_tsv(out / "a1.tsv", VERIFIED) if row["trials"] == "strict"]
+    # Three speakers, two models of each talk; two pairs of speakers, four models each.
+    assert {(row["targets"], row["others"]) for row in rows} == {("12", "32")}
+    table.write_text("".join(lines).replace("\tdan\t", "\teve\t"))
+    done = inside("attack", "a1", out, "--models", table)
+    done.fails(1, "models.tsv: 'dan-m1-r0001' is of 'dan'")
+
+
+def test_few_target_trials_are_warned_of(world, tmp_path):
+    options = ("--indicator", world / "indicator", "--round", "1", "--highest", "1")
+    inside("attack", "footprints", world / "exp", tmp_path, *options).ok()
+    done = inside("attack", "a1", tmp_path, "--resamples", "50", "--others", "7").ok()
+    assert "fewer than 20 target trials" in done.err
+    rows = read_tsv(tmp_path / "a1.tsv", VERIFIED)
+    assert {(row["EER%"], row["targets"], row["others"]) for row in rows} == {("-", "4", "7")}
+    assert all(0 <= float(row["low"]) <= float(row["high"]) <= 100 for row in rows)
+
+
+def test_clients_that_are_no_single_speaker_are_in_no_trial(world, tmp_path):
+    prints = Prints(["a", "b", "c"], ["x", "", "x"], {})
+    assert known_speakers(prints.models, prints.speakers, None).keys() == {"a", "c"}
+    with pytest.raises(UserError, match="no pair of models of two speakers"):
+        make_trials(known_speakers(prints.models, prints.speakers, None))
+    inside("attack", "a1", tmp_path, "--alpha", "1").fails(2, "--alpha")
+    inside("attack", "a1", tmp_path).fails(1, "no footprints here")

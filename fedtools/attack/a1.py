@@ -5,7 +5,21 @@ Tomashenko et al. (ICASSP 2022), section 3.2.1, equation 4.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import numpy as np
+
+from fedtools.attack.prints import Prints
+from fedtools.attack.verify import (
+    EASY,
+    STRICT,
+    Model,
+    judge,
+    make_trials,
+    write_figures,
+    write_scores,
+)
 
 # Weights of means and standard deviations, section 4.3.1.
 ALPHA = (1.0, 10.0)
@@ -56,3 +70,47 @@ def rho(
 def _inverted(vectors: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         return vectors / (vectors**2).sum(1, keepdims=True)
+
+
+def attack(
+    prints: Prints,
+    models: Mapping[str, Model],
+    out: Path,
+    *,
+    alpha: tuple[float, float] = ALPHA,
+    others: int = 10_000,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> list[Mapping[str, object]]:
+    """Decide all trials by the distance of footprints, layer by layer; write OUT/a1.tsv.
+
+    Both parts of a footprint, means alone and deviations alone (figures 4 and 5), on trials of any
+    two speakers, and where sex or talks are known on strict ones.
+
+    Args:
+        prints: as `read_footprints` gives them.
+        models: those with a speaker; see `fedtools.attack.verify`.
+        out: gets also trials.<kind>, and a score for each in a1.<layer>.<kind>.
+        alpha: of equation 4.
+        others, seed: see `make_trials`.
+        resamples: of intervals.
+    """
+    trials = {EASY: make_trials(models, others=others, seed=seed)}
+    if any(model.gender for model in models.values()):
+        trials[STRICT] = make_trials(models, others=others, seed=seed, strict=True)
+    for kind, some in trials.items():
+        some.write(out / f"trials.{kind}")
+    speakers = {name: model.speaker for name, model in models.items()}
+    ways = {"both": alpha, "means": (1.0, 0.0), "deviations": (0.0, 1.0)}
+    rows = []
+    for layer, values in prints.layers.items():
+        for name, weights in ways.items():
+            # A distance: the nearer, the more alike.
+            matrix = -rho(values, alpha=weights)
+            for kind, some in trials.items():
+                scores = some.scores(matrix, prints.models, prints.models)
+                figures = judge(scores, some, speakers, resamples=resamples, seed=seed)
+                rows.append({"layer": layer, "scores": name, "trials": kind, **figures})
+                if name == "both":
+                    write_scores(out / f"a1.{layer}.{kind}", some, scores)
+    return write_figures(out, "a1", rows)

@@ -105,3 +105,38 @@ def footprints(
     look = Look(sorted(round_), part, highest, models)
     federation = open_experiment(experiment, ngpu)
     print(write_footprints(federation, indicator, out, look, job, nj))
+
+
+@attack.command("a1")
+def a1(
+    folder: Path = typer.Argument(..., metavar="DIR", help="What attack footprints has written."),
+    models: Path = typer.Option(
+        None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
+    ),
+    alpha: str = typer.Option("1,10", help="Weights of means and of deviations, equation 4."),
+    others: int = typer.Option(10_000, min=0, help="Trials of two speakers; 0: all there are."),
+    resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
+    seed: int = typer.Option(0, min=0, help="Of everything random."),
+) -> None:
+    """Whether two models are of one speaker, by the distance of their footprints; DIR/a1.tsv.
+
+    Strict trials: target pairs share no talk, others are of one sex. Intervals are 95 %.
+    """
+    from fedtools.attack.a1 import attack as run
+    from fedtools.attack.prints import read_footprints
+    from fedtools.attack.verify import COLUMNS, known_speakers
+    from fedtools.files.tables import format_table
+
+    try:
+        weights = tuple(float(part) for part in alpha.split(","))
+    except ValueError:
+        weights = ()
+    if len(weights) != 2 or not all(0 <= weight < 1e9 for weight in weights) or not any(weights):
+        raise typer.BadParameter(
+            f"{alpha!r}: write two numbers, such as 1,10", param_hint="--alpha"
+        )
+    prints = read_footprints(folder)
+    known = known_speakers(prints.models, prints.speakers, models)
+    rows = run(prints, known, folder, alpha=weights, others=others, resamples=resamples, seed=seed)
+    cells = [[row[name] for name in COLUMNS] for row in rows]
+    print(format_table(COLUMNS, cells, "llll" + "r" * (len(COLUMNS) - 4)), end="")

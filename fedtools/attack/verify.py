@@ -1,0 +1,186 @@
+"""Who is the same speaker as whom? Trials of personalised models, and how well scores decide them.
+
+Tomashenko et al. (ICASSP 2022), section 4.3: target trials are all pairs of models of one speaker,
+others are drawn at random.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.atomic import write_text
+from fedtools.files.errors import UserError
+from fedtools.files.keyed import generator
+from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.score.calibration import linkability, min_cllr, min_dcf
+from fedtools.score.trials import Trials
+from fedtools.score.verification import (
+    MIN_TARGETS,
+    det_curve,
+    estimate_error_rate,
+    true_positive_rate,
+)
+
+COLUMNS = (
+    "attack", "layer", "scores", "trials", "EER%", "low", "high", "minDCF", "minCllr", "Dsys",
+    "TPR@0.1%", "TPR@1%", "targets", "others",
+)  # fmt: skip
+# The columns of a table of models that trials depend on, as local/tedlium3/prepare.py writes it.
+MODEL_COLUMNS = ("model", "speaker", "gender", "talks")
+EASY, STRICT = "easy", "strict"
+# As many points of a curve are enough for a picture.
+_POINTS = 1000
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is known of a model for trials: gender "" and no talks where nothing is."""
+
+    speaker: str
+    gender: str = ""
+    talks: frozenset[str] = frozenset()
+
+
+def read_models(path: str | Path) -> dict[str, Model]:
+    """model -> what a table says of it; it may have other columns than `MODEL_COLUMNS`, too."""
+    path = Path(path)
+    with open(path, encoding="utf-8", errors="replace") as file:
+        header = tuple(file.readline().rstrip("\n").split("\t"))
+    if not set(MODEL_COLUMNS) <= set(header):
+        raise UserError(f"no table of {', '.join(MODEL_COLUMNS)}", path=path, line=1)
+    found = {}
+    for line, row in enumerate(read_tsv(path, header), 2):
+        if row["model"] in found:
+            raise UserError(f"{row['model']!r} comes twice", path=path, line=line)
+        gender = row["gender"] if row["gender"] in ("m", "f") else ""
+        talks = frozenset(row["talks"].split(","))
+        found[row["model"]] = Model(row["speaker"], gender, talks)
+    return found
+
+
+def make_trials(
+    models: Mapping[str, Model], *, others: int = 10_000, seed: int = 0, strict: bool = False
+) -> Trials:
+    """Pairs of models.
+
+    Args:
+        models: by name; one of a speaker with one model is in no target trial.
+        others: trials of two speakers, drawn at random; all if there are no more, or with 0.
+        seed: of the draw.
+        strict: target trials share no talk, and the two speakers of the others are of one sex.
+
+    Raises:
+        UserError: if no trial of a kind is left.
+    """
+    names, targets, rest = sorted(models), [], []
+    for one, other in combinations(names, 2):
+        a, b = models[one], models[other]
+        if a.speaker == b.speaker:
+            if not strict or not a.talks & b.talks:
+                targets.append((one, other))
+        elif not strict or (a.gender and a.gender == b.gender):
+            rest.append((one, other))
+    if others and others < len(rest):
+        drawn = generator(seed, "trials", int(strict)).choice(len(rest), others, replace=False)
+        rest = [rest[index] for index in np.sort(drawn)]
+    if not targets or not rest:
+        kind = "of one speaker" if not targets else "of two speakers"
+        where = " that share no talk" if strict and not targets else " of one sex" * strict
+        raise UserError(f"no pair of models {kind}{where}")
+    pairs = sorted([(*pair, True) for pair in targets] + [(*pair, False) for pair in rest])
+    enrolled, test, kinds = zip(*pairs, strict=True)
+    return Trials(enrolled, test, np.array(kinds))
+
+
+def judge(
+    scores: np.ndarray, trials: Trials, speakers: Mapping[str, str], *, resamples: int, seed: int
+) -> dict[str, object]:
+    """The figures of some trials, written out.
+
+    Args:
+        scores: (trials,), large where the speakers seem the same.
+        speakers: model -> speaker.
+        resamples, seed: of the interval of the equal error rate.
+    """
+    rate = estimate_error_rate(
+        scores, trials.targets, trials.speakers(speakers), resamples=resamples, seed=seed
+    )
+    few = rate.targets < MIN_TARGETS
+    return {
+        # Of few trials the interval alone is told.
+        "EER%": "-" if few else f"{rate.value:.2f}",
+        "low": f"{rate.low:.2f}",
+        "high": f"{rate.high:.2f}",
+        "minDCF": f"{min_dcf(scores, trials.targets):.3f}",
+        "minCllr": f"{min_cllr(scores, trials.targets):.3f}",
+        "Dsys": _known(linkability(_finite(scores), trials.targets), 3),
+        "TPR@0.1%": _known(true_positive_rate(scores, trials.targets, 0.001), 1),
+        "TPR@1%": _known(true_positive_rate(scores, trials.targets, 0.01), 1),
+        "targets": rate.targets,
+        "others": rate.others,
+    }
+
+
+def write_figures(
+    out: Path, attack: str, rows: Iterable[Mapping[str, object]]
+) -> list[Mapping[str, object]]:
+    """Write OUT/<attack>.tsv; warn where there are few target trials."""
+    rows = [{"attack": attack, **row} for row in rows]
+    write_tsv(out / f"{attack}.tsv", COLUMNS, rows)
+    for kind in sorted({row["trials"] for row in rows if int(row["targets"]) < MIN_TARGETS}):
+        print(
+            f"{attack}, {kind} trials: fewer than {MIN_TARGETS} target trials, so that only "
+            "intervals of the error rate are told",
+            file=sys.stderr,
+        )
+    return rows
+
+
+def write_scores(path: Path, trials: Trials, scores: np.ndarray) -> None:
+    """Write a score for each trial, `<model> <model> <score>`, and the DET curve beside it."""
+    lines = zip(trials.enrolled, trials.test, scores, strict=True)
+    write_text(path, "".join(f"{one} {other} {score:.9g}\n" for one, other, score in lines))
+    curve = det_curve(scores, trials.targets)
+    some = np.unique(np.linspace(0, len(curve.thresholds) - 1, _POINTS).astype(int))
+    columns = ("threshold", "false_rejects", "false_accepts")
+    points = zip(*(values[some] for values in curve), strict=True)
+    rows = [
+        dict(zip(columns, (f"{value:.9g}" for value in point), strict=True)) for point in points
+    ]
+    write_tsv(path.with_name(f"{path.name}.det.tsv"), columns, rows)
+
+
+def _finite(scores: np.ndarray) -> np.ndarray:
+    """Scores of models that did not move at all are infinite, which no histogram can hold."""
+    finite = scores[np.isfinite(scores)]
+    return scores.clip(finite.min(), finite.max()) if len(finite) else np.zeros_like(scores)
+
+
+def _known(value: float, digits: int) -> str:
+    return "-" if np.isnan(value) else f"{value:.{digits}f}"
+
+
+def known_speakers(
+    models: Sequence[str], speakers: Sequence[str], table: Path | None
+) -> dict[str, Model]:
+    """What is known of models that have a speaker, of a table if there is one.
+
+    Raises:
+        UserError: if the table lacks one, or says another speaker.
+    """
+    known = {one: Model(who) for one, who in zip(models, speakers, strict=True) if who}
+    if table is None:
+        return known
+    told = read_models(table)
+    for name, model in known.items():
+        if name not in told or told[name].speaker != model.speaker:
+            problem = f"{name!r} is of {model.speaker!r}, of whom the table does not say so"
+            raise UserError(problem, path=table)
+        known[name] = told[name]
+    return known
