@@ -246,3 +246,58 @@ def test_clients_that_are_no_single_speaker_are_in_no_trial(world, tmp_path):
         make_trials(known_speakers(prints.models, prints.speakers, None))
     inside("attack", "a1", tmp_path, "--alpha", "1").fails(2, "--alpha")
     inside("attack", "a1", tmp_path).fails(1, "no footprints here")
+
+
+# --- attack A2
+
+
+@pytest.fixture(scope="module")
+def known(world) -> Path:
+    """Models of other people, trained from the same beginning."""
+    people = [f"{one}-m{number}" for one in ("kim", "lou", "mia") for number in (1, 2)]
+    one_speaker_each(simulated.data_dir(world / "known_train", people, 3, seed=3))
+    path = world / "known"
+    inside(
+        *("init", path, "--config", world / "c.yaml", "--method", "fedavg", "--set", "rounds=1"),
+        *("--data", f"train={world / 'known_train'}", "--asset", f"tokens={world / 'tokens'}"),
+        *("--start", world / "exp" / "init.safetensors"),
+    ).ok()
+    inside("rounds", path).ok()
+    return path
+
+
+A2 = ("--layer", "2", "--width", "16", "--epochs", "2", "--resamples", "50")
+
+
+def test_a2_from_models_to_figures(world, known, tmp_path):
+    options = (*A2, "--indicator", world / "indicator")
+    for name, held in (("one", "16"), ("other", "3")):
+        out = tmp_path / name
+        inside("attack", "a2", known, world / "exp", out, *options, "--held", held).ok()
+    out = tmp_path / "one"
+    rows = read_tsv(out / "a2.h2.tsv", VERIFIED)
+    assert [row["scores"] for row in rows] == ["PLDA", "cosine"]
+    assert {(row["layer"], row["targets"], row["others"]) for row in rows} == {("h2", "4", "24")}
+    scp = (out / "a2.h2.scp").read_text().splitlines()
+    assert [line.split()[0][:3] for line in scp] == sorted(
+        one for one in (*SPEAKERS, "kim", "lou", "mia") for _ in (1, 2)
+    )
+    trials = (out / "trials.easy").read_text().splitlines()
+    scores = (out / "a2.h2.easy").read_text().splitlines()
+    assert [one.split()[:2] for one in trials] == [one.split()[:2] for one in scores]
+    # The same command, the same bytes.
+    again = tmp_path / "again"
+    inside("attack", "a2", known, world / "exp", again, *options).ok()
+    assert (again / "a2.h2.easy").read_bytes() == (out / "a2.h2.easy").read_bytes()
+
+
+def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):
+    options = (*A2, "--indicator", world / "indicator")
+    done = inside("attack", "a2", world / "exp", world / "exp", tmp_path, *options)
+    done.fails(1, "'ann' is in two of the experiments and the Indicator")
+    options = (*A2, "--indicator", world / "known_train")
+    inside("attack", "a2", known, world / "exp", tmp_path, *options).fails(1, "'kim' is in two")
+    options = (*A2, "--indicator", world / "indicator", "--round", "2")
+    inside("rounds", known, "--to", "2").ok()
+    done = inside("attack", "a2", known, world / "exp", tmp_path, *options)
+    done.fails(1, "round 2 began with another model than in")

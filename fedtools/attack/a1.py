@@ -11,15 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.attack.prints import Prints
-from fedtools.attack.verify import (
-    EASY,
-    STRICT,
-    Model,
-    judge,
-    make_trials,
-    write_figures,
-    write_scores,
-)
+from fedtools.attack.verify import Model, judge, write_figures, write_scores, write_trials
 
 # Weights of means and standard deviations, section 4.3.1.
 ALPHA = (1.0, 10.0)
@@ -95,11 +87,7 @@ def attack(
         others, seed: see `make_trials`.
         resamples: of intervals.
     """
-    trials = {EASY: make_trials(models, others=others, seed=seed)}
-    if any(model.gender for model in models.values()):
-        trials[STRICT] = make_trials(models, others=others, seed=seed, strict=True)
-    for kind, some in trials.items():
-        some.write(out / f"trials.{kind}")
+    trials = write_trials(out, models, others, seed)
     speakers = {name: model.speaker for name, model in models.items()}
     ways = {"both": alpha, "means": (1.0, 0.0), "deviations": (0.0, 1.0)}
     rows = []

@@ -98,6 +98,18 @@ def make_trials(
     return Trials(enrolled, test, np.array(kinds))
 
 
+def write_trials(
+    out: Path, models: Mapping[str, Model], others: int, seed: int
+) -> dict[str, Trials]:
+    """Make trials and write OUT/trials.<kind>: easy ones, and strict ones where sex is known."""
+    trials = {EASY: make_trials(models, others=others, seed=seed)}
+    if any(model.gender for model in models.values()):
+        trials[STRICT] = make_trials(models, others=others, seed=seed, strict=True)
+    for kind, some in trials.items():
+        some.write(out / f"trials.{kind}")
+    return trials
+
+
 def judge(
     scores: np.ndarray, trials: Trials, speakers: Mapping[str, str], *, resamples: int, seed: int
 ) -> dict[str, object]:

@@ -140,3 +140,49 @@ def a1(
     rows = run(prints, known, folder, alpha=weights, others=others, resamples=resamples, seed=seed)
     cells = [[row[name] for name in COLUMNS] for row in rows]
     print(format_table(COLUMNS, cells, "llll" + "r" * (len(COLUMNS) - 4)), end="")
+
+
+@attack.command("a2")
+def a2(
+    known: Path = typer.Argument(..., metavar="KNOWN", help="Models of speakers that one knows."),
+    attacked: Path = typer.Argument(..., metavar="EXP", help="Models of others, to be attacked."),
+    out: Path = typer.Argument(
+        ..., metavar="OUT", help="Gets a2.h<layer>.tsv, and what led to it."
+    ),
+    indicator: Path = typer.Option(
+        ..., metavar="DIR", help="Speech of people who have no model: features, or clips."
+    ),
+    round_: int = typer.Option(1, "--round", min=1, help="In which models were sent."),
+    layer: int = typer.Option(..., min=1, help="h, the hidden layer that is looked at."),
+    part: str = typer.Option("relu", help="Of a TDNN's layers: affine, or relu, what follows it."),
+    width: int = typer.Option(512, min=2, help="Of the layers of the network."),
+    epochs: int = typer.Option(5, min=1, help="Of its training."),
+    dimension: int = typer.Option(150, min=1, help="Of embeddings after LDA, at most."),
+    models: Path = typer.Option(
+        None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
+    ),
+    held: int = typer.Option(16, min=2, help="Models in memory at a time."),
+    others: int = typer.Option(10_000, min=0, help="Trials of two speakers; 0: all there are."),
+    resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
+    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    ngpu: int = NGPU,
+) -> None:
+    """Whether two models are of one speaker, by embeddings that a network is trained to make.
+
+    It learns from the models of KNOWN, whose speakers are others than those of EXP.
+    """
+    from fedtools.attack.a2 import Options
+    from fedtools.attack.a2 import attack as run
+    from fedtools.attack.layers import PARTS
+    from fedtools.attack.verify import COLUMNS
+    from fedtools.attack.xvectors import Training
+    from fedtools.files.tables import format_table
+
+    if part not in PARTS:
+        raise typer.BadParameter(f"{part!r} is not one of {', '.join(PARTS)}", param_hint="--part")
+    training = Training(layer, part, width, epochs, seed=seed)
+    options = Options(round_, held, dimension, others, resamples, seed)
+    one, other = (open_experiment(path, ngpu) for path in (known, attacked))
+    rows = run(one, other, indicator, models, out, training, options)
+    cells = [[row[name] for name in COLUMNS] for row in rows]
+    print(format_table(COLUMNS, cells, "llll" + "r" * (len(COLUMNS) - 4)), end="")

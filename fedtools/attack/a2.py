@@ -1,0 +1,143 @@
+"""Attack A2: speaker embeddings of personalised models, compared by PLDA.
+
+Tomashenko et al. (ICASSP 2022), section 3.2.2. The network, LDA and PLDA are trained on some
+people's models (Part-1), and decide trials of other people's (Part-2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.attack.verify import (
+    Model,
+    judge,
+    known_speakers,
+    write_figures,
+    write_scores,
+    write_trials,
+)
+from fedtools.attack.victims import Victims, find_victims, make_probe
+from fedtools.attack.xvectors import Training, embeddings, train_xvectors
+from fedtools.federation.base import Federation
+from fedtools.files.ark import write_ark
+from fedtools.files.config import write_yaml
+from fedtools.files.datadir import write_table
+from fedtools.files.errors import UserError
+from fedtools.speaker.plda import length_normalise, train_lda, train_plda
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the attack goes.
+
+    Attributes:
+        round: in which models were sent, of both experiments.
+        held: models in memory at a time.
+        dimension: to which LDA brings embeddings, at most; fewer where there are few models.
+        others, resamples, seed: as of attack A1.
+    """
+
+    round: int = 1
+    held: int = 16
+    dimension: int = 150
+    others: int = 10_000
+    resamples: int = 1000
+    seed: int = 0
+
+
+def attack(
+    known: Federation,
+    attacked: Federation,
+    indicator: Path,
+    table: Path | None,
+    out: Path,
+    training: Training,
+    options: Options,
+) -> list[Mapping[str, object]]:
+    """Train on one experiment's models, decide trials of another's; write OUT/a2.<layer>.tsv.
+
+    Args:
+        known: people's models that the attacker knows the speakers of.
+        attacked: models of others, which began with the same global model.
+        indicator: speech of neither.
+        table: what is known of the attacked models, see `verify.read_models`; None: their speakers.
+        out: gets also embeddings, trials and scores.
+
+    Raises:
+        UserError: if the two began with different models, or share a speaker with each other or
+            the Indicator.
+    """
+    number = options.round
+    if known.experiment.base(number) != attacked.experiment.base(number):
+        problem = f"round {number} began with another model than in {known.experiment.path}"
+        raise UserError(problem, path=attacked.experiment.path)
+    probe, people = make_probe(known, number, indicator, options.held)
+    ours, theirs = (find_victims(one, [number]) for one in (known, attacked))
+    for one, other in ((ours, theirs.speakers), (theirs, ours.speakers)):
+        if shared := set(one.speakers.values()) & (people | set(other.values())):
+            problem = f"{min(shared)!r} is in two of the experiments and the Indicator"
+            raise UserError(problem, path=indicator, remedy="give disjoint speakers")
+    network = train_xvectors(probe, ours.states, _whole(ours), training)
+    found = [
+        embeddings(probe, one.states, sorted(_whole(one)), network, training)
+        for one in (ours, theirs)
+    ]
+    name = f"a2.h{training.layer}"
+    write_yaml(out / f"{name}.yaml", {**asdict(training), **asdict(options)})
+    vectors = {key: row for part in found for key, row in part.items()}
+    matrices = ((key, vectors[key][None]) for key in sorted(vectors))
+    write_table(out / f"{name}.scp", write_ark(out / f"{name}.ark", matrices))
+    models = known_speakers(list(found[1]), [theirs.speakers[key] for key in found[1]], table)
+    rows = _decide(found[0], ours.speakers, found[1], models, out, name, options)
+    return write_figures(out, name, rows)
+
+
+def _whole(victims: Victims) -> dict[str, str]:
+    """model -> speaker, of the models that can be looked at."""
+    # Reading tells which are not finite.
+    for _ in victims.states(sorted(victims.messages)):
+        pass
+    return {
+        name: victims.speakers[name]
+        for name in sorted(victims.messages)
+        if name in victims.speakers and name not in victims.refused
+    }
+
+
+def _decide(
+    ours: Mapping[str, np.ndarray],
+    speakers: Mapping[str, str],
+    theirs: Mapping[str, np.ndarray],
+    models: Mapping[str, Model],
+    out: Path,
+    name: str,
+    options: Options,
+) -> list[Mapping[str, object]]:
+    """Scores by PLDA, and by the cosine, and their figures."""
+    names, labels = list(theirs), np.array([speakers[key] for key in ours])
+    trained, tested = np.stack(list(ours.values())), np.stack(list(theirs.values()))
+    free = len(labels) - len(set(labels))
+    dimension = min(options.dimension, trained.shape[1], len(set(labels)) - 1, max(1, free))
+    lda = train_lda(trained, labels, dimension)
+    trained_low, tested_low = (length_normalise(lda(one)) for one in (trained, tested))
+    plda, _ = train_plda(trained_low, labels)
+    centred = length_normalise(tested - trained.mean(0))
+    matrices = {
+        "PLDA": plda.scores(tested_low, tested_low),
+        "cosine": centred @ centred.T / centred.shape[1],
+    }
+    trials = write_trials(out, models, options.others, options.seed)
+    people = {key: model.speaker for key, model in models.items()}
+    rows = []
+    for kind, some in trials.items():
+        for way, matrix in matrices.items():
+            scores = some.scores(matrix, names, names)
+            figures = judge(scores, some, people, resamples=options.resamples, seed=options.seed)
+            rows.append({"layer": name.partition(".")[2], "scores": way, "trials": kind, **figures})
+            if way == "PLDA":
+                write_scores(out / f"{name}.{kind}", some, scores)
+    return rows
