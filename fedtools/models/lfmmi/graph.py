@@ -1,0 +1,296 @@
+"""Graphs of hidden Markov models for lattice-free MMI, with an n-gram of units as their prior.
+
+Units are numbers 1, 2, ..: characters, pieces of words or phones. Unit 0, a tokenizer's CTC blank,
+is silence here. Unit u has two scores ("pdfs"): 2u of its first frame and 2u + 1 of each further
+one, so that one frame is the least it lasts (Kaldi's chain topology, Povey et al. 2016), and "ll"
+is not a long "l". Units do not depend on their context (Hadian et al. 2018, "mono").
+
+The n-gram's backoff is a graph's epsilon arc, as in every decoder: having backed off, a path has
+forgotten the older units. All paths, with their weights, are a probability distribution over unit
+sequences and durations; every sequence of units has a path, whether it was seen or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+SILENCE = 0
+START, END = -2, -1  # of a transcript, in n-grams
+# Of staying in a unit for another frame. Leaving has the same, and so all paths through an
+# utterance have the same factor of it: a constant that does not matter to training.
+_STAY = math.log(0.5)
+History = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """States and arcs. A path starts at an initial state and takes one emitting arc each frame.
+
+    Before an emitting arc, and at the end, it may take one epsilon arc. These lead from the first
+    states to the last ones, where no other arc leads and no path starts.
+
+    Attributes:
+        source, target: states of each arc, int64, (arcs,).
+        pdf: whose score of the frame an arc takes, int64, (arcs,); -1 for an epsilon arc.
+        weight: natural logarithms, float64, (arcs,).
+        initial, final: natural logarithms, float64, (states,); -inf where no path starts or ends.
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    pdf: np.ndarray
+    weight: np.ndarray
+    initial: np.ndarray
+    final: np.ndarray
+
+    def __post_init__(self):
+        between, first = self.pdf < 0, self.stations
+        apart = (self.target >= first) == between
+        if not apart.all() or (self.source[between] >= first).any():
+            raise ValueError("epsilon arcs must lead from the first states to the last, others not")
+
+    @cached_property
+    def stations(self) -> int:
+        """How many states are not targets of epsilon arcs: the first ones."""
+        return len(self.final) - len(np.unique(self.target[self.pdf < 0]))
+
+    @cached_property
+    def leaving(self) -> list[dict[int, list[tuple[int, int, float]]]]:
+        """Of each state, its arcs (target, pdf, weight) by unit; 0 if they begin none, else -1."""
+        found = [defaultdict(list) for _ in self.final]
+        arcs = zip(self.source, self.target, self.pdf, self.weight, strict=True)
+        for source, target, pdf, weight in arcs:
+            unit = -1 if pdf < 0 else begun(pdf)
+            found[source][unit].append((int(target), int(pdf), float(weight)))
+        return found
+
+    def closure(self, state: int) -> list[tuple[int, float]]:
+        """Where a path at a state may go on from, and at which weight: itself, or after epsilon."""
+        return [(state, 0.0), *((to, weight) for to, _, weight in self.leaving[state].get(-1, ()))]
+
+
+def begun(pdf: int) -> int:
+    """The unit that begins with a pdf; 0 for one that goes on, and for silence."""
+    return 0 if pdf % 2 else int(pdf) // 2
+
+
+class _Arcs:
+    """A graph that grows; states are any keys, numbered as they come. All paths start at one."""
+
+    def __init__(self, start: object):
+        self.numbers: dict[object, int] = {start: 0}
+        self.arcs: dict[tuple[int, int, int], float] = {}
+        self.final: dict[int, float] = {}
+
+    def state(self, key: object) -> int:
+        return self.numbers.setdefault(key, len(self.numbers))
+
+    def add(self, source: object, target: object, pdf: int, weight: float) -> None:
+        """Add an arc, or to the probability of the one of the same states and pdf."""
+        key = self.state(source), self.state(target), pdf
+        self.arcs[key] = np.logaddexp(self.arcs.get(key, -np.inf), weight)
+
+    def end(self, key: object, weight: float) -> None:
+        """Let paths end at a state, or add to the probability that they do."""
+        state = self.state(key)
+        self.final[state] = np.logaddexp(self.final.get(state, -np.inf), weight)
+
+    def graph(self) -> Graph:
+        arcs = np.array(list(self.arcs), dtype=np.int64).reshape(-1, 3).T.copy()
+        weight = np.array(list(self.arcs.values()), dtype=np.float64)
+        initial, final = np.full((2, len(self.numbers)), -np.inf)
+        initial[0] = 0.0
+        final[list(self.final)] = list(self.final.values())
+        return Graph(*arcs, weight, initial, final)
+
+
+@dataclass(frozen=True)
+class Ngram:
+    """An n-gram of units; see `estimate`.
+
+    Attributes:
+        order: length of the longest n-grams.
+        seen: of each history that has any, the units (and END) seen after it: their probabilities,
+            without what comes by backing off. The empty history has all units.
+        backoff: of each history but the empty one, the probability of backing off.
+    """
+
+    order: int
+    seen: dict[History, dict[int, float]]
+    backoff: dict[History, float]
+
+    def longest(self, history: History) -> History:
+        """The longest known end of a history."""
+        history = history[max(0, len(history) - self.order + 1) :]
+        while history not in self.seen:
+            history = history[1:]
+        return history
+
+    def shorter(self, history: History) -> Iterable[tuple[History, float]]:
+        """A known history and what it backs off to, with natural logarithms of probabilities."""
+        weight = 0.0
+        while history:
+            yield history, weight
+            weight += math.log(self.backoff[history])
+            history = self.longest(history[1:])
+        yield (), weight
+
+    def probability(self, units: Collection[int], history: History) -> float:
+        """That one of some units, or END, comes after a history, by all ways of backing off."""
+        return sum(
+            math.exp(weight) * sum(p for unit, p in self.seen[known].items() if unit in units)
+            for known, weight in self.shorter(self.longest(history))
+        )
+
+
+def estimate(
+    transcripts: Iterable[Sequence[int]], units: int, order: int = 3, max_histories: int = 2000
+) -> Ngram:
+    """Estimate an n-gram, interpolated as by Witten and Bell (Chen and Goodman 1999, section 2.4).
+
+    With c counts of a history, of which t kinds of units follow it, P(u | h) is
+    count(h, u) / (c + t), plus t / (c + t) times that of the shorter history; beneath the empty one
+    all are equal. Small alphabets have no counts of counts, which other discounts need.
+
+    Args:
+        transcripts: unit numbers, from 1 to units - 1.
+        units: one more than the largest number; for a `Tokenizer`, len(tokenizer) - 1, as
+            <sos/eos> is never spoken.
+        order: 2 to 4 (1 for no history at all).
+        max_histories: of two units and more, so many are kept, the most frequent ones; the others
+            are taken for their shorter ones (in the spirit of Kaldi's chain-est-phone-lm).
+
+    Raises:
+        ValueError: for a number that is no unit, or no transcripts.
+    """
+    counts: dict[History, Counter[int]] = defaultdict(Counter)
+    for transcript in transcripts:
+        line = [START, *_checked(transcript, units), END]
+        for place in range(1, len(line)):
+            for length in range(min(order, place + 1)):
+                counts[tuple(line[place - length : place])][line[place]] += 1
+    if not counts:
+        raise ValueError("no transcripts")
+    # Shorter ones first among equals: of every history that is kept, its beginning is too.
+    long = [history for history in counts if len(history) > 1]
+    long.sort(key=lambda history: (-counts[history].total(), len(history), history))
+    seen, backoff = {}, {}
+    for history in sorted([h for h in counts if len(h) <= 1] + long[:max_histories]):
+        after, total = counts[history], counts[history].total() + len(counts[history])
+        seen[history] = {unit: after[unit] / total for unit in sorted(after)}
+        backoff[history] = len(after) / total
+    rest = backoff.pop(()) / units
+    seen[()] = {unit: seen[()].get(unit, 0.0) + rest for unit in (END, *range(1, units))}
+    return Ngram(order, seen, backoff)
+
+
+def _checked(transcript: Sequence[int], units: int) -> list[int]:
+    for unit in transcript:
+        if not 0 < unit < units:
+            raise ValueError(f"{unit} is not one of the units 1 to {units - 1}")
+    return [int(unit) for unit in transcript]
+
+
+def word_starts(tokens: Sequence[str]) -> set[int]:
+    """The numbers of tokens before which a speaker may pause: a space, or what begins a word."""
+    return {i for i, token in enumerate(tokens) if token == "<space>" or token.startswith("▁")}
+
+
+def denominator(ngram: Ngram, pauses: Collection[int] = (), silence: float = 0.5) -> Graph:
+    """The graph of all unit sequences, weighted by an n-gram.
+
+    There is a state for each history with which a unit may end, and one to go on from each known
+    history, at the end of epsilon arcs. A pause leaves of the history only the last unit.
+
+    Args:
+        ngram: of units.
+        pauses: units before which there may be silence; before the first unit and after the last
+            one there always may.
+        silence: the probability that there is, where there may be; below 1.
+    """
+    arcs, pauses = _Arcs("start"), frozenset(pauses) | {END}
+    speak, wait = math.log1p(-silence), math.log(silence or 1)
+    # States get numbers as they come, and those after epsilon arcs must be the last.
+    pairs = [(history, unit) for history, seen in ngram.seen.items() for unit in seen]
+    ends = {_after(ngram, history, unit): unit for history, unit in pairs if unit != END}
+    for history, unit in ends.items():
+        arcs.add(history, history, 2 * unit + 1, _STAY)
+    pauses_after = dict.fromkeys([START, *ends.values()] if silence else [])
+    for unit in pauses_after:
+        arcs.add(("silence", unit), ("silence", unit), 2 * SILENCE + 1, _STAY)
+    going_on = {}
+
+    def go_on(state: object, after: str, history: History, weight: float) -> None:
+        for known, more in ngram.shorter(ngram.longest(history)):
+            arcs.add(state, (after, known), -1, weight + more)
+            going_on[after, known] = None
+
+    go_on("start", "start", (START,), speak)
+    for history, unit in ends.items():
+        go_on(history, "unit", history, _STAY)
+        if silence:
+            weight = _STAY + wait + math.log(ngram.probability(pauses, history))
+            arcs.add(history, ("silence", unit), 2 * SILENCE, weight)
+    for unit in pauses_after:
+        if unit == START:
+            arcs.add("start", ("silence", unit), 2 * SILENCE, wait)
+            go_on(("silence", unit), "start", (unit,), _STAY)
+        else:
+            weight = _STAY - math.log(ngram.probability(pauses, (unit,)))
+            go_on(("silence", unit), "pause", (unit,), weight)
+    for state in going_on:
+        after, history = state
+        for unit, probability in ngram.seen[history].items():
+            weight = math.log(probability) + (speak if after == "unit" and unit in pauses else 0)
+            if unit == END:
+                arcs.end(state, weight)
+            elif after != "pause" or unit in pauses:
+                arcs.add(state, _after(ngram, history, unit), 2 * unit, weight)
+    return arcs.graph()
+
+
+def _after(ngram: Ngram, history: History, unit: int) -> History:
+    """The state in which a unit is, that followed a history: it knows its unit at least."""
+    return ngram.longest((*history, unit)) or (unit,)
+
+
+def numerator(denominator: Graph, transcript: Sequence[int]) -> Graph:
+    """The graph of one transcript: all paths of the denominator's that say it, at their weights.
+
+    The sum over it is therefore at most that over the denominator, for any scores.
+
+    Raises:
+        ValueError: for a unit that the denominator does not have.
+    """
+    units = [*_checked(transcript, int(denominator.pdf.max()) // 2 + 1), END]
+    queue = [(0, int(denominator.initial.argmax()))]
+    arcs, queued, leaving = _Arcs(queue[0]), set(queue), denominator.leaving
+    for place, state in queue:  # grows
+        for through, weight in denominator.closure(state):
+            nexts = [(place, arc) for arc in leaving[through].get(0, ())]
+            if units[place] == END:
+                arcs.end((place, state), weight + denominator.final[through])
+            else:
+                nexts += [(place + 1, arc) for arc in leaving[through].get(units[place], ())]
+            for following, (target, pdf, more) in nexts:
+                key = following, target
+                if key not in queued:
+                    if not _goes_on(denominator, target, units[following]):
+                        continue  # a pause where the transcript has none
+                    queued.add(key)
+                    queue.append(key)
+                arcs.add((place, state), key, pdf, weight + more)
+    return arcs.graph()
+
+
+def _goes_on(graph: Graph, state: int, unit: int) -> bool:
+    """Whether a unit can begin, or a path end, after a state, but for silence in between."""
+    after = [state for state, _ in graph.closure(state)]
+    ends = unit == END and (graph.final[after] > -np.inf).any()
+    return bool(ends) or any(unit in graph.leaving[state] for state in after if unit != END)
