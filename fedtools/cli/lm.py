@@ -73,3 +73,29 @@ def train_lm(
             rows.append((path, found.sentences, found.units, found.unknown, *figures))
         header = ("text", "sentences", f"{unit}s", "unknown", "perplexity", "without unknown")
         print(format_table(header, rows), end="")
+
+
+@app.command("train-denominator")
+def train_denominator(
+    text: Path = typer.Argument(..., help="Kaldi text of training data."),
+    tokens: Path = typer.Argument(..., help="Folder of train-tokens."),
+    out: Path = typer.Argument(..., help="Gets denominator.safetensors."),
+    order: int = typer.Option(3, min=1, max=4, help="Longest n-gram of tokens."),
+    max_histories: int = typer.Option(
+        2000, min=0, help="Of two tokens and more, so many histories are kept."
+    ),
+) -> None:
+    """Make the denominator graph of LF-MMI: an n-gram of tokens (model.criterion lfmmi)."""
+    from fedtools.files.datadir import read_table
+    from fedtools.files.errors import UserError
+    from fedtools.lm.tokens import Tokenizer
+    from fedtools.models.lfmmi import lattice
+
+    tokenizer = Tokenizer.load(tokens)
+    lines = [line for line in read_table(text, values="optional").values() if line.strip()]
+    if not lines:
+        raise UserError("no words in the text", path=text)
+    transcripts = [tokenizer.encode(line) for line in lines]
+    graph = lattice.train_denominator(transcripts, tokenizer.tokens, order, max_histories)
+    lattice.save_denominator(out / lattice.FILE, graph)
+    print(f"{out / lattice.FILE}: {len(graph.final)} states, {len(graph.pdf)} arcs")

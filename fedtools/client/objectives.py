@@ -12,20 +12,20 @@ from fedtools.client.fit import Objective, State
 from fedtools.client.options import load_model
 from fedtools.client.utterances import Batch
 from fedtools.decode.greedy import greedy
-from fedtools.models.asr import ctc_losses, log_posteriors
+from fedtools.models.asr import losses, outputs
 
 # (model, batch) to CTC log posteriors (B, T, tokens) and their numbers of frames (B,).
 Posteriors = Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
 
 
 class Transcripts(Objective):
-    """CTC on the labels that batches have.
+    """The model's criterion, CTC or LF-MMI, on the labels that batches have.
 
     Args:
         posteriors: how the model sees a batch; by default as filterbanks, from its first layer.
     """
 
-    def __init__(self, posteriors: Posteriors = log_posteriors):
+    def __init__(self, posteriors: Posteriors = outputs):
         super().__init__(self._loss)
         self.posteriors = posteriors
 
@@ -36,7 +36,7 @@ class Transcripts(Objective):
     def _loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a batch's utterances, nats, (1,)."""
         batch = self.labelled(batch)
-        return ctc_losses(*self.posteriors(model, batch), batch).mean()[None]
+        return losses(model, *self.posteriors(model, batch), batch).mean()[None]
 
 
 class ContinuousLabels(Transcripts):
@@ -60,7 +60,7 @@ class ContinuousLabels(Transcripts):
         teacher: nn.Module,
         decay: float,
         keep: bool = True,
-        posteriors: Posteriors = log_posteriors,
+        posteriors: Posteriors = outputs,
     ):
         super().__init__(posteriors)
         self.keep = keep

@@ -34,12 +34,14 @@ from fedtools.lm.tokens import Tokenizer
 from fedtools.methods.base import PERSONAL, Extracted, Phase
 from fedtools.models.asr import (
     INPUT_SIZE,
+    as_posteriors,
     build_model,
-    ctc_losses,
-    log_posteriors,
+    losses,
+    outputs,
     shortest_input,
 )
 from fedtools.models.cut import Cut
+from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.score.align import count_errors
 
 
@@ -63,11 +65,18 @@ def read_data(path: str | Path, config: Mapping[str, Any], *tables: str) -> Data
     return data
 
 
+def read_lattice(folder: Path | None, tokens: int) -> Lattice | None:
+    """The denominator of LF-MMI in a folder; None without one."""
+    return Lattice(load_denominator(folder / FILE, tokens), tokens) if folder else None
+
+
 def cut_above(
     model: nn.Module, kinds: Mapping[str, str], config: Mapping[str, Any], where: str | Path
 ) -> Cut:
     """The cut above a method's personal parameters."""
     names = {name for name, _ in model.named_parameters() if kinds[name] == PERSONAL}
+    if model.lattice:
+        raise UserError("a model of criterion lfmmi is not cut in two", path=where)
     try:
         return Cut.above(model, names, config.get("input_size", INPUT_SIZE))
     except ValueError as error:
@@ -91,7 +100,11 @@ class AsrFederation(ModelFederation):
         config, where = beginning.config, beginning.where
         training = from_mapping(UtteranceTraining, config["training"], f"{where}: training")
         units = Tokenizer.load(beginning.assets["tokens"]).tokens
-        model = build_model(config["model"], units, f"{where}: model")
+        lattice = read_lattice(beginning.assets.get("denominator"), len(units))
+        model = build_model(config["model"], units, f"{where}: model", lattice)
+        if lattice and training.labels != "transcripts":
+            problem = f"labels: {training.labels} are of models of criterion ctc"
+            raise UserError(problem, path=f"{where}: training")
         read_data(beginning.data["train"], config["model"])
         check_optimizer(training, f"{where}: training")
         states = begin_with(beginning, model, model.state_dict())
@@ -124,8 +137,13 @@ class AsrFederation(ModelFederation):
         return Joint(models, self.shared_spec, self.cut)
 
     def _build(self) -> nn.Module:
-        config = self.experiment.config["model"]
-        return build_model(config, self.tokenizer.tokens, f"{self.where}: model").to(self.device)
+        config, tokens = self.experiment.config["model"], self.tokenizer.tokens
+        return build_model(config, tokens, f"{self.where}: model", self._lattice).to(self.device)
+
+    @cached_property
+    def _lattice(self) -> Lattice | None:
+        where = self.experiment.path
+        return read_lattice(where if (where / FILE).exists() else None, len(self.tokenizer))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return self.model.state_dict()
@@ -258,7 +276,7 @@ class AsrFederation(ModelFederation):
         number: int,
         own: Private,
         data: Utterances,
-        posteriors: Posteriors = log_posteriors,
+        posteriors: Posteriors = outputs,
         student: nn.Module | None = None,
         make: Callable[..., Place] | None = None,
     ) -> Place:
@@ -310,13 +328,14 @@ class AsrFederation(ModelFederation):
 
     @torch.no_grad()
     def measured(self, data: Utterances) -> dict[str, object]:
-        """The model's mean CTC loss on some utterances, nats per utterance, and greedy WER, %."""
+        """The model's mean loss on some utterances, nats per utterance, and greedy WER, %."""
         model = self.model.eval()
         loss, words, errors = 0.0, 0, 0
         batches = data.batches()
         for indices, batch in zip(batches, data.stream(batches, self.device), strict=True):
-            log_probs, lengths = log_posteriors(model, batch)
-            loss += ctc_losses(log_probs, lengths, batch).double().sum().item()
+            values, lengths = outputs(model, batch)
+            loss += losses(model, values, lengths, batch).double().sum().item()
+            log_probs = as_posteriors(model, values, lengths)
             hypotheses = greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
             for index, tokens in zip(indices, hypotheses, strict=True):
                 reference = data.texts[index].split()

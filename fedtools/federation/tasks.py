@@ -65,20 +65,27 @@ class Task:
         return ("round", "client", *self.columns)
 
 
-def check_assets(assets: Mapping[str, Path], known: tuple[str, ...], where: str | Path) -> None:
-    """Fail with a `UserError` unless the assets are just the known ones."""
+def check_assets(
+    assets: Mapping[str, Path],
+    known: tuple[str, ...],
+    where: str | Path,
+    optional: tuple[str, ...] = (),
+) -> None:
+    """Fail with a `UserError` unless the assets are the known ones, and maybe optional ones."""
     for name in assets:
-        if name not in known:
-            raise UserError(f"asset {unknown(name, known)}", path=where)
+        if name not in known + optional:
+            raise UserError(f"asset {unknown(name, known + optional)}", path=where)
     for name in known:
         if name not in assets:
             raise UserError(f"no {name}", path=where, remedy=f"give --asset {name}=FOLDER")
 
 
 def _tokens(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
-    check_assets(assets, ("tokens",), where)
+    check_assets(assets, ("tokens",), where, ("denominator",))
     files = [assets["tokens"] / name for name in ("tokens.txt", "bpe.model")]
-    return [file for file in files if file.exists()]
+    files = [file for file in files if file.exists()]
+    # That it is there is seen when it is read.
+    return files + [assets[name] / f"{name}.safetensors" for name in assets if name != "tokens"]
 
 
 def _classes(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:

@@ -13,12 +13,17 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from fedtools.files.config import option_error, unknown
+from fedtools.files.errors import UserError
+
+if TYPE_CHECKING:
+    from fedtools.models.lfmmi.lattice import Lattice
 
 # What a key of the configuration may name; the first where a model must have one.
 _CLASSES = {
@@ -58,8 +63,15 @@ KEYS = (
 )
 
 
+# Beside ESPnet's keys: what a model is trained with, CTC or lattice-free MMI.
+CRITERIA = ("ctc", "lfmmi")
+
+
 def build_model(
-    config: Mapping[str, Any], tokens: Sequence[str], where: str = "model"
+    config: Mapping[str, Any],
+    tokens: Sequence[str],
+    where: str = "model",
+    lattice: Lattice | None = None,
 ) -> nn.Module:
     """Build ESPnet's ASR model with CTC alone; parameters are drawn from torch's generator.
 
@@ -67,23 +79,30 @@ def build_model(
         config: ESPnet's keys, see `KEYS`.
         tokens: the token list, "<blank>" first.
         where: what the configuration was read from, for messages.
+        lattice: of criterion "lfmmi"; the layer of CTC then has its scores.
 
     Returns:
-        an `espnet2.asr.espnet_model.ESPnetASRModel` without decoder; `model.ctc` is the loss.
+        an `espnet2.asr.espnet_model.ESPnetASRModel` without decoder; `model.ctc` is the loss, or
+        `model.lattice` where it is not None.
 
     Raises:
         UserError: for an unknown key, class or argument, or one with which nothing can be trained.
     """
     for key in config:
-        if key not in KEYS:
+        if key not in (*KEYS, "criterion"):
             raise option_error(unknown(key, KEYS), where, key, config[key])
+    criterion = criterion_of(config, where)
+    if (criterion == "lfmmi") != (lattice is not None):
+        remedy = "give --asset denominator=FOLDER with criterion lfmmi, and only with it"
+        raise UserError(f"criterion {criterion}", path=where, remedy=remedy)
     input_size = config.get("input_size", INPUT_SIZE)
     if type(input_size) is not int or not 0 < input_size <= 1 << 16:
         problem = f"option 'input_size' is {input_size!r}, no number of filters"
         raise option_error(problem, where, "input_size", input_size)
     with _quiet():
         encoder = _make(config, "encoder", where, input_size=input_size)
-        ctc_conf = {"odim": len(tokens), "encoder_output_size": encoder.output_size()}
+        outputs = lattice.outputs if lattice else len(tokens)
+        ctc_conf = {"odim": outputs, "encoder_output_size": encoder.output_size()}
         model = _make(
             config,
             "model",
@@ -100,23 +119,68 @@ def build_model(
             ctc=_make(config, "ctc", where, **ctc_conf),
             joint_network=None,
         )
+    model.lattice = lattice
     _initialize(model, config.get("init"), where)
     _try(model, input_size, where)
     return model
 
 
+def criterion_of(config: Mapping[str, Any], where: str | Path) -> str:
+    """What a model is trained with, one of `CRITERIA`."""
+    criterion = config.get("criterion", CRITERIA[0])
+    if criterion not in CRITERIA:
+        problem = f"criterion: {unknown(str(criterion), CRITERIA)}"
+        raise option_error(problem, where, "criterion", criterion)
+    return criterion
+
+
 def log_posteriors(
     model: nn.Module, batch: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """CTC log posteriors, natural log: (batch, frames', tokens), and the numbers of frames'.
+    """Log posteriors as of CTC, natural log: (batch, frames', tokens), and numbers of frames'.
 
     Args:
         batch: `speech` (batch, frames, bins), zero-padded, and `speech_lengths`.
     """
+    values, lengths = outputs(model, batch)
+    return as_posteriors(model, values, lengths), lengths
+
+
+def outputs(
+    model: nn.Module, batch: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the criterion is of, and numbers of frames': CTC's log posteriors, or LF-MMI's scores.
+
+    Arguments and shapes as of `log_posteriors`.
+    """
     # ESPnet's utterance normalisation works in place: without the copy a second pass over the
     # same batch would begin with other padding, and see another input.
     encoded, lengths, *_ = model.encode(batch["speech"].clone(), batch["speech_lengths"])
+    if model.lattice:
+        return model.ctc.ctc_lo(encoded), lengths
     return model.ctc.log_softmax(encoded).float(), lengths
+
+
+def as_posteriors(model: nn.Module, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """What `log_posteriors` gives, of what `outputs` gave."""
+    return model.lattice.log_posteriors(values, lengths) if model.lattice else values
+
+
+def losses(
+    model: nn.Module,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    batch: Mapping[str, torch.Tensor],
+) -> torch.Tensor:
+    """The criterion of each utterance, natural log, summed over its frames: shape (batch,).
+
+    Args:
+        values, lengths: what `outputs` gave.
+        batch: `text` (batch, tokens; padded with -1) and `text_lengths`.
+    """
+    if getattr(model, "lattice", None):
+        return model.lattice.losses(values, lengths, batch)
+    return ctc_losses(values, lengths, batch)
 
 
 def ctc_losses(
@@ -125,7 +189,7 @@ def ctc_losses(
     """CTC loss of each utterance (natural log), summed over its frames: shape (batch,).
 
     Args:
-        log_probs, lengths: what `log_posteriors` gave.
+        log_probs, lengths: what `outputs` gave.
         batch: `text` (batch, tokens; padded with -1) and `text_lengths`.
     """
     targets = batch["text"][batch["text"] >= 0]
@@ -138,11 +202,6 @@ def ctc_losses(
         reduction="none",
         zero_infinity=True,
     )
-
-
-def ctc_loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """CTC loss of each utterance of a batch, see `log_posteriors` and `ctc_losses`."""
-    return ctc_losses(*log_posteriors(model, batch), batch)
 
 
 def shortest_input(model: nn.Module) -> int:
@@ -186,8 +245,9 @@ def _try(model: nn.Module, input_size: int, where: str) -> None:
     text = torch.ones(1, 1, dtype=torch.long)
     with _quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
-            ctc_loss(model, {"speech": speech, "speech_lengths": length, "text": text,
-                             "text_lengths": torch.tensor([1])})  # fmt: skip
+            batch = {"speech": speech, "speech_lengths": length, "text": text}
+            batch["text_lengths"] = torch.tensor([1])
+            losses(model, *outputs(model, batch), batch)
         except Exception as error:
             problem = f"no model can be trained with these options: {_first_line(error)}"
             raise option_error(problem, where, "model") from None

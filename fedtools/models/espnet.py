@@ -41,6 +41,8 @@ def export_espnet(
         the configuration and the model file.
     """
     out = Path(out)
+    if config.get("criterion", "ctc") != "ctc":
+        raise UserError("ESPnet has no model of criterion lfmmi, which this one is", path=out)
     out.mkdir(parents=True, exist_ok=True)
     model = {key: config.get(key) for key in KEYS}
     for key in ("specaug_conf", "normalize_conf", "encoder_conf", "ctc_conf"):

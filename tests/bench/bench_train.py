@@ -33,7 +33,7 @@ from fedtools.files.datadir import DataDir  # noqa: E402
 from fedtools.files.private import Private  # noqa: E402
 from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.lm.tokens import Tokenizer  # noqa: E402
-from fedtools.models.asr import build_model, ctc_loss  # noqa: E402
+from fedtools.models.asr import build_model, losses, outputs  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -60,7 +60,7 @@ def bare_loop(model, data: Utterances, training: UtteranceTraining) -> None:
     model.train()
     for indices in data.batches(np.random.default_rng(1)):
         batch = data.load(indices)
-        ctc_loss(model, batch).mean().backward()
+        losses(model, *outputs(model, batch), batch).mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), training.grad_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

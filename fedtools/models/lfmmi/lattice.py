@@ -1,0 +1,128 @@
+"""Lattice-free MMI as a model's criterion: its loss, and posteriors of tokens for decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtools.files.errors import UserError
+from fedtools.files.states import load_state, save_state
+from fedtools.models.lfmmi.forward_backward import Packed, pack, posteriors
+from fedtools.models.lfmmi.graph import Graph, denominator, estimate, numerator, word_starts
+from fedtools.models.lfmmi.loss import OUTPUT_L2, lfmmi_losses
+
+# What `fedtools train-denominator` writes, and an experiment keeps.
+FILE = "denominator.safetensors"
+_ARRAYS = ("source", "target", "pdf", "weight", "initial", "final")
+# A token's posterior is at least that: a decoder adds up logarithms.
+_LEAST = 1e-10
+# Numerators of the transcripts that were met last.
+_NUMERATORS = 20_000
+
+
+class Lattice:
+    """A denominator, and the numerators of transcripts.
+
+    Args:
+        graph: the denominator.
+        tokens: of the tokenizer, the CTC blank and <sos/eos> included.
+        output_l2: see `lfmmi_losses`.
+    """
+
+    def __init__(self, graph: Graph, tokens: int, output_l2: float = OUTPUT_L2):
+        self.graph, self.tokens, self._output_l2 = graph, tokens, output_l2
+        self._packed: dict[torch.device, Packed] = {}
+        self._numerator = lru_cache(_NUMERATORS)(lambda units: numerator(graph, units))
+
+    @property
+    def outputs(self) -> int:
+        """Scores of a frame: two for each unit and for silence; <sos/eos> is never spoken."""
+        return 2 * (self.tokens - 1)
+
+    def losses(self, scores: Tensor, lengths: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """The loss of each utterance, nats, (B,); 0 for one too short for its transcript.
+
+        Args:
+            scores: (B, T, outputs), as the last layer gives them.
+            lengths: (B,).
+            batch: `text` (B, tokens; padded with -1) and `text_lengths`.
+        """
+        texts = zip(batch["text"].tolist(), batch["text_lengths"].tolist(), strict=True)
+        numerators = [self._numerator(tuple(row[:length])) for row, length in texts]
+        losses, _ = lfmmi_losses(
+            scores.float(), lengths, self._denominator(scores), numerators, self._output_l2
+        )
+        return losses
+
+    def log_posteriors(self, scores: Tensor, lengths: Tensor) -> Tensor:
+        """Natural logarithms of what CTC has, (B, T, tokens), among all paths of the denominator.
+
+        A token's is that of its first frame, the blank's is all the rest: silence, and units that
+        go on.
+        """
+        found = posteriors(scores.float(), lengths, self._denominator(scores))
+        begins = found[..., 2::2].clamp(0, 1)
+        blank = (1 - begins.sum(-1, keepdim=True)).clamp(min=0)
+        last = torch.zeros_like(blank)
+        return torch.cat([blank, begins, last], -1).clamp(min=_LEAST).log().float()
+
+    def _denominator(self, scores: Tensor) -> Packed:
+        if scores.device not in self._packed:
+            self._packed[scores.device] = pack(self.graph, scores.device)
+        return self._packed[scores.device]
+
+    def __deepcopy__(self, memo: dict) -> Lattice:
+        # Models that are copied have the same one.
+        return self
+
+
+def train_denominator(
+    transcripts: Sequence[Sequence[int]], tokens: Sequence[str], order: int, max_histories: int
+) -> Graph:
+    """The denominator of an n-gram of transcripts' tokens.
+
+    Args:
+        transcripts: token ids of each.
+        tokens: of the tokenizer, the CTC blank first and <sos/eos> last.
+        order, max_histories: see `estimate`.
+    """
+    ngram = estimate(transcripts, len(tokens) - 1, order, max_histories)
+    return denominator(ngram, word_starts(tokens))
+
+
+def save_denominator(path: Path, graph: Graph) -> None:
+    """Write a graph as a safetensors file."""
+    save_state(path, {name: getattr(graph, name) for name in _ARRAYS})
+
+
+def load_denominator(path: Path, tokens: int) -> Graph:
+    """Read what `save_denominator` wrote.
+
+    Raises:
+        UserError: naming the file, if it is anything else, or of other tokens.
+    """
+    remedy = "make it with fedtools train-denominator, of the same tokens"
+    arrays = load_state(path)
+    sizes = {name: value.shape for name, value in arrays.items()}
+    arcs, states = sizes.get("pdf"), sizes.get("final")
+    wanted = dict.fromkeys(("source", "target", "pdf", "weight"), arcs)
+    wanted |= dict.fromkeys(("initial", "final"), states)
+    whole = all(arrays[name].dtype == np.int64 for name in _ARRAYS[:3] if name in arrays)
+    if sizes != wanted or not whole or arcs is None or len(arcs) != 1 or len(states) != 1:
+        raise UserError("no denominator", path=path, remedy=remedy)
+    for name, least, most in (("source", 0, *states), ("target", 0, *states)):
+        if not ((arrays[name] >= least) & (arrays[name] < most)).all():
+            raise UserError(f"{name}: no such state", path=path, remedy=remedy)
+    if not ((arrays["pdf"] >= -1) & (arrays["pdf"] < 2 * (tokens - 1))).all():
+        raise UserError(f"it is not of {tokens} tokens", path=path, remedy=remedy)
+    if any(np.isnan(arrays[name]).any() for name in ("weight", "initial", "final")):
+        raise UserError("a weight is NaN", path=path, remedy=remedy)
+    try:
+        return Graph(*(arrays[name] for name in _ARRAYS))
+    except ValueError as error:
+        raise UserError(str(error), path=path, remedy=remedy) from None
