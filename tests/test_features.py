@@ -15,7 +15,7 @@ import soundfile
 from conftest import ROOT
 
 from fedtools.audio import features
-from fedtools.audio.features import FbankConfig, client_order, fbank
+from fedtools.audio.features import FeatureConfig, client_order, compute
 from fedtools.audio.wave import AudioError, read_wave, resample
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir
@@ -32,7 +32,7 @@ def sound(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
     return (3000 * tone + 300 * noise).astype(np.int16)
 
 
-def kaldi_fbank(samples: np.ndarray, rate: int, num_bins: int) -> np.ndarray:
+def kaldi_fbank(samples: np.ndarray, rate: int, num_bins: int, below: float = 0.0) -> np.ndarray:
     """What Kaldi's feat-functions and mel-computations define, in float64 numpy."""
     length, shift = rate * 25 // 1000, rate * 10 // 1000
     size = 1 << (length - 1).bit_length()
@@ -47,12 +47,21 @@ def kaldi_fbank(samples: np.ndarray, rate: int, num_bins: int) -> np.ndarray:
     def mel(frequency):
         return 1127.0 * np.log(1.0 + frequency / 700.0)
 
-    edges = np.linspace(mel(20.0), mel(rate / 2), num_bins + 2)
+    edges = np.linspace(mel(20.0), mel(rate / 2 - below), num_bins + 2)
     place = mel(np.arange(size // 2) * rate / size)
     rise = (place - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
     fall = (edges[2:, None] - place) / (edges[2:] - edges[1:-1])[:, None]
     weights = np.maximum(0.0, np.minimum(rise, fall))
     return np.log(np.maximum(power[:, : size // 2] @ weights.T, np.finfo(np.float32).eps))
+
+
+def kaldi_mfcc(samples: np.ndarray, rate: int, count: int) -> np.ndarray:
+    """Kaldi's mfcc_hires.conf: an orthonormal cosine transform, then its liftering."""
+    mels = kaldi_fbank(samples, rate, count, below=400.0)
+    number, place = np.arange(count)[:, None], np.arange(count) + 0.5
+    cosines = np.cos(np.pi / count * number * place) * np.sqrt(2 / count)
+    cosines[0] = np.sqrt(1 / count)
+    return mels @ cosines.T * (1 + 11 * np.sin(np.pi * np.arange(count) / 22))
 
 
 @pytest.fixture
@@ -103,20 +112,34 @@ def set_audio(data: Path, utt: str, value: str) -> None:
 @pytest.mark.parametrize(("rate", "bins"), [(16_000, 80), (16_000, 23), (8_000, 40)])
 def test_filterbanks_are_kaldis(rate, bins):
     samples = sound(0.7, seed=3, rate=rate)
-    features = fbank((samples / 32768).astype(np.float32), FbankConfig(bins, rate))
+    features = compute((samples / 32768).astype(np.float32), FeatureConfig(bins, rate))
     expected = kaldi_fbank(samples, rate, bins)
     assert features.dtype == np.float32 and features.shape == expected.shape
     np.testing.assert_allclose(features, expected, atol=2e-3)
 
 
+def test_cepstra_are_kaldis(data, tmp_path, cli):
+    for rate, count in ((16_000, 40), (8_000, 23)):
+        samples = sound(0.5, rate=rate)
+        config = FeatureConfig(count, rate, "mfcc")
+        found = compute((samples / 32768).astype(np.float32), config)
+        np.testing.assert_allclose(found, kaldi_mfcc(samples, rate, count), atol=5e-3)
+    options = ("--kind", "mfcc", "--num-mel-bins", "40")
+    cli("extract-features", data, tmp_path / "arks", *options).ok()
+    whole = DataDir.read(data)
+    first = whole.utterances[0]
+    features = FeatureReader(whole.feats_scp).read(first)
+    np.testing.assert_allclose(features, kaldi_mfcc(sound(0.4), RATE, 40), atol=2e-2)
+
+
 def test_silence_is_floored_as_in_kaldi():
-    features = fbank(np.zeros(4000, dtype=np.float32), FbankConfig())
+    features = compute(np.zeros(4000, dtype=np.float32), FeatureConfig())
     np.testing.assert_allclose(features, np.log(np.finfo(np.float32).eps), rtol=1e-6)
 
 
 def test_frames_need_a_whole_window():
-    config = FbankConfig()
-    assert [len(fbank(np.zeros(n, np.float32), config)) for n in (0, 399, 400, 559, 560)] == [
+    config = FeatureConfig()
+    assert [len(compute(np.zeros(n, np.float32), config)) for n in (0, 399, 400, 559, 560)] == [
         0, 0, 1, 1, 2,
     ]  # fmt: skip
 

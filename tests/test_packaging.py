@@ -117,7 +117,7 @@ LAYERS = (
     ("federation",),
     ("methods",),
     ("client", "server", "decode", "lm", "score"),
-    ("models", "audio"),
+    ("models", "audio", "speaker"),
     ("files",),
 )
 

@@ -10,7 +10,7 @@ import soundfile
 from conftest import ROOT, run
 
 from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir, read_table
+from fedtools.files.datadir import DataDir, read_table, write_table
 from fedtools.files.perturb import speakers_of
 
 VALIDATE = ROOT / "utils/validate_data_dir.py"
@@ -148,3 +148,28 @@ def test_clips_of_perturbed_data_are_refused(cli, data, tmp_path):
     cli("pack-clips", tmp_path / "sp", packed, "--classes", tmp_path / "classes.txt").fails(
         1, "utt2speed"
     )
+
+
+def test_a_volume_multiplies_samples(cli, data, tmp_path):
+    """The logarithms of energies move by twice that of the factor; C order and speed stay."""
+    cli("perturb-speed", data, tmp_path / "sp", "--speeds", "1.0 1.1").ok()
+    for seed in ("3", "3", "4"):
+        cli("perturb-volume", tmp_path / "sp", tmp_path / f"v{seed}", "--seed", seed).ok()
+    volumes = {seed: read_table(tmp_path / f"v{seed}" / "utt2volume") for seed in ("3", "4")}
+    assert volumes["3"] != volumes["4"] and len(set(volumes["3"].values())) == 6
+    assert all(0.125 <= float(volume) <= 2 for volume in volumes["3"].values())
+    for name in ("sp", "v3"):
+        cli("extract-features", tmp_path / name, tmp_path / "arks" / name).ok()
+    plain, loud = (DataDir.read(tmp_path / name) for name in ("sp", "v3"))
+    for utt in plain.utterances:
+        before, after = (FeatureReader(one.feats_scp).read(utt) for one in (plain, loud))
+        # Where the sine is, far above the least energy that there can be.
+        at = before.mean(0).argmax()
+        expected = 2 * np.log(float(volumes["3"][utt]))
+        np.testing.assert_allclose((after - before)[:, at], expected, atol=1e-3)
+    cli("perturb-volume", tmp_path / "v3", tmp_path / "again").fails(1, "perturbed already")
+    cli("perturb-volume", data, data).fails(1, "would be overwritten")
+    cli("perturb-volume", data, tmp_path / "x", "--low", "0").fails(2, "--low")
+    write_table(tmp_path / "v3" / "utt2volume", volumes["3"] | {"a-1": "loud"})
+    done = cli("extract-features", tmp_path / "v3", tmp_path / "arks" / "v3")
+    done.fails(1, "utt2volume", "the volume of 'a-1' is 'loud'")

@@ -1,4 +1,4 @@
-"""Log mel filterbank features on disk: Kaldi's make_fbank.sh, for data directories with clients.
+"""Features on disk: Kaldi's make_fbank.sh and make_mfcc.sh, for data directories with clients.
 
 Every job writes `feats.J.ark` and `feats.J.scp` (and the small tables `utt2dur.J`, `dropped.J`)
 under the ark directory; merging checks that all are whole and makes them `feats.scp` of the data
@@ -31,21 +31,29 @@ from fedtools.files.datadir import (
     write_table,
 )
 from fedtools.files.errors import UserError
-from fedtools.files.perturb import speed_of
+from fedtools.files.perturb import speed_of, volume_of
 
 # Kaldi computes on 16-bit integers, soundfile gives them divided by this.
 INT16_SCALE = 32768.0
 SECONDS_BETWEEN_LINES = 10.0
 MESSAGES_SHOWN = 10
+# Hz, to half the sample rate.
+_MFCC_HIGH = -400.0
 
 
 @dataclass(frozen=True)
-class FbankConfig:
+class FeatureConfig:
     """What decides the features; the rest is Kaldi's default: 25 ms Povey windows every 10 ms,
-    pre-emphasis 0.97, from 20 Hz to half the sample rate, but without dither."""
+    pre-emphasis 0.97, from 20 Hz to half the sample rate, but without dither.
+
+    Attributes:
+        kind: "fbank", natural logs of mel energies; or "mfcc", as many cepstra as mel filters, as
+            in the mfcc_hires.conf of Kaldi's recipes (no energy, up to 400 Hz below half the rate).
+    """
 
     num_mel_bins: int = 80
     sample_rate: int = 16_000
+    kind: str = "fbank"
 
 
 @dataclass
@@ -61,23 +69,29 @@ class Extraction:
         return f"{total} ({reasons})" if reasons else total
 
 
-def fbank(samples: np.ndarray, config: FbankConfig) -> np.ndarray:
-    """Kaldi's compute-fbank-feats with dither 0.
+def compute(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
+    """Kaldi's compute-fbank-feats, or compute-mfcc-feats, with dither 0.
 
     Args:
         samples: float32 (N,) in [-1, 1), at `config.sample_rate`.
         config: the options.
 
     Returns:
-        Natural log of mel energies, float32 (T, num_mel_bins), one frame for each 10 ms whose
-        whole 25 ms window is in the samples; T may be 0.
+        float32 (T, num_mel_bins), one frame for each 10 ms whose whole 25 ms window is in the
+        samples; T may be 0.
     """
-    options = kaldi_native_fbank.FbankOptions()
+    mfcc = config.kind == "mfcc"
+    options = kaldi_native_fbank.MfccOptions() if mfcc else kaldi_native_fbank.FbankOptions()
     options.frame_opts.samp_freq = config.sample_rate
     options.frame_opts.dither = 0.0
     options.frame_opts.snip_edges = True
     options.mel_opts.num_bins = config.num_mel_bins
-    computer = kaldi_native_fbank.OnlineFbank(options)
+    if mfcc:
+        options.num_ceps = config.num_mel_bins
+        options.use_energy = False
+        options.mel_opts.high_freq = _MFCC_HIGH
+    kind = kaldi_native_fbank.OnlineMfcc if mfcc else kaldi_native_fbank.OnlineFbank
+    computer = kind(options)
     computer.accept_waveform(config.sample_rate, (samples * INT16_SCALE).tolist())
     computer.input_finished()
     features = np.empty((computer.num_frames_ready, config.num_mel_bins), dtype=np.float32)
@@ -104,7 +118,7 @@ def client_order(data: DataDir) -> list[str]:
 def extract_features(
     data_dir: str | Path,
     ark_dir: str | Path,
-    config: FbankConfig,
+    config: FeatureConfig,
     *,
     job: int = 1,
     jobs: int = 1,
@@ -116,8 +130,8 @@ def extract_features(
     of them are too many.
 
     Args:
-        data_dir: needs utt2spk and wav.scp; segments, utt2client and utt2speed are used where there
-            are any.
+        data_dir: needs utt2spk and wav.scp; segments, utt2client, utt2speed and utt2volume are used
+            where there are any.
         ark_dir: receives feats.JOB.ark, feats.JOB.scp, utt2dur.JOB and dropped.JOB.
         config: the options of the features.
         job: which share, from 1 to `jobs`: consecutive utterances of `client_order`.
@@ -132,6 +146,7 @@ def extract_features(
     share = order[len(order) * (job - 1) // jobs : len(order) * job // jobs]
     places = audio_places(data, share)
     speeds = {utt: speed_of(data, utt) for utt in share}
+    volumes = {utt: volume_of(data, utt) for utt in share}
     # What a killed run of this job left; one job is never run twice at the same time.
     for left_over in ark_dir.glob(f".feats.{job}.*.tmp"):
         left_over.unlink()
@@ -148,7 +163,8 @@ def extract_features(
                 samples, recorded = read_wave(*places[utt])
                 # As sox' `speed`: samples that come faster, which then are resampled once.
                 rate = recorded * speeds[utt]
-                features = fbank(resample(samples, rate, config.sample_rate), config)
+                heard = resample(samples, rate, config.sample_rate) * np.float32(volumes[utt])
+                features = compute(heard, config)
                 if not len(features):
                     problem = f"{len(samples) / rate:.3f} s of audio are less than one frame"
                     raise AudioError("too short", problem, path=places[utt][0])

@@ -18,6 +18,7 @@ MAX_DROP = typer.Option(
 
 
 Scheme = Literal["iid", "dirichlet", "quantity", "map"]
+FeatureKind = Literal["fbank", "mfcc"]
 
 
 @app.command("extract-features")
@@ -28,6 +29,7 @@ def extract_features(
         None, min=1, help="Do this share of --nj only, and do not merge."
     ),
     nj: int = typer.Option(1, min=1, help="Number of jobs."),
+    kind: FeatureKind = typer.Option("fbank", help="mfcc: as many cepstra as mel filters."),
     num_mel_bins: int = typer.Option(80, min=3, max=256, help="Number of mel filters."),
     sample_rate: int = typer.Option(
         16_000, min=4_000, max=192_000, help="In Hz; other audio is resampled to it."
@@ -35,7 +37,7 @@ def extract_features(
     compress: bool = typer.Option(False, "--compress", help="Kaldi's compression: not exact."),
     max_drop: float = MAX_DROP,
 ) -> None:
-    """Log mel filterbank features as Kaldi's make_fbank.sh makes them.
+    """Log mel filterbanks as Kaldi's make_fbank.sh makes them, or its high-resolution MFCC.
 
     Without --job: everything in this process, then merge-features.
     """
@@ -45,7 +47,7 @@ def extract_features(
         raise typer.BadParameter(f"{job} is above --nj {nj}", param_hint="--job")
     from fedtools.audio import features
 
-    config = features.FbankConfig(num_mel_bins, sample_rate)
+    config = features.FeatureConfig(num_mel_bins, sample_rate, kind)
     done = features.extract_features(
         data_dir, ark_dir, config, job=job or 1, jobs=nj, compress=compress
     )
@@ -248,6 +250,26 @@ def perturb_speed(
         raise typer.BadParameter("no speed", param_hint="--speeds")
     data = perturb(data_dir, out_dir, speeds.split())
     print(f"{len(data.utterances)} utterances at speeds {', '.join(speeds.split())}")
+
+
+@app.command("perturb-volume")
+def perturb_volume(
+    data_dir: Path = DATA_DIR,
+    out_dir: Path = OUT_DIR,
+    low: float = typer.Option(0.125, help="The smallest factor."),
+    high: float = typer.Option(2.0, help="The largest."),
+    seed: int = typer.Option(0, min=0),
+) -> None:
+    """Give every utterance a volume, like Kaldi's perturb_data_dir_volume.sh.
+
+    Before extract-features, which reads it from OUT_DIR/utt2volume. Perturb training data only.
+    """
+    from fedtools.files.perturb import perturb_volume as perturb
+
+    if not 0 < low <= high < 1e6:
+        raise typer.BadParameter(f"{low} to {high}: two numbers over 0", param_hint="--low")
+    data = perturb(data_dir, out_dir, low, high, seed)
+    print(f"{len(data.utterances)} utterances at volumes from {low:g} to {high:g}")
 
 
 @app.command("config")

@@ -1,4 +1,4 @@
-"""`fedtools perturb-speed`: copies of utterances that are spoken faster and slower."""
+"""`fedtools perturb-speed`, `perturb-volume`: utterances spoken faster, slower, louder, softer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
+from fedtools.files.keyed import generator
 
 # The table that `extract-features` reads; without it audio is used as it is.
 SPEED_TABLE = "utt2speed"
+VOLUME_TABLE = "utt2volume"
 # Beyond these speech is no speech; a typing error of a factor of ten is found.
 SLOWEST, FASTEST = 0.5, 2.0
 
@@ -57,6 +59,45 @@ def speed_of(data: DataDir, utt: str) -> float:
     except ValueError:
         problem = f"the speed of {utt!r} is {text!r}, not a number from {SLOWEST} to {FASTEST}"
         raise UserError(problem, path=data.path / SPEED_TABLE) from None
+
+
+def perturb_volume(
+    data_dir: str | Path, out_dir: str | Path, low: float, high: float, seed: int
+) -> DataDir:
+    """Write a data directory whose utterances have a volume each, in `utt2volume`.
+
+    As Kaldi's perturb_data_dir_volume.sh: samples are multiplied by a factor drawn evenly from
+    `low` to `high`; here it is `extract-features` that does it, and nothing is clipped.
+
+    Raises:
+        UserError: if the volume is perturbed already, or the directory would be overwritten.
+    """
+    data, out = DataDir.read(data_dir), Path(out_dir)
+    if out.exists() and out.samefile(data.path):
+        raise UserError("would be overwritten", path=out, remedy="name another directory")
+    if VOLUME_TABLE in data.others:
+        raise UserError("perturbed already", path=data.path / VOLUME_TABLE)
+    volumes = {
+        utt: f"{generator(seed, 'volume', utt).uniform(low, high):.6f}" for utt in data.utterances
+    }
+    others = {name: table for name, table in data.others.items() if not name.endswith(".scp")}
+    others[VOLUME_TABLE] = volumes
+    result = replace(data, path=out, utt2num_frames={}, feats_scp={}, others=others)
+    result.write(remove_others=True)
+    return result
+
+
+def volume_of(data: DataDir, utt: str) -> float:
+    """The factor of an utterance's samples; 1 where nothing is said of it."""
+    text = data.others.get(VOLUME_TABLE, {}).get(utt, "1")
+    try:
+        volume = float(text)
+    except ValueError:
+        volume = math.nan
+    if not 0 < volume < math.inf:
+        problem = f"the volume of {utt!r} is {text!r}, not a number over 0"
+        raise UserError(problem, path=data.path / VOLUME_TABLE)
+    return volume
 
 
 def speakers_of(data: DataDir, names: Sequence[str]) -> list[str]:
