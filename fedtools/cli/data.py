@@ -282,3 +282,39 @@ def config(
 
     for value in [lookup(path, key) for key in keys]:
         print(value)
+
+
+@app.command("train-ivectors")
+def train_ivectors(
+    data_dir: Path = DATA_DIR,
+    out: Path = typer.Argument(..., metavar="OUT", help="Gets ivectors.safetensors."),
+    gaussians: int = typer.Option(512, min=1, max=4096, help="Of the background model."),
+    dimension: int = typer.Option(100, min=1, max=1000, help="Of i-vectors."),
+    hours: float = typer.Option(10.0, min=0.0, help="Of speech, at most; drawn at random."),
+    seed: int = typer.Option(0, min=0, help="Of everything random."),
+) -> None:
+    """Train a background model and an i-vector extractor on the features of a data directory."""
+    from fedtools.audio.ivectors import FILE, Sizes
+    from fedtools.audio.ivectors import train_ivectors as train
+
+    ubm, found = train(data_dir, out, Sizes(gaussians, dimension, hours, seed))
+    said = f"log-likelihood of a frame {ubm:.2f}, with i-vectors {found:.2f}"
+    print(f"{out / FILE}: {gaussians} Gaussians, {dimension} dimensions, {said}")
+
+
+@app.command("append-ivectors")
+def append_ivectors(
+    data_dir: Path = DATA_DIR,
+    extractor: Path = typer.Argument(..., metavar="DIR", help="What train-ivectors has written."),
+    out_dir: Path = OUT_DIR,
+    ark_dir: Path = ARK_DIR,
+    of: Literal["utterance", "speaker"] = typer.Option(
+        "utterance", help="Of the utterance so far, or of all that the speaker says."
+    ),
+    every: int = typer.Option(10, min=1, help="Frames from one to the next within an utterance."),
+) -> None:
+    """Put an i-vector behind each frame of a data directory, as Kaldi's TDNNs have it."""
+    from fedtools.audio.ivectors import append_ivectors as append
+
+    data = append(data_dir, extractor, out_dir, ark_dir, online=of == "utterance", every=every)
+    print(f"{data.path}: {len(data.utterances)} utterances with i-vectors")
