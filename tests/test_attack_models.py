@@ -170,7 +170,7 @@ def looked(world, tmp_path_factory) -> Path:
 
 def test_a1_decides_trials_by_distance(looked, world, tmp_path):
     out = shutil.copytree(looked, tmp_path / "out")
-    done = inside("attack", "a1", out, "--resamples", "50").ok()
+    done = inside("attack", "a1", out, out, "--resamples", "50").ok()
     assert "tdnn4" in done.out
     rows = read_tsv(out / "a1.tsv", VERIFIED)
     assert [(row["layer"], row["scores"]) for row in rows] == [
@@ -197,10 +197,10 @@ def test_a1_decides_trials_by_distance(looked, world, tmp_path):
     assert float(found["tdnn2"]["EER%"]) == pytest.approx(equal_error_rate(both, kinds), abs=0.01)
     # Another weight is another score, the files are the same again with the same options.
     before = (out / "a1.tsv").read_bytes()
-    inside("attack", "a1", out, "--resamples", "50", "--alpha", "1,0").ok()
+    inside("attack", "a1", out, out, "--resamples", "50", "--alpha", "1,0").ok()
     rows = {(row["layer"], row["scores"]): row for row in read_tsv(out / "a1.tsv", VERIFIED)}
     assert rows["tdnn1", "both"]["EER%"] == rows["tdnn1", "means"]["EER%"]
-    inside("attack", "a1", out, "--resamples", "50").ok()
+    inside("attack", "a1", out, out, "--resamples", "50").ok()
     assert (out / "a1.tsv").read_bytes() == before
 
 
@@ -214,7 +214,7 @@ def test_strict_trials(looked, world, tmp_path):
         talk = f"{name[:3]}-{'t' if name.startswith('bob') else name[5]}"
         lines.append(f"{name}\t{name[:3]}\t{gender}\t{talk}\t1.0\n")
     table.write_text("".join(lines))
-    inside("attack", "a1", out, "--resamples", "50", "--models", table).ok()
+    inside("attack", "a1", out, out, "--resamples", "50", "--models", table).ok()
     for line in (out / "trials.strict").read_text().splitlines():
         one, other, kind = line.split()
         if kind == "target":
@@ -225,14 +225,14 @@ def test_strict_trials(looked, world, tmp_path):
     # Three speakers, two models of each talk; two pairs of speakers, four models each.
     assert {(row["targets"], row["others"]) for row in rows} == {("12", "32")}
     table.write_text("".join(lines).replace("\tdan\t", "\teve\t"))
-    done = inside("attack", "a1", out, "--models", table)
+    done = inside("attack", "a1", out, out, "--models", table)
     done.fails(1, "models.tsv: 'dan-m1-r0001' is of 'dan'")
 
 
 def test_few_target_trials_are_warned_of(world, tmp_path):
     options = ("--indicator", world / "indicator", "--round", "1", "--highest", "1")
     inside("attack", "footprints", world / "exp", tmp_path, *options).ok()
-    done = inside("attack", "a1", tmp_path, "--resamples", "50", "--others", "7").ok()
+    done = inside("attack", "a1", tmp_path, tmp_path, "--resamples", "50", "--others", "7").ok()
     assert "fewer than 20 target trials" in done.err
     rows = read_tsv(tmp_path / "a1.tsv", VERIFIED)
     assert {(row["EER%"], row["targets"], row["others"]) for row in rows} == {("-", "4", "7")}
@@ -244,8 +244,8 @@ def test_clients_that_are_no_single_speaker_are_in_no_trial(world, tmp_path):
     assert known_speakers(prints.models, prints.speakers, None).keys() == {"a", "c"}
     with pytest.raises(UserError, match="no pair of models of two speakers"):
         make_trials(known_speakers(prints.models, prints.speakers, None))
-    inside("attack", "a1", tmp_path, "--alpha", "1").fails(2, "--alpha")
-    inside("attack", "a1", tmp_path).fails(1, "no footprints here")
+    inside("attack", "a1", tmp_path, tmp_path, "--alpha", "1").fails(2, "--alpha")
+    inside("attack", "a1", tmp_path, tmp_path).fails(1, "no footprints here")
 
 
 # --- attack A2
@@ -301,3 +301,17 @@ def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):
     inside("rounds", known, "--to", "2").ok()
     done = inside("attack", "a2", known, world / "exp", tmp_path, *options)
     done.fails(1, "round 2 began with another model than in")
+
+
+def test_a1_on_two_experiments_together(world, known, looked, tmp_path):
+    options = ("--indicator", world / "indicator", "--round", "1")
+    parts = [tmp_path / "known", tmp_path / "exp"]
+    for part in parts:
+        inside("attack", "footprints", world / part.name, part, *options).ok()
+    inside("attack", "a1", *parts, tmp_path / "both", "--resamples", "50").ok()
+    rows = read_tsv(tmp_path / "both" / "a1.tsv", VERIFIED)
+    # Seven speakers of two models each.
+    assert {(row["targets"], row["others"]) for row in rows} == {("7", "84")}
+    done = inside("attack", "a1", parts[0], parts[0], tmp_path / "both")
+    done.fails(1, "'kim-m1' is in another folder, too")
+    inside("attack", "a1", parts[0]).fails(2, "at least one folder and OUT")

@@ -180,6 +180,24 @@ def read_footprints(out: Path) -> Prints:
     return Prints(models, [speakers[name] for name in models], layers)
 
 
+def join(parts: Sequence[Prints], where: Sequence[Path]) -> Prints:
+    """The footprints of several folders together.
+
+    Raises:
+        UserError: if they are not of the same layers, or a model is in two of them.
+    """
+    names = [name for part in parts for name in part.models]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{twice!r} is in another folder, too", path=where[-1])
+    if len({tuple(part.layers) for part in parts}) > 1:
+        raise UserError("not of the layers of the other folders", path=where[-1])
+    layers = {
+        layer: np.concatenate([part.layers[layer] for part in parts]) for layer in parts[0].layers
+    }
+    return Prints(names, [one for part in parts for one in part.speakers], layers)
+
+
 def _jobs(out: Path) -> int:
     """How many jobs there are to be, as each of them says."""
     said = set()

@@ -109,7 +109,9 @@ def footprints(
 
 @attack.command("a1")
 def a1(
-    folder: Path = typer.Argument(..., metavar="DIR", help="What attack footprints has written."),
+    folders: list[Path] = typer.Argument(
+        ..., metavar="DIR... OUT", help="What attack footprints has written; gets a1.tsv."
+    ),
     models: Path = typer.Option(
         None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
     ),
@@ -118,12 +120,12 @@ def a1(
     resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
     seed: int = typer.Option(0, min=0, help="Of everything random."),
 ) -> None:
-    """Whether two models are of one speaker, by the distance of their footprints; DIR/a1.tsv.
+    """Whether two models are of one speaker, by the distance of their footprints.
 
     Strict trials: target pairs share no talk, others are of one sex. Intervals are 95 %.
     """
     from fedtools.attack.a1 import attack as run
-    from fedtools.attack.prints import read_footprints
+    from fedtools.attack.prints import join, read_footprints
     from fedtools.attack.verify import COLUMNS, known_speakers
     from fedtools.files.tables import format_table
 
@@ -135,9 +137,12 @@ def a1(
         raise typer.BadParameter(
             f"{alpha!r}: write two numbers, such as 1,10", param_hint="--alpha"
         )
-    prints = read_footprints(folder)
+    if len(folders) < 2:
+        raise typer.BadParameter("at least one folder and OUT", param_hint="DIR... OUT")
+    *folders, out = folders
+    prints = join([read_footprints(folder) for folder in folders], folders)
     known = known_speakers(prints.models, prints.speakers, models)
-    rows = run(prints, known, folder, alpha=weights, others=others, resamples=resamples, seed=seed)
+    rows = run(prints, known, out, alpha=weights, others=others, resamples=resamples, seed=seed)
     cells = [[row[name] for name in COLUMNS] for row in rows]
     print(format_table(COLUMNS, cells, "llll" + "r" * (len(COLUMNS) - 4)), end="")
 
