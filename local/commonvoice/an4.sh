@@ -28,8 +28,8 @@ fi
 an4=$1
 set --
 . utils/recipe.sh
-# shellcheck source=steps.sh
-. local/steps.sh
+# shellcheck source=../../utils/asr_steps.sh
+. utils/asr_steps.sh
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} baseline=exp/${tag}/baseline
 # shellcheck disable=SC2034,SC2154  # of cmd.sh
 [[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by run.sh after steps.sh: systems, their variants, and what is made of them.
+# Sourced by run.sh after utils/asr_steps.sh: systems, their variants, and what is made of them.
 #
 # A system is a method with variants, "decouplefl+cnn+sit": the config's sections
 # methods.decouplefl, variants.cnn and variants.sit, laid over the rest in this order.

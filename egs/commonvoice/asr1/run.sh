@@ -40,7 +40,7 @@ Options and their defaults:
 $(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^results=/q' run.sh)"
 . utils/parse_options.sh
 . utils/recipe.sh
-. local/steps.sh
+. utils/asr_steps.sh
 . local/systems.sh
 
 mini=() rows=() corpus=${COMMONVOICE}

@@ -1,7 +1,10 @@
 # shellcheck shell=bash
-# Sourced by run.sh and an4.sh after utils/recipe.sh: steps from data directories to hypotheses, with
-# the caller's options and folders.
+# Sourced by recipes after utils/recipe.sh: steps from data directories to hypotheses, with the
+# caller's options and folders.
 # shellcheck disable=SC2154  # data, dump, exp, config, nj, ngpu and the commands of cmd.sh
+
+# What extract-features is told beside the directories.
+feature_options=()
 
 setting() { fedtools config "${config}" "$1"; }
 
@@ -9,7 +12,8 @@ extract_features() { # sets...
     local set
     for set in "$@"; do
         ${train_cmd} "JOB=1:${nj}" "${dump}/${set}/log/extract.JOB.log" \
-            fedtools extract-features "${data}/${set}" "${dump}/${set}" --job JOB --nj "${nj}"
+            fedtools extract-features "${data}/${set}" "${dump}/${set}" --job JOB --nj "${nj}" \
+            "${feature_options[@]}"
         fedtools merge-features "${data}/${set}" "${dump}/${set}" --nj "${nj}"
     done
 }
