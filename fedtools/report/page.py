@@ -185,7 +185,7 @@ def _section(
             * over_seeds,
             interval_table(methods, rate),
         ]
-    parts += [f"{caption}, {one.name}: {pooled_line(one)}." for one in _read_each(page.elsewhere)]
+    parts += [f"{caption}, {one.name}: {pooled_line(one)}." for one in read_each(page.elsewhere)]
     if page.plot is not None:
         shown = "validation WER by round, greedy search, mean over clients"
         parts += [
@@ -203,7 +203,7 @@ def _section(
     return "\n\n".join(part.strip() for part in parts)
 
 
-def _read_each(rows: Sequence[Row]) -> list[Method]:
+def read_each(rows: Sequence[Row]) -> list[Method]:
     """Methods that need not be comparable with each other."""
     names = dict.fromkeys(row.name for row in rows)
     return [_read([row for row in rows if row.name == name])[0] for name in names]

@@ -74,24 +74,38 @@ def plot_cross(path: str | Path, maps: Mapping[str, Mapping[tuple[str, str], flo
         path: the PNG; the same input gives the same bytes.
         maps: name -> (model's client, data's client) -> WER, %.
     """
+    # Shades are of what is lost to the best model of the same data: data differ more than models.
+    lost = {name: _lost(rates) for name, rates in maps.items()}
+    most = max(max(one.values()) for one in lost.values())
     with drawing(path, (0.6 + 2.1 * len(maps), 2.4)) as figure:
         rows = figure.subplots(1, len(maps), squeeze=False)
         for axes, (name, rates) in zip(rows[0], maps.items(), strict=True):
-            _draw_map(axes, rates)
+            _draw_map(axes, rates, lost[name], most or 1.0)
             axes.set_title(name, fontsize=9)
 
 
-def _draw_map(axes: Axes, rates: Mapping[tuple[str, str], float]) -> None:
+def _lost(rates: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    best: dict[str, float] = {}
+    for (_, data), rate in rates.items():
+        best[data] = min(rate, best.get(data, rate))
+    return {(model, data): rate - best[data] for (model, data), rate in rates.items()}
+
+
+def _draw_map(
+    axes: Axes,
+    rates: Mapping[tuple[str, str], float],
+    lost: Mapping[tuple[str, str], float],
+    most: float,
+) -> None:
     clients = sorted({model for model, _ in rates})
-    values = [[rates[model, data] for data in clients] for model in clients]
-    best = [min(column) for column in zip(*values, strict=True)]
-    # Each column is shaded by itself: clients' data differ more than models do.
-    shades = [[rate - least for rate, least in zip(row, best, strict=True)] for row in values]
-    axes.imshow(shades, "Blues")
+    shades = [[lost[model, data] for data in clients] for model in clients]
+    axes.imshow(shades, "Blues", vmin=0, vmax=most)
     axes.grid(False)
-    for y, row in enumerate(values):
-        for x, value in enumerate(row):
-            axes.text(x, y, f"{value:.1f}", ha="center", va="center", fontsize=8)
+    for y, model in enumerate(clients):
+        for x, data in enumerate(clients):
+            colour = "white" if lost[model, data] > 0.6 * most else "black"
+            text = f"{rates[model, data]:.1f}"
+            axes.text(x, y, text, ha="center", va="center", fontsize=8, color=colour)
     axes.set_xticks(range(len(clients)), clients)
     axes.set_yticks(range(len(clients)), clients)
     axes.set_xlabel("test data of")
