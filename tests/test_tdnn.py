@@ -21,7 +21,8 @@ def model(**options):
 
 def by_hand(encoder: TdnnEncoder, frames: np.ndarray) -> np.ndarray:
     """Every third frame of the last layer, from frames t - c, t, t + c of the layer below."""
-    values = frames
+    mean, var = (getattr(encoder.scale, f"running_{name}").numpy() for name in ("mean", "var"))
+    values = (frames - mean) / np.sqrt(var + encoder.scale.eps)
     for layer, context in zip(encoder.layers, SMALL["contexts"], strict=True):
         weight = layer.affine.weight.detach().numpy()
         mean, var = (getattr(layer.norm, f"running_{name}").numpy() for name in ("mean", "var"))
@@ -42,9 +43,9 @@ def by_hand(encoder: TdnnEncoder, frames: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("length", [1, 2, 3, 20, 21])
 def test_frames_are_those_of_the_formula(length):
     network = model()
-    for layer in network.encoder.layers:
-        layer.norm.running_mean.normal_()
-        layer.norm.running_var.uniform_(0.5, 2)
+    for norm in [network.encoder.scale, *(layer.norm for layer in network.encoder.layers)]:
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
     speech = torch.randn(1, length, 5)
     with torch.no_grad():
         found, lengths, _ = network.encoder.eval()(speech, torch.tensor([length]))

@@ -67,6 +67,8 @@ class TdnnEncoder(AbsEncoder):
                 f"contexts {list(contexts)}: some that {subsampling}, the subsampling, does not "
                 "divide, then some that it divides"
             )
+        # Cepstra and i-vectors are of very different scales (Kaldi's recipes have an LDA there).
+        self.scale = nn.BatchNorm1d(input_size, affine=False)
         layers = []
         for index, context in enumerate(contexts):
             step = subsampling if index == first - 1 else 1
@@ -85,7 +87,7 @@ class TdnnEncoder(AbsEncoder):
     ) -> tuple[Tensor, Tensor, None]:
         """(B, T, input_size) and (B,) to (B, T / subsampling, output_size) and (B,)."""
         own = inside(xs_pad, ilens)
-        hidden = xs_pad.transpose(1, 2)
+        hidden = self.scale(xs_pad.transpose(1, 2))
         for layer in self.layers:
             hidden, own = layer(hidden, own)
             hidden = self.dropout(hidden)

@@ -1,0 +1,146 @@
+#!/usr/bin/env bash
+# How much of the speaker a personalised acoustic model gives away. Tomashenko et al., "Privacy attacks
+# for automatic speech recognition acoustic models in a federated learning framework", ICASSP 2022.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+printf -v command_line '%q ' egs/tedlium3/attack1/run.sh "$@"
+
+stage=1
+stop_stage=9
+nj=2                    # jobs at the same time; no result depends on it
+ngpu=0                  # 1: train and look at models on a GPU
+seed=0                  # of training and of trials
+partition_seed=0        # decides which speakers are in which set
+unit=person             # or talk, the paper's: both models of a speaker are then of one talk
+partition=              # of the corpus: legacy or speaker-adaptation (default; mini: legacy)
+hours_g=                # of speech that the global model is trained on; default: 200, mini 0.8
+seconds_per_model=      # of speech that a personalised model is trained on; default: 240, mini 40
+speakers=               # of Train-G, Part-1 and Part-2, such as 880,736,634; default: by the hours
+speeds=                 # training and adaptation data also faster and slower: "0.9 1.0 1.1"
+volumes=false           # true: each utterance of these has a volume drawn at random
+ivectors=true           # false: MFCC alone
+criterion=              # ctc or lfmmi; default: the config's
+parts="affine relu"     # of the layers, where activations are taken for A1: before and after ReLU
+layers="1 5"            # hidden layers for A2
+config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
+tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
+max_drop=0.02           # fail if more than this share of the corpus' lines cannot be used
+corpus_name="TED-LIUM"  # the corpus, and ...
+release=                # ... its release, as tables shall call them
+results=                # default: exp/<tag>/RESULTS.md
+
+# shellcheck disable=SC2034  # printed by parse_options.sh
+help_message="Usage: $0 [--option value]...
+Stages: 1 data directories (TEDLIUM in db.sh is empty: a mini corpus), 2 MFCC, 3 i-vectors, 4 tokens,
+  n-gram and denominator, 5 the global model, 6 personalised models, 7 attack A1, 8 attack A2,
+  9 the report; README.md says what each one leaves.
+Options and their defaults:
+$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^results=/q' run.sh)"
+. utils/parse_options.sh
+. utils/recipe.sh
+. utils/asr_steps.sh
+. local/attacks.sh
+
+corpus=${TEDLIUM} mini=()
+if [ -z "${TEDLIUM}" ]; then
+    corpus=downloads/TEDLIUM_release-mini mini=(--mini)
+    : "${tag:=mini}" "${config:=conf/mini.yaml}" "${partition:=legacy}"
+    : "${hours_g:=0.8}" "${seconds_per_model:=40}"
+    log "TEDLIUM is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
+fi
+: "${tag:=$(basename "${corpus}")}" "${config:=conf/paper.yaml}" "${partition:=speaker-adaptation}"
+: "${release:=$(basename "${corpus}")}"
+: "${hours_g:=200}" "${seconds_per_model:=240}"
+data=data/${tag} dump=dump/${tag} exp=exp/${tag}
+: "${results:=${exp}/RESULTS.md}" "${criterion:=$(setting model.criterion)}"
+check_words parts 'affine|relu' layers '[1-9][0-9]*' unit 'person|talk' volumes 'true|false' \
+    ivectors 'true|false' criterion 'ctc|lfmmi'
+check_tag "${tag}"
+[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
+name_corpora TEDLIUM
+sp=${speeds:+_sp} iv=
+[ "${volumes}" = false ] || sp+=_vol
+[ "${ivectors}" = false ] || iv=_iv
+
+if begins 1; then
+    log "Stage 1: data directories in ${data}"
+    [ -n "${TEDLIUM}" ] || local/mini.py downloads
+    local/prepare.py "${corpus}" "${data}" --partition "${partition}" --unit "${unit}" \
+        --seed "${partition_seed}" --hours-g "${hours_g}" --max-drop "${max_drop}" \
+        --seconds-per-model "${seconds_per_model}" ${speakers:+--speakers "${speakers}"}
+    for set in train_g valid part1 part2 indicator; do
+        utils/validate_data_dir.py --no-feats "${data}/${set}"
+    done
+fi
+
+if begins 2; then
+    log "Stage 2: MFCC in ${dump}"
+    feature_options=(--kind mfcc --num-mel-bins 40)
+    for set in train_g part1 part2; do
+        [ -z "${speeds}" ] ||
+            fedtools perturb-speed "${data}/${set}" "${data}/${set}_sp" --speeds "${speeds}"
+        [ "${volumes}" = false ] || fedtools perturb-volume "${data}/${set}${speeds:+_sp}" \
+            "${data}/${set}${sp}" --seed "${partition_seed}"
+    done
+    extract_features {train_g,part1,part2}"${sp}" valid indicator
+fi
+
+if begins 3 && [ "${ivectors}" = true ]; then
+    log "Stage 3: i-vectors"
+    ${train_cmd} "${exp}/log/ivectors.log" fedtools train-ivectors "${data}/train_g${sp}" \
+        "${exp}/ivectors" --gaussians "$(setting ivectors.gaussians)" \
+        --dimension "$(setting ivectors.dimension)" --hours "$(setting ivectors.hours)"
+    for set in {train_g,part1,part2}"${sp}" valid indicator; do
+        ${train_cmd} "${dump}/${set}${iv}/log/append.log" fedtools append-ivectors \
+            "${data}/${set}" "${exp}/ivectors" "${data}/${set}${iv}" "${dump}/${set}${iv}"
+    done
+fi
+
+assets=() train=train_g${sp}${iv} valid=valid${iv} global=${exp}/global
+[ "${criterion}" = ctc ] || assets=(--asset "denominator=${exp}/denominator")
+assets+=(--set "model.criterion=${criterion}")
+if begins 4; then
+    log "Stage 4: tokens, n-gram and denominator, of the transcripts of Train-G"
+    train_units train_g --valid "${data}/valid/text"
+    [ "${criterion}" = ctc ] || fedtools train-denominator "${data}/train_g/text" "${exp}/tokens" \
+        "${exp}/denominator" --order "$(setting denominator.order)"
+fi
+
+if begins 5; then
+    log "Stage 5: the global model, ${global}"
+    train "${global}" "${seed}" baseline centralized "${train}" "${valid}" "${assets[@]}"
+    decode "${global}" "${valid}"
+    fedtools tune "${global}/decode_${valid}" "${data}/${valid}" "${global}/weights.yaml"
+    score "${global}" "${valid}"
+fi
+
+if begins 6; then
+    for part in part1 part2; do
+        log "Stage 6: personalised models, ${exp}/${part}"
+        fedtools init "${exp}/${part}" --config "${config}" --section methods.fedavg --method fedavg \
+            --data "train=${data}/${part}${sp}${iv}" --asset "tokens=${exp}/tokens" --seed "${seed}" \
+            --start "${global}/model.safetensors" "${assets[@]}"
+        ${rounds_cmd:-${train_cmd}} "${exp}/${part}/log/rounds.log" \
+            fedtools rounds "${exp}/${part}" --nj "${nj}" --ngpu "${ngpu}" --to 1
+    done
+fi
+
+if begins 7; then
+    for place in ${parts}; do attack_a1 "${place}"; done
+fi
+
+if begins 8; then
+    for layer in ${layers}; do
+        log "Stage 8: attack A2, hidden layer ${layer}"
+        ${train_cmd} "${exp}/a2/log/a2.${layer}.log" fedtools attack a2 "${exp}/part1" \
+            "${exp}/part2" "${exp}/a2" --indicator "${data}/indicator${iv}" --layer "${layer}" \
+            --models "${data}/models.tsv" --seed "${seed}" --ngpu "${ngpu}" \
+            --width "$(setting a2.width)" --epochs "$(setting a2.epochs)"
+    done
+fi
+
+if begins 9; then
+    local/report.py "${exp}" "${data}" "${results}" --section "${section}" "${mini[@]}" \
+        --corpus "${corpus_name}" --release "${release}" --command "${command_line% }"
+    log "Stage 9: wrote ${results}"
+fi

@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""Write a section of RESULTS.md from what the attacks' recipe has left.
+
+    report.py EXP DATA RESULTS.md --section NAME --corpus NAME --release NAME [...]
+
+EXP holds global/, part1/, part2/, a1.<part>.<sets>/a1.tsv and a2/a2.h<layer>.tsv; DATA holds
+partition.txt. Draws RESULTS-<section>-layers.png (figures 4 and 5 of Tomashenko et al. 2022) and
+RESULTS-<section>-det.png beside the page. Leaves the page's other sections as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from scipy.stats import norm
+
+from fedtools.attack.verify import COLUMNS, EASY, STRICT
+from fedtools.files.atomic import write_text
+from fedtools.files.errors import UserError, exit_with_message
+from fedtools.files.lines import read_text
+from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.report.page import (
+    SECTION_NAME,
+    Corpus,
+    Page,
+    Row,
+    image,
+    pooled_line,
+    provenance,
+    read_each,
+    with_section,
+)
+
+PAPER = "Tomashenko et al. 2022"
+# Table 2, EER in %, on 463 target trials of Part-2.
+TABLE_2 = {("A1", "1"): "0.86", ("A1", "5"): "7.11", ("A2", "1"): "12.31", ("A2", "5"): "1.94"}
+PLACES = {"affine": "before the ReLU", "relu": "after the ReLU"}
+SETS = {"part2": "Part-2", "part1+part2": "Part-1 + Part-2"}
+MEASURES = ("minDCF", "minCllr", "Dsys", "TPR@0.1%", "TPR@1%", "targets", "others")
+
+Rows = Sequence[dict[str, str]]
+
+
+def read_figures(exp: Path) -> tuple[dict[tuple[str, str], Rows], dict[str, Rows]]:
+    """The rows of A1 by part of the layer and set of models, and of A2 by layer."""
+    first = {
+        (place, sets): read_tsv(path, COLUMNS)
+        for place in PLACES
+        for sets in SETS
+        if (path := exp / f"a1.{place}.{sets}" / "a1.tsv").exists()
+    }
+    paths = sorted((exp / "a2").glob("a2.h*.tsv"), key=lambda path: (len(path.name), path.name))
+    second = {
+        path.stem.partition(".h")[2]: read_tsv(path, COLUMNS)
+        for path in paths
+        if ".det" not in path.name
+    }
+    if not first:
+        raise UserError("no a1.*/a1.tsv", path=exp, remedy="run stage 7")
+    return first, second
+
+
+def rate(row: dict[str, str]) -> str:
+    """An error rate with its interval; of few trials the interval alone."""
+    bounds = f"[{row['low']}, {row['high']}]"
+    return bounds if row["EER%"] == "-" else f"{row['EER%']} {bounds}"
+
+
+def picked(rows: Rows, trials: str, scores: str) -> list[dict[str, str]]:
+    return [row for row in rows if row["trials"] == trials and row["scores"] == scores]
+
+
+def layer_table(rows: Rows, trials: str) -> str:
+    """EER of A1 by layer, by means, deviations and both; other measures of both."""
+    header = ["Layer", "EER %, both", "means", "deviations", *(f"{name}" for name in MEASURES)]
+    ways = [picked(rows, trials, way) for way in ("both", "means", "deviations")]
+    cells = [
+        [own[0]["layer"], *map(rate, own), *(own[0][name] for name in MEASURES)]
+        for own in zip(*ways, strict=True)
+    ]
+    return format_markdown(header, cells)
+
+
+def attacks_table(first: Rows, second: dict[str, Rows], trials: str) -> str:
+    """Table 2: both attacks at the layers that A2 was trained for."""
+    layers = list(second)
+    header = ["Attack", *(cell for h in layers for cell in (f"h={h}", f"h={h}, published"))]
+    ours = {"A1": {row["layer"]: row for row in picked(first, trials, "both")}}
+    numbers = {h: list(ours["A1"].values())[int(h) - 1] for h in layers}
+    found = {
+        "A1": numbers,
+        "A2": {h: picked(rows, trials, "PLDA")[0] for h, rows in second.items()},
+        "A2, cosine": {h: picked(rows, trials, "cosine")[0] for h, rows in second.items()},
+    }
+    cells = [
+        [name, *(cell for h in layers for cell in (rate(own[h]), TABLE_2.get((name, h), "-")))]
+        for name, own in found.items()
+    ]
+    return format_markdown(header, cells)
+
+
+def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> None:
+    """Figures 4 and 5: EER by layer, a panel for each place of the layer, with intervals."""
+    from matplotlib.ticker import MaxNLocator
+
+    from fedtools.report.plots import drawing, look
+
+    places = list(dict.fromkeys(place for place, _ in first))
+    with drawing(path, (4.2 * len(places) + 0.4, 3.2)) as figure:
+        panels = figure.subplots(1, len(places), squeeze=False, sharey=True)[0]
+        for axes, place in zip(panels, places, strict=True):
+            lines = [
+                (SETS[sets] + (f", {way}" if way != "both" else ""), picked(rows, EASY, way))
+                for (where, sets), rows in first.items()
+                if where == place
+                for way in (("both", "means", "deviations") if sets == "part2" else ("both",))
+            ]
+            for index, (name, rows) in enumerate(lines):
+                known = [(n, row) for n, row in enumerate(rows, 1) if row["EER%"] != "-"]
+                if known:
+                    places_of, own = zip(*known, strict=True)
+                    values = [float(row["EER%"]) for row in own]
+                    axes.plot(places_of, values, label=name, **look(index))
+                else:
+                    middle = [(float(r["low"]) + float(r["high"])) / 2 for r in rows]
+                    errors = [[m - float(r["low"]) for m, r in zip(middle, rows, strict=True)]] * 2
+                    numbers = range(1, len(rows) + 1)
+                    axes.errorbar(numbers, middle, errors, label=name, **look(index))
+            axes.set_title(f"activations {PLACES[place]}", fontsize=9)
+            axes.set_xlabel("Hidden layer")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panels[0].set_ylabel("EER (%)")
+        lines = panels[0].get_legend_handles_labels()
+        figure.legend(*lines, loc="outside lower center", ncols=len(lines[0]), fontsize=8)
+        figure.suptitle(title, fontsize=10)
+
+
+def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None:
+    """Detection error trade-off, both rates on normal deviates."""
+    from fedtools.report.plots import drawing, look
+
+    columns = ("threshold", "false_rejects", "false_accepts")
+    ticks = [0.001, 0.01, 0.05, 0.1, 0.2, 0.4]
+    with drawing(path, (4.4, 4.0)) as figure:
+        axes = figure.subplots()
+        for index, (name, file) in enumerate(curves):
+            rows = read_tsv(file, columns)
+            points = [(float(r["false_accepts"]), float(r["false_rejects"])) for r in rows]
+            inside = [(x, y) for x, y in points if 0 < x < 1 and 0 < y < 1]
+            if inside:
+                xs, ys = (norm.ppf(values) for values in zip(*inside, strict=True))
+                axes.plot(xs, ys, label=name, **{**look(index), "marker": None})
+        for axis, what in ((axes.xaxis, "False accepts (%)"), (axes.yaxis, "False rejects (%)")):
+            axis.set_ticks(norm.ppf(ticks), [f"{100 * tick:g}" for tick in ticks])
+            axis.set_label_text(what)
+        axes.set_xlim(*norm.ppf([0.0005, 0.6]))
+        axes.set_ylim(*norm.ppf([0.0005, 0.6]))
+        axes.legend(fontsize=8)
+        axes.set_title(title, fontsize=9)
+
+
+def write_report(exp: Path, data: Path, path: Path, page: Page) -> None:
+    """Write the section, and the pictures beside the page."""
+    first, second = read_figures(exp)
+    caption, main = page.corpus.caption, next(iter(first))
+    pictures = [path.with_name(f"{path.stem}-{page.section}-{n}.png") for n in ("layers", "det")]
+    plot_layers(pictures[0], first, f"Attack A1, {caption}")
+    folder = exp / f"a1.{'.'.join(main)}"
+    layers = list(dict.fromkeys(row["layer"] for row in first[main]))
+    some = [layers[0], layers[min(4, len(layers) - 1)]]
+    curves = [(f"A1, {layer}", folder / f"a1.{layer}.{EASY}.det.tsv") for layer in some]
+    curves += [(f"A2, h={h}", exp / "a2" / f"a2.h{h}.{EASY}.det.tsv") for h in second]
+    plot_det(pictures[1], curves, f"Attacks on Part-2, {caption}")
+    heard = read_each([Row("global", exp / "global", next((exp / "global").glob("decode_valid*")))])
+    parts = [
+        f"## {caption}",
+        provenance(
+            path,
+            page,
+            seeds=[run.seed for one in heard for run in one.runs],
+            rounds=[run.cost.rounds for one in heard for run in one.runs],
+            pictures=[picture.name for picture in pictures],
+            experiments=[exp / "global", exp / "part1", exp / "part2"],
+        ),
+        f"**{caption}: who is in which set** (table 1 of {PAPER}, published figures beside ours)",
+        f"```\n{read_text(data / 'partition.txt').rstrip()}\n```",
+        f"{caption}, the global model on held-out utterances of its own speakers: "
+        f"{pooled_line(heard[0])}.",
+    ]
+    for (place, sets), rows in first.items():
+        for trials in (EASY, STRICT):
+            if chosen := [row for row in rows if row["trials"] == trials]:
+                parts += [
+                    f"**{caption}: attack A1 on {SETS[sets]}, activations {PLACES[place]}, "
+                    f"{trials} trials** (figures 4 and 5): EER with 95 % intervals; the other "
+                    "measures are of means and deviations together.",
+                    layer_table(chosen, trials),
+                ]
+    if second:
+        for trials in sorted({row["trials"] for rows in second.values() for row in rows}):
+            parts += [
+                f"**{caption}: attacks A1 and A2 on Part-2, {trials} trials, EER %** (table 2), "
+                "activations after the ReLU. Published figures are not measured here.",
+                attacks_table(first.get(("relu", "part2"), first[main]), second, trials),
+            ]
+    titles = ("EER of attack A1 by layer, easy trials", "DET curves, easy trials")
+    for title, picture in zip(titles, pictures, strict=True):
+        parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
+    section = "\n\n".join(part.strip() for part in parts)
+    write_text(path, with_section(path, page.section, section))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    for name in ("exp", "data", "results"):
+        parser.add_argument(name, type=Path)
+    for name in ("section", "corpus", "release"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--mini", action="store_true")
+    parser.add_argument("--command", default=shlex.join(sys.argv))
+    parser.add_argument("--date", type=datetime.date.fromisoformat)
+    options = parser.parse_args()
+    if not SECTION_NAME.fullmatch(options.section):
+        parser.error(f"--section {options.section!r}: use small letters, digits and '-'")
+    corpus = Corpus(options.corpus, options.release, options.mini)
+    page = Page(options.section, corpus, options.command, date=options.date)
+    with exit_with_message("report.py"):
+        write_report(options.exp, options.data, options.results, page)
+
+
+if __name__ == "__main__":
+    main()
