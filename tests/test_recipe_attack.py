@@ -1,0 +1,103 @@
+"""The TED-LIUM recipe on a fake corpus: from SPHERE files to the tables of both attacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT, run
+from fakes import some_talks, tedlium
+
+from fedtools.attack.verify import COLUMNS
+from fedtools.files.datadir import read_table
+from fedtools.files.tables import read_tsv
+
+TINY = {
+    "tokens": {"token_type": "char", "vocab_size": 40},
+    "lm": {"order": 2},
+    "denominator": {"order": 2},
+    "ivectors": {"gaussians": 2, "dimension": 3, "hours": 0.01},
+    "model": {
+        "criterion": "lfmmi",
+        "input_size": 43,
+        "encoder": "tdnn",
+        "encoder_conf": {"output_size": 8, "contexts": [1, 1, 3]},
+    },
+    "training": {"optim": "adam", "optim_conf": {"lr": 0.001}, "batch_bins": 60000},
+    "rounds": 1,
+    "methods": {"fedavg": {"method_conf": {"local_epochs": 1}}},
+    "baseline": {"rounds": 1},
+    "a2": {"width": 8, "epochs": 1},
+    "decode": {"beam_size": 5, "beam_size_token": 5, "nbest": 2},
+}
+# Some of each for `some_talks`, whose talks have 16 seconds of speech.
+OPTIONS = ("--partition", "legacy", "--hours_g", "0.01", "--seconds_per_model", "7")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("attack") / "a checkout"
+    made = shutil.ignore_patterns("data", "dump", "exp", "downloads")
+    shutil.copytree(
+        ROOT / "egs" / "tedlium3", root / "egs" / "tedlium3", symlinks=True, ignore=made
+    )
+    for name in ("conf", "fedtools", "local", "utils", "setup.py"):
+        (root / name).symlink_to(ROOT / name)
+    corpus = tedlium(root, some_talks(train=14, held_out=2))
+    recipe = root / "egs" / "tedlium3" / "attack1"
+    (recipe / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    fixed = ("--tag", "fake", "--config", "tiny.yaml", "--layers", "1 3", "--speeds", "1.0 1.1")
+    fixed += ("--parts", "relu", "--nj", "1")
+    environment = {
+        **os.environ,
+        "TEDLIUM": str(corpus),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    run(recipe / "run.sh", *fixed, *OPTIONS, "--volumes", "true", env=environment).ok()
+    return recipe
+
+
+def test_every_personalised_model_is_a_client(recipe):
+    data, exp = recipe / "data" / "fake", recipe / "exp" / "fake"
+    for part in ("part1", "part2"):
+        clients = set(read_table(data / part / "utt2client").values())
+        assert set((exp / part / "clients.txt").read_text().split()) == clients
+        config = yaml.safe_load((exp / part / "config.yaml").read_text())
+        assert Path(config["data"]["train"]).name == f"{part}_sp_vol_iv"
+        assert config["model"]["criterion"] == "lfmmi"
+        # Both begin with the global model.
+        begun = (exp / part / "round_0001" / "global.safetensors").read_bytes()
+        assert begun == (exp / "part1" / "round_0001" / "global.safetensors").read_bytes()
+
+
+def test_tables_of_both_attacks(recipe):
+    exp = recipe / "exp" / "fake"
+    models = read_tsv(recipe / "data" / "fake" / "models.tsv", None)
+    of_part = [[m for m in models if m["part"] == part] for part in ("part1", "part2")]
+    pairs = [len(own) - len({m["speaker"] for m in own}) for own in of_part]
+    for sets, targets in (("part2", pairs[1]), ("part1+part2", sum(pairs))):
+        rows = read_tsv(exp / f"a1.relu.{sets}" / "a1.tsv", COLUMNS)
+        assert {row["layer"] for row in rows} == {"tdnn1", "tdnn2", "tdnn3"}
+        assert {row["targets"] for row in rows if row["trials"] == "easy"} == {str(targets)}
+    for layer in (1, 3):
+        rows = read_tsv(exp / "a2" / f"a2.h{layer}.tsv", COLUMNS)
+        assert {row["scores"] for row in rows} == {"PLDA", "cosine"}
+        assert {row["targets"] for row in rows if row["trials"] == "easy"} == {str(pairs[1])}
+
+
+def test_the_report(recipe):
+    page = (recipe / "exp" / "fake" / "RESULTS.md").read_text()
+    assert "A speaker is a person; seed 0; legacy partition." in page
+    assert "the global model on held-out utterances of its own speakers: WER" in page
+    header = page.partition("(table 2)")[2].split("\n| ")[1].split("\n")[0]
+    assert [cell.strip() for cell in header.strip(" |").split("|")] == [
+        "Attack", "h=1", "h=1, published", "h=3", "h=3, published",
+    ]  # fmt: skip
+    assert "| A1 " in page and "| A2 " in page and "| A2, cosine " in page
+    for name in ("layers", "det"):
+        picture = recipe / "exp" / "fake" / f"RESULTS-fake-{name}.png"
+        assert picture.read_bytes()[:4] == b"\x89PNG" and f"({picture.name})" in page
