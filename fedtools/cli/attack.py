@@ -191,3 +191,54 @@ def a2(
     rows = run(one, other, indicator, models, out, training, options)
     cells = [[row[name] for name in COLUMNS] for row in rows]
     print(format_table(COLUMNS, cells, "llll" + "r" * (len(COLUMNS) - 4)), end="")
+
+
+@attack.command("membership")
+def membership(
+    experiment: Path = EXPERIMENT,
+    out: Path = typer.Argument(..., metavar="OUT", help="Gets membership.tsv."),
+    round_: int = typer.Option(..., "--round", min=1, help="In which models were sent."),
+    each: int = typer.Option(20, min=1, help="Members, and others, of a client at most."),
+    resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
+    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    ngpu: int = NGPU,
+) -> None:
+    """Whether an utterance, or a clip, was in a client's training, by the model that it sent.
+
+    By the loss, and by the direction of the update. Others are of the same speaker where another
+    client has some. Intervals are 95 %, over clients, where there are 10 or more.
+    """
+    from fedtools.attack.membership import COLUMNS
+    from fedtools.attack.membership import attack as run
+    from fedtools.files.tables import format_table
+
+    federation = open_experiment(experiment, ngpu)
+    rows = run(federation, round_, out, each=each, resamples=resamples, seed=seed)
+    cells = [[row[name] for name in COLUMNS] for row in rows]
+    print(format_table(COLUMNS, cells, "rll" + "r" * (len(COLUMNS) - 3)), end="")
+
+
+@attack.command("attributes")
+def attributes(
+    folders: list[Path] = typer.Argument(
+        ..., metavar="DIR... OUT", help="What attack footprints has written; gets attributes.tsv."
+    ),
+    models: Path = typer.Option(..., metavar="TSV", help="model, speaker, gender, talks."),
+    resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
+    seed: int = typer.Option(0, min=0, help="Of everything random."),
+) -> None:
+    """Whether a model is of a woman or a man, by a classifier of other speakers' footprints."""
+    from fedtools.attack.attributes import COLUMNS
+    from fedtools.attack.attributes import attack as run
+    from fedtools.attack.prints import join, read_footprints
+    from fedtools.attack.verify import known_speakers
+    from fedtools.files.tables import format_table
+
+    if len(folders) < 2:
+        raise typer.BadParameter("at least one folder and OUT", param_hint="DIR... OUT")
+    *folders, out = folders
+    prints = join([read_footprints(folder) for folder in folders], folders)
+    known = known_speakers(prints.models, prints.speakers, models)
+    rows = run(prints, known, out, resamples=resamples, seed=seed)
+    cells = [[row[name] for name in COLUMNS] for row in rows]
+    print(format_table(COLUMNS, cells, "l" + "r" * (len(COLUMNS) - 1)), end="")

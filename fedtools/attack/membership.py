@@ -1,0 +1,240 @@
+"""Was an utterance in a client's training? By what the client's model does to it, or its update.
+
+Two scores of an utterance and the model that a client sent:
+
+loss      how much lower its loss is than under the global model (Yeom et al., CSF 2018, with the
+          global model for the loss that is usual)
+gradient  the cosine of the update with the direction that would lower the global model's loss on
+          this utterance (Nasr et al., S&P 2019, by its simplest statistic)
+
+Members are of the client's training data. The others are utterances of the same speaker that other
+clients have, and where there are none of anybody else; which of the two, the table says: an attack
+that only knows voices does well on the latter. The attacker knows the transcripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from fedtools.attack.victims import find_victims, speakers_of_clients
+from fedtools.client.options import load_model
+from fedtools.federation.asr import AsrFederation, read_data
+from fedtools.federation.base import Federation
+from fedtools.federation.kws import KwsFederation, tensors_of
+from fedtools.federation.model import ModelFederation
+from fedtools.files.errors import UserError
+from fedtools.files.keyed import generator
+from fedtools.files.tables import write_tsv
+from fedtools.models.asr import losses, outputs
+from fedtools.score.bootstrap import interval, speaker_draws
+from fedtools.score.verification import equal_error_rate, true_positive_rate
+
+COLUMNS = (
+    "round", "score", "others_of", "AUC%", "low", "high", "EER%", "TPR@0.1%", "TPR@1%", "clients",
+    "members", "others",
+)  # fmt: skip
+SAME, ANYBODY = "same speaker", "anybody"
+
+
+class Items(NamedTuple):
+    """What may have been trained on.
+
+    Attributes:
+        owners: item -> the client that it is of.
+        loss: the loss of a model on an item, a number with a gradient.
+        tensors: a model's parameters and buffers by name, not copied.
+    """
+
+    owners: dict[str, str]
+    loss: Callable[[nn.Module, str], Tensor]
+    tensors: Callable[[nn.Module], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Trials of one round: (trials,) each."""
+
+    clients: np.ndarray
+    members: np.ndarray
+    kinds: np.ndarray
+    scores: Mapping[str, np.ndarray]
+
+
+def attack(
+    federation: Federation,
+    number: int,
+    out: Path,
+    *,
+    each: int = 20,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> list[dict[str, object]]:
+    """Attack what clients sent in a round; write OUT/membership.tsv.
+
+    Args:
+        number: the round.
+        each: members, and others, of a client at most; drawn at random.
+        resamples: draws of clients for intervals; with fewer than ten clients there are none.
+        seed: of everything random.
+
+    Returns:
+        the rows.
+    """
+    found = score(federation, number, each, seed)
+    rows = []
+    for kind in (SAME, ANYBODY):
+        chosen = found.members | (found.kinds == kind)
+        # Members of clients that have others of this kind.
+        having = set(found.clients[found.kinds == kind])
+        chosen &= np.isin(found.clients, list(having))
+        if not having:
+            continue
+        for name, scores in found.scores.items():
+            part = scores[chosen], found.members[chosen], found.clients[chosen]
+            row = _judge(*part, resamples, seed)
+            rows.append({"round": number, "score": name, "others_of": kind, **row})
+    write_tsv(out / "membership.tsv", COLUMNS, rows)
+    return rows
+
+
+def score(federation: Federation, number: int, each: int, seed: int) -> Scored:
+    """Score members and others of every client whose model can be looked at."""
+    if not isinstance(federation, ModelFederation):
+        raise UserError("its clients train no models", path=federation.where)
+    victims = find_victims(federation, [number])
+    items = items_of(federation)
+    speakers = speakers_of_clients(federation)
+    federation.load_shared(number)
+    model = federation.model.eval()
+    start = {name: value.clone() for name, value in items.tensors(model).items()}
+    rows: list[tuple[str, bool, str, float, float]] = []
+    states = victims.states(sorted(victims.messages))
+    bar = tqdm(states, total=len(victims.messages), desc="membership", unit="model", disable=None)
+    for client, state in bar:
+        trials = list(draw(client, items.owners, speakers, each, seed))
+        load_model(items.tensors(model), start)
+        begun = _flat(model)
+        before = [_loss_and_gradient(items, model, name) for name, *_ in trials]
+        load_model(items.tensors(model), state)
+        update = _flat(model) - begun
+        for (name, member, kind), (loss, gradient) in zip(trials, before, strict=True):
+            with torch.no_grad():
+                gain = loss - items.loss(model, name).item()
+            along = F.cosine_similarity(-gradient, update, dim=0).item()
+            rows.append((client, member, kind, gain, along))
+    load_model(items.tensors(model), start)
+    if not rows:
+        raise UserError("no client with members and others", path=federation.experiment.path)
+    clients, members, kinds, gains, cosines = (np.array(one) for one in zip(*rows, strict=True))
+    return Scored(clients, members, kinds, {"loss": gains, "gradient": cosines})
+
+
+def draw(
+    client: str,
+    owners: Mapping[str, str],
+    speakers: Mapping[str, str],
+    each: int,
+    seed: int,
+) -> Iterator[tuple[str, bool, str]]:
+    """A client's trials: an item, whether the client has it, and of whom it is otherwise."""
+    random = generator(seed, "membership", client)
+    mine = [item for item, owner in owners.items() if owner == client]
+    speaker = speakers.get(client)
+    same = {other for other, who in speakers.items() if who == speaker and other != client}
+    rest = [item for item, owner in owners.items() if owner in same]
+    kind = SAME if rest else ANYBODY
+    rest = rest or [item for item, owner in owners.items() if owner != client]
+    count = min(each, len(mine), len(rest))
+    for items, member in ((mine, True), (rest, False)):
+        for index in np.sort(random.choice(len(items), count, replace=False)):
+            yield items[index], member, "" if member else kind
+
+
+def items_of(federation: ModelFederation) -> Items:
+    """The training data of an experiment, one by one."""
+    if isinstance(federation, AsrFederation):
+        data = read_data(
+            federation.data_path("train"), federation.experiment.config["model"], "text"
+        )
+        audio = federation.gather(data, data.utterances)
+        places = {name: index for index, name in enumerate(audio.names)}
+
+        def loss(model: nn.Module, name: str) -> Tensor:
+            batch = audio.load([places[name]])
+            batch = {key: value.to(federation.device) for key, value in batch.items()}
+            return losses(model, *outputs(model, batch), batch)[0]
+
+        return Items(dict(data.utt2client), loss, lambda model: model.state_dict())
+    if not isinstance(federation, KwsFederation):
+        raise UserError("no attack knows these models", path=federation.where)
+    features = federation.features("train")
+    clips = features.clips
+    sizes = dict(zip(clips.clients, clips.sizes.tolist(), strict=True))
+    owners = [client for client, size in sizes.items() for _ in range(size)]
+
+    def clip_loss(model: nn.Module, name: str) -> Tensor:
+        place = int(name)
+        mfcc = features.plain(slice(place, place + 1))
+        label = torch.tensor([int(clips.labels[place])], device=federation.device)
+        return F.cross_entropy(model(mfcc[None])[0], label)
+
+    return Items({str(n): owner for n, owner in enumerate(owners)}, clip_loss, tensors_of)
+
+
+def _loss_and_gradient(items: Items, model: nn.Module, name: str) -> tuple[float, Tensor]:
+    model.zero_grad(set_to_none=True)
+    loss = items.loss(model, name)
+    loss.backward()
+    parts = [
+        torch.zeros_like(value) if value.grad is None else value.grad
+        for value in model.parameters()
+    ]
+    gradient = torch.cat([part.flatten() for part in parts])
+    model.zero_grad(set_to_none=True)
+    return loss.item(), gradient
+
+
+def _flat(model: nn.Module) -> Tensor:
+    return torch.cat([value.detach().flatten() for value in model.parameters()])
+
+
+def _judge(
+    scores: np.ndarray, members: np.ndarray, clients: np.ndarray, resamples: int, seed: int
+) -> dict[str, object]:
+    names, owner = np.unique(clients, return_inverse=True)
+    draws = speaker_draws(len(names), resamples, seed, "membership")
+    low, high = float("nan"), float("nan")
+    if not np.isnan(draws).any():
+        low, high = interval(np.array([area(scores, members, weights[owner]) for weights in draws]))
+    figures = {
+        "AUC%": area(scores, members),
+        "low": low,
+        "high": high,
+        "EER%": equal_error_rate(scores, members),
+        "TPR@0.1%": true_positive_rate(scores, members, 0.001),
+        "TPR@1%": true_positive_rate(scores, members, 0.01),
+    }
+    cells = {name: "-" if np.isnan(value) else f"{value:.2f}" for name, value in figures.items()}
+    counts = {"clients": len(names), "members": int(members.sum()), "others": int((~members).sum())}
+    return {**cells, **counts}
+
+
+def area(scores: np.ndarray, members: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """How often a member scores above another item, ties counting half, in %."""
+    weights = np.ones(len(scores)) if weights is None else weights
+    values, place = np.unique(scores, return_inverse=True)
+    own, other = (
+        np.bincount(place[kind], weights[kind], len(values)) for kind in (members, ~members)
+    )
+    below = np.cumsum(other) - other / 2
+    with np.errstate(invalid="ignore"):
+        return float(100 * (own @ below) / (own.sum() * other.sum()))
