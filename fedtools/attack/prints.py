@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from fedtools.attack.defences import Defence, defended
 from fedtools.attack.footprints import State, footprints
 from fedtools.attack.victims import Victims, find_victims, make_probe
 from fedtools.federation.base import Federation
@@ -42,12 +43,16 @@ class Look:
         part: of a TDNN's layers, see `fedtools.attack.layers.PARTS`.
         highest: the last layer, from 1; 0 is all of them.
         held: models in memory at a time.
+        defence: what clients did to their updates first, see `fedtools.attack.defences`.
+        seed: of a defence's noise and groups.
     """
 
     rounds: Sequence[int]
     part: str = "relu"
     highest: int = 0
     held: int = 8
+    defence: str = ""
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ def write_footprints(
     Raises:
         UserError: if no models were sent, or a speaker of the Indicator has one.
     """
+    Defence.parse(look.defence)
     victims = find_victims(federation, look.rounds)
     names = sorted({*victims.messages, *victims.refused})
     share = names[len(names) * (job - 1) // jobs : len(names) * job // jobs]
@@ -131,6 +137,8 @@ def _all(
                 problem = f"{min(shared)!r} has a model, and is a speaker of the Indicator"
                 raise UserError(problem, path=indicator, remedy="give speech of other people")
             states: Iterator[tuple[str, State]] = victims.states(own)
+            if look.defence:
+                states = defended(federation, victims, number, look.defence, look.seed).states(own)
             for found in footprints(probe, states, look.part, look.highest or None):
                 yield found
                 bar.update()

@@ -85,6 +85,10 @@ def footprints(
     part: str = typer.Option("relu", help="Of a TDNN's layers: affine, or relu, what follows it."),
     highest: int = typer.Option(0, min=0, help="The last layer, from 1; 0: all of them."),
     models: int = typer.Option(8, min=1, help="In memory at a time."),
+    defence: str = typer.Option(
+        "", help="What clients do to updates first: clip=1+noise=0.5, bits=8, keep=A,B, mean=4."
+    ),
+    seed: int = typer.Option(0, min=0, help="Of a defence's noise and groups."),
     job: int = JOB,
     nj: int = NJ,
     ngpu: int = NGPU,
@@ -102,7 +106,7 @@ def footprints(
         raise typer.BadParameter(f"--job {job} of --nj {nj}")
     if len(set(round_)) < len(round_):
         raise typer.BadParameter("a round comes twice", param_hint="--round")
-    look = Look(sorted(round_), part, highest, models)
+    look = Look(sorted(round_), part, highest, models, defence, seed)
     federation = open_experiment(experiment, ngpu)
     print(write_footprints(federation, indicator, out, look, job, nj))
 
@@ -242,3 +246,26 @@ def attributes(
     rows = run(prints, known, out, resamples=resamples, seed=seed)
     cells = [[row[name] for name in COLUMNS] for row in rows]
     print(format_table(COLUMNS, cells, "l" + "r" * (len(COLUMNS) - 1)), end="")
+
+
+@attack.command("utility")
+def utility(
+    experiment: Path = EXPERIMENT,
+    out: Path = typer.Argument(..., metavar="TSV", help="A row for each defence."),
+    round_: int = typer.Option(..., "--round", min=1, help="In which models were sent."),
+    defence: list[str] = typer.Option(
+        ..., help="none, clip=1+noise=0.5, bits=8, keep=A,B; may come several times."
+    ),
+    split: str = typer.Option("valid", help="Of the experiment's data, to measure on."),
+    seed: int = typer.Option(0, min=0, help="Of noise."),
+    ngpu: int = NGPU,
+) -> None:
+    """What defences cost: the mean of the defended updates as the next model, measured."""
+    from fedtools.attack.defences import UTILITY
+    from fedtools.attack.defences import utility as measure
+    from fedtools.files.tables import format_table, write_tsv
+
+    federation = open_experiment(experiment, ngpu)
+    rows = [measure(federation, round_, one, split, seed) for one in defence]
+    write_tsv(out, UTILITY, rows)
+    print(format_table(UTILITY, [[row[name] for name in UTILITY] for row in rows], "llr"), end="")

@@ -1,0 +1,230 @@
+"""What clients may do to an update before they send it, so that it gives less away.
+
+    clip=1         shrink it to at most so many times the median norm of the round's updates
+    noise=0.5      add Gaussian noise, of so many times the root mean square of the update's values
+                   (after clipping, of an update whose norm is the bound's)
+    bits=8         round each tensor's values to so many bits, evenly from the least to the largest
+    keep=A,B       do not send the tensors that a pattern matches, as FedNorm and FedExtract do
+    mean=4         secure aggregation of so many clients: only their mean is seen
+
+A defence is one of these, or several joined by "+", in the order above.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedtools.attack.victims import Victims, find_victims, read_state
+from fedtools.federation.base import Federation
+from fedtools.federation.model import ModelFederation
+from fedtools.files.errors import UserError
+from fedtools.files.keyed import generator
+from fedtools.files.states import load_state
+
+UTILITY = ("defence", "rate", "value")
+State = dict[str, np.ndarray]
+# Of what it was in the global model.
+_LEAST_VARIANCE = 0.01
+_NUMBER = r"\d+(\.\d+)?"
+_FORMS = {"clip": _NUMBER, "noise": _NUMBER, "bits": r"[1-9]|1[0-6]", "keep": r"[^+]+",
+          "mean": r"[1-9]\d{0,5}"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Defence:
+    """The options above; each is off by default."""
+
+    clip: float = 0.0
+    noise: float = 0.0
+    bits: int = 0
+    keep: tuple[str, ...] = ()
+    mean: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Defence:
+        """Read such as "clip=1+noise=0.5"; "" or "none" is no defence.
+
+        Raises:
+            UserError: for anything else.
+        """
+        found: dict[str, Any] = {}
+        for part in text.split("+") if text not in ("", "none") else ():
+            name, _, value = part.partition("=")
+            if name not in _FORMS or not re.fullmatch(_FORMS[name], value) or name in found:
+                remedy = "join some of clip=1 noise=0.5 bits=8 keep=PATTERN mean=4 by +"
+                raise UserError(f"defence {part!r} of {text!r}", remedy=remedy)
+            kind = {"bits": int, "mean": int, "keep": lambda one: tuple(one.split(","))}
+            found[name] = kind.get(name, float)(value)
+        return cls(**found)
+
+
+class Defended:
+    """What an attacker sees of some victims behind a defence.
+
+    Args:
+        victims: what clients sent.
+        defence: what they do to it first.
+        start: the global model's tensors, that clients began with.
+        seed: of noise and groups.
+    """
+
+    def __init__(
+        self, victims: Victims, defence: Defence, start: Mapping[str, np.ndarray], seed: int
+    ):
+        self._victims, self._defence, self._seed = victims, defence, seed
+        self._start = {name: np.asarray(value) for name, value in start.items()}
+
+    def states(self, wanted: Sequence[str]) -> Iterator[tuple[str, State]]:
+        """As `Victims.states`; with mean=k a model is the mean of its own and k - 1 others'."""
+        for name in wanted:
+            if name in self._victims.refused:
+                continue
+            members = self._group(name)
+            states = [self._one(member) for member in members]
+            if any(state is None for state in states):
+                continue
+            yield name, _mean(states)
+
+    def _one(self, name: str) -> State | None:
+        """What a client sends; None if it is not finite."""
+        for _, state in self._victims.states([name]):
+            return self._protect(name, state)
+        return None
+
+    def _group(self, name: str) -> list[str]:
+        """The model itself, and those that are aggregated with it: of other speakers."""
+        if self._defence.mean == 1:
+            return [name]
+        speakers = self._victims.speakers
+        own = speakers.get(name)
+        others = [
+            one
+            for one in sorted(self._victims.messages)
+            if one != name and (own is None or speakers.get(one) != own)
+        ]
+        count = self._defence.mean - 1
+        if count > len(others):
+            problem = f"mean={count + 1}, but there are {len(others)} models of others"
+            raise UserError(problem, remedy="take fewer")
+        drawn = generator(self._seed, "group", name).choice(len(others), count, replace=False)
+        return [name, *(others[index] for index in np.sort(drawn))]
+
+    def _protect(self, name: str, state: Mapping[str, np.ndarray]) -> State:
+        defence = self._defence
+        update = {
+            key: value.astype(np.float64) - self._start[key]
+            for key, value in state.items()
+            if not any(fnmatchcase(key, pattern) for pattern in defence.keep)
+        }
+        norm, values = _norm(update), sum(value.size for value in update.values())
+        if defence.clip:
+            bound = defence.clip * self._median
+            update = {
+                key: value * min(1, bound / max(norm, 1e-30)) for key, value in update.items()
+            }
+            norm = bound
+        if defence.noise and values:
+            random = generator(self._seed, "noise", name)
+            spread = defence.noise * norm / np.sqrt(values)
+            update = {
+                key: value + random.normal(0, spread, value.shape) for key, value in update.items()
+            }
+        if defence.bits:
+            update = {key: _rounded(value, defence.bits) for key, value in update.items()}
+        sent = {key: self._start[key] + value for key, value in update.items()}
+        for key in sent:
+            if key.endswith(".running_var"):
+                # Noise must not make a variance of BatchNorm negative, or nearly nothing.
+                sent[key] = np.maximum(sent[key], _LEAST_VARIANCE * self._start[key])
+        return {key: value.astype(state[key].dtype) for key, value in sent.items()}
+
+    @cached_property
+    def _median(self) -> float:
+        """The median norm of the updates."""
+        norms = [
+            _norm({key: value - self._start[key] for key, value in read_state(message).items()})
+            for message in self._victims.messages.values()
+        ]
+        known = [norm for norm in norms if np.isfinite(norm)]
+        return float(np.median(known)) if known else 0.0
+
+
+def defended(
+    federation: Federation, victims: Victims, number: int, defence: str, seed: int
+) -> Defended:
+    """The victims of one round behind a defence."""
+    folder = federation.experiment.round_dir(number)
+    own = {name: one for name, one in victims.messages.items() if one.path.parent == folder}
+    start = load_state(federation.experiment.global_state(number))
+    of_round = Victims(own, victims.refused, victims.speakers)
+    return Defended(of_round, Defence.parse(defence), start, seed)
+
+
+def utility(
+    federation: ModelFederation, number: int, defence: str, split: str, seed: int
+) -> dict[str, object]:
+    """What a defence costs: the next global model of the round, as FedAvg makes it, measured.
+
+    Tensors that stay at clients are as the global model has them.
+
+    Args:
+        number: the round.
+        defence: see above; that only means of some are seen changes nothing in the mean of all.
+        split: of the experiment's data, that models are measured on.
+        seed: of noise.
+
+    Returns:
+        a row of `UTILITY`: the mean over clients of the WER or the accuracy.
+    """
+    victims = find_victims(federation, [number])
+    text = "+".join(part for part in defence.split("+") if not part.startswith("mean="))
+    seen = defended(federation, victims, number, text, seed)
+    total: State = {}
+    count = 0
+    for _, state in seen.states(sorted(victims.messages)):
+        for name, value in state.items():
+            total[name] = total.get(name, 0.0) + value.astype(np.float64)
+        count += 1
+    if not count:
+        raise UserError("no model is left", path=federation.experiment.path)
+    federation.load_shared(number)
+    federation.load({name: value / count for name, value in total.items()})
+    rate = federation.task.rate
+    groups = federation.groups(split)
+    found = [float(federation.measure(split, client)[rate]) for client in groups]
+    return {"defence": defence or "none", "rate": rate, "value": f"{np.mean(found):.2f}"}
+
+
+def _norm(update: Mapping[str, np.ndarray]) -> float:
+    return float(
+        np.sqrt(sum(np.square(value, dtype=np.float64).sum() for value in update.values()))
+    )
+
+
+def _rounded(values: np.ndarray, bits: int) -> np.ndarray:
+    """The nearest of 2^bits values, evenly from the least to the largest."""
+    if not values.size:
+        return values
+    low, high = values.min(), values.max()
+    if low == high:
+        return values
+    step = (high - low) / (2**bits - 1)
+    return low + step * np.round((values - low) / step)
+
+
+def _mean(states: Sequence[State]) -> State:
+    if len(states) == 1:
+        return states[0]
+    return {
+        name: (sum(state[name].astype(np.float64) for state in states) / len(states)).astype(
+            states[0][name].dtype
+        )
+        for name in states[0]
+    }

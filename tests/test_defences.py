@@ -1,0 +1,153 @@
+"""Defences on updates: each against its own arithmetic, on the files of a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import simulated
+from conftest import inside
+from safetensors.numpy import load_file
+from test_attack_models import one_speaker_each
+
+from fedtools.attack.defences import UTILITY, Defence, defended
+from fedtools.attack.prints import read_footprints
+from fedtools.attack.victims import find_victims
+from fedtools.federation.base import open_federation
+from fedtools.files.errors import UserError
+from fedtools.files.tables import read_tsv
+
+CLIENTS = [f"{speaker}-m{number}" for speaker in ("ann", "bob", "cat") for number in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    one_speaker_each(simulated.data_dir(root / "train", CLIENTS, 3))
+    simulated.data_dir(root / "valid", ["au"], 6, seed=5)
+    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
+    model = {
+        "input_size": simulated.BINS,
+        "encoder": "tdnn",
+        "encoder_conf": {"output_size": 12, "contexts": [1, 1, 3]},
+    }
+    simulated.config_file(root / "c.yaml", model=model)
+    inside(
+        *("init", root / "exp", "--config", root / "c.yaml", "--method", "fedavg"),
+        *("--data", f"train={root / 'train'}", "--data", f"valid={root / 'valid'}"),
+        *("--asset", f"tokens={root / 'tokens'}", "--set", "method_conf.local_epochs=3"),
+    ).ok()
+    inside("rounds", root / "exp").ok()
+    return root
+
+
+def seen(world: Path, text: str, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
+    """Each client's update behind a defence."""
+    federation = open_federation(world / "exp")
+    victims = find_victims(federation, [1])
+    start = load_file(world / "exp" / "round_0001" / "global.safetensors")
+    states = defended(federation, victims, 1, text, seed).states(CLIENTS)
+    return {
+        name: {key: value.astype(np.float64) - start[key] for key, value in state.items()}
+        for name, state in states
+    }
+
+
+def flat(update: dict[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([update[key].ravel() for key in sorted(update)])
+
+
+def test_none_is_what_was_sent(world):
+    sent = load_file(world / "exp" / "round_0001" / "update.1.safetensors")
+    start = load_file(world / "exp" / "round_0001" / "global.safetensors")
+    for text in ("", "none"):
+        for row, client in enumerate(CLIENTS):
+            for key, value in seen(world, text)[client].items():
+                assert np.array_equal(value, sent[key][row].astype(np.float64) - start[key])
+
+
+def test_clipping_and_noise(world):
+    plain, clipped = seen(world, "none"), seen(world, "clip=0.5")
+    bound = 0.5 * np.median([np.linalg.norm(flat(update)) for update in plain.values()])
+    noisy = {seed: seen(world, "clip=0.5+noise=2", seed) for seed in (0, 0, 1)}
+    for client in CLIENTS:
+        one, other = flat(plain[client]), flat(clipped[client])
+        assert np.linalg.norm(other) == pytest.approx(bound, rel=1e-3)
+        assert one @ other / np.linalg.norm(one) / bound == pytest.approx(1, abs=1e-3)
+        noise = flat(noisy[0][client]) - other
+        # Twice the root mean square of an update of the bound's norm.
+        assert noise.std() == pytest.approx(2 * bound / np.sqrt(len(one)), rel=0.1)
+        assert abs(noise.mean()) < 5 * noise.std() / np.sqrt(len(noise))
+        assert not np.array_equal(flat(noisy[0][client]), flat(noisy[1][client]))
+    first, second = (flat(noisy[0][client]) - flat(clipped[client]) for client in CLIENTS[:2])
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.2
+    # A bound that nobody reaches changes nothing.
+    wide = seen(world, "clip=1000")
+    for client in CLIENTS:
+        np.testing.assert_allclose(flat(wide[client]), flat(plain[client]), atol=1e-7)
+
+
+def test_bits(world):
+    plain, rounded = seen(world, "none"), seen(world, "bits=3")
+    for client in CLIENTS:
+        for key, value in rounded[client].items():
+            known = plain[client][key]
+            step = (known.max() - known.min()) / 7
+            assert np.abs(value - known).max() <= step / 2 + 1e-6
+            assert len(np.unique(np.round((value - known.min()) / (step or 1), 2))) <= 8
+
+
+def test_what_is_kept_is_not_there(world):
+    found = seen(world, "keep=encoder.layers.0.*,ctc.*")["ann-m1"]
+    assert found and not [key for key in found if key.startswith(("encoder.layers.0.", "ctc."))]
+    assert any(key.startswith("encoder.layers.1.") for key in found)
+
+
+def test_a_mean_is_of_other_speakers(world):
+    plain, means = seen(world, "none"), seen(world, "mean=3")
+    for client in CLIENTS:
+        others = [one for one in CLIENTS if one[:3] != client[:3]]
+        key = "encoder.layers.0.affine.weight"
+        rest = 3 * means[client][key] - plain[client][key]
+        pairs = [
+            (a, b)
+            for a in others
+            for b in others
+            if a < b and np.allclose(rest, plain[a][key] + plain[b][key], atol=1e-5)
+        ]
+        assert len(pairs) == 1
+    with pytest.raises(UserError, match="mean=9, but there are 4 models of others"):
+        seen(world, "mean=9")
+
+
+def test_footprints_and_the_cost_of_defences(world, tmp_path):
+    exp = world / "exp"
+    prints = {}
+    for name, more in (("none", ()), ("noise", ("--defence", "clip=1+noise=3"))):
+        options = ("--indicator", world / "valid", "--round", "1", *more)
+        inside("attack", "footprints", exp, tmp_path / name, *options).ok()
+        prints[name] = read_footprints(tmp_path / name)
+    spread = {name: one.layers["tdnn3"][:, 1].mean() for name, one in prints.items()}
+    assert spread["noise"] > 1.5 * spread["none"]
+    table = tmp_path / "utility.tsv"
+    defences = ("none", "bits=8", "mean=3", "clip=1+noise=100")
+    words = [word for one in defences for word in ("--defence", one)]
+    inside("attack", "utility", exp, table, "--round", "1", *words).ok()
+    rows = {row["defence"]: float(row["value"]) for row in read_tsv(table, UTILITY)}
+    assert list(rows) == list(defences)
+    # The mean of all is what the server made of the round.
+    inside("evaluate", exp, "--split", "valid").ok()
+    measured = (exp / "evaluate_valid.tsv").read_text().splitlines()
+    column = measured[0].split("\t").index("wer")
+    assert rows["none"] == pytest.approx(float(measured[-1].split("\t")[column]), abs=0.01)
+    assert rows["mean=3"] == rows["none"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["clip", "clip=x", "noise=-1", "bits=0", "bits=32", "mean=0", "bits=8+bits=4", "x=1", "+"],
+)
+def test_what_is_no_defence_is_refused(text):
+    with pytest.raises(UserError, match=r"defence .* of "):
+        Defence.parse(text)
