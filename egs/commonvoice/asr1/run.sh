@@ -127,7 +127,7 @@ done
 if begins 8; then
     named=()
     for seed in ${seeds}; do
-        for system in ${systems}; do
+        for system in ${main}; do
             named+=("$(title "${system}")=${exp}/${system}/seed${seed}")
         done
     done
