@@ -224,6 +224,7 @@ def test_strict_trials(looked, world, tmp_path):
     rows = [row for row in read_tsv(out / "a1.tsv", VERIFIED) if row["trials"] == "strict"]
     # Three speakers, two models of each talk; two pairs of speakers, four models each.
     assert {(row["targets"], row["others"]) for row in rows} == {("12", "32")}
+    inside("attack", "a1", out, out, "--models", tmp_path / "gone.tsv").fails(1, "gone.tsv")
     table.write_text("".join(lines).replace("\tdan\t", "\teve\t"))
     done = inside("attack", "a1", out, out, "--models", table)
     done.fails(1, "models.tsv: 'dan-m1-r0001' is of 'dan'")

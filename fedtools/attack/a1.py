@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.attack.prints import Prints
-from fedtools.attack.verify import Model, judge, write_figures, write_scores, write_trials
+from fedtools.attack.verify import Model, decide
 
 # Weights of means and standard deviations, section 4.3.1.
 ALPHA = (1.0, 10.0)
@@ -87,18 +87,12 @@ def attack(
         others, seed: see `make_trials`.
         resamples: of intervals.
     """
-    trials = write_trials(out, models, others, seed)
-    speakers = {name: model.speaker for name, model in models.items()}
     ways = {"both": alpha, "means": (1.0, 0.0), "deviations": (0.0, 1.0)}
-    rows = []
-    for layer, values in prints.layers.items():
-        for name, weights in ways.items():
-            # A distance: the nearer, the more alike.
-            matrix = -rho(values, alpha=weights)
-            for kind, some in trials.items():
-                scores = some.scores(matrix, prints.models, prints.models)
-                figures = judge(scores, some, speakers, resamples=resamples, seed=seed)
-                rows.append({"layer": layer, "scores": name, "trials": kind, **figures})
-                if name == "both":
-                    write_scores(out / f"a1.{layer}.{kind}", some, scores)
-    return write_figures(out, "a1", rows)
+    # A distance: the nearer, the more alike.
+    matrices = (
+        (layer, way, -rho(values, alpha=weights))
+        for layer, values in prints.layers.items()
+        for way, weights in ways.items()
+    )
+    options = {"others": others, "resamples": resamples, "seed": seed}
+    return decide(out, "a1", models, prints.models, matrices, "both", **options)

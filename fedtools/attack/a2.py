@@ -12,14 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.verify import (
-    Model,
-    judge,
-    known_speakers,
-    write_figures,
-    write_scores,
-    write_trials,
-)
+from fedtools.attack.verify import Model, decide, known_speakers
 from fedtools.attack.victims import Victims, find_victims, make_probe
 from fedtools.attack.xvectors import Training, embeddings, train_xvectors
 from fedtools.federation.base import Federation
@@ -81,9 +74,9 @@ def attack(
         if shared := set(one.speakers.values()) & (people | set(other.values())):
             problem = f"{min(shared)!r} is in two of the experiments and the Indicator"
             raise UserError(problem, path=indicator, remedy="give disjoint speakers")
-    network = train_xvectors(probe, ours.states, _whole(ours), training)
+    network = train_xvectors(probe, ours.states, _known(ours), training)
     found = [
-        embeddings(probe, one.states, sorted(_whole(one)), network, training)
+        embeddings(probe, one.states, sorted(_known(one)), network, training)
         for one in (ours, theirs)
     ]
     name = f"a2.h{training.layer}"
@@ -92,20 +85,13 @@ def attack(
     matrices = ((key, vectors[key][None]) for key in sorted(vectors))
     write_table(out / f"{name}.scp", write_ark(out / f"{name}.ark", matrices))
     models = known_speakers(list(found[1]), [theirs.speakers[key] for key in found[1]], table)
-    rows = _decide(found[0], ours.speakers, found[1], models, out, name, options)
-    return write_figures(out, name, rows)
+    return _decide(found[0], ours.speakers, found[1], models, out, name, options)
 
 
-def _whole(victims: Victims) -> dict[str, str]:
-    """model -> speaker, of the models that can be looked at."""
-    # Reading tells which are not finite.
-    for _ in victims.states(sorted(victims.messages)):
-        pass
-    return {
-        name: victims.speakers[name]
-        for name in sorted(victims.messages)
-        if name in victims.speakers and name not in victims.refused
-    }
+def _known(victims: Victims) -> dict[str, str]:
+    """model -> speaker, of the models that were sent; those not finite are left out when read."""
+    names = sorted(victims.messages)
+    return {name: victims.speakers[name] for name in names if name in victims.speakers}
 
 
 def _decide(
@@ -130,14 +116,7 @@ def _decide(
         "PLDA": plda.scores(tested_low, tested_low),
         "cosine": centred @ centred.T / centred.shape[1],
     }
-    trials = write_trials(out, models, options.others, options.seed)
-    people = {key: model.speaker for key, model in models.items()}
-    rows = []
-    for kind, some in trials.items():
-        for way, matrix in matrices.items():
-            scores = some.scores(matrix, names, names)
-            figures = judge(scores, some, people, resamples=options.resamples, seed=options.seed)
-            rows.append({"layer": name.partition(".")[2], "scores": way, "trials": kind, **figures})
-            if way == "PLDA":
-                write_scores(out / f"{name}.{kind}", some, scores)
-    return rows
+    layer = name.partition(".")[2]
+    chosen = {"others": options.others, "resamples": options.resamples, "seed": options.seed}
+    of_layer = ((layer, way, matrix) for way, matrix in matrices.items())
+    return decide(out, name, models, names, of_layer, "PLDA", **chosen)

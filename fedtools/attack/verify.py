@@ -49,13 +49,11 @@ class Model:
 
 def read_models(path: str | Path) -> dict[str, Model]:
     """model -> what a table says of it; it may have other columns than `MODEL_COLUMNS`, too."""
-    path = Path(path)
-    with open(path, encoding="utf-8", errors="replace") as file:
-        header = tuple(file.readline().rstrip("\n").split("\t"))
-    if not set(MODEL_COLUMNS) <= set(header):
+    rows = read_tsv(path, None)
+    if not rows or not set(MODEL_COLUMNS) <= rows[0].keys():
         raise UserError(f"no table of {', '.join(MODEL_COLUMNS)}", path=path, line=1)
     found = {}
-    for line, row in enumerate(read_tsv(path, header), 2):
+    for line, row in enumerate(rows, 2):
         if row["model"] in found:
             raise UserError(f"{row['model']!r} comes twice", path=path, line=line)
         gender = row["gender"] if row["gender"] in ("m", "f") else ""
@@ -137,6 +135,44 @@ def judge(
         "targets": rate.targets,
         "others": rate.others,
     }
+
+
+def decide(
+    out: Path,
+    attack: str,
+    models: Mapping[str, Model],
+    names: Sequence[str],
+    matrices: Iterable[tuple[str, str, np.ndarray]],
+    main: str,
+    *,
+    others: int,
+    resamples: int,
+    seed: int,
+) -> list[Mapping[str, object]]:
+    """Decide trials of models by scores of all pairs; write trials, scores and OUT/<attack>.tsv.
+
+    Args:
+        attack: its name, for files and tables.
+        models: those with a speaker.
+        names: of the matrices' rows and columns.
+        matrices: a layer, what scores are of, and scores (models, models), large where the
+            speakers seem the same.
+        main: the scores that are also written for each trial.
+        others, resamples, seed: see `make_trials` and `judge`.
+    """
+    trials = write_trials(out, models, others, seed)
+    speakers = {name: model.speaker for name, model in models.items()}
+    rows = []
+    for layer, way, matrix in matrices:
+        for kind, some in trials.items():
+            scores = some.scores(matrix, names, names)
+            figures = judge(scores, some, speakers, resamples=resamples, seed=seed)
+            rows.append({"layer": layer, "scores": way, "trials": kind, **figures})
+            if way == main:
+                # Of "a2.h5", a table of one layer, the layer is not said twice.
+                family = attack.partition(".")[0]
+                write_scores(out / f"{family}.{layer}.{kind}", some, scores)
+    return write_figures(out, attack, rows)
 
 
 def write_figures(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
 from fedtools.cli.app import app
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
+
+if TYPE_CHECKING:
+    from fedtools.attack.prints import Prints
+    from fedtools.attack.verify import Model
 
 attack = typer.Typer(
     help="Attack what clients send: what it gives away of speakers.",
@@ -17,6 +23,29 @@ attack = typer.Typer(
 app.add_typer(attack, name="attack")
 JOB = typer.Option(1, "--job", min=1, help="Which share of the models, from 1.")
 NJ = typer.Option(1, "--nj", min=1, help="Into how many shares they are cut.")
+# As `fedtools.attack.layers.PARTS`, which imports torch.
+Part = Literal["affine", "relu"]
+PART = typer.Option("relu", help="Of a TDNN's layers: affine, or relu, what follows it.")
+
+
+def _show(columns: Sequence[str], rows: Iterable[Mapping[str, object]], left: str) -> None:
+    """Print a table whose first columns are aligned as `left` says, and all others to the right."""
+    from fedtools.files.tables import format_table
+
+    cells = [[row[name] for name in columns] for row in rows]
+    print(format_table(columns, cells, left + "r" * (len(columns) - len(left))), end="")
+
+
+def _read(folders: list[Path], models: Path | None) -> tuple[Prints, dict[str, Model], Path]:
+    """DIR... OUT: the footprints in all folders, what is known of their models, and OUT."""
+    from fedtools.attack.prints import join, read_footprints
+    from fedtools.attack.verify import known_speakers
+
+    if len(folders) < 2:
+        raise typer.BadParameter("at least one folder and OUT", param_hint="DIR... OUT")
+    *folders, out = folders
+    prints = join([read_footprints(folder) for folder in folders], folders)
+    return prints, known_speakers(prints.models, prints.speakers, models), out
 
 
 @attack.command("features")
@@ -45,15 +74,13 @@ def attack_features(
     from fedtools.attack.figures import COLUMNS
     from fedtools.attack.run import Options
     from fedtools.attack.run import attack_features as run
-    from fedtools.files.tables import format_table
 
     chosen = [name for name in clients.split(",") if name] if clients is not None else []
     if clients is not None and not chosen:
         raise typer.BadParameter("no client", param_hint="--clients")
     options = Options(chosen, server_data, text, utterances, epochs, resamples, seed)
     rows = run(open_experiment(experiment, ngpu), out, options)
-    cells = [[row[name] for name in COLUMNS] for row in rows]
-    print(format_table(COLUMNS, cells, "lll" + "r" * (len(COLUMNS) - 3)), end="")
+    _show(COLUMNS, rows, "lll")
 
 
 @attack.command("merge")
@@ -82,7 +109,7 @@ def footprints(
     round_: list[int] = typer.Option(
         ..., "--round", min=1, help="In which models were sent; may come several times."
     ),
-    part: str = typer.Option("relu", help="Of a TDNN's layers: affine, or relu, what follows it."),
+    part: Part = PART,
     highest: int = typer.Option(0, min=0, help="The last layer, from 1; 0: all of them."),
     models: int = typer.Option(8, min=1, help="In memory at a time."),
     defence: str = typer.Option(
@@ -97,11 +124,8 @@ def footprints(
 
     Mean and deviation of the differences of activations on an Indicator, speech of anybody.
     """
-    from fedtools.attack.layers import PARTS
     from fedtools.attack.prints import Look, write_footprints
 
-    if part not in PARTS:
-        raise typer.BadParameter(f"{part!r} is not one of {', '.join(PARTS)}", param_hint="--part")
     if job > nj:
         raise typer.BadParameter(f"--job {job} of --nj {nj}")
     if len(set(round_)) < len(round_):
@@ -129,9 +153,7 @@ def a1(
     Strict trials: target pairs share no talk, others are of one sex. Intervals are 95 %.
     """
     from fedtools.attack.a1 import attack as run
-    from fedtools.attack.prints import join, read_footprints
-    from fedtools.attack.verify import COLUMNS, known_speakers
-    from fedtools.files.tables import format_table
+    from fedtools.attack.verify import COLUMNS
 
     try:
         weights = tuple(float(part) for part in alpha.split(","))
@@ -141,14 +163,9 @@ def a1(
         raise typer.BadParameter(
             f"{alpha!r}: write two numbers, such as 1,10", param_hint="--alpha"
         )
-    if len(folders) < 2:
-        raise typer.BadParameter("at least one folder and OUT", param_hint="DIR... OUT")
-    *folders, out = folders
-    prints = join([read_footprints(folder) for folder in folders], folders)
-    known = known_speakers(prints.models, prints.speakers, models)
+    prints, known, out = _read(folders, models)
     rows = run(prints, known, out, alpha=weights, others=others, resamples=resamples, seed=seed)
-    cells = [[row[name] for name in COLUMNS] for row in rows]
-    print(format_table(COLUMNS, cells, "llll" + "r" * (len(COLUMNS) - 4)), end="")
+    _show(COLUMNS, rows, "llll")
 
 
 @attack.command("a2")
@@ -163,7 +180,7 @@ def a2(
     ),
     round_: int = typer.Option(1, "--round", min=1, help="In which models were sent."),
     layer: int = typer.Option(..., min=1, help="h, the hidden layer that is looked at."),
-    part: str = typer.Option("relu", help="Of a TDNN's layers: affine, or relu, what follows it."),
+    part: Part = PART,
     width: int = typer.Option(512, min=2, help="Of the layers of the network."),
     epochs: int = typer.Option(5, min=1, help="Of its training."),
     dimension: int = typer.Option(150, min=1, help="Of embeddings after LDA, at most."),
@@ -182,19 +199,14 @@ def a2(
     """
     from fedtools.attack.a2 import Options
     from fedtools.attack.a2 import attack as run
-    from fedtools.attack.layers import PARTS
     from fedtools.attack.verify import COLUMNS
     from fedtools.attack.xvectors import Training
-    from fedtools.files.tables import format_table
 
-    if part not in PARTS:
-        raise typer.BadParameter(f"{part!r} is not one of {', '.join(PARTS)}", param_hint="--part")
     training = Training(layer, part, width, epochs, seed=seed)
     options = Options(round_, held, dimension, others, resamples, seed)
     one, other = (open_experiment(path, ngpu) for path in (known, attacked))
     rows = run(one, other, indicator, models, out, training, options)
-    cells = [[row[name] for name in COLUMNS] for row in rows]
-    print(format_table(COLUMNS, cells, "llll" + "r" * (len(COLUMNS) - 4)), end="")
+    _show(COLUMNS, rows, "llll")
 
 
 @attack.command("membership")
@@ -214,12 +226,10 @@ def membership(
     """
     from fedtools.attack.membership import COLUMNS
     from fedtools.attack.membership import attack as run
-    from fedtools.files.tables import format_table
 
     federation = open_experiment(experiment, ngpu)
     rows = run(federation, round_, out, each=each, resamples=resamples, seed=seed)
-    cells = [[row[name] for name in COLUMNS] for row in rows]
-    print(format_table(COLUMNS, cells, "rll" + "r" * (len(COLUMNS) - 3)), end="")
+    _show(COLUMNS, rows, "rll")
 
 
 @attack.command("attributes")
@@ -234,18 +244,10 @@ def attributes(
     """Whether a model is of a woman or a man, by a classifier of other speakers' footprints."""
     from fedtools.attack.attributes import COLUMNS
     from fedtools.attack.attributes import attack as run
-    from fedtools.attack.prints import join, read_footprints
-    from fedtools.attack.verify import known_speakers
-    from fedtools.files.tables import format_table
 
-    if len(folders) < 2:
-        raise typer.BadParameter("at least one folder and OUT", param_hint="DIR... OUT")
-    *folders, out = folders
-    prints = join([read_footprints(folder) for folder in folders], folders)
-    known = known_speakers(prints.models, prints.speakers, models)
+    prints, known, out = _read(folders, models)
     rows = run(prints, known, out, resamples=resamples, seed=seed)
-    cells = [[row[name] for name in COLUMNS] for row in rows]
-    print(format_table(COLUMNS, cells, "l" + "r" * (len(COLUMNS) - 1)), end="")
+    _show(COLUMNS, rows, "l")
 
 
 @attack.command("utility")
@@ -263,9 +265,9 @@ def utility(
     """What defences cost: the mean of the defended updates as the next model, measured."""
     from fedtools.attack.defences import UTILITY
     from fedtools.attack.defences import utility as measure
-    from fedtools.files.tables import format_table, write_tsv
+    from fedtools.files.tables import write_tsv
 
     federation = open_experiment(experiment, ngpu)
     rows = [measure(federation, round_, one, split, seed) for one in defence]
     write_tsv(out, UTILITY, rows)
-    print(format_table(UTILITY, [[row[name] for name in UTILITY] for row in rows], "llr"), end="")
+    _show(UTILITY, rows, "ll")
