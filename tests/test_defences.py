@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import simulated
 from conftest import inside
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from test_attack_models import one_speaker_each
 
 from fedtools.attack.defences import UTILITY, Defence, defended
@@ -119,6 +120,20 @@ def test_a_mean_is_of_other_speakers(world):
         assert len(pairs) == 1
     with pytest.raises(UserError, match="mean=9, but there are 4 models of others"):
         seen(world, "mean=9")
+
+
+def test_who_is_aggregated_with_a_refused_model_is_refused_too(world, tmp_path):
+    path = shutil.copytree(world / "exp", tmp_path / "exp")
+    update = path / "round_0001" / "update.1.safetensors"
+    sent = load_file(update)
+    sent["ctc.ctc_lo.bias"][0] = np.nan
+    save_file(sent, update)
+    options = ("--indicator", world / "valid", "--round", "1", "--defence", "mean=5")
+    done = inside("attack", "footprints", path, tmp_path / "out", *options).ok()
+    # A mean of five is of all models of the two other speakers: ann's second has none of ann's.
+    assert "ann-m1: refused: NaN or Inf" in done.err
+    assert "bob-m1: refused: aggregated with 'ann-m1': NaN or Inf" in done.err
+    assert read_footprints(tmp_path / "out").models == ["ann-m2"]
 
 
 def test_footprints_and_the_cost_of_defences(world, tmp_path):

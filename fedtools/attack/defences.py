@@ -88,7 +88,11 @@ class Defended:
                 continue
             members = self._group(name)
             states = [self._one(member) for member in members]
-            if any(state is None for state in states):
+            # By itself: one that was refused for its company is a good companion.
+            bad = [one for one, state in zip(members, states, strict=True) if state is None]
+            if bad:
+                reason = f"aggregated with {bad[0]!r}: {self._victims.refused[bad[0]]}"
+                self._victims.refused.setdefault(name, reason)
                 continue
             yield name, _mean(states)
 
