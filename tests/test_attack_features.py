@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from pathlib import Path
 
 import kaldiio
@@ -282,13 +283,21 @@ def test_the_server_reads_and_inverts_features_of_its_own_extractor(unchanged, w
 
 def test_the_same_command_gives_the_same_bytes(done, world, tmp_path, cli):
     more = ("--server-data", world / "server", "--epochs", "2", "--clients", "en")
-    for name in ("one", "other"):
-        result = cli("attack", "features", done, tmp_path / name, "--resamples", "50", *more).ok()
-    one, other = (
+    kept = tmp_path / "decoders"
+    for name, keep in (("one", ()), ("two", ("--decoders", kept)), ("three", ("--decoders", kept))):
+        started = time.time()
+        options = ("--resamples", "50", *more, *keep)
+        result = cli("attack", "features", done, tmp_path / name, *options).ok()
+    one, two, three = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
-        for name in ("one", "other")
+        for name in ("one", "two", "three")
     )
-    assert set(one) == {"attacks.tsv", "tsne.en.png"} and one == other
+    assert set(one) == {"attacks.tsv", "tsne.en.png"} and one == two == three
+    (decoder,) = kept.iterdir()
+    assert decoder.stat().st_mtime < started, "a decoder that is kept is not trained again"
+    other = ("--epochs", "1", "--decoders", kept, "--server-data", world / "server")
+    cli("attack", "features", done, tmp_path / "four", "--clients", "en", *other).ok()
+    assert len(list(kept.iterdir())) == 2, "a decoder trained otherwise is another one"
     lines = result.out.splitlines()
     assert lines[0].split() == list(COLUMNS)
     assert len(lines) == len(read_tsv(tmp_path / "one" / "attacks.tsv", COLUMNS)) + 1

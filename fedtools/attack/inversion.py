@@ -8,6 +8,8 @@ that the server knows, and is then given features of clients' own extractors. Zh
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -29,9 +31,12 @@ from fedtools.attack.figures import Figure, Speakers
 from fedtools.attack.transcripts import word_error_rate
 from fedtools.client.utterances import Utterances
 from fedtools.federation.asr import AsrFederation, read_data
+from fedtools.federation.identity import of_utterances
+from fedtools.files.atomic import sha256
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator, seed64
 from fedtools.files.perturb import speakers_of
+from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.models.asr import log_posteriors
 from fedtools.models.pooling import inside
 from fedtools.score.distortion import cepstra, mel_cepstral_distortion
@@ -130,6 +135,44 @@ def read_server_data(
     rest = [name for name in data.utterances if name not in set(held)]
     _, numbers = np.unique([speaker[name] for name in held], return_inverse=True)
     return federation.gather(data, rest, False), federation.gather(data, held, False), numbers
+
+
+def open_inverter(
+    federation: AsrFederation,
+    audio: Utterances,
+    server_data: Path,
+    epochs: int,
+    seed: int,
+    folder: Path | None,
+) -> Inverter:
+    """The trained decoder: that of a folder if it is there, else a new one, which is put there.
+
+    Experiments of one baseline and one extractor can share it.
+
+    Args:
+        audio: utterances of the server, to train on.
+        server_data: the data directory that they are of.
+        folder: of decoders, named by a hash of all that they are made of; None keeps none.
+    """
+    if folder is None:
+        return train_inverter(federation, audio, epochs, seed)
+    known = {
+        "model": sha256(federation.experiment.path / "init.safetensors"),
+        "blocks": federation.cut.blocks,
+        "data": of_utterances(server_data, labels=False),
+        "epochs": epochs,
+        "seed": seed,
+    }
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    path = folder / f"{digest[:16]}.safetensors"
+    if not path.exists():
+        inverter = train_inverter(federation, audio, epochs, seed)
+        save_state(path, inverter.state_dict())
+        return inverter
+    inverter = Inverter(federation.cut.size, bins_of(federation), window(federation))
+    state = load_state(path, spec_of(inverter.state_dict()))
+    inverter.load_state_dict({name: torch.from_numpy(state[name]) for name in state})
+    return inverter.to(federation.device).eval()
 
 
 def train_inverter(

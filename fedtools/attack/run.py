@@ -43,6 +43,7 @@ class Options:
         epochs: of the decoder of the inversion.
         resamples: draws of the bootstrap.
         seed: of everything random.
+        decoders: a folder of trained decoders, for other experiments of the same baseline.
     """
 
     clients: Sequence[str] = ()
@@ -52,6 +53,7 @@ class Options:
     epochs: int = 20
     resamples: int = 1000
     seed: int = 0
+    decoders: Path | None = None
 
 
 def attack_features(federation: Federation, out: Path, options: Options) -> list[dict[str, object]]:
@@ -80,7 +82,14 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
         train, held, numbers = inversion.read_server_data(
             federation, options.server_data, clients, options.seed
         )
-        inverter = inversion.train_inverter(federation, train, options.epochs, options.seed)
+        inverter = inversion.open_inverter(
+            federation,
+            train,
+            options.server_data,
+            options.epochs,
+            options.seed,
+            options.decoders,
+        )
         speakers = Speakers(numbers, options.resamples, options.seed, SERVER_ROW)
         for figure in inversion.held_out(federation, inverter, held, speakers):
             rows.append(figure.row(SERVER_ROW))

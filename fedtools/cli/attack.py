@@ -63,6 +63,9 @@ def attack_features(
     epochs: int = typer.Option(20, min=1, help="Of the decoder of attack IV."),
     resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
     seed: int = typer.Option(0, min=0, help="Of everything random."),
+    decoders: Path = typer.Option(
+        None, metavar="DIR", help="Keeps decoders, for experiments of the same baseline."
+    ),
     ngpu: int = NGPU,
 ) -> None:
     """How much features that clients sent (DecoupleFL) give away, by client.
@@ -78,7 +81,7 @@ def attack_features(
     chosen = [name for name in clients.split(",") if name] if clients is not None else []
     if clients is not None and not chosen:
         raise typer.BadParameter("no client", param_hint="--clients")
-    options = Options(chosen, server_data, text, utterances, epochs, resamples, seed)
+    options = Options(chosen, server_data, text, utterances, epochs, resamples, seed, decoders)
     rows = run(open_experiment(experiment, ngpu), out, options)
     _show(COLUMNS, rows, "lll")
 

@@ -87,7 +87,7 @@ attack_features() {
             log "Stage 8: attacks on the features of ${path}"
             ${train_cmd} "${path}/log/attacks.log" fedtools attack features "${path}" \
                 "${path}/attacks" --server-data "${data}/server_train${sp}" \
-                --text "${data}/${trained}/text" --ngpu "${ngpu}"
+                --decoders "${exp}/decoders" --text "${data}/${trained}/text" --ngpu "${ngpu}"
             name=DecoupleFL${system#decouplefl}
             merged+=("${name//+/, }=${path}/attacks/attacks.tsv")
             # Figure 4 is of one client.
