@@ -14,10 +14,11 @@ from test_attack_models import one_speaker_each
 
 from fedtools.attack.defences import UTILITY, Defence, defended
 from fedtools.attack.prints import read_footprints
+from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import find_victims
 from fedtools.federation.base import open_federation
 from fedtools.files.errors import UserError
-from fedtools.files.tables import read_tsv
+from fedtools.files.tables import read_tsv, write_tsv
 
 CLIENTS = [f"{speaker}-m{number}" for speaker in ("ann", "bob", "cat") for number in (1, 2)]
 
@@ -166,3 +167,43 @@ def test_footprints_and_the_cost_of_defences(world, tmp_path):
 def test_what_is_no_defence_is_refused(text):
     with pytest.raises(UserError, match=r"defence .* of "):
         Defence.parse(text)
+
+
+def test_defences_side_by_side(tmp_path, cli):
+    """The layer that is told of all is the best without a defence, also where another is better."""
+    columns = ("defence", "rate", "value")
+    write_tsv(
+        tmp_path / "utility.tsv",
+        columns,
+        [
+            dict(zip(columns, row, strict=True))
+            for row in (("none", "wer", "9.0"), ("keep=a=b", "wer", "9.5"))
+        ],
+    )
+    rates = {"none": {"one": "5.00", "two": "4.00"}, "keep=a=b": {"one": "3.00", "two": "-"}}
+    for name, layers in rates.items():
+        rows = []
+        for layer, rate in layers.items():
+            row = dict.fromkeys(COLUMNS, "0") | {"layer": layer, "EER%": rate}
+            row |= {"low": "1.00", "high": "45.00", "trials": "easy", "scores": "both"}
+            # Others' figures are better, and not asked for.
+            wrong = {"EER%": "0.10", "trials": "strict"}, {"EER%": "0.10", "scores": "means"}
+            rows += [row, *(row | other for other in wrong)]
+        write_tsv(tmp_path / name / "a1.tsv", COLUMNS, rows)
+    pairs = [part for name in rates for part in (name, tmp_path / name)]
+    out = tmp_path / "out.tsv"
+    cli("attack", "defences", out, "--utility", tmp_path / "utility.tsv", *pairs).ok()
+    none, keep = read_tsv(out, None)
+    assert none == {
+        "Defence": "none",
+        "wer": "9.0",
+        "EER% of A1 at two": "4.00 [1.00, 45.00]",
+        "Least EER%": "4.00 [1.00, 45.00] at two",
+    }
+    # Of too few trials there is the interval alone.
+    assert keep["EER% of A1 at two"] == "[1.00, 45.00]"
+    assert keep["Least EER%"] == "3.00 [1.00, 45.00] at one"
+    pairs += ["bits=8", tmp_path / "none"]
+    command = ("attack", "defences", out, "--utility", tmp_path / "utility.tsv")
+    cli(*command, *pairs).fails(1, "utility.tsv", "bits=8")
+    cli(*command, "none").fails(2, "DEFENCE DIR")

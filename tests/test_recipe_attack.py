@@ -47,10 +47,11 @@ def recipe(tmp_path_factory) -> Path:
     )
     for name in ("conf", "fedtools", "local", "utils", "setup.py"):
         (root / name).symlink_to(ROOT / name)
-    corpus = tedlium(root, some_talks(train=14, held_out=2))
+    corpus = tedlium(root, some_talks(train=18, held_out=2))
     recipe = root / "egs" / "tedlium3" / "attack1"
     (recipe / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--layers", "1 3", "--speeds", "1.0 1.1")
+    fixed += ("--defences", "none clip=1+noise=9+mean=3")
     fixed += ("--parts", "relu", "--nj", "1")
     environment = {
         **os.environ,
@@ -89,8 +90,23 @@ def test_tables_of_both_attacks(recipe):
         assert {row["targets"] for row in rows if row["trials"] == "easy"} == {str(pairs[1])}
 
 
+def test_defences_membership_and_sex(recipe):
+    updates = recipe / "exp" / "fake" / "updates"
+    rows = read_tsv(updates / "defences.tsv", None)
+    assert [row["Defence"] for row in rows] == ["none", "clip=1+noise=9+mean=3"]
+    sent = [read_tsv(updates / f"defence{n}" / "a1.tsv", COLUMNS) for n in range(2)]
+    both = read_tsv(recipe / "exp" / "fake" / "a1.relu.part1+part2" / "a1.tsv", COLUMNS)
+    assert sent[0] == both != sent[1]
+    rows = read_tsv(updates / "membership.tsv", None)
+    # Who has two models in a part has other utterances, too, which the first was not trained on.
+    assert {row["others_of"] for row in rows} == {"same speaker"}
+    run("utils/attack_updates.sh", "--exp", "x", cwd=recipe).fails(2, "--indicator is missing")
+
+
 def test_the_report(recipe):
     page = (recipe / "exp" / "fake" / "RESULTS.md").read_text()
+    for what in ("defences, what they cost", "the speaker's sex", "membership of a client's"):
+        assert f"Part-1 and Part-2: {what}" in page
     assert "A speaker is a person; seed 0; legacy partition." in page
     assert "the global model on held-out utterances of its own speakers: WER" in page
     header = page.partition("(table 2)")[2].split("\n| ")[1].split("\n")[0]

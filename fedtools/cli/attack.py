@@ -274,3 +274,24 @@ def utility(
     rows = [measure(federation, round_, one, split, seed) for one in defence]
     write_tsv(out, UTILITY, rows)
     _show(UTILITY, rows, "ll")
+
+
+@attack.command("defences")
+def defences(
+    out: Path = typer.Argument(..., metavar="TABLE", help="A TSV to be written."),
+    folders: list[str] = typer.Argument(
+        ...,
+        metavar="DEFENCE DIR [DEFENCE DIR]...",
+        help="What attacks a1 and attributes have left; none first.",
+    ),
+    utility: Path = typer.Option(..., metavar="TSV", help="What attack utility has written."),
+) -> None:
+    """Defences side by side: what each costs, and what it leaves of the attacks."""
+    from fedtools.files.tables import read_tsv
+    from fedtools.report.defences import merge_defences
+
+    if len(folders) % 2:
+        raise typer.BadParameter("a defence without a folder", param_hint="DEFENCE DIR")
+    pairs = list(zip(folders[::2], map(Path, folders[1::2]), strict=True))
+    columns = merge_defences(pairs, utility, out)
+    _show(columns, read_tsv(out, columns), "l")

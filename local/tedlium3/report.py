@@ -4,7 +4,8 @@
     report.py EXP DATA RESULTS.md --section NAME --corpus NAME --release NAME [...]
 
 EXP holds global/, part1/, part2/, a1.<part>.<sets>/a1.tsv and a2/a2.h<layer>.tsv; DATA holds
-partition.txt. Draws RESULTS-<section>-layers.png (figures 4 and 5 of Tomashenko et al. 2022) and
+partition.txt; --updates NAME=DIR is a folder that utils/attack_updates.sh has written. Draws
+RESULTS-<section>-layers.png (figures 4 and 5 of Tomashenko et al. 2022) and, of error trade-offs,
 RESULTS-<section>-det.png beside the page. Leaves the page's other sections as they are.
 """
 
@@ -104,6 +105,21 @@ def attacks_table(first: Rows, second: dict[str, Rows], trials: str) -> str:
     return format_markdown(header, cells)
 
 
+def updates_tables(name: str, folder: Path) -> Iterable[tuple[str, str]]:
+    """What `utils/attack_updates.sh` has left: what tables are of, and tables."""
+    tables = {
+        "defences, what they cost and what they leave of the attacks": folder / "defences.tsv",
+        "the speaker's sex, by layer, without a defence": folder / "defence0" / "attributes.tsv",
+        "membership of a client's training data": folder / "membership.tsv",
+    }
+    if not any(path.exists() for path in tables.values()):
+        raise UserError("none of what utils/attack_updates.sh leaves", path=folder)
+    for what, path in tables.items():
+        if path.exists() and (rows := read_tsv(path, None)):
+            cells = [list(row.values()) for row in rows]
+            yield f"{name}: {what}", format_markdown(list(rows[0]), cells)
+
+
 def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> None:
     """Figures 4 and 5: EER by layer, a panel for each place of the layer, with intervals."""
     from matplotlib.ticker import MaxNLocator
@@ -164,7 +180,9 @@ def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None
         axes.set_title(title, fontsize=9)
 
 
-def write_report(exp: Path, data: Path, path: Path, page: Page) -> None:
+def write_report(
+    exp: Path, data: Path, path: Path, page: Page, updates: Sequence[tuple[str, Path]]
+) -> None:
     """Write the section, and the pictures beside the page."""
     first, second = read_figures(exp)
     caption, main = page.corpus.caption, next(iter(first))
@@ -208,6 +226,9 @@ def write_report(exp: Path, data: Path, path: Path, page: Page) -> None:
                 "activations after the ReLU. Published figures are not measured here.",
                 attacks_table(first.get(("relu", "part2"), first[main]), second, trials),
             ]
+    for name, folder in updates:
+        for what, table in updates_tables(name, folder):
+            parts += [f"**{caption}, {what}**", table]
     titles = ("EER of attack A1 by layer, easy trials", "DET curves, easy trials")
     for title, picture in zip(titles, pictures, strict=True):
         parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
@@ -221,6 +242,7 @@ def main() -> None:
         parser.add_argument(name, type=Path)
     for name in ("section", "corpus", "release"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--updates", metavar="NAME=DIR", action="append", default=[])
     parser.add_argument("--mini", action="store_true")
     parser.add_argument("--command", default=shlex.join(sys.argv))
     parser.add_argument("--date", type=datetime.date.fromisoformat)
@@ -228,9 +250,13 @@ def main() -> None:
     if not SECTION_NAME.fullmatch(options.section):
         parser.error(f"--section {options.section!r}: use small letters, digits and '-'")
     corpus = Corpus(options.corpus, options.release, options.mini)
+    updates = [text.partition("=")[::2] for text in options.updates]
+    if not all(name and folder for name, folder in updates):
+        parser.error("--updates: write NAME=DIR")
     page = Page(options.section, corpus, options.command, date=options.date)
     with exit_with_message("report.py"):
-        write_report(options.exp, options.data, options.results, page)
+        folders = [(name, Path(folder)) for name, folder in updates]
+        write_report(options.exp, options.data, options.results, page, folders)
 
 
 if __name__ == "__main__":

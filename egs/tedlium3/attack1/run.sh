@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 printf -v command_line '%q ' egs/tedlium3/attack1/run.sh "$@"
 
 stage=1
-stop_stage=9
+stop_stage=10
 nj=2                    # jobs at the same time; no result depends on it
 ngpu=0                  # 1: train and look at models on a GPU
 seed=0                  # of training and of trials
@@ -22,9 +22,11 @@ ivectors=true           # false: MFCC alone
 criterion=              # ctc or lfmmi; default: the config's
 parts="affine relu"     # of the layers, where activations are taken for A1: before and after ReLU
 layers="1 5"            # hidden layers for A2
+defences="none clip=1+noise=0.3 clip=1+noise=1 clip=1+noise=3 bits=8 bits=4 mean=2 mean=4"
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 max_drop=0.02           # fail if more than this share of the corpus' lines cannot be used
+others=                 # NAME=DIR...: what utils/attack_updates.sh left elsewhere, for the report
 corpus_name="TED-LIUM"  # the corpus, and ...
 release=                # ... its release, as tables shall call them
 results=                # default: exp/<tag>/RESULTS.md
@@ -33,7 +35,7 @@ results=                # default: exp/<tag>/RESULTS.md
 help_message="Usage: $0 [--option value]...
 Stages: 1 data directories (TEDLIUM in db.sh is empty: a mini corpus), 2 MFCC, 3 i-vectors, 4 tokens,
   n-gram and denominator, 5 the global model, 6 personalised models, 7 attack A1, 8 attack A2,
-  9 the report; README.md says what each one leaves.
+  9 defences, membership and sex, 10 the report; README.md says what each one leaves.
 Options and their defaults:
 $(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^results=/q' run.sh)"
 . utils/parse_options.sh
@@ -118,7 +120,8 @@ if begins 6; then
     for part in part1 part2; do
         log "Stage 6: personalised models, ${exp}/${part}"
         fedtools init "${exp}/${part}" --config "${config}" --section methods.fedavg --method fedavg \
-            --data "train=${data}/${part}${sp}${iv}" --asset "tokens=${exp}/tokens" --seed "${seed}" \
+            --data "train=${data}/${part}${sp}${iv}" --data "valid=${data}/${valid}" \
+            --asset "tokens=${exp}/tokens" --seed "${seed}" \
             --start "${global}/model.safetensors" "${assets[@]}"
         ${rounds_cmd:-${train_cmd}} "${exp}/${part}/log/rounds.log" \
             fedtools rounds "${exp}/${part}" --nj "${nj}" --ngpu "${ngpu}" --to 1
@@ -140,7 +143,18 @@ if begins 8; then
 fi
 
 if begins 9; then
+    log "Stage 9: defences on Part-2's models, and what else they give away"
+    utils/attack_updates.sh --exp "${exp}/part2" --with "${exp}/part1" --out "${exp}/updates" \
+        --indicator "${data}/indicator${iv}" --models "${data}/models.tsv" --part "${parts##* }" \
+        --defences "${defences}" --seed "${seed}" --nj "${nj}" --ngpu "${ngpu}"
+fi
+
+if begins 10; then
+    updates=()
+    [ ! -e "${exp}/updates/defences.tsv" ] || updates=("Part-1 and Part-2=${exp}/updates")
+    for other in ${others}; do updates+=("${other}"); done
     local/report.py "${exp}" "${data}" "${results}" --section "${section}" "${mini[@]}" \
+        "${updates[@]/#/--updates=}" \
         --corpus "${corpus_name}" --release "${release}" --command "${command_line% }"
-    log "Stage 9: wrote ${results}"
+    log "Stage 10: wrote ${results}"
 fi

@@ -1,0 +1,67 @@
+"""Defences side by side: what each costs, and what it leaves of the attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedtools.attack.attributes import COLUMNS as OF_ATTRIBUTES
+from fedtools.attack.defences import UTILITY
+from fedtools.attack.verify import COLUMNS, EASY
+from fedtools.files.errors import UserError
+from fedtools.files.tables import read_tsv, write_tsv
+
+
+def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Path) -> list[str]:
+    """Write a table of defences.
+
+    The layer where A1 errs least without a defence, the first of them, is told of all; and the
+    least of all layers, which is what an attacker has who knows where to look.
+
+    Args:
+        defences: their names, and folders with a1.tsv and perhaps attributes.tsv.
+        utility: what `fedtools attack utility` wrote.
+        out: the table.
+
+    Returns:
+        its columns.
+
+    Raises:
+        UserError: if a table is missing or has no row of a defence.
+    """
+    costs = {row["defence"]: row for row in read_tsv(utility, UTILITY)}
+    rows, fixed = [], ""
+    for name, folder in defences:
+        if name not in costs:
+            raise UserError(f"no row of {name!r}", path=utility)
+        found = read_tsv(folder / "a1.tsv", COLUMNS)
+        layers = [row for row in found if row["trials"] == EASY and row["scores"] == "both"]
+        best = min(layers, key=_middle)
+        fixed = fixed or best["layer"]
+        told = next((row for row in layers if row["layer"] == fixed), None)
+        row = {
+            "Defence": name,
+            costs[name]["rate"]: costs[name]["value"],
+            f"EER% of A1 at {fixed}": _rate(told) if told else "not sent",
+            "Least EER%": f"{_rate(best)} at {best['layer']}",
+        }
+        if (path := folder / "attributes.tsv").exists():
+            best = max(read_tsv(path, OF_ATTRIBUTES), key=lambda one: float(one["accuracy%"]))
+            bounds = "" if best["low"] == "-" else f" [{best['low']}, {best['high']}]"
+            row["Most accuracy% of sex"] = f"{best['accuracy%']}{bounds} at {best['layer']}"
+        rows.append(row)
+    columns = list(rows[0])
+    write_tsv(out, columns, rows)
+    return columns
+
+
+def _middle(row: dict[str, str]) -> float:
+    """The error rate, or the middle of its interval where there are too few trials to tell it."""
+    if row["EER%"] != "-":
+        return float(row["EER%"])
+    return (float(row["low"]) + float(row["high"])) / 2
+
+
+def _rate(row: dict[str, str]) -> str:
+    bounds = f"[{row['low']}, {row['high']}]"
+    return bounds if row["EER%"] == "-" else f"{row['EER%']} {bounds}"

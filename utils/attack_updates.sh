@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# What the models that an experiment's clients sent give away of them, behind one defence after the
+# other, and what each defence costs: attacks A1, membership and attributes, in one folder.
+set -euo pipefail
+
+exp=                    # the experiment: of task asr or kws, whose clients send models
+indicator=              # speech of people who have no model: features for asr, clips for kws
+out=                    # gets defences.tsv, membership.tsv, and a folder for each defence
+rounds=1                # whose models; with "3 4" a client's models of two rounds are of one speaker
+with=                   # other experiments, whose models A1 compares with those of --exp
+models=                 # model, speaker, gender, talks: also strict trials, and attributes
+part=relu               # of a TDNN's layers: affine, or relu, what follows it
+split=valid             # of the experiment's data, to measure what a defence costs
+defences="none clip=1+noise=0.3 clip=1+noise=1 clip=1+noise=3 bits=8 bits=4 mean=2 mean=4"
+each=20                 # utterances or clips of a client whose membership is attacked
+seed=0
+nj=2
+ngpu=0
+
+# shellcheck disable=SC2034  # printed by parse_options.sh
+help_message="Usage: $0 --exp DIR --indicator DIR --out DIR [--option value]...
+Options and their defaults:
+$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^ngpu=/q' "${BASH_SOURCE[0]}")"
+. "$(dirname "${BASH_SOURCE[0]}")/parse_options.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/recipe.sh"
+
+for name in exp indicator out; do [ -n "${!name}" ] || fail 2 "--${name} is missing"; done
+check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none'
+read -r -a experiments <<<"${exp} ${with}"
+# shellcheck disable=SC2154  # cuda_cmd of cmd.sh
+[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
+of_rounds=() named=() protected=() attributes=(${models:+--models "${models}"})
+for round in ${rounds}; do of_rounds+=(--round "${round}"); done
+read -r -a list <<<"${defences}"
+
+for number in "${!list[@]}"; do
+    folder=${out}/defence${number} folders=()
+    log "Defence ${list[number]}: ${folder}"
+    for index in "${!experiments[@]}"; do
+        folders+=("${folder}/footprints${index}")
+        ${train_cmd} "JOB=1:${nj}" "${folders[-1]}/log/footprints.JOB.log" \
+            fedtools attack footprints "${experiments[index]}" "${folders[-1]}" \
+            --indicator "${indicator}" "${of_rounds[@]}" --part "${part}" \
+            --defence "${list[number]}" --seed "${seed}" --job JOB --nj "${nj}" --ngpu "${ngpu}"
+    done
+    fedtools attack a1 "${folders[@]}" "${folder}" "${attributes[@]}" --seed "${seed}"
+    [ -z "${models}" ] || fedtools attack attributes "${folders[@]}" "${folder}" \
+        "${attributes[@]}" --seed "${seed}"
+    named+=("${list[number]}" "${folder}")
+    protected+=(--defence "${list[number]}")
+done
+
+log "What defences cost, on ${split}"
+${train_cmd} "${out}/log/utility.log" fedtools attack utility "${exp}" "${out}/utility.tsv" \
+    --round "${rounds%% *}" --split "${split}" "${protected[@]}" --seed "${seed}" --ngpu "${ngpu}"
+fedtools attack defences "${out}/defences.tsv" --utility "${out}/utility.tsv" "${named[@]}"
+
+log "Membership of round ${rounds%% *}"
+${train_cmd} "${out}/log/membership.log" fedtools attack membership "${exp}" "${out}" \
+    --round "${rounds%% *}" --each "${each}" --seed "${seed}" --ngpu "${ngpu}"
