@@ -15,6 +15,7 @@ unit=person             # or talk, the paper's: both models of a speaker are the
 partition=              # of the corpus: legacy or speaker-adaptation (default; mini: legacy)
 hours_g=                # of speech that the global model is trained on; default: 200, mini 0.8
 seconds_per_model=      # of speech that a personalised model is trained on; default: 240, mini 40
+valid_share=            # of Train-G's utterances, to tune by and measure; default: 0.02, mini 0.1
 speakers=               # of Train-G, Part-1 and Part-2, such as 880,736,634; default: by the hours
 speeds=                 # training and adaptation data also faster and slower: "0.9 1.0 1.1"
 volumes=false           # true: each utterance of these has a volume drawn at random
@@ -47,12 +48,12 @@ corpus=${TEDLIUM} mini=()
 if [ -z "${TEDLIUM}" ]; then
     corpus=downloads/TEDLIUM_release-mini mini=(--mini)
     : "${tag:=mini}" "${config:=conf/mini.yaml}" "${partition:=legacy}"
-    : "${hours_g:=0.8}" "${seconds_per_model:=40}"
+    : "${hours_g:=0.8}" "${seconds_per_model:=40}" "${valid_share:=0.1}"
     log "TEDLIUM is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
 : "${tag:=$(basename "${corpus}")}" "${config:=conf/paper.yaml}" "${partition:=speaker-adaptation}"
 : "${release:=$(basename "${corpus}")}"
-: "${hours_g:=200}" "${seconds_per_model:=240}"
+: "${hours_g:=200}" "${seconds_per_model:=240}" "${valid_share:=0.02}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}" "${criterion:=$(setting model.criterion)}"
 check_words parts 'affine|relu' layers '[1-9][0-9]*' unit 'person|talk' volumes 'true|false' \
@@ -69,7 +70,8 @@ if begins 1; then
     [ -n "${TEDLIUM}" ] || local/mini.py downloads
     local/prepare.py "${corpus}" "${data}" --partition "${partition}" --unit "${unit}" \
         --seed "${partition_seed}" --hours-g "${hours_g}" --max-drop "${max_drop}" \
-        --seconds-per-model "${seconds_per_model}" ${speakers:+--speakers "${speakers}"}
+        --seconds-per-model "${seconds_per_model}" --valid "${valid_share}" \
+        ${speakers:+--speakers "${speakers}"}
     for set in train_g valid part1 part2 indicator; do
         utils/validate_data_dir.py --no-feats "${data}/${set}"
     done
