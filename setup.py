@@ -50,6 +50,7 @@ setup(
         "tqdm>=4.66",
         "pyyaml>=6.0",
         "tabulate>=0.9",
+        "voice-anonymization-legal-eval>=2.1,<3",
         "tensorboard>=2.16",
         "matplotlib>=3.8",
         "pillow>=10",

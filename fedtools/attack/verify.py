@@ -19,6 +19,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.score.calibration import linkability, min_cllr, min_dcf
+from fedtools.score.legal import Risk, risk
 from fedtools.score.trials import Trials
 from fedtools.score.verification import (
     MIN_TARGETS,
@@ -29,7 +30,7 @@ from fedtools.score.verification import (
 
 COLUMNS = (
     "attack", "layer", "scores", "trials", "EER%", "low", "high", "minDCF", "minCllr", "Dsys",
-    "TPR@0.1%", "TPR@1%", "targets", "others",
+    "TPR@0.1%", "TPR@1%", "targets", "others", "linked%", "singled%", "speakers",
 )  # fmt: skip
 # The columns of a table of models that trials depend on, as local/tedlium3/prepare.py writes it.
 MODEL_COLUMNS = ("model", "speaker", "gender", "talks")
@@ -163,10 +164,15 @@ def decide(
     trials = write_trials(out, models, others, seed)
     speakers = {name: model.speaker for name, model in models.items()}
     rows = []
+    place = [index for index, name in enumerate(names) if name in speakers]
+    owners = [speakers[names[index]] for index in place]
     for layer, way, matrix in matrices:
+        # Of all models, which strict trials are not.
+        legal = _legal(risk(matrix[np.ix_(place, place)], owners))
         for kind, some in trials.items():
             scores = some.scores(matrix, names, names)
             figures = judge(scores, some, speakers, resamples=resamples, seed=seed)
+            figures |= legal if kind == EASY else dict.fromkeys(legal, "-")
             rows.append({"layer": layer, "scores": way, "trials": kind, **figures})
             if way == main:
                 # Of "a2.h5", a table of one layer, the layer is not said twice.
@@ -202,6 +208,12 @@ def write_scores(path: Path, trials: Trials, scores: np.ndarray) -> None:
         dict(zip(columns, (f"{value:.9g}" for value in point), strict=True)) for point in points
     ]
     write_tsv(path.with_name(f"{path.name}.det.tsv"), columns, rows)
+
+
+def _legal(found: Risk) -> dict[str, object]:
+    rates = {"linked%": found.linked, "singled%": found.singled}
+    cells = {name: _known(100 * value, 1) for name, value in rates.items()}
+    return {**cells, "speakers": found.speakers}
 
 
 def _finite(scores: np.ndarray) -> np.ndarray:

@@ -43,6 +43,7 @@ TABLE_2 = {("A1", "1"): "0.86", ("A1", "5"): "7.11", ("A2", "1"): "12.31", ("A2"
 PLACES = {"affine": "before the ReLU", "relu": "after the ReLU"}
 SETS = {"part2": "Part-2", "part1+part2": "Part-1 + Part-2"}
 MEASURES = ("minDCF", "minCllr", "Dsys", "TPR@0.1%", "TPR@1%", "targets", "others")
+LEGAL = ("linked%", "singled%", "speakers")
 
 Rows = Sequence[dict[str, str]]
 
@@ -78,10 +79,11 @@ def picked(rows: Rows, trials: str, scores: str) -> list[dict[str, str]]:
 
 def layer_table(rows: Rows, trials: str) -> str:
     """EER of A1 by layer, by means, deviations and both; other measures of both."""
-    header = ["Layer", "EER %, both", "means", "deviations", *(f"{name}" for name in MEASURES)]
+    names = MEASURES + (LEGAL if trials == EASY else ())
+    header = ["Layer", "EER %, both", "means", "deviations", *names]
     ways = [picked(rows, trials, way) for way in ("both", "means", "deviations")]
     cells = [
-        [own[0]["layer"], *map(rate, own), *(own[0][name] for name in MEASURES)]
+        [own[0]["layer"], *map(rate, own), *(own[0][name] for name in names)]
         for own in zip(*ways, strict=True)
     ]
     return format_markdown(header, cells)

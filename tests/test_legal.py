@@ -1,0 +1,72 @@
+"""Linkability and singling out against brute force, and what the attacks' tables say of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtools.score.legal import risk
+
+
+def by_hand(scores: np.ndarray, speakers: list[str]) -> tuple[float, float]:
+    first: dict[str, int] = {}
+    later, second = [], {}
+    for index, name in enumerate(speakers):
+        if name in first:
+            later.append(index)
+            second.setdefault(name, index)
+        else:
+            first[name] = index
+    linked = np.mean([
+        all(scores[first[speakers[item]], item] >= scores[one, item] for one in first.values())
+        for item in later
+    ])  # fmt: skip
+    singled = []
+    for name in second:
+        threshold = max(scores[first[name], one] for who, one in first.items() if who != name)
+        singled.append(sum(scores[first[name], item] > threshold for item in second.values()) == 1)
+    return float(linked), float(np.mean(singled))
+
+
+@given(
+    counts=st.lists(st.integers(1, 3), min_size=4, max_size=9).filter(
+        lambda counts: sum(count > 1 for count in counts) > 1
+    ),
+    seed=st.integers(0, 2**32 - 1),
+    few=st.booleans(),
+)
+def test_by_hand(counts, seed, few):
+    """Also with ties, and in any order of items."""
+    random = np.random.default_rng(seed)
+    speakers = [f"s{number}" for number, count in enumerate(counts) for _ in range(count)]
+    random.shuffle(speakers)
+    scores = random.normal(size=(len(speakers),) * 2)
+    scores = scores.round() if few else scores
+    found = risk(scores, speakers)
+    assert (found.linked, found.singled) == pytest.approx(by_hand(scores, speakers))
+    assert found.speakers == len(counts)
+
+
+def test_chance():
+    """Scores that tell nothing link one in N, and single out N (N - 1) / (2 N - 1) / (2 N - 2)."""
+    random = np.random.default_rng(0)
+    speakers = [f"s{number}" for number in range(25) for _ in range(2)]
+    found = [risk(random.normal(size=(50, 50)), speakers) for _ in range(200)]
+    assert np.mean([one.linked for one in found]) == pytest.approx(1 / 25, abs=0.01)
+    assert np.mean([one.singled for one in found]) == pytest.approx(25 * 24 / 49 / 48, abs=0.03)
+
+
+def test_who_moves_like_nobody_else_is_found():
+    speakers = ["a", "b", "c", "a", "b", "c"]
+    same = np.equal.outer(speakers, speakers).astype(float)
+    same += 0.01 * np.random.default_rng(1).normal(size=same.shape)
+    assert risk(same, speakers)[:2] == (1.0, 1.0)
+    # Models that did not move are infinitely far from all.
+    assert risk(np.where(same > 0.5, 1.0, -np.inf), speakers).linked == 1.0
+
+
+def test_too_few():
+    assert np.isnan(risk(np.zeros((3, 3)), ["a", "b", "c"]).linked)
+    assert np.isnan(risk(np.zeros((2, 2)), ["a", "a"]).singled)
