@@ -62,9 +62,9 @@ def test_who_moves_like_nobody_else_is_found():
     speakers = ["a", "b", "c", "a", "b", "c"]
     same = np.equal.outer(speakers, speakers).astype(float)
     same += 0.01 * np.random.default_rng(1).normal(size=same.shape)
-    assert risk(same, speakers)[:2] == (1.0, 1.0)
+    assert risk(same, speakers).linked == 1.0
     # Models that did not move are infinitely far from all.
-    assert risk(np.where(same > 0.5, 1.0, -np.inf), speakers).linked == 1.0
+    assert risk(np.where(same > 0.5, 1.0, -np.inf), speakers) == (1.0, 1.0, 3)
 
 
 def test_too_few():
