@@ -1,0 +1,180 @@
+"""N-best lists whose words all have a log-probability: what `fedtools rescore` leaves in a folder.
+
+    nbest.tsv     the lists that were scored (see fedtools/files/nbest.py)
+    nnlm.scp/ark  one matrix (words, 1) for each utterance, float32 natural logarithms: hypothesis
+                  after hypothesis in the order of their ranks, of each its words and then `</s>`
+    words.txt     the model's vocabulary; a word that is not in it has the probability of `<unk>`
+    unigram.tsv   the counts of these words in the model's training text
+    ngram.scp/ark optional, (hypotheses, 1): log-probability of each hypothesis, with its end, by a
+                  low-order n-gram of the training text, for a density ratio
+
+Whoever re-weights words needs nothing else, and no neural network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.ark import FeatureReader
+from fedtools.files.datadir import read_table
+from fedtools.files.errors import UserError
+from fedtools.files.nbest import Hypothesis, read_nbest
+from fedtools.lm.vocabulary import END_ID, UNKNOWN_ID, Vocabulary, read_unigram
+
+NBEST, NNLM, NGRAM = "nbest.tsv", "nnlm.scp", "ngram.scp"
+_REMEDY = "run fedtools rescore again"
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """All lists of a folder, as flat arrays: U utterances, H hypotheses, W words.
+
+    Hypotheses of utterance u are `first_hypothesis[u]` to `first_hypothesis[u + 1]`, in the order
+    of their ranks; words of hypothesis h are `first_word[h]` to `first_word[h + 1]`, of which the
+    last is `</s>`: every hypothesis has one, also one without words.
+
+    Attributes:
+        vocabulary: of the model; ids are lines of words.txt from 0: 0 is `</s>`, 1 is `<unk>`.
+        unigram: (vocabulary,) int64, counts of the words in the model's training text.
+        utterances: the U names, in C order.
+        hypotheses: the words of each of the H hypotheses, as one string.
+        first_hypothesis: (U + 1,) int64.
+        first_word: (H + 1,) int64.
+        word_ids: (W,) int32, what was scored, with `</s>` and with `<unk>` for unknown words.
+        log_probs: (W,) float32, natural logarithm of the model's p(word | words before it).
+        acoustic: (H,) float64, natural logarithm.
+        lm: (H,) float64, of the first pass' language model, with `</s>`, natural logarithm.
+        num_words: (H,) int64, without `</s>`.
+        ngram: (H,) float32, natural logarithm, of the low-order n-gram; None if there is none.
+    """
+
+    vocabulary: Vocabulary
+    unigram: np.ndarray
+    utterances: list[str]
+    hypotheses: list[str]
+    first_hypothesis: np.ndarray
+    first_word: np.ndarray
+    word_ids: np.ndarray
+    log_probs: np.ndarray
+    acoustic: np.ndarray
+    lm: np.ndarray
+    num_words: np.ndarray
+    ngram: np.ndarray | None
+
+    def sentence_scores(self) -> np.ndarray:
+        """(H,) float64: the sum of each hypothesis' log-probabilities."""
+        return np.add.reduceat(self.log_probs, self.first_word[:-1], dtype=np.float64)
+
+
+def open_rescored(folder: str | Path) -> Rescored:
+    """Read and check what `fedtools rescore` left.
+
+    Raises:
+        UserError: naming the file, if one is missing or damaged, if the utterances or the numbers
+            of words are not those of the N-best lists, or a score is no log-probability.
+    """
+    folder = Path(folder)
+    if not (folder / NNLM).exists():
+        remedy = "make it with fedtools rescore; of several jobs, with --merge at the end"
+        raise UserError(f"no {NNLM}: nothing was rescored here", path=folder, remedy=remedy)
+    vocabulary = Vocabulary.read(folder)
+    unigram = read_unigram(folder, vocabulary)
+    nbest = read_nbest(folder / NBEST)
+    if not nbest:
+        raise UserError("empty", path=folder / NBEST, remedy=_REMEDY)
+    flat = [hypothesis for hypotheses in nbest.values() for hypothesis in hypotheses]
+    ids, lengths = encode_all(vocabulary, flat, folder / NBEST)
+    first_hypothesis = _offsets(map(len, nbest.values()))
+    first_word = _offsets(lengths)
+    ends = first_word[first_hypothesis]
+    log_probs = _read_vectors(folder / NNLM, list(nbest), np.diff(ends), "words")
+    if (log_probs > 0).any():
+        utterance = int(np.searchsorted(ends, int(np.argmax(log_probs > 0)), "right")) - 1
+        problem = f"a log-probability of {list(nbest)[utterance]!r} is above 0"
+        raise UserError(problem, path=folder / NNLM, remedy=_REMEDY)
+    ngram = None
+    if (folder / NGRAM).exists():
+        sizes = np.diff(first_hypothesis)
+        ngram = _read_vectors(folder / NGRAM, list(nbest), sizes, "hypotheses")
+    return Rescored(
+        vocabulary=vocabulary,
+        unigram=unigram,
+        utterances=list(nbest),
+        hypotheses=[hypothesis.words for hypothesis in flat],
+        first_hypothesis=first_hypothesis,
+        first_word=first_word,
+        word_ids=ids,
+        log_probs=log_probs,
+        acoustic=np.array([hypothesis.acoustic for hypothesis in flat]),
+        lm=np.array([hypothesis.lm for hypothesis in flat]),
+        num_words=np.diff(first_word) - 1,
+        ngram=ngram,
+    )
+
+
+def encode_all(
+    vocabulary: Vocabulary, hypotheses: Sequence[Hypothesis], path: Path
+) -> tuple[np.ndarray, list[int]]:
+    """The ids of all words, each hypothesis' `</s>` after them, and how many each has.
+
+    Raises:
+        UserError: if a hypothesis has `<s>` or `</s>` among its words.
+    """
+    ids, lengths, found = vocabulary.ids, [], []
+    # Not `Vocabulary.encode`: a whole evaluation set has two million words.
+    for line, hypothesis in enumerate(hypotheses, 1):
+        row = [ids.get(word, UNKNOWN_ID) for word in hypothesis.words.split(" ")]
+        row = row if hypothesis.words else []
+        if END_ID in row or "<s>" in hypothesis.words:
+            try:
+                vocabulary.encode(hypothesis.words)
+            except UserError as error:
+                raise UserError(str(error), path=path, line=line) from None
+        row.append(END_ID)
+        found += row
+        lengths.append(len(row))
+    return np.array(found, dtype=np.int32), lengths
+
+
+def read_scp(path: str | Path) -> dict[str, str]:
+    """The entries of an scp; of a folder that has moved, arks are found beside the scp."""
+    path, entries = Path(path), {}
+    known: dict[str, str] = {}
+    for utterance, value in read_table(path).items():
+        ark, _, offset = value.rpartition(":")
+        if ark not in known:
+            beside = path.parent / Path(ark).name
+            known[ark] = str(beside) if beside.is_file() else ark
+        entries[utterance] = f"{known[ark]}:{offset}"
+    return entries
+
+
+def _read_vectors(
+    path: Path, utterances: Sequence[str], sizes: np.ndarray, what: str
+) -> np.ndarray:
+    entries = read_scp(path)
+    check_same(entries, utterances, path)
+    found = FeatureReader(entries).read_many(utterances)
+    for utterance, size, matrix in zip(utterances, sizes.tolist(), found, strict=True):
+        if matrix.shape != (size, 1):
+            problem = f"{utterance!r} has scores of shape {list(matrix.shape)}"
+            remedy = f"its N-best list has {size} {what}; {_REMEDY}"
+            raise UserError(problem, path=path, remedy=remedy)
+    return np.concatenate(found)[:, 0]
+
+
+def check_same(entries: Mapping[str, object], utterances: Sequence[str], path: Path) -> None:
+    """Fail with a `UserError` unless a table has exactly these utterances."""
+    if different := sorted(entries.keys() ^ set(utterances)):
+        place = path if different[0] not in entries else path.parent / NBEST
+        problem = f"utterance {different[0]!r} is missing ({len(different)} differ)"
+        raise UserError(problem, path=place, remedy=_REMEDY)
+
+
+def _offsets(sizes) -> np.ndarray:
+    return np.array([0, *accumulate(sizes)], dtype=np.int64)

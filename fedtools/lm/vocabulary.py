@@ -1,0 +1,142 @@
+"""The word vocabulary of a neural language model, and how often each word was in its training text.
+
+Two files, in the folder of a model and beside everything that it scored:
+
+    words.txt     one word a line; a word's id is its line, counted from 0
+    unigram.tsv   word, count: occurrences in the training text, in the order of words.txt
+
+Line 0 is `</s>`, the end of a sentence: a model predicts it and is never given it, which is what
+ESPnet's TransformerLM wants of its id 0, the padding. Line 1 is `<unk>`: every word that is not in
+the list. The rest are words by falling count, of one count in the C locale's order. These are all
+events that a model distributes its probability over, so a unigram distribution is a vector over
+the very same lines. `<s>`, the start, is never predicted, and is no line: models keep an input of
+their own for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.atomic import write_text
+from fedtools.files.errors import UserError
+from fedtools.files.lines import read_words
+from fedtools.files.tables import count, read_tsv, write_tsv
+from fedtools.lm.tokens import UNKNOWN
+
+WORDS, UNIGRAM = "words.txt", "unigram.tsv"
+START, END = "<s>", "</s>"
+END_ID, UNKNOWN_ID = 0, 1
+_COLUMNS = ("word", "count")
+_REMEDY = "make it with fedtools train-nnlm"
+
+
+class Vocabulary:
+    """Words and their ids.
+
+    Args:
+        words: `</s>`, `<unk>`, then the words proper.
+
+    Attributes:
+        words: the same.
+        ids: word -> id.
+    """
+
+    def __init__(self, words: Sequence[str]):
+        self.words = list(words)
+        self.ids = {word: index for index, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def start(self) -> int:
+        """The id after the last word's: a model's input for `<s>`."""
+        return len(self.words)
+
+    def encode(self, words: str) -> list[int]:
+        """Ids of words separated by whitespace, then that of `</s>`.
+
+        Raises:
+            UserError: if `<s>` or `</s>` is among the words.
+        """
+        found = words.split()
+        if START in found or END in found:
+            problem = f"{START if START in found else END!r} within a sentence"
+            raise UserError(problem, remedy="remove it")
+        return [*(self.ids.get(word, UNKNOWN_ID) for word in found), END_ID]
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Vocabulary:
+        """Read FOLDER/words.txt; a `UserError` names file and line of what is wrong."""
+        path = Path(folder) / WORDS
+        words = read_words(path, _REMEDY)
+        for index, mark in ((END_ID, END), (UNKNOWN_ID, UNKNOWN)):
+            if words[index : index + 1] != [mark]:
+                problem = f"{mark!r} belongs there"
+                raise UserError(problem, path=path, line=index + 1, remedy=_REMEDY)
+        if START in words:
+            line = words.index(START) + 1
+            raise UserError(f"{START!r} is no word", path=path, line=line, remedy=_REMEDY)
+        return cls(words)
+
+    def write(self, folder: str | Path) -> None:
+        """Write FOLDER/words.txt."""
+        write_text(Path(folder) / WORDS, "".join(f"{word}\n" for word in self.words))
+
+
+def make_vocabulary(
+    sentences: Iterable[Sequence[str]], size: int | None = None, min_count: int = 1
+) -> tuple[Vocabulary, np.ndarray]:
+    """The vocabulary of a text, and its unigram counts.
+
+    Args:
+        sentences: words of each; without `<s>` and `</s>`.
+        size: at most so many lines, `</s>` and `<unk>` among them; None for any number.
+        min_count: words that are rarer are `<unk>`.
+
+    Returns:
+        The vocabulary, and int64 counts (words,): of `</s>` the number of sentences, of `<unk>` the
+        words that are left out.
+    """
+    counts: Counter[str] = Counter()
+    number = 0
+    for words in sentences:
+        counts.update(words)
+        number += 1
+    unknown = counts.pop(UNKNOWN, 0)
+    ordered = sorted(counts, key=lambda word: (-counts[word], word.encode("utf-8")))
+    kept = [word for word in ordered if counts[word] >= min_count]
+    kept = kept if size is None else kept[: max(0, size - 2)]
+    unknown += sum(counts.values()) - sum(counts[word] for word in kept)
+    found = [number, unknown, *(counts[word] for word in kept)]
+    return Vocabulary([END, UNKNOWN, *kept]), np.array(found, dtype=np.int64)
+
+
+def write_unigram(folder: str | Path, vocabulary: Vocabulary, counts: np.ndarray) -> None:
+    """Write FOLDER/unigram.tsv; `counts` is (words,), whole numbers."""
+    rows = zip(vocabulary.words, counts, strict=True)
+    columns = (dict(zip(_COLUMNS, (word, int(number)), strict=True)) for word, number in rows)
+    write_tsv(Path(folder) / UNIGRAM, _COLUMNS, columns)
+
+
+def read_unigram(folder: str | Path, vocabulary: Vocabulary) -> np.ndarray:
+    """The counts in FOLDER/unigram.tsv: int64 (words,), in the order of the vocabulary.
+
+    Raises:
+        UserError: naming file and line, if it is damaged or of another vocabulary.
+    """
+    path = Path(folder) / UNIGRAM
+    rows = read_tsv(path, _COLUMNS)
+    if len(rows) != len(vocabulary):
+        problem = f"{len(rows)} words, {Path(folder) / WORDS} has {len(vocabulary)}"
+        raise UserError(problem, path=path, remedy=_REMEDY)
+    for line, (row, word) in enumerate(zip(rows, vocabulary.words, strict=True), 2):
+        if row["word"] != word:
+            problem = f"{row['word']!r} where {word!r} belongs"
+            raise UserError(problem, path=path, line=line, remedy=_REMEDY)
+    counts = [count(row, "count", path, line) for line, row in enumerate(rows, 2)]
+    return np.array(counts, dtype=np.int64)
