@@ -14,7 +14,16 @@ from fedtools.cli.app import app
 def main() -> None:
     """Run the command line: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
     # Importing a group registers its commands with `app`.
-    from fedtools.cli import attack, data, decode, federation, keywords, lm, report  # noqa: F401
+    from fedtools.cli import (  # noqa: F401
+        attack,
+        data,
+        decode,
+        federation,
+        keywords,
+        lm,
+        report,
+        rescore,
+    )
     from fedtools.files.errors import exit_with_message
 
     try:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedtools.files.atomic import sha256
-from fedtools.files.datadir import DataDir
+from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
 
 _ARCHIVES, _BLOCKS, _BLOCK_BYTES = 256, 64, 4096
@@ -42,9 +43,24 @@ def of_clips(folder: Path, labels: bool) -> dict[str, str]:
     return {"sha256sums": sha256(path)}
 
 
+def of_rescored(folder: Path, labels: bool) -> dict[str, str]:
+    """Sums of N-best lists and what `fedtools rescore` makes of them, and of who said what when."""
+    found = {}
+    for name in ("utt2client", "segments", "nbest.tsv", "words.txt", "unigram.tsv"):
+        if (folder / name).is_file():
+            found[name] = sha256(folder / name)
+    for name in ("nnlm.scp", "ngram.scp"):
+        if (folder / name).is_file():
+            found[name] = _archives(read_table(folder / name))
+    return found
+
+
 def _features(folder: Path) -> str:
+    return _archives(DataDir.read(folder, "feats.scp").feats_scp)
+
+
+def _archives(table: Mapping[str, str]) -> str:
     """The sum of which utterance lies where, and of the archives they lie in."""
-    table = DataDir.read(folder, "feats.scp").feats_scp
     digest = hashlib.sha256()
     archives: dict[str, None] = {}
     for utterance, entry in table.items():

@@ -93,6 +93,11 @@ def _classes(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | 
     return [data["train"] / "classes.txt"]
 
 
+def _nothing(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
+    check_assets(assets, (), where)
+    return []
+
+
 def _speakers(folder: Path) -> list[str]:
     if not (folder / "utt2client").exists():
         return []
@@ -120,6 +125,17 @@ TASKS = {
         files=_classes,
         clients=lambda folder: Clips.read(folder).clients,
         by_client=False,
+    ),
+    "rescore": Task(
+        federation="fedtools.federation.rescore:RescoreFederation",
+        columns=("utterances", "words", "errors", "wer"),
+        rate="wer",
+        sign=1,
+        identity=identity.of_rescored,
+        files=_nothing,
+        clients=_speakers,
+        by_client=True,
+        reads_labels=lambda training: False,
     ),
 }
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SHARED = "shared"  # sent by the server, trained at the clients, aggregated
 PERSONAL = "personal"  # kept at the client from round to round, never sent
+COUNTS = "counts"  # of words, in one tensor; nothing is trained
 RESET = "reset"  # put back to the initial value at the start of every round, never sent
 
 
@@ -41,8 +42,8 @@ class Phase:
         client: what a client of the round does with its `Place`, or with whatever the task gives
             it; None if no client takes part.
         server: what the server makes of the messages.
-        sends: what each client sends: SHARED, the shared tensors of its model; features; or a
-            payload.
+        sends: what each client sends: SHARED, the shared tensors of its model; COUNTS; features;
+            or a payload.
         everybody: all clients take part, not a sample of them.
         server_trains: `Server.place` is needed: the server with the experiment's data, or ...
         on_features: ... with the features that clients sent in this earlier round, if it is not 0.

@@ -96,9 +96,16 @@ class Server:
         """
         self._combine(self._weights(), Bound(self.state, self._rules.max_norm_ratio))
 
-    def sum(self) -> None:
-        """The next state is the sum of what clients sent: of counts, not of models."""
+    def sum(self, added: bool = False) -> None:
+        """The next state is the sum of what clients sent: of counts, not of models.
+
+        Args:
+            added: to this round's state.
+        """
         self._combine([1.0] * len(self.messages), None)
+        if added and self.messages:
+            state, sent = load_state(self.state), load_state(self.next_state)
+            save_state(self.next_state, {name: state[name] + sent[name] for name in sent})
 
     def _combine(self, weights: Sequence[float], bound: Bound | None) -> None:
         if not self.messages:

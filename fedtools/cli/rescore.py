@@ -1,0 +1,120 @@
+"""Commands of second-pass rescoring that need no neural network: streams, sweeps, FMP's result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fedtools.cli.app import app
+from fedtools.cli.federation import EXPERIMENT
+
+STREAM = typer.Argument(..., metavar="STREAM", help="A folder made by fedtools rescore-stream.")
+SET = typer.Option([], "--set", metavar="OPTION=VALUE", help="Of FMP, or rounds.")
+VARY = typer.Option(..., "--vary", metavar="OPTION=A,B,...", help="May come several times.")
+
+
+def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
+    """OPTION=VALUE or OPTION=A,B,... as YAML has them; a usage error for an unknown option."""
+    from dataclasses import fields
+
+    import yaml
+
+    from fedtools.lm.rescoring import Adaptation, Weights
+    from fedtools.lm.sweep import ROUNDS
+
+    known = {one.name: type(one.default) for kind in (Weights, Adaptation) for one in fields(kind)}
+    known[ROUNDS] = int
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in known or not value or name in found:
+            names = ", ".join(known)
+            raise typer.BadParameter(f"{text!r}: write OPTION=VALUE, of {names}, each once")
+        kind = known[name]
+        parts = [yaml.safe_load(part) for part in value.split(",")]
+        for part in parts:
+            right = type(part) is kind or (kind is float and type(part) is int)
+            if not right or (kind is not bool and name != "word_score" and part < 0):
+                raise typer.BadParameter(f"{text!r}: {part!r} is no value of {name}")
+        if len(parts) > 1 and not several:
+            raise typer.BadParameter(f"{text!r}: one value")
+        found[name] = [kind(part) for part in parts] if several else kind(parts[0])
+    return found
+
+
+@app.command("rescore-stream")
+def rescore_stream(
+    data: Path = typer.Argument(..., metavar="DATA_DIR", help="utt2client, text, segments."),
+    rescored: Path = typer.Argument(..., metavar="RESCORED", help="Made by fedtools rescore."),
+    out: Path = typer.Argument(..., metavar="STREAM", help="Gets the tables of both."),
+) -> None:
+    """Put rescored lists and who said them when into one folder, as FMP wants them."""
+    from fedtools.lm.stream import make_stream
+
+    make_stream(data, rescored, out)
+    print(out)
+
+
+@app.command("rescore-sweep")
+def rescore_sweep(
+    stream: Path = STREAM,
+    out: Path = typer.Argument(..., metavar="TSV", help="A row for each combination."),
+    vary: list[str] = VARY,
+    fixed: list[str] = SET,
+    seed: int = typer.Option(0, min=0, help="Of intervals."),
+) -> None:
+    """Word error rates of FMP for many settings, from scores that are stored."""
+    from fedtools.files.tables import format_table
+    from fedtools.lm.sweep import sweep
+
+    rows = sweep(stream, out, _values(fixed, False), _values(vary, True), seed)
+    columns = list(rows[0])
+    print(format_table(columns, [list(row.values()) for row in rows], "r" * len(columns)), end="")
+
+
+@app.command("rescore-tune")
+def rescore_tune(
+    stream: Path = STREAM,
+    out: Path = typer.Argument(..., metavar="YAML", help="Gets the best values."),
+    vary: list[str] = VARY,
+    fixed: list[str] = SET,
+) -> None:
+    """The values with the fewest word errors on validation data."""
+    import sys
+
+    from fedtools.files.config import write_yaml
+    from fedtools.lm.sweep import tune
+
+    varied = _values(vary, True)
+    best, wer = tune(stream, _values(fixed, False), varied)
+    write_yaml(out, best)
+    chosen = ", ".join(f"{name} {value:g}" for name, value in best.items())
+    print(f"{out}: {chosen}, WER {wer:.2f} % on {stream}")
+    for name, values in varied.items():
+        # There is no use in less than nothing.
+        edges = {values[-1], *([values[0]] if values[0] else [])}
+        if len(values) > 2 and best[name] in edges:
+            text = f"warning: {out}: {name} {best[name]:g} is at an edge of what was tried"
+            print(text, file=sys.stderr)
+
+
+@app.command("rescore-best")
+def rescore_best(
+    experiment: Path = EXPERIMENT,
+    out: Path = typer.Argument(..., metavar="OUT", help="Gets text, the best hypotheses."),
+) -> None:
+    """What FMP's clients make of all their utterances, for fedtools score."""
+    from fedtools.federation.base import open_federation
+    from fedtools.federation.rescore import RescoreFederation
+    from fedtools.files.datadir import byte_order, write_table
+    from fedtools.files.errors import UserError
+
+    federation = open_federation(experiment)
+    if not isinstance(federation, RescoreFederation):
+        raise UserError("its clients rescore nothing", path=federation.where)
+    found = federation.best_text()
+    write_table(out / "text", {name: found[name] for name in byte_order(found)})
+    print(out / "text")

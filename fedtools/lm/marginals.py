@@ -1,0 +1,71 @@
+"""Marginal distributions of words, estimated from N-best lists, which adapt a language model.
+
+Z. Liu, F. Peng, "Federated marginal personalization for ASR rescoring", ICASSP 2022, sections 2.1
+and 2.2. Words are numbers of a vocabulary that everybody knows, the language model's; what it lacks
+is its unknown word.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def kernel(ranks: np.ndarray, sigma: float) -> np.ndarray:
+    """Equation 3: the weights of hypotheses by rank, from 1; sigma 0 takes the best alone."""
+    if sigma == 0:
+        return (ranks == 1).astype(float)
+    return np.exp(-((ranks - 1.0) ** 2) / (2 * sigma**2))
+
+
+def background_of(counts: np.ndarray) -> np.ndarray:
+    """u(w) of the words' counts in the background text, (V,), one added to each."""
+    return (counts + 1.0) / (counts.sum() + len(counts))
+
+
+def smoothed(counts: np.ndarray, background: np.ndarray, smoothing: float) -> np.ndarray:
+    """The distribution of counts, interpolated with the background's: "Smoothing" of equation 4.
+
+    It is linear in the distribution, so that smoothing each client's and taking the mean of
+    equation 6 is the same as smoothing the sum of all clients' counts.
+
+    Args:
+        counts: (V,), not negative; if all are zero, the background itself comes back.
+        background: (V,), u(w).
+        smoothing: weight of the background.
+
+    Returns:
+        (V,), of sum 1.
+    """
+    total = counts.sum()
+    if total <= 0:
+        return background
+    return (1 - smoothing) * counts / total + smoothing * background
+
+
+def log_factors(
+    background: np.ndarray,
+    everybody: np.ndarray,
+    own: np.ndarray,
+    *,
+    alpha: float,
+    beta: float,
+    scale: float,
+    normalise: bool = False,
+) -> np.ndarray:
+    """What equations 1 and 2 add to the log-probability of each word, natural log.
+
+    Args:
+        background, everybody, own: (V,), u, the global and the client's distribution.
+        alpha, beta: weights of the latter two; the background has the rest.
+        scale: lambda, the power of the ratio of marginals.
+        normalise: divide by a Z that does not depend on the history, the mean of the factors under
+            u(w); the exact one needs every word's probability after every history.
+
+    Returns:
+        (V,).
+    """
+    mixed = (1 - alpha - beta) * background + alpha * everybody + beta * own
+    factors = scale * np.log(mixed / background)
+    if normalise:
+        factors -= np.log(background @ np.exp(factors))
+    return factors

@@ -1,0 +1,236 @@
+"""Second-pass rescoring of stored scores: what a client of FMP does, group by group.
+
+Z. Liu, F. Peng, "Federated marginal personalization for ASR rescoring", ICASSP 2022, algorithm 1.
+The neural language model is not asked again: its log-probabilities of all words are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fedtools.files.errors import UserError
+from fedtools.lm.marginals import background_of, kernel, log_factors, smoothed
+from fedtools.lm.rescored import Rescored
+from fedtools.lm.vocabulary import END_ID
+
+_REMEDY = "run fedtools rescore with --ngram"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How a hypothesis is scored: acoustic + lm_weight x (n-gram and NNLM) + word_score x words.
+
+    Attributes:
+        lm_weight: of both language models' log-probabilities, natural log.
+        word_score: added for each word.
+        nnlm: share of the NNLM, the n-gram's being the rest; 0 is the first pass.
+        density: of the low-order n-gram of the training text, which is taken away.
+    """
+
+    lm_weight: float = 1.0
+    word_score: float = 0.0
+    nnlm: float = 0.5
+    density: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """The options of FMP that act at a client; see `fedtools.methods.fmp.FMP`."""
+
+    alpha: float = 0.5
+    beta: float = 0.25
+    scale: float = 0.5
+    sigma: float = 5.0
+    smoothing: float = 0.1
+    normalise: bool = False
+    continuous: bool = False
+
+
+class Lists:
+    """N-best lists with the scores that no adaptation changes.
+
+    Args:
+        rescored: hypotheses, and the NNLM's log-probabilities of their words.
+        weights: of the scores.
+
+    Attributes:
+        background: (V,), u(w).
+        ranks: (H,), from 1, in the first pass.
+    """
+
+    def __init__(self, rescored: Rescored, weights: Weights):
+        self.rescored, self.weights = rescored, weights
+        self.background = background_of(rescored.unigram)
+        lm = (1 - weights.nnlm) * rescored.lm + weights.nnlm * rescored.sentence_scores()
+        if weights.density:
+            if rescored.ngram is None:
+                raise UserError("no ngram.scp for the density ratio", remedy=_REMEDY)
+            lm = lm - weights.density * rescored.ngram
+        self._fixed = (
+            rescored.acoustic + weights.lm_weight * lm + weights.word_score * rescored.num_words
+        )
+        first = rescored.first_hypothesis
+        self.ranks = np.arange(first[-1]) - np.repeat(first[:-1], np.diff(first)) + 1
+
+    def best(self, utterances: slice, factors: np.ndarray | None) -> np.ndarray:
+        """The best hypothesis of each utterance, by its number among all hypotheses.
+
+        Args:
+            utterances: a run of them.
+            factors: (V,), added to the NNLM's log-probability of each word; None adds nothing.
+        """
+        first = self.rescored.first_hypothesis
+        begin, end = first[utterances.start], first[utterances.stop]
+        scores = self._fixed[begin:end]
+        if factors is not None:
+            words = self.rescored.first_word[begin : end + 1]
+            added = factors[self.rescored.word_ids[words[0] : words[-1]]]
+            sums = np.add.reduceat(added, words[:-1] - words[0])
+            scores = scores + self.weights.lm_weight * self.weights.nnlm * sums
+        own = first[utterances.start : utterances.stop + 1] - begin
+        # Of equal scores the lowest rank wins.
+        return np.array(
+            [begin + at + scores[at:to].argmax() for at, to in pairwise(own)],
+            int,
+        )
+
+    def counts(self, utterances: slice, sigma: float) -> np.ndarray:
+        """(V,) the sum of equation 5 for each word, over the hypotheses of some utterances."""
+        first, starts = self.rescored.first_hypothesis, self.rescored.first_word
+        begin, end = first[utterances.start], first[utterances.stop]
+        weights = np.repeat(kernel(self.ranks[begin:end], sigma), np.diff(starts[begin : end + 1]))
+        words = self.rescored.word_ids[starts[begin] : starts[end]]
+        counts = np.bincount(words, weights, minlength=len(self.background))
+        counts[END_ID] = 0
+        return counts
+
+
+def rescore_group(
+    lists: Lists,
+    group: slice,
+    everybody: np.ndarray,
+    own: np.ndarray,
+    options: Adaptation,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a client does in a round: it rescores the round's utterances, and counts their words.
+
+    No utterance is in the counts that it is rescored with.
+
+    Args:
+        group: the utterances of the round, in the order in which they were said.
+        everybody: (V,), the sum of clients' counts that the server has sent.
+        own: (V,), the client's counts before the round.
+
+    Returns:
+        the best hypotheses, and the counts (V,) of this group alone.
+    """
+    shared = smoothed(everybody, lists.background, options.smoothing)
+    parts = (
+        [slice(at, at + 1) for at in range(group.start, group.stop)]
+        if options.continuous
+        else [group]
+    )
+    best, counts = [], np.zeros_like(lists.background)
+    for part in parts:
+        best.append(lists.best(part, _factors(lists, shared, own + counts, options)))
+        counts = counts + lists.counts(part, options.sigma)
+    return np.concatenate(best) if best else np.zeros(0, int), counts
+
+
+def _factors(
+    lists: Lists, shared: np.ndarray, own: np.ndarray, options: Adaptation
+) -> np.ndarray | None:
+    if options.scale == 0 or (options.alpha == 0 and options.beta == 0):
+        return None
+    factors = log_factors(
+        lists.background,
+        shared,
+        smoothed(own, lists.background, options.smoothing),
+        alpha=options.alpha,
+        beta=options.beta,
+        scale=options.scale,
+        normalise=options.normalise,
+    )
+    factors[END_ID] = 0
+    return factors
+
+
+def groups_of(utterances: slice, rounds: int) -> list[slice]:
+    """A client's utterances, in the order in which they were said, in rounds + 1 even groups."""
+    count = utterances.stop - utterances.start
+    sizes = [len(part) for part in np.array_split(np.empty(count), rounds + 1)]
+    edges = utterances.start + np.concatenate([[0], np.cumsum(sizes)])
+    return [slice(int(at), int(to)) for at, to in pairwise(edges)]
+
+
+class Talk:
+    """A client in one round: what it has said so far, and what it is about to rescore.
+
+    Args:
+        lists: those of all clients.
+        groups: the client's utterances, a group for each round and one more.
+        number: the round, from 1.
+        sent: the rounds before this one whose counts the client has sent.
+        options: of the adaptation.
+    """
+
+    def __init__(
+        self,
+        lists: Lists,
+        groups: Sequence[slice],
+        number: int,
+        sent: Sequence[int],
+        options: Adaptation,
+    ):
+        self._lists, self._groups, self._number = lists, groups, number
+        self._sent, self._options = sent, options
+
+    @property
+    def group(self) -> slice:
+        """The utterances of the round."""
+        return self._groups[self._number - 1]
+
+    def counts(self, since_sent: bool = False) -> np.ndarray:
+        """(V,) of all that was said by the end of the round, or since counts were sent last."""
+        first = max(self._sent, default=0) if since_sent else 0
+        return self._count(first, self._number)
+
+    def rescore(self, everybody: np.ndarray) -> np.ndarray:
+        """The best hypotheses of the round's utterances; `everybody` is what the server sent."""
+        own = self._count(0, self._number - 1)
+        return rescore_group(self._lists, self.group, everybody, own, self._options)[0]
+
+    def _count(self, first: int, last: int) -> np.ndarray:
+        if first == last:
+            return np.zeros_like(self._lists.background)
+        said = slice(self._groups[first].start, self._groups[last - 1].stop)
+        return self._lists.counts(said, self._options.sigma)
+
+
+def simulate(
+    lists: Lists, clients: Mapping[str, slice], rounds: int, options: Adaptation
+) -> np.ndarray:
+    """Algorithm 1 in memory, all clients taking part in every round.
+
+    Args:
+        clients: the utterances of each.
+        rounds: T; there are T + 1 groups, the last of which is not sent.
+
+    Returns:
+        (utterances,) the best hypothesis of each, by its number among all hypotheses.
+    """
+    groups = {client: groups_of(part, rounds) for client, part in clients.items()}
+    own = {client: np.zeros_like(lists.background) for client in clients}
+    everybody = np.zeros_like(lists.background)
+    best = np.zeros(len(lists.rescored.utterances), int)
+    for number in range(rounds + 1):
+        for client, parts in groups.items():
+            part = parts[number]
+            best[part], counts = rescore_group(lists, part, everybody, own[client], options)
+            own[client] += counts
+        everybody = sum(own.values(), np.zeros_like(lists.background))
+    return best

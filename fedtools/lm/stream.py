@@ -1,0 +1,113 @@
+"""Rescored N-best lists as clients meet them: who said them, and in which order."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.atomic import atomic_path
+from fedtools.files.datadir import DataDir, write_table
+from fedtools.files.errors import UserError
+from fedtools.files.nbest import read_nbest
+from fedtools.lm.rescored import (
+    NBEST,
+    NGRAM,
+    NNLM,
+    Rescored,
+    check_same,
+    open_rescored,
+    read_scp,
+)
+from fedtools.lm.vocabulary import UNIGRAM, WORDS
+
+
+def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> None:
+    """Put rescored lists and who said them, and when, into one folder for `open_stream`.
+
+    Args:
+        data_dir: has utt2client, and maybe text, utt2spk and segments.
+        rescored: what `fedtools rescore` left.
+
+    Raises:
+        UserError: if the two are not of the same utterances.
+    """
+    data_dir, rescored, out = Path(data_dir), Path(rescored), Path(out)
+    data = DataDir.read(data_dir, "utt2client")
+    check_same(data.utt2client, list(read_nbest(rescored / NBEST)), data_dir / "utt2client")
+    out.mkdir(parents=True, exist_ok=True)
+    files = [data_dir / name for name in ("utt2client", "text", "utt2spk", "segments")]
+    files += [rescored / name for name in (NBEST, WORDS, UNIGRAM)]
+    for file in files:
+        if file.exists():
+            with atomic_path(out / file.name) as temporary:
+                shutil.copyfile(file, temporary)
+    for name in (NNLM, NGRAM):
+        if (rescored / name).exists():
+            write_table(out / name, read_scp(rescored / name))
+
+
+def open_stream(folder: str | Path) -> tuple[Rescored, dict[str, slice]]:
+    """Rescored lists as clients meet them: those of a client together, as they were said.
+
+    Args:
+        folder: what `make_stream` wrote. The times of segments tell the order; without them it is
+            that of the utterances' names.
+
+    Returns:
+        the lists, reordered, and each client's run of utterances.
+
+    Raises:
+        UserError: if the utterances are not those of utt2client.
+    """
+    folder = Path(folder)
+    timed = (folder / "segments").exists()
+    data = DataDir.read(folder, "utt2client", *(["segments"] if timed else []))
+    rescored = open_rescored(folder)
+    if different := sorted(set(rescored.utterances) ^ data.utt2client.keys()):
+        problem = f"{different[0]!r} is not in both utt2client and nbest.tsv"
+        raise UserError(problem, path=folder, remedy="make both of the same utterances")
+    if lacking := [name for name in rescored.utterances if timed and name not in data.segments]:
+        raise UserError(f"no entry of utterance {lacking[0]!r}", path=folder / "segments")
+    begins = {name: float(line.split()[1]) for name, line in data.segments.items()}
+
+    def place(index: int) -> tuple[bytes, float, int]:
+        name = rescored.utterances[index]
+        return data.utt2client[name].encode(), begins.get(name, 0.0), index
+
+    order = np.array(sorted(range(len(rescored.utterances)), key=place))
+    owners = [data.utt2client[rescored.utterances[index]] for index in order]
+    starts = np.unique(owners, return_index=True)[1]
+    edges = [*sorted(starts.tolist()), len(owners)]
+    runs = {owners[at]: slice(at, to) for at, to in pairwise(edges)}
+    return reordered(rescored, order), runs
+
+
+def reordered(rescored: Rescored, order: np.ndarray) -> Rescored:
+    """The same lists with the utterances in another order."""
+    first, words = rescored.first_hypothesis, rescored.first_word
+    hypotheses = _runs(first[order], np.diff(first)[order])
+    lengths = np.diff(words)[hypotheses]
+    places = _runs(words[hypotheses], lengths)
+    return replace(
+        rescored,
+        utterances=[rescored.utterances[index] for index in order],
+        hypotheses=[rescored.hypotheses[index] for index in hypotheses],
+        first_hypothesis=np.concatenate([[0], np.cumsum(np.diff(first)[order])]),
+        first_word=np.concatenate([[0], np.cumsum(lengths)]),
+        word_ids=rescored.word_ids[places],
+        log_probs=rescored.log_probs[places],
+        acoustic=rescored.acoustic[hypotheses],
+        lm=rescored.lm[hypotheses],
+        num_words=rescored.num_words[hypotheses],
+        ngram=None if rescored.ngram is None else rescored.ngram[hypotheses],
+    )
+
+
+def _runs(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The numbers start, start + 1, ... of each run, one run after the other."""
+    ends = np.cumsum(sizes)
+    return np.repeat(starts - ends + sizes, sizes) + np.arange(ends[-1] if len(ends) else 0)

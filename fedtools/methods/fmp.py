@@ -1,0 +1,80 @@
+"""FMP: clients send how often they say which word; all adapt a language model by that, untrained.
+
+Z. Liu, F. Peng: Federated marginal personalization for ASR rescoring, ICASSP 2022. A round is one
+of its groups of utterances: clients rescore them with what they have, and count their words. T
+rounds serve T + 1 groups, the last of which is rescored and not sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from fedtools.files.config import NonNegative
+from fedtools.methods import METHODS
+from fedtools.methods.base import COUNTS, Method, Phase
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedtools.lm.rescoring import Talk
+    from fedtools.server.server import Server
+
+
+@METHODS.register("fmp")
+@dataclass(frozen=True)
+class FMP(Method):
+    """Every option but `sends` acts at clients alone.
+
+    Attributes:
+        alpha, beta: weights of the global and of the client's own distribution in equation 2; the
+            background has the rest.
+        scale: lambda of equation 1.
+        sigma: of equation 3; 0 counts the best hypothesis alone.
+        smoothing: weight of the background in either distribution, equation 4.
+        normalise: divide by a Z, see `fedtools.lm.marginals.log_factors`; the paper does not.
+        continuous: a client's own distribution is refreshed after each utterance, not each round.
+        sends: "cumulative", all that a client has counted so far, as in equation 6; or
+            "increments", what it has counted since it took part last, which the server adds up.
+        lm_weight, word_score, nnlm, density: of scores, see `fedtools.lm.rescoring.Weights`.
+    """
+
+    title: ClassVar[str] = "FMP"
+    rank: ClassVar[int] = 20
+    tasks: ClassVar[tuple[str, ...]] = ("rescore",)
+
+    alpha: NonNegative = 0.5
+    beta: NonNegative = 0.25
+    scale: NonNegative = 0.5
+    sigma: NonNegative = 5.0
+    smoothing: NonNegative = 0.1
+    normalise: bool = False
+    continuous: bool = False
+    sends: Literal["cumulative", "increments"] = "cumulative"
+    lm_weight: NonNegative = 1.0
+    word_score: float = 0.0
+    nnlm: NonNegative = 0.5
+    density: NonNegative = 0.0
+
+    def check(self, task: str, model: Mapping[str, Any]) -> None:
+        super().check(task, model)
+        for name in ("smoothing", "nnlm"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} is over 1")
+        if self.alpha + self.beta > 1:
+            raise ValueError("alpha and beta are over 1 together")
+        if self.alpha + self.beta == 1 and not self.smoothing:
+            # A word that nobody has said would have the probability 0.
+            raise ValueError("without any background smoothing must be above 0")
+
+    def phase(self, number: int) -> Phase:
+        return Phase(client=self.count_words, server=self.collect, sends=COUNTS)
+
+    def count_words(self, client: Talk) -> np.ndarray:
+        """Equation 5 for each word, over what a client has said by the end of the round."""
+        return client.counts(since_sent=self.sends == "increments")
+
+    def collect(self, server: Server) -> None:
+        """Equation 6, but for the smoothing, which is linear and left to the clients."""
+        server.sum(added=self.sends == "increments")

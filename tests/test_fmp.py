@@ -1,0 +1,299 @@
+"""FMP against algorithm 1 written out word by word, on files, and what it must not see."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+import yaml
+from conftest import inside
+from rescored_world import CLIENTS, WORDS, make_stream
+from safetensors.numpy import load_file
+
+from fedtools.files.tables import read_tsv
+from fedtools.lm.rescoring import Adaptation, Lists, Weights, groups_of, simulate
+from fedtools.lm.stream import open_stream
+from fedtools.lm.sweep import FIGURES
+
+T = 3
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory) -> Path:
+    return make_stream(tmp_path_factory.mktemp("world") / "stream")
+
+
+def by_hand(
+    folder: Path,
+    *,
+    alpha: float = 0.5,
+    beta: float = 0.25,
+    scale: float = 0.5,
+    sigma: float = 5.0,
+    smoothing: float = 0.1,
+    lm_weight: float = 1.0,
+    word_score: float = 0.0,
+    nnlm: float = 0.5,
+    continuous: bool = False,
+    taking_part: dict[int, list[str]] | None = None,
+) -> dict[str, str]:
+    """Algorithm 1: utterance -> words; files are read line by line, words are strings."""
+    lines = [line.split("\t") for line in (folder / "nbest.tsv").read_text().splitlines()]
+    lists: dict[str, list[list[str]]] = {}
+    for line in lines:
+        lists.setdefault(line[0], []).append(line)
+    scores = kaldiio.load_scp(str(folder / "nnlm.scp"))
+    rows = [line.split("\t") for line in (folder / "unigram.tsv").read_text().splitlines()[1:]]
+    total = sum(int(count) + 1 for _, count in rows)
+    u = {word: (int(count) + 1) / total for word, count in rows}
+    known = lambda word: word if word in u else "<unk>"  # noqa: E731
+    owner = dict(line.split() for line in (folder / "utt2client").read_text().splitlines())
+    segments = [line.split() for line in (folder / "segments").read_text().splitlines()]
+    begin = {name: float(time) for name, _, time, _ in segments}
+    said = {
+        client: sorted((name for name in owner if owner[name] == client), key=begin.get)
+        for client in CLIENTS
+    }
+    caches = {client: Counter() for client in CLIENTS}
+
+    def distribution(counts):
+        mass = sum(counts.values())
+        return {
+            word: (1 - smoothing) * counts[word] / mass + smoothing * p if mass else p
+            for word, p in u.items()
+        }
+
+    best, everybody = {}, Counter()
+    for number in range(T + 1):
+        q_bar = distribution(everybody)
+        for client in CLIENTS:
+            size, more = divmod(len(said[client]), T + 1)
+            first = number * size + min(number, more)
+            group = said[client][first : first + size + (number < more)]
+            before = Counter(caches[client])
+            for name in group:
+                q = distribution(caches[client] if continuous else before)
+                at, found = 0, []
+                for _, _, acoustic, lm, words in lists[name]:
+                    split = words.split()
+                    nnlm_score = float(scores[name][at : at + len(split) + 1].sum())
+                    at += len(split) + 1
+                    for word in map(known, split):
+                        g = (1 - alpha - beta) * u[word] + alpha * q_bar[word] + beta * q[word]
+                        nnlm_score += scale * math.log(g / u[word])
+                    score = (1 - nnlm) * float(lm) + nnlm * nnlm_score
+                    found.append(float(acoustic) + lm_weight * score + word_score * len(split))
+                best[name] = lists[name][found.index(max(found))][4]
+                for rank, line in enumerate(lists[name]):
+                    weight = math.exp(-(rank**2) / (2 * sigma**2))
+                    for word in map(known, line[4].split()):
+                        caches[client][word] += weight
+        sent = taking_part[number + 1] if taking_part and number < T else CLIENTS
+        everybody = sum((caches[client] for client in sent), Counter())
+    return best
+
+
+def simulated(folder: Path, **options) -> dict[str, str]:
+    rescored, clients = open_stream(folder)
+    weights = {key: options.pop(key) for key in list(options) if key in Weights.__annotations__}
+    best = simulate(Lists(rescored, Weights(**weights)), clients, T, Adaptation(**options))
+    return dict(zip(rescored.utterances, (rescored.hypotheses[one] for one in best), strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"alpha": 0.0, "beta": 0.75, "scale": 1.0},
+        {"alpha": 0.75, "beta": 0.0, "sigma": 1.0},
+        {"continuous": True, "scale": 1.5, "lm_weight": 2.0, "word_score": -1.0},
+        {"nnlm": 1.0, "smoothing": 0.5, "sigma": 0.3},
+    ],
+)
+def test_algorithm_1(stream, options):
+    expected = by_hand(stream, **options)
+    assert simulated(stream, **options) == expected
+    # The options matter on these data, or nothing would have been seen.
+    plain = {key: value for key, value in options.items() if key in Weights.__annotations__}
+    assert by_hand(stream, **{**plain, "scale": 0.0}) != expected
+
+
+def begin(stream: Path, path: Path, *more: str, **options) -> Path:
+    config = {"task": "rescore", "rounds": T, "method_conf": options}
+    path.with_suffix(".yaml").write_text(yaml.safe_dump(config))
+    arguments = ("--config", path.with_suffix(".yaml"), "--method", "fmp", *more)
+    inside("init", path, *arguments, "--data", f"train={stream}").ok()
+    inside("rounds", path).ok()
+    return path
+
+
+def best_text(path: Path) -> dict[str, str]:
+    inside("rescore-best", path, path / "best").ok()
+    lines = (path / "best" / "text").read_text().splitlines()
+    return {line.split(" ")[0]: line.partition(" ")[2] for line in lines}
+
+
+@pytest.mark.parametrize("sends", ["cumulative", "increments"])
+def test_the_federation_on_disk(stream, tmp_path, sends):
+    """The files of a federation say the same as the algorithm; increments add up to the same."""
+    path = begin(stream, tmp_path / "exp", sends=sends, scale=0.8)
+    assert best_text(path) == by_hand(stream, scale=0.8)
+    # What is sent are counts of words, and nothing of the last group.
+    state = load_file(path / f"round_{T + 1:04d}" / "global.safetensors")
+    assert state.keys() == {"counts"} and state["counts"].shape == (2 + len(WORDS),)
+    assert (path / f"round_{T:04d}" / ".done").exists()
+    assert not (path / f"round_{T + 1:04d}" / ".done").exists()
+    rows = read_tsv(path / "ledger.tsv", None) if (path / "ledger.tsv").exists() else []
+    rows = rows or read_tsv(path / "round_0001" / "ledger.tsv", None)
+    assert int(rows[0]["bytes_up"]) == 8 * len(state["counts"])
+
+
+def test_sampled_clients(stream, tmp_path):
+    """Of those who do not take part in a round the server has nothing, or what they sent before."""
+    path = begin(stream, tmp_path / "exp", "--set", "clients_per_round=2", scale=1.0)
+    sampled = {
+        number: (path / f"round_{number:04d}" / "clients").read_text().split()
+        for number in range(1, T + 1)
+    }
+    assert any(set(some) != set(sampled[1]) for some in sampled.values())
+    assert best_text(path) == by_hand(stream, scale=1.0, taking_part=sampled)
+    # Increments: all that was said by the last round that a client took part in is there, once.
+    path = begin(
+        *(stream, tmp_path / "other", "--set", "clients_per_round=2"), sends="increments", sigma=0.0
+    )
+    counts = load_file(path / f"round_{T + 1:04d}" / "global.safetensors")["counts"]
+    rescored, runs = open_stream(stream)
+    expected = np.zeros_like(counts)
+    for client, run in runs.items():
+        last = max((n for n in sampled if client in sampled[n]), default=0)
+        for group in groups_of(run, T)[:last]:
+            for utterance in range(group.start, group.stop):
+                first = rescored.first_hypothesis[utterance]
+                at, to = rescored.first_word[first : first + 2]
+                np.add.at(expected, rescored.word_ids[at : to - 1], 1)
+    assert counts.tolist() == expected.tolist()
+
+
+def test_no_utterance_is_in_its_own_cache(stream, tmp_path):
+    """What somebody says later changes nothing of what was heard before, its own words neither."""
+    other = tmp_path / "other"
+    shutil.copytree(stream, other)
+    segments = [line.split() for line in (stream / "segments").read_text().splitlines()]
+    begins = {name: float(time) for name, _, time, _ in segments}
+    late = {name for name in begins if begins[name] >= 4 * 6}
+    lines = [line.split("\t") for line in (other / "nbest.tsv").read_text().splitlines()]
+    for line in lines:
+        if line[0] in late:
+            line[4] = " ".join(WORDS[7] for _ in line[4].split())
+    (other / "nbest.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
+    for options in ({"scale": 1.0}, {"scale": 1.0, "continuous": True}):
+        one, two = (simulated(folder, **options) for folder in (stream, other))
+        assert {name: one[name] for name in one if name not in late} == {
+            name: two[name] for name in two if name not in late
+        }
+        assert one != two
+
+
+def test_transcripts_are_for_scoring_alone(stream, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(stream, other)
+    (other / "text").unlink()
+    one, two = (begin(folder, tmp_path / name) for folder, name in ((stream, "a"), (other, "b")))
+    assert best_text(one) == best_text(two)
+    for number in range(1, T + 2):
+        name = f"round_{number:04d}/global.safetensors"
+        assert (one / name).read_bytes() == (two / name).read_bytes()
+    inside("evaluate", two, "--split", "train").fails(1, "text")
+
+
+def test_evaluation_is_of_the_next_group(stream, tmp_path):
+    path = begin(stream, tmp_path / "exp", scale=1.0)
+    inside("evaluate", path, "--split", "train").ok()
+    rows = read_tsv(path / "evaluate_train.tsv", None)
+    assert len(rows) == (T + 1) * len(CLIENTS)
+    inside("rescore-best", path, path / "best").ok()
+    inside("score", stream, path / "best" / "text", path / "best").ok()
+    scored = read_tsv(path / "best" / "wer.tsv", None)
+    (total,) = (row for row in scored if row["client"] == "all")
+    errors, words = (sum(int(row[name]) for row in rows) for name in ("errors", "words"))
+    assert f"{100 * errors / words:.2f}" == total["wer"]
+
+
+def test_sweeps_and_tuning(stream, tmp_path, cli):
+    out = tmp_path / "sweep.tsv"
+    vary = ("--vary", "alpha=0,0.75", "--vary", "sigma=0,5")
+    cli("rescore-sweep", stream, out, *vary, "--set", f"rounds={T}", "--set", "scale=1").ok()
+    rows = read_tsv(out, ["alpha", "sigma", *FIGURES])
+    truth = dict(line.split(" ", 1) for line in (stream / "text").read_text().splitlines())
+
+    def errors(found: dict[str, str]) -> int:
+        # The hypotheses have as many words as were said, or fewer.
+        from jiwer import process_words
+
+        names = [name for name in truth if found[name]]
+        result = process_words([truth[n] for n in names], [found[n] for n in names])
+        empty = sum(len(truth[n].split()) for n in truth if not found[n])
+        return result.substitutions + result.deletions + result.insertions + empty
+
+    base = errors(by_hand(stream, scale=0.0))
+    for row in rows:
+        options = {"alpha": float(row["alpha"]), "sigma": float(row["sigma"]) or 0.01}
+        own = errors(by_hand(stream, scale=1.0, **options))
+        assert int(row["errors"]) == own
+        assert float(row["relative"]) == pytest.approx(100 * (own / base - 1), abs=0.006)
+        # Three clients are too few for an interval.
+        assert row["low"] == "-"
+    yaml_path = tmp_path / "best.yaml"
+    result = cli(
+        *("rescore-tune", stream, yaml_path, "--set", f"rounds={T}"),
+        *("--vary", "lm_weight=0.5,1,2", "--vary", "scale=0,0.5,4"),
+    ).ok()
+    best = yaml.safe_load(yaml_path.read_text())
+    grid = {
+        (weight, scale): errors(by_hand(stream, lm_weight=weight, scale=scale))
+        for weight in (0.5, 1.0, 2.0)
+        for scale in (0.0, 0.5, 4.0)
+    }
+    assert grid[best["lm_weight"], best["scale"]] == min(grid.values())
+    if best["lm_weight"] in (0.5, 2.0):
+        assert "lm_weight" in result.err and "edge" in result.err
+    cli("rescore-sweep", stream, out, "--vary", "alpa=1").fails(2, "alpa=1", "alpha")
+    cli("rescore-sweep", stream, out, "--vary", "alpha=-1").fails(2, "alpha")
+
+
+def test_bad_options(stream, tmp_path, cli):
+    for options, told in (
+        ({"alpha": 0.9, "beta": 0.2}, "over 1"),
+        ({"alpha": 0.5, "beta": 0.5, "smoothing": 0.0}, "smoothing"),
+        ({"sigma": -1.0}, "sigma"),
+    ):
+        config = {"task": "rescore", "rounds": T, "method_conf": options}
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+        arguments = ("--config", tmp_path / "c.yaml", "--method", "fmp")
+        cli("init", tmp_path / "exp", *arguments, "--data", f"train={stream}").fails(1, told)
+        assert not (tmp_path / "exp").exists()
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"task": "rescore"}))
+    arguments = ("--config", tmp_path / "c.yaml", "--method", "fedavg")
+    cli("init", tmp_path / "exp", *arguments, "--data", f"train={stream}").fails(1, "rescore")
+
+
+def test_rescored_lists_and_who_said_them(stream, tmp_path, cli):
+    data, rescored = tmp_path / "data", tmp_path / "rescored"
+    for folder, names in (
+        (data, ("utt2client", "text", "utt2spk", "segments")),
+        (rescored, ("nbest.tsv", "nnlm.scp", "words.txt", "unigram.tsv")),
+    ):
+        folder.mkdir()
+        for name in names:
+            shutil.copy(stream / name, folder)
+    cli("rescore-stream", data, rescored, tmp_path / "out").ok()
+    assert simulated(tmp_path / "out") == simulated(stream)
+    lines = (data / "utt2client").read_text().splitlines(keepends=True)
+    (data / "utt2client").write_text("".join(lines[1:]))
+    cli("rescore-stream", data, rescored, tmp_path / "two").fails(1, lines[0].split()[0])
+    assert not (tmp_path / "two").exists()
