@@ -28,6 +28,7 @@ from fedtools.attack.features import (
     window,
 )
 from fedtools.attack.figures import Figure, Speakers
+from fedtools.attack.progress import Epochs
 from fedtools.attack.transcripts import word_error_rate
 from fedtools.client.utterances import Utterances
 from fedtools.federation.asr import AsrFederation, read_data
@@ -190,6 +191,7 @@ def train_inverter(
     speech = ((one["speech"], one["speech_lengths"]) for _, one in stream(federation, audio))
     inverter.set_scales(_moments(features), _moments(speech))
     optimizer = torch.optim.Adam(inverter.parameters(), lr=_LEARNING_RATE)
+    progress = Epochs("attack IV, the decoder", epochs)
     for epoch in range(epochs):
         order = generator(seed, "inversion", epoch)
         for part in unadapted(federation, audio, order):
@@ -200,8 +202,10 @@ def train_inverter(
             with torch.enable_grad():
                 wrong = (inverter(part.features, part.lengths) - wanted)[own]
                 optimizer.zero_grad()
-                wrong.square().mean().backward()
+                loss = wrong.square().mean()
+                loss.backward()
             optimizer.step()
+        progress.done(epoch + 1, loss.item())
     return inverter.eval()
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from fedtools.attack.footprints import Probe, State, held
 from fedtools.attack.layers import Layer, hidden_layers, watched
+from fedtools.attack.progress import Epochs
 from fedtools.files.keyed import generator, seed64
 
 # Frames of context of the five layers below the pooling: width of the kernel, and its dilation.
@@ -150,20 +150,18 @@ def train_xvectors(
         torch.manual_seed(seed64(training.seed, "a2"))
         network = XVectors(differences.size, training.width, len(known)).to(device)
     optimizer = torch.optim.Adam(network.parameters(), lr=training.rate)
-    total = training.epochs * len(speakers)
-    with tqdm(total=total, desc="attack A2", unit="model", disable=None) as bar:
-        for epoch in range(training.epochs):
-            random = generator(training.seed, "a2", epoch)
-            order = random.permutation(sorted(speakers)).tolist()
-            for group in held(probe, states(order)):
-                labels = torch.tensor([known[speakers[name]] for name in group], device=device)
-                for batch in _batches(differences, len(group), training, random):
-                    loss = F.cross_entropy(network(batch), labels.repeat(len(batch) // len(group)))
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-                bar.update(len(group))
-                bar.set_postfix(loss=f"{loss.item():.3f}")
+    epochs = Epochs(f"attack A2, layer {training.layer}", training.epochs)
+    for epoch in range(training.epochs):
+        random = generator(training.seed, "a2", epoch)
+        order = random.permutation(sorted(speakers)).tolist()
+        for group in held(probe, states(order)):
+            labels = torch.tensor([known[speakers[name]] for name in group], device=device)
+            for batch in _batches(differences, len(group), training, random):
+                loss = F.cross_entropy(network(batch), labels.repeat(len(batch) // len(group)))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        epochs.done(epoch + 1, loss.item())
     return network.eval()
 
 

@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Personalised language models for rescoring by federated marginals of words. Liu and Peng,
+# "Federated marginal personalization for ASR rescoring", ICASSP 2022.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+printf -v command_line '%q ' egs/ami/rescore1/run.sh "$@"
+
+stage=1
+stop_stage=10
+nj=2                    # jobs at the same time; no result depends on it
+ngpu=0                  # 1: train and score on a GPU
+seeds=0                 # of the acoustic model and the neural language model: "0 1 2"
+rounds="1 2 5 10"       # T, how often clients send their counts
+clients=speaker         # a client is a speaker in a meeting; or meeting
+background=             # text of the language models, one sentence a line; default: the mini
+                        # corpus', or the training transcripts
+config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
+tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
+max_drop=0.02           # fail if more than this share of the segments cannot be used
+corpus_name=AMI         # the corpus, and ...
+release=                # ... its release, as tables shall call them
+results=                # default: exp/<tag>/RESULTS.md
+
+# shellcheck disable=SC2034  # printed by parse_options.sh
+help_message="Usage: $0 [--option value]...
+Stages: 1 data directories (AMI in db.sh is empty: a mini corpus), 2 filterbanks, 3 tokens and
+  n-gram, 4 the acoustic model, 5 N-best lists, 6 the neural language model, and what it says of
+  every word, 7 weights, 8 federations, 9 other settings and privacy, 10 the report; README.md says
+  what each one leaves.
+Options and their defaults:
+$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^results=/q' run.sh)"
+. utils/parse_options.sh
+. utils/recipe.sh
+. utils/asr_steps.sh
+. local/rescoring.sh
+
+corpus=${AMI} mini=()
+if [ -z "${AMI}" ]; then
+    corpus=downloads/ami-mini mini=(--mini)
+    : "${tag:=mini}" "${config:=conf/mini.yaml}" "${background:=${corpus}/background.txt}"
+    log "AMI is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
+fi
+: "${tag:=$(basename "${corpus}")}" "${config:=conf/paper.yaml}" "${release:=$(basename "${corpus}")}"
+data=data/${tag} dump=dump/${tag} exp=exp/${tag}
+: "${results:=${exp}/RESULTS.md}"
+check_words seeds '0|[1-9][0-9]*' rounds '[1-9][0-9]*' clients 'speaker|meeting' ngpu '0|1'
+check_tag "${tag}"
+[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd} decode_cmd=${cuda_cmd}
+name_corpora AMI
+
+if begins 1; then
+    log "Stage 1: data directories in ${data}"
+    [ -n "${AMI}" ] || local/mini.py downloads
+    local/prepare.py "${corpus}" "${data}" --client "${clients}" --max-drop "${max_drop}"
+    for set in train dev eval; do utils/validate_data_dir.py --no-feats "${data}/${set}"; done
+fi
+
+if begins 2; then
+    log "Stage 2: filterbanks in ${dump}"
+    extract_features train dev eval
+fi
+
+text=("${data}/train/text")
+[ -z "${background}" ] || text+=(--plain "${background}")
+if begins 3; then
+    log "Stage 3: tokens and n-gram"
+    fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
+        --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
+    fedtools train-lm "${text[@]}" "${exp}/lm" --order "$(setting lm.order)" \
+        --valid "${data}/dev/text" --valid "${data}/eval/text"
+fi
+
+for seed in ${seeds}; do
+    am=${exp}/am/seed${seed} nnlm=${exp}/nnlm/seed${seed}
+    if begins 4; then
+        log "Stage 4: the acoustic model, ${am}"
+        train "${am}" "${seed}" baseline centralized train dev
+    fi
+    if begins 5; then
+        for set in dev eval; do
+            log "Stage 5: N-best lists of ${set} by ${am}"
+            decode "${am}" "${set}"
+        done
+        fedtools tune "${am}/decode_dev" "${data}/dev" "${am}/weights.yaml"
+        score "${am}" eval
+    fi
+    if begins 6; then
+        log "Stage 6: the neural language model, ${nnlm}"
+        ${train_cmd} "${nnlm}/log/train.log" fedtools train-nnlm "${text[@]}" "${nnlm}" \
+            --config "${config}" --valid "${data}/dev/text" --seed "${seed}" --ngpu "${ngpu}"
+        for set in dev eval; do rescore "${set}"; done
+    fi
+    if begins 7; then tune_weights; fi
+    if begins 8; then federate; fi
+    if begins 9; then sweep; fi
+done
+
+if begins 10; then
+    local/report.py "${exp}" "${results}" --section "${section}" "${mini[@]}" --seeds "${seeds}" \
+        --corpus "${corpus_name}" --release "${release}" --command "${command_line% }"
+    log "Stage 10: wrote ${results}"
+fi
