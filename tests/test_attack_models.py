@@ -224,6 +224,14 @@ def test_strict_trials(looked, world, tmp_path):
     rows = [row for row in read_tsv(out / "a1.tsv", VERIFIED) if row["trials"] == "strict"]
     # Three speakers, two models of each talk; two pairs of speakers, four models each.
     assert {(row["targets"], row["others"]) for row in rows} == {("12", "32")}
+    # Where a speaker is a talk, no target pair is left.
+    talks = [line.split("\t") for line in lines[1:]]
+    same = ["\t".join([*line[:3], line[1], line[4]]) for line in talks]
+    table.write_text("".join([lines[0], *same]))
+    done = inside("attack", "a1", out, out, "--resamples", "50", "--models", table).ok()
+    assert "no strict trials" in done.err and "share no talk" in done.err
+    assert {row["trials"] for row in read_tsv(out / "a1.tsv", VERIFIED)} == {"easy"}
+    assert not (out / "trials.strict").exists()
     inside("attack", "a1", out, out, "--models", tmp_path / "gone.tsv").fails(1, "gone.tsv")
     table.write_text("".join(lines).replace("\tdan\t", "\teve\t"))
     done = inside("attack", "a1", out, out, "--models", table)

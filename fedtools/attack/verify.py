@@ -100,10 +100,15 @@ def make_trials(
 def write_trials(
     out: Path, models: Mapping[str, Model], others: int, seed: int
 ) -> dict[str, Trials]:
-    """Make trials and write OUT/trials.<kind>: easy ones, and strict ones where sex is known."""
+    """Make trials and write OUT/trials.<kind>: easy ones, and strict ones where there are any."""
     trials = {EASY: make_trials(models, others=others, seed=seed)}
     if any(model.gender for model in models.values()):
-        trials[STRICT] = make_trials(models, others=others, seed=seed, strict=True)
+        try:
+            trials[STRICT] = make_trials(models, others=others, seed=seed, strict=True)
+        except UserError as error:
+            # Where a speaker is a talk, for one.
+            print(f"no strict trials: {error}", file=sys.stderr)
+            (out / f"trials.{STRICT}").unlink(missing_ok=True)
     for kind, some in trials.items():
         some.write(out / f"trials.{kind}")
     return trials

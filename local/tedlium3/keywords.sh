@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# The attacks of stage 9 on a keyword network's updates: its clients are speakers, all of whom take
+# part in every round. Of the two last rounds each speaker has a model.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../../egs/tedlium3/attack1"
+
+kws=../../speechcommands/kws1   # the keyword recipe, whose stages 1 and 2 have run ...
+kws_tag=mini                    # ... with this tag
+network=mhattrnn                # of its config
+config=${kws}/conf/mini.yaml
+rounds=6                        # of FedAvg
+spk2gender=${kws}/downloads/speech_commands_mini/spk2gender  # empty: unknown, no attack on sex
+out=exp/keywords                # gets the experiment and updates/, for run.sh --others
+defences="none clip=1+noise=0.3 clip=1+noise=1 clip=1+noise=3 bits=8 bits=4 mean=2 mean=4"
+seed=0
+nj=2
+ngpu=0
+
+# shellcheck disable=SC2034  # printed by parse_options.sh
+help_message="Usage: $0 [--option value]...
+Options and their defaults:
+$(sed -n 's/^\([a-z_0-9]*=\)/  --\1/p; /^ngpu=/q' local/keywords.sh)"
+. utils/parse_options.sh
+. utils/recipe.sh
+
+clips=${kws}/dump/${kws_tag}/keywords exp=${out}/fedavg
+[ -d "${clips}/train" ] || fail 1 "no ${clips}/train: run ${kws}/run.sh --stop_stage 2"
+[ "${rounds}" -gt 1 ] || fail 2 "--rounds ${rounds}: two at least"
+fedtools init "${exp}" --config "${config}" --section "networks.${network}" \
+    --section methods.fedavg --method fedavg --data "train=${clips}/train" \
+    --data "valid=${clips}/valid" --seed "${seed}" --set clients_per_round=null \
+    --set keep_updates=true --set "rounds=${rounds}"
+${rounds_cmd:-${train_cmd}} "${exp}/log/rounds.log" \
+    fedtools rounds "${exp}" --nj "${nj}" --ngpu "${ngpu}" --evaluate valid
+
+models=()
+if [ -n "${spk2gender}" ]; then
+    # A speaker's models are of the same clips, as they would be of one talk.
+    for number in $((rounds - 1)) "${rounds}"; do
+        awk -v OFS='\t' -v r="$(printf '%04d' "${number}")" \
+            'NR == FNR { sex[$1] = $2; next } { print $1 "-r" r, $1, sex[$1], $1 }' \
+            "${spk2gender}" "${exp}/clients.txt"
+    done | cat <(printf 'model\tspeaker\tgender\ttalks\n') - >"${out}/models.tsv"
+    models=(--models "${out}/models.tsv")
+fi
+utils/attack_updates.sh --exp "${exp}" --indicator "${clips}/test" --out "${out}/updates" \
+    --rounds "$((rounds - 1)) ${rounds}" "${models[@]}" --defences "${defences}" \
+    --seed "${seed}" --nj "${nj}" --ngpu "${ngpu}"
