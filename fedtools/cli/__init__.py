@@ -19,10 +19,10 @@ def main() -> None:
         data,
         decode,
         federation,
+        fmp,
         keywords,
         lm,
         report,
-        rescore,
     )
     from fedtools.files.errors import exit_with_message
 

@@ -17,7 +17,7 @@ from fedtools.files.datadir import DataDir
 from fedtools.files.messages import Payload, Report
 from fedtools.files.states import load_state
 from fedtools.lm.rescored import Rescored
-from fedtools.lm.rescoring import Adaptation, Lists, Talk, Weights, groups_of
+from fedtools.lm.reweighting import Adaptation, Lists, Talk, Weights, groups_of
 from fedtools.lm.stream import open_stream
 from fedtools.lm.vocabulary import Vocabulary
 from fedtools.methods.base import COUNTS, Phase

@@ -1,6 +1,6 @@
 """Many settings of FMP on the same stored scores: a table of word error rates.
 
-No neural network runs: `fedtools.lm.rescoring.simulate` re-weights what was stored once.
+No neural network runs: `fedtools.lm.reweighting.simulate` re-weights what was stored once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.tables import write_tsv
 from fedtools.lm.rescored import Rescored
-from fedtools.lm.rescoring import Adaptation, Lists, Weights, simulate
+from fedtools.lm.reweighting import Adaptation, Lists, Weights, simulate
 from fedtools.lm.stream import open_stream
 from fedtools.score.align import count_errors
 from fedtools.score.bootstrap import interval, speaker_draws

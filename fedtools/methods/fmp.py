@@ -18,7 +18,7 @@ from fedtools.methods.base import COUNTS, Method, Phase
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedtools.lm.rescoring import Talk
+    from fedtools.lm.reweighting import Talk
     from fedtools.server.server import Server
 
 
@@ -37,7 +37,7 @@ class FMP(Method):
         continuous: a client's own distribution is refreshed after each utterance, not each round.
         sends: "cumulative", all that a client has counted so far, as in equation 6; or
             "increments", what it has counted since it took part last, which the server adds up.
-        lm_weight, word_score, nnlm, density: of scores, see `fedtools.lm.rescoring.Weights`.
+        lm_weight, word_score, nnlm, density: of scores, see `fedtools.lm.reweighting.Weights`.
     """
 
     title: ClassVar[str] = "FMP"

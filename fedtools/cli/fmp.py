@@ -22,7 +22,7 @@ def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
 
     import yaml
 
-    from fedtools.lm.rescoring import Adaptation, Weights
+    from fedtools.lm.reweighting import Adaptation, Weights
     from fedtools.lm.sweep import ROUNDS
 
     known = {one.name: type(one.default) for kind in (Weights, Adaptation) for one in fields(kind)}
