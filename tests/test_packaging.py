@@ -116,7 +116,7 @@ LAYERS = (
     ("attack", "report"),
     ("federation",),
     ("methods",),
-    ("client", "server", "decode", "lm", "score"),
+    ("client", "server", "privacy", "decode", "lm", "score"),
     ("models", "audio", "speaker"),
     ("files",),
 )

@@ -1,0 +1,144 @@
+"""What one word, utterance or user can add to a vector of counts, bounded in whole steps.
+
+A step is the grid of `plan`. Everything here is integer arithmetic, so that bounds hold exactly and
+sums do not depend on their order. A vector within its bound is only rounded to the grid; one beyond
+it is scaled down as a whole, which keeps its distribution over words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+# More steps than this of one entry are taken for so many, so that products fit into 64 bits.
+_MANY = 1 << 41
+
+
+@dataclass(frozen=True)
+class Utterances:
+    """Weighted word counts of some utterances of a client, each word of an utterance once.
+
+    Attributes:
+        utterance: (entries,), int64: the utterance of each entry, from 0 and in order.
+        word: (entries,), int64: its place in the public vocabulary.
+        weight: (entries,), float64: its count, weighted over the N-best list (equation 3); above 0.
+        number: of utterances, those without a word included.
+        size: of the vocabulary.
+    """
+
+    utterance: np.ndarray
+    word: np.ndarray
+    weight: np.ndarray
+    number: int
+    size: int
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[int, float]], size: int) -> Utterances:
+        """From a mapping for each utterance, word -> weighted count.
+
+        Raises:
+            ValueError: as of `entries`.
+        """
+        rows = list(rows)
+        lengths = np.array([len(row) for row in rows], np.int64)
+        words = np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum())
+        weights = np.fromiter(chain.from_iterable(r.values() for r in rows), float, lengths.sum())
+        return cls.entries(
+            np.repeat(np.arange(len(rows)), lengths), words, weights, len(rows), size
+        )
+
+    @classmethod
+    def entries(
+        cls, utterance: np.ndarray, word: np.ndarray, weight: np.ndarray, number: int, size: int
+    ) -> Utterances:
+        """From entries in any order; those of one word of one utterance are added up.
+
+        Bounding them one by one would let a word pass its bound as often as it has entries.
+
+        Args:
+            utterance, word, weight: (entries,), as of the attributes; weights of 0 are dropped.
+            number: of utterances.
+            size: of the vocabulary.
+
+        Raises:
+            ValueError: if an index is out of range, or a weight negative or not finite.
+        """
+        utterance, word = np.asarray(utterance, np.int64), np.asarray(word, np.int64)
+        weight = np.asarray(weight, np.float64)
+        for name, index, end in (("utterance", utterance, number), ("word", word, size)):
+            if index.size and not 0 <= index.min() <= index.max() < end:
+                raise ValueError(f"{name} {index.min()} to {index.max()}, of {end}")
+        if not (np.isfinite(weight).all() and (weight >= 0).all()):
+            raise ValueError("a weight is negative or not finite")
+        places, inverse = np.unique(utterance * size + word, return_inverse=True)
+        sums = np.bincount(inverse, weight, len(places)) if len(places) else np.zeros(0)
+        places, sums = places[sums > 0], sums[sums > 0]
+        return cls(places // max(size, 1), places % max(size, 1), sums, number, size)
+
+    def total(self) -> np.ndarray:
+        """(size,), float64: the sum over utterances, bounded by nothing."""
+        return np.bincount(self.word, self.weight, self.size).astype(np.float64)
+
+
+def steps(weight: np.ndarray, grid: float) -> np.ndarray:
+    """Weights to the nearest whole number of steps, int64; `grid` is the length of a step."""
+    return np.minimum(np.rint(weight / grid), _MANY).astype(np.int64)
+
+
+def bound_words(counts: np.ndarray, most: int) -> np.ndarray:
+    """Entries of one word of one utterance, each at most `most` steps.
+
+    To leave one of them out changes the sum of all by at most `most` in L1.
+    """
+    return np.minimum(counts, most)
+
+
+def bound_utterances(counts: np.ndarray, utterance: np.ndarray, most: int) -> np.ndarray:
+    """Entries scaled so that those of each utterance add up to at most `most` steps.
+
+    To leave one utterance out changes the sum of all by at most `most` in L1; to change one, by at
+    most twice as much, even by one word: the others' scale depends on it.
+
+    Args:
+        counts: (entries,), int64, not negative.
+        utterance: (entries,), the utterance of each.
+        most: the bound.
+
+    Returns:
+        (entries,), int64.
+    """
+    sums = np.zeros(int(utterance.max(initial=-1)) + 1, np.int64)
+    np.add.at(sums, utterance, counts)
+    sums = sums[utterance]
+    return np.where(sums > most, counts * most // np.maximum(sums, 1), counts)
+
+
+def bound_user(counts: np.ndarray, spent: int, most: int) -> tuple[np.ndarray, int]:
+    """A client's counts of one round, scaled so that its whole history adds up to at most `most`.
+
+    First come, first served: a round has all that is left, so later rounds may get nothing. To
+    leave the client out of the experiment changes all its rounds together by at most `most` in L1;
+    to change its history anywhere, by at most twice as much.
+
+    Args:
+        counts: (size,), int64, the round's new counts.
+        spent: steps of this client's earlier rounds, which it keeps to itself.
+        most: the bound.
+
+    Returns:
+        The counts, and `spent` after this round.
+    """
+    left, total = max(most - spent, 0), int(counts.sum())
+    if total > left:
+        counts = np.minimum(counts, _MANY)
+        # Exact even where a product would not fit into 64 bits.
+        total = max(int(counts.sum()), 1)
+        whole, rest = left // total, left % total
+        if total < 1 << 31:
+            counts = counts * whole + counts * rest // total
+        else:
+            counts = np.array([int(one) * left // total for one in counts], np.int64)
+    return counts, spent + int(counts.sum())

@@ -1,0 +1,128 @@
+"""Distributions over words from noisy counts, and the release of the paper as it is written."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import frexp, ldexp
+
+import numpy as np
+
+from fedtools.privacy.key import NoiseKey
+from fedtools.privacy.noise import discrete_laplace
+
+PAPER_WARNING = (
+    "differential privacy as equations 8 and 9 of the paper have it protects less than it says: "
+    "a larger epsilon protects less, not more; every round releases all counts again, and epsilons "
+    "add up; noise is for one count of one word, while an utterance has many words and a user many "
+    "utterances; weights over an N-best list multiply what a word counts; the noisy sum that it "
+    "divides by may be zero or negative; and clients send q_i and c_i without any noise. "
+    "Use the mechanism laplace"
+)
+
+
+def to_distribution(
+    noisy: np.ndarray, background: np.ndarray, mass: float, negatives: str = "project"
+) -> np.ndarray:
+    """A distribution that is positive everywhere, from counts that may be negative.
+
+    It uses nothing but the noisy counts and what is public, and so costs no privacy.
+
+    Args:
+        noisy: (size,), counts with noise.
+        background: (size,), the public unigram distribution u(w), positive everywhere.
+        mass: weighted words of u(w) to add, above 0; where no count is left, u(w) alone is.
+        negatives: "clip" puts 0 for them, which also turns half of the noise of all words without
+            a count into counts. "project" subtracts one number from all counts first, such that
+            what is positive then adds up to the noisy total (the nearest vector, in L2, that is not
+            negative and has this sum; T. Wang et al., "Locally differentially private frequency
+            estimation with consistency", NDSS 2020: "Norm-Sub").
+
+    Returns:
+        (size,), float64, adds up to 1.
+
+    Raises:
+        ValueError: if the background is no such distribution, sizes differ, a count is not finite,
+            or the mass is not above 0.
+    """
+    if not (background.ndim == 1 and background.shape == noisy.shape and noisy.size):
+        raise ValueError(f"counts of {noisy.shape}, a background of {background.shape}")
+    if not ((background > 0).all() and abs(background.sum() - 1) < 1e-6):
+        raise ValueError("the background is no distribution that is positive everywhere")
+    if not (np.isfinite(noisy).all() and 0 < mass < float("inf")):
+        raise ValueError(f"a count is not finite, or the mass {mass:g} not above 0")
+    if negatives not in ("clip", "project"):
+        raise ValueError(f"negatives: {negatives!r}")
+    # A common factor changes nothing, and keeps the largest numbers from overflowing.
+    unit = max(float(np.abs(noisy).max()), mass)
+    counts, weight = noisy / unit, mass / unit
+    counts = np.maximum(counts, 0) if negatives == "clip" else project(counts)
+    distribution = counts + weight * background
+    # What is too small for a float is still positive.
+    distribution = np.maximum(distribution / distribution.sum(), np.finfo(np.float64).tiny)
+    return distribution / distribution.sum()
+
+
+def project(counts: np.ndarray) -> np.ndarray:
+    """The nearest vector, in L2, that is not negative and has the same sum; 0 if that is below 0.
+
+    Args:
+        counts: (size,).
+    """
+    total = counts.sum()
+    if total <= 0:
+        return np.zeros_like(counts)
+    falling = np.sort(counts)[::-1]
+    # The number to subtract, if the first k are all that stays positive.
+    excess = (np.cumsum(falling) - total) / np.arange(1, len(counts) + 1)
+    last = np.flatnonzero(falling > excess)[-1]
+    return np.maximum(counts - excess[last], 0)
+
+
+def paper_release(
+    marginals: np.ndarray,
+    totals: np.ndarray,
+    epsilon: float,
+    key: NoiseKey,
+    *,
+    experiment: str,
+    number: int,
+) -> np.ndarray:
+    """Equations 8 and 9, as they are written; warn users by `PAPER_WARNING`.
+
+    Noise is discrete Laplace on a grid of a 2^-30 of its scale, 1 / epsilon.
+
+    Args:
+        marginals: (clients, size), q_i of equation 4, after smoothing.
+        totals: (clients,), c_i of equation 5, not negative.
+        epsilon: of equation 9, above 0.
+        key, experiment, number: as of `Plan.release`.
+
+    Returns:
+        (size,): adds up to 1, unless the noisy sum is 0 and it is not finite; may be negative
+        anywhere, and is the wrong way round if the noisy sum is negative. A caller that needs a
+        distribution has to mend it, which the paper does not: see `mend`.
+    """
+    if not (np.isfinite(epsilon) and epsilon > 0):
+        raise ValueError(f"epsilon is {epsilon:g}; it must be a finite number above 0")
+    weighted = totals @ marginals
+    grid = ldexp(1.0, frexp(1 / epsilon)[1] - 30)
+    scale = 1 / Fraction(epsilon) / Fraction(grid)
+    inputs = np.concatenate([weighted, totals]).astype("<f8").tobytes()
+    stream = key.stream("paper", experiment, number, repr(epsilon), inputs)
+    noise = discrete_laplace(stream, scale, len(weighted)) * grid
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return (weighted + noise) / (totals.sum() + noise.sum())
+
+
+def mend(marginal: np.ndarray, background: np.ndarray) -> np.ndarray:
+    """What `paper_release` gives, as a distribution, so that the method can go on.
+
+    Negative values become 0, and the rest is normalised; nothing else can be done without leaving
+    the paper. Where nothing finite is left, the background.
+
+    Args:
+        marginal: (size,).
+        background: (size,), u(w).
+    """
+    kept = np.maximum(np.where(np.isfinite(marginal), marginal, 0), 0)
+    return kept / kept.sum() if kept.sum() > 0 else background

@@ -1,0 +1,57 @@
+"""The options of differential privacy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from fedtools.files.config import AboveZero
+
+WORD, UTTERANCE, USER = "word", "utterance", "user"
+INCREMENTS, CUMULATIVE = "increments", "cumulative"
+SERVER, CLIENT = "server", "client"
+NONE, LAPLACE, PAPER = "none", "laplace", "paper"
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What is protected, how strongly, and from whom.
+
+    Attributes:
+        mechanism: "laplace", the mechanism of this package; "paper", equations 8 and 9 as they are
+            written, which protect less than the paper says (`marginals.PAPER_WARNING`); "none".
+        epsilon: what one unit costs over all releases of the experiment together, above 0; the
+            smaller, the more is protected. Of "paper", the epsilon of equation 9.
+        unit: what epsilon is promised for. Two data sets are adjacent (Definition 4.1) if one of
+            them lacks just one unit of the other: a "word" is all that one utterance's N-best list
+            says of one word; an "utterance"; a "user" is a client with its whole history. To
+            change a unit, not to remove it, costs twice as much.
+        cap: the largest L1 norm of what a unit adds to counts, in weighted words: of a word in an
+            utterance, of an utterance, or of a user's whole history.
+        release: "increments", the counts of what is new in a round, or "cumulative" ones, which pay
+            again in every round for all that came before.
+        trust: who sees counts without noise. "server": clients send them, the server adds noise to
+            their sum, and what it makes of that (the next global state) is protected, while its
+            own files and the messages to it are not. "client": nobody; each client adds noise to
+            what it sends, so that a message is protected from the server and everybody else, and
+            the sum over n clients has n times the variance.
+    """
+
+    mechanism: Literal["none", "laplace", "paper"] = NONE
+    epsilon: AboveZero = 1.0
+    unit: Literal["word", "utterance", "user"] = UTTERANCE
+    cap: AboveZero = 20.0
+    release: Literal["increments", "cumulative"] = INCREMENTS
+    trust: Literal["server", "client"] = SERVER
+
+    def __post_init__(self):
+        """Check the numbers, for those who make it without `from_mapping`.
+
+        Raises:
+            ValueError: if epsilon or cap is no finite number above 0.
+        """
+        for name in ("epsilon", "cap"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value:g}; it must be a finite number above 0")
