@@ -30,7 +30,7 @@ import numpy as np
 
 from fedtools.files.tables import write_tsv
 from fedtools.privacy.bounds import Utterances
-from fedtools.privacy.options import CUMULATIVE, LAPLACE, PAPER, SERVER, USER, UTTERANCE
+from fedtools.privacy.options import CLIENT, CUMULATIVE, LAPLACE, PAPER, SERVER, USER, UTTERANCE
 from fedtools.privacy.plan import Plan
 
 COLUMNS = (

@@ -34,6 +34,7 @@ from math import floor, frexp, ldexp
 
 import numpy as np
 
+from fedtools.files.errors import UserError
 from fedtools.privacy.bounds import Utterances, bound_user, bound_utterances, bound_words, steps
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.noise import discrete_laplace
@@ -57,7 +58,7 @@ class Plan:
         steps: what the cap is in steps.
 
     Raises:
-        ValueError: naming epsilon, if it is so small that noise would not be exact.
+        UserError: naming epsilon, if it is so small that noise would not be exact.
     """
 
     options: Privacy
@@ -75,10 +76,8 @@ class Plan:
         object.__setattr__(self, "steps", floor(Fraction(self.options.cap) / Fraction(self.grid)))
         if self.options.mechanism == LAPLACE and self.scale_steps > _LARGEST_SCALE:
             least = self.joint * self.steps / _LARGEST_SCALE
-            raise ValueError(
-                f"epsilon is {self.options.epsilon:g}, but {self.releases} releases need at least "
-                f"{least:.2g}"
-            )
+            problem = f"epsilon is {self.options.epsilon:g}, too small for {self.releases} releases"
+            raise UserError(problem, remedy=f"take at least {least:.2g}, or fewer releases")
 
     @property
     def joint(self) -> int:
