@@ -59,6 +59,7 @@ setup(
         "test": [
             "hypothesis>=6.100",
             "jiwer>=4.0",
+            "opendp>=0.12",
             "psutil>=5.9",
             "pytest>=8.0",
             "pytest-xdist>=3.5",

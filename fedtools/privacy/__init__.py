@@ -12,4 +12,10 @@ The order of use: `Plan` once; in every round each client calls `Plan.bound` on 
 and whoever is to add noise (`Privacy.trust`) calls `Plan.release`; the receiver makes a
 distribution of the noisy counts. Whatever is computed from noisy counts alone costs nothing more:
 totals too, so a client's total c_i is the sum of its noisy counts and is never sent by itself.
+
+What a federation owes: nothing but noisy counts leaves those who are trusted (a message's number of
+utterances, loss or seconds are of the data, too); an utterance is given to `Plan.bound` once, in
+the first round that its client takes part in after it; who takes part, and how many releases there
+are, does not depend on the data; and with unit "user" a client keeps what it has spent, of complete
+rounds only, so that a round that is repeated gives the same counts.
 """

@@ -134,11 +134,5 @@ def bound_user(counts: np.ndarray, spent: int, most: int) -> tuple[np.ndarray, i
     left, total = max(most - spent, 0), int(counts.sum())
     if total > left:
         counts = np.minimum(counts, _MANY)
-        # Exact even where a product would not fit into 64 bits.
-        total = max(int(counts.sum()), 1)
-        whole, rest = left // total, left % total
-        if total < 1 << 31:
-            counts = counts * whole + counts * rest // total
-        else:
-            counts = np.array([int(one) * left // total for one in counts], np.int64)
+        counts = counts * left // max(int(counts.sum()), 1)
     return counts, spent + int(counts.sum())

@@ -14,7 +14,7 @@ Bounds of other levels than the unit's follow from what one of them holds:
   or one utterance less, lets the rest grow: the bound of what lies within a unit is twice the
   unit's own.
 - With unit "word" an utterance costs as many words as it has, and a user with unit "word" or
-  "utterance" as many of them as there are. These numbers are the data's, so the ledger itself is
+  "utterance" as many of them as there are. These amounts are the data's, so the ledger itself is
   for who runs the experiment, not for publication, unless the unit is "user".
 
 Experiments on the same data add up: ten values of epsilon tried on them cost their sum.
@@ -23,8 +23,8 @@ Experiments on the same data add up: ten values of epsilon tried on them cost th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,57 +41,57 @@ FILE = "dp.tsv"
 TOTAL = "total"
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """How much of everything there is, before any bound.
+class Amount(NamedTuple):
+    """How much a client has that is new in a round, before any bound; all 0 if it takes no part.
 
     Attributes:
-        utterances: (releases, users): new utterances, whose counts a release is the first to have.
-        words: (releases, users): their words, each once for an utterance.
-        mass: (releases, users): their weighted counts.
+        utterances: whose counts this round's release is the first to have.
+        words: of them, each once for an utterance.
+        mass: the sum of all weighted counts.
         widest: most words of one utterance.
         heaviest_word: largest weighted count of a word in one utterance.
         heaviest_utterance: largest weighted count of all words of an utterance.
     """
 
-    utterances: np.ndarray
-    words: np.ndarray
-    mass: np.ndarray
-    widest: int
-    heaviest_word: float
-    heaviest_utterance: float
+    utterances: int = 0
+    words: int = 0
+    mass: float = 0.0
+    widest: int = 0
+    heaviest_word: float = 0.0
+    heaviest_utterance: float = 0.0
 
     @classmethod
-    def of(cls, rounds: Sequence[Sequence[Utterances]]) -> Numbers:
-        """From the new utterances of every user in every round, in the same order of users."""
-        everything = [one for users in rounds for one in users]
-        widths = [np.bincount(one.utterance).max(initial=0) for one in everything]
-        sums = [np.bincount(one.utterance, one.weight).max(initial=0) for one in everything]
+    def of(cls, new: Utterances) -> Amount:
+        """What `Plan.bound` was given."""
         return cls(
-            np.array([[one.number for one in users] for users in rounds]),
-            np.array([[len(one.word) for one in users] for users in rounds]),
-            np.array([[float(one.weight.sum()) for one in users] for users in rounds]),
-            int(max(widths, default=0)),
-            float(max((one.weight.max(initial=0) for one in everything), default=0)),
-            float(max(sums, default=0)),
+            new.number,
+            len(new.word),
+            float(new.weight.sum()),
+            int(np.bincount(new.utterance).max(initial=0)),
+            float(new.weight.max(initial=0)),
+            float(np.bincount(new.utterance, new.weight).max(initial=0)),
         )
 
 
-def ledger_rows(plan: Plan, numbers: Numbers) -> list[dict[str, str]]:
-    """The rows of the ledger, from nothing but the plan and the numbers; see the module.
+# Of every user in every round, in the same order of users.
+Amounts = Sequence[Sequence[Amount]]
+
+
+def ledger_rows(plan: Plan, amounts: Amounts) -> list[dict[str, str]]:
+    """The rows of the ledger, from nothing but the plan and the amounts; see the module.
 
     Raises:
-        ValueError: if the numbers are not of as many releases as were planned.
+        ValueError: if the amounts are not of as many releases as were planned.
     """
-    if len(numbers.utterances) != plan.releases:
-        raise ValueError(f"{len(numbers.utterances)} releases, planned were {plan.releases}")
+    if len(amounts) != plan.releases:
+        raise ValueError(f"{len(amounts)} releases, planned were {plan.releases}")
     mechanism, releases = plan.options.mechanism, plan.releases
     if mechanism == LAPLACE:
-        each, total = _laplace(plan, numbers)
+        each, total = _laplace(plan, amounts)
         sensitivity, joint = (times * plan.steps * plan.grid for times in (plan.single, plan.joint))
         scale = plan.scale
     else:
-        each, total = _paper(plan, numbers) if mechanism == PAPER else _nothing(releases)
+        each, total = _paper(plan, amounts) if mechanism == PAPER else _nothing(releases)
         sensitivity = joint = 1.0 if mechanism == PAPER else float("inf")
         scale = 1 / plan.options.epsilon if mechanism == PAPER else 0.0
     rows = []
@@ -107,7 +107,7 @@ def ledger_rows(plan: Plan, numbers: Numbers) -> list[dict[str, str]]:
 _Epsilons = tuple[float, float, float]
 
 
-def _laplace(plan: Plan, numbers: Numbers) -> tuple[list[_Epsilons], _Epsilons]:
+def _laplace(plan: Plan, amounts: Amounts) -> tuple[list[_Epsilons], _Epsilons]:
     """Of each release, and of all: what is left out, in caps, times the epsilon of a cap."""
     releases, cumulative = plan.releases, plan.options.release == CUMULATIVE
     one = plan.options.epsilon / plan.joint
@@ -116,34 +116,39 @@ def _laplace(plan: Plan, numbers: Numbers) -> tuple[list[_Epsilons], _Epsilons]:
         each = [(2 * one, 2 * one, one)] * releases
         return each, (2 * one * times, 2 * one * times, one * times)
     if plan.options.unit == UTTERANCE:
-        inside, amounts = (2, 1), numbers.utterances
+        inside, counted = (2, 1), "utterances"
         word = releases if cumulative else 1
     else:
-        inside, amounts = (1, numbers.widest), numbers.words
+        inside, counted = (1, _largest(amounts, "widest")), "words"
         word = plan.joint
     # An utterance less moves others between even groups, whatever the unit is.
     single, joint = (plan.moved(together) for together in (False, True))
-    users = _per_release(plan, amounts)
+    users = _per_release(plan, amounts, counted)
     each = [(inside[0] * one, inside[1] * single * one, float(user) * one) for user in users.max(1)]
     user = float(users.sum(0).max()) * one
     return each, (inside[0] * word * one, inside[1] * joint * one, user)
 
 
-def _per_release(plan: Plan, amounts: np.ndarray) -> np.ndarray:
-    """What each user has in each release, (releases, users), if `amounts` are new in each."""
-    amounts = amounts if amounts.shape[1] else np.zeros((plan.releases, 1))
+def _per_release(plan: Plan, amounts: Amounts, name: str) -> np.ndarray:
+    """How much each user has in each release, (releases, users), at least one user."""
+    new = np.array([[getattr(one, name) for one in users] or [0] for users in amounts])
     again = plan.options.release == CUMULATIVE or plan.options.mechanism == PAPER
-    return np.cumsum(amounts, axis=0) if again else amounts
+    return np.cumsum(new, axis=0) if again else new
 
 
-def _paper(plan: Plan, numbers: Numbers) -> tuple[list[_Epsilons], _Epsilons]:
+def _largest(amounts: Amounts, name: str) -> float:
+    return max((getattr(one, name) for users in amounts for one in users), default=0)
+
+
+def _paper(plan: Plan, amounts: Amounts) -> tuple[list[_Epsilons], _Epsilons]:
     """What the paper's noise is worth for these data; nothing bounds what others would have."""
     if plan.options.trust == CLIENT:
         # The server gets q_i and c_i as they are.
         return _nothing(plan.releases)
     epsilon, moved = plan.options.epsilon, 2 if plan.even_groups else 1
-    word, utterance = numbers.heaviest_word * epsilon, numbers.heaviest_utterance * epsilon * moved
-    users = _per_release(plan, numbers.mass)
+    word = _largest(amounts, "heaviest_word") * epsilon
+    utterance = _largest(amounts, "heaviest_utterance") * epsilon * moved
+    users = _per_release(plan, amounts, "mass")
     each = [(word, utterance, float(user) * epsilon) for user in users.max(1)]
     user = float(users.sum(0).max()) * epsilon
     return each, (word * plan.releases, utterance * plan.releases, user)
@@ -185,6 +190,6 @@ def _texts(epsilons: _Epsilons) -> list[str]:
     return [f"{value:.6g}" for value in epsilons]
 
 
-def write_ledger(path: Path, plan: Plan, numbers: Numbers) -> None:
+def write_ledger(path: Path, plan: Plan, amounts: Amounts) -> None:
     """Write `ledger_rows` as a tab-separated table."""
-    write_tsv(path, COLUMNS, ledger_rows(plan, numbers))
+    write_tsv(path, COLUMNS, ledger_rows(plan, amounts))

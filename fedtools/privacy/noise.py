@@ -105,32 +105,36 @@ def _coins(scale: Fraction) -> tuple[int, ...]:
 
 def _chunk(stream: Stream, number: int, coins: tuple[int, ...], size: int) -> np.ndarray:
     planes = np.frombuffer(stream.take(b"head", number, (len(coins) + 1) * size), np.uint8)
-    signs, *planes = planes.reshape(len(coins) + 1, size)
-    tossed = _toss(stream, number, planes, coins)
+    planes = planes.reshape(len(coins) + 1, size)
+    nonzero, *tossed = _toss(stream, number, planes[1:], coins)
     # Eight digits at a time in bytes, which is several times as fast as in 64-bit words.
     digits = np.zeros((8, size), np.uint8)
-    for place, one in enumerate(tossed[1:]):
+    for place, one in enumerate(tossed):
         digits[place // 8] |= one << np.uint8(place % 8)
     values = np.ascontiguousarray(digits.T).view("<i8")[:, 0].astype(np.int64) + 1
-    np.negative(values, out=values, where=(signs & 1).astype(bool))
-    values *= tossed[0]
+    np.negative(values, out=values, where=(planes[0] & 1).astype(bool))
+    values *= nonzero
     return values
 
 
-def _toss(
-    stream: Stream, number: int, planes: list[np.ndarray], coins: tuple[int, ...]
-) -> list[np.ndarray]:
-    """For each coin, whether it fell on 1: uint8 of 0 and 1, of the shape of its plane of bytes."""
-    firsts = [np.uint8(coin >> (8 * _TAIL)) for coin in coins]
-    tossed = [(plane < first).view(np.uint8) for plane, first in zip(planes, firsts, strict=True)]
-    ties = [np.flatnonzero(plane == first) for plane, first in zip(planes, firsts, strict=True)]
-    raw = stream.take(b"tail", number, _TAIL * sum(map(len, ties)))
-    tails = np.frombuffer(raw, ">u8").reshape(-1, 2)
-    start = 0
-    for one, tie, coin in zip(tossed, ties, coins, strict=True):
-        high, low = tails[start : start + len(tie)].T
-        start += len(tie)
-        rest = coin & ((1 << (8 * _TAIL)) - 1)
-        limits = np.uint64(rest >> 64), np.uint64(rest & ((1 << 64) - 1))
-        one[tie] = (high < limits[0]) | ((high == limits[0]) & (low < limits[1]))
+def _toss(stream: Stream, number: int, planes: np.ndarray, coins: tuple[int, ...]) -> np.ndarray:
+    """Whether coins fell on 1.
+
+    Args:
+        stream, number: where the bytes after the first come from.
+        planes: (coins, size), uint8: first bytes.
+        coins: probabilities, times 2^136.
+
+    Returns:
+        (coins, size), uint8 of 0 and 1.
+    """
+    low = (1 << 64) - 1
+    parts = ((coin >> 128, coin >> 64 & low, coin & low) for coin in coins)
+    first, middle, last = (np.array(part, np.uint64) for part in zip(*parts, strict=True))
+    first = first.astype(np.uint8)[:, None]
+    tossed = (planes < first).view(np.uint8)
+    coin, place = np.nonzero(planes == first)
+    raw = stream.take(b"tail", number, _TAIL * len(coin))
+    high, low = np.frombuffer(raw, ">u8").reshape(-1, 2).T
+    tossed[coin, place] = (high < middle[coin]) | ((high == middle[coin]) & (low < last[coin]))
     return tossed
