@@ -1,0 +1,318 @@
+"""Reading AMI: utterances of the headset recordings by the manual annotations, and of transcripts.
+
+What a reader of the corpus (NXT annotations 1.6.1 and 1.6.2) trips over, and what is done about it:
+
+channel     `<MEETING>.Headset-<channel>.wav` has its number from corpusResources/meetings.xml. The
+            agent letter in the names of annotation files says nothing of it, and EN2001a, EN2001d
+            and EN2001e have five headsets.
+times       An utterance lasts from the first to the last time of what its segment points at: words,
+            marks, laughter and other sounds, as NXT has it and Kaldi's recipe uses it. Where none
+            has a time (some words have none, or empty ones) the transcriber's segment stands.
+            Words without a time are kept and counted.
+segments    They are divided at full stops, and further where they are long (see words.py). Left out
+            and counted: reversed ones, those past the end of the audio by more than half a second
+            (Kaldi's limit; by less, they are cut), the same one twice, those that point nowhere.
+pointers    `file#id(a)..id(b)`, both among them, in the order of the file, or `file#id(a)`.
+no words    vocalsound, nonvocalsound, disfmarker, gap, transformerror, comment, pause, and
+            `punc="true"`. Truncated words, `trunc="true"`, are words. Segments without a word are
+            no fault of the corpus and do not count for --max-drop.
+stereo      Some recordings have two channels, which data directories and our reader do not take:
+            the first channel is copied, as Kaldi takes it when none is named. A mean could cancel
+            speech, and would bring in whoever is on the other one.
+audio       A recording that is missing, empty or damaged drops its segments, each of them counted.
+gender      The first letter of a participant's name, by the owners' explanation of these names.
+
+Transcripts without audio are one file for each meeting, <MEETING>.tsv, with one turn on a line: the
+speaker's role, a tab, and the words, in which `{vocalsound}`, `{disfmarker}` and `{gap}` are no
+words. Words are normalised and turns divided as those of the annotations are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nxt import (
+    NAME,
+    Element,
+    Fault,
+    Speaker,
+    Words,
+    hundredths,
+    pointed_at,
+    read_meetings,
+    read_xml,
+)
+from split import MEETING
+from words import Sentence, Token, sentences, tokens_of
+
+from fedtools.audio.wave import AudioError, recording_seconds
+from fedtools.files.datadir import MAX_OVERSHOOT
+from fedtools.files.errors import UserError
+from fedtools.files.lines import read_lines
+
+ANNOTATIONS = (".", "annotations", "ami_public_manual_1.6.2", "ami_public_manual_1.6.1")
+AUDIO = (".", "amicorpus", "audio", "wav_db")
+# Of these nobody asked for the words: they are no faults.
+NO_WORDS = "no words"
+
+
+@dataclass(frozen=True, order=True)
+class Utterance:
+    """One sentence of somebody in a meeting.
+
+    `start` and `end` are in hundredths of a second; of a transcript, `start` is the line of the
+    turn, and `end` the number of the sentence in it.
+    """
+
+    meeting: str
+    start: int
+    end: int
+    speaker: str
+    person: str
+    text: str
+    audio: str = ""
+
+
+class Dropped(Counter):
+    """Reason -> segments that are left out; `first` has the place of the first of each fault."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: dict[str, str] = {}
+
+    def fault(self, reason: str, place: str) -> None:
+        """Count what cannot be used."""
+        self[reason] += 1
+        self.first.setdefault(reason, place)
+
+    def faults(self) -> int:
+        """How many cannot be used; other reasons are of what nobody asked for."""
+        return sum(self[reason] for reason in self.first)
+
+    def told(self) -> str:
+        """Reasons and their counts, the most frequent first."""
+        reasons = sorted((-count, reason) for reason, count in self.items() if count)
+        return ", ".join(f"{reason}: {-count}" for count, reason in reasons)
+
+
+# --- where things are -----------------------------------------------------------------------------
+
+
+def find(folder: Path, places: Sequence[str], pattern: str, what: str, option: str) -> Path:
+    """The first of some places below a folder that has files of a pattern, absolute."""
+    if not folder.is_dir():
+        raise UserError("no such folder", path=folder, remedy=f"name the folder with the {what}")
+    folder = folder.resolve()
+    if str(folder) != " ".join(str(folder).split()):
+        raise UserError("wav.scp cannot hold doubled spaces", path=folder, remedy="rename it")
+    for place in places:
+        if any((folder / place).glob(pattern)):
+            return (folder / place).resolve()
+    remedy = f"unpack the {what} there, or name another folder with {option}"
+    raise UserError(f"no {pattern}", path=folder, remedy=remedy)
+
+
+def meetings_there(annotations: Path) -> set[str]:
+    """The meetings that have segments."""
+    return {path.name.split(".")[0] for path in annotations.glob("segments/*.segments.xml")}
+
+
+# --- audio ----------------------------------------------------------------------------------------
+
+
+class Headsets:
+    """The recordings of the headsets: their lengths, and how many channels they have.
+
+    Attributes:
+        paths: recording -> its file, of the recordings that can be used.
+        channels: recording -> how many channels its file has.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.paths: dict[str, Path] = {}
+        self.channels: dict[str, int] = {}
+        self._seconds: dict[str, float | str] = {}
+
+    def seconds(self, meeting: str, channel: int) -> float:
+        """The length of a recording; a `Fault` if it cannot be used."""
+        name = recording_of(meeting, channel)
+        if name not in self._seconds:
+            path = self.folder / meeting / "audio" / f"{meeting}.Headset-{channel}.wav"
+            try:
+                self._seconds[name], self.channels[name] = _measure(path)
+                self.paths[name] = path
+            except AudioError as error:
+                self._seconds[name] = f"audio: {error.reason}"
+        length = self._seconds[name]
+        if isinstance(length, str):
+            raise Fault(length)
+        return length
+
+    def within(self, sentence: Sentence, meeting: str, channel: int) -> Sentence:
+        """The sentence, which ends no later than its recording; a `Fault` if it is outside."""
+        length = self.seconds(meeting, channel)
+        end = min(sentence.end, int(100 * length))
+        if sentence.start >= end or sentence.end > 100 * (length + MAX_OVERSHOOT):
+            raise Fault("outside of its audio")
+        return replace(sentence, end=end)
+
+
+def recording_of(meeting: str, channel: int) -> str:
+    """The id of a recording: ES2011a-H00."""
+    return f"{meeting}-H{channel:02}"
+
+
+def _measure(path: Path) -> tuple[float, int]:
+    """Seconds and channels of a recording, from its header."""
+    try:
+        return recording_seconds(str(path)), 1
+    except AudioError:
+        raise
+    except UserError:
+        # All else is well with it: it has several channels.
+        import soundfile
+
+        info = soundfile.info(str(path))
+        return info.frames / info.samplerate, info.channels
+
+
+# --- annotations ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Reader:
+    """Reads the utterances of meetings; what is left out is added to `dropped`.
+
+    Attributes:
+        annotations: the folder with words, segments and corpusResources.
+        headsets: the recordings.
+        most: as of `words.sentences`.
+        untimed: how many words without a time were met.
+    """
+
+    annotations: Path
+    headsets: Headsets
+    most: int
+    dropped: Dropped
+    untimed: int = 0
+
+    def read(self, wanted: Collection[str]) -> Iterator[Utterance]:
+        """Yield the utterances of the meetings that are wanted and there, sorted in each."""
+        path = self.annotations / "corpusResources" / "meetings.xml"
+        meetings = read_meetings(path, wanted)
+        for meeting in sorted(meetings_there(self.annotations) & set(wanted)):
+            if meeting not in meetings:
+                problem = f"the meeting {meeting}, of which there are segments, is not there"
+                raise UserError(problem, path=path, remedy="unpack the annotations again")
+            found: dict[tuple[str, int, int], Utterance] = {}
+            for segments in sorted(self.annotations.glob(f"segments/{meeting}.*.segments.xml")):
+                self._read_segments(segments, meeting, meetings[meeting], found)
+            yield from sorted(found.values())
+
+    def _read_segments(
+        self,
+        path: Path,
+        meeting: str,
+        speakers: dict[str, Speaker],
+        found: dict[tuple[str, int, int], Utterance],
+    ) -> None:
+        """Add one speaker's utterances to those of a meeting."""
+        agent = path.name.split(".")[1]
+        words_path = self.annotations / "words" / f"{meeting}.{agent}.words.xml"
+        words = Words(words_path) if words_path.is_file() else None
+        if words:
+            self.untimed += words.untimed
+            if words.twice:
+                self.dropped["a word twice"] += words.twice
+        for segment in read_xml(path).children:
+            if segment.tag != "segment":
+                continue
+            place = f"{path}:{segment.line}: {segment.called}"
+            try:
+                if agent not in speakers:
+                    raise Fault("a speaker without a channel in meetings.xml")
+                if words is None:
+                    raise Fault("no words file")
+                speaker = speakers[agent]
+                told = spoken(segment, pointed_at(segment, words, words_path.name), self.most)
+            except Fault as fault:
+                self.dropped.fault(str(fault), place)
+                continue
+            if not told:
+                self.dropped[NO_WORDS] += 1
+            for sentence in told:
+                try:
+                    self._add(sentence, meeting, speaker, found)
+                except Fault as fault:
+                    self.dropped.fault(str(fault), place)
+
+    def _add(
+        self,
+        sentence: Sentence,
+        meeting: str,
+        speaker: Speaker,
+        found: dict[tuple[str, int, int], Utterance],
+    ) -> None:
+        if sentence.start >= sentence.end:
+            raise Fault("ends before it begins")
+        sentence = self.headsets.within(sentence, meeting, speaker.channel)
+        audio = recording_of(meeting, speaker.channel)
+        name = f"{audio}-{speaker.name}"
+        key = name, sentence.start, sentence.end
+        if key in found:
+            raise Fault("the same times twice")
+        found[key] = Utterance(meeting, *key[1:], name, speaker.name, sentence.text, audio)
+
+
+def spoken(segment: Element, tokens: Sequence[Token], most: int) -> list[Sentence]:
+    """The sentences of a segment that points at these tokens.
+
+    Raises:
+        Fault: if neither the tokens nor the segment have times, or they are reversed.
+    """
+    starts = [token.start for token in tokens if token.start is not None]
+    ends = [token.end for token in tokens if token.end is not None]
+    if starts and ends:
+        start, end = min(starts), max(ends)
+    else:
+        start = hundredths(segment, "transcriber_start")
+        end = hundredths(segment, "transcriber_end")
+    told = sentences(tokens, start or 0, end or 0, most)
+    if told and (start is None or end is None):
+        raise Fault("no times")
+    return told
+
+
+# --- transcripts ----------------------------------------------------------------------------------
+
+
+def read_transcript(path: Path, most: int, dropped: Dropped) -> Iterator[Utterance]:
+    """Yield the utterances of <MEETING>.tsv in order; a `UserError` if it is no text."""
+    meeting, roles = path.stem, {}
+    for number, line in enumerate(read_lines(path), 1):
+        role, tab, turn = line.partition("\t")
+        person = re.sub("[^A-Za-z0-9]+", "", role)
+        if not tab or "\t" in turn or not NAME.fullmatch(person):
+            dropped.fault("malformed line", f"{path}:{number}")
+            continue
+        if roles.setdefault(person, role) != role:
+            problem = f"the speakers {roles[person]!r} and {role!r} cannot be told apart"
+            raise UserError(problem, path=path, line=number, remedy="rename one of them")
+        tokens = tokens_of(turn)
+        told = sentences(tokens, 0, len(tokens), most)
+        if not told:
+            dropped[NO_WORDS] += 1
+        for place, sentence in enumerate(told):
+            speaker = f"{meeting}-{person}"
+            yield Utterance(meeting, number, place, speaker, person, sentence.text)
+
+
+def transcripts_there(folder: Path) -> dict[str, Path]:
+    """Meeting -> its transcript."""
+    paths = sorted(find(folder, ["."], "*.tsv", "transcripts", "CORPUS").glob("*.tsv"))
+    return {path.stem: path for path in paths if MEETING.fullmatch(path.stem)}

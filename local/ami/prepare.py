@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""AMI -> the data directories of marginal personalisation: train, dev and eval.
+
+    prepare.py CORPUS OUT                       annotations and the recordings of headsets
+    prepare.py CORPUS OUT --transcripts         one <MEETING>.tsv each, without audio
+
+writes OUT/train, OUT/dev and OUT/eval: the "Full-corpus-ASR" partition (see split.py), or a split
+of one's own, and of it the meetings that are there. CORPUS has `words`, `segments` and
+`corpusResources`, or these are in CORPUS/annotations or CORPUS/ami_public_manual_1.6.2; recordings
+are <MEETING>/audio/<MEETING>.Headset-<channel>.wav in CORPUS or CORPUS/amicorpus. See corpus.py for
+what is done about the corpus' quirks, and words.py for how words are written.
+
+A client is somebody's headset in a meeting, ES2011a-H00-FEE041, or with `--client meeting` all of
+the meeting, ES2011a. It is the speaker in utt2spk too, so that it begins the ids of its utterances,
+whose order is that of their times:
+
+    --client speaker    ES2011a-H00-FEE041-0003415-0003484      start and end in hundredths
+    --client meeting    ES2011a-0003415-0003484-H00-FEE041
+
+Of transcripts, the client is ES2011a-ProjectManager or ES2011a, and an utterance has the line of
+its turn and its number in it, ES2011a-ProjectManager-00017-002 or ES2011a-00017-002-ProjectManager.
+
+Beside Kaldi's tables there are utt2client, client2utt, utt2meeting, utt2person (the participant,
+or the role) and, for a client that is a speaker of the corpus, spk2gender. The audio is read where
+it lies; of a recording with two channels the first one is copied to OUT/mono.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import shutil
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import corpus
+from corpus import Dropped, Headsets, Reader, Utterance
+from split import SETS, census, official, read_split
+
+from fedtools.files.atomic import atomic_path
+from fedtools.files.datadir import DataDir, check_id
+from fedtools.files.errors import UserError, exit_with_message
+
+MONO = "mono"
+CLIENTS = ("speaker", "meeting")
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def ids(utterance: Utterance, client: str) -> tuple[str, str]:
+    """The client, and the id of the utterance, which begins with it."""
+    if utterance.audio:
+        place = f"{utterance.start:07}-{utterance.end:07}"
+    else:
+        place = f"{utterance.start:05}-{utterance.end:03}"
+    if client == "speaker":
+        owner, name = utterance.speaker, f"{utterance.speaker}-{place}"
+    else:
+        who = utterance.speaker.removeprefix(f"{utterance.meeting}-")
+        owner, name = utterance.meeting, f"{utterance.meeting}-{place}-{who}"
+    return owner, check_id(name, "utterance")
+
+
+def data_dir(path: Path, utterances: Iterable[Utterance], client: str, audio: dict) -> DataDir:
+    """The tables of one set; `audio` is recording -> file."""
+    data = DataDir(path, others={"utt2meeting": {}, "utt2person": {}, "spk2gender": {}})
+    for utterance in utterances:
+        owner, name = ids(utterance, client)
+        data.utt2spk[name] = data.utt2client[name] = owner
+        data.text[name] = utterance.text
+        data.others["utt2meeting"][name] = utterance.meeting
+        data.others["utt2person"][name] = utterance.person
+        if utterance.audio:
+            data.wav_scp[utterance.audio] = str(audio[utterance.audio])
+            start, end = (
+                f"{time // 100}.{time % 100:02}" for time in (utterance.start, utterance.end)
+            )
+            data.segments[name] = f"{utterance.audio} {start} {end}"
+            data.utt2dur[name] = f"{(utterance.end - utterance.start) / 100:.2f}"
+            data.others["spk2gender"][owner] = utterance.person[0].lower()
+    told = set(data.others["spk2gender"].values())
+    if client == "meeting" or not told <= {"m", "f"}:
+        data.others["spk2gender"] = {}
+    return data
+
+
+def copy_first_channel(path: Path, copy: Path) -> None:
+    """Write the first channel of a recording, its samples unchanged."""
+    import soundfile
+
+    with soundfile.SoundFile(path) as source, atomic_path(copy) as temporary:
+        kind = ("int16", "PCM_16") if source.subtype == "PCM_16" else ("float32", "FLOAT")
+        target = soundfile.SoundFile(temporary, "w", source.samplerate, 1, kind[1], format="WAV")
+        with target:
+            for block in source.blocks(1 << 20, dtype=kind[0], always_2d=True):
+                target.write(block[:, 0])
+        if soundfile.info(str(temporary)).frames != source.frames:
+            raise UserError("the audio is cut off", path=path, remedy="fetch it again")
+
+
+def write_all(
+    out: Path, sets: dict[str, list[Utterance]], client: str, headsets: Headsets | None
+) -> None:
+    """Write everything beside its final name, then put it in its place; what was there goes."""
+    new, old = out / ".new", out / ".old"
+    shutil.rmtree(new, ignore_errors=True)
+    audio = dict(headsets.paths) if headsets else {}
+    try:
+        for recording in sorted({u.audio for own in sets.values() for u in own} - {""}):
+            if headsets.channels[recording] > 1:
+                copy_first_channel(audio[recording], new / MONO / f"{recording}.wav")
+                audio[recording] = out.resolve() / MONO / f"{recording}.wav"
+        for name, utterances in sets.items():
+            if utterances:
+                data_dir(new / name, utterances, client, audio).write()
+        shutil.rmtree(old, ignore_errors=True)
+        old.mkdir()
+        for name in (MONO, *SETS):
+            with suppress(FileNotFoundError):
+                (out / name).rename(old / name)
+            with suppress(FileNotFoundError):
+                (new / name).rename(out / name)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Read the corpus, write the sets, and say what was kept and dropped."""
+    split = read_split(options.split) if options.split else official()
+    dropped, headsets = Dropped(), None
+    if options.transcripts:
+        paths = corpus.transcripts_there(options.corpus)
+        there = paths.keys() & split.keys()
+    else:
+        folder = options.annotations or options.corpus
+        places, pattern = corpus.ANNOTATIONS, "segments/*.segments.xml"
+        annotations = corpus.find(folder, places, pattern, "annotations", "--annotations")
+        there = corpus.meetings_there(annotations) & split.keys()
+    absent = sorted(split.keys() - there)
+    if not there or (absent and options.whole):
+        problem = f"{len(absent)} meetings of the split are not there: {', '.join(absent[:4])}"
+        raise UserError(problem + ", ..." * (len(absent) > 4), path=options.corpus)
+    print(f"meetings: {census(split, there)}", file=sys.stderr)
+    if options.transcripts:
+        parts = (corpus.read_transcript(paths[name], options.most, dropped)
+                 for name in sorted(there))  # fmt: skip
+        utterances = [utterance for part in parts for utterance in part]
+    else:
+        folder, pattern = options.audio or options.corpus, "*/audio/*.Headset-*.wav"
+        headsets = Headsets(corpus.find(folder, corpus.AUDIO, pattern, "recordings", "--audio"))
+        reader = Reader(annotations, headsets, options.most, dropped)
+        utterances = list(reader.read(there))
+        print(f"words without a time, which are kept: {reader.untimed}", file=sys.stderr)
+    check(utterances, dropped, options)
+    sets = {name: [u for u in utterances if split[u.meeting] == name] for name in SETS}
+    write_all(options.out, sets, options.client, headsets)
+    for name, own in sets.items():
+        report(name, own, options.client)
+    reasons = f" ({dropped.told()})" if dropped.total() else ""
+    print(f"kept {len(utterances)}, dropped {dropped.total()}{reasons}")
+
+
+def check(utterances: list[Utterance], dropped: Dropped, options: argparse.Namespace) -> None:
+    """Say what cannot be used; fail if it is too much of the whole, or nothing is left."""
+    faults = dropped.faults()
+    for reason, place in sorted(dropped.first.items()):
+        print(f"{reason}: {dropped[reason]}, the first in {place}", file=sys.stderr)
+    if not utterances or faults > options.max_drop * (faults + len(utterances)):
+        raise UserError(
+            f"{faults} of {faults + len(utterances)} cannot be used ({dropped.told()})",
+            path=options.corpus,
+            remedy="mend the corpus or raise --max-drop",
+        )
+
+
+def report(name: str, utterances: list[Utterance], client: str) -> None:
+    """Print one line on a set."""
+    owners = {ids(utterance, client)[0] for utterance in utterances}
+    words = sum(len(utterance.text.split()) for utterance in utterances)
+    hours = sum(u.end - u.start for u in utterances if u.audio) / 360_000
+    spoken = f", {hours:.2f} hours" if hours else ""
+    meetings = len({utterance.meeting for utterance in utterances})
+    print(
+        f"{name}: {meetings} meetings, {len(owners)} clients, {len(utterances)} utterances,"
+        f" {words} words{spoken}"
+    )
+
+
+def share(text: str) -> float:
+    """Read a number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError("a number from 0 to 1 is wanted, as in 0.02")
+    return value
+
+
+def count(text: str) -> int:
+    """Read a whole number from 0."""
+    if not re.fullmatch("[0-9]{1,6}", text, re.ASCII):
+        raise argparse.ArgumentTypeError("a whole number from 0 is wanted")
+    return int(text)
+
+
+def parse_options(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line; wrong usage exits 2."""
+    parser = argparse.ArgumentParser(
+        description="AMI -> data directories of train, dev and eval, with clients."
+    )
+    add = parser.add_argument
+    add("corpus", type=Path, help="the folder with annotations and audio, or with transcripts")
+    add("out", type=Path, help="where the data directories are written")
+    add("--transcripts", action="store_true", help="CORPUS has <MEETING>.tsv: role, tab, words")
+    add("--client", choices=CLIENTS, default="speaker", help="what a client is (default: speaker)")
+    where = "the folder of {} (default: found below CORPUS)"
+    add("--annotations", type=Path, metavar="DIR", help=where.format("words and segments"))
+    add("--audio", type=Path, metavar="DIR", help=where.format("the meetings' recordings"))
+    own = "a meeting and train, dev or eval on each line (default: Full-corpus-ASR)"
+    add("--split", type=Path, metavar="FILE", help=own)
+    add("--whole", action="store_true", help="fail unless every meeting of the split is there")
+    most = "divide segments at full stops, and what has more words and marks than this at commas;"
+    most += " 0: leave them whole (default: 30)"
+    add("--max-words", dest="most", type=count, default=30, metavar="N", help=most)
+    drop = "fail if more than this share of the segments cannot be used (default: 0.02)"
+    add("--max-drop", type=share, default=0.02, metavar="X", help=drop)
+    options = parser.parse_args(arguments)
+    if options.transcripts and (options.annotations or options.audio):
+        parser.error("--transcripts takes neither --annotations nor --audio")
+    return options
+
+
+def main() -> None:
+    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
+    options = parse_options(sys.argv[1:])
+    with exit_with_message("prepare.py"):
+        prepare(options)
+
+
+if __name__ == "__main__":
+    main()
