@@ -1,8 +1,7 @@
 """Which meetings train, tune and test: the "Full-corpus-ASR" partition of AMI's owners.
 
-https://groups.inf.ed.ac.uk/ami/corpus/datasets.shtml; 137, 18 and 16 meetings. Kaldi's lists are
-the same but for IB4005, which it does not have. (Two of the persons of IB4005, which trains, are
-in IB4001 to IB4004 too, which are in dev; the owners have it so.)
+https://groups.inf.ed.ac.uk/ami/corpus/datasets.shtml; 137, 18 and 16 meetings, IB4005 among those
+that train. (It has two persons of IB4001 to IB4004, which are in dev; the owners have it so.)
 """
 
 from __future__ import annotations
