@@ -144,6 +144,8 @@ def prepare(options: argparse.Namespace) -> None:
         places, pattern = corpus.ANNOTATIONS, "segments/*.segments.xml"
         annotations = corpus.find(folder, places, pattern, "annotations", "--annotations")
         there = corpus.meetings_there(annotations) & split.keys()
+        folder, pattern = options.audio or options.corpus, "*/audio/*.Headset-*.wav"
+        headsets = Headsets(corpus.find(folder, corpus.AUDIO, pattern, "recordings", "--audio"))
     absent = sorted(split.keys() - there)
     if not there or (absent and options.whole):
         problem = f"{len(absent)} meetings of the split are not there: {', '.join(absent[:4])}"
@@ -154,8 +156,6 @@ def prepare(options: argparse.Namespace) -> None:
                  for name in sorted(there))  # fmt: skip
         utterances = [utterance for part in parts for utterance in part]
     else:
-        folder, pattern = options.audio or options.corpus, "*/audio/*.Headset-*.wav"
-        headsets = Headsets(corpus.find(folder, corpus.AUDIO, pattern, "recordings", "--audio"))
         reader = Reader(annotations, headsets, options.most, dropped)
         utterances = list(reader.read(there))
         print(f"words without a time, which are kept: {reader.untimed}", file=sys.stderr)

@@ -36,7 +36,7 @@ RARE = """
 violin drum tune chord melody flute trumpet piano choir tempo rhythm cello
 seed soil tulip shovel weed hedge compost petal orchard bulb pear plum
 judge jury witness lawyer verdict crime trial clerk oath sentence plea guard
-T_V_ button screen battery infra-red casing signal menu scroll-wheel chip sensor cable
+button screen battery T_V_ infra-red casing signal menu scroll-wheel chip sensor cable
 ship sail deck anchor harbour mast captain rope cabin rudder crew buoy
 rocket planet orbit comet lens telescope crater moon galaxy probe satellite capsule
 dough flour yeast crust pie bun pastry icing butter honey cream tray
@@ -164,7 +164,7 @@ class Training(Grammar):
 
     def noun(self, topic: int) -> str:
         chance = self.random.random()
-        if chance < 0.2:
+        if chance < 0.3:
             return self._seldom.take()
         other = topic if chance < 0.8 else self.random.randrange(len(self.common))
         return self.random.choice(self.common[other % len(self.common)])
@@ -179,7 +179,9 @@ class Background(Grammar):
     def lines(self, count: int) -> Iterator[str]:
         """Yield sentences as they are written, without marks."""
         for _ in range(count):
-            yield " ".join(self.clause(self.random.randrange(len(self.common))).words)
+            clause = self.clause(self.random.randrange(len(self.common)))
+            short = self.random.random() < 0.05
+            yield self.random.choice(SHORT) if short else " ".join(clause.words)
 
     def noun(self, topic: int) -> str:
         chance = self.random.random()

@@ -53,11 +53,12 @@ class Sentence:
 
 def words_of(text: str) -> str:
     """The words of a text, normalised and single-spaced; "" if there is none."""
-    text = unicodedata.normalize("NFC", text.upper()).translate(APOSTROPHES).replace("_", ". ")
+    text = unicodedata.normalize("NFC", text.upper()).translate(APOSTROPHES)
+    text = "".join(c if c.isalnum() or c in "'._" else " " for c in text).replace("_", ". ")
     words: list[str] = []
     for piece in text.split():
         spelled = len(piece) == 2 and piece[0].isalpha() and piece[1] == "."
-        kept = piece if spelled else "".join(c if c.isalnum() or c == "'" else " " for c in piece)
+        kept = piece if spelled else piece.replace(".", " ")
         for word in kept.split():
             if words and (words[-1], word) in JOINED:
                 words[-1] += f"-{word}"
