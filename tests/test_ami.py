@@ -106,7 +106,7 @@ def test_every_trap_segment_by_segment(tmp_path):
         assert f"{file}:{line}: <segment> 'ES2004b.C.sync.{name}'" in result.err
         assert re.search(f"^{reason}: [12], the first in", result.err, re.MULTILINE)
     # 9 10 12 35 38 39 40 have no time.
-    assert "words without a time, which are kept: 7" in result.err
+    assert "words: 7 without a time, which are kept; 0 twice" in result.err
     # Nine faults of twenty.
     refused = prepare(corpus, tmp_path / "none", "--max-drop", "0.44")
     assert refused.code == 1 and "9 of 20 cannot be used" in refused.err.splitlines()[-1]
@@ -196,7 +196,11 @@ def test_speakers_without_a_channel_and_without_words(tmp_path):
     result = prepare(corpus, tmp_path / "data", "--max-drop", "0.2").ok()
     assert "a speaker without a channel in meetings.xml: 4" in result.out
     assert "no words file: 4" in result.out
-    assert "kept 40, dropped 8" in result.out
+    assert "kept 40, dropped 8" in result.out and "without segments" not in result.err
+    (corpus / "segments" / "TS3003c.B.segments.xml").unlink()
+    result = prepare(corpus, tmp_path / "data", "--max-drop", "0.2").ok()
+    assert "kept 36" in result.out
+    assert "speakers without segments: 1, the first TS3003c.B" in result.err
 
 
 def test_the_order_of_ids_is_that_of_time_in_every_client(tmp_path):
@@ -379,7 +383,8 @@ def test_a_word_twice_is_one_word_and_nothing_usable_is_an_error(tmp_path):
     path = corpus / "words" / f"{who}.words.xml"
     text = path.read_text(encoding="iso-8859-1")
     path.write_text(re.sub("(<w.*Hi</w>\n)", r"\1\1", text), encoding="iso-8859-1")
-    assert "kept 1, dropped 1 (a word twice: 1)" in prepare(corpus, tmp_path / "data").ok().out
+    result = prepare(corpus, tmp_path / "data").ok()
+    assert "kept 1, dropped 0\n" in result.out and "; 1 twice" in result.err
     assert list(read_table(tmp_path / "data/eval/text").values()) == ["HI THERE"]
     path.write_text(text.replace("Hi", ".").replace("there", "-"), encoding="iso-8859-1")
     before = content(tmp_path / "data")

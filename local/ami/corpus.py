@@ -32,7 +32,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nxt import (
@@ -192,7 +192,9 @@ class Reader:
         annotations: the folder with words, segments and corpusResources.
         headsets: the recordings.
         most: as of `words.sentences`.
-        untimed: how many words without a time were met.
+        untimed: how many words without a time were met; they are kept.
+        twice: how many words had the id of another one; the first is kept.
+        silent: the speakers (<MEETING>.<agent>) of meetings.xml who have no segments file.
     """
 
     annotations: Path
@@ -200,6 +202,8 @@ class Reader:
     most: int
     dropped: Dropped
     untimed: int = 0
+    twice: int = 0
+    silent: list[str] = field(default_factory=list)
 
     def read(self, wanted: Collection[str]) -> Iterator[Utterance]:
         """Yield the utterances of the meetings that are wanted and there, sorted in each."""
@@ -210,7 +214,10 @@ class Reader:
                 problem = f"the meeting {meeting}, of which there are segments, is not there"
                 raise UserError(problem, path=path, remedy="unpack the annotations again")
             found: dict[tuple[str, int, int], Utterance] = {}
-            for segments in sorted(self.annotations.glob(f"segments/{meeting}.*.segments.xml")):
+            paths = sorted(self.annotations.glob(f"segments/{meeting}.*.segments.xml"))
+            agents = meetings[meeting].keys() - {path.name.split(".")[1] for path in paths}
+            self.silent += [f"{meeting}.{agent}" for agent in sorted(agents)]
+            for segments in paths:
                 self._read_segments(segments, meeting, meetings[meeting], found)
             yield from sorted(found.values())
 
@@ -227,8 +234,7 @@ class Reader:
         words = Words(words_path) if words_path.is_file() else None
         if words:
             self.untimed += words.untimed
-            if words.twice:
-                self.dropped["a word twice"] += words.twice
+            self.twice += words.twice
         for segment in read_xml(path).children:
             if segment.tag != "segment":
                 continue

@@ -158,7 +158,11 @@ def prepare(options: argparse.Namespace) -> None:
     else:
         reader = Reader(annotations, headsets, options.most, dropped)
         utterances = list(reader.read(there))
-        print(f"words without a time, which are kept: {reader.untimed}", file=sys.stderr)
+        told = f"words: {reader.untimed} without a time, which are kept"
+        print(f"{told}; {reader.twice} twice, which are left out once", file=sys.stderr)
+        if reader.silent:
+            told = f"speakers without segments: {len(reader.silent)}"
+            print(f"{told}, the first {reader.silent[0]}", file=sys.stderr)
     check(utterances, dropped, options)
     sets = {name: [u for u in utterances if split[u.meeting] == name] for name in SETS}
     write_all(options.out, sets, options.client, headsets)
