@@ -1,0 +1,108 @@
+"""The neural language model: ESPnet's TransformerLM over words, at the size of the FMP paper.
+
+Liu and Peng, "Federated marginal personalization for ASR rescoring", section 3.2: embedding 256,
+feed-forward 1024, 3 blocks, 4 heads, dropout 0.1. A model has V words and V + 1 ids: the last id
+is the start of a sentence, which is an input only, and no probability goes to it. Id 0 is the end,
+which is an output only; ESPnet takes it for padding among the inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtools.files.config import Positive, Share
+
+PADDING = 0
+# Of a target that does not count.
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class NnlmOptions:
+    """The network, in ESPnet's names of `lm_conf`.
+
+    Attributes:
+        pos_enc: "sinusoidal", or None as in ESPnet's recipes: a causal network can tell positions
+            by what it attends to.
+        embed_unit: size of a word's embedding.
+        att_unit: size of the blocks, a multiple of `head`.
+        head: heads of attention.
+        unit: size of the feed-forward layers.
+        layer: number of blocks.
+        dropout_rate: of layers, of attention and of positions.
+    """
+
+    pos_enc: Literal["sinusoidal"] | None = None
+    embed_unit: Positive = 256
+    att_unit: Positive = 256
+    head: Positive = 4
+    unit: Positive = 1024
+    layer: Positive = 3
+    dropout_rate: Share = 0.1
+
+    def __post_init__(self) -> None:
+        if self.att_unit % self.head:
+            raise ValueError(f"att_unit is {self.att_unit}, no multiple of {self.head} heads")
+        if self.pos_enc and self.att_unit % 2:
+            raise ValueError(f"att_unit is {self.att_unit}: sines and cosines need an even number")
+
+
+def build_nnlm(options: NnlmOptions, words: int) -> nn.Module:
+    """An `espnet2.lm.transformer_lm.TransformerLM`; parameters are drawn from torch's generator.
+
+    Args:
+        options: the network.
+        words: V, the lines of the vocabulary.
+    """
+    # ESPnet says on import which packages it can do without.
+    with contextlib.redirect_stdout(io.StringIO()):
+        from espnet2.lm.transformer_lm import TransformerLM
+
+    rate = options.dropout_rate
+    rates = {"positional_dropout_rate": rate, "attention_dropout_rate": rate}
+    return TransformerLM(words + 1, **asdict(options), **rates)
+
+
+def pad(sentences: list[list[int]], words: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of sentences.
+
+    Args:
+        sentences: ids of each, with the end.
+        words: V; the id of the start.
+
+    Returns:
+        inputs (B, T), the start and all ids but the end, padded; targets (B, T), `IGNORED` where
+        the inputs are padded.
+    """
+    longest = max(map(len, sentences))
+    inputs = torch.full((len(sentences), longest), PADDING)
+    targets = torch.full((len(sentences), longest), IGNORED)
+    for row, ids in enumerate(sentences):
+        inputs[row, : len(ids)] = torch.tensor([words, *ids[:-1]])
+        targets[row, : len(ids)] = torch.tensor(ids)
+    return inputs, targets
+
+
+def losses(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """-ln p(target | inputs up to there), of every target that counts, one after the other.
+
+    Args:
+        inputs, targets: (B, T), as of `pad`.
+    """
+    hidden, _ = model.encoder(model.embed(inputs), model._target_mask(inputs))
+    chosen = targets != IGNORED
+    logits = word_logits(model, hidden[chosen])
+    return F.cross_entropy(logits.float(), targets[chosen], reduction="none")
+
+
+def word_logits(model: nn.Module, hidden: Tensor) -> Tensor:
+    """(..., att_unit) to unnormalised log-probabilities of the V words, (..., V)."""
+    # The row of the start is left out: the words' probabilities sum to one without it.
+    return F.linear(hidden, model.decoder.weight[:-1], model.decoder.bias[:-1])
