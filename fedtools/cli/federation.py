@@ -127,7 +127,7 @@ def rounds(
     from fedtools.federation.rounds import run_rounds
 
     rank = find_rank()
-    device = _device(ngpu, rank.local if rank else None)
+    device = device_of(ngpu, rank.local if rank else None)
     run_rounds(experiment, to, nj, device, evaluate, rank)
 
 
@@ -189,7 +189,8 @@ def _pairs(texts: list[str], option: str, form: str) -> dict[str, str]:
     return found
 
 
-def _device(ngpu: int, local: int | None = None) -> str:
+def device_of(ngpu: int, local: int | None = None) -> str:
+    """torch's name of the device; a `UserError` if there is no GPU where one is asked for."""
     if not ngpu:
         return "cpu"
     import torch
@@ -204,4 +205,4 @@ def _device(ngpu: int, local: int | None = None) -> str:
 def open_experiment(experiment: Path, ngpu: int = 0):
     from fedtools.federation.base import open_federation
 
-    return open_federation(experiment, _device(ngpu))
+    return open_federation(experiment, device_of(ngpu))

@@ -80,7 +80,7 @@ def open_rescored(folder: str | Path) -> Rescored:
     """
     folder = Path(folder)
     if not (folder / NNLM).exists():
-        remedy = "make it with fedtools rescore; of several jobs, with --merge at the end"
+        remedy = "run fedtools rescore, and of several jobs merge-rescored"
         raise UserError(f"no {NNLM}: nothing was rescored here", path=folder, remedy=remedy)
     vocabulary = Vocabulary.read(folder)
     unigram = read_unigram(folder, vocabulary)

@@ -1,0 +1,112 @@
+"""Commands of the second pass: train-nnlm, rescore, merge-rescored, import-nbest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from fedtools.cli.app import app
+from fedtools.cli.federation import NGPU
+
+NBEST = typer.Argument(..., metavar="NBEST", help="A folder with nbest.tsv.")
+NNLM = typer.Argument(..., metavar="NNLM", help="A folder made by fedtools train-nnlm.")
+OUT = typer.Argument(..., metavar="OUT", help="Gets nbest.tsv, nnlm.scp, words.txt, unigram.tsv.")
+NGRAM = typer.Option(
+    None, help="Folder of train-lm, of the training text: ngram.scp for a density ratio."
+)
+# As `fedtools.lm.rescoring.BATCH_BINS`, which imports torch.
+BATCH_BINS = 4000
+
+
+@app.command("train-nnlm")
+def train_nnlm(
+    paths: list[Path] = typer.Argument(
+        metavar="[TEXT]... OUT", help="Kaldi text files; the folder."
+    ),
+    plain: list[Path] = typer.Option([], help="Text without utterance ids; may be given again."),
+    valid: list[Path] = typer.Option(..., help="Kaldi text that the best epoch is chosen by."),
+    config: Path = typer.Option(None, help="YAML with the options; the paper's without."),
+    section: str = typer.Option("nnlm", help="Where in the YAML they are."),
+    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    ngpu: int = NGPU,
+) -> None:
+    """Train a neural language model (ESPnet's TransformerLM) of words for rescoring."""
+    *texts, out = paths
+    if not (texts or plain):
+        raise typer.BadParameter("no text: TEXT... OUT, or --plain FILE OUT", param_hint="TEXT")
+
+    from fedtools.cli.federation import device_of
+    from fedtools.lm import nnlm_training as work
+
+    training = work.read_options(config, section)
+    files = work.Texts(texts, plain, valid)
+    history = work.train_nnlm(files, out, training, seed, device_of(ngpu))
+    best = min(range(len(history)), key=lambda epoch: history[epoch][1])
+    print(f"{out}: epoch {best + 1} of {len(history)}, perplexity {history[best][1]:.2f}")
+
+
+@app.command("rescore")
+def rescore(
+    nbest: Path = NBEST,
+    nnlm: Path = NNLM,
+    out: Path = OUT,
+    ngram: Path = NGRAM,
+    batch_bins: int = typer.Option(
+        BATCH_BINS, min=1, help="Of a batch: hypotheses x words of the longest, at most."
+    ),
+    job: int = typer.Option(None, min=1, help="Score only this part ..."),
+    nj: int = typer.Option(1, min=1, help="... of so many; without --job all are joined."),
+    ngpu: int = NGPU,
+) -> None:
+    """Score every word of every hypothesis by a neural language model, once."""
+    if job is not None and job > nj:
+        raise typer.BadParameter(f"more than --nj {nj}", param_hint="--job")
+    if job is not None and ngram is not None:
+        raise typer.BadParameter("goes with merge-rescored, not with --job", param_hint="--ngram")
+
+    from fedtools.cli.federation import device_of
+    from fedtools.lm import rescoring as work
+
+    jobs = nj if job else 1
+    device = device_of(ngpu)
+    part = work.rescore(nbest, nnlm, out, job=job or 1, jobs=jobs, bins=batch_bins, device=device)
+    print(part if job else work.merge(nbest, nnlm, out, ngram=ngram))
+
+
+@app.command("merge-rescored")
+def merge_rescored(
+    nbest: Path = NBEST,
+    nnlm: Path = NNLM,
+    out: Path = OUT,
+    nj: int = typer.Option(..., min=1, help="Jobs that fedtools rescore was cut into."),
+    ngram: Path = NGRAM,
+) -> None:
+    """Join the scores of all jobs of fedtools rescore to one folder."""
+    from fedtools.lm.rescoring import merge
+
+    print(merge(nbest, nnlm, out, nj, ngram))
+
+
+@app.command("import-nbest")
+def import_nbest(
+    form: Literal["kaldi", "espnet"] = typer.Argument(..., metavar="kaldi|espnet"),
+    source: Path = typer.Argument(..., metavar="DIR", help="What the other toolkit left."),
+    out: Path = typer.Argument(..., metavar="OUT", help="Gets nbest.tsv."),
+    acoustic_scale: float = typer.Option(1.0, help="Of Kaldi's acoustic scores, its acwt."),
+) -> None:
+    """Take over N-best lists of Kaldi or of ESPnet.
+
+    Of Kaldi, DIR has ac_cost, lm_cost and words_text, lines `<utterance>-<rank> ...`. Of ESPnet, it
+    is a decoding folder with 1best_recog, 2best_recog, ..., or the logdir with output.1, ...
+    """
+    from fedtools.decode.foreign import import_espnet, import_kaldi
+
+    if not 0 < acoustic_scale < float("inf"):
+        raise typer.BadParameter("a number over 0", param_hint="--acoustic-scale")
+    if form == "kaldi":
+        count = import_kaldi(source, out, acoustic_scale)
+    else:
+        count = import_espnet(source, out)
+    print(f"{out / 'nbest.tsv'}: {count} utterances")

@@ -1,0 +1,41 @@
+"""Scores of hypotheses by a low-order n-gram of the training text, for a density ratio.
+
+McDermott et al., "A density ratio approach to language model fusion in end-to-end automatic speech
+recognition", ASRU 2019: what a recogniser has learnt of its training text's language is taken off,
+as the score of a language model of that text, before another language model's is added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.errors import UserError
+from fedtools.lm.ngram import NgramFolder
+
+_LN10 = math.log(10)
+
+
+def score_hypotheses(ngram: Path, hypotheses: Sequence[str]) -> np.ndarray:
+    """ln P of each hypothesis with its end, (hypotheses,) float32.
+
+    Args:
+        ngram: folder made by `train_ngram`, of words; words that it does not know are its `<unk>`.
+
+    Raises:
+        UserError: if the folder is damaged, or the n-gram is one of tokens.
+    """
+    import kenlm
+
+    folder = NgramFolder.read(ngram)
+    if folder.unit != "word":
+        raise UserError("an n-gram of tokens", path=folder.path, remedy="give one of words")
+    model = kenlm.Model(str(folder.binary))
+    known: dict[str, float] = {}
+    for words in hypotheses:
+        if words not in known:
+            known[words] = model.score(words) * _LN10
+    return np.array([known[words] for words in hypotheses], dtype=np.float32)

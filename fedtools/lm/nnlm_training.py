@@ -1,0 +1,283 @@
+"""Training of a neural language model on background text, by cross-entropy.
+
+An epoch sees every sentence once, in batches of sentences of about the same length. Everything
+random of an epoch is keyed by the seed and its number, and what the next one begins with is saved
+at its end: a killed run that is started again ends with the same model.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from fedtools.client.options import (
+    DTYPES,
+    Training,
+    check_optimizer,
+    load_model,
+    load_optimizer,
+    make_optimizer,
+    optimizer_state,
+)
+from fedtools.files.atomic import sha256
+from fedtools.files.config import Natural, Positive, freeze, from_mapping, read_yaml
+from fedtools.files.errors import UserError
+from fedtools.files.keyed import generator, seed64
+from fedtools.files.locks import lock
+from fedtools.files.states import load_state, save_state
+from fedtools.files.tables import write_tsv
+from fedtools.lm.ngram import read_sentences
+from fedtools.lm.nnlm import CONFIG, MODEL, network_options
+from fedtools.lm.vocabulary import Vocabulary, make_vocabulary, write_unigram
+from fedtools.models.nnlm import build_nnlm, losses, pad
+
+STATE, PERPLEXITY = "state.safetensors", "perplexity.tsv"
+_COLUMNS = ("epoch", "train", "valid")
+
+
+@dataclass(frozen=True)
+class NnlmTraining(Training):
+    """The section `nnlm` of a recipe's configuration.
+
+    Attributes:
+        lm_conf: the network, fields of `fedtools.models.nnlm.NnlmOptions` (ESPnet's names).
+        vocab_size: lines of words.txt at most, `</s>` and `<unk>` among them; None for any number.
+        min_count: words that are rarer in the training text are `<unk>`.
+        epochs: passes over the training text.
+        batch_words: words of a padded batch, ends of sentences among them, at most; a longer
+            sentence is a batch of its own.
+    """
+
+    optim_conf: dict = field(default_factory=lambda: {"lr": 1e-3})
+    grad_clip: float = 5.0
+    lm_conf: dict = field(default_factory=dict)
+    vocab_size: Positive | None = None
+    min_count: Positive = 1
+    epochs: Positive = 10
+    batch_words: Positive = 2000
+    save_interval_steps: Natural = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.save_interval_steps:
+            raise ValueError("save_interval_steps: the state is saved after every epoch, only")
+        if self.vocab_size is not None and self.vocab_size < 3:
+            raise ValueError(f"vocab_size is {self.vocab_size}: no room for a word")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a model is trained on: Kaldi texts, and texts without utterance ids."""
+
+    texts: Sequence[Path] = ()
+    plain: Sequence[Path] = ()
+    valid: Sequence[Path] = ()
+
+    def origin(self) -> dict[str, list[str]]:
+        """Their sums, for comparison."""
+        return {name: [sha256(path) for path in paths] for name, paths in asdict(self).items()}
+
+
+def read_options(config: str | Path | None, section: str) -> NnlmTraining:
+    """Read the section of a YAML file that says how to train; without a file, the defaults."""
+    where = f"{config}: {section}" if config else section
+    content = read_yaml(config) if config else {}
+    if config and section not in content:
+        raise UserError(f"no section {section!r}", path=config)
+    training = from_mapping(NnlmTraining, content.get(section), where)
+    network_options(training.lm_conf, where)
+    check_optimizer(training, where)
+    return training
+
+
+def train_nnlm(
+    texts: Texts, out: Path, training: NnlmTraining, seed: int = 0, device: str = "cpu"
+) -> list[tuple[float, float]]:
+    """Train a model and write it to a folder, see `fedtools.lm.nnlm`.
+
+    Returns:
+        the perplexities of every epoch: on training text with dropout, and on validation text.
+
+    Raises:
+        UserError: if a text is empty or damaged, the folder was begun with other options or other
+            text, or the training diverges.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    options = network_options(training.lm_conf, "lm_conf")
+    with lock(out, "train"):
+        origin = {"seed": seed, **texts.origin()}
+        content = {**asdict(training), "lm_conf": asdict(options), **origin}
+        freeze(out / CONFIG, content, "other options or other text")
+        sentences = list(read_sentences(texts.texts, texts.plain))
+        held_out = list(read_sentences(texts.valid))
+        for found, paths in ((sentences, [*texts.texts, *texts.plain]), (held_out, texts.valid)):
+            if not found:
+                raise UserError("no words in the text", path=paths[0])
+        vocabulary, counts = make_vocabulary(sentences, training.vocab_size, training.min_count)
+        vocabulary.write(out)
+        write_unigram(out, vocabulary, counts)
+        training.set_up_torch()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed64(seed, "nnlm"))
+            model = build_nnlm(options, len(vocabulary))
+        run = _Run(model.to(device), vocabulary, training, seed, out)
+        return run.train(*(_encode(vocabulary, part) for part in (sentences, held_out)))
+
+
+def perplexity(model: nn.Module, sentences: Sequence[list[int]], batch_words: int) -> float:
+    """exp of the mean of -ln p over all words and ends; an unknown word counts as `<unk>`."""
+    model.eval()
+    total = 0.0
+    with torch.inference_mode():
+        for batch in _batches(list(map(len, sentences)), batch_words):
+            total += float(_losses(model, [sentences[i] for i in batch]).double().sum())
+    return _exp(total / sum(map(len, sentences)))
+
+
+class _Run:
+    """A training under way."""
+
+    def __init__(
+        self, model: nn.Module, vocabulary: Vocabulary, training: NnlmTraining, seed: int, out: Path
+    ):
+        self.model, self.training, self.seed, self.out = model, training, seed, out
+        self.vocabulary = vocabulary
+        self.optimizer = make_optimizer(model, training)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.steps = 0
+        self.history: list[tuple[float, float]] = []
+        self.best: dict[str, torch.Tensor] = {}
+
+    def train(self, sentences: list[list[int]], valid: list[list[int]]) -> list:
+        """All epochs that are left; at the end the best one's model is written."""
+        if (self.out / MODEL).exists():
+            return self._finished()
+        self._resume()
+        epochs, begun = self.training.epochs, time.monotonic()
+        total, resumed = sum(map(len, sentences)), len(self.history)
+        with tqdm(total=epochs * total, unit="word", disable=None, unit_scale=True) as bar:
+            bar.update(resumed * total)
+            for epoch in range(resumed + 1, epochs + 1):
+                bar.set_description(f"train-nnlm, epoch {epoch}/{epochs}")
+                train = self._epoch(epoch, sentences, bar)
+                held_out = perplexity(self.model, valid, self.training.batch_words)
+                if not math.isfinite(train + held_out):
+                    remedy = f"use a smaller learning rate, or {self.out} anew"
+                    raise UserError(f"epoch {epoch}: the training diverged", remedy=remedy)
+                self._keep(train, held_out)
+                each = (time.monotonic() - begun) / (epoch - resumed)
+                left = tqdm.format_interval(each * (epochs - epoch))
+                said = f"epoch {epoch}/{epochs}: perplexity {train:.2f}, valid {held_out:.2f}"
+                bar.write(f"{said}, {left} left")
+        save_state(self.out / MODEL, self.best)
+        (self.out / STATE).unlink()
+        return self.history
+
+    def _epoch(self, epoch: int, sentences: list[list[int]], bar: tqdm) -> float:
+        """One pass; returns the perplexity that the words had when they were trained on."""
+        training = self.training
+        random = generator(self.seed, "nnlm", epoch)
+        torch.manual_seed(seed64(self.seed, "nnlm", epoch, "dropout"))
+        self.model.train()
+        order = random.permutation(len(sentences))
+        cut = _batches([len(sentences[i]) for i in order], training.batch_words)
+        total = 0.0
+        for number in random.permutation(len(cut)):
+            batch = [sentences[order[i]] for i in cut[number]]
+            self.steps += 1
+            for group, base in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = training.learning_rate(base, self.steps)
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = _losses(self.model, batch, DTYPES[training.train_dtype])
+            loss.mean().backward()
+            if training.grad_clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), training.grad_clip)
+            self.optimizer.step()
+            total += float(loss.detach().double().sum())
+            bar.update(len(loss))
+        return _exp(total / sum(map(len, sentences)))
+
+    def _keep(self, train: float, valid: float) -> None:
+        """Write the state after an epoch, and what is derived from it."""
+        if valid < min((before for _, before in self.history), default=math.inf):
+            self.best = {
+                name: value.detach().cpu().clone() for name, value in self.model.named_parameters()
+            }
+        self.history.append((train, valid))
+        state: dict[str, Any] = {f"best.{name}": value for name, value in self.best.items()}
+        state |= {f"model.{name}": value for name, value in self.model.named_parameters()}
+        moments = optimizer_state(self.model, self.optimizer)
+        state |= {f"optimizer.{name}": value for name, value in moments.items()}
+        state["steps"] = np.array(self.steps)
+        state["history"] = np.array(self.history)
+        save_state(self.out / STATE, state)
+        self._write_history()
+
+    def _write_history(self) -> None:
+        rows = (
+            dict(zip(_COLUMNS, (number, f"{train:.4f}", f"{valid:.4f}"), strict=True))
+            for number, (train, valid) in enumerate(self.history, 1)
+        )
+        write_tsv(self.out / PERPLEXITY, _COLUMNS, rows)
+
+    def _resume(self) -> None:
+        if not (self.out / STATE).exists():
+            return
+        parts: dict[str, dict[str, Any]] = {}
+        for name, value in load_state(self.out / STATE).items():
+            kind, _, rest = name.partition(".")
+            parts.setdefault(kind, {})[rest] = value
+        load_model(self.model.state_dict(), parts["model"])
+        load_optimizer(self.model, self.optimizer, parts["optimizer"])
+        self.best = {name: torch.as_tensor(value) for name, value in parts["best"].items()}
+        self.steps = int(parts["steps"][""])
+        self.history = [tuple(row) for row in parts["history"][""].tolist()]
+        self._write_history()
+
+    def _finished(self) -> list[tuple[float, float]]:
+        from fedtools.files.tables import read_tsv
+
+        # A kill between the two last steps leaves it.
+        (self.out / STATE).unlink(missing_ok=True)
+        rows = read_tsv(self.out / PERPLEXITY, _COLUMNS)
+        return [(float(row["train"]), float(row["valid"])) for row in rows]
+
+
+def _losses(
+    model: nn.Module, batch: list[list[int]], dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    weight = model.decoder.weight
+    inputs, targets = (part.to(weight.device) for part in pad(batch, len(weight) - 1))
+    lower = torch.autocast(weight.device.type, dtype) if dtype != torch.float32 else nullcontext()
+    with lower:
+        return losses(model, inputs, targets)
+
+
+def _batches(lengths: Sequence[int], words: int) -> list[list[int]]:
+    """Cut sentences into batches of about the same length; of one length, in their order."""
+    found: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        # The last one is the longest.
+        if found and (len(found[-1]) + 1) * lengths[index] <= words:
+            found[-1].append(index)
+        else:
+            found.append([index])
+    return found
+
+
+def _encode(vocabulary: Vocabulary, sentences: Sequence[list[str]]) -> list[list[int]]:
+    return [vocabulary.encode(" ".join(words)) for words in sentences]
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
