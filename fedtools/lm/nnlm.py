@@ -50,9 +50,7 @@ class Nnlm:
                 belong to the others.
         """
         folder = Path(folder)
-        if not (folder / MODEL).exists():
-            problem = f"no {MODEL}: not the folder of a neural language model, or not trained yet"
-            raise UserError(problem, path=folder, remedy="run fedtools train-nnlm to its end")
+        require_model(folder)
         vocabulary = Vocabulary.read(folder)
         options = network_options(read_yaml(folder / CONFIG).get("lm_conf"), folder / CONFIG)
         network = build_nnlm(options, len(vocabulary))
@@ -60,6 +58,13 @@ class Nnlm:
         check_finite(state, folder / MODEL)
         load_model(network.state_dict(), state)
         return cls(network.to(device).eval(), vocabulary, read_unigram(folder, vocabulary))
+
+
+def require_model(folder: Path) -> None:
+    """Fail with a `UserError` unless a folder holds a model whose training has ended."""
+    if not (folder / MODEL).exists():
+        problem = f"no {MODEL}: not the folder of a neural language model, or not trained yet"
+        raise UserError(problem, path=folder, remedy="run fedtools train-nnlm to its end")
 
 
 def network_options(options: dict | None, where: str | Path) -> NnlmOptions:

@@ -6,6 +6,7 @@ the same scores come out, to the last bit, for any number of jobs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,13 +21,21 @@ from fedtools.files.datadir import byte_order, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, read_nbest, write_nbest
 from fedtools.lm.density import score_hypotheses
-from fedtools.lm.nnlm import MODEL, Nnlm
+from fedtools.lm.nnlm import MODEL, Nnlm, require_model
 from fedtools.lm.prefixes import make_tree, score_tree
 from fedtools.lm.rescored import NBEST, NGRAM, NNLM, check_same, encode_all, read_scp
-from fedtools.lm.vocabulary import UNIGRAM, WORDS, Vocabulary, read_unigram, write_unigram
+from fedtools.lm.vocabulary import (
+    UNIGRAM,
+    UNKNOWN_ID,
+    WORDS,
+    Vocabulary,
+    read_unigram,
+    write_unigram,
+)
 
 # What a batch has at most by default: near the fastest on one thread, and little memory.
 BATCH_BINS = 4000
+_DECODE = "make it with fedtools decode, merge-nbest or import-nbest"
 
 
 def rescore(
@@ -69,6 +78,7 @@ def rescore(
     # Jobs are what runs at the same time here; threads of several would wait for each other.
     torch.set_num_threads(1)
     sentences = _sentences(nnlm.vocabulary, lists, nbest_dir / NBEST)
+    _warn_of_unknown(nnlm, sentences, nbest_dir / NBEST)
     cut = list(batches([list(map(len, ids)) for ids in sentences.values()], bins))
     share = cut[len(cut) * (job - 1) // jobs : len(cut) * job // jobs]
     names = list(sentences)
@@ -106,6 +116,16 @@ def score(nnlm: Nnlm, sentences: dict[str, list[list[int]]]) -> Iterator[tuple[s
         end = begin + sum(map(len, hypotheses))
         yield name, found[begin:end]
         begin = end
+
+
+def _warn_of_unknown(nnlm: Nnlm, sentences: dict[str, list[list[int]]], path: Path) -> None:
+    """Say so where words have the probability of an `<unk>` that no training text had."""
+    flat = [word for hypotheses in sentences.values() for ids in hypotheses for word in ids]
+    count = flat.count(UNKNOWN_ID)
+    if count and not nnlm.unigram[UNKNOWN_ID]:
+        problem = f"{count} of {len(flat)} words are <unk>, which no training text had"
+        remedy = "train the model with min_count 2, or with a vocab_size"
+        print(f"warning: {path}: {problem}; {remedy}", file=sys.stderr)
 
 
 def batches(sizes: Sequence[Sequence[int]], bins: int) -> Iterator[list[int]]:
@@ -147,6 +167,7 @@ def merge(
     Raises:
         UserError: if a job's scores are missing, or are of other lists or of another model.
     """
+    _origin(nbest_dir, nnlm_dir)  # says it best where one of them is not there
     lists, vocabulary = _read_lists(nbest_dir), Vocabulary.read(nnlm_dir)
     if not _is_merged(out, nbest_dir, nnlm_dir):
         (out / NNLM).unlink(missing_ok=True)
@@ -206,15 +227,18 @@ def _read_parts(
 
 def _origin(nbest_dir: Path, nnlm_dir: Path) -> dict[str, str]:
     """What scores depend on, for comparison."""
-    files = {"nbest": nbest_dir / NBEST, "words": nnlm_dir / WORDS, "model": nnlm_dir / MODEL}
-    return {name: sha256(path) for name, path in files.items()}
+    require_model(nnlm_dir)
+    if not (nbest_dir / NBEST).exists():
+        raise UserError(f"no {NBEST}", path=nbest_dir, remedy=_DECODE)
+    files = [nbest_dir / NBEST, *(nnlm_dir / name for name in (MODEL, WORDS, UNIGRAM))]
+    return {path.name: sha256(path) for path in files}
 
 
 def _read_lists(nbest_dir: Path) -> dict[str, list[Hypothesis]]:
     path = nbest_dir / NBEST
     lists = read_nbest(path)
     if not lists:
-        raise UserError("empty", path=path, remedy="run fedtools decode again")
+        raise UserError("empty", path=path, remedy=_DECODE)
     return lists
 
 

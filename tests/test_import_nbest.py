@@ -1,0 +1,157 @@
+"""N-best lists of Kaldi and ESPnet: files as these toolkits write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import inside
+
+from fedtools.files.nbest import Hypothesis, read_nbest
+
+# What copy-feats and friends write in text form: two blanks after the key, in the order of keys.
+AC = "a-b-1  120.5\na-b-10  131\na-b-2  121.25\nc-1  1e+02\n"
+LM = "a-b-1  20\na-b-10  20.125\na-b-2  21.5 \nc-1  0\n"
+# utils/int2sym.pl leaves a blank behind an utterance without words.
+WORDS = "a-b-1 hello world\na-b-10 hello\na-b-2 hello  word \nc-1 \n"
+REST = [f"a-b-{rank}" for rank in range(3, 10)]
+
+
+def kaldi(folder: Path, **files: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {"ac_cost": AC, "lm_cost": LM, "words_text": WORDS} | files
+    for name, text in given.items():
+        if name not in files:
+            text += "".join(f"{key} {'hi' if name == 'words_text' else 9}\n" for key in REST)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_kaldi(cli, tmp_path):
+    source = kaldi(tmp_path / "k")
+    done = cli("import-nbest", "kaldi", source, tmp_path / "out").ok()
+    assert done.out == f"{tmp_path / 'out' / 'nbest.tsv'}: 2 utterances\n"
+    found = read_nbest(tmp_path / "out" / "nbest.tsv")
+    assert list(found) == ["a-b", "c"]
+    assert [one.rank for one in found["a-b"]] == list(range(1, 11))
+    assert found["a-b"][0] == Hypothesis(1, -120.5, -20.0, "hello world")
+    assert found["a-b"][1] == Hypothesis(2, -121.25, -21.5, "hello word")
+    assert found["a-b"][9] == Hypothesis(10, -131.0, -20.125, "hello")
+    assert found["c"] == [Hypothesis(1, -100.0, -0.0, "")]
+    cli("import-nbest", "kaldi", source, tmp_path / "out", "--acoustic-scale", "0.1").ok()
+    scaled = read_nbest(tmp_path / "out" / "nbest.tsv")["a-b"][0]
+    assert (scaled.acoustic, scaled.lm) == (pytest.approx(-12.05), -20.0)
+    for scale in ("0", "-1", "nan", "inf"):
+        words = ("import-nbest", "kaldi", source, tmp_path / "out", "--acoustic-scale", scale)
+        cli(*words).fails(2, "over 0")
+
+
+def test_kaldis_jobs_are_joined(tmp_path):
+    for job in (10, 2, 1):
+        one = {"ac_cost": f"u{job}-1 {job}\n", "lm_cost": f"u{job}-1 2\n"}
+        kaldi(tmp_path / f"archives.{job}", **one, words_text=f"u{job}-1 w{job}\n")
+    inside("import-nbest", "kaldi", tmp_path, tmp_path / "out").ok()
+    found = read_nbest(tmp_path / "out" / "nbest.tsv")
+    assert found == {f"u{job}": [Hypothesis(1, -job, -2, f"w{job}")] for job in (1, 10, 2)}
+    kaldi(tmp_path / "archives.3", ac_cost="u2-1 1\n", lm_cost="u2-1 1\n", words_text="u2-1 w\n")
+    inside("import-nbest", "kaldi", tmp_path, tmp_path / "out").fails(
+        1, "archives.3/words_text:1: 'u2-1' is in an earlier folder"
+    )
+
+
+@pytest.mark.parametrize(
+    "files, said",
+    [
+        ({"ac_cost": "u-1 1\n"}, "ac_cost: 'a-b-1' is missing (12 differ)"),
+        ({"lm_cost": LM}, "lm_cost: 'a-b-3' is missing (7 differ)"),
+        (
+            dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-2 1\n"),
+            "rank 1 of 'u' is missing",
+        ),
+        (
+            dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u 1\n"),
+            "words_text:1: 'u' is not <",
+        ),
+        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-0 1\n"), "'u-0' is not <"),
+        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-1 x\n"), "ac_cost:1: score 'x'"),
+        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-1 nan\n"), "score 'nan'"),
+        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-1\n"), "score ''"),
+        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-1 1\nu-1 2\n"), ":2: 'u-1' comes"),
+        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-1 1\n\n"), ":2: an empty line"),
+        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "../u-1 1\n"), "not usable as an id"),
+        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), ""), "no hypotheses"),
+    ],
+)
+def test_what_kaldi_did_not_write_is_told(cli, tmp_path, files, said):
+    cli("import-nbest", "kaldi", kaldi(tmp_path / "k", **files), tmp_path).fails(1, said)
+    assert not (tmp_path / "nbest.tsv").exists()
+
+
+def test_missing_files_are_told(cli, tmp_path):
+    cli("import-nbest", "kaldi", tmp_path, tmp_path / "out").fails(1, "no words_text")
+    (kaldi(tmp_path / "k") / "lm_cost").unlink()
+    cli("import-nbest", "kaldi", tmp_path / "k", tmp_path / "out").fails(1, "lm_cost: cannot be re")
+    cli("import-nbest", "espnet", tmp_path, tmp_path / "out").fails(1, "no 1best_recog/text")
+    cli("import-nbest", "htk", tmp_path, tmp_path / "out").fails(2, "htk")
+
+
+def espnet(folder: Path, rank: int, text: str, score: str) -> None:
+    """The files that asr_inference writes for one rank."""
+    place = folder / f"{rank}best_recog"
+    place.mkdir(parents=True)
+    (place / "text").write_text(text)
+    (place / "score").write_text(score)
+    (place / "token").write_text("b t o k\na t o k\n")
+
+
+def test_espnet(cli, tmp_path):
+    scores = "b tensor(-3.25)\na tensor(-1.5e1, device='cuda:0')\n"
+    espnet(tmp_path / "dec", 1, "b hi there\na one\n", scores)
+    espnet(tmp_path / "dec", 2, "a two\n", "a -16.5\n")
+    espnet(tmp_path / "dec", 10, "", "")
+    for rank in range(3, 10):
+        # What is not recognised at all has no words.
+        espnet(tmp_path / "dec", rank, "a \n", f"a {-20 - rank}\n")
+    cli("import-nbest", "espnet", tmp_path / "dec", tmp_path / "out").ok()
+    found = read_nbest(tmp_path / "out" / "nbest.tsv")
+    assert found["b"] == [Hypothesis(1, -3.25, 0.0, "hi there")]
+    assert found["a"][:3] == [
+        Hypothesis(1, -15.0, 0.0, "one"),
+        Hypothesis(2, -16.5, 0.0, "two"),
+        Hypothesis(3, -23.0, 0.0, ""),
+    ]
+    assert len(found["a"]) == 9
+
+
+@pytest.mark.parametrize("inner", ["", "logdir"])
+def test_espnets_jobs_are_joined(cli, tmp_path, inner):
+    for job in (1, 2):
+        place = tmp_path / "dec" / inner / f"output.{job}"
+        espnet(place, 1, f"u{job} w\n", f"u{job} {-job}\n")
+    cli("import-nbest", "espnet", tmp_path / "dec", tmp_path / "out").ok()
+    found = read_nbest(tmp_path / "out" / "nbest.tsv")
+    assert found == {f"u{job}": [Hypothesis(1, -job, 0.0, "w")] for job in (1, 2)}
+    espnet(tmp_path / "dec" / inner / "output.3", 1, "u2 w\n", "u2 -1\n")
+    cli("import-nbest", "espnet", tmp_path / "dec", tmp_path / "out").fails(1, "in an earlier job")
+
+
+@pytest.mark.parametrize(
+    "text, score, said",
+    [
+        ("a x\nb y\n", "a 1\n", "1best_recog/score: 'b' is missing"),
+        ("a x\n", "a 1\nb 2\n", "1best_recog/text: 'b' is missing"),
+        ("a x\n", "a tensor(-inf)\n", "score 'tensor(-inf)'"),
+        ("a x\n", "a tensor([1.0])\n", "score:1: score 'tensor([1.0])'"),
+        ("a x\na y\n", "a 1\n", "text:2: 'a' comes twice"),
+        ("a x", "a 1\n", "the last line has no end"),
+    ],
+)
+def test_what_espnet_did_not_write_is_told(cli, tmp_path, text, score, said):
+    espnet(tmp_path / "dec", 1, text, score)
+    cli("import-nbest", "espnet", tmp_path / "dec", tmp_path / "out").fails(1, said)
+
+
+def test_a_gap_between_ranks_is_told(cli, tmp_path):
+    espnet(tmp_path / "dec", 1, "a x\n", "a -1\n")
+    espnet(tmp_path / "dec", 3, "a y\n", "a -2\n")
+    cli("import-nbest", "espnet", tmp_path / "dec", tmp_path / "out").fails(1, "rank 2 of 'a'")
