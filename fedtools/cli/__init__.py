@@ -19,17 +19,11 @@ def main() -> None:
         data,
         decode,
         federation,
-    from fedtools.cli import (  # noqa: F401
-        attack,
-        data,
-        decode,
-        federation,
         fmp,
         keywords,
         lm,
         report,
         rescore,
-    )
     )
     from fedtools.files.errors import exit_with_message
 
