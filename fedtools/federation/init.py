@@ -23,7 +23,7 @@ from fedtools.server.sample import SAMPLINGS
 
 # What else recipes' files hold: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", "newcomers")
-_SECTIONS += ("tokens", "lm", "decode", "denominator", "ivectors", "a2")
+_SECTIONS += ("tokens", "lm", "decode", "denominator", "ivectors", "a2", "nnlm")
 
 
 def init(

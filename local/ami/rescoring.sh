@@ -8,7 +8,7 @@ rescore() { # set
     local out=${nnlm}/rescored_$1
     ${train_cmd} "JOB=1:${nj}" "${out}/log/rescore.JOB.log" fedtools rescore "${am}/decode_$1" \
         "${nnlm}" "${out}" --job JOB --nj "${nj}" --ngpu "${ngpu}"
-    fedtools rescore "${am}/decode_$1" "${nnlm}" "${out}" --merge --nj "${nj}"
+    fedtools merge-rescored "${am}/decode_$1" "${nnlm}" "${out}" --nj "${nj}"
     fedtools rescore-stream "${data}/$1" "${out}" "${nnlm}/stream_$1"
 }
 
