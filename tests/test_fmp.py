@@ -99,9 +99,11 @@ def by_hand(
 
 
 def simulated(folder: Path, **options) -> dict[str, str]:
-    rescored, clients = open_stream(folder)
+    stream = open_stream(folder)
+    groups = {client: stream.groups(client, T, False) for client in stream.runs}
     weights = {key: options.pop(key) for key in list(options) if key in Weights.__annotations__}
-    best = simulate(Lists(rescored, Weights(**weights)), clients, T, Adaptation(**options))
+    rescored = stream.rescored
+    best = simulate(Lists(rescored, Weights(**weights)), groups, Adaptation(**options))
     return dict(zip(rescored.utterances, (rescored.hypotheses[one] for one in best), strict=True))
 
 
@@ -167,7 +169,8 @@ def test_sampled_clients(stream, tmp_path):
         *(stream, tmp_path / "other", "--set", "clients_per_round=2"), sends="increments", sigma=0.0
     )
     counts = load_file(path / f"round_{T + 1:04d}" / "global.safetensors")["counts"]
-    rescored, runs = open_stream(stream)
+    opened = open_stream(stream)
+    rescored, runs = opened.rescored, opened.runs
     expected = np.zeros_like(counts)
     for client, run in runs.items():
         last = max((n for n in sampled if client in sampled[n]), default=0)
@@ -266,11 +269,154 @@ def test_sweeps_and_tuning(stream, tmp_path, cli):
     cli("rescore-sweep", stream, out, "--vary", "alpha=-1").fails(2, "alpha")
 
 
+# --- differential privacy -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def key(tmp_path, monkeypatch) -> Path:
+    path = tmp_path / "secret" / "noise.key"
+    monkeypatch.setenv("FEDTOOLS_NOISE_KEY", str(path))
+    return path
+
+
+def sent(path: Path, number: int) -> dict[str, np.ndarray]:
+    """What each client sent in a round."""
+    found = {}
+    for table in (path / f"round_{number:04d}").glob("update.*.tsv"):
+        counts = load_file(table.with_suffix(".safetensors"))["counts"]
+        rows = read_tsv(table, None)
+        found |= {row["client"]: one for row, one in zip(rows, counts, strict=True)}
+    return found
+
+
+def counts_after(path: Path, number: int) -> np.ndarray:
+    return load_file(path / f"round_{number + 1:04d}" / "global.safetensors")["counts"]
+
+
+def bounded_by_hand(stream: Path, client: str, group: slice, sigma: float, cap: float):
+    """A group's counts, each utterance scaled to an L1 norm of `cap` at most."""
+    opened = open_stream(stream)
+    rescored = opened.rescored
+    total = np.zeros(len(rescored.vocabulary))
+    for utterance in range(group.start, group.stop):
+        own = np.zeros_like(total)
+        first, last = rescored.first_hypothesis[utterance : utterance + 2]
+        for rank, hypothesis in enumerate(range(first, last)):
+            at, to = rescored.first_word[hypothesis : hypothesis + 2]
+            weight = math.exp(-(rank**2) / (2 * sigma**2))
+            np.add.at(own, rescored.word_ids[at : to - 1], weight)
+        total += own * min(1.0, cap / max(own.sum(), 1e-9))
+    return total
+
+
+@pytest.mark.parametrize("sends", ["increments", "cumulative"])
+@pytest.mark.parametrize("trust", ["server", "client"])
+def test_noise_is_where_it_belongs(stream, tmp_path, key, sends, trust):
+    privacy = {"mechanism": "laplace", "epsilon": 2.0, "cap": 4.0, "trust": trust}
+    path = begin(stream, tmp_path / "exp", sends=sends, privacy=privacy, groups="clock", sigma=1.0)
+    assert key.exists() and key.stat().st_mode & 0o077 == 0
+    opened = open_stream(stream)
+    releases = T if sends == "cumulative" else 1
+    noises = []
+    for number in range(1, T + 1):
+        messages = sent(path, number)
+        for client, counts in messages.items():
+            groups = opened.groups(client, T, True)
+            of = range(number) if sends == "cumulative" else [number - 1]
+            own = sum(bounded_by_hand(stream, client, groups[at], 1.0, 4.0) for at in of)
+            if trust == "server":
+                assert counts == pytest.approx(own, abs=1e-3)
+            else:
+                noises.append(counts - own)
+        total = sum(messages.values())
+        before = counts_after(path, number - 1) if sends == "increments" else 0.0
+        if trust == "server":
+            noises.append(counts_after(path, number) - before - total)
+        else:
+            assert counts_after(path, number) == pytest.approx(before + total, abs=1e-6)
+    # Laplace noise of scale cap x releases / epsilon has this mean absolute value.
+    noise = np.concatenate(noises)
+    expected = 4.0 * releases / 2.0
+    error = expected / math.sqrt(len(noise))
+    assert np.abs(noise).mean() == pytest.approx(expected, abs=5 * error)
+    assert noise.mean() == pytest.approx(0, abs=5 * error * math.sqrt(2))
+
+
+def test_a_round_that_is_repeated_repeats_its_noise(stream, tmp_path, key):
+    privacy = {"mechanism": "laplace", "epsilon": 1.0}
+    path = begin(stream, tmp_path / "exp", privacy=privacy)
+    before = [counts_after(path, number) for number in range(1, T + 1)]
+    inside("reset", path, "--round", "2").ok()
+    inside("rounds", path).ok()
+    for number, counts in enumerate(before, 1):
+        assert (counts_after(path, number) == counts).all()
+    # Under another key it would be a second noise for the same release.
+    key.unlink()
+    inside("reset", path, "--round", "2").ok()
+    inside("rounds", path).fails(1, "noise key")
+
+
+def test_much_epsilon_is_no_noise(stream, tmp_path, key):
+    privacy = {"mechanism": "laplace", "epsilon": 1e6, "cap": 100.0}
+    assert best_text(begin(stream, tmp_path / "exp", privacy=privacy)) == by_hand(stream)
+    privacy = {"mechanism": "paper", "epsilon": 1e6}
+    assert best_text(begin(stream, tmp_path / "two", privacy=privacy)) == by_hand(stream)
+    privacy = {"mechanism": "laplace", "epsilon": 0.01}
+    assert best_text(begin(stream, tmp_path / "three", privacy=privacy)) != by_hand(stream)
+
+
+def test_what_privacy_costs(stream, tmp_path, key, cli):
+    privacy = {"mechanism": "laplace", "epsilon": 1.0}
+    totals = {}
+    for name, more in {
+        "even": {"sends": "increments"},
+        "clock": {"sends": "increments", "groups": "clock"},
+        "paper": {"privacy": {"mechanism": "paper", "epsilon": 1.0}},
+    }.items():
+        path = begin(stream, tmp_path / name, **{"privacy": privacy, **more})
+        cli("privacy", path).ok()
+        rows = read_tsv(path / "dp.tsv", None)
+        assert len(rows) == T + 1
+        totals[name] = {
+            level: float(rows[-1][f"epsilon_{level}"]) for level in ("utterance", "user")
+        }
+    # An utterance costs what was promised; the groups' borders only with more noise.
+    assert totals["even"]["utterance"] == totals["clock"]["utterance"] == 1.0
+    noise = [
+        float(read_tsv(tmp_path / name / "dp.tsv", None)[-1]["scale"]) for name in ("even", "clock")
+    ]
+    assert noise[0] > noise[1]
+    # The paper's costs far more than it says.
+    assert totals["paper"]["utterance"] > 3
+    assert all(one["user"] > one["utterance"] for one in totals.values())
+    plain = begin(stream, tmp_path / "plain")
+    cli("privacy", plain).fails(1, "no differential privacy", "privacy")
+
+
+def test_sweeps_have_noise_too(stream, tmp_path, cli):
+    out = tmp_path / "sweep.tsv"
+    options = ("--set", f"rounds={T}", "--set", "scale=1", "--vary", "epsilon=1000000,0.01")
+    for mechanism in ("laplace", "paper"):
+        more = ("--set", f"mechanism={mechanism}", "--set", "cap=100")
+        cli("rescore-sweep", stream, out, *options, *more).ok()
+        few, many = read_tsv(out, None)
+        cli("rescore-sweep", stream, tmp_path / "plain.tsv", "--vary", "scale=1",
+            "--set", f"rounds={T}").ok()  # fmt: skip
+        (plain,) = read_tsv(tmp_path / "plain.tsv", None)
+        assert few["errors"] == plain["errors"] != many["errors"]
+    cli("rescore-sweep", stream, out, "--vary", "mechanism=gauss").fails(1, "gauss")
+
+
 def test_bad_options(stream, tmp_path, cli):
     for options, told in (
         ({"alpha": 0.9, "beta": 0.2}, "over 1"),
         ({"alpha": 0.5, "beta": 0.5, "smoothing": 0.0}, "smoothing"),
         ({"sigma": -1.0}, "sigma"),
+        ({"privacy": {"mechanism": "laplace", "epsilon": 0}}, "epsilon"),
+        ({"privacy": {"mechanism": "laplace", "epsilon": -1.0}}, "epsilon"),
+        ({"privacy": {"mechanism": "gauss"}}, "gauss"),
+        ({"privacy": {"release": "increments"}}, "sends"),
+        ({"privacy": {"mechanism": "paper"}, "sends": "increments"}, "paper"),
     ):
         config = {"task": "rescore", "rounds": T, "method_conf": options}
         (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))

@@ -12,7 +12,7 @@ from fedtools.cli.app import app
 from fedtools.cli.federation import EXPERIMENT
 
 STREAM = typer.Argument(..., metavar="STREAM", help="A folder made by fedtools rescore-stream.")
-SET = typer.Option([], "--set", metavar="OPTION=VALUE", help="Of FMP, or rounds.")
+SET = typer.Option([], "--set", metavar="OPTION=VALUE", help="Of FMP, of its privacy, or rounds.")
 VARY = typer.Option(..., "--vary", metavar="OPTION=A,B,...", help="May come several times.")
 
 
@@ -23,21 +23,25 @@ def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
     import yaml
 
     from fedtools.lm.reweighting import Adaptation, Weights
-    from fedtools.lm.sweep import ROUNDS
+    from fedtools.lm.sweep import GROUPS, ROUNDS
+    from fedtools.privacy.options import Privacy
 
-    known = {one.name: type(one.default) for kind in (Weights, Adaptation) for one in fields(kind)}
-    known[ROUNDS] = int
+    known: dict[str, Any] = {
+        one.name: one.default for kind in (Weights, Adaptation, Privacy) for one in fields(kind)
+    }
+    known |= {ROUNDS: 10, GROUPS: "even"}
     found: dict[str, Any] = {}
     for text in texts:
         name, _, value = text.partition("=")
         if name not in known or not value or name in found:
             names = ", ".join(known)
             raise typer.BadParameter(f"{text!r}: write OPTION=VALUE, of {names}, each once")
-        kind = known[name]
+        kind = type(known[name])
         parts = [yaml.safe_load(part) for part in value.split(",")]
         for part in parts:
             right = type(part) is kind or (kind is float and type(part) is int)
-            if not right or (kind is not bool and name != "word_score" and part < 0):
+            negative = kind in (int, float) and name != "word_score" and right and part < 0
+            if not right or negative:
                 raise typer.BadParameter(f"{text!r}: {part!r} is no value of {name}")
         if len(parts) > 1 and not several:
             raise typer.BadParameter(f"{text!r}: one value")
@@ -118,3 +122,24 @@ def rescore_best(
     found = federation.best_text()
     write_table(out / "text", {name: found[name] for name in byte_order(found)})
     print(out / "text")
+
+
+@app.command("privacy")
+def privacy(experiment: Path = EXPERIMENT) -> None:
+    """What FMP's releases cost: epsilon for a word, an utterance and a user, in EXP/dp.tsv.
+
+    The numbers depend on the clients' data: they are for who runs the experiment.
+    """
+    from fedtools.federation.base import open_federation
+    from fedtools.federation.rescore import RescoreFederation
+    from fedtools.files.errors import UserError
+    from fedtools.files.tables import format_table, write_tsv
+    from fedtools.privacy.ledger import COLUMNS, FILE
+
+    federation = open_federation(experiment)
+    if not isinstance(federation, RescoreFederation):
+        raise UserError("no differential privacy", path=federation.where)
+    rows = federation.ledger()
+    write_tsv(experiment / FILE, COLUMNS, rows)
+    cells = [[row[name] for name in COLUMNS] for row in rows]
+    print(format_table(list(COLUMNS), cells, "rlllrrrrlrrrr"[: len(COLUMNS)]), end="")

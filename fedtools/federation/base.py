@@ -21,6 +21,7 @@ from fedtools.methods.base import Method, Phase
 
 if TYPE_CHECKING:
     from fedtools.client.place import Place
+    from fedtools.server.server import Release
 
 State = Mapping[str, Any]
 
@@ -121,6 +122,10 @@ class Federation(ABC):
     def at_server(self, number: int, phase: Phase) -> Place | None:
         """The server as a place that trains, with the shared state of the round."""
         raise NotImplementedError(f"task {self.experiment.config['task']} trains at no server")
+
+    def release(self, number: int) -> Release | None:
+        """What the server makes known of the sum of a round's counts; None: the sum itself."""
+        return None
 
     def epochs(self, client: str, steps: int) -> float:
         """How many times a client has gone through its data in so many steps."""

@@ -14,14 +14,20 @@ import numpy as np
 
 from fedtools.federation.base import Beginning, Federation, Sent, State
 from fedtools.files.datadir import DataDir
+from fedtools.files.errors import UserError
 from fedtools.files.messages import Payload, Report
 from fedtools.files.states import load_state
-from fedtools.lm.rescored import Rescored
-from fedtools.lm.reweighting import Adaptation, Lists, Talk, Weights, groups_of
-from fedtools.lm.stream import open_stream
+from fedtools.lm.reweighting import Adaptation, Lists, Talk, Weights
+from fedtools.lm.stream import Stream, open_stream
 from fedtools.lm.vocabulary import Vocabulary
 from fedtools.methods.base import COUNTS, Phase
+from fedtools.methods.fmp import FMP
+from fedtools.privacy.ledger import Amount, ledger_rows
+from fedtools.privacy.options import NONE
+from fedtools.privacy.plan import Plan
+from fedtools.privacy.releases import ReleasesOf
 from fedtools.score.align import count_errors
+from fedtools.server.server import Release
 
 
 class RescoreFederation(Federation):
@@ -29,6 +35,14 @@ class RescoreFederation(Federation):
 
     @staticmethod
     def begin(beginning: Beginning) -> tuple[State, State]:
+        method, where = beginning.method, f"{beginning.where}: method_conf"
+        try:
+            plan_of(method, beginning.config["rounds"])
+        except ValueError as error:
+            raise UserError(f"privacy: {error}", path=where) from None
+        if method.groups == "clock" and not (beginning.data["train"] / "segments").exists():
+            problem = "no segments, whose times groups: clock needs"
+            raise UserError(problem, path=beginning.data["train"], remedy="take groups: even")
         size = len(Vocabulary.read(beginning.data["train"]))
         state = {"counts": np.zeros(size)}
         return state, state
@@ -73,27 +87,73 @@ class RescoreFederation(Federation):
                 found |= zip(self.names(talk.group), self.rescored(talk), strict=True)
         return found
 
+    def release(self, number: int) -> Release | None:
+        if self.releases is None:
+            return None
+        background, smoothing = self.lists.background, self.method.smoothing
+
+        def released(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            counts = self.releases.by_server(found["counts"], number, background, smoothing)
+            return {"counts": counts}
+
+        return released
+
+    def ledger(self) -> list[dict[str, str]]:
+        """What the releases of all rounds so far cost whom: rows of `fedtools.privacy.ledger`.
+
+        Raises:
+            UserError: if there is no differential privacy, or a round is missing.
+        """
+        if self.releases is None:
+            remedy = "begin an experiment with method_conf.privacy"
+            raise UserError("no differential privacy", path=self.where, remedy=remedy)
+        rounds = self.experiment.config["rounds"]
+        if self.experiment.last_round() < rounds:
+            remedy = f"run fedtools rounds {self.experiment.path}"
+            raise UserError(
+                f"{rounds} rounds are planned", path=self.experiment.path, remedy=remedy
+            )
+        amounts = []
+        for number in range(1, rounds + 1):
+            sampled = set(self.experiment.sampled(number))
+            amounts.append([
+                Amount.of(self.talk(client, number).new) if client in sampled else Amount()
+                for client in self.experiment.clients
+            ])  # fmt: skip
+        return ledger_rows(self.releases.plan, amounts)
+
+    @cached_property
+    def releases(self) -> ReleasesOf | None:
+        """Bounds and noise; None without differential privacy."""
+        if self.method.protection.mechanism == NONE:
+            return None
+        plan = plan_of(self.method, self.experiment.config["rounds"])
+        return ReleasesOf(plan, self.experiment.path, self.method.noise_key)
+
     def rescored(self, talk: Talk) -> list[str]:
         """The best hypotheses of a client's round, with the counts that are loaded."""
-        return [self._stream[0].hypotheses[best] for best in talk.rescore(self._counts)]
+        hypotheses = self._stream.rescored.hypotheses
+        return [hypotheses[best] for best in talk.rescore(self._counts)]
 
     def names(self, group: slice) -> list[str]:
-        return self._stream[0].utterances[group]
+        """The utterances of a group."""
+        return self._stream.rescored.utterances[group]
 
     def talk(self, client: str, number: int) -> Talk:
         """A client in a round."""
-        rounds = self.experiment.config["rounds"]
-        groups = groups_of(self._stream[1][client], rounds)
+        rounds, by_clock = self.experiment.config["rounds"], self.method.groups == "clock"
+        groups = self._stream.groups(client, rounds, by_clock)
         sent = [before for before in range(1, number) if client in self.experiment.sampled(before)]
-        return Talk(self.lists, groups, number, sent, _part(self.method, Adaptation))
+        options = _part(self.method, Adaptation)
+        return Talk(client, self.lists, groups, number, sent, options, self.releases)
 
     @cached_property
     def lists(self) -> Lists:
         """Of all clients."""
-        return Lists(self._stream[0], _part(self.method, Weights))
+        return Lists(self._stream.rescored, _part(self.method, Weights))
 
     @cached_property
-    def _stream(self) -> tuple[Rescored, dict[str, slice]]:
+    def _stream(self) -> Stream:
         return open_stream(self.data_path("train"))
 
     @cached_property
@@ -101,6 +161,11 @@ class RescoreFederation(Federation):
         return DataDir.read(self.data_path("train"), "text").text
 
 
-def _part(method: object, kind: type):
+def plan_of(method: FMP, rounds: int) -> Plan:
+    """What the options of differential privacy mean; a ValueError if they cannot be had."""
+    return Plan(method.protection, rounds, method.groups == "even")
+
+
+def _part(method: FMP, kind: type):
     """Those options of a method that another part of it has under the same names."""
     return kind(**{one.name: getattr(method, one.name) for one in fields(kind)})

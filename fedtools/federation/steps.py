@@ -150,6 +150,7 @@ def aggregate(federation: Federation, number: int) -> float:
         refusals,
         federation.parameters,
         federation.at_server(number, phase) if phase.server_trains else None,
+        federation.release(number),
     )
     phase.server(server)
     for refusal in server.refusals:

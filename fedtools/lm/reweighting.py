@@ -16,6 +16,10 @@ from fedtools.files.errors import UserError
 from fedtools.lm.marginals import background_of, kernel, log_factors, smoothed
 from fedtools.lm.rescored import Rescored
 from fedtools.lm.vocabulary import END_ID
+from fedtools.privacy.bounds import Utterances
+from fedtools.privacy.marginals import project
+from fedtools.privacy.options import INCREMENTS, PAPER
+from fedtools.privacy.releases import Releases
 
 _REMEDY = "run fedtools rescore with --ngram"
 
@@ -108,11 +112,42 @@ class Lists:
         counts[END_ID] = 0
         return counts
 
+    def said(self, utterances: slice, sigma: float) -> Utterances:
+        """The same counts by utterance, for bounds on what each one adds."""
+        first, starts = self.rescored.first_hypothesis, self.rescored.first_word
+        begin, end = first[utterances.start], first[utterances.stop]
+        lengths = np.diff(starts[begin : end + 1])
+        owner = np.repeat(
+            np.arange(utterances.stop - utterances.start),
+            np.diff(first[utterances.start : utterances.stop + 1]),
+        )
+        words = self.rescored.word_ids[starts[begin] : starts[end]]
+        counted = words != END_ID
+        return Utterances.entries(
+            np.repeat(owner, lengths)[counted],
+            words[counted],
+            np.repeat(kernel(self.ranks[begin:end], sigma), lengths)[counted],
+            utterances.stop - utterances.start,
+            len(self.background),
+        )
+
+    def shared(self, everybody: np.ndarray, smoothing: float, marginal: bool = False) -> np.ndarray:
+        """The global distribution of equation 6, (V,).
+
+        Args:
+            everybody: (V,), the counts that the server has sent; noise may have made some negative.
+            smoothing: weight of the background.
+            marginal: they are a distribution already, once somebody has said a word.
+        """
+        if marginal:
+            return everybody if everybody.any() else self.background
+        return smoothed(project(everybody), self.background, smoothing)
+
 
 def rescore_group(
     lists: Lists,
     group: slice,
-    everybody: np.ndarray,
+    shared: np.ndarray,
     own: np.ndarray,
     options: Adaptation,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -122,13 +157,12 @@ def rescore_group(
 
     Args:
         group: the utterances of the round, in the order in which they were said.
-        everybody: (V,), the sum of clients' counts that the server has sent.
+        shared: (V,), the global distribution that the server has sent.
         own: (V,), the client's counts before the round.
 
     Returns:
         the best hypotheses, and the counts (V,) of this group alone.
     """
-    shared = smoothed(everybody, lists.background, options.smoothing)
     parts = (
         [slice(at, at + 1) for at in range(group.start, group.stop)]
         if options.continuous
@@ -159,11 +193,23 @@ def _factors(
     return factors
 
 
-def groups_of(utterances: slice, rounds: int) -> list[slice]:
-    """A client's utterances, in the order in which they were said, in rounds + 1 even groups."""
-    count = utterances.stop - utterances.start
-    sizes = [len(part) for part in np.array_split(np.empty(count), rounds + 1)]
-    edges = utterances.start + np.concatenate([[0], np.cumsum(sizes)])
+def groups_of(utterances: slice, rounds: int, begins: np.ndarray | None = None) -> list[slice]:
+    """A client's utterances, in the order in which they were said, in rounds + 1 groups.
+
+    Args:
+        utterances: a run of them.
+        rounds: T.
+        begins: (utterances of all,) when each begins, as a share of the time that all have: groups
+            are then equal spans of time. Without, they are of equal numbers, section 3.2.
+    """
+    if begins is not None:
+        edges = np.arange(rounds + 2) / (rounds + 1)
+        found = np.searchsorted(begins[utterances], edges[1:-1], "left")
+        edges = utterances.start + np.array([0, *found, utterances.stop - utterances.start])
+    else:
+        count = utterances.stop - utterances.start
+        sizes = [len(part) for part in np.array_split(np.empty(count), rounds + 1)]
+        edges = utterances.start + np.concatenate([[0], np.cumsum(sizes)])
     return [slice(int(at), int(to)) for at, to in pairwise(edges)]
 
 
@@ -171,23 +217,27 @@ class Talk:
     """A client in one round: what it has said so far, and what it is about to rescore.
 
     Args:
+        client: its name.
         lists: those of all clients.
         groups: the client's utterances, a group for each round and one more.
         number: the round, from 1.
         sent: the rounds before this one whose counts the client has sent.
         options: of the adaptation.
+        releases: bounds and noise, or None.
     """
 
     def __init__(
         self,
+        client: str,
         lists: Lists,
         groups: Sequence[slice],
         number: int,
         sent: Sequence[int],
         options: Adaptation,
+        releases: Releases | None,
     ):
-        self._lists, self._groups, self._number = lists, groups, number
-        self._sent, self._options = sent, options
+        self.client, self._lists, self._groups, self._number = client, lists, groups, number
+        self._sent, self._options, self._releases = sent, options, releases
 
     @property
     def group(self) -> slice:
@@ -195,14 +245,42 @@ class Talk:
         return self._groups[self._number - 1]
 
     def counts(self, since_sent: bool = False) -> np.ndarray:
-        """(V,) of all that was said by the end of the round, or since counts were sent last."""
-        first = max(self._sent, default=0) if since_sent else 0
-        return self._count(first, self._number)
+        """(V,) of all that was said by the end of the round, or since counts were sent last.
+
+        With differential privacy each part is bounded when it is first sent, and noise is added if
+        the server is not trusted.
+        """
+        if self._releases is None:
+            first = max(self._sent, default=0) if since_sent else 0
+            return self._count(first, self._number)
+        total, spent = np.zeros_like(self._lists.background), 0
+        for part in self.parts():
+            new, spent = self._releases.plan.bound(self._said(part), spent)
+            total = new if since_sent else total + new
+        return self._releases.by_client(total, self._number, self.client)
+
+    @property
+    def new(self) -> Utterances:
+        """By utterance, what no round before has had."""
+        return self._said(self.parts()[-1])
+
+    def parts(self) -> list[slice]:
+        """What was new each time that the client sent something, and what is in this round."""
+        edges = [0, *self._sent, self._number]
+        return [
+            slice(self._groups[first].start, self._groups[last - 1].stop)
+            for first, last in pairwise(edges)
+        ]
 
     def rescore(self, everybody: np.ndarray) -> np.ndarray:
         """The best hypotheses of the round's utterances; `everybody` is what the server sent."""
         own = self._count(0, self._number - 1)
-        return rescore_group(self._lists, self.group, everybody, own, self._options)[0]
+        marginal = self._releases is not None and self._releases.plan.options.mechanism == PAPER
+        shared = self._lists.shared(everybody, self._options.smoothing, marginal)
+        return rescore_group(self._lists, self.group, shared, own, self._options)[0]
+
+    def _said(self, part: slice) -> Utterances:
+        return self._lists.said(part, self._options.sigma)
 
     def _count(self, first: int, last: int) -> np.ndarray:
         if first == last:
@@ -212,25 +290,42 @@ class Talk:
 
 
 def simulate(
-    lists: Lists, clients: Mapping[str, slice], rounds: int, options: Adaptation
+    lists: Lists,
+    groups: Mapping[str, Sequence[slice]],
+    options: Adaptation,
+    releases: Releases | None = None,
 ) -> np.ndarray:
     """Algorithm 1 in memory, all clients taking part in every round.
 
     Args:
-        clients: the utterances of each.
-        rounds: T; there are T + 1 groups, the last of which is not sent.
+        groups: the utterances of each client, T + 1 groups, the last of which is not sent.
+        releases: bounds and noise.
 
     Returns:
         (utterances,) the best hypothesis of each, by its number among all hypotheses.
     """
-    groups = {client: groups_of(part, rounds) for client, part in clients.items()}
-    own = {client: np.zeros_like(lists.background) for client in clients}
-    everybody = np.zeros_like(lists.background)
+    zero = np.zeros_like(lists.background)
+    own, spent = dict.fromkeys(groups, zero), dict.fromkeys(groups, 0)
+    bounded = dict.fromkeys(groups, zero)
+    everybody = zero
     best = np.zeros(len(lists.rescored.utterances), int)
-    for number in range(rounds + 1):
+    plan = releases.plan if releases else None
+    increments = plan is not None and plan.options.release == INCREMENTS
+    marginal = plan is not None and plan.options.mechanism == PAPER
+    for number in range(len(next(iter(groups.values())))):
+        shared = lists.shared(everybody, options.smoothing, marginal)
+        total = zero
         for client, parts in groups.items():
             part = parts[number]
-            best[part], counts = rescore_group(lists, part, everybody, own[client], options)
-            own[client] += counts
-        everybody = sum(own.values(), np.zeros_like(lists.background))
+            best[part], counts = rescore_group(lists, part, shared, own[client], options)
+            own[client] = own[client] + counts
+            if plan is None:
+                total = total + own[client]
+                continue
+            new, spent[client] = plan.bound(lists.said(part, options.sigma), spent[client])
+            bounded[client] = new if increments else bounded[client] + new
+            total = total + releases.by_client(bounded[client], number + 1, client)
+        if releases is not None:
+            total = releases.by_server(total, number + 1, lists.background, options.smoothing)
+        everybody = everybody + total if increments else total
     return best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from fedtools.lm.rescored import (
     open_rescored,
     read_scp,
 )
+from fedtools.lm.reweighting import groups_of
 from fedtools.lm.vocabulary import UNIGRAM, WORDS
 
 
@@ -50,15 +51,30 @@ def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> 
             write_table(out / name, read_scp(rescored / name))
 
 
-def open_stream(folder: str | Path) -> tuple[Rescored, dict[str, slice]]:
-    """Rescored lists as clients meet them: those of a client together, as they were said.
+@dataclass(frozen=True)
+class Stream:
+    """Lists in the order in which clients meet them.
 
-    Args:
-        folder: what `make_stream` wrote. The times of segments tell the order; without them it is
-            that of the utterances' names.
+    Attributes:
+        rescored: the lists, those of a client together.
+        runs: each client's run of utterances.
+        begins: (utterances,) when each begins, as a share of the longest recording; None if no
+            times are known.
+    """
 
-    Returns:
-        the lists, reordered, and each client's run of utterances.
+    rescored: Rescored
+    runs: dict[str, slice]
+    begins: np.ndarray | None
+
+    def groups(self, client: str, rounds: int, by_clock: bool) -> list[slice]:
+        """A client's utterances in rounds + 1 groups, see `groups_of`."""
+        return groups_of(self.runs[client], rounds, self.begins if by_clock else None)
+
+
+def open_stream(folder: str | Path) -> Stream:
+    """Read what `make_stream` wrote.
+
+    The times of segments tell the order; without them it is that of the utterances' names.
 
     Raises:
         UserError: if the utterances are not those of utt2client.
@@ -72,18 +88,21 @@ def open_stream(folder: str | Path) -> tuple[Rescored, dict[str, slice]]:
         raise UserError(problem, path=folder, remedy="make both of the same utterances")
     if lacking := [name for name in rescored.utterances if timed and name not in data.segments]:
         raise UserError(f"no entry of utterance {lacking[0]!r}", path=folder / "segments")
-    begins = {name: float(line.split()[1]) for name, line in data.segments.items()}
+    times = {name: tuple(map(float, line.split()[1:3])) for name, line in data.segments.items()}
 
     def place(index: int) -> tuple[bytes, float, int]:
         name = rescored.utterances[index]
-        return data.utt2client[name].encode(), begins.get(name, 0.0), index
+        return data.utt2client[name].encode(), times.get(name, (0.0,))[0], index
 
     order = np.array(sorted(range(len(rescored.utterances)), key=place))
-    owners = [data.utt2client[rescored.utterances[index]] for index in order]
+    names = [rescored.utterances[index] for index in order]
+    owners = [data.utt2client[name] for name in names]
     starts = np.unique(owners, return_index=True)[1]
     edges = [*sorted(starts.tolist()), len(owners)]
     runs = {owners[at]: slice(at, to) for at, to in pairwise(edges)}
-    return reordered(rescored, order), runs
+    longest = max((end for _, end in times.values()), default=0.0)
+    begins = np.array([times[name][0] / longest for name in names]) if timed else None
+    return Stream(reordered(rescored, order), runs, begins)
 
 
 def reordered(rescored: Rescored, order: np.ndarray) -> Rescored:

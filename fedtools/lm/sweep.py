@@ -5,6 +5,7 @@ No neural network runs: `fedtools.lm.reweighting.simulate` re-weights what was s
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -13,17 +14,24 @@ from typing import Any
 
 import numpy as np
 
+from fedtools.files.config import from_mapping
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.tables import write_tsv
 from fedtools.lm.rescored import Rescored
 from fedtools.lm.reweighting import Adaptation, Lists, Weights, simulate
 from fedtools.lm.stream import open_stream
+from fedtools.privacy.key import NoiseKey
+from fedtools.privacy.options import NONE, Privacy
+from fedtools.privacy.plan import Plan
+from fedtools.privacy.releases import Releases
 from fedtools.score.align import count_errors
 from fedtools.score.bootstrap import interval, speaker_draws
 
 FIGURES = ("words", "errors", "wer", "relative", "low", "high")
-ROUNDS = "rounds"
+ROUNDS, GROUPS = "rounds", "groups"
+# Of differential privacy, whose options are varied beside FMP's.
+PRIVACY = tuple(one.name for one in fields(Privacy))
 
 
 class Errors:
@@ -53,32 +61,53 @@ class Sweep:
 
     Args:
         folder: see `open_stream`; with text.
-        fixed: options of `Weights`, `Adaptation` and "rounds" that differ from their defaults.
+        fixed: options of `Weights`, `Adaptation`, `Privacy`, "rounds" and "groups" that differ from
+            their defaults.
+        seed: of noise.
     """
 
-    def __init__(self, folder: str | Path, fixed: Mapping[str, Any]):
-        self.rescored, self.clients = open_stream(folder)
+    def __init__(self, folder: str | Path, fixed: Mapping[str, Any], seed: int = 0):
+        self.stream = open_stream(folder)
+        rescored = self.stream.rescored
         text = DataDir.read(folder, "text").text
-        if lacking := [name for name in self.rescored.utterances if name not in text]:
+        if lacking := [name for name in rescored.utterances if name not in text]:
             raise UserError(f"no entry of utterance {lacking[0]!r}", path=Path(folder) / "text")
-        self.errors = Errors(self.rescored, text)
-        self.fixed = dict(fixed)
+        self.errors = Errors(rescored, text)
+        self.fixed, self.seed = dict(fixed), seed
         self._lists: dict[Weights, Lists] = {}
 
     def best(self, options: Mapping[str, Any]) -> np.ndarray:
-        """(utterances,) the best hypotheses under some options beside the fixed ones."""
-        chosen = {ROUNDS: 10, **self.fixed, **options}
-        weights, adaptation = (
-            kind(**{one.name: chosen[one.name] for one in fields(kind) if one.name in chosen})
-            for kind in (Weights, Adaptation)
+        """(utterances,) the best hypotheses under some options beside the fixed ones.
+
+        Noise is drawn under a key that the seed gives: nothing is released here.
+        """
+        chosen = {ROUNDS: 10, GROUPS: "even", **self.fixed, **options}
+        weights, adaptation, privacy = (
+            from_mapping(
+                kind,
+                {one.name: chosen[one.name] for one in fields(kind) if one.name in chosen},
+                "options",
+            )
+            for kind in (Weights, Adaptation, Privacy)
         )
+        if chosen[GROUPS] == "clock" and self.stream.begins is None:
+            raise UserError("no segments, whose times groups=clock needs", remedy="take even")
         if weights not in self._lists:
-            self._lists = {weights: Lists(self.rescored, weights)}
-        return simulate(self._lists[weights], self.clients, chosen[ROUNDS], adaptation)
+            self._lists = {weights: Lists(self.stream.rescored, weights)}
+        by_clock = chosen[GROUPS] == "clock"
+        groups = {
+            client: self.stream.groups(client, chosen[ROUNDS], by_clock)
+            for client in self.stream.runs
+        }
+        releases = None
+        if privacy.mechanism != NONE:
+            key = NoiseKey(hashlib.sha256(f"sweep {self.seed}".encode()).digest())
+            releases = Releases(Plan(privacy, chosen[ROUNDS], not by_clock), key, "sweep")
+        return simulate(self._lists[weights], groups, adaptation, releases)
 
     def by_client(self, values: np.ndarray) -> np.ndarray:
         """(clients,) sums of (utterances,) values."""
-        return np.array([values[part].sum() for part in self.clients.values()])
+        return np.array([values[part].sum() for part in self.stream.runs.values()])
 
     def row(self, options: Mapping[str, Any], against: np.ndarray, seed: int) -> dict[str, object]:
         """The figures of some options, `FIGURES`.
@@ -116,10 +145,10 @@ def sweep(
         out: the table, `varied` and `FIGURES`: WER in %, and its change against no adaptation (all
             else as in `fixed`) in % of that, with a 95 % interval over clients.
         fixed, varied: options and values; see `Sweep`.
-        seed: of intervals.
+        seed: of intervals and noise.
     """
-    tried = Sweep(folder, fixed)
-    against = tried.by_client(tried.errors.of(tried.best({"scale": 0.0})))
+    tried = Sweep(folder, fixed, seed)
+    against = tried.by_client(tried.errors.of(tried.best({"scale": 0.0, "mechanism": NONE})))
     rows = [tried.row(options, against, seed) for options in combinations(varied)]
     write_tsv(out, [*varied, *FIGURES], rows)
     return rows

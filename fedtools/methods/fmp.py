@@ -8,12 +8,13 @@ rounds serve T + 1 groups, the last of which is rescored and not sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fedtools.files.config import NonNegative
+from fedtools.files.config import NonNegative, from_mapping
 from fedtools.methods import METHODS
 from fedtools.methods.base import COUNTS, Method, Phase
+from fedtools.privacy.options import CUMULATIVE, PAPER, Privacy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +38,10 @@ class FMP(Method):
         continuous: a client's own distribution is refreshed after each utterance, not each round.
         sends: "cumulative", all that a client has counted so far, as in equation 6; or
             "increments", what it has counted since it took part last, which the server adds up.
+        groups: "even", of as many utterances each, as in section 3.2; or "clock", of equal spans of
+            the time that all meetings have, so that no utterance decides another one's round.
+        privacy: options of `fedtools.privacy.options.Privacy`, but for `release`, which is `sends`.
+        noise_key: where the key of its noise is, see `fedtools.privacy.key`.
         lm_weight, word_score, nnlm, density: of scores, see `fedtools.lm.reweighting.Weights`.
     """
 
@@ -52,6 +57,9 @@ class FMP(Method):
     normalise: bool = False
     continuous: bool = False
     sends: Literal["cumulative", "increments"] = "cumulative"
+    groups: Literal["even", "clock"] = "even"
+    privacy: dict = field(default_factory=dict)
+    noise_key: str | None = None
     lm_weight: NonNegative = 1.0
     word_score: float = 0.0
     nnlm: NonNegative = 0.5
@@ -67,6 +75,20 @@ class FMP(Method):
         if self.alpha + self.beta == 1 and not self.smoothing:
             # A word that nobody has said would have the probability 0.
             raise ValueError("without any background smoothing must be above 0")
+
+        if "release" in self.privacy:
+            raise ValueError("privacy: release is the option sends")
+        if self.protection.mechanism == PAPER and self.sends != CUMULATIVE:
+            raise ValueError("privacy: the mechanism paper sends cumulative counts")
+
+    @property
+    def protection(self) -> Privacy:
+        """The options of differential privacy.
+
+        Raises:
+            UserError: if there is no such option.
+        """
+        return from_mapping(Privacy, {**self.privacy, "release": self.sends}, "method_conf.privacy")
 
     def phase(self, number: int) -> Phase:
         return Phase(client=self.count_words, server=self.collect, sends=COUNTS)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from fedtools.client.place import Place
 
+# What the server makes known of a sum of what clients sent.
+Release = Callable[["dict[str, np.ndarray]"], "dict[str, np.ndarray]"]
+
 
 class Rules(Protocol):
     """What a method says of its server; see `fedtools.methods.base.Method`."""
@@ -54,13 +57,14 @@ class Server:
         refusals: Sequence[Refusal],
         parameters: Collection[str],
         place: Place | None,
+        release: Release | None = None,
     ):
         self.number = number
         self.messages, self.refusals = list(messages), list(refusals)
         self.place, self.epochs, self.status = place, 0.0, OK
         self._rules, self._spec = rules, spec
         self._experiment, self._own = experiment, experiment.at_server(number)
-        self._parameters = set(parameters)
+        self._parameters, self._release = set(parameters), release
         self._trained: dict[str, float] = {}
         sampled = len(self.messages) + len(self.refusals)
         # A sample drawn with a probability may be smaller than that.
@@ -99,13 +103,21 @@ class Server:
     def sum(self, added: bool = False) -> None:
         """The next state is the sum of what clients sent: of counts, not of models.
 
+        It is released as the task has it, with noise perhaps.
+
         Args:
             added: to this round's state.
         """
         self._combine([1.0] * len(self.messages), None)
-        if added and self.messages:
-            state, sent = load_state(self.state), load_state(self.next_state)
-            save_state(self.next_state, {name: state[name] + sent[name] for name in sent})
+        if not self.messages or not (added or self._release):
+            return
+        found = load_state(self.next_state)
+        if self._release:
+            found = self._release(found)
+        if added:
+            state = load_state(self.state)
+            found = {name: state[name] + found[name] for name in found}
+        save_state(self.next_state, found)
 
     def _combine(self, weights: Sequence[float], bound: Bound | None) -> None:
         if not self.messages:
