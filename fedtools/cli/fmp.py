@@ -110,14 +110,13 @@ def rescore_best(
     experiment: Path = EXPERIMENT,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets text, the best hypotheses."),
 ) -> None:
-    """What FMP's clients make of all their utterances, for fedtools score."""
+    """What clients make of all their utterances, by FMP or fine-tuning, for fedtools score."""
     from fedtools.federation.base import open_federation
-    from fedtools.federation.rescore import RescoreFederation
     from fedtools.files.datadir import byte_order, write_table
     from fedtools.files.errors import UserError
 
     federation = open_federation(experiment)
-    if not isinstance(federation, RescoreFederation):
+    if not hasattr(federation, "best_text"):
         raise UserError("its clients rescore nothing", path=federation.where)
     found = federation.best_text()
     write_table(out / "text", {name: found[name] for name in byte_order(found)})

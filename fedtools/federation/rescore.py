@@ -6,7 +6,7 @@ No model is opened: what the neural language model says of every word was stored
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 
@@ -68,14 +68,8 @@ class RescoreFederation(Federation):
     def measure(self, split: str, client: str) -> dict[str, object]:
         """The group after the round that is loaded, rescored with that round's counts."""
         talk = self.talk(client, self._number + 1)
-        words = errors = 0
-        for name, said in zip(self.names(talk.group), self.rescored(talk), strict=True):
-            spoken = self._text[name].split()
-            words += len(spoken)
-            errors += count_errors(spoken, said.split()).errors
-        utterances = talk.group.stop - talk.group.start
-        rate = f"{100 * errors / words:.4f}" if words else "nan"
-        return {"utterances": utterances, "words": words, "errors": errors, "wer": rate}
+        said = dict(zip(self.names(talk.group), self.rescored(talk), strict=True))
+        return measure_text(said, self._text)
 
     def best_text(self) -> dict[str, str]:
         """What every client makes of all its utterances, the last group included."""
@@ -159,6 +153,22 @@ class RescoreFederation(Federation):
     @cached_property
     def _text(self) -> dict[str, str]:
         return DataDir.read(self.data_path("train"), "text").text
+
+
+def measure_text(said: Mapping[str, str], text: Mapping[str, str]) -> dict[str, object]:
+    """The columns of tasks whose clients rescore: word errors of some utterances; WER in %.
+
+    Args:
+        said: utterance -> words, as they were heard.
+        text: as they were spoken.
+    """
+    words = errors = 0
+    for name, heard in said.items():
+        spoken = text[name].split()
+        words += len(spoken)
+        errors += count_errors(spoken, heard.split()).errors
+    rate = f"{100 * errors / words:.4f}" if words else "nan"
+    return {"utterances": len(said), "words": words, "errors": errors, "wer": rate}
 
 
 def plan_of(method: FMP, rounds: int) -> Plan:

@@ -98,6 +98,11 @@ def _nothing(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | 
     return []
 
 
+def _weights(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
+    check_assets(assets, (), where, ("weights",))
+    return [assets[name] / "weights.yaml" for name in assets]
+
+
 def _speakers(folder: Path) -> list[str]:
     if not (folder / "utt2client").exists():
         return []
@@ -125,6 +130,17 @@ TASKS = {
         files=_classes,
         clients=lambda folder: Clips.read(folder).clients,
         by_client=False,
+    ),
+    "lm": Task(
+        federation="fedtools.federation.language:LmFederation",
+        columns=("utterances", "words", "errors", "wer"),
+        rate="wer",
+        sign=1,
+        identity=identity.of_rescored,
+        files=_weights,
+        clients=_speakers,
+        by_client=True,
+        reads_labels=lambda training: False,
     ),
     "rescore": Task(
         federation="fedtools.federation.rescore:RescoreFederation",

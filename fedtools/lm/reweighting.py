@@ -80,12 +80,15 @@ class Lists:
         first = rescored.first_hypothesis
         self.ranks = np.arange(first[-1]) - np.repeat(first[:-1], np.diff(first)) + 1
 
-    def best(self, utterances: slice, factors: np.ndarray | None) -> np.ndarray:
+    def best(
+        self, utterances: slice, factors: np.ndarray | None, scores_of: np.ndarray | None = None
+    ) -> np.ndarray:
         """The best hypothesis of each utterance, by its number among all hypotheses.
 
         Args:
             utterances: a run of them.
             factors: (V,), added to the NNLM's log-probability of each word; None adds nothing.
+            scores_of: (words of these utterances,), another model's log-probabilities instead.
         """
         first = self.rescored.first_hypothesis
         begin, end = first[utterances.start], first[utterances.stop]
@@ -94,6 +97,11 @@ class Lists:
             words = self.rescored.first_word[begin : end + 1]
             added = factors[self.rescored.word_ids[words[0] : words[-1]]]
             sums = np.add.reduceat(added, words[:-1] - words[0])
+            scores = scores + self.weights.lm_weight * self.weights.nnlm * sums
+        if scores_of is not None:
+            words = self.rescored.first_word[begin : end + 1]
+            added = scores_of - self.rescored.log_probs[words[0] : words[-1]]
+            sums = np.add.reduceat(added.astype(float), words[:-1] - words[0])
             scores = scores + self.weights.lm_weight * self.weights.nnlm * sums
         own = first[utterances.start : utterances.stop + 1] - begin
         # Of equal scores the lowest rank wins.

@@ -83,7 +83,7 @@ class Method:
 
     title: ClassVar[str]
     rank: ClassVar[int] = 100
-    tasks: ClassVar[tuple[str, ...]] = ("asr", "kws")
+    tasks: ClassVar[tuple[str, ...]] = ("asr", "kws", "lm")
     federated: ClassVar[bool] = True
 
     local_epochs: Positive = 1
@@ -99,8 +99,8 @@ class Method:
             raise ValueError(f"{self.title} is for task {' or '.join(self.tasks)}, not {task}")
         if self.personal and not self.federated:
             raise ValueError(f"{self.title} has no clients, and so no personal layers")
-        if task == "asr" and self.local_steps:
-            raise ValueError("local_steps is for task kws; task asr has local_epochs")
+        if task != "kws" and self.local_steps:
+            raise ValueError(f"local_steps is for task kws; task {task} has local_epochs")
 
     def phase(self, number: int) -> Phase:
         """What round `number`, counted from 1, is; by default every round is the same."""
