@@ -31,36 +31,56 @@ tune_weights() {
 
 # The federations of table 2, on files, and what their clients make of their utterances.
 federate() {
-    local T path fixed
-    mapfile -t fixed < <(settings "${nnlm}/weights.yaml" method_conf.)
-    for T in none ${rounds}; do
-        path=${exp}/fmp/${T}/seed${seed}
-        log "Stage 8: ${path}"
-        if [ "${T}" = none ]; then
-            fedtools init "${path}" --config conf/fmp.yaml --method fmp --seed "${seed}" \
-                --data "train=${nnlm}/stream_eval" "${fixed[@]}" --set method_conf.scale=0 \
-                --set rounds=1
-        else
-            mapfile -t -O "${#fixed[@]}" fixed < <(settings "${nnlm}/scale.yaml" method_conf.)
-            fedtools init "${path}" --config conf/fmp.yaml --method fmp --seed "${seed}" \
-                --data "train=${nnlm}/stream_eval" "${fixed[@]}" --set "rounds=${T}"
-        fi
-        ${rounds_cmd:-${train_cmd}} "${path}/log/rounds.log" fedtools rounds "${path}" --nj 1
-        fedtools rescore-best "${path}" "${path}/best"
-        fedtools score "${data}/eval" "${path}/best/text" "${path}/best"
+    local T path weights adapted stream=${nnlm}/stream_eval
+    mapfile -t weights < <(settings "${nnlm}/weights.yaml" method_conf.)
+    mapfile -t adapted < <(settings "${nnlm}/scale.yaml" method_conf.)
+    federation "${exp}/rescored/seed${seed}" --set method_conf.scale=0 --set rounds=1
+    for T in ${rounds}; do
+        federation "${exp}/fmp${T}/seed${seed}" "${adapted[@]}" --set "rounds=${T}"
     done
+    path=${exp}/finetuned/seed${seed}
+    log "Stage 8: ${path}"
+    fedtools init "${path}" --config "${finetuning}" --method fedavg --seed "${seed}" \
+        --data "train=${stream}" --asset "weights=${nnlm}" --start "${nnlm}/model.safetensors" \
+        --set "rounds=${rounds##* }"
+    ${rounds_cmd:-${train_cmd}} "${path}/log/rounds.log" \
+        fedtools rounds "${path}" --nj "${nj}" --ngpu "${ngpu}"
+    best_of "${path}"
 }
 
-# Tables 3 and 4: other settings, on the same stored scores.
+federation() { # experiment, options
+    log "Stage 8: $1"
+    fedtools init "$1" --config conf/fmp.yaml --method fmp --seed "${seed}" \
+        --data "train=${stream}" "${weights[@]}" "${@:2}"
+    ${train_cmd} "$1/log/rounds.log" fedtools rounds "$1"
+    best_of "$1"
+}
+
+best_of() { # experiment
+    ${train_cmd} "$1/log/best.log" fedtools rescore-best "$1" "$1/best"
+    fedtools score "${data}/eval" "$1/best/text" "$1/best"
+}
+
+# Tables 3 and 4: other settings, on the same stored scores. Clipping of counts is for the words of
+# an utterance, and of a speaker in a meeting, that most have.
 sweep() {
     local out=${exp}/sweeps/seed${seed} stream=${nnlm}/stream_eval fixed
     log "Stage 9: ${out}"
     mapfile -t fixed < <(settings "${nnlm}/weights.yaml"; settings "${nnlm}/scale.yaml")
-    fixed+=(--set "rounds=${rounds##* }")
+    fixed+=(--set "rounds=${rounds##* }" --seed "${seed}")
     fedtools rescore-sweep "${stream}" "${out}/sigma.tsv" "${fixed[@]}" \
-        --vary sigma=5,0.1,1,10,100 --vary alpha=0.5 --vary beta=0.25
+        --vary alpha=0.5 --vary beta=0.25 --vary sigma=5,0,0.1,1,10,100
     fedtools rescore-sweep "${stream}" "${out}/beta.tsv" "${fixed[@]}" \
-        --vary sigma=5 --vary alpha=0 --vary beta=0.75
+        --vary alpha=0 --vary beta=0.75 --vary sigma=5
     fedtools rescore-sweep "${stream}" "${out}/alpha.tsv" "${fixed[@]}" \
-        --vary sigma=5 --vary alpha=0.75 --vary beta=0
+        --vary alpha=0.75 --vary beta=0 --vary sigma=5
+    fedtools rescore-sweep "${stream}" "${out}/continuous.tsv" "${fixed[@]}" \
+        --set alpha=0.5 --set beta=0.25 --vary sigma=5 --vary continuous=true --vary normalise=false,true
+    fixed+=(--set sigma=0.1)
+    fedtools rescore-sweep "${stream}" "${out}/paper.tsv" "${fixed[@]}" --set release=cumulative \
+        --set mechanism=paper --vary epsilon=2,1,0.5,0.1
+    fixed+=(--set mechanism=laplace --set groups=clock --vary epsilon=8,4,2,1,0.5,0.1)
+    fedtools rescore-sweep "${stream}" "${out}/utterance.tsv" "${fixed[@]}" --vary unit=utterance \
+        --set cap=12
+    fedtools rescore-sweep "${stream}" "${out}/user.tsv" "${fixed[@]}" --vary unit=user --set cap=300
 }

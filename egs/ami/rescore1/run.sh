@@ -15,6 +15,7 @@ clients=speaker         # a client is a speaker in a meeting; or meeting
 background=             # text of the language models, one sentence a line; default: the mini
                         # corpus', or the training transcripts
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
+finetuning=             # of the baseline that fine-tunes; default: conf/[mini_]finetuning.yaml
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 max_drop=0.02           # fail if more than this share of the segments cannot be used
 corpus_name=AMI         # the corpus, and ...
@@ -38,9 +39,12 @@ corpus=${AMI} mini=()
 if [ -z "${AMI}" ]; then
     corpus=downloads/ami-mini mini=(--mini)
     : "${tag:=mini}" "${config:=conf/mini.yaml}" "${background:=${corpus}/background.txt}"
+    : "${finetuning:=conf/mini_finetuning.yaml}"
     log "AMI is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
-: "${tag:=$(basename "${corpus}")}" "${config:=conf/paper.yaml}" "${release:=$(basename "${corpus}")}"
+: "${tag:=$(basename "${corpus}")}" "${config:=conf/paper.yaml}" \
+    "${finetuning:=conf/finetuning.yaml}"
+: "${release:=$(basename "${corpus}")}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}"
 check_words seeds '0|[1-9][0-9]*' rounds '[1-9][0-9]*' clients 'speaker|meeting' ngpu '0|1'
@@ -96,7 +100,8 @@ for seed in ${seeds}; do
 done
 
 if begins 10; then
-    local/report.py "${exp}" "${results}" --section "${section}" "${mini[@]}" --seeds "${seeds}" \
+    local/report.py "${exp}" "${data}/eval" "${results}" --seeds "${seeds}" \
+        --rounds "${rounds}" --section "${section}" "${mini[@]}" \
         --corpus "${corpus_name}" --release "${release}" --command "${command_line% }"
     log "Stage 10: wrote ${results}"
 fi

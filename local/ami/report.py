@@ -1,0 +1,293 @@
+#!/usr/bin/env python3
+"""Write a section of RESULTS.md from what the recipe of FMP has left.
+
+    report.py EXP DATA RESULTS.md --seeds "0 1" --rounds "1 2" --section NAME [...]
+
+EXP holds, by seed, am/ (the first pass), rescored/ (the neural language model alone), fmp<T>/,
+finetuned/ and sweeps/; DATA is the evaluation data. Draws RESULTS-<section>-epsilon.png beside the
+page. Leaves the page's other sections as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shlex
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.atomic import write_text
+from fedtools.files.datadir import DataDir, read_table
+from fedtools.files.errors import UserError, exit_with_message
+from fedtools.files.experiment import Experiment
+from fedtools.files.ledger import SERVER_ROW, read_ledger
+from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.report.page import (
+    SECTION_NAME,
+    Corpus,
+    Page,
+    image,
+    provenance,
+    with_section,
+)
+from fedtools.report.results import read_cost, size_text
+from fedtools.score.align import count_errors
+from fedtools.score.bootstrap import interval, speaker_draws
+
+PAPER = "Liu and Peng 2022"
+# Tables 2, 3 and 4, AMI: WER in %.
+TABLE_2 = {"rescored": 32.83, "fmp1": 31.44, "fmp2": 31.34, "fmp5": 31.27, "fmp10": 31.24}
+TABLE_3 = {
+    ("0.5", "0.25", "5.0"): 31.24,
+    ("0.5", "0.25", "0.1"): 31.02,
+    ("0.5", "0.25", "1.0"): 30.96,
+    ("0.5", "0.25", "10.0"): 31.38,
+    ("0.5", "0.25", "100.0"): 31.42,
+    ("0.0", "0.75", "5.0"): 31.56,
+    ("0.75", "0.0", "5.0"): 31.31,
+}
+TABLE_4 = {"2.0": 31.09, "1.0": 31.17, "0.5": 31.26, "0.1": 31.59}
+MECHANISMS = {
+    "paper": "the paper's equations 8 and 9 (protects less than it says)",
+    "utterance": "Laplace on bounded counts, for an utterance",
+    "user": "the same, for a user",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of table 2.
+
+    Attributes:
+        name: as the table has it.
+        folders: by seed, with text.
+        experiments: by seed, if a federation made it.
+        published: the paper's WER.
+    """
+
+    name: str
+    folders: Sequence[Path]
+    experiments: Sequence[Path] = ()
+    published: float | None = None
+
+
+class Scores:
+    """Word errors by client.
+
+    Args:
+        data: what was said, and by which client.
+    """
+
+    def __init__(self, data: Path):
+        self.data = DataDir.read(data, "text", "utt2client")
+        self.clients = sorted(set(self.data.utt2client.values()))
+        self.words = self._sums({name: len(said.split()) for name, said in self.data.text.items()})
+
+    def errors(self, folder: Path) -> np.ndarray:
+        """(clients,) of FOLDER/text."""
+        heard = read_table(folder / "text", values="optional")
+        if heard.keys() != self.data.text.keys():
+            raise UserError(f"not the utterances of {self.data.path}", path=folder / "text")
+        return self._sums({
+            name: count_errors(said.split(), heard[name].split()).errors
+            for name, said in self.data.text.items()
+        })  # fmt: skip
+
+    def _sums(self, values: Mapping[str, int]) -> np.ndarray:
+        sums = dict.fromkeys(self.clients, 0)
+        for name, value in values.items():
+            sums[self.data.utt2client[name]] += value
+        return np.array([sums[client] for client in self.clients], float)
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean, and the standard deviation over seeds."""
+    more = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{more}"
+
+
+def relative(own: np.ndarray, base: np.ndarray) -> str:
+    """The change in %, with an interval by drawing clients; errors (seeds, clients)."""
+    change = 100 * (own.sum() / base.sum() - 1)
+    draws = speaker_draws(own.shape[1], 1000, 0, "relative")
+    low, high = interval(100 * (draws @ own.sum(0) / (draws @ base.sum(0)) - 1))
+    bounds = "" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
+    return f"{change:+.1f}{bounds}"
+
+
+def table_2(rows: Sequence[Row], scores: Scores) -> str:
+    """WER and what it cost, against the neural language model alone."""
+    found = {row.name: np.stack([scores.errors(one) for one in row.folders]) for row in rows}
+    base = found[next(row.name for row in rows if row.published == TABLE_2["rescored"])]
+    header = [
+        *("Method", "WER %", "relative % [95 %]", f"{PAPER}, WER %", "relative %"),
+        *("Comm./client", "Client seconds"),
+    ]
+    cells = []
+    for row in rows:
+        own = found[row.name]
+        published = row.published
+        change = f"{100 * (published / TABLE_2['rescored'] - 1):+.1f}" if published else "-"
+        cells.append([
+            row.name,
+            spread([100 * errors.sum() / scores.words.sum() for errors in own]),
+            "-" if own is base else relative(own, base),
+            f"{published:.2f}" if published else "-",
+            "-" if own is base else change,
+            *cost(row.experiments),
+        ])  # fmt: skip
+    return format_markdown(header, cells)
+
+
+def cost(experiments: Sequence[Path]) -> tuple[str, str]:
+    """Bytes of a client both ways, and seconds of work of one, means over seeds."""
+    if not experiments:
+        return "-", "-"
+    sizes = [read_cost(Experiment(path)).client_bytes for path in experiments]
+    seconds = []
+    for path in experiments:
+        rows = [row for row in read_ledger(Experiment(path)) if row.client != SERVER_ROW]
+        seconds.append(sum(row.seconds for row in rows) / len({row.client for row in rows}))
+    return size_text(statistics.fmean(sizes)), f"{statistics.fmean(seconds):.2f}"
+
+
+def sweep_rows(exp: Path, seeds: Sequence[int], name: str) -> list[tuple[dict[str, str], list]]:
+    """The settings of a sweep, and their (WER, relative change) by seed."""
+    tables = [read_tsv(exp / "sweeps" / f"seed{seed}" / f"{name}.tsv", None) for seed in seeds]
+    return [
+        (rows[0], [(float(row["wer"]), float(row["relative"])) for row in rows])
+        for rows in zip(*tables, strict=True)
+    ]
+
+
+def table_3(exp: Path, seeds: Sequence[int]) -> str:
+    header = ["alpha", "beta", "sigma", "WER %", "relative %", f"{PAPER}, WER %"]
+    cells = []
+    for name in ("sigma", "beta", "alpha"):
+        for row, found in sweep_rows(exp, seeds, name):
+            key = tuple(row[option] for option in ("alpha", "beta", "sigma"))
+            wers, changes = zip(*found, strict=True)
+            published = TABLE_3.get(key)
+            cells.append([*key, spread(wers), spread(changes), published or "-"])
+    for row, found in sweep_rows(exp, seeds, "continuous"):
+        more = "refreshed after each utterance" + ", normalised" * (row["normalise"] == "True")
+        wers, changes = zip(*found, strict=True)
+        cells.append(["0.5", "0.25", f"5.0, {more}", spread(wers), spread(changes), "-"])
+    return format_markdown(header, cells)
+
+
+def table_4(exp: Path, seeds: Sequence[int]) -> str:
+    header = ["Mechanism", "epsilon", "WER %", "relative %", f"{PAPER}, WER %"]
+    cells = []
+    for name, title in MECHANISMS.items():
+        for row, found in sweep_rows(exp, seeds, name):
+            wers, changes = zip(*found, strict=True)
+            published = TABLE_4.get(row["epsilon"], "-") if name == "paper" else "-"
+            cells.append([title, row["epsilon"], spread(wers), spread(changes), published])
+    return format_markdown(header, cells)
+
+
+def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title: str) -> None:
+    """WER against epsilon, with the line of the baseline without adaptation."""
+    from fedtools.report.plots import drawing, look
+
+    with drawing(path, (5.4, 3.6)) as figure:
+        axes = figure.subplots()
+        for index, (name, label) in enumerate(MECHANISMS.items()):
+            rows = sweep_rows(exp, seeds, name)
+            epsilons = [float(row["epsilon"]) for row, _ in rows]
+            means = [statistics.fmean(wer for wer, _ in found) for _, found in rows]
+            axes.plot(epsilons, means, label=label, **look(index))
+        without = sweep_rows(exp, seeds, "sigma")
+        plain = next(found for row, found in without if row["sigma"] == "0.1")
+        noiseless = statistics.fmean(wer for wer, _ in plain)
+        axes.axhline(noiseless, color="0.4", linestyle=":", label="FMP without noise")
+        axes.axhline(base, color="0.2", linestyle="--", label="no adaptation")
+        axes.set_xscale("log")
+        axes.set_xlabel("epsilon (a small one protects more)")
+        axes.set_ylabel("WER (%)")
+        axes.legend(fontsize=7)
+        axes.set_title(title, fontsize=9)
+
+
+def write_report(
+    exp: Path, data: Path, path: Path, page: Page, seeds: Sequence[int], rounds: Sequence[int]
+) -> None:
+    """Write the section, and the picture beside the page."""
+
+    def by_seed(name: str, inner: str = "") -> list[Path]:
+        return [exp / name / f"seed{seed}" / inner for seed in seeds]
+
+    scores, caption = Scores(data), page.corpus.caption
+    rows = [
+        Row("First pass", by_seed("am", "decode_eval")),
+        Row("NNLM rescoring", by_seed("rescored", "best"), (), TABLE_2["rescored"]),
+    ]
+    for number in rounds:
+        name = f"fmp{number}"
+        experiments = by_seed(name)
+        rows.append(
+            Row(f"FMP, T = {number}", by_seed(name, "best"), experiments, TABLE_2.get(name))
+        )
+    tuned = f"Fine-tuning by FedAvg, T = {rounds[-1]}"
+    rows.append(Row(tuned, by_seed("finetuned", "best"), by_seed("finetuned")))
+    base = np.stack([scores.errors(one) for one in rows[1].folders]).sum(1) / scores.words.sum()
+    picture = path.with_name(f"{path.stem}-{page.section}-epsilon.png")
+    title = f"WER and privacy, {caption}"
+    plot_epsilon(picture, exp, seeds, 100 * float(base.mean()), title)
+    head = provenance(
+        path,
+        page,
+        seeds=seeds,
+        rounds=rounds,
+        pictures=[picture.name],
+        experiments=[one for row in rows for one in row.experiments],
+    )
+    counted = (
+        f"{len(scores.data.text):,} utterances, {int(scores.words.sum()):,} words, "
+        f"{len(scores.clients)} clients"
+    )
+    parts = [
+        f"## {caption}",
+        head,
+        f"**{caption}: second-pass rescoring** (table 2 of {PAPER}) on {counted}. Relative changes "
+        "are against NNLM rescoring alone, intervals by drawing clients; means ± standard "
+        "deviations over seeds. Published figures are not measured here.",
+        table_2(rows, scores),
+        f"**{caption}: settings of FMP, T = {rounds[-1]}** (table 3), on the same stored scores.",
+        table_3(exp, seeds),
+        f"**{caption}: differential privacy, T = {rounds[-1]}, sigma 0.1** (table 4). What each "
+        "epsilon is promised for: README.md.",
+        table_4(exp, seeds),
+        image(title, picture.name),
+    ]
+    section = "\n\n".join(part.strip() for part in parts)
+    write_text(path, with_section(path, page.section, section))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    for name in ("exp", "data", "results"):
+        parser.add_argument(name, type=Path)
+    for name in ("section", "corpus", "release", "seeds", "rounds"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--mini", action="store_true")
+    parser.add_argument("--command", default=shlex.join(sys.argv))
+    parser.add_argument("--date", type=datetime.date.fromisoformat)
+    options = parser.parse_args()
+    if not SECTION_NAME.fullmatch(options.section):
+        parser.error(f"--section {options.section!r}: use small letters, digits and '-'")
+    corpus = Corpus(options.corpus, options.release, options.mini)
+    page = Page(options.section, corpus, options.command, date=options.date)
+    numbers = ([int(one) for one in text.split()] for text in (options.seeds, options.rounds))
+    with exit_with_message("report.py"):
+        write_report(options.exp, options.data, options.results, page, *numbers)
+
+
+if __name__ == "__main__":
+    main()
