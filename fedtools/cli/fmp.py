@@ -62,6 +62,26 @@ def rescore_stream(
     print(out)
 
 
+@app.command("rescore-words")
+def rescore_words(
+    stream: Path = STREAM,
+    lists: Path = typer.Option(
+        None, "--list", metavar="TSV", help="client, phrase; by default what was said first."
+    ),
+    rounds: int = typer.Option(10, min=1, help="T: what was said in the first of T + 1 groups."),
+    most: int = typer.Option(20, min=0, help="Words that the background text has no more often."),
+) -> None:
+    """Give clients lists of words of their own, which a bonus favours; nobody is sent them."""
+    from fedtools.lm.private_words import read_phrases, write_phrases
+    from fedtools.lm.stream import PHRASES, list_words
+
+    if lists:
+        write_phrases(stream / PHRASES, read_phrases(lists))
+    else:
+        (stream / PHRASES).unlink(missing_ok=True)
+        print(f"{stream / PHRASES}: {list_words(stream, rounds, most)} words")
+
+
 @app.command("rescore-sweep")
 def rescore_sweep(
     stream: Path = STREAM,

@@ -215,7 +215,7 @@ class LmFederation(ModelFederation):
 
     @cached_property
     def _lists(self) -> Lists:
-        return Lists(self._stream.rescored, self._weights)
+        return Lists(self._stream.rescored, self._weights, self._stream.covered())
 
     @cached_property
     def _stream(self) -> Stream:

@@ -144,7 +144,7 @@ class RescoreFederation(Federation):
     @cached_property
     def lists(self) -> Lists:
         """Of all clients."""
-        return Lists(self._stream.rescored, _part(self.method, Weights))
+        return Lists(self._stream.rescored, _part(self.method, Weights), self._stream.covered())
 
     @cached_property
     def _stream(self) -> Stream:

@@ -33,12 +33,14 @@ class Weights:
         word_score: added for each word.
         nnlm: share of the NNLM, the n-gram's being the rest; 0 is the first pass.
         density: of the low-order n-gram of the training text, which is taken away.
+        bonus: added for each word that the client's own list covers.
     """
 
     lm_weight: float = 1.0
     word_score: float = 0.0
     nnlm: float = 0.5
     density: float = 0.0
+    bonus: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,14 @@ class Lists:
     Args:
         rescored: hypotheses, and the NNLM's log-probabilities of their words.
         weights: of the scores.
+        covered: (H,) words that clients' lists cover; None where there are none.
 
     Attributes:
         background: (V,), u(w).
         ranks: (H,), from 1, in the first pass.
     """
 
-    def __init__(self, rescored: Rescored, weights: Weights):
+    def __init__(self, rescored: Rescored, weights: Weights, covered: np.ndarray | None = None):
         self.rescored, self.weights = rescored, weights
         self.background = background_of(rescored.unigram)
         lm = (1 - weights.nnlm) * rescored.lm + weights.nnlm * rescored.sentence_scores()
@@ -77,6 +80,11 @@ class Lists:
         self._fixed = (
             rescored.acoustic + weights.lm_weight * lm + weights.word_score * rescored.num_words
         )
+        if weights.bonus:
+            if covered is None:
+                remedy = "run fedtools rescore-words"
+                raise UserError("no phrases.tsv for a bonus", remedy=remedy)
+            self._fixed = self._fixed + weights.bonus * covered
         first = rescored.first_hypothesis
         self.ranks = np.arange(first[-1]) - np.repeat(first[:-1], np.diff(first)) + 1
 

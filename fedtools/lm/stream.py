@@ -13,6 +13,7 @@ from fedtools.files.atomic import atomic_path
 from fedtools.files.datadir import DataDir, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import read_nbest
+from fedtools.lm.private_words import covered_words, rare_words, read_phrases, write_phrases
 from fedtools.lm.rescored import (
     NBEST,
     NGRAM,
@@ -51,6 +52,10 @@ def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> 
             write_table(out / name, read_scp(rescored / name))
 
 
+# Clients' own lists of words, see `fedtools.lm.private_words`.
+PHRASES = "phrases.tsv"
+
+
 @dataclass(frozen=True)
 class Stream:
     """Lists in the order in which clients meet them.
@@ -60,11 +65,24 @@ class Stream:
         runs: each client's run of utterances.
         begins: (utterances,) when each begins, as a share of the longest recording; None if no
             times are known.
+        phrases: client -> its own list of words; None if there are no lists.
     """
 
     rescored: Rescored
     runs: dict[str, slice]
     begins: np.ndarray | None
+    phrases: dict[str, list[str]] | None = None
+
+    def covered(self) -> np.ndarray | None:
+        """(H,) words of each hypothesis that its client's list covers; None without lists."""
+        if self.phrases is None:
+            return None
+        first = self.rescored.first_hypothesis
+        owners = {
+            client: slice(int(first[run.start]), int(first[run.stop]))
+            for client, run in self.runs.items()
+        }
+        return covered_words(self.rescored.hypotheses, owners, self.phrases)
 
     def groups(self, client: str, rounds: int, by_clock: bool) -> list[slice]:
         """A client's utterances in rounds + 1 groups, see `groups_of`."""
@@ -102,7 +120,33 @@ def open_stream(folder: str | Path) -> Stream:
     runs = {owners[at]: slice(at, to) for at, to in pairwise(edges)}
     longest = max((end for _, end in times.values()), default=0.0)
     begins = np.array([times[name][0] / longest for name in names]) if timed else None
-    return Stream(reordered(rescored, order), runs, begins)
+    phrases = read_phrases(folder / PHRASES) if (folder / PHRASES).exists() else None
+    return Stream(reordered(rescored, order), runs, begins, phrases)
+
+
+def list_words(folder: str | Path, rounds: int, most: int) -> int:
+    """Make every client's list from the first pass' best hypotheses of its first group.
+
+    Writes FOLDER/phrases.tsv, for `open_stream`.
+
+    Args:
+        rounds: T of the groups.
+        most: words are listed that the background text has so often at most.
+
+    Returns:
+        how many words are listed, over all clients.
+    """
+    stream = open_stream(folder)
+    rescored = stream.rescored
+    counts = dict(zip(rescored.vocabulary.words, rescored.unigram.tolist(), strict=True))
+    said = {}
+    for client in stream.runs:
+        group = stream.groups(client, rounds, False)[0]
+        best = rescored.first_hypothesis[group.start : group.stop]
+        said[client] = [rescored.hypotheses[index] for index in best]
+    phrases = rare_words(said, counts, most)
+    write_phrases(Path(folder) / PHRASES, phrases)
+    return sum(map(len, phrases.values()))
 
 
 def reordered(rescored: Rescored, order: np.ndarray) -> Rescored:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.tables import write_tsv
 from fedtools.lm.rescored import Rescored
 from fedtools.lm.reweighting import Adaptation, Lists, Weights, simulate
-from fedtools.lm.stream import open_stream
+from fedtools.lm.stream import Stream, open_stream
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.options import NONE, Privacy
 from fedtools.privacy.plan import Plan
@@ -28,7 +29,7 @@ from fedtools.privacy.releases import Releases
 from fedtools.score.align import count_errors
 from fedtools.score.bootstrap import interval, speaker_draws
 
-FIGURES = ("words", "errors", "wer", "relative", "low", "high")
+FIGURES = ("words", "errors", "wer", "relative", "low", "high", "listed", "missed")
 ROUNDS, GROUPS = "rounds", "groups"
 # Of differential privacy, whose options are varied beside FMP's.
 PRIVACY = tuple(one.name for one in fields(Privacy))
@@ -56,6 +57,31 @@ class Errors:
         return self._known[best]
 
 
+class Listed:
+    """How often words of clients' own lists are said, and missed.
+
+    Args:
+        stream: with lists.
+        text: what was said, by utterance.
+    """
+
+    def __init__(self, stream: Stream, text: Mapping[str, str]):
+        self._hypotheses, self._said = stream.rescored.hypotheses, []
+        for client, run in stream.runs.items():
+            own = {word for one in (stream.phrases or {}).get(client, []) for word in one.split()}
+            for name in stream.rescored.utterances[run]:
+                self._said.append(Counter(word for word in text[name].split() if word in own))
+        self.count = sum(said.total() for said in self._said)
+
+    def missed(self, best: np.ndarray) -> int:
+        """Of listed words that were said, how many the best hypotheses lack."""
+        return sum(
+            (said - Counter(self._hypotheses[hypothesis].split())).total()
+            for said, hypothesis in zip(self._said, best, strict=True)
+            if said
+        )
+
+
 class Sweep:
     """A stream of rescored lists that settings are tried on.
 
@@ -73,6 +99,7 @@ class Sweep:
         if lacking := [name for name in rescored.utterances if name not in text]:
             raise UserError(f"no entry of utterance {lacking[0]!r}", path=Path(folder) / "text")
         self.errors = Errors(rescored, text)
+        self.listed = Listed(self.stream, text)
         self.fixed, self.seed = dict(fixed), seed
         self._lists: dict[Weights, Lists] = {}
 
@@ -93,7 +120,7 @@ class Sweep:
         if chosen[GROUPS] == "clock" and self.stream.begins is None:
             raise UserError("no segments, whose times groups=clock needs", remedy="take even")
         if weights not in self._lists:
-            self._lists = {weights: Lists(self.stream.rescored, weights)}
+            self._lists = {weights: Lists(self.stream.rescored, weights, self.stream.covered())}
         by_clock = chosen[GROUPS] == "clock"
         groups = {
             client: self.stream.groups(client, chosen[ROUNDS], by_clock)
@@ -116,7 +143,8 @@ class Sweep:
             against: (clients,) errors of the baseline; the relative change has an interval by
                 drawing clients.
         """
-        own = self.by_client(self.errors.of(self.best(options)))
+        best = self.best(options)
+        own = self.by_client(self.errors.of(best))
         words = self.by_client(self.errors.words)
         draws = speaker_draws(len(own), 1000, seed, "sweep")
         low, high = interval(100 * (draws @ own / (draws @ against) - 1))
@@ -128,6 +156,8 @@ class Sweep:
             "relative": f"{100 * (own.sum() / against.sum() - 1):+.2f}",
             "low": "-" if np.isnan(low) else f"{low:+.2f}",
             "high": "-" if np.isnan(high) else f"{high:+.2f}",
+            "listed": self.listed.count,
+            "missed": self.listed.missed(best),
         }
 
 
@@ -143,7 +173,8 @@ def sweep(
     Args:
         folder: see `open_stream`; with text.
         out: the table, `varied` and `FIGURES`: WER in %, and its change against no adaptation (all
-            else as in `fixed`) in % of that, with a 95 % interval over clients.
+            else as in `fixed`) in % of that, with a 95 % interval over clients; how many words of
+            clients' own lists were said, and missed.
         fixed, varied: options and values; see `Sweep`.
         seed: of intervals and noise.
     """

@@ -42,7 +42,8 @@ class FMP(Method):
             the time that all meetings have, so that no utterance decides another one's round.
         privacy: options of `fedtools.privacy.options.Privacy`, but for `release`, which is `sends`.
         noise_key: where the key of its noise is, see `fedtools.privacy.key`.
-        lm_weight, word_score, nnlm, density: of scores, see `fedtools.lm.reweighting.Weights`.
+        lm_weight, word_score, nnlm, density, bonus: of scores, see
+            `fedtools.lm.reweighting.Weights`.
     """
 
     title: ClassVar[str] = "FMP"
@@ -64,6 +65,7 @@ class FMP(Method):
     word_score: float = 0.0
     nnlm: NonNegative = 0.5
     density: NonNegative = 0.0
+    bonus: NonNegative = 0.0
 
     def check(self, task: str, model: Mapping[str, Any]) -> None:
         super().check(task, model)

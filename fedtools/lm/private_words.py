@@ -1,0 +1,118 @@
+"""A client's own words: names and jargon that rescoring favours at this client, and nobody is sent.
+
+A list has words or phrases. Each hypothesis has a number of words that are parts of listed phrases;
+these get a bonus, whatever language models think of them: most are unknown to both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.datadir import check_id
+from fedtools.files.errors import UserError
+from fedtools.files.tables import read_tsv, write_tsv
+
+COLUMNS = ("client", "phrase")
+# In a trie: a phrase ends here.
+_END = ""
+
+
+class Trie:
+    """Phrases by their words, from the first on."""
+
+    def __init__(self, phrases: Iterable[str]):
+        self._root: dict = {}
+        for phrase in phrases:
+            node = self._root
+            for word in phrase.split():
+                node = node.setdefault(word, {})
+            node[_END] = {}
+
+    def covered(self, words: Sequence[str]) -> int:
+        """How many words are parts of phrases, read from the left, the longest phrase first."""
+        at = count = 0
+        while at < len(words):
+            length = self._longest(words, at)
+            count += length
+            at += max(1, length)
+        return count
+
+    def _longest(self, words: Sequence[str], begin: int) -> int:
+        node, longest = self._root, 0
+        for length, word in enumerate(words[begin:], 1):
+            if word not in node:
+                break
+            node = node[word]
+            longest = length if _END in node else longest
+        return longest
+
+
+def read_phrases(path: str | Path) -> dict[str, list[str]]:
+    """Client -> its phrases, from a table of `COLUMNS`.
+
+    Raises:
+        UserError: if it is malformed, or a phrase is empty.
+    """
+    found: dict[str, list[str]] = {}
+    for line, row in enumerate(read_tsv(path, COLUMNS), 2):
+        check_id(row["client"], "client", path, line)
+        if not row["phrase"].split():
+            raise UserError("no phrase", path=path, line=line)
+        found.setdefault(row["client"], []).append(row["phrase"])
+    return found
+
+
+def write_phrases(path: str | Path, phrases: Mapping[str, Iterable[str]]) -> None:
+    """Write a table for `read_phrases`."""
+    rows = [
+        {"client": client, "phrase": phrase} for client in phrases for phrase in phrases[client]
+    ]
+    write_tsv(path, COLUMNS, rows)
+
+
+def rare_words(
+    said: Mapping[str, Sequence[str]], background: Mapping[str, int], most: int, times: int = 2
+) -> dict[str, list[str]]:
+    """Words that a client has said several times and the background text hardly has.
+
+    Args:
+        said: client -> sentences.
+        background: word -> its count in the background text.
+        most: a word of the list comes at most so often in the background.
+        times: and at least so often at the client.
+    """
+    found = {}
+    for client, sentences in said.items():
+        counts = Counter(word for sentence in sentences for word in sentence.split())
+        found[client] = sorted(
+            word
+            for word, count in counts.items()
+            if count >= times and background.get(word, 0) <= most
+        )
+    return found
+
+
+def covered_words(
+    hypotheses: Sequence[str], owners: Mapping[str, slice], phrases: Mapping[str, Sequence[str]]
+) -> np.ndarray:
+    """(H,) words of each hypothesis that its client's list covers.
+
+    Args:
+        hypotheses: of all clients.
+        owners: client -> its hypotheses.
+        phrases: client -> its list; others have none.
+
+    Raises:
+        UserError: if a list is of no client.
+    """
+    if unknown := sorted(phrases.keys() - owners.keys()):
+        raise UserError(f"a list of words of {unknown[0]!r}, who is no client")
+    found = np.zeros(len(hypotheses))
+    for client, own in phrases.items():
+        trie, part = Trie(own), owners[client]
+        found[part] = [trie.covered(words.split()) for words in hypotheses[part]]
+    return found

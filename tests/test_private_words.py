@@ -1,0 +1,125 @@
+"""Clients' own lists of words: which words they cover, and whom they help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rescored_world import CLIENTS, make_stream
+from test_fmp import T, by_hand
+
+from fedtools.files.tables import read_tsv
+from fedtools.lm.private_words import Trie, rare_words, read_phrases
+from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.stream import open_stream
+
+LETTERS = st.lists(st.sampled_from("abc"), max_size=8)
+
+
+@given(phrases=st.lists(LETTERS.filter(bool), max_size=4), words=LETTERS)
+def test_covered_words(phrases, words):
+    """From the left, the longest phrase first, by looking at all phrases at every place."""
+    at = expected = 0
+    while at < len(words):
+        fits = [len(one) for one in phrases if words[at : at + len(one)] == one]
+        expected += max(fits, default=0)
+        at += max(fits, default=1)
+    assert Trie(" ".join(one) for one in phrases).covered(words) == expected
+
+
+def test_rare_words():
+    said = {"ann": ["a b", "b c d", "d"], "bob": ["c"]}
+    counts = {"b": 5, "d": 6, "c": 1}
+    assert rare_words(said, counts, 5) == {"ann": ["b"], "bob": []}
+    assert rare_words(said, counts, 6, times=1) == {"ann": ["a", "b", "c", "d"], "bob": ["c"]}
+
+
+@pytest.fixture
+def stream(tmp_path) -> Path:
+    return make_stream(tmp_path / "stream")
+
+
+def best(folder: Path, **weights: float) -> dict[str, str]:
+    opened = open_stream(folder)
+    rescored = opened.rescored
+    lists = Lists(rescored, Weights(**weights), opened.covered())
+    numbers = lists.best(slice(0, len(rescored.utterances)), None)
+    said = [rescored.hypotheses[number] for number in numbers]
+    return dict(zip(rescored.utterances, said, strict=True))
+
+
+def test_a_list_helps_its_own_client(stream, tmp_path, cli):
+    """With a bonus that outweighs all else, a listed word is in the result where any list has it.
+
+    Even one that no language model knows; and of other clients nothing changes.
+    """
+    (tmp_path / "list").write_text("client\tphrase\nann\tunheard\nann\tw06 w27\nann\tw29\n")
+    cli("rescore-words", stream, "--list", tmp_path / "list").ok()
+    plain, helped = best(stream), best(stream, bonus=1000.0)
+    assert plain == by_hand(stream, scale=0.0)
+    lines = [line.split("\t") for line in (stream / "nbest.tsv").read_text().splitlines()]
+    changed = 0
+    for name in plain:
+        counts = {
+            line[4]: sum(word in ("unheard", "w29") for word in line[4].split())
+            + 2 * line[4].count("w06 w27")
+            for line in lines
+            if line[0] == name
+        }
+        if name.startswith("ann"):
+            assert counts[helped[name]] == max(counts.values())
+            changed += helped[name] != plain[name]
+        else:
+            assert helped[name] == plain[name]
+    assert changed
+
+
+def test_lists_of_what_was_said_first(stream, cli):
+    """Of words of the first group's best hypotheses alone; later ones would be no news."""
+    cli("rescore-words", stream, "--rounds", T, "--most", 30).ok()
+    phrases = read_phrases(stream / "phrases.tsv")
+    opened = open_stream(stream)
+    rescored = opened.rescored
+    rows = [line.split("\t") for line in (stream / "unigram.tsv").read_text().splitlines()[1:]]
+    counts = {word: int(count) for word, count in rows}
+    listed = 0
+    for client in CLIENTS:
+        group = opened.groups(client, T, False)[0]
+        first = [
+            rescored.hypotheses[rescored.first_hypothesis[at]] for at in range(group.stop)[group]
+        ]
+        words = " ".join(first).split()
+        expected = {w for w in words if words.count(w) > 1 and counts.get(w, 0) <= 30}
+        assert set(phrases.get(client, [])) == expected
+        listed += len(expected)
+    assert listed
+
+
+def test_sweeps_tell_how_many_are_missed(stream, tmp_path, cli):
+    (tmp_path / "list").write_text("client\tphrase\nann\tw03\nann\tw27 w28\n")
+    cli("rescore-words", stream, "--list", tmp_path / "list").ok()
+    out = tmp_path / "out.tsv"
+    cli("rescore-sweep", stream, out, "--vary", "bonus=0,1000", "--set", "scale=0").ok()
+    truth = dict(line.split(" ", 1) for line in (stream / "text").read_text().splitlines())
+    for row, bonus in zip(read_tsv(out, None), (0.0, 1000.0), strict=True):
+        found, missed, said = best(stream, bonus=bonus), 0, 0
+        for name in truth:
+            for word in ("w03", "w27", "w28") if name.startswith("ann") else ():
+                times = truth[name].split().count(word)
+                said += times
+                missed += max(0, times - found[name].split().count(word))
+        assert (int(row["listed"]), int(row["missed"])) == (said, missed)
+    assert said
+
+
+def test_mistakes_are_told(stream, tmp_path, cli):
+    (tmp_path / "list").write_text("client\tphrase\nann\t \n")
+    cli("rescore-words", stream, "--list", tmp_path / "list").fails(1, "list:2", "no phrase")
+    (tmp_path / "list").write_text("client\tphrase\nzoe\tw03\n")
+    cli("rescore-words", stream, "--list", tmp_path / "list").ok()
+    sweep = ("rescore-sweep", stream, tmp_path / "o", "--vary", "bonus=1")
+    cli(*sweep).fails(1, "zoe")
+    (stream / "phrases.tsv").unlink()
+    cli(*sweep).fails(1, "phrases.tsv", "rescore-words")
