@@ -278,8 +278,8 @@ def test_a_key_of_another_user_is_refused(home, monkeypatch):
 
 def test_parts_of_a_purpose_are_not_mixed_up():
     array = np.arange(3)
-    parts = [("ab",), ("a", "b"), ("b", "a"), ("a", "b", ""), (1,), ("1",), (b"1",), (array,),
-             (array.tobytes(),), (array[:2],), ()]  # fmt: skip
+    texts = [("ab",), ("asb",), ("a", "b"), ("b", "a"), ("a", "b", "")]
+    parts = [*texts, (1,), ("1",), (b"1",), (array,), (array.tobytes(),), (array[:2],), ()]
     seen = {KEY.stream(*one).take(b"head", 0, 16) for one in parts}
     stream = KEY.stream()
     seen |= {stream.take(b"tail", 0, 16), stream.take(b"head", 1, 16)}
