@@ -475,10 +475,26 @@ def test_epsilon_and_cap_must_be_above_zero(name, value):
     assert "\n" not in str(said.value)
     with pytest.raises(ValueError, match=name):
         Privacy(**{name: float(value)})
+    with pytest.raises(UserError, match=rf"{name} is 1e-300; it must be from 1e-06"):
+        from_mapping(Privacy, {name: 1e-300}, "some.yaml")
     # Whoever makes one otherwise gets no noise of a scale of 1 / 0 either.
     if name == "epsilon":
         with pytest.raises(ValueError, match="epsilon"):
             paper_release(np.ones((1, 2)), np.ones(1), value, KEY, experiment="e", number=1)
+
+
+@pytest.mark.parametrize("cap", [1e-6, 1e9])
+@pytest.mark.parametrize("epsilon", [1e-4, 1e9])
+def test_the_ends_of_what_options_may_be(epsilon, cap):
+    for mechanism in ("laplace", "paper"):
+        plan = plan_of(1, epsilon=epsilon, cap=cap, mechanism=mechanism)
+        counts, _ = plan.bound(Utterances.of([{0: 1e-7, 1: 3.0, 2: 1e12}], 4))
+        noisy = plan.release(counts, KEY, experiment="e", number=1, sender="")
+        assert np.isfinite(noisy).all()
+    # Noise of such a scale is none.
+    if epsilon == 1e9:
+        plan = plan_of(1, epsilon=epsilon, cap=cap)
+        assert (plan.release(np.zeros(3), KEY, experiment="e", number=1, sender="") == 0).all()
 
 
 def test_options_are_checked_by_name():

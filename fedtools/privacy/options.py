@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +11,8 @@ WORD, UTTERANCE, USER = "word", "utterance", "user"
 INCREMENTS, CUMULATIVE = "increments", "cumulative"
 SERVER, CLIENT = "server", "client"
 NONE, LAPLACE, PAPER = "none", "laplace", "paper"
+# Of epsilon and cap: beyond, noise or grid would be no floats.
+_LEAST, _MOST = 1e-6, 1e9
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class Privacy:
         """Check the numbers, for those who make it without `from_mapping`.
 
         Raises:
-            ValueError: if epsilon or cap is no finite number above 0.
+            ValueError: if epsilon or cap is not above 0, or beyond any use.
         """
         for name in ("epsilon", "cap"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is {value:g}; it must be a finite number above 0")
+            if not _LEAST <= value <= _MOST:
+                raise ValueError(f"{name} is {value:g}; it must be from {_LEAST:g} to {_MOST:g}")
