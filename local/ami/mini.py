@@ -122,7 +122,7 @@ def plan(seed: int, most: int) -> list[Headset]:
                     own = Random(f"{seed} ami {meeting} {agent}")
                     liked = random.sample(lists_of(sayings.RARE)[topic], 2)
                     grammar = Person(own, topic, liked, pets[3 * place : 3 * place + 3])
-                said = breaths(grammar, topic, min(SENTENCES[part], most))
+                said = breaths(grammar, topic, min(SENTENCES[part], most), long=agent == "A")
                 # The agent says nothing of the channel.
                 channel = (place + number + 1) % count
                 headset = Headset(meeting, agent, channel, person, in_room(speaker, meeting, seed),

@@ -219,16 +219,22 @@ class Person(Grammar):
         return self.random.choice(self._pets) if self.random.random() < 0.45 else ""
 
 
-def breaths(grammar: Grammar, topic: int, count: int) -> list[list[Clause]]:
-    """So many clauses, as segments: most of one, some of two sentences, and one long sentence."""
+def breaths(grammar: Grammar, topic: int, count: int, long: bool) -> list[list[Clause]]:
+    """So many clauses, as segments: most of one, some of two sentences, and one long one of five.
+
+    Args:
+        grammar: who speaks.
+        topic: about what.
+        count: how many clauses.
+        long: whether there is a sentence of five clauses, too long for an utterance.
+    """
     segments: list[list[Clause]] = []
     left = count
     while left:
         if grammar.random.random() < 0.07:
             segments.append([Clause((grammar.random.choice(SHORT),))])
         else:
-            long = len(segments) == 2 and left >= 5
-            most = 5 if long else 1 + (grammar.random.random() < 0.2)
+            most = 5 if long and len(segments) == 2 else 1 + (grammar.random.random() < 0.2)
             segments.append([grammar.clause(topic) for _ in range(min(most, left))])
         left -= len(segments[-1])
     return segments
