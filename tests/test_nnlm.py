@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,8 +23,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from fedtools.files.errors import UserError
+from fedtools.lm import progress
 from fedtools.lm.nnlm import Nnlm
-from fedtools.lm.nnlm_training import perplexity
+from fedtools.lm.nnlm_training import _batches, perplexity
 from fedtools.lm.vocabulary import Vocabulary, make_vocabulary, read_unigram, write_unigram
 from fedtools.models.nnlm import NnlmOptions, build_nnlm, losses, pad
 
@@ -229,10 +231,30 @@ def test_a_killed_training_ends_as_if_it_had_not_been(trained, tmp_path):
     assert 1 <= len(state["history"]) < 4
     inside("rescore", tmp_path, tmp_path / "m", tmp_path / "r").fails(1, "not trained yet")
     done = inside(*command(tmp_path, tmp_path / "m")).ok()
-    assert "epoch 1/4" not in done.out and "epoch 4/4" in done.out
+    assert "epoch 1/4" not in done.err and "epoch 4/4" in done.err
     for name in ("model.safetensors", "perplexity.tsv", "config.yaml", "words.txt", "unigram.tsv"):
         assert (tmp_path / "m" / name).read_bytes() == (trained / "m" / name).read_bytes(), name
     assert not (tmp_path / "m" / "state.safetensors").exists()
+
+
+@given(lengths=st.lists(st.integers(1, 12), max_size=20), words=st.integers(1, 40))
+def test_an_epoch_sees_every_sentence_once(lengths, words):
+    found = _batches(lengths, words)
+    assert sorted(index for one in found for index in one) == list(range(len(lengths)))
+    for one in found:
+        assert len(one) * max(lengths[index] for index in one) <= words or len(one) == 1
+
+
+def test_a_log_gets_a_line_now_and_then(capfd, monkeypatch):
+    monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", -1.0)
+    with progress.WordProgress("work", 1000, done=500) as bar:
+        for words in (250, 100, 150):
+            bar.advance(words)
+        bar.say("done")
+    # A line for each but the last, after which there is nothing left.
+    assert re.sub(r"\d\d:\d\d", "TIME", capfd.readouterr().err) == (
+        "work: 75 % of 1000 words, TIME left\nwork: 85 % of 1000 words, TIME left\ndone\n"
+    )
 
 
 def test_again_and_with_another_seed(trained, tmp_path):

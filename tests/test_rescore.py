@@ -352,7 +352,19 @@ def store(folder: Path, name: str, rows: Sequence[float]) -> None:
 )
 def test_damage_is_named(world, tmp_path, damage, said):
     shutil.copytree(world / "r", tmp_path / "r")
+    (tmp_path / "r" / "nnlm.yaml").unlink()
+    open_rescored(tmp_path / "r")
     damage(tmp_path / "r")
     with pytest.raises(UserError) as error:
         open_rescored(tmp_path / "r")
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_other_lists_of_the_same_length_are_not_taken_for_those_that_were_scored(world, tmp_path):
+    for name in ("nbest.tsv", "words.txt", "unigram.tsv"):
+        folder = tmp_path / name
+        shutil.copytree(world / "r", folder)
+        old, new = ("\tw3 w4", "\tw3 w7") if name == "nbest.tsv" else ("w1", "w01")
+        change(folder / name, old, new)
+        with pytest.raises(UserError, match=f"{name}: not the file that nnlm.scp was made with"):
+            open_rescored(folder)

@@ -8,7 +8,6 @@ at its end: a killed run that is started again ends with the same model.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from fedtools.client.options import (
     DTYPES,
@@ -38,6 +36,7 @@ from fedtools.files.states import load_state, save_state
 from fedtools.files.tables import write_tsv
 from fedtools.lm.ngram import read_sentences
 from fedtools.lm.nnlm import CONFIG, MODEL, network_options
+from fedtools.lm.progress import WordProgress
 from fedtools.lm.vocabulary import Vocabulary, make_vocabulary, write_unigram
 from fedtools.models.nnlm import build_nnlm, losses, pad
 
@@ -163,27 +162,25 @@ class _Run:
         if (self.out / MODEL).exists():
             return self._finished()
         self._resume()
-        epochs, begun = self.training.epochs, time.monotonic()
-        total, resumed = sum(map(len, sentences)), len(self.history)
-        with tqdm(total=epochs * total, unit="word", disable=None, unit_scale=True) as bar:
-            bar.update(resumed * total)
+        epochs, total = self.training.epochs, sum(map(len, sentences))
+        resumed = len(self.history)
+        with WordProgress("train-nnlm", epochs * total, resumed * total) as progress:
             for epoch in range(resumed + 1, epochs + 1):
-                bar.set_description(f"train-nnlm, epoch {epoch}/{epochs}")
-                train = self._epoch(epoch, sentences, bar)
+                progress.title = f"train-nnlm, epoch {epoch}/{epochs}"
+                train = self._epoch(epoch, sentences, progress)
                 held_out = perplexity(self.model, valid, self.training.batch_words)
                 if not math.isfinite(train + held_out):
-                    remedy = f"use a smaller learning rate, or {self.out} anew"
-                    raise UserError(f"epoch {epoch}: the training diverged", remedy=remedy)
+                    remedy = "begin anew with a smaller learning rate"
+                    problem = f"epoch {epoch}: the training diverged"
+                    raise UserError(problem, path=self.out, remedy=remedy)
                 self._keep(train, held_out)
-                each = (time.monotonic() - begun) / (epoch - resumed)
-                left = tqdm.format_interval(each * (epochs - epoch))
-                said = f"epoch {epoch}/{epochs}: perplexity {train:.2f}, valid {held_out:.2f}"
-                bar.write(f"{said}, {left} left")
+                figures = f"perplexity {train:.2f}, valid {held_out:.2f}"
+                progress.say(f"epoch {epoch}/{epochs}: {figures}, {progress.left()} left")
         save_state(self.out / MODEL, self.best)
         (self.out / STATE).unlink()
         return self.history
 
-    def _epoch(self, epoch: int, sentences: list[list[int]], bar: tqdm) -> float:
+    def _epoch(self, epoch: int, sentences: list[list[int]], progress: WordProgress) -> float:
         """One pass; returns the perplexity that the words had when they were trained on."""
         training = self.training
         random = generator(self.seed, "nnlm", epoch)
@@ -204,7 +201,7 @@ class _Run:
                 nn.utils.clip_grad_norm_(self.model.parameters(), training.grad_clip)
             self.optimizer.step()
             total += float(loss.detach().double().sum())
-            bar.update(len(loss))
+            progress.advance(len(loss))
         return _exp(total / sum(map(len, sentences)))
 
     def _keep(self, train: float, valid: float) -> None:

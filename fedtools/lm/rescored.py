@@ -5,6 +5,7 @@
                   after hypothesis in the order of their ranks, of each its words and then `</s>`
     words.txt     the model's vocabulary; a word that is not in it has the probability of `<unk>`
     unigram.tsv   the counts of these words in the model's training text
+    nnlm.yaml     sums of what the scores were made from
     ngram.scp/ark optional, (hypotheses, 1): log-probability of each hypothesis, with its end, by a
                   low-order n-gram of the training text, for a density ratio
 
@@ -21,12 +22,14 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.files.ark import FeatureReader
+from fedtools.files.atomic import sha256
+from fedtools.files.config import read_yaml
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, read_nbest
-from fedtools.lm.vocabulary import END_ID, UNKNOWN_ID, Vocabulary, read_unigram
+from fedtools.lm.vocabulary import END_ID, UNIGRAM, UNKNOWN_ID, WORDS, Vocabulary, read_unigram
 
-NBEST, NNLM, NGRAM = "nbest.tsv", "nnlm.scp", "ngram.scp"
+NBEST, NNLM, NGRAM, MADE_FROM = "nbest.tsv", "nnlm.scp", "ngram.scp", "nnlm.yaml"
 _REMEDY = "run fedtools rescore again"
 
 
@@ -75,13 +78,15 @@ def open_rescored(folder: str | Path) -> Rescored:
     """Read and check what `fedtools rescore` left.
 
     Raises:
-        UserError: naming the file, if one is missing or damaged, if the utterances or the numbers
-            of words are not those of the N-best lists, or a score is no log-probability.
+        UserError: naming the file, if one is missing or damaged, if lists or vocabulary are not
+            those that nnlm.yaml has the sums of, if the utterances or the numbers of words are not
+            those of the lists, or a score is no log-probability.
     """
     folder = Path(folder)
     if not (folder / NNLM).exists():
         remedy = "run fedtools rescore, and of several jobs merge-rescored"
         raise UserError(f"no {NNLM}: nothing was rescored here", path=folder, remedy=remedy)
+    _check_sums(folder)
     vocabulary = Vocabulary.read(folder)
     unigram = read_unigram(folder, vocabulary)
     nbest = read_nbest(folder / NBEST)
@@ -115,6 +120,16 @@ def open_rescored(folder: str | Path) -> Rescored:
         num_words=np.diff(first_word) - 1,
         ngram=ngram,
     )
+
+
+def _check_sums(folder: Path) -> None:
+    if not (folder / MADE_FROM).exists():
+        return
+    sums = read_yaml(folder / MADE_FROM)
+    for name in (NBEST, WORDS, UNIGRAM):
+        if name in sums and sha256(folder / name) != sums[name]:
+            problem = f"not the file that {NNLM} was made with"
+            raise UserError(problem, path=folder / name, remedy=_REMEDY)
 
 
 def encode_all(

@@ -12,18 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from fedtools.files.ark import FeatureReader, write_ark
-from fedtools.files.atomic import sha256
+from fedtools.files.atomic import sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import byte_order, write_table
 from fedtools.files.errors import UserError
-from fedtools.files.nbest import Hypothesis, read_nbest, write_nbest
+from fedtools.files.lines import TABLE, read_text
+from fedtools.files.nbest import Hypothesis, read_nbest
 from fedtools.lm.density import score_hypotheses
 from fedtools.lm.nnlm import MODEL, Nnlm, require_model
 from fedtools.lm.prefixes import make_tree, score_tree
-from fedtools.lm.rescored import NBEST, NGRAM, NNLM, check_same, encode_all, read_scp
+from fedtools.lm.progress import WordProgress
+from fedtools.lm.rescored import MADE_FROM, NBEST, NGRAM, NNLM, check_same, encode_all, read_scp
 from fedtools.lm.vocabulary import (
     UNIGRAM,
     UNKNOWN_ID,
@@ -82,23 +83,20 @@ def rescore(
     cut = list(batches([list(map(len, ids)) for ids in sentences.values()], bins))
     share = cut[len(cut) * (job - 1) // jobs : len(cut) * job // jobs]
     names = list(sentences)
+    parts = ({names[i]: sentences[names[i]] for i in batch} for batch in share)
     total = sum(len(ids) for batch in share for i in batch for ids in sentences[names[i]])
     scores: dict[str, np.ndarray] = {}
-    title = f"rescore {nbest_dir.name}"
-    with tqdm(total=total, desc=title, unit="word", unit_scale=True, disable=None) as bar:
-        for batch in share:
-            chosen = {names[i]: sentences[names[i]] for i in batch}
-            for name, found in score(nnlm, chosen):
-                if not np.isfinite(found).all():
-                    problem = f"a log-probability of {name!r} is NaN or infinite"
-                    raise UserError(problem, path=nnlm_dir, remedy="train the model again")
-                scores[name] = found
-                bar.update(len(found))
-    ark = write_ark(
-        path.with_suffix(".ark"), ((name, scores[name][:, None]) for name in byte_order(scores))
-    )
+    with WordProgress(f"rescore {nbest_dir.name}", total) as progress:
+        for name, found in (pair for part in parts for pair in score(nnlm, part)):
+            if not np.isfinite(found).all():
+                problem = f"a log-probability of {name!r} is NaN or infinite"
+                raise UserError(problem, path=nnlm_dir, remedy="train the model again")
+            scores[name] = found
+            progress.advance(len(found))
+    columns = ((name, scores[name][:, None]) for name in byte_order(scores))
+    entries = write_ark(path.with_suffix(".ark"), columns)
     write_yaml(made_from, origin)
-    write_table(path, ark)
+    write_table(path, entries)
     return path
 
 
@@ -173,12 +171,13 @@ def merge(
         (out / NNLM).unlink(missing_ok=True)
         entries, bins = _read_parts(nbest_dir, nnlm_dir, out, jobs)
         check_same(entries, list(lists), out / NNLM)
-        write_nbest(out / NBEST, lists.items())
+        # To the byte: its sum is what tells later that these are the lists that were scored.
+        write_text(out / NBEST, read_text(nbest_dir / NBEST, TABLE))
         vocabulary.write(out)
         write_unigram(out, vocabulary, read_unigram(nnlm_dir, vocabulary))
         reader = FeatureReader(entries)
         scp = write_ark(out / "nnlm.ark", ((name, reader.read(name)) for name in lists))
-        write_yaml(out / "nnlm.yaml", {"batch_bins": bins, **_origin(nbest_dir, nnlm_dir)})
+        write_yaml(out / MADE_FROM, {"batch_bins": bins, **_origin(nbest_dir, nnlm_dir)})
         write_table(out / NNLM, scp)
     for part in out.glob("nnlm.[0-9]*.*"):
         part.unlink()
@@ -197,7 +196,7 @@ def merge(
 def _is_merged(out: Path, nbest_dir: Path, nnlm_dir: Path, bins: int | None = None) -> bool:
     """Whether the folder holds the scores of these lists by this model, of these batches if given,
     already."""
-    made_from = out / "nnlm.yaml"
+    made_from = out / MADE_FROM
     if not all((out / name).exists() for name in (NNLM, NBEST, WORDS, UNIGRAM, made_from)):
         return False
     found = read_yaml(made_from)
