@@ -216,6 +216,23 @@ def test_a_worse_epoch_is_not_kept(cli, tmp_path):
     assert perplexity(nnlm.network, valid, 50) == pytest.approx(min(reported), rel=1e-4)
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_dropout_is_there_in_every_epoch_of_training_and_nowhere_else(cli, tmp_path, rate):
+    """With steps of no length, the same text has the same perplexity but for the dropout."""
+    write_texts(tmp_path)
+    conf = {"lm_conf": {**SMALL, "dropout_rate": rate}, "epochs": 2, "optim_conf": {"lr": 1e-20}}
+    (tmp_path / "nnlm.yaml").write_text(yaml.safe_dump({"nnlm": conf}))
+    words = ("--valid", tmp_path / "text", "--config", tmp_path / "nnlm.yaml")
+    cli("train-nnlm", tmp_path / "text", tmp_path / "m", *words).ok()
+    rows = (tmp_path / "m" / "perplexity.tsv").read_text().splitlines()[1:]
+    (_, first, without), (_, second, again) = (map(float, row.split("\t")) for row in rows)
+    assert without == pytest.approx(again, rel=1e-5)
+    if rate:
+        assert len({f"{value:.1f}" for value in (first, second, without)}) == 3
+    else:
+        assert [first, second] == pytest.approx([without, without], rel=1e-5)
+
+
 def test_a_killed_training_ends_as_if_it_had_not_been(trained, tmp_path):
     write_texts(tmp_path)
     words = [sys.executable, "-m", "fedtools", *map(str, command(tmp_path, tmp_path / "m"))]
