@@ -320,6 +320,9 @@ def test_noise_is_where_it_belongs(stream, tmp_path, key, sends, trust):
     noises = []
     for number in range(1, T + 1):
         messages = sent(path, number)
+        rows = read_tsv(path / f"round_{number:04d}" / "update.1.tsv", None)
+        known = {(row["utterances"], row["seconds"]) for row in rows}
+        assert (known == {("0", "0.000")}) == (trust == "client")
         for client, counts in messages.items():
             groups = opened.groups(client, T, True)
             of = range(number) if sends == "cumulative" else [number - 1]
@@ -389,6 +392,9 @@ def test_what_privacy_costs(stream, tmp_path, key, cli):
     # The paper's costs far more than it says.
     assert totals["paper"]["utterance"] > 3
     assert all(one["user"] > one["utterance"] for one in totals.values())
+    config = (tmp_path / "paper.yaml", "--method", "fmp", "--data", f"train={stream}")
+    told = cli("init", tmp_path / "again", "--config", *config).ok().err
+    assert "a larger epsilon protects less" in told
     plain = begin(stream, tmp_path / "plain")
     cli("privacy", plain).fails(1, "no differential privacy", "privacy")
 

@@ -28,11 +28,15 @@ State = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sent:
-    """What some clients send: a row of each tensor for each client; features of a single one."""
+    """What some clients send: a row of each tensor for each client; features of a single one.
+
+    `untimed` keeps how long it took to itself: that depends on data which nobody is to know of.
+    """
 
     reports: Sequence[Report]
     tensors: State | None = None
     features: Any = None
+    untimed: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ No model is opened: what the neural language model says of every word was stored
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
@@ -23,7 +24,8 @@ from fedtools.lm.vocabulary import Vocabulary
 from fedtools.methods.base import COUNTS, Phase
 from fedtools.methods.fmp import FMP
 from fedtools.privacy.ledger import Amount, ledger_rows
-from fedtools.privacy.options import NONE
+from fedtools.privacy.marginals import PAPER_WARNING
+from fedtools.privacy.options import CLIENT, NONE, PAPER
 from fedtools.privacy.plan import Plan
 from fedtools.privacy.releases import ReleasesOf
 from fedtools.score.align import count_errors
@@ -40,6 +42,8 @@ class RescoreFederation(Federation):
             plan_of(method, beginning.config["rounds"])
         except ValueError as error:
             raise UserError(f"privacy: {error}", path=where) from None
+        if method.protection.mechanism == PAPER:
+            print(f"warning: {PAPER_WARNING}", file=sys.stderr)
         if method.groups == "clock" and not (beginning.data["train"] / "segments").exists():
             problem = "no segments, whose times groups: clock needs"
             raise UserError(problem, path=beginning.data["train"], remedy="take groups: even")
@@ -58,8 +62,10 @@ class RescoreFederation(Federation):
         for client in clients:
             talk = self.talk(client, number)
             counts = phase.client(talk)
-            size = talk.group.stop - talk.group.start
-            yield Sent([Report(client, utterances=size)], {"counts": counts[None]})
+            # The server is told nothing but counts where it is not trusted with them.
+            hidden = self.releases is not None and self.releases.plan.options.trust == CLIENT
+            size = 0 if hidden else talk.group.stop - talk.group.start
+            yield Sent([Report(client, size)], {"counts": counts[None]}, untimed=hidden)
 
     def load_result(self, client: str | None, number: int) -> None:
         self._number = number

@@ -88,7 +88,8 @@ def train_local(federation: Federation, number: int, job: int) -> None:
         for unit in units:
             begun = time.monotonic()
             for sent in federation.work(unit, number, phase):
-                seconds = (time.monotonic() - begun) / len(sent.reports)
+                spent = 0.0 if sent.untimed else time.monotonic() - begun
+                seconds = spent / len(sent.reports)
                 reports = [report._replace(seconds=seconds) for report in sent.reports]
                 _tell(number, reports)
                 writer.send(reports, sent.tensors, sent.features)
