@@ -26,7 +26,7 @@ tune_weights() {
         --vary word_score=0,-0.5,0.5,-1,1,-1.5,1.5,-2,2,3,4
     mapfile -t fixed < <(settings "${nnlm}/weights.yaml")
     fedtools rescore-tune "${stream}" "${nnlm}/scale.yaml" "${fixed[@]}" \
-        --vary scale=0,0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.8,1 --set "rounds=${rounds##* }"
+        --vary scale=0,0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.8,1,1.25,1.5,2,3 --set "rounds=${rounds##* }"
 }
 
 # The federations of table 2, on files, and what their clients make of their utterances.
