@@ -145,6 +145,15 @@ def test_the_federation_on_disk(stream, tmp_path, sends):
     """The files of a federation say the same as the algorithm; increments add up to the same."""
     path = begin(stream, tmp_path / "exp", sends=sends, scale=0.8)
     assert best_text(path) == by_hand(stream, scale=0.8)
+    marginals = kaldiio.load_scp(str(path / "best" / "marginals.scp"))
+    assert set(marginals) == {"-", *CLIENTS}
+    for name in marginals:
+        assert marginals[name].shape == (1, 2 + len(WORDS))
+        assert marginals[name].sum() == pytest.approx(1, abs=1e-5)
+    counts = load_file(path / f"round_{T + 1:04d}" / "global.safetensors")["counts"]
+    unigram = [int(row["count"]) + 1 for row in read_tsv(stream / "unigram.tsv", None)]
+    expected = 0.9 * counts / counts.sum() + 0.1 * np.array(unigram) / sum(unigram)
+    assert marginals["-"][0] == pytest.approx(expected, abs=1e-5)
     # What is sent are counts of words, and nothing of the last group.
     state = load_file(path / f"round_{T + 1:04d}" / "global.safetensors")
     assert state.keys() == {"counts"} and state["counts"].shape == (2 + len(WORDS),)
@@ -200,6 +209,22 @@ def test_no_utterance_is_in_its_own_cache(stream, tmp_path):
             name: two[name] for name in two if name not in late
         }
         assert one != two
+
+
+def test_rounds_in_which_a_client_says_nothing(stream, tmp_path):
+    """With more groups than utterances each is still heard once, with all that came before it."""
+    config = {"task": "rescore", "rounds": 20, "method_conf": {"scale": 1.0, "sends": "increments"}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    path = tmp_path / "exp"
+    arguments = ("--config", tmp_path / "c.yaml", "--method", "fmp", "--data", f"train={stream}")
+    inside("init", path, *arguments).ok()
+    inside("rounds", path, "--evaluate", "train").ok()
+    opened = open_stream(stream)
+    groups = {client: opened.groups(client, 20, False) for client in CLIENTS}
+    assert any(part.start == part.stop for part in groups["ann"])
+    best = simulate(Lists(opened.rescored, Weights()), groups, Adaptation(scale=1.0))
+    expected = [opened.rescored.hypotheses[one] for one in best]
+    assert best_text(path) == dict(zip(opened.rescored.utterances, expected, strict=True))
 
 
 def test_transcripts_are_for_scoring_alone(stream, tmp_path):

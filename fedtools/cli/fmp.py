@@ -128,10 +128,14 @@ def rescore_tune(
 @app.command("rescore-best")
 def rescore_best(
     experiment: Path = EXPERIMENT,
-    out: Path = typer.Argument(..., metavar="OUT", help="Gets text, the best hypotheses."),
+    out: Path = typer.Argument(
+        ..., metavar="OUT", help="Gets text; of FMP also marginals.ark and .scp."
+    ),
 ) -> None:
     """What clients make of all their utterances, by FMP or fine-tuning, for fedtools score."""
     from fedtools.federation.base import open_federation
+    from fedtools.federation.rescore import RescoreFederation
+    from fedtools.files.ark import write_ark
     from fedtools.files.datadir import byte_order, write_table
     from fedtools.files.errors import UserError
 
@@ -140,6 +144,10 @@ def rescore_best(
         raise UserError("its clients rescore nothing", path=federation.where)
     found = federation.best_text()
     write_table(out / "text", {name: found[name] for name in byte_order(found)})
+    if isinstance(federation, RescoreFederation):
+        rows = federation.marginals()
+        ark = write_ark(out / "marginals.ark", ((name, rows[name]) for name in byte_order(rows)))
+        write_table(out / "marginals.scp", ark)
     print(out / "text")
 
 

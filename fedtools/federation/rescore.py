@@ -16,8 +16,10 @@ import numpy as np
 from fedtools.federation.base import Beginning, Federation, Sent, State
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
+from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload, Report
 from fedtools.files.states import load_state
+from fedtools.lm.marginals import smoothed
 from fedtools.lm.reweighting import Adaptation, Lists, Talk, Weights
 from fedtools.lm.stream import Stream, open_stream
 from fedtools.lm.vocabulary import Vocabulary
@@ -86,6 +88,17 @@ class RescoreFederation(Federation):
                 talk = self.talk(client, number + 1)
                 found |= zip(self.names(talk.group), self.rescored(talk), strict=True)
         return found
+
+    def marginals(self) -> dict[str, np.ndarray]:
+        """The distributions after the last round, (1, V) each: every client's, and "-", all's."""
+        last, smoothing = self.experiment.last_round(), self.method.smoothing
+        self.load_result(None, last)
+        marginal = self.method.protection.mechanism == PAPER
+        found = {SERVER_ROW: self.lists.shared(self._counts, smoothing, marginal)}
+        for client in self.experiment.clients:
+            own = self.talk(client, last + 1).before
+            found[client] = smoothed(own, self.lists.background, smoothing)
+        return {name: value[None].astype(np.float32) for name, value in found.items()}
 
     def release(self, number: int) -> Release | None:
         if self.releases is None:

@@ -124,7 +124,8 @@ class Lists:
         begin, end = first[utterances.start], first[utterances.stop]
         weights = np.repeat(kernel(self.ranks[begin:end], sigma), np.diff(starts[begin : end + 1]))
         words = self.rescored.word_ids[starts[begin] : starts[end]]
-        counts = np.bincount(words, weights, minlength=len(self.background))
+        # Of nothing, numpy counts whole numbers.
+        counts = np.bincount(words, weights, minlength=len(self.background)).astype(np.float64)
         counts[END_ID] = 0
         return counts
 
@@ -288,9 +289,14 @@ class Talk:
             for first, last in pairwise(edges)
         ]
 
+    @property
+    def before(self) -> np.ndarray:
+        """(V,) counts of all that was said before the round, which stay at the client."""
+        return self._count(0, self._number - 1)
+
     def rescore(self, everybody: np.ndarray) -> np.ndarray:
         """The best hypotheses of the round's utterances; `everybody` is what the server sent."""
-        own = self._count(0, self._number - 1)
+        own = self.before
         marginal = self._releases is not None and self._releases.plan.options.mechanism == PAPER
         shared = self._lists.shared(everybody, self._options.smoothing, marginal)
         return rescore_group(self._lists, self.group, shared, own, self._options)[0]

@@ -192,6 +192,29 @@ def table_4(exp: Path, seeds: Sequence[int]) -> str:
     return format_markdown(header, cells)
 
 
+def words_table(exp: Path, seeds: Sequence[int]) -> str:
+    """What private words and the density ratio add to FMP."""
+    header = ["Second pass", "WER %", "relative %", "listed words said", "of them missed %"]
+    cells = []
+    for name, title in (("words", "private words, bonus"), ("density", "density ratio, weight")):
+        tables = [read_tsv(exp / "sweeps" / f"seed{seed}" / f"{name}.tsv", None) for seed in seeds]
+        # The first row of either is FMP as it is.
+        for number in (0, 1) if name == "words" else (1,):
+            rows = [table[min(number, len(table) - 1)] for table in tables]
+            option = {"words": "bonus", "density": "density"}[name]
+            values = sorted({float(row[option]) for row in rows})
+            chosen = ", ".join(f"{value:g}" for value in values)
+            missed = [100 * int(row["missed"]) / max(1, int(row["listed"])) for row in rows]
+            cells.append([
+                f"FMP, {title} {chosen}" if number else "FMP",
+                spread([float(row["wer"]) for row in rows]),
+                spread([float(row["relative"]) for row in rows]),
+                rows[0]["listed"],
+                spread(missed, 1),
+            ])  # fmt: skip
+    return format_markdown(header, cells)
+
+
 def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title: str) -> None:
     """WER against epsilon, with the line of the baseline without adaptation."""
     from fedtools.report.plots import drawing, look
@@ -261,6 +284,9 @@ def write_report(
         table_2(rows, scores),
         f"**{caption}: settings of FMP, T = {rounds[-1]}** (table 3), on the same stored scores.",
         table_3(exp, seeds),
+        f"**{caption}: private words and density ratio**, T = {rounds[-1]}. Clients list words of "
+        "what they say first that the background text hardly has; bonus and weight by dev.",
+        words_table(exp, seeds),
         f"**{caption}: differential privacy, T = {rounds[-1]}, sigma 0.1** (table 4). What each "
         "epsilon is promised for: README.md.",
         table_4(exp, seeds),

@@ -8,8 +8,10 @@ rescore() { # set
     local out=${nnlm}/rescored_$1
     ${train_cmd} "JOB=1:${nj}" "${out}/log/rescore.JOB.log" fedtools rescore "${am}/decode_$1" \
         "${nnlm}" "${out}" --job JOB --nj "${nj}" --ngpu "${ngpu}"
-    fedtools merge-rescored "${am}/decode_$1" "${nnlm}" "${out}" --nj "${nj}"
+    fedtools merge-rescored "${am}/decode_$1" "${nnlm}" "${out}" --nj "${nj}" --ngram "${exp}/lm2"
     fedtools rescore-stream "${data}/$1" "${out}" "${nnlm}/stream_$1"
+    # Lists of private words are of what clients say before the first round.
+    fedtools rescore-words "${nnlm}/stream_$1" --rounds "${rounds##* }"
 }
 
 # The options that a YAML of values sets, one a line: --set PREFIXname=value.
@@ -27,6 +29,12 @@ tune_weights() {
     mapfile -t fixed < <(settings "${nnlm}/weights.yaml")
     fedtools rescore-tune "${stream}" "${nnlm}/scale.yaml" "${fixed[@]}" \
         --vary scale=0,0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.8,1,1.25,1.5,2,3 --set "rounds=${rounds##* }"
+    # What private words and the density ratio add, each on its own, to FMP.
+    mapfile -t -O "${#fixed[@]}" fixed < <(settings "${nnlm}/scale.yaml")
+    fedtools rescore-tune "${stream}" "${nnlm}/bonus.yaml" "${fixed[@]}" \
+        --vary bonus=0,0.25,0.5,1,1.5,2,3,4,6 --set "rounds=${rounds##* }"
+    fedtools rescore-tune "${stream}" "${nnlm}/density.yaml" "${fixed[@]}" \
+        --vary density=0,0.05,0.1,0.15,0.2,0.3,0.4,0.5 --set "rounds=${rounds##* }"
 }
 
 # The federations of table 2, on files, and what their clients make of their utterances.
@@ -76,6 +84,12 @@ sweep() {
         --vary alpha=0.75 --vary beta=0 --vary sigma=5
     fedtools rescore-sweep "${stream}" "${out}/continuous.tsv" "${fixed[@]}" \
         --set alpha=0.5 --set beta=0.25 --vary sigma=5 --vary continuous=true --vary normalise=false,true
+    local bonus density
+    bonus=$(fedtools config "${nnlm}/bonus.yaml" bonus)
+    density=$(fedtools config "${nnlm}/density.yaml" density)
+    fedtools rescore-sweep "${stream}" "${out}/words.tsv" "${fixed[@]}" --vary "bonus=0,${bonus}"
+    fedtools rescore-sweep "${stream}" "${out}/density.tsv" "${fixed[@]}" \
+        --vary "density=0,${density}"
     fixed+=(--set sigma=0.1)
     fedtools rescore-sweep "${stream}" "${out}/paper.tsv" "${fixed[@]}" --set release=cumulative \
         --set mechanism=paper --vary epsilon=2,1,0.5,0.1

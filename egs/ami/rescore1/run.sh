@@ -72,6 +72,8 @@ if begins 3; then
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
     fedtools train-lm "${text[@]}" "${exp}/lm" --order "$(setting lm.order)" \
         --valid "${data}/dev/text" --valid "${data}/eval/text"
+    # For the density ratio.
+    fedtools train-lm "${text[@]}" "${exp}/lm2" --order 2
 fi
 
 for seed in ${seeds}; do
