@@ -10,8 +10,9 @@ for language models, one a line and normalised already. What is said where, and 
 background is surprised by it, is told in sayings.py. Two meetings of a group have the same people.
 
 To keep recordings short everybody speaks all the time, each into a headset of their own, which
-hears nobody else. Between two sentences all samples are zero, so that the times of the annotations
-can be read off the audio; times of words within a sentence are guessed by their letters.
+hears nobody else, but noise, so that a recogniser leaves something to a language model. Between two
+sentences all samples are zero, so that the times of the annotations can be read off the audio;
+times of words within a sentence are guessed by their letters.
 
 The annotations have what prepare.py has to deal with: channels in another order than agents, a
 fifth headset, whose recording is stereo, laughter, gaps and false starts, words without times and
@@ -111,7 +112,8 @@ def plan(seed: int, most: int) -> list[Headset]:
             topic = number if part == "train" else topic + 1
             if (part, number) == ("dev", 0):
                 topic = 0
-            random = Random(f"{seed} ami {meeting}")
+            # A group's people keep their voices and pet words, whatever they talk about.
+            random = Random(f"{seed} ami {meeting[:6]}")
             count = 5 if meeting == FIVE_HEADSETS else 4
             pets = random.sample(sayings.PET, 3 * count)
             for place, agent in enumerate("ABCDE"[:count]):
@@ -134,7 +136,7 @@ def plan(seed: int, most: int) -> list[Headset]:
 def in_room(speaker: Speaker, meeting: str, seed: int) -> Speaker:
     """The speaker with the headset of that meeting: level and noise."""
     random = random_of(seed, "ami", meeting, speaker.client_id)
-    level, noise = 10 ** (random.uniform(-9, 0) / 20), 10 ** (random.uniform(-45, -33) / 20)
+    level, noise = 10 ** (random.uniform(-9, 0) / 20), 10 ** (random.uniform(-28, -16) / 20)
     return replace(speaker, level=float(level), noise=float(noise))
 
 
