@@ -196,6 +196,8 @@ AMI_WORDS = (
     word("back"), word("far", "100.2", "101.0"), word("later", "100.1", "100.3"), word("lost"),
     # 39: times that are no times
     word("times", "nan", "-1"), word("odd", "1e3", "\u00b2"),
+    # 41: words that overlap, and not in the order of time
+    word("what", "60.5", "61.0"), word("ever", "60.0", "60.6"),
 )  # fmt: skip
 _TWO = segment(_WHO, 28, 28).replace(
     "</segment>", f'<nite:child href="{_WHO}.words.xml#id({_WHO}.words30)"/></segment>'
@@ -215,6 +217,7 @@ AMI_TRAPS: tuple[tuple[str, tuple[tuple[int, int, str], ...]], ...] = (
     (segment(_WHO, 31, 31, "99", "100"), ((9990, 10000, "ENDS"),)),
     (segment(_WHO, 32, 34, "20", "21"), ((2000, 2060, "A B"),)),
     (segment(_WHO, 39, 40, "50", "51"), ((5000, 5100, "TIMES ODD"),)),
+    (segment(_WHO, 41, 42, "60.2", "60.8"), ((6000, 6100, "WHAT EVER"),)),
     # Faults, from here on.
     (segment(_WHO, 35, 35, "30", "29", id="reversed"), ()),
     (segment(_WHO, 0, 3, "0.9", "2.2", id="twice"), ()),
