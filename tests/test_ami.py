@@ -492,6 +492,14 @@ def test_a_long_sentence_is_divided_where_its_middle_is_in_time():
     assert as_told == [(0, 100, "A"), (100, 200, "B"), (200, 900, "C"), (900, 1000, "D")]
 
 
+def test_a_mark_at_the_end_of_a_sentence_does_not_divide_it():
+    """A word without a time before a comma at the very start would become a sentence of no time."""
+    Token = words.Token
+    tokens = [Token("a", "word", None, None), Token(",", "pause", 0, 0), Token("b", "word", 0, 5),
+              Token("c", "word", 5, 10), Token(",", "pause", 10, 10)]  # fmt: skip
+    assert words.sentences(tokens, 0, 10, 2) == [words.Sentence(0, 10, "A B C")]
+
+
 # --- transcripts ----------------------------------------------------------------------------------
 
 TRANSCRIPT = (
