@@ -12,6 +12,7 @@ ngpu=0                  # 1: train and score on a GPU
 seeds=0                 # of the acoustic model and the neural language model: "0 1 2"
 rounds="1 2 5 10"       # T, how often clients send their counts
 clients=speaker         # a client is a speaker in a meeting; or meeting
+split=conf/transcripts.split    # of AMI_TRANSCRIPTS in db.sh, which meetings are in which set
 background=             # text of the language models, one sentence a line; default: the mini
                         # corpus', or the training transcripts
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
@@ -36,7 +37,13 @@ $(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^results=/q' run.sh)"
 . local/rescoring.sh
 
 corpus=${AMI} mini=()
-if [ -z "${AMI}" ]; then
+if [ -n "${AMI_TRANSCRIPTS}" ]; then
+    corpus=${AMI_TRANSCRIPTS}
+    : "${tag:=transcripts}" "${config:=conf/mini.yaml}" "${background:=data/${tag}/background.txt}"
+    : "${finetuning:=conf/mini_finetuning.yaml}"
+    : "${release:=$(basename "${corpus}"), synthetic speech}"
+    log "AMI_TRANSCRIPTS is set in db.sh: its words are spoken by a synthesiser"
+elif [ -z "${AMI}" ]; then
     corpus=downloads/ami-mini mini=(--mini)
     : "${tag:=mini}" "${config:=conf/mini.yaml}" "${background:=${corpus}/background.txt}"
     : "${finetuning:=conf/mini_finetuning.yaml}"
@@ -50,12 +57,18 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 check_words seeds '0|[1-9][0-9]*' rounds '[1-9][0-9]*' clients 'speaker|meeting' ngpu '0|1'
 check_tag "${tag}"
 [ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd} decode_cmd=${cuda_cmd}
-name_corpora AMI
+name_corpora AMI AMI_TRANSCRIPTS
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
-    [ -n "${AMI}" ] || local/mini.py downloads
-    local/prepare.py "${corpus}" "${data}" --client "${clients}" --max-drop "${max_drop}"
+    prepare=(local/prepare.py --client "${clients}" --max-drop "${max_drop}")
+    if [ -n "${AMI_TRANSCRIPTS}" ]; then
+        "${prepare[@]}" "${corpus}" "${data}/text" --transcripts --split "${split}"
+        local/speak.py "${data}/text" "${data}" --nj "${nj}"
+    else
+        [ -n "${AMI}" ] || local/mini.py downloads
+        "${prepare[@]}" "${corpus}" "${data}"
+    fi
     for set in train dev eval; do utils/validate_data_dir.py --no-feats "${data}/${set}"; done
 fi
 
