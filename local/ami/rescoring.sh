@@ -93,7 +93,7 @@ sweep() {
     fixed+=(--set sigma=0.1)
     fedtools rescore-sweep "${stream}" "${out}/paper.tsv" "${fixed[@]}" --set release=cumulative \
         --set mechanism=paper --vary epsilon=2,1,0.5,0.1
-    fixed+=(--set mechanism=laplace --set groups=clock --vary epsilon=8,4,2,1,0.5,0.1)
+    fixed+=(--set mechanism=laplace --set groups=clock --vary "epsilon=8,4,2,1,0.5,0.1")
     fedtools rescore-sweep "${stream}" "${out}/utterance.tsv" "${fixed[@]}" --vary unit=utterance \
         --set cap=12
     fedtools rescore-sweep "${stream}" "${out}/user.tsv" "${fixed[@]}" --vary unit=user --set cap=300
