@@ -24,8 +24,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest file, so that it is not alone at the end of a parallel run."""
-    items.sort(key=lambda item: item.path.name != "test_recipe.py")
+    """Begin with whole recipes, the longest files, so that none is alone at the end of a run."""
+    items.sort(
+        key=lambda item: (
+            item.path.name != "test_recipe.py",
+            not item.path.name.startswith("test_recipe"),
+        )
+    )
 
 
 @dataclass
