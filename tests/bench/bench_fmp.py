@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""FMP over lists of AMI's size: seconds for a setting, from scores that are stored.
+
+    bench_fmp.py [--utterances 12643] [--hypotheses 20] [--words 8] [--rounds 10] [--turns 3]
+
+63 clients, a vocabulary of 10,000 words, random scores. "simplest": the adaptation of each word of
+each hypothesis in a loop over words, as algorithm 1 says it, on some of the utterances and scaled
+up; the counts are not even made. In one process of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+
+import numpy as np
+
+from fedtools.lm.rescored import Rescored
+from fedtools.lm.reweighting import Adaptation, Lists, Weights, groups_of, simulate
+from fedtools.lm.vocabulary import Vocabulary
+from fedtools.privacy.key import NoiseKey
+from fedtools.privacy.options import Privacy
+from fedtools.privacy.plan import Plan
+from fedtools.privacy.releases import Releases
+
+CLIENTS, VOCABULARY, SOME = 63, 10_000, 100
+WAYS = {
+    "one setting": (Adaptation(), None),
+    "normalised": (Adaptation(normalise=True), None),
+    "refreshed after each utterance": (Adaptation(continuous=True), None),
+    "with noise": (Adaptation(), Privacy(mechanism="laplace", release="increments")),
+}
+
+
+def random_lists(utterances: int, hypotheses: int, words: int) -> Lists:
+    random = np.random.default_rng(0)
+    count = utterances * hypotheses
+    size = count * words
+    rescored = Rescored(
+        vocabulary=Vocabulary([str(number) for number in range(VOCABULARY)]),
+        unigram=random.integers(0, 100, VOCABULARY),
+        utterances=[str(number) for number in range(utterances)],
+        hypotheses=[""] * count,
+        first_hypothesis=np.arange(utterances + 1) * hypotheses,
+        first_word=np.arange(count + 1) * words,
+        word_ids=random.integers(1, VOCABULARY, size).astype(np.int32),
+        log_probs=-random.random(size).astype(np.float32),
+        acoustic=-random.random(count),
+        lm=-random.random(count),
+        num_words=np.full(count, words - 1),
+        ngram=None,
+    )
+    return Lists(rescored, Weights())
+
+
+def simplest(lists: Lists) -> float:
+    """Seconds for all utterances, by those of some."""
+    rescored, background = lists.rescored, lists.background.tolist()
+    ids, scores = rescored.word_ids.tolist(), rescored.log_probs.tolist()
+    begun = time.perf_counter()
+    for utterance in range(SOME):
+        first, last = rescored.first_hypothesis[utterance : utterance + 2]
+        best = -math.inf
+        for hypothesis in range(first, last):
+            at, to = rescored.first_word[hypothesis : hypothesis + 2]
+            total = 0.0
+            for place in range(at, to):
+                u = background[ids[place]]
+                total += scores[place] + 0.5 * math.log((0.25 * u + 0.75 * u) / u)
+            best = max(best, total)
+    return (time.perf_counter() - begun) * len(rescored.utterances) / SOME
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    sizes = (("utterances", 12643), ("hypotheses", 20), ("words", 8), ("rounds", 10), ("turns", 3))
+    for name, default in sizes:
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    lists = random_lists(options.utterances, options.hypotheses, options.words)
+    edges = np.linspace(0, options.utterances, CLIENTS + 1).astype(int)
+    groups = {
+        str(number): groups_of(slice(int(edges[number]), int(edges[number + 1])), options.rounds)
+        for number in range(CLIENTS)
+    }
+    slow = [simplest(lists) for _ in range(options.turns)]
+    print(f"simplest loop over words: {statistics.median(slow):.1f} s")
+    for name, (adaptation, privacy) in WAYS.items():
+        taken = []
+        for _ in range(options.turns):
+            releases = None
+            if privacy:
+                plan = Plan(privacy, options.rounds + 1, even_groups=True)
+                releases = Releases(plan, NoiseKey(bytes(32)), "bench")
+            begun = time.perf_counter()
+            simulate(lists, groups, adaptation, releases)
+            taken.append(time.perf_counter() - begun)
+        spread = f"{statistics.median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f})"
+        print(f"{name}: {spread}, {statistics.median(slow) / statistics.median(taken):.0f} times")
+
+
+if __name__ == "__main__":
+    main()
