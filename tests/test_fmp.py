@@ -16,9 +16,10 @@ from rescored_world import CLIENTS, WORDS, make_stream
 from safetensors.numpy import load_file
 
 from fedtools.files.tables import read_tsv
-from fedtools.lm.reweighting import Adaptation, Lists, Weights, groups_of, simulate
+from fedtools.lm.reweighting import Adaptation, Lists, Weights
 from fedtools.lm.stream import open_stream
 from fedtools.lm.sweep import FIGURES
+from fedtools.lm.talk import groups_of, simulate
 
 T = 3
 

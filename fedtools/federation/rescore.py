@@ -20,8 +20,9 @@ from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload, Report
 from fedtools.files.states import load_state
 from fedtools.lm.marginals import smoothed
-from fedtools.lm.reweighting import Adaptation, Lists, Talk, Weights
+from fedtools.lm.reweighting import Adaptation, Lists, Weights
 from fedtools.lm.stream import Stream, open_stream
+from fedtools.lm.talk import Talk
 from fedtools.lm.vocabulary import Vocabulary
 from fedtools.methods.base import COUNTS, Phase
 from fedtools.methods.fmp import FMP

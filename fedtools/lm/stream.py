@@ -23,7 +23,7 @@ from fedtools.lm.rescored import (
     open_rescored,
     read_scp,
 )
-from fedtools.lm.reweighting import groups_of
+from fedtools.lm.talk import groups_of
 from fedtools.lm.vocabulary import UNIGRAM, WORDS
 
 

@@ -20,8 +20,9 @@ from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.tables import write_tsv
 from fedtools.lm.rescored import Rescored
-from fedtools.lm.reweighting import Adaptation, Lists, Weights, simulate
+from fedtools.lm.reweighting import Adaptation, Lists, Weights
 from fedtools.lm.stream import Stream, open_stream
+from fedtools.lm.talk import simulate
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.options import NONE, Privacy
 from fedtools.privacy.plan import Plan

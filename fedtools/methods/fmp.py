@@ -19,7 +19,7 @@ from fedtools.privacy.options import CUMULATIVE, PAPER, Privacy
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedtools.lm.reweighting import Talk
+    from fedtools.lm.talk import Talk
     from fedtools.server.server import Server
 
 

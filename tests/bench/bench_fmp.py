@@ -18,7 +18,8 @@ import time
 import numpy as np
 
 from fedtools.lm.rescored import Rescored
-from fedtools.lm.reweighting import Adaptation, Lists, Weights, groups_of, simulate
+from fedtools.lm.reweighting import Adaptation, Lists, Weights
+from fedtools.lm.talk import groups_of, simulate
 from fedtools.lm.vocabulary import Vocabulary
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.options import Privacy
