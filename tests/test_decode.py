@@ -161,6 +161,49 @@ def test_word_lists_are_exact(corpus, kind, lm_weight, word_score):
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_favoured_words_have_a_bonus(corpus, kind):
+    """In the order of the whole list; a word that the n-gram does not know is found, too."""
+    tokenizer = Tokenizer.load(corpus / kind)
+    options = BeamOptions(lm_weight=0.7, bonus=2.5, **EXHAUSTIVE)
+    favoured = {"ab", "bb"}
+    decoder = CtcBeamDecoder.load(tokenizer, corpus / "word", options, favoured)
+    lm = kenlm.Model(str(corpus / "word" / "3gram.bin"))
+    known = {word for words in WORDS for word in words.split()}
+    assert "ab" in known and "bb" not in known
+    vocabulary = sorted(known | favoured)
+    candidates = [
+        " ".join(words) for n in range(6) for words in itertools.product(vocabulary, repeat=n)
+    ]
+    for seed in range(3):
+        log_probs = posteriors(seed, 5, len(tokenizer))
+        log_probs[:, 1] = -50
+        expected = oracle(tokenizer, candidates, log_probs, lm, token=False)
+
+        def total(words, expected=expected):
+            acoustic, score = expected[words]
+            return acoustic + 0.7 * score + 2.5 * sum(w in favoured for w in words.split())
+
+        found = decoder.decode(log_probs)
+        assert {one.words for one in found} == set(expected)
+        totals = [total(one.words) for one in found]
+        assert totals == pytest.approx(sorted(totals, reverse=True), abs=1e-4)
+        for one in found:
+            assert (one.acoustic, one.lm) == pytest.approx(expected[one.words], abs=1e-4)
+        assert any("bb" in one.words.split() for one in found)
+    # A narrow beam keeps what it would lose without.
+    narrow = {"beam_size": 3, "beam_size_token": 10, "nbest": 1, "lm_weight": 0.7}
+    plain = CtcBeamDecoder.load(tokenizer, corpus / "word", BeamOptions(**narrow))
+    helped = CtcBeamDecoder.load(
+        tokenizer, corpus / "word", BeamOptions(**narrow, bonus=30.0), ["bb"]
+    )
+    log_probs = posteriors(7, 6, len(tokenizer))
+    assert "bb" in helped.decode(log_probs)[0].words.split()
+    assert "bb" not in plain.decode(log_probs)[0].words.split()
+    with pytest.raises(UserError, match="lm_weight"):
+        BeamOptions(lm_weight=0.0, bonus=1.0)
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
 @pytest.mark.parametrize("lm_weight", [0.0, 0.7])
 def test_token_lists_are_exact(corpus, kind, lm_weight):
     tokenizer = Tokenizer.load(corpus / kind)

@@ -130,3 +130,31 @@ def test_damaged_features_are_named(world, cli, tmp_path):
     (data / "feats.scp").write_text(lines)
     result = cli("decode", world / "exp", data, tmp_path / "out", "--model", "round:1")
     result.fails(1, f"{data}/feats.scp: ", f"posteriors of {name!r} are NaN")
+
+
+def test_clients_own_words_are_favoured_at_this_client(world, cli):
+    """Other clients' lists stay as they are; without a word of its own a client's does, too."""
+    (world / "text").write_text("a\nb a\na b\n")
+    cli("train-lm", "--plain", world / "text", world / "lm", "--order", "2").ok()
+    table, out = world / "phrases.tsv", world / "own"
+
+    def lists(*more: object) -> dict[str, list[str]]:
+        cli("decode", world / "exp", world / "data", out, "--model", "round:1", "--lm",
+            world / "lm", *more).ok()  # fmt: skip
+        found: dict[str, list[str]] = {}
+        for line in (out / "nbest.tsv").read_text().splitlines():
+            found.setdefault(line.split("\t")[0], []).append(line)
+        return found
+
+    plain = lists()
+    clients = DataDir.read(world / "data", "utt2client").utt2client
+    word = "bab"
+    table.write_text(f"client\tphrase\nau\t{word}\n")
+    favoured = lists("--phrases", table, "--bonus", "50")
+    for name in plain:
+        if clients[name] == "au":
+            assert favoured[name] != plain[name] and word in favoured[name][0].split("\t")[4]
+        else:
+            assert favoured[name] == plain[name]
+    assert lists("--phrases", table, "--bonus", "0") == plain
+    cli("decode", world / "exp", world / "data", out, "--phrases", table).fails(2, "--phrases")

@@ -20,6 +20,8 @@ def decode(
     model: str = typer.Option("average", help="average, start, or round:N."),
     lm: Path = typer.Option(None, help="Folder made by fedtools train-lm; greedy without."),
     config: Path = typer.Option(None, help="YAML with a section decode: beam_size, nbest, ..."),
+    phrases: Path = typer.Option(None, metavar="TSV", help="client, phrase: clients' own words."),
+    bonus: float = typer.Option(2.0, min=0, help="Of each of these words, natural log."),
     job: int = typer.Option(None, min=1, help="Decode only this part ..."),
     nj: int = typer.Option(1, min=1, help="... of so many; without --job all are joined."),
     ngpu: int = typer.Option(0, min=0, max=1),
@@ -36,7 +38,9 @@ def decode(
     if job is not None and job > nj:
         raise typer.BadParameter(f"more than --nj {nj}", param_hint="--job")
     federation = open_experiment(experiment, ngpu)
-    search = work.Search.read(lm, config) if lm else None
+    if phrases and not lm:
+        raise typer.BadParameter("goes with --lm", param_hint="--phrases")
+    search = work.Search.read(lm, config, phrases, bonus) if lm else None
     work.decode(federation, data, out, search, model=model, job=job or 1, jobs=nj if job else 1)
     if job is None:
         print(merge(out, data, 1))

@@ -17,14 +17,14 @@ this module is exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedtools.decode.greedy import refuse_nan
-from fedtools.files.config import AboveZero, Positive
+from fedtools.files.config import AboveZero, NonNegative, Positive
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_words
 from fedtools.files.nbest import Hypothesis
@@ -53,6 +53,8 @@ class BeamOptions:
         word_score: added for each word. The search for an n-gram of tokens does not know words:
             there it only orders the list.
         nbest: hypotheses returned.
+        bonus: added for each favoured word, natural log, in the search and in the order of the
+            list; scores that are written are without it.
     """
 
     beam_size: Positive = 100
@@ -61,8 +63,11 @@ class BeamOptions:
     lm_weight: float = 0.5
     word_score: float = 0.0
     nbest: Positive = 20
+    bonus: NonNegative = 0.0
 
     def __post_init__(self):
+        if self.bonus and not self.lm_weight > 0:
+            raise UserError("bonus wants an lm_weight above 0, whose scores carry it")
         if self.nbest > self.beam_size:
             problem = f"nbest {self.nbest} is more than beam_size {self.beam_size}"
             remedy = "widen the beam, to about five times nbest"
@@ -81,6 +86,8 @@ class CtcBeamDecoder:
         vocabulary: the words, or tokens, that the n-gram was estimated on, one a line.
         options: how to search.
         unit: "word" or "token", of the n-gram.
+        favoured: words that have `BeamOptions.bonus`; those that the n-gram does not know can be
+            found too, with its probability of an unknown word.
 
     Attributes:
         left_out: words of the vocabulary that the tokens cannot spell.
@@ -96,6 +103,7 @@ class CtcBeamDecoder:
         vocabulary: str | Path,
         options: BeamOptions = BeamOptions(),
         unit: str = "word",
+        favoured: Collection[str] = (),
     ):
         self.tokenizer = tokenizer
         self.options = options
@@ -105,18 +113,26 @@ class CtcBeamDecoder:
         # occurs keeps that from being any real token; see `_emissions`.
         self._silence = len(tokenizer)
         units = read_words(vocabulary, "make it with fedtools train-lm")
+        self._favoured = set(favoured) if options.bonus else set()
         if unit == "word":
+            units += sorted(self._favoured.difference(units))
             self._make_word_decoder(units, Path(lm_binary), Path(vocabulary))
+        elif self._favoured:
+            raise UserError("an n-gram of tokens favours no words", path=vocabulary)
         else:
             self._make_token_decoder(units, Path(lm_binary), Path(vocabulary))
 
     @classmethod
     def load(
-        cls, tokenizer: Tokenizer, folder: str | Path, options: BeamOptions = BeamOptions()
+        cls,
+        tokenizer: Tokenizer,
+        folder: str | Path,
+        options: BeamOptions = BeamOptions(),
+        favoured: Collection[str] = (),
     ) -> CtcBeamDecoder:
         """Make a decoder with the n-gram that `fedtools train-lm` wrote to `folder`."""
         ngram = NgramFolder.read(folder)
-        return cls(tokenizer, ngram.binary, ngram.vocabulary, options, ngram.unit)
+        return cls(tokenizer, ngram.binary, ngram.vocabulary, options, ngram.unit, favoured)
 
     def decode(self, log_probs: np.ndarray) -> list[Hypothesis]:
         """The N-best list of one utterance.
@@ -151,7 +167,11 @@ class CtcBeamDecoder:
         ]
 
     def _total(self, hypothesis: Hypothesis) -> float:
-        return hypothesis.total(self.options.lm_weight, self.options.word_score)
+        total = hypothesis.total(self.options.lm_weight, self.options.word_score)
+        if self._favoured:
+            found = sum(word in self._favoured for word in hypothesis.words.split())
+            total += self.options.bonus * found
+        return total
 
     def _propose(self, log_probs: np.ndarray) -> Iterator[tuple[float, float, str]]:
         """Acoustic score, LM score and words of whatever the search ends with."""
@@ -216,16 +236,23 @@ class CtcBeamDecoder:
             raise UserError(problem, path=vocabulary, remedy=remedy)
         self._words = list(spellings)
         self._lm = _load_lm(lm_binary, self._words)
+        lm = self._lm
+        if self._favoured:
+            bonus = self.options.bonus / (self.options.lm_weight * LN10)
+            numbers = enumerate(self._words)
+            lm = _favouring(lm, {n: bonus for n, word in numbers if word in self._favoured})
         trie = flashlight.Trie(len(tokenizer) + 1, self._silence)
-        start = self._lm.start(False)
+        start = lm.start(False)
         for index, word in enumerate(self._words):
-            self._insert(trie, spellings[word], index, self._lm.score(start, index)[1])
+            self._insert(trie, spellings[word], index, lm.score(start, index)[1])
         trie.smear(flashlight.SmearingMode.MAX)
         silence = self._silence if self._word_end is None else self._word_end
         scores = {"word_score": self.options.word_score + _FINISHED, "unk_score": -math.inf}
         options = flashlight.LexiconDecoderOptions(**scores, **self._search_options())
         places = (silence, tokenizer.blank, -1)
-        self._decoder = flashlight.LexiconDecoder(options, trie, self._lm, *places, [], False)
+        # flashlight keeps no reference to what Python made.
+        self._guide = lm
+        self._decoder = flashlight.LexiconDecoder(options, trie, lm, *places, [], False)
 
     def _search_options(self) -> dict[str, object]:
         """What flashlight's two searches have in common."""
@@ -318,3 +345,21 @@ def _load_lm(path: Path, entries: Sequence[str]):
         reason = str(error).strip().split("\n")[-1]
         problem = f"KenLM cannot read it: {reason}"
         raise UserError(problem, path=path, remedy="make it again") from None
+
+
+def _favouring(lm, bonus: Mapping[int, float]):
+    """A language model that scores some words higher, by their numbers; log10 as KenLM's."""
+    from flashlight.lib.text.decoder import LM
+
+    class Favouring(LM):
+        def start(self, start_with_nothing):
+            return lm.start(start_with_nothing)
+
+        def score(self, state, index):
+            state, score = lm.score(state, index)
+            return state, score + bonus.get(index, 0.0)
+
+        def finish(self, state):
+            return lm.finish(state)
+
+    return Favouring()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,31 +22,55 @@ from fedtools.files.datadir import DataDir, byte_order
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, write_nbest
 from fedtools.lm.ngram import NgramFolder
+from fedtools.lm.private_words import read_phrases
 from fedtools.lm.tokens import Tokenizer
 from fedtools.models.asr import log_posteriors
 
 
 @dataclass(frozen=True)
 class Search:
-    """A beam search with the n-gram in the folder `lm`."""
+    """A beam search with the n-gram in the folder `lm`.
+
+    Attributes:
+        phrases: client -> words of its own, which `BeamOptions.bonus` favours.
+    """
 
     lm: Path
     options: BeamOptions
+    phrases: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, lm: str | Path, config: str | Path | None) -> Search:
-        """Take the options from the section `decode` of a YAML file, where it has one."""
+    def read(
+        cls,
+        lm: str | Path,
+        config: str | Path | None,
+        phrases: str | Path | None = None,
+        bonus: float = 0.0,
+    ) -> Search:
+        """Take the options from the section `decode` of a YAML file, where it has one.
+
+        Args:
+            phrases: a table of clients' own words, see `fedtools.lm.private_words`.
+            bonus: of these, in place of the file's.
+        """
         options = read_yaml(config).get("decode") if config else None
         where = f"{config}: decode" if config else "decode"
-        return cls(Path(lm), from_mapping(BeamOptions, options, where))
+        if phrases:
+            options = {**(options or {}), "bonus": bonus}
+        found = from_mapping(BeamOptions, options, where)
+        return cls(Path(lm), found, read_phrases(phrases) if phrases else {})
 
-    def decoder(self, tokenizer: Tokenizer) -> CtcBeamDecoder:
-        """Load the n-gram."""
-        return CtcBeamDecoder.load(tokenizer, self.lm, self.options)
+    def decoder(self, tokenizer: Tokenizer, client: str) -> CtcBeamDecoder:
+        """Load the n-gram, for a client with its own words."""
+        words = {word for one in self.phrases.get(client, ()) for word in one.split()}
+        return CtcBeamDecoder.load(tokenizer, self.lm, self.options, words)
 
-    def origin(self) -> dict[str, object]:
-        """What hypotheses depend on, for comparison."""
-        return {"lm": sha256(NgramFolder.read(self.lm).binary), **asdict(self.options)}
+    def origin(self, clients: Iterable[str]) -> dict[str, object]:
+        """What hypotheses of some clients depend on, for comparison."""
+        found = {"lm": sha256(NgramFolder.read(self.lm).binary), **asdict(self.options)}
+        bonus = found.pop("bonus")
+        own = {one: list(self.phrases[one]) for one in clients if one in self.phrases}
+        return {**found, "bonus": bonus, "phrases": own} if own and bonus else found
 
 
 def decode(
@@ -81,7 +105,7 @@ def decode(
     path = Path(out) / f"nbest.{job}.tsv"
     origin = {"job": f"{job} of {jobs}", "data": str(data_path)}
     origin["feats.scp"] = sha256(data.path / "feats.scp")
-    origin["search"] = search.origin() if search else "greedy"
+    origin["search"] = search.origin(by_client) if search else "greedy"
     origin["models"] = {client: _digest(federation, client, model) for client in by_client}
     made_from = path.with_suffix(".yaml")
     if path.exists() and made_from.exists() and read_yaml(made_from) == origin:
@@ -90,12 +114,14 @@ def decode(
     write_yaml(made_from, origin)
     # Jobs are what runs at the same time here; threads of several would wait for each other.
     torch.set_num_threads(1)
-    decoder = search.decoder(federation.tokenizer) if search else None
+    decoder = search.decoder(federation.tokenizer, "") if search else None
     lists: dict[str, list[Hypothesis]] = {}
     bar = tqdm(total=len(share), desc=f"decode {data.path.name}", unit="utt", disable=None)
     with bar:
         for client, names in by_client.items():
             _load(federation, client, model)
+            if search and search.phrases:
+                decoder = search.decoder(federation.tokenizer, client)
             for name, log_probs in _posteriors(federation, data, names):
                 best = decoder.decode(log_probs) if decoder else [_greedy(federation, log_probs)]
                 lists[name] = best
