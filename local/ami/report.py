@@ -219,7 +219,7 @@ def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title
     """WER against epsilon, with the line of the baseline without adaptation."""
     from fedtools.report.plots import drawing, look
 
-    with drawing(path, (5.4, 3.6)) as figure:
+    with drawing(path, (5.6, 4.2)) as figure:
         axes = figure.subplots()
         for index, (name, label) in enumerate(MECHANISMS.items()):
             rows = sweep_rows(exp, seeds, name)
@@ -234,7 +234,7 @@ def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title
         axes.set_xscale("log")
         axes.set_xlabel("epsilon (a small one protects more)")
         axes.set_ylabel("WER (%)")
-        axes.legend(fontsize=7)
+        figure.legend(loc="outside lower center", ncols=1, fontsize=8)
         axes.set_title(title, fontsize=9)
 
 
