@@ -129,7 +129,7 @@ class RescoreFederation(Federation):
             )
         amounts = []
         for number in range(1, rounds + 1):
-            sampled = set(self.experiment.sampled(number))
+            sampled = self._sampled(number)
             amounts.append([
                 Amount.of(self.talk(client, number).new) if client in sampled else Amount()
                 for client in self.experiment.clients
@@ -157,9 +157,19 @@ class RescoreFederation(Federation):
         """A client in a round."""
         rounds, by_clock = self.experiment.config["rounds"], self.method.groups == "clock"
         groups = self._stream.groups(client, rounds, by_clock)
-        sent = [before for before in range(1, number) if client in self.experiment.sampled(before)]
+        sent = [before for before in range(1, number) if client in self._sampled(before)]
         options = _part(self.method, Adaptation)
         return Talk(client, self.lists, groups, number, sent, options, self.releases)
+
+    def _sampled(self, number: int) -> frozenset[str]:
+        """Who took part in a round; read once, since all clients ask of all rounds before."""
+        if number not in self._known_samples:
+            self._known_samples[number] = frozenset(self.experiment.sampled(number))
+        return self._known_samples[number]
+
+    @cached_property
+    def _known_samples(self) -> dict[int, frozenset[str]]:
+        return {}
 
     @cached_property
     def lists(self) -> Lists:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedtools.federation import identity
@@ -131,17 +131,6 @@ TASKS = {
         clients=lambda folder: Clips.read(folder).clients,
         by_client=False,
     ),
-    "lm": Task(
-        federation="fedtools.federation.language:LmFederation",
-        columns=("utterances", "words", "errors", "wer"),
-        rate="wer",
-        sign=1,
-        identity=identity.of_rescored,
-        files=_weights,
-        clients=_speakers,
-        by_client=True,
-        reads_labels=lambda training: False,
-    ),
     "rescore": Task(
         federation="fedtools.federation.rescore:RescoreFederation",
         columns=("utterances", "words", "errors", "wer"),
@@ -154,6 +143,12 @@ TASKS = {
         reads_labels=lambda training: False,
     ),
 }
+# The same lists, rescored by models that are trained.
+TASKS["lm"] = replace(
+    TASKS["rescore"],
+    federation="fedtools.federation.language:LmFederation",
+    files=_weights,
+)
 
 
 def task_of(name: object, where: str | Path) -> Task:

@@ -141,20 +141,23 @@ def simulate(
     plan = releases.plan if releases else None
     increments = plan is not None and plan.options.release == INCREMENTS
     marginal = plan is not None and plan.options.mechanism == PAPER
-    for number in range(len(next(iter(groups.values())))):
+    last = len(next(iter(groups.values()))) - 1
+    for number in range(last + 1):
         shared = lists.shared(everybody, options.smoothing, marginal)
         total = zero
         for client, parts in groups.items():
             part = parts[number]
             best[part], counts = rescore_group(lists, part, shared, own[client], options)
             own[client] = own[client] + counts
+            if number == last:
+                continue
             if plan is None:
                 total = total + own[client]
                 continue
             new, spent[client] = plan.bound(lists.said(part, options.sigma), spent[client])
             bounded[client] = new if increments else bounded[client] + new
             total = total + releases.by_client(bounded[client], number + 1, client)
-        if releases is not None:
+        if releases is not None and number < last:
             total = releases.by_server(total, number + 1, lists.background, options.smoothing)
         everybody = everybody + total if increments else total
     return best

@@ -93,7 +93,7 @@ def main() -> None:
         for _ in range(options.turns):
             releases = None
             if privacy:
-                plan = Plan(privacy, options.rounds + 1, even_groups=True)
+                plan = Plan(privacy, options.rounds, even_groups=True)
                 releases = Releases(plan, NoiseKey(bytes(32)), "bench")
             begun = time.perf_counter()
             simulate(lists, groups, adaptation, releases)
