@@ -228,6 +228,12 @@ def test_rounds_in_which_a_client_says_nothing(stream, tmp_path):
     assert best_text(path) == dict(zip(opened.rescored.utterances, expected, strict=True))
 
 
+def test_no_round_beyond_those_that_were_planned(stream, tmp_path):
+    path = begin(stream, tmp_path / "exp")
+    inside("rounds", path, "--to", T + 1).fails(1, f"round {T + 1}", "more rounds")
+    assert best_text(path) == by_hand(stream)
+
+
 def test_transcripts_are_for_scoring_alone(stream, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(stream, other)

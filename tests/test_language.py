@@ -111,7 +111,8 @@ def test_clients_learn_what_was_heard_and_not_what_was_said(world, tuned, tmp_pa
     assert len(measured) == (T + 1) * len(CLIENTS)
 
 
-def test_mistakes_are_told(world, tmp_path, cli):
+def test_mistakes_are_told(world, tuned, tmp_path, cli):
+    cli("rounds", tuned, "--to", T + 1).fails(1, f"round {T + 1}", "more rounds")
     config = {"task": "lm", "rounds": T, "model": LM}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     data = ("--config", tmp_path / "c.yaml", "--data", f"train={world / 'stream'}")

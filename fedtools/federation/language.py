@@ -18,7 +18,7 @@ from fedtools.client.options import Training, check_optimizer
 from fedtools.client.place import Place
 from fedtools.federation.base import Beginning, State
 from fedtools.federation.model import ModelFederation, begin_with
-from fedtools.federation.rescore import measure_text
+from fedtools.federation.rescore import check_planned, measure_text
 from fedtools.files.config import Positive, from_mapping, read_yaml
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
@@ -133,6 +133,7 @@ class LmFederation(ModelFederation):
 
     def place(self, clients: Sequence[str], number: int) -> Place:
         (client,) = clients
+        check_planned(self.experiment, number)
         self.load_shared(number)
         self.load(self.personal_state(client, number))
         seed, training = self.experiment.seed, self.training

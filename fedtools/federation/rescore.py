@@ -16,6 +16,7 @@ import numpy as np
 from fedtools.federation.base import Beginning, Federation, Sent, State
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload, Report
 from fedtools.files.states import load_state
@@ -62,6 +63,7 @@ class RescoreFederation(Federation):
         return [[client] for client in clients]
 
     def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
+        check_planned(self.experiment, number)
         for client in clients:
             talk = self.talk(client, number)
             counts = phase.client(talk)
@@ -183,6 +185,18 @@ class RescoreFederation(Federation):
     @cached_property
     def _text(self) -> dict[str, str]:
         return DataDir.read(self.data_path("train"), "text").text
+
+
+def check_planned(experiment: Experiment, number: int) -> None:
+    """Fail with a `UserError` for a round beyond those that utterances were cut for.
+
+    There is nothing left to say in it, and a release more would cost more than was promised.
+    """
+    rounds = experiment.config["rounds"]
+    if number > rounds:
+        problem = f"round {number}, but utterances are cut into groups for {rounds} rounds"
+        remedy = "begin another experiment with more rounds"
+        raise UserError(problem, path=experiment.path, remedy=remedy)
 
 
 def measure_text(said: Mapping[str, str], text: Mapping[str, str]) -> dict[str, object]:
