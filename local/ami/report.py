@@ -11,10 +11,7 @@ page. Leaves the page's other sections as they are.
 from __future__ import annotations
 
 import argparse
-import datetime
-import shlex
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +25,10 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
 from fedtools.files.tables import format_markdown, read_tsv
 from fedtools.report.page import (
-    SECTION_NAME,
-    Corpus,
     Page,
+    add_page_options,
     image,
+    page_of,
     provenance,
     with_section,
 )
@@ -300,16 +297,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     for name in ("exp", "data", "results"):
         parser.add_argument(name, type=Path)
-    for name in ("section", "corpus", "release", "seeds", "rounds"):
+    for name in ("seeds", "rounds"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--mini", action="store_true")
-    parser.add_argument("--command", default=shlex.join(sys.argv))
-    parser.add_argument("--date", type=datetime.date.fromisoformat)
+    add_page_options(parser)
     options = parser.parse_args()
-    if not SECTION_NAME.fullmatch(options.section):
-        parser.error(f"--section {options.section!r}: use small letters, digits and '-'")
-    corpus = Corpus(options.corpus, options.release, options.mini)
-    page = Page(options.section, corpus, options.command, date=options.date)
+    page = page_of(parser, options)
     numbers = ([int(one) for one in text.split()] for text in (options.seeds, options.rounds))
     with exit_with_message("report.py"):
         write_report(options.exp, options.data, options.results, page, *numbers)

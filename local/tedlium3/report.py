@@ -12,9 +12,6 @@ RESULTS-<section>-det.png beside the page. Leaves the page's other sections as t
 from __future__ import annotations
 
 import argparse
-import datetime
-import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -26,11 +23,11 @@ from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.lines import read_text
 from fedtools.files.tables import format_markdown, read_tsv
 from fedtools.report.page import (
-    SECTION_NAME,
-    Corpus,
     Page,
     Row,
+    add_page_options,
     image,
+    page_of,
     pooled_line,
     provenance,
     read_each,
@@ -242,20 +239,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     for name in ("exp", "data", "results"):
         parser.add_argument(name, type=Path)
-    for name in ("section", "corpus", "release"):
-        parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--updates", metavar="NAME=DIR", action="append", default=[])
-    parser.add_argument("--mini", action="store_true")
-    parser.add_argument("--command", default=shlex.join(sys.argv))
-    parser.add_argument("--date", type=datetime.date.fromisoformat)
+    add_page_options(parser)
     options = parser.parse_args()
-    if not SECTION_NAME.fullmatch(options.section):
-        parser.error(f"--section {options.section!r}: use small letters, digits and '-'")
-    corpus = Corpus(options.corpus, options.release, options.mini)
+    page = page_of(parser, options)
     updates = [text.partition("=")[::2] for text in options.updates]
     if not all(name and folder for name, folder in updates):
         parser.error("--updates: write NAME=DIR")
-    page = Page(options.section, corpus, options.command, date=options.date)
     with exit_with_message("report.py"):
         folders = [(name, Path(folder)) for name, folder in updates]
         write_report(options.exp, options.data, options.results, page, folders)
