@@ -29,7 +29,7 @@ TINY = {
     },
     "training": {"optim": "adam", "optim_conf": {"lr": 0.001}, "batch_bins": 60000},
     "rounds": 1,
-    "methods": {"fedavg": {"method_conf": {"local_epochs": 1}}},
+    "methods": {"fedavg": {"method_conf": {"local_epochs": 5}}},
     "baseline": {"rounds": 1},
     "a2": {"width": 8, "epochs": 1},
     "decode": {"beam_size": 5, "beam_size_token": 5, "nbest": 2},
@@ -52,7 +52,7 @@ def recipe(tmp_path_factory) -> Path:
     (recipe / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--layers", "1 3", "--speeds", "1.0 1.1")
     fixed += ("--defences", "none clip=1+noise=9+mean=3")
-    fixed += ("--parts", "relu", "--nj", "1")
+    fixed += ("--parts", "relu", "--nj", "1", "--local_epochs", "1")
     environment = {
         **os.environ,
         "TEDLIUM": str(corpus),
@@ -70,6 +70,7 @@ def test_every_personalised_model_is_a_client(recipe):
         config = yaml.safe_load((exp / part / "config.yaml").read_text())
         assert Path(config["data"]["train"]).name == f"{part}_sp_vol_iv"
         assert config["model"]["criterion"] == "lfmmi"
+        assert config["method_conf"]["local_epochs"] == 1
         # Both begin with the global model.
         begun = (exp / part / "round_0001" / "global.safetensors").read_bytes()
         assert begun == (exp / "part1" / "round_0001" / "global.safetensors").read_bytes()

@@ -1,6 +1,18 @@
 # shellcheck shell=bash
-# Sourced by run.sh: attack A1 on both parts' models, with the caller's options and folders.
-# shellcheck disable=SC2154  # data, exp, iv, nj, ngpu, seed, and the commands of cmd.sh
+# Sourced by run.sh after utils/asr_steps.sh: personalised models, and the attacks on them, with the
+# caller's options and folders.
+# shellcheck disable=SC2154  # run.sh's options and folders, and the commands of cmd.sh
+
+personalise() { # part, whose speakers are the clients of a federation of one round
+    log "Stage 6: personalised models, ${exp}/$1"
+    fedtools init "${exp}/$1" --config "${config}" --section methods.fedavg --method fedavg \
+        --data "train=${data}/$1${sp}${iv}" --data "valid=${data}/${valid}" \
+        --asset "tokens=${exp}/tokens" --seed "${seed}" \
+        --start "${global}/model.safetensors" "${assets[@]}" \
+        ${local_epochs:+--set "method_conf.local_epochs=${local_epochs}"}
+    ${rounds_cmd:-${train_cmd}} "${exp}/$1/log/rounds.log" \
+        fedtools rounds "${exp}/$1" --nj "${nj}" --ngpu "${ngpu}" --to 1
+}
 
 attack_a1() { # where activations are taken, affine or relu
     local part name out folders
@@ -17,4 +29,12 @@ attack_a1() { # where activations are taken, affine or relu
         fedtools attack a1 "${folders[@]}" "${exp}/a1.$1.${name// /+}" \
             --models "${data}/models.tsv" --seed "${seed}"
     done
+}
+
+attack_a2() { # hidden layer
+    log "Stage 8: attack A2, hidden layer $1"
+    ${train_cmd} "${exp}/a2/log/a2.$1.log" fedtools attack a2 "${exp}/part1" "${exp}/part2" \
+        "${exp}/a2" --indicator "${data}/indicator${iv}" --layer "$1" \
+        --models "${data}/models.tsv" --seed "${seed}" --ngpu "${ngpu}" \
+        --width "$(setting a2.width)" --epochs "$(setting a2.epochs)"
 }

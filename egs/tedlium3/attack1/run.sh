@@ -18,6 +18,7 @@ seconds_per_model=      # of speech that a personalised model is trained on; def
 valid_share=            # of Train-G's utterances, to tune by and measure; default: 0.02, mini 0.1
 speakers=               # of Train-G, Part-1 and Part-2, such as 880,736,634; default: by the hours
 speeds=                 # training and adaptation data also faster and slower: "0.9 1.0 1.1"
+local_epochs=           # of a personalised model's training; default: the config's
 volumes=false           # true: each utterance of these has a volume drawn at random
 ivectors=true           # false: MFCC alone
 criterion=              # ctc or lfmmi; default: the config's
@@ -119,15 +120,7 @@ if begins 5; then
 fi
 
 if begins 6; then
-    for part in part1 part2; do
-        log "Stage 6: personalised models, ${exp}/${part}"
-        fedtools init "${exp}/${part}" --config "${config}" --section methods.fedavg --method fedavg \
-            --data "train=${data}/${part}${sp}${iv}" --data "valid=${data}/${valid}" \
-            --asset "tokens=${exp}/tokens" --seed "${seed}" \
-            --start "${global}/model.safetensors" "${assets[@]}"
-        ${rounds_cmd:-${train_cmd}} "${exp}/${part}/log/rounds.log" \
-            fedtools rounds "${exp}/${part}" --nj "${nj}" --ngpu "${ngpu}" --to 1
-    done
+    for part in part1 part2; do personalise "${part}"; done
 fi
 
 if begins 7; then
@@ -135,13 +128,7 @@ if begins 7; then
 fi
 
 if begins 8; then
-    for layer in ${layers}; do
-        log "Stage 8: attack A2, hidden layer ${layer}"
-        ${train_cmd} "${exp}/a2/log/a2.${layer}.log" fedtools attack a2 "${exp}/part1" \
-            "${exp}/part2" "${exp}/a2" --indicator "${data}/indicator${iv}" --layer "${layer}" \
-            --models "${data}/models.tsv" --seed "${seed}" --ngpu "${ngpu}" \
-            --width "$(setting a2.width)" --epochs "$(setting a2.epochs)"
-    done
+    for layer in ${layers}; do attack_a2 "${layer}"; done
 fi
 
 if begins 9; then
