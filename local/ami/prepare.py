@@ -18,7 +18,8 @@ whose order is that of their times:
     --client meeting    ES2011a-0003415-0003484-H00-FEE041
 
 Of transcripts, the client is ES2011a-ProjectManager or ES2011a, and an utterance has the line of
-its turn and its number in it, ES2011a-ProjectManager-00017-002 or ES2011a-00017-002-ProjectManager.
+its turn and its number in it, ES2011a-ProjectManager-00017-002 or ES2011a-00017-002-ProjectManager;
+utt2start has when it begins, in seconds, if all of a meeting's words take equally long.
 
 Beside Kaldi's tables there are utt2client, client2utt, utt2meeting, utt2person (the participant,
 or the role) and, for a client that is a speaker of the corpus, spk2gender. The audio is read where
@@ -32,6 +33,7 @@ import math
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +48,8 @@ from fedtools.files.errors import UserError, exit_with_message
 
 MONO = "mono"
 CLIENTS = ("speaker", "meeting")
+# Of transcripts, which have no times; about what people say in a meeting.
+WORDS_PER_SECOND = 2.5
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -67,7 +71,8 @@ def ids(utterance: Utterance, client: str) -> tuple[str, str]:
 
 def data_dir(path: Path, utterances: Iterable[Utterance], client: str, audio: dict) -> DataDir:
     """The tables of one set; `audio` is recording -> file."""
-    data = DataDir(path, others={"utt2meeting": {}, "utt2person": {}, "spk2gender": {}})
+    tables = ("utt2meeting", "utt2person", "utt2start", "spk2gender")
+    data, words = DataDir(path, others={name: {} for name in tables}), Counter()
     for utterance in utterances:
         owner, name = ids(utterance, client)
         data.utt2spk[name] = data.utt2client[name] = owner
@@ -82,6 +87,10 @@ def data_dir(path: Path, utterances: Iterable[Utterance], client: str, audio: di
             data.segments[name] = f"{utterance.audio} {start} {end}"
             data.utt2dur[name] = f"{(utterance.end - utterance.start) / 100:.2f}"
             data.others["spk2gender"][owner] = utterance.person[0].lower()
+        else:
+            start = words[utterance.meeting] / WORDS_PER_SECOND
+            data.others["utt2start"][name] = f"{start:.2f}"
+            words[utterance.meeting] += len(utterance.text.split())
     told = set(data.others["spk2gender"].values())
     if client == "meeting" or not told <= {"m", "f"}:
         data.others["spk2gender"] = {}

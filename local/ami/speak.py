@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtools.files.atomic import atomic_path, write_text
-from fedtools.files.datadir import DataDir
+from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError, exit_with_message
 
 # What the makers of all corpora share lies in the folder above; this one may be a link to ours.
@@ -34,6 +34,8 @@ from voices import ACCENTS, RATE, Speaker, Synthesiser, make_speaker, random_of
 
 # Of these voices; a fair guess for how much text makes an hour.
 WORDS_PER_HOUR = 9000
+# When each utterance begins in its meeting.
+START = "utt2start"
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ def speak(synthesiser: Synthesiser, saying: Saying, path: Path) -> None:
 
 def write_data(out: Path, data: DataDir, utterances: list[str], audio: Path) -> None:
     """Write a data directory of the utterances that are spoken."""
-    kept = DataDir(out)
+    starts = read_table(data.path / START)
+    kept = DataDir(out, others={START: {one: starts[one] for one in utterances}})
     for name in ("text", "utt2spk", "utt2client"):
         table: Mapping[str, str] = getattr(data, name)
         getattr(kept, name).update({one: table[one] for one in utterances})
