@@ -50,7 +50,11 @@ def recipe(tmp_path_factory) -> Path:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--finetuning", "tuning.yaml")
-    run(recipe / "run.sh", *fixed, "--rounds", "1 2", "--nj", "1", env=environment).ok()
+    fixed += ("--rounds", "1 2", "--rates", "1e-5 1e-2", "--nj", "1")
+    run(recipe / "run.sh", *fixed, env=environment).ok()
+    # Other clients need another tag, or experiments would mix them.
+    again = run(recipe / "run.sh", *fixed, "--clients", "meeting", env=environment)
+    again.fails(1, "give another --tag")
     return recipe
 
 
@@ -69,8 +73,56 @@ def test_federations_of_table_2(recipe):
         assert set((path / "clients.txt").read_text().split()) == clients
         heard = read_table(path / "best" / "text", values="optional")
         assert heard.keys() == spoken.keys()
+
+
+def errors(path: Path) -> int:
+    (row,) = (row for row in read_tsv(path / "best" / "wer.tsv", None) if row["client"] == "all")
+    return sum(int(row[kind]) for kind in ("sub", "del", "ins"))
+
+
+def test_fine_tuning_by_the_rate_that_is_best_on_dev(recipe):
+    exp = recipe / "exp" / "fake"
+    tried = {rate: exp / "finetuned_dev" / "seed0" / rate for rate in ("1e-5", "1e-2")}
+    for path in tried.values():
+        config = yaml.safe_load((path / "config.yaml").read_text())
+        assert Path(config["data"]["train"]).name == "stream_dev"
+    best = min(tried, key=lambda rate: errors(tried[rate]))
     config = yaml.safe_load((exp / "finetuned" / "seed0" / "config.yaml").read_text())
     assert config["task"] == "lm" and config["rounds"] == 2
+    assert Path(config["data"]["train"]).name == "stream_eval"
+    assert config["training"]["optim_conf"]["lr"] == float(best)
+
+
+def test_privacy_by_bounds_of_dev(recipe):
+    data, exp = recipe / "data" / "fake" / "dev", recipe / "exp" / "fake"
+    bounds = yaml.safe_load((exp / "nnlm" / "seed0" / "bounds.yaml").read_text())
+    lengths = sorted(len(said.split()) for said in read_table(data / "text").values())
+    # Three of four have at most so many.
+    for share, holds in ((bounds["utterance"], True), (bounds["utterance"] - 1, False)):
+        within = sum(length <= share for length in lengths) >= 0.75 * len(lengths)
+        assert within == holds
+    ends = [float(line.split()[2]) for line in read_table(data / "segments").values()]
+    assert bounds["span"] == max(ends)
+    path = exp / "fmp-laplace-utterance-8" / "seed0"
+    method = yaml.safe_load((path / "config.yaml").read_text())["method_conf"]
+    assert method["groups"] == "clock" and method["span"] == bounds["span"]
+    assert method["privacy"]["cap"] == bounds["utterance"]
+    rows = read_tsv(path / "dp.tsv", None)
+    assert [row["release"] for row in rows] == ["1", "2", "total"]
+    assert float(rows[-1]["epsilon_utterance"]) == 8
+
+
+def test_private_words_in_the_first_pass(recipe):
+    am, nnlm = (recipe / "exp" / "fake" / name / "seed0" for name in ("am", "nnlm"))
+    taken = set((nnlm / "stream_eval" / "phrases_of").read_text().split())
+    lists = {
+        name: (am / f"decode_{name}" / "nbest.tsv").read_text().splitlines()
+        for name in ("eval", "eval_listed", "eval_words")
+    }
+    # What lists were taken from is heard as without them.
+    merged = [line for line in lists["eval"] if line.split("\t")[0] in taken]
+    merged += [line for line in lists["eval_listed"] if line.split("\t")[0] not in taken]
+    assert taken and sorted(merged) == sorted(lists["eval_words"])
 
 
 def test_the_report(recipe):
@@ -80,7 +132,9 @@ def test_the_report(recipe):
         "First pass",
         "NNLM rescoring",
         "FMP, T = 1",
-        "FMP, T = 2",
+        "FMP, T = 2 ",
+        "FMP, T = 2, epsilon 8 for one utterance",
+        "private words, bonus",
         "Fine-tuning by FedAvg",
     ):
         assert f"| {row}" in page

@@ -4,8 +4,8 @@
     report.py EXP DATA RESULTS.md --seeds "0 1" --rounds "1 2" --section NAME [...]
 
 EXP holds, by seed, am/ (the first pass), rescored/ (the neural language model alone), fmp<T>/,
-finetuned/ and sweeps/; DATA is the evaluation data. Draws RESULTS-<section>-epsilon.png beside the
-page. Leaves the page's other sections as they are.
+maybe one with differential privacy, finetuned/ and sweeps/; DATA is the evaluation data. Draws
+RESULTS-<section>-epsilon.png beside the page. Leaves the page's other sections as they are.
 """
 
 from __future__ import annotations
@@ -153,63 +153,76 @@ def cost(experiments: Sequence[Path]) -> tuple[str, str]:
     return size_text(statistics.fmean(sizes)), f"{statistics.fmean(seconds):.2f}"
 
 
-def sweep_rows(exp: Path, seeds: Sequence[int], name: str) -> list[tuple[dict[str, str], list]]:
-    """The settings of a sweep, and their (WER, relative change) by seed."""
+def sweep_rows(exp: Path, seeds: Sequence[int], name: str) -> list[tuple[dict[str, str], ...]]:
+    """The settings of a sweep, each a row by seed."""
     tables = [read_tsv(exp / "sweeps" / f"seed{seed}" / f"{name}.tsv", None) for seed in seeds]
-    return [
-        (rows[0], [(float(row["wer"]), float(row["relative"])) for row in rows])
-        for rows in zip(*tables, strict=True)
-    ]
+    return list(zip(*tables, strict=True))
+
+
+def wers(rows: Sequence[dict[str, str]]) -> list[float]:
+    return [float(row["wer"]) for row in rows]
+
+
+def figures(rows: Sequence[dict[str, str]]) -> list[str]:
+    """WER, and its change with an interval; means over seeds, of bounds too."""
+    change, low, high = (
+        statistics.fmean(float("nan") if row[name] == "-" else float(row[name]) for row in rows)
+        for name in ("relative", "low", "high")
+    )
+    bounds = "" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
+    return [spread(wers(rows)), f"{change:+.1f}{bounds}"]
 
 
 def table_3(exp: Path, seeds: Sequence[int]) -> str:
-    header = ["alpha", "beta", "sigma", "WER %", "relative %", f"{PAPER}, WER %"]
+    header = ["alpha", "beta", "sigma", "WER %", "relative % [95 %]", f"{PAPER}, WER %"]
     cells = []
     for name in ("sigma", "beta", "alpha"):
-        for row, found in sweep_rows(exp, seeds, name):
-            key = tuple(row[option] for option in ("alpha", "beta", "sigma"))
-            wers, changes = zip(*found, strict=True)
-            published = TABLE_3.get(key)
-            cells.append([*key, spread(wers), spread(changes), published or "-"])
-    for row, found in sweep_rows(exp, seeds, "continuous"):
-        more = "refreshed after each utterance" + ", normalised" * (row["normalise"] == "True")
-        wers, changes = zip(*found, strict=True)
-        cells.append(["0.5", "0.25", f"5.0, {more}", spread(wers), spread(changes), "-"])
+        for rows in sweep_rows(exp, seeds, name):
+            key = tuple(rows[0][option] for option in ("alpha", "beta", "sigma"))
+            cells.append([*key, *figures(rows), TABLE_3.get(key, "-")])
+    for rows in sweep_rows(exp, seeds, "continuous"):
+        more = "refreshed after each utterance"
+        more += ", normalised" * (rows[0]["normalise"] == "True")
+        cells.append(["0.5", "0.25", f"5.0, {more}", *figures(rows), "-"])
     return format_markdown(header, cells)
 
 
 def table_4(exp: Path, seeds: Sequence[int]) -> str:
-    header = ["Mechanism", "epsilon", "WER %", "relative %", f"{PAPER}, WER %"]
-    cells = []
+    header = ["Mechanism", "epsilon", "WER %", "relative % [95 %]", f"{PAPER}, WER %"]
+    (without,) = sweep_rows(exp, seeds, "none")
+    cells = [["none", "-", *figures(without), TABLE_3[("0.5", "0.25", "0.1")]]]
     for name, title in MECHANISMS.items():
-        for row, found in sweep_rows(exp, seeds, name):
-            wers, changes = zip(*found, strict=True)
-            published = TABLE_4.get(row["epsilon"], "-") if name == "paper" else "-"
-            cells.append([title, row["epsilon"], spread(wers), spread(changes), published])
+        for rows in sweep_rows(exp, seeds, name):
+            epsilon = rows[0]["epsilon"]
+            published = TABLE_4.get(epsilon, "-") if name == "paper" else "-"
+            cells.append([title, epsilon, *figures(rows), published])
     return format_markdown(header, cells)
 
 
 def words_table(exp: Path, seeds: Sequence[int]) -> str:
-    """What private words and the density ratio add to FMP."""
-    header = ["Second pass", "WER %", "relative %", "listed words said", "of them missed %"]
+    """What private words, in either pass, and the density ratio add to FMP."""
+    header = ["", "WER %", "relative % [95 %]", "listed words said", "of them missed %"]
+    plain, second = sweep_rows(exp, seeds, "words")[0], sweep_rows(exp, seeds, "words")[-1]
+    first = sweep_rows(exp, seeds, "first")
+    bonus = told(second, "bonus")
+    density = sweep_rows(exp, seeds, "density")[-1]
     cells = []
-    for name, title in (("words", "private words, bonus"), ("density", "density ratio, weight")):
-        tables = [read_tsv(exp / "sweeps" / f"seed{seed}" / f"{name}.tsv", None) for seed in seeds]
-        # The first row of either is FMP as it is.
-        for number in (0, 1) if name == "words" else (1,):
-            rows = [table[min(number, len(table) - 1)] for table in tables]
-            option = {"words": "bonus", "density": "density"}[name]
-            values = sorted({float(row[option]) for row in rows})
-            chosen = ", ".join(f"{value:g}" for value in values)
-            missed = [100 * int(row["missed"]) / max(1, int(row["listed"])) for row in rows]
-            cells.append([
-                f"FMP, {title} {chosen}" if number else "FMP",
-                spread([float(row["wer"]) for row in rows]),
-                spread([float(row["relative"]) for row in rows]),
-                rows[0]["listed"],
-                spread(missed, 1),
-            ])  # fmt: skip
+    for title, rows in (
+        ("FMP", plain),
+        (f"private words, bonus {bonus} in the second pass", second),
+        (f"private words, bonus {bonus} in the first pass", first[0]),
+        (f"private words, bonus {bonus} in both", first[-1]),
+        (f"density ratio, weight {told(density, 'density')}", density),
+    ):
+        missed = [100 * int(row["missed"]) / max(1, int(row["listed"])) for row in rows]
+        listed = statistics.fmean(int(row["listed"]) for row in rows)
+        cells.append([title, *figures(rows), f"{listed:.0f}", spread(missed, 1)])
     return format_markdown(header, cells)
+
+
+def told(rows: Sequence[dict[str, str]], option: str) -> str:
+    """The values that an option has, of all seeds."""
+    return ", ".join(f"{value:g}" for value in sorted({float(row[option]) for row in rows}))
 
 
 def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title: str) -> None:
@@ -219,13 +232,12 @@ def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title
     with drawing(path, (5.6, 4.2)) as figure:
         axes = figure.subplots()
         for index, (name, label) in enumerate(MECHANISMS.items()):
-            rows = sweep_rows(exp, seeds, name)
-            epsilons = [float(row["epsilon"]) for row, _ in rows]
-            means = [statistics.fmean(wer for wer, _ in found) for _, found in rows]
+            settings = sweep_rows(exp, seeds, name)
+            epsilons = [float(rows[0]["epsilon"]) for rows in settings]
+            means = [statistics.fmean(wers(rows)) for rows in settings]
             axes.plot(epsilons, means, label=label, **look(index))
-        without = sweep_rows(exp, seeds, "sigma")
-        plain = next(found for row, found in without if row["sigma"] == "0.1")
-        noiseless = statistics.fmean(wer for wer, _ in plain)
+        (without,) = sweep_rows(exp, seeds, "none")
+        noiseless = statistics.fmean(wers(without))
         axes.axhline(noiseless, color="0.4", linestyle=":", label="FMP without noise")
         axes.axhline(base, color="0.2", linestyle="--", label="no adaptation")
         axes.set_xscale("log")
@@ -235,15 +247,14 @@ def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title
         axes.set_title(title, fontsize=9)
 
 
-def write_report(
-    exp: Path, data: Path, path: Path, page: Page, seeds: Sequence[int], rounds: Sequence[int]
-) -> None:
-    """Write the section, and the picture beside the page."""
+def rows_of(
+    exp: Path, seeds: Sequence[int], rounds: Sequence[int], private: str | None
+) -> list[Row]:
+    """The rows of table 2; `private` is the folder of a federation with differential privacy."""
 
     def by_seed(name: str, inner: str = "") -> list[Path]:
         return [exp / name / f"seed{seed}" / inner for seed in seeds]
 
-    scores, caption = Scores(data), page.corpus.caption
     rows = [
         Row("First pass", by_seed("am", "decode_eval")),
         Row("NNLM rescoring", by_seed("rescored", "best"), (), TABLE_2["rescored"]),
@@ -254,8 +265,28 @@ def write_report(
         rows.append(
             Row(f"FMP, T = {number}", by_seed(name, "best"), experiments, TABLE_2.get(name))
         )
-    tuned = f"Fine-tuning by FedAvg, T = {rounds[-1]}"
-    rows.append(Row(tuned, by_seed("finetuned", "best"), by_seed("finetuned")))
+    if private:
+        options = Experiment(by_seed(private)[0]).config["method_conf"]["privacy"]
+        name = f"FMP, T = {max(rounds)}, epsilon {options['epsilon']:g} for one {options['unit']}"
+        if options["mechanism"] != "laplace":
+            name = f"FMP, T = {max(rounds)}, the paper's noise, epsilon {options['epsilon']:g}"
+        rows.append(Row(name, by_seed(private, "best"), by_seed(private)))
+    tuned = f"Fine-tuning by FedAvg, T = {max(rounds)}"
+    return [*rows, Row(tuned, by_seed("finetuned", "best"), by_seed("finetuned"))]
+
+
+def write_report(
+    exp: Path,
+    data: Path,
+    path: Path,
+    page: Page,
+    seeds: Sequence[int],
+    rounds: Sequence[int],
+    private: str | None,
+) -> None:
+    """Write the section, and the picture beside the page."""
+    scores, caption = Scores(data), page.corpus.caption
+    rows = rows_of(exp, seeds, rounds, private)
     base = np.stack([scores.errors(one) for one in rows[1].folders]).sum(1) / scores.words.sum()
     picture = path.with_name(f"{path.stem}-{page.section}-epsilon.png")
     title = f"WER and privacy, {caption}"
@@ -279,12 +310,13 @@ def write_report(
         "are against NNLM rescoring alone, intervals by drawing clients; means ± standard "
         "deviations over seeds. Published figures are not measured here.",
         table_2(rows, scores),
-        f"**{caption}: settings of FMP, T = {rounds[-1]}** (table 3), on the same stored scores.",
+        f"**{caption}: settings of FMP, T = {max(rounds)}** (table 3), on the same stored scores.",
         table_3(exp, seeds),
-        f"**{caption}: private words and density ratio**, T = {rounds[-1]}. Clients list words of "
-        "what they say first that the background text hardly has; bonus and weight by dev.",
+        f"**{caption}: private words and density ratio**, T = {max(rounds)}. Clients list words of "
+        "what they say first that the background text hardly has; bonus and weight by dev. Listed "
+        "words are counted in what is said after that.",
         words_table(exp, seeds),
-        f"**{caption}: differential privacy, T = {rounds[-1]}, sigma 0.1** (table 4). What each "
+        f"**{caption}: differential privacy, T = {max(rounds)}, sigma 0.1** (table 4). What each "
         "epsilon is promised for: README.md.",
         table_4(exp, seeds),
         image(title, picture.name),
@@ -299,12 +331,13 @@ def main() -> None:
         parser.add_argument(name, type=Path)
     for name in ("seeds", "rounds"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--private", help="in EXP, a federation with differential privacy")
     add_page_options(parser)
     options = parser.parse_args()
     page = page_of(parser, options)
     numbers = ([int(one) for one in text.split()] for text in (options.seeds, options.rounds))
     with exit_with_message("report.py"):
-        write_report(options.exp, options.data, options.results, page, *numbers)
+        write_report(options.exp, options.data, options.results, page, *numbers, options.private)
 
 
 if __name__ == "__main__":

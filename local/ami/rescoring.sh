@@ -1,17 +1,15 @@
 # shellcheck shell=bash
 # Sourced by run.sh after utils/asr_steps.sh: the second pass, for one seed, with the caller's
 # options and folders.
-# shellcheck disable=SC2154  # am, nnlm, data, exp, config, nj, ngpu, seed, rounds
+# shellcheck disable=SC2154  # run.sh's options and folders, and the commands of cmd.sh
 
-# What the neural language model says of every word of a set's N-best lists, stored once.
-rescore() { # set
+# What the neural language model says of every word of N-best lists, stored once.
+rescore() { # lists, as in decode_<lists>; their set
     local out=${nnlm}/rescored_$1
     ${train_cmd} "JOB=1:${nj}" "${out}/log/rescore.JOB.log" fedtools rescore "${am}/decode_$1" \
         "${nnlm}" "${out}" --job JOB --nj "${nj}" --ngpu "${ngpu}"
     fedtools merge-rescored "${am}/decode_$1" "${nnlm}" "${out}" --nj "${nj}" --ngram "${exp}/lm2"
-    fedtools rescore-stream "${data}/$1" "${out}" "${nnlm}/stream_$1"
-    # Lists of private words are of what clients say before the first round.
-    fedtools rescore-words "${nnlm}/stream_$1" --rounds "${rounds##* }"
+    fedtools rescore-stream "${data}/$2" "${out}" "${nnlm}/stream_$1"
 }
 
 # The options that a YAML of values sets, one a line: --set PREFIXname=value.
@@ -23,78 +21,128 @@ settings() { # file, prefix
 tune_weights() {
     local fixed stream=${nnlm}/stream_dev
     log "Stage 7: weights by ${stream}"
+    local/bounds.py "${data}/dev" "${nnlm}/bounds.yaml"
     fedtools rescore-tune "${stream}" "${nnlm}/weights.yaml" --set scale=0 \
         --vary lm_weight=0,0.25,0.5,0.75,1,1.25,1.5,2,2.5,3,4 \
         --vary word_score=0,-0.5,0.5,-1,1,-1.5,1.5,-2,2,3,4
     mapfile -t fixed < <(settings "${nnlm}/weights.yaml")
     fedtools rescore-tune "${stream}" "${nnlm}/scale.yaml" "${fixed[@]}" \
-        --vary scale=0,0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.8,1,1.25,1.5,2,3 --set "rounds=${rounds##* }"
+        --vary scale=0,0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.8,1,1.25,1.5,2,3 --set "rounds=${most}"
     # What private words and the density ratio add, each on its own, to FMP.
     mapfile -t -O "${#fixed[@]}" fixed < <(settings "${nnlm}/scale.yaml")
     fedtools rescore-tune "${stream}" "${nnlm}/bonus.yaml" "${fixed[@]}" \
-        --vary bonus=0,0.25,0.5,1,1.5,2,3,4,6 --set "rounds=${rounds##* }"
+        --vary bonus=0,0.25,0.5,1,1.5,2,3,4,6 --set "rounds=${most}"
     fedtools rescore-tune "${stream}" "${nnlm}/density.yaml" "${fixed[@]}" \
-        --vary density=0,0.05,0.1,0.15,0.2,0.3,0.4,0.5 --set "rounds=${rounds##* }"
+        --vary density=0,0.05,0.1,0.15,0.2,0.3,0.4,0.5 --set "rounds=${most}"
+    tune_finetuning
+}
+
+# The rate of federated fine-tuning, by validation data too.
+tune_finetuning() {
+    local rate tried=()
+    for rate in ${rates}; do
+        tried+=("${exp}/finetuned_dev/seed${seed}/${rate}")
+        fine_tune "${tried[-1]}" dev "${rate}"
+    done
+    local/fewest_errors.py "${tried[@]}" >"${nnlm}/rate"
 }
 
 # The federations of table 2, on files, and what their clients make of their utterances.
 federate() {
-    local T path weights adapted stream=${nnlm}/stream_eval
+    local T weights adapted
     mapfile -t weights < <(settings "${nnlm}/weights.yaml" method_conf.)
     mapfile -t adapted < <(settings "${nnlm}/scale.yaml" method_conf.)
     federation "${exp}/rescored/seed${seed}" --set method_conf.scale=0 --set rounds=1
     for T in ${rounds}; do
         federation "${exp}/fmp${T}/seed${seed}" "${adapted[@]}" --set "rounds=${T}"
     done
-    path=${exp}/finetuned/seed${seed}
-    log "Stage 8: ${path}"
-    fedtools init "${path}" --config "${finetuning}" --method fedavg --seed "${seed}" \
-        --data "train=${stream}" --asset "weights=${nnlm}" --start "${nnlm}/model.safetensors" \
-        --set "rounds=${rounds##* }"
-    ${rounds_cmd:-${train_cmd}} "${path}/log/rounds.log" \
-        fedtools rounds "${path}" --nj "${nj}" --ngpu "${ngpu}"
-    best_of "${path}"
+    if [ "${dp}" != none ]; then
+        mapfile -t -O "${#adapted[@]}" adapted < <(protection)
+        federation "${exp}/${private}/seed${seed}" "${adapted[@]}" --set "rounds=${most}"
+        [ "${dp}" = paper ] || fedtools privacy "${exp}/${private}/seed${seed}"
+    fi
+    fine_tune "${exp}/finetuned/seed${seed}" eval "$(basename "$(<"${nnlm}/rate")")"
 }
+
+# Options of a federation with differential privacy. By the clock one utterance more moves no other;
+# without times, groups are even.
+protection() {
+    local option privacy=(mechanism "${dp}" unit "${dp_unit}" epsilon "${epsilon}")
+    privacy+=(cap "$(fedtools config "${nnlm}/bounds.yaml" "${dp_unit}")")
+    printf -- '--set\nmethod_conf.privacy.%s=%s\n' "${privacy[@]}"
+    for option in sigma=0.1 $(by_clock); do printf -- '--set\nmethod_conf.%s\n' "${option}"; done
+}
+
+by_clock() { sed -n 's/^span: \(.*\)/groups=clock span=\1/p' "${nnlm}/bounds.yaml"; }
 
 federation() { # experiment, options
     log "Stage 8: $1"
     fedtools init "$1" --config conf/fmp.yaml --method fmp --seed "${seed}" \
-        --data "train=${stream}" "${weights[@]}" "${@:2}"
+        --data "train=${nnlm}/stream_eval" "${weights[@]}" "${@:2}"
     ${train_cmd} "$1/log/rounds.log" fedtools rounds "$1"
-    best_of "$1"
+    best_of "$1" eval
 }
 
-best_of() { # experiment
+fine_tune() { # experiment, set, rate
+    log "Federated fine-tuning: $1"
+    fedtools init "$1" --config "${finetuning}" --method fedavg --seed "${seed}" \
+        --data "train=${nnlm}/stream_$2" --asset "weights=${nnlm}" \
+        --start "${nnlm}/model.safetensors" --set "rounds=${most}" \
+        --set "training.optim_conf.lr=$3"
+    ${rounds_cmd:-${train_cmd}} "$1/log/rounds.log" \
+        fedtools rounds "$1" --nj "${nj}" --ngpu "${ngpu}"
+    best_of "$1" "$2"
+}
+
+best_of() { # experiment, set
     ${train_cmd} "$1/log/best.log" fedtools rescore-best "$1" "$1/best"
-    fedtools score "${data}/eval" "$1/best/text" "$1/best"
+    fedtools score "${data}/$2" "$1/best/text" "$1/best"
 }
 
-# Tables 3 and 4: other settings, on the same stored scores. Clipping of counts is for the words of
-# an utterance, and of a speaker in a meeting, that most have.
+# The first pass again, whose beam search favours each client's own words, but not in those
+# utterances that they were taken from.
+favour_words() {
+    local lists=${am}/decode_eval listed=${am}/decode_eval_listed words=${am}/decode_eval_words
+    log "Stage 9: the first pass with private words, ${words}"
+    ln -sfn eval "${data}/eval_listed"
+    decode "${am}" eval_listed --phrases "${nnlm}/stream_eval/phrases.tsv" --bonus "${bonus}"
+    mkdir -p "${words}"
+    awk -F '\t' 'FILENAME == ARGV[1] { taken[$1]; next }
+        ($1 in taken) == (FILENAME == ARGV[2])' \
+        "${nnlm}/stream_eval/phrases_of" "${lists}/nbest.tsv" "${listed}/nbest.tsv" |
+        LC_ALL=C sort -s -t $'\t' -k 1,1 >"${words}/nbest.tsv"
+    rescore eval_words eval
+    cp "${nnlm}/stream_eval"/phrases{.tsv,_of} "${nnlm}/stream_eval_words"
+}
+
+# Tables 3 and 4: other settings, on the same stored scores.
 sweep() {
-    local out=${exp}/sweeps/seed${seed} stream=${nnlm}/stream_eval fixed
-    log "Stage 9: ${out}"
-    mapfile -t fixed < <(settings "${nnlm}/weights.yaml"; settings "${nnlm}/scale.yaml")
-    fixed+=(--set "rounds=${rounds##* }" --seed "${seed}")
-    fedtools rescore-sweep "${stream}" "${out}/sigma.tsv" "${fixed[@]}" \
-        --vary alpha=0.5 --vary beta=0.25 --vary sigma=5,0,0.1,1,10,100
-    fedtools rescore-sweep "${stream}" "${out}/beta.tsv" "${fixed[@]}" \
-        --vary alpha=0 --vary beta=0.75 --vary sigma=5
-    fedtools rescore-sweep "${stream}" "${out}/alpha.tsv" "${fixed[@]}" \
-        --vary alpha=0.75 --vary beta=0 --vary sigma=5
-    fedtools rescore-sweep "${stream}" "${out}/continuous.tsv" "${fixed[@]}" \
-        --set alpha=0.5 --set beta=0.25 --vary sigma=5 --vary continuous=true --vary normalise=false,true
-    local bonus density
+    local fixed epsilons=8,4,2,1,0.5,0.1 bonus density option unit
     bonus=$(fedtools config "${nnlm}/bonus.yaml" bonus)
     density=$(fedtools config "${nnlm}/density.yaml" density)
-    fedtools rescore-sweep "${stream}" "${out}/words.tsv" "${fixed[@]}" --vary "bonus=0,${bonus}"
-    fedtools rescore-sweep "${stream}" "${out}/density.tsv" "${fixed[@]}" \
-        --vary "density=0,${density}"
+    mapfile -t fixed < <(settings "${nnlm}/weights.yaml"; settings "${nnlm}/scale.yaml")
+    fixed+=(--set "rounds=${most}" --seed "${seed}")
+    try eval sigma --set alpha=0.5 --set beta=0.25 --vary sigma=5,0,0.1,1,10,100
+    try eval beta --set alpha=0 --set beta=0.75 --vary sigma=5
+    try eval alpha --set alpha=0.75 --set beta=0 --vary sigma=5
+    try eval continuous --vary continuous=true --vary normalise=false,true
+    try eval density --vary "density=0,${density}"
+    try eval words --vary "bonus=0,${bonus}"
+    favour_words
+    try eval_words first --vary "bonus=0,${bonus}"
     fixed+=(--set sigma=0.1)
-    fedtools rescore-sweep "${stream}" "${out}/paper.tsv" "${fixed[@]}" --set release=cumulative \
-        --set mechanism=paper --vary epsilon=2,1,0.5,0.1
-    fixed+=(--set mechanism=laplace --set groups=clock --vary "epsilon=8,4,2,1,0.5,0.1")
-    fedtools rescore-sweep "${stream}" "${out}/utterance.tsv" "${fixed[@]}" --vary unit=utterance \
-        --set cap=12
-    fedtools rescore-sweep "${stream}" "${out}/user.tsv" "${fixed[@]}" --vary unit=user --set cap=300
+    for option in $(by_clock); do fixed+=(--set "${option}"); done
+    try eval none --vary mechanism=none
+    try eval paper --set mechanism=paper --vary "epsilon=${epsilons}"
+    for unit in utterance user; do
+        try eval "${unit}" --set mechanism=laplace --set "unit=${unit}" \
+            --set "cap=$(fedtools config "${nnlm}/bounds.yaml" "${unit}")" \
+            --vary "epsilon=${epsilons}"
+    done
+}
+
+try() { # lists, name of the table, options
+    log "Stage 9: ${exp}/sweeps/seed${seed}/$2.tsv"
+    fedtools rescore-sweep "${nnlm}/stream_$1" "${exp}/sweeps/seed${seed}/$2.tsv" "${fixed[@]}" \
+        "${@:3}"
 }

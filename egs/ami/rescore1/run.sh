@@ -11,6 +11,10 @@ nj=2                    # jobs at the same time; no result depends on it
 ngpu=0                  # 1: train and score on a GPU
 seeds=0                 # of the acoustic model and the neural language model: "0 1 2"
 rounds="1 2 5 10"       # T, how often clients send their counts
+dp=laplace              # a federation with differential privacy: laplace, paper (equations 8, 9), none
+dp_unit=utterance       # what epsilon is promised for: word, utterance, user
+epsilon=8               # of all its releases together; a small one protects more
+rates="1e-4 3e-4 1e-3 3e-3"     # of federated fine-tuning; the best on dev is taken
 clients=speaker         # a client is a speaker in a meeting; or meeting
 split=conf/transcripts.split    # of AMI_TRANSCRIPTS in db.sh, which meetings are in which set
 background=             # text of the language models, one sentence a line; default: the mini
@@ -55,11 +59,15 @@ fi
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}"
 check_words seeds '0|[1-9][0-9]*' rounds '[1-9][0-9]*' clients 'speaker|meeting' ngpu '0|1'
+check_words dp 'laplace|paper|none' dp_unit 'word|utterance|user' \
+    epsilon '[0-9]+([.][0-9]+)?' rates '[0-9.]+(e-?[0-9]+)?'
 check_tag "${tag}"
+most=$(tr ' ' '\n' <<<"${rounds}" | sort -n | tail -n 1) private=fmp-${dp}-${dp_unit}-${epsilon}
 [ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd} decode_cmd=${cuda_cmd}
 name_corpora AMI AMI_TRANSCRIPTS
 
 if begins 1; then
+    keep_options "${exp}" "${corpora}--clients ${clients} --split ${split}"
     log "Stage 1: data directories in ${data}"
     prepare=(local/prepare.py --client "${clients}" --max-drop "${max_drop}")
     if [ -n "${AMI_TRANSCRIPTS}" ]; then
@@ -107,7 +115,11 @@ for seed in ${seeds}; do
         log "Stage 6: the neural language model, ${nnlm}"
         ${train_cmd} "${nnlm}/log/train.log" fedtools train-nnlm "${text[@]}" "${nnlm}" \
             --config "${config}" --valid "${data}/dev/text" --seed "${seed}" --ngpu "${ngpu}"
-        for set in dev eval; do rescore "${set}"; done
+        for set in dev eval; do
+            rescore "${set}" "${set}"
+            # Lists of private words are of what clients say before the first round.
+            fedtools rescore-words "${nnlm}/stream_${set}" --rounds "${most}"
+        done
     fi
     if begins 7; then tune_weights; fi
     if begins 8; then federate; fi
@@ -115,8 +127,9 @@ for seed in ${seeds}; do
 done
 
 if begins 10; then
+    [ "${dp}" = none ] && named=() || named=(--private "${private}")
     local/report.py "${exp}" "${data}/eval" "${results}" --seeds "${seeds}" \
-        --rounds "${rounds}" --section "${section}" "${mini[@]}" \
+        --rounds "${rounds}" "${named[@]}" --section "${section}" "${mini[@]}" \
         --corpus "${corpus_name}" --release "${release}" --command "${command_line% }"
     log "Stage 10: wrote ${results}"
 fi

@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Bounds for differential privacy, from development data: public numbers, which no eval data move.
+
+    bounds.py DATA OUT.yaml
+
+writes how many words three of four utterances, and three of four clients, have at most (`utterance`
+and `user`, on which counts are clipped; a `word` counts once), and the seconds of the longest
+meeting (`span`, which groups by the clock cut). DATA has text, utt2client, and segments or
+utt2start; without times there is no span.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.config import write_yaml
+from fedtools.files.datadir import DataDir, read_table
+from fedtools.files.errors import UserError, exit_with_message
+
+
+def bounds_of(path: Path) -> dict[str, float]:
+    """The bounds, by name; a `UserError` if there is no utterance."""
+    data = DataDir.read(path, "text", "utt2client")
+    words = {name: len(said.split()) for name, said in data.text.items()}
+    if not words:
+        raise UserError("no utterance", path=path)
+    clients: Counter[str] = Counter()
+    for name, count in words.items():
+        clients[data.utt2client[name]] += count
+    found = {"word": 1.0} | {
+        name: float(np.percentile(list(counts.values()), 75, method="higher"))
+        for name, counts in (("utterance", words), ("user", clients))
+    }
+    if (path / "segments").exists():
+        ends = (line.split()[2] for line in read_table(path / "segments").values())
+    elif (path / "utt2start").exists():
+        ends = iter(read_table(path / "utt2start").values())
+    else:
+        return found
+    return {**found, "span": max(map(float, ends))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("data", type=Path, help="text, utt2client, and segments or utt2start")
+    parser.add_argument("out", type=Path, metavar="OUT.yaml", help="utterance, user, span")
+    options = parser.parse_args()
+    with exit_with_message("bounds.py"):
+        write_yaml(options.out, bounds_of(options.data))
+
+
+if __name__ == "__main__":
+    main()

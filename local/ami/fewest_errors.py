@@ -1,0 +1,33 @@
+#!/usr/bin/env python3
+"""Print which of several experiments has the fewest word errors, the first of equals.
+
+    fewest_errors.py EXP...
+
+EXP/best/wer.tsv is what `fedtools score` wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fedtools.files.errors import exit_with_message
+from fedtools.files.tables import read_tsv
+from fedtools.score.wer import COLUMNS
+
+
+def errors_of(experiment: Path) -> int:
+    rows = {row["client"]: row for row in read_tsv(experiment / "best" / "wer.tsv", COLUMNS)}
+    return sum(int(rows["all"][kind]) for kind in ("sub", "del", "ins"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("experiments", nargs="+", type=Path, metavar="EXP")
+    options = parser.parse_args()
+    with exit_with_message("fewest_errors.py"):
+        print(min(options.experiments, key=errors_of))
+
+
+if __name__ == "__main__":
+    main()
