@@ -56,8 +56,10 @@ def seen(world: Path, text: str, seed: int = 0) -> dict[str, dict[str, np.ndarra
     }
 
 
-def flat(update: dict[str, np.ndarray]) -> np.ndarray:
-    return np.concatenate([update[key].ravel() for key in sorted(update)])
+def flat(update: dict[str, np.ndarray], statistics: bool = False) -> np.ndarray:
+    """The weights of an update in a row, or its statistics."""
+    names = [key for key in sorted(update) if ("running_" in key) == statistics]
+    return np.concatenate([update[key].ravel() for key in names])
 
 
 def test_none_is_what_was_sent(world):
@@ -88,6 +90,67 @@ def test_clipping_and_noise(world):
     wide = seen(world, "clip=1000")
     for client in CLIENTS:
         np.testing.assert_allclose(flat(wide[client]), flat(plain[client]), atol=1e-7)
+
+
+VARIANCE = "encoder.scale.running_var"
+
+
+def swollen(world: Path, out: Path, factor: float) -> Path:
+    """A copy of the world whose updates change one tensor of statistics so many times as much."""
+    shutil.copytree(world / "exp", out / "exp")
+    folder = out / "exp" / "round_0001"
+    start, update = load_file(folder / "global.safetensors"), folder / "update.1.safetensors"
+    sent = load_file(update)
+    change = np.abs(sent[VARIANCE] - start[VARIANCE])
+    sent[VARIANCE] = (start[VARIANCE] + factor * change).astype(np.float32)
+    save_file(sent, update)
+    return out
+
+
+@pytest.mark.parametrize("text", ["clip=0.5", "noise=0.3", "clip=1+noise=0.3"])
+def test_a_huge_variance_changes_nothing_for_the_weights(world, tmp_path, text):
+    """Raw cepstra change a variance by hundreds of times as much as all weights together."""
+    plain = seen(world, "none")
+    huge = swollen(world, tmp_path, 1e5)
+    before, found = seen(world, text), seen(huge, text)
+    for client in CLIENTS:
+        np.testing.assert_allclose(flat(found[client]), flat(before[client]), atol=1e-6)
+        noise = flat(found[client]) - flat(plain[client])
+        if text == "noise=0.3":
+            rms = np.sqrt(np.mean(flat(plain[client]) ** 2))
+            assert np.sqrt(np.mean(noise**2)) == pytest.approx(0.3 * rms, rel=0.1)
+
+
+def test_statistics_have_norms_and_noise_of_their_own(world, tmp_path):
+    huge = swollen(world, tmp_path, 1e5)
+    plain, clipped = seen(huge, "none"), seen(huge, "clip=0.5")
+    noisy = [seen(huge, "clip=0.5+noise=2", seed) for seed in range(12)]
+    names = [key for key in plain["ann-m1"] if "running_" in key]
+    assert VARIANCE in names and len(names) > 4
+    for key in names:
+        norms = {client: np.linalg.norm(plain[client][key]) for client in CLIENTS}
+        bound = 0.5 * np.median(list(norms.values()))
+        apart = []
+        for client in CLIENTS:
+            expected = plain[client][key] * min(1, bound / norms[client])
+            np.testing.assert_allclose(clipped[client][key], expected, rtol=1e-3, atol=1e-6)
+            apart += [one[client][key] - clipped[client][key] for one in noisy]
+        if key.endswith("mean"):  # A variance has a least value.
+            spread = 2 * bound / np.sqrt(len(apart[0]))
+            assert np.std(apart) == pytest.approx(spread, rel=0.15)
+
+
+def test_norms_are_of_what_is_sent(world):
+    """What stays at the client is in no norm, and in no median of norms."""
+    plain = seen(world, "none")
+    found = seen(world, "clip=0.5+keep=encoder.layers.*")
+    norms, sent = {}, {}
+    for client, update in plain.items():
+        sent[client] = {k: v for k, v in update.items() if not k.startswith("encoder.layers.")}
+        norms[client] = np.linalg.norm(flat(sent[client]))
+    bound = 0.5 * np.median(list(norms.values()))
+    for client in CLIENTS:
+        assert np.linalg.norm(flat(found[client])) == pytest.approx(bound, rel=1e-3)
 
 
 def test_bits(world):

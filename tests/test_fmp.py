@@ -50,6 +50,7 @@ def by_hand(
         lists.setdefault(line[0], []).append(line)
     scores = kaldiio.load_scp(str(folder / "nnlm.scp"))
     rows = [line.split("\t") for line in (folder / "unigram.tsv").read_text().splitlines()[1:]]
+    rows = [row for row in rows if row[0] != "</s>"]
     total = sum(int(count) + 1 for _, count in rows)
     u = {word: (int(count) + 1) / total for word, count in rows}
     known = lambda word: word if word in u else "<unk>"  # noqa: E731
@@ -153,6 +154,7 @@ def test_the_federation_on_disk(stream, tmp_path, sends):
         assert marginals[name].sum() == pytest.approx(1, abs=1e-5)
     counts = load_file(path / f"round_{T + 1:04d}" / "global.safetensors")["counts"]
     unigram = [int(row["count"]) + 1 for row in read_tsv(stream / "unigram.tsv", None)]
+    unigram[0] = 0  # `</s>`
     expected = 0.9 * counts / counts.sum() + 0.1 * np.array(unigram) / sum(unigram)
     assert marginals["-"][0] == pytest.approx(expected, abs=1e-5)
     # What is sent are counts of words, and nothing of the last group.
@@ -455,6 +457,7 @@ def test_bad_options(stream, tmp_path, cli):
         ({"privacy": {"mechanism": "gauss"}}, "gauss"),
         ({"privacy": {"release": "increments"}}, "sends"),
         ({"privacy": {"mechanism": "paper"}, "sends": "increments"}, "paper"),
+        ({"privacy": {"mechanism": "paper"}, "alpha": 1.0, "beta": 0.0}, "alpha"),
     ):
         config = {"task": "rescore", "rounds": T, "method_conf": options}
         (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))

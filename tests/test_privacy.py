@@ -409,7 +409,7 @@ def test_projection_keeps_more_of_the_counts_than_clipping():
 @pytest.mark.parametrize(
     ("noisy", "background", "mass"),
     [
-        ([1.0, 2.0], [1.0, 0.0], 1.0),
+        ([1.0, 2.0], [1.5, -0.5], 1.0),
         ([1.0, 2.0], [0.6, 0.6], 1.0),
         ([1.0], [0.5, 0.5], 1.0),
         ([1.0, np.nan], [0.5, 0.5], 1.0),

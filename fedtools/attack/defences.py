@@ -2,12 +2,18 @@
 
     clip=1         shrink it to at most so many times the median norm of the round's updates
     noise=0.5      add Gaussian noise, of so many times the root mean square of the update's values
-                   (after clipping, of an update whose norm is the bound's)
+                   (with clip, of an update whose norm is the bound's)
     bits=8         round each tensor's values to so many bits, evenly from the least to the largest
     keep=A,B       do not send the tensors that a pattern matches, as FedNorm and FedExtract do
     mean=4         secure aggregation of so many clients: only their mean is seen
 
 A defence is one of these, or several joined by "+", in the order above.
+
+Norms are of what is sent. For clip and noise all weights together are one vector; each tensor of
+BatchNorm statistics is another one by itself, with its own norm, its own median and its own noise.
+Statistics are in the units of what they are of, squared for a variance, and change hundreds of times
+as much as weights: in one norm with them, noise would drown the weights, and a bound would hold for
+the statistics alone.
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ from fedtools.federation.model import ModelFederation
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.states import load_state
+from fedtools.methods.base import STATISTICS
 
 UTILITY = ("defence", "rate", "value")
 State = dict[str, np.ndarray]
@@ -122,24 +129,20 @@ class Defended:
 
     def _protect(self, name: str, state: Mapping[str, np.ndarray]) -> State:
         defence = self._defence
-        update = {
-            key: value.astype(np.float64) - self._start[key]
-            for key, value in state.items()
-            if not any(fnmatchcase(key, pattern) for pattern in defence.keep)
-        }
-        norm, values = _norm(update), sum(value.size for value in update.values())
+        update = self._change(state)
+        norms, sizes = _norms(update), _sizes(update)
         if defence.clip:
-            bound = defence.clip * self._median
-            update = {
-                key: value * min(1, bound / max(norm, 1e-30)) for key, value in update.items()
-            }
-            norm = bound
-        if defence.noise and values:
+            bounds = {part: defence.clip * self._medians[part] for part in norms}
+            for key, value in update.items():
+                part = _part(key)
+                update[key] = value * min(1, bounds[part] / max(norms[part], 1e-30))
+            norms = bounds
+        if defence.noise:
             random = generator(self._seed, "noise", name)
-            spread = defence.noise * norm / np.sqrt(values)
-            update = {
-                key: value + random.normal(0, spread, value.shape) for key, value in update.items()
-            }
+            for key, value in update.items():
+                part = _part(key)
+                spread = defence.noise * norms[part] / np.sqrt(max(sizes[part], 1))
+                update[key] = value + random.normal(0, spread, value.shape)
         if defence.bits:
             update = {key: _rounded(value, defence.bits) for key, value in update.items()}
         sent = {key: self._start[key] + value for key, value in update.items()}
@@ -149,15 +152,21 @@ class Defended:
                 sent[key] = np.maximum(sent[key], _LEAST_VARIANCE * self._start[key])
         return {key: value.astype(state[key].dtype) for key, value in sent.items()}
 
+    def _change(self, state: Mapping[str, np.ndarray]) -> State:
+        """How the tensors that are sent differ from the global model's."""
+        return {
+            key: value.astype(np.float64) - self._start[key]
+            for key, value in state.items()
+            if not any(fnmatchcase(key, pattern) for pattern in self._defence.keep)
+        }
+
     @cached_property
-    def _median(self) -> float:
-        """The median norm of the updates."""
-        norms = [
-            _norm({key: value - self._start[key] for key, value in read_state(message).items()})
-            for message in self._victims.messages.values()
-        ]
-        known = [norm for norm in norms if np.isfinite(norm)]
-        return float(np.median(known)) if known else 0.0
+    def _medians(self) -> dict[str, float]:
+        """The median norm of the updates, of each part that has a norm of its own."""
+        messages = self._victims.messages.values()
+        norms = [_norms(self._change(read_state(message))) for message in messages]
+        known = [each for each in norms if np.isfinite(list(each.values())).all()]
+        return {part: float(np.median([each[part] for each in known])) for part in known[0]}
 
 
 def defended(
@@ -206,10 +215,26 @@ def utility(
     return {"defence": defence or "none", "rate": rate, "value": f"{np.mean(found):.2f}"}
 
 
-def _norm(update: Mapping[str, np.ndarray]) -> float:
-    return float(
-        np.sqrt(sum(np.square(value, dtype=np.float64).sum() for value in update.values()))
-    )
+def _part(name: str) -> str:
+    """What a tensor shares its norm with: "" for weights, its own name for a statistic."""
+    return name if name.endswith(STATISTICS) else ""
+
+
+def _norms(update: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The norm of each part of an update."""
+    squares: dict[str, float] = {}
+    for name, value in update.items():
+        part = _part(name)
+        squares[part] = squares.get(part, 0.0) + float(np.square(value, dtype=np.float64).sum())
+    return {part: float(np.sqrt(total)) for part, total in squares.items()}
+
+
+def _sizes(update: Mapping[str, np.ndarray]) -> dict[str, int]:
+    """The number of values of each part of an update."""
+    sizes: dict[str, int] = {}
+    for name, value in update.items():
+        sizes[_part(name)] = sizes.get(_part(name), 0) + value.size
+    return sizes
 
 
 def _rounded(values: np.ndarray, bits: int) -> np.ndarray:

@@ -2,12 +2,14 @@
 
 Z. Liu, F. Peng, "Federated marginal personalization for ASR rescoring", ICASSP 2022, sections 2.1
 and 2.2. Words are numbers of a vocabulary that everybody knows, the language model's; what it lacks
-is its unknown word.
+is its unknown word. Nobody says `</s>`: it is in the vocabulary, but in no distribution of words.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from fedtools.lm.vocabulary import END_ID
 
 
 def kernel(ranks: np.ndarray, sigma: float) -> np.ndarray:
@@ -18,8 +20,14 @@ def kernel(ranks: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def background_of(counts: np.ndarray) -> np.ndarray:
-    """u(w) of the words' counts in the background text, (V,), one added to each."""
-    return (counts + 1.0) / (counts.sum() + len(counts))
+    """u(w) of the words' counts in the background text, (V,), one added to each; 0 for `</s>`.
+
+    Clients count words alone. With `</s>` in u(w), each word would be likelier at a client than
+    here, whatever the client says.
+    """
+    counts = counts + 1.0
+    counts[END_ID] = 0
+    return counts / counts.sum()
 
 
 def smoothed(counts: np.ndarray, background: np.ndarray, smoothing: float) -> np.ndarray:
@@ -62,10 +70,12 @@ def log_factors(
             u(w); the exact one needs every word's probability after every history.
 
     Returns:
-        (V,).
+        (V,), 0 for `</s>`, whose probability stays.
     """
+    words = background > 0
     mixed = (1 - alpha - beta) * background + alpha * everybody + beta * own
-    factors = scale * np.log(mixed / background)
+    factors = np.zeros(len(background))
+    factors[words] = scale * np.log(mixed[words] / background[words])
     if normalise:
-        factors -= np.log(background @ np.exp(factors))
+        factors[words] -= np.log(background[words] @ np.exp(factors[words]))
     return factors

@@ -62,7 +62,7 @@ class Lists:
         covered: (H,) words that clients' lists cover; None where there are none.
 
     Attributes:
-        background: (V,), u(w).
+        background: (V,), u(w), 0 for `</s>`.
         ranks: (H,), from 1, in the first pass.
     """
 
@@ -155,7 +155,10 @@ class Lists:
         """
         if marginal:
             return everybody if everybody.any() else self.background
-        return smoothed(project(everybody), self.background, smoothing)
+        # Noise is on the count of `</s>`, too, which is known to be 0.
+        words, counts = self.background > 0, np.zeros(len(everybody))
+        counts[words] = project(everybody[words])
+        return smoothed(counts, self.background, smoothing)
 
 
 def rescore_group(
@@ -194,7 +197,7 @@ def _factors(
 ) -> np.ndarray | None:
     if options.scale == 0 or (options.alpha == 0 and options.beta == 0):
         return None
-    factors = log_factors(
+    return log_factors(
         lists.background,
         shared,
         smoothed(own, lists.background, options.smoothing),
@@ -203,5 +206,3 @@ def _factors(
         scale=options.scale,
         normalise=options.normalise,
     )
-    factors[END_ID] = 0
-    return factors

@@ -22,6 +22,9 @@ PERSONAL = "personal"  # kept at the client from round to round, never sent
 COUNTS = "counts"  # of words, in one tensor; nothing is trained
 RESET = "reset"  # put back to the initial value at the start of every round, never sent
 
+# How the names of BatchNorm's running statistics end, which training counts and does not fit.
+STATISTICS = (".running_mean", ".running_var")
+
 
 @dataclass(frozen=True)
 class Extracted:
@@ -127,7 +130,7 @@ class Method:
         Integer buffers (BatchNorm's count of batches) and constants are RESET: a mean of counts
         means nothing, and a constant need not travel.
         """
-        if is_float and name.endswith((".running_mean", ".running_var")):
+        if is_float and name.endswith(STATISTICS):
             return self.parameter_kind(name)
         return RESET
 

@@ -82,6 +82,9 @@ class FMP(Method):
             raise ValueError("privacy: release is the option sends")
         if self.protection.mechanism == PAPER and self.sends != CUMULATIVE:
             raise ValueError("privacy: the mechanism paper sends cumulative counts")
+        if self.protection.mechanism == PAPER and self.alpha == 1:
+            # Its noise gives words the probability 0, after any smoothing.
+            raise ValueError("with the mechanism paper alpha must be below 1")
 
     @property
     def protection(self) -> Privacy:

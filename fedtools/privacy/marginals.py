@@ -23,13 +23,14 @@ PAPER_WARNING = (
 def to_distribution(
     noisy: np.ndarray, background: np.ndarray, mass: float, negatives: str = "project"
 ) -> np.ndarray:
-    """A distribution that is positive everywhere, from counts that may be negative.
+    """A distribution that is positive where the background is, from counts that may be negative.
 
     It uses nothing but the noisy counts and what is public, and so costs no privacy.
 
     Args:
         noisy: (size,), counts with noise.
-        background: (size,), the public unigram distribution u(w), positive everywhere.
+        background: (size,), the public unigram distribution u(w). What it has no probability of is
+            no word, and its noise is left out.
         mass: weighted words of u(w) to add, above 0; where no count is left, u(w) alone is.
         negatives: "clip" puts 0 for them, which also turns half of the noise of all words without
             a count into counts. "project" subtracts one number from all counts first, such that
@@ -38,7 +39,7 @@ def to_distribution(
             estimation with consistency", NDSS 2020: "Norm-Sub").
 
     Returns:
-        (size,), float64, adds up to 1.
+        (size,), float64, adds up to 1; 0 where the background is.
 
     Raises:
         ValueError: if the background is no such distribution, sizes differ, a count is not finite,
@@ -46,20 +47,23 @@ def to_distribution(
     """
     if not (background.ndim == 1 and background.shape == noisy.shape and noisy.size):
         raise ValueError(f"counts of {noisy.shape}, a background of {background.shape}")
-    if not ((background > 0).all() and abs(background.sum() - 1) < 1e-6):
-        raise ValueError("the background is no distribution that is positive everywhere")
+    if not ((background >= 0).all() and abs(background.sum() - 1) < 1e-6):
+        raise ValueError("the background is no distribution")
     if not (np.isfinite(noisy).all() and 0 < mass < float("inf")):
         raise ValueError(f"a count is not finite, or the mass {mass:g} not above 0")
     if negatives not in ("clip", "project"):
         raise ValueError(f"negatives: {negatives!r}")
+    words = background > 0
+    noisy, found = noisy[words], np.zeros(len(noisy))
     # A common factor changes nothing, and keeps the largest numbers from overflowing.
     unit = max(float(np.abs(noisy).max()), mass)
     counts, weight = noisy / unit, mass / unit
     counts = np.maximum(counts, 0) if negatives == "clip" else project(counts)
-    distribution = counts + weight * background
+    distribution = counts + weight * background[words]
     # What is too small for a float is still positive.
     distribution = np.maximum(distribution / distribution.sum(), np.finfo(np.float64).tiny)
-    return distribution / distribution.sum()
+    found[words] = distribution / distribution.sum()
+    return found
 
 
 def project(counts: np.ndarray) -> np.ndarray:
@@ -117,12 +121,12 @@ def paper_release(
 def mend(marginal: np.ndarray, background: np.ndarray) -> np.ndarray:
     """What `paper_release` gives, as a distribution, so that the method can go on.
 
-    Negative values become 0, and the rest is normalised; nothing else can be done without leaving
-    the paper. Where nothing finite is left, the background.
+    Negative values become 0, as does noise on what is no word, and the rest is normalised; nothing
+    else can be done without leaving the paper. Where nothing finite is left, the background.
 
     Args:
         marginal: (size,).
-        background: (size,), u(w).
+        background: (size,), u(w); 0 for what is no word.
     """
-    kept = np.maximum(np.where(np.isfinite(marginal), marginal, 0), 0)
+    kept = np.maximum(np.where(np.isfinite(marginal) & (background > 0), marginal, 0), 0)
     return kept / kept.sum() if kept.sum() > 0 else background
