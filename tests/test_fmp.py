@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from fedtools.files.tables import read_tsv
 from fedtools.lm.reweighting import Adaptation, Lists, Weights
 from fedtools.lm.stream import open_stream
-from fedtools.lm.sweep import FIGURES
+from fedtools.federation.sweep import FIGURES
 from fedtools.lm.talk import groups_of, simulate
 
 T = 3

@@ -23,7 +23,7 @@ def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
     import yaml
 
     from fedtools.lm.reweighting import Adaptation, Weights
-    from fedtools.lm.sweep import GROUPS, ROUNDS
+    from fedtools.federation.sweep import GROUPS, ROUNDS
     from fedtools.privacy.options import Privacy
 
     known: dict[str, Any] = {
@@ -92,7 +92,7 @@ def rescore_sweep(
 ) -> None:
     """Word error rates of FMP for many settings, from scores that are stored."""
     from fedtools.files.tables import format_table
-    from fedtools.lm.sweep import sweep
+    from fedtools.federation.sweep import sweep
 
     rows = sweep(stream, out, _values(fixed, False), _values(vary, True), seed)
     columns = list(rows[0])
@@ -110,7 +110,7 @@ def rescore_tune(
     import sys
 
     from fedtools.files.config import write_yaml
-    from fedtools.lm.sweep import tune
+    from fedtools.federation.sweep import tune
 
     varied = _values(vary, True)
     best, wer = tune(stream, _values(fixed, False), varied)
