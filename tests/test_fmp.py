@@ -15,13 +15,15 @@ from conftest import inside
 from rescored_world import CLIENTS, WORDS, make_stream
 from safetensors.numpy import load_file
 
+from fedtools.federation.sweep import FIGURES
 from fedtools.files.tables import read_tsv
 from fedtools.lm.reweighting import Adaptation, Lists, Weights
 from fedtools.lm.stream import open_stream
-from fedtools.federation.sweep import FIGURES
 from fedtools.lm.talk import groups_of, simulate
 
 T = 3
+# Seconds, of which the recordings of `make_stream` fill all but the last.
+SPAN = 48.0
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,7 @@ def by_hand(
 
 def simulated(folder: Path, **options) -> dict[str, str]:
     stream = open_stream(folder)
-    groups = {client: stream.groups(client, T, False) for client in stream.runs}
+    groups = {client: stream.groups(client, T) for client in stream.runs}
     weights = {key: options.pop(key) for key in list(options) if key in Weights.__annotations__}
     rescored = stream.rescored
     best = simulate(Lists(rescored, Weights(**weights)), groups, Adaptation(**options))
@@ -223,7 +225,7 @@ def test_rounds_in_which_a_client_says_nothing(stream, tmp_path):
     inside("init", path, *arguments).ok()
     inside("rounds", path, "--evaluate", "train").ok()
     opened = open_stream(stream)
-    groups = {client: opened.groups(client, 20, False) for client in CLIENTS}
+    groups = {client: opened.groups(client, 20) for client in CLIENTS}
     assert any(part.start == part.stop for part in groups["ann"])
     best = simulate(Lists(opened.rescored, Weights()), groups, Adaptation(scale=1.0))
     expected = [opened.rescored.hypotheses[one] for one in best]
@@ -301,6 +303,7 @@ def test_sweeps_and_tuning(stream, tmp_path, cli):
         assert "lm_weight" in result.err and "edge" in result.err
     cli("rescore-sweep", stream, out, "--vary", "alpa=1").fails(2, "alpa=1", "alpha")
     cli("rescore-sweep", stream, out, "--vary", "alpha=-1").fails(2, "alpha")
+    cli("rescore-sweep", stream, out, "--vary", "groups=even,clock").fails(1, "clock needs span")
 
 
 # --- differential privacy -------------------------------------------------------------------------
@@ -347,7 +350,9 @@ def bounded_by_hand(stream: Path, client: str, group: slice, sigma: float, cap: 
 @pytest.mark.parametrize("trust", ["server", "client"])
 def test_noise_is_where_it_belongs(stream, tmp_path, key, sends, trust):
     privacy = {"mechanism": "laplace", "epsilon": 2.0, "cap": 4.0, "trust": trust}
-    path = begin(stream, tmp_path / "exp", sends=sends, privacy=privacy, groups="clock", sigma=1.0)
+    path = begin(
+        stream, tmp_path / "exp", sends=sends, privacy=privacy, groups="clock", span=SPAN, sigma=1.0
+    )
     assert key.exists() and key.stat().st_mode & 0o077 == 0
     opened = open_stream(stream)
     releases = T if sends == "cumulative" else 1
@@ -358,7 +363,7 @@ def test_noise_is_where_it_belongs(stream, tmp_path, key, sends, trust):
         known = {(row["utterances"], row["seconds"]) for row in rows}
         assert (known == {("0", "0.000")}) == (trust == "client")
         for client, counts in messages.items():
-            groups = opened.groups(client, T, True)
+            groups = opened.groups(client, T, SPAN)
             of = range(number) if sends == "cumulative" else [number - 1]
             own = sum(bounded_by_hand(stream, client, groups[at], 1.0, 4.0) for at in of)
             if trust == "server":
@@ -407,7 +412,7 @@ def test_what_privacy_costs(stream, tmp_path, key, cli):
     totals = {}
     for name, more in {
         "even": {"sends": "increments"},
-        "clock": {"sends": "increments", "groups": "clock"},
+        "clock": {"sends": "increments", "groups": "clock", "span": SPAN},
         "paper": {"privacy": {"mechanism": "paper", "epsilon": 1.0}},
     }.items():
         path = begin(stream, tmp_path / name, **{"privacy": privacy, **more})
@@ -456,6 +461,8 @@ def test_bad_options(stream, tmp_path, cli):
         ({"privacy": {"mechanism": "laplace", "epsilon": -1.0}}, "epsilon"),
         ({"privacy": {"mechanism": "gauss"}}, "gauss"),
         ({"privacy": {"release": "increments"}}, "sends"),
+        ({"groups": "clock"}, "span"),
+        ({"groups": "clock", "span": 0}, "span"),
         ({"privacy": {"mechanism": "paper"}, "sends": "increments"}, "paper"),
         ({"privacy": {"mechanism": "paper"}, "alpha": 1.0, "beta": 0.0}, "alpha"),
     ):

@@ -80,7 +80,7 @@ def test_each_group_is_rescored_by_the_model_before_it(world, tuned, tmp_path):
         inside("rescore-stream", world / "made", rescored, other).ok()
         expected = by_hand(other, scale=0.0, lm_weight=2.0, word_score=0.5)
         for client in CLIENTS:
-            group = stream.groups(client, T, False)[number]
+            group = stream.groups(client, T)[number]
             names = stream.rescored.utterances[group]
             said.update(names)
             assert {name: found[name] for name in names} == {n: expected[n] for n in names}

@@ -93,7 +93,7 @@ def test_lists_of_what_was_said_first(stream, cli):
     counts = {word: int(count) for word, count in rows}
     listed = 0
     for client in CLIENTS:
-        group = opened.groups(client, T, False)[0]
+        group = opened.groups(client, T)[0]
         first = [
             rescored.hypotheses[rescored.first_hypothesis[at]] for at in range(group.stop)[group]
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,15 @@ def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
     """OPTION=VALUE or OPTION=A,B,... as YAML has them; a usage error for an unknown option."""
     from dataclasses import fields
 
-    import yaml
-
+    from fedtools.federation.sweep import GROUPS, ROUNDS, SPAN
+    from fedtools.files.config import override
     from fedtools.lm.reweighting import Adaptation, Weights
-    from fedtools.federation.sweep import GROUPS, ROUNDS
     from fedtools.privacy.options import Privacy
 
     known: dict[str, Any] = {
         one.name: one.default for kind in (Weights, Adaptation, Privacy) for one in fields(kind)
     }
-    known |= {ROUNDS: 10, GROUPS: "even"}
+    known |= {ROUNDS: 10, GROUPS: "even", SPAN: 0.0}
     found: dict[str, Any] = {}
     for text in texts:
         name, _, value = text.partition("=")
@@ -37,11 +37,12 @@ def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
             names = ", ".join(known)
             raise typer.BadParameter(f"{text!r}: write OPTION=VALUE, of {names}, each once")
         kind = type(known[name])
-        parts = [yaml.safe_load(part) for part in value.split(",")]
+        parts = [override({}, [f"{name}={part}"])[name] for part in value.split(",")]
         for part in parts:
             right = type(part) is kind or (kind is float and type(part) is int)
-            negative = kind in (int, float) and name != "word_score" and right and part < 0
-            if not right or negative:
+            least = {"word_score": -math.inf, ROUNDS: 1}.get(name, 0)
+            low = kind in (int, float) and right and not part >= least
+            if not right or low:
                 raise typer.BadParameter(f"{text!r}: {part!r} is no value of {name}")
         if len(parts) > 1 and not several:
             raise typer.BadParameter(f"{text!r}: one value")
@@ -91,8 +92,8 @@ def rescore_sweep(
     seed: int = typer.Option(0, min=0, help="Of intervals."),
 ) -> None:
     """Word error rates of FMP for many settings, from scores that are stored."""
-    from fedtools.files.tables import format_table
     from fedtools.federation.sweep import sweep
+    from fedtools.files.tables import format_table
 
     rows = sweep(stream, out, _values(fixed, False), _values(vary, True), seed)
     columns = list(rows[0])
@@ -109,8 +110,8 @@ def rescore_tune(
     """The values with the fewest word errors on validation data."""
     import sys
 
-    from fedtools.files.config import write_yaml
     from fedtools.federation.sweep import tune
+    from fedtools.files.config import write_yaml
 
     varied = _values(vary, True)
     best, wer = tune(stream, _values(fixed, False), varied)

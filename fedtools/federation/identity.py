@@ -46,7 +46,8 @@ def of_clips(folder: Path, labels: bool) -> dict[str, str]:
 def of_rescored(folder: Path, labels: bool) -> dict[str, str]:
     """Sums of N-best lists and what `fedtools rescore` makes of them, and of who said what when."""
     found = {}
-    for name in ("utt2client", "segments", "nbest.tsv", "words.txt", "unigram.tsv", "phrases.tsv"):
+    names = ("utt2client", "segments", "utt2start", "nbest.tsv", "words.txt", "unigram.tsv")
+    for name in (*names, "phrases.tsv", "phrases_of"):
         if (folder / name).is_file():
             found[name] = sha256(folder / name)
     for name in ("nnlm.scp", "ngram.scp"):

@@ -182,7 +182,7 @@ class LmFederation(ModelFederation):
         return found
 
     def _group(self, client: str, number: int) -> slice:
-        return self._stream.groups(client, self.experiment.config["rounds"], False)[number - 1]
+        return self._stream.groups(client, self.experiment.config["rounds"])[number - 1]
 
     def _said(self, client: str, number: int) -> list[list[int]]:
         """The first pass' best hypotheses of a round's utterances."""

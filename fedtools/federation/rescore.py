@@ -22,7 +22,7 @@ from fedtools.files.messages import Payload, Report
 from fedtools.files.states import load_state
 from fedtools.lm.marginals import smoothed
 from fedtools.lm.reweighting import Adaptation, Lists, Weights
-from fedtools.lm.stream import Stream, open_stream
+from fedtools.lm.stream import NO_TIMES, Stream, open_stream, times_in
 from fedtools.lm.talk import Talk
 from fedtools.lm.vocabulary import Vocabulary
 from fedtools.methods.base import COUNTS, Phase
@@ -48,9 +48,8 @@ class RescoreFederation(Federation):
             raise UserError(f"privacy: {error}", path=where) from None
         if method.protection.mechanism == PAPER:
             print(f"warning: {PAPER_WARNING}", file=sys.stderr)
-        if method.groups == "clock" and not (beginning.data["train"] / "segments").exists():
-            problem = "no segments, whose times groups: clock needs"
-            raise UserError(problem, path=beginning.data["train"], remedy="take groups: even")
+        if method.clock and not times_in(beginning.data["train"]):
+            raise UserError(NO_TIMES, path=beginning.data["train"], remedy="take groups: even")
         size = len(Vocabulary.read(beginning.data["train"]))
         state = {"counts": np.zeros(size)}
         return state, state
@@ -157,8 +156,8 @@ class RescoreFederation(Federation):
 
     def talk(self, client: str, number: int) -> Talk:
         """A client in a round."""
-        rounds, by_clock = self.experiment.config["rounds"], self.method.groups == "clock"
-        groups = self._stream.groups(client, rounds, by_clock)
+        rounds = self.experiment.config["rounds"]
+        groups = self._stream.groups(client, rounds, self.method.clock)
         sent = [before for before in range(1, number) if client in self._sampled(before)]
         options = _part(self.method, Adaptation)
         return Talk(client, self.lists, groups, number, sent, options, self.releases)
@@ -217,7 +216,7 @@ def measure_text(said: Mapping[str, str], text: Mapping[str, str]) -> dict[str, 
 
 def plan_of(method: FMP, rounds: int) -> Plan:
     """What the options of differential privacy mean; a ValueError if they cannot be had."""
-    return Plan(method.protection, rounds, method.groups == "even")
+    return Plan(method.protection, rounds, method.clock is None)
 
 
 def _part(method: FMP, kind: type):

@@ -31,7 +31,7 @@ from fedtools.score.align import count_errors
 from fedtools.score.bootstrap import interval, speaker_draws
 
 FIGURES = ("words", "errors", "wer", "relative", "low", "high", "listed", "missed")
-ROUNDS, GROUPS = "rounds", "groups"
+ROUNDS, GROUPS, SPAN = "rounds", "groups", "span"
 # Of differential privacy, whose options are varied beside FMP's.
 PRIVACY = tuple(one.name for one in fields(Privacy))
 
@@ -88,8 +88,8 @@ class Sweep:
 
     Args:
         folder: see `open_stream`; with text.
-        fixed: options of `Weights`, `Adaptation`, `Privacy`, "rounds" and "groups" that differ from
-            their defaults.
+        fixed: options of `Weights`, `Adaptation`, `Privacy`, "rounds", "groups" and "span" that
+            differ from their defaults.
         seed: of noise.
     """
 
@@ -118,19 +118,19 @@ class Sweep:
             )
             for kind in (Weights, Adaptation, Privacy)
         )
-        if chosen[GROUPS] == "clock" and self.stream.begins is None:
-            raise UserError("no segments, whose times groups=clock needs", remedy="take even")
+        clock = chosen[GROUPS] == "clock"
+        if clock and SPAN not in chosen:
+            raise UserError("groups: clock needs span, a public number of seconds, such as 3600")
         if weights not in self._lists:
             self._lists = {weights: Lists(self.stream.rescored, weights, self.stream.covered())}
-        by_clock = chosen[GROUPS] == "clock"
         groups = {
-            client: self.stream.groups(client, chosen[ROUNDS], by_clock)
+            client: self.stream.groups(client, chosen[ROUNDS], chosen[SPAN] if clock else None)
             for client in self.stream.runs
         }
         releases = None
         if privacy.mechanism != NONE:
             key = NoiseKey(hashlib.sha256(f"sweep {self.seed}".encode()).digest())
-            releases = Releases(Plan(privacy, chosen[ROUNDS], not by_clock), key, "sweep")
+            releases = Releases(Plan(privacy, chosen[ROUNDS], not clock), key, "sweep")
         return simulate(self._lists[weights], groups, adaptation, releases)
 
     def by_client(self, values: np.ndarray) -> np.ndarray:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.files.atomic import atomic_path
-from fedtools.files.datadir import DataDir, write_table
+from fedtools.files.datadir import DataDir, parse_segment, read_table, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import read_nbest
 from fedtools.lm.private_words import covered_words, rare_words, read_phrases, write_phrases
@@ -31,7 +33,7 @@ def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> 
     """Put rescored lists and who said them, and when, into one folder for `open_stream`.
 
     Args:
-        data_dir: has utt2client, and maybe text, utt2spk and segments.
+        data_dir: has utt2client, and maybe text, utt2spk, and segments or `STARTS`.
         rescored: what `fedtools rescore` left.
 
     Raises:
@@ -41,7 +43,7 @@ def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> 
     data = DataDir.read(data_dir, "utt2client")
     check_same(data.utt2client, list(read_nbest(rescored / NBEST)), data_dir / "utt2client")
     out.mkdir(parents=True, exist_ok=True)
-    files = [data_dir / name for name in ("utt2client", "text", "utt2spk", "segments")]
+    files = [data_dir / name for name in ("utt2client", "text", "utt2spk", SEGMENTS, STARTS)]
     files += [rescored / name for name in (NBEST, WORDS, UNIGRAM)]
     for file in files:
         if file.exists():
@@ -52,6 +54,9 @@ def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> 
             write_table(out / name, read_scp(rescored / name))
 
 
+# Of a data directory: when utterances begin. Without segments, a table of seconds has it.
+SEGMENTS, STARTS = "segments", "utt2start"
+NO_TIMES = f"no {SEGMENTS} or {STARTS}, whose times groups: clock needs"
 # Clients' own lists of words, see `fedtools.lm.private_words`.
 PHRASES = "phrases.tsv"
 
@@ -63,8 +68,8 @@ class Stream:
     Attributes:
         rescored: the lists, those of a client together.
         runs: each client's run of utterances.
-        begins: (utterances,) when each begins, as a share of the longest recording; None if no
-            times are known.
+        begins: (utterances,) seconds at which each begins in its recording; None if no times are
+            known.
         phrases: client -> its own list of words; None if there are no lists.
     """
 
@@ -84,33 +89,37 @@ class Stream:
         }
         return covered_words(self.rescored.hypotheses, owners, self.phrases)
 
-    def groups(self, client: str, rounds: int, by_clock: bool) -> list[slice]:
-        """A client's utterances in rounds + 1 groups, see `groups_of`."""
-        return groups_of(self.runs[client], rounds, self.begins if by_clock else None)
+    def groups(self, client: str, rounds: int, span: float | None = None) -> list[slice]:
+        """A client's utterances in rounds + 1 groups, see `groups_of`.
+
+        Raises:
+            UserError: if they shall be cut by time, and no times are known.
+        """
+        if span is not None and self.begins is None:
+            raise UserError(NO_TIMES, remedy="take groups: even")
+        return groups_of(self.runs[client], rounds, self.begins, span)
 
 
 def open_stream(folder: str | Path) -> Stream:
     """Read what `make_stream` wrote.
 
-    The times of segments tell the order; without them it is that of the utterances' names.
+    The times of segments, or else of utt2start, tell the order; without either it is that of the
+    utterances' names.
 
     Raises:
-        UserError: if the utterances are not those of utt2client.
+        UserError: if the utterances are not those of utt2client, or one has no time.
     """
     folder = Path(folder)
-    timed = (folder / "segments").exists()
-    data = DataDir.read(folder, "utt2client", *(["segments"] if timed else []))
+    data = DataDir.read(folder, "utt2client")
     rescored = open_rescored(folder)
     if different := sorted(set(rescored.utterances) ^ data.utt2client.keys()):
         problem = f"{different[0]!r} is not in both utt2client and nbest.tsv"
         raise UserError(problem, path=folder, remedy="make both of the same utterances")
-    if lacking := [name for name in rescored.utterances if timed and name not in data.segments]:
-        raise UserError(f"no entry of utterance {lacking[0]!r}", path=folder / "segments")
-    times = {name: tuple(map(float, line.split()[1:3])) for name, line in data.segments.items()}
+    times = _times(folder, rescored.utterances)
 
     def place(index: int) -> tuple[bytes, float, int]:
         name = rescored.utterances[index]
-        return data.utt2client[name].encode(), times.get(name, (0.0,))[0], index
+        return data.utt2client[name].encode(), times[name] if times else 0.0, index
 
     order = np.array(sorted(range(len(rescored.utterances)), key=place))
     names = [rescored.utterances[index] for index in order]
@@ -118,10 +127,41 @@ def open_stream(folder: str | Path) -> Stream:
     starts = np.unique(owners, return_index=True)[1]
     edges = [*sorted(starts.tolist()), len(owners)]
     runs = {owners[at]: slice(at, to) for at, to in pairwise(edges)}
-    longest = max((end for _, end in times.values()), default=0.0)
-    begins = np.array([times[name][0] / longest for name in names]) if timed else None
+    begins = np.array([times[name] for name in names]) if times else None
     phrases = read_phrases(folder / PHRASES) if (folder / PHRASES).exists() else None
     return Stream(reordered(rescored, order), runs, begins, phrases)
+
+
+def times_in(folder: Path) -> Path | None:
+    """The table of a folder that tells when utterances begin, if it has one."""
+    return next((folder / name for name in (SEGMENTS, STARTS) if (folder / name).exists()), None)
+
+
+def _times(folder: Path, utterances: Sequence[str]) -> dict[str, float] | None:
+    """Seconds at which utterances begin; None if the folder does not tell."""
+    path = times_in(folder)
+    if path is None:
+        return None
+    times = {}
+    for line, (name, value) in enumerate(read_table(path).items(), 1):
+        if path.name == SEGMENTS:
+            _, times[name], _ = parse_segment(value, path, line)
+        else:
+            times[name] = _seconds(value, path, line)
+    if lacking := [name for name in utterances if name not in times]:
+        raise UserError(f"no entry of utterance {lacking[0]!r}", path=path)
+    return times
+
+
+def _seconds(value: str, path: Path, line: int) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        problem = f"{value!r} are no seconds"
+        raise UserError(problem, path=path, line=line, remedy="write: utterance seconds, from 0")
+    return seconds
 
 
 def list_words(folder: str | Path, rounds: int, most: int) -> int:
@@ -141,7 +181,7 @@ def list_words(folder: str | Path, rounds: int, most: int) -> int:
     counts = dict(zip(rescored.vocabulary.words, rescored.unigram.tolist(), strict=True))
     said = {}
     for client in stream.runs:
-        group = stream.groups(client, rounds, False)[0]
+        group = stream.groups(client, rounds)[0]
         best = rescored.first_hypothesis[group.start : group.stop]
         said[client] = [rescored.hypotheses[index] for index in best]
     phrases = rare_words(said, counts, most)

@@ -17,18 +17,22 @@ from fedtools.privacy.options import INCREMENTS, PAPER
 from fedtools.privacy.releases import Releases
 
 
-def groups_of(utterances: slice, rounds: int, begins: np.ndarray | None = None) -> list[slice]:
+def groups_of(
+    utterances: slice, rounds: int, begins: np.ndarray | None = None, span: float | None = None
+) -> list[slice]:
     """A client's utterances, in the order in which they were said, in rounds + 1 groups.
 
     Args:
         utterances: a run of them.
         rounds: T.
-        begins: (utterances of all,) when each begins, as a share of the time that all have: groups
-            are then equal spans of time. Without, they are of equal numbers, section 3.2.
+        begins: (utterances of all,) when each begins, seconds; of use with `span` alone.
+        span: seconds, of which groups are equal parts; what begins later is in the last group. It
+            must be known without the data, so that no utterance decides another one's group.
+            None makes groups of equal numbers, section 3.2.
     """
-    if begins is not None:
-        edges = np.arange(rounds + 2) / (rounds + 1)
-        found = np.searchsorted(begins[utterances], edges[1:-1], "left")
+    if span is not None:
+        edges = span * np.arange(1, rounds + 1) / (rounds + 1)
+        found = np.searchsorted(begins[utterances], edges, "left")
         edges = utterances.start + np.array([0, *found, utterances.stop - utterances.start])
     else:
         count = utterances.stop - utterances.start

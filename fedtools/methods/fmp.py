@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fedtools.files.config import NonNegative, from_mapping
+from fedtools.files.config import AboveZero, NonNegative, from_mapping
 from fedtools.methods import METHODS
 from fedtools.methods.base import COUNTS, Method, Phase
 from fedtools.privacy.options import CUMULATIVE, PAPER, Privacy
@@ -38,8 +38,11 @@ class FMP(Method):
         continuous: a client's own distribution is refreshed after each utterance, not each round.
         sends: "cumulative", all that a client has counted so far, as in equation 6; or
             "increments", what it has counted since it took part last, which the server adds up.
-        groups: "even", of as many utterances each, as in section 3.2; or "clock", of equal spans of
-            the time that all meetings have, so that no utterance decides another one's round.
+        groups: "even", of as many utterances each, as in section 3.2; or "clock", equal parts of
+            `span`, so that no utterance decides another one's round.
+        span: seconds of a recording that T + 1 groups share, for `groups: clock`; what begins later
+            belongs to the last group. It is public, such as the time that meetings are booked for,
+            and must not be taken from the data that privacy is promised to.
         privacy: options of `fedtools.privacy.options.Privacy`, but for `release`, which is `sends`.
         noise_key: where the key of its noise is, see `fedtools.privacy.key`.
         lm_weight, word_score, nnlm, density, bonus: of scores, see
@@ -59,6 +62,7 @@ class FMP(Method):
     continuous: bool = False
     sends: Literal["cumulative", "increments"] = "cumulative"
     groups: Literal["even", "clock"] = "even"
+    span: AboveZero | None = None
     privacy: dict = field(default_factory=dict)
     noise_key: str | None = None
     lm_weight: NonNegative = 1.0
@@ -77,7 +81,8 @@ class FMP(Method):
         if self.alpha + self.beta == 1 and not self.smoothing:
             # A word that nobody has said would have the probability 0.
             raise ValueError("without any background smoothing must be above 0")
-
+        if self.groups == "clock" and self.span is None:
+            raise ValueError("groups: clock needs span, a public number of seconds, such as 3600")
         if "release" in self.privacy:
             raise ValueError("privacy: release is the option sends")
         if self.protection.mechanism == PAPER and self.sends != CUMULATIVE:
@@ -94,6 +99,11 @@ class FMP(Method):
             UserError: if there is no such option.
         """
         return from_mapping(Privacy, {**self.privacy, "release": self.sends}, "method_conf.privacy")
+
+    @property
+    def clock(self) -> float | None:
+        """Seconds whose equal parts are groups; None if those are of equal numbers."""
+        return self.span if self.groups == "clock" else None
 
     def phase(self, number: int) -> Phase:
         return Phase(client=self.count_words, server=self.collect, sends=COUNTS)

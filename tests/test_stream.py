@@ -1,0 +1,155 @@
+"""Streams: when utterances begin, which groups that gives, and that none moves another one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from conftest import inside
+from rescored_world import CLIENTS, make_stream
+from safetensors.numpy import load_file
+
+from fedtools.files.tables import read_tsv
+from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.stream import open_stream
+from fedtools.privacy.options import Privacy
+from fedtools.privacy.plan import Plan
+
+T = 3
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory) -> Path:
+    return make_stream(tmp_path_factory.mktemp("world") / "stream")
+
+
+def without(stream: Path, name: str, out: Path) -> Path:
+    """A copy of the files that lacks an utterance."""
+    shutil.copytree(stream, out)
+    for file in ("utt2client", "utt2spk", "text", "segments", "nbest.tsv", "nnlm.scp"):
+        lines = (out / file).read_text().splitlines(keepends=True)
+        (out / file).write_text("".join(line for line in lines if line.split()[0] != name))
+    return out
+
+
+def begins_of(stream: Path) -> dict[str, float]:
+    lines = [line.split() for line in (stream / "segments").read_text().splitlines()]
+    return {name: float(begin) for name, _, begin, _ in lines}
+
+
+def groups_by_name(folder: Path, span: float) -> dict[str, int]:
+    opened = open_stream(folder)
+    return {
+        name: number
+        for client in opened.runs
+        for number, group in enumerate(opened.groups(client, T, span))
+        for name in opened.rescored.utterances[group]
+    }
+
+
+def sums(folder: Path, plan: Plan, span: float) -> np.ndarray:
+    """What a server would release but for the noise, (T, words): the sum of all clients."""
+    opened = open_stream(folder)
+    lists = Lists(opened.rescored, Weights())
+    found = np.zeros((T, len(lists.background)))
+    for client in opened.runs:
+        for number, group in enumerate(opened.groups(client, T, span)[:T]):
+            found[number] += plan.bound(lists.said(group, 5.0))[0]
+    if plan.options.release == "cumulative":
+        found = np.cumsum(found, axis=0)
+    return found
+
+
+@pytest.mark.parametrize("span", [47.0, 30.0, 1000.0])
+def test_no_utterance_decides_another_ones_round(stream, tmp_path, span):
+    """Whichever is left out, also the one that ends last, or begins after the span."""
+    begins = begins_of(stream)
+    whole = groups_by_name(stream, span)
+    assert whole == {name: min(int(begin / (span / 4)), 3) for name, begin in begins.items()}
+    plans = [
+        Plan(Privacy(mechanism="laplace", cap=2.0, release=release), T, False)
+        for release in ("increments", "cumulative")
+    ]
+    released = [sums(stream, plan, span) for plan in plans]
+    most = [(0.0, 0.0)] * 2
+    for name in begins:
+        other = without(stream, name, tmp_path / name)
+        assert groups_by_name(other, span) == {one: whole[one] for one in whole if one != name}
+        for at, plan in enumerate(plans):
+            change = np.abs(sums(other, plan, span) - released[at]).sum(1)
+            most[at] = max(most[at], (change.sum(), change.max()))
+            assert change.max() <= plan.single * plan.steps * plan.grid
+            assert change.sum() <= plan.joint * plan.steps * plan.grid
+    # The bound is reached, so nothing else could have moved without notice.
+    assert most[0] == pytest.approx((2.0, 2.0), abs=1e-4)
+    assert most[1] == pytest.approx((2.0 * T, 2.0), abs=1e-4)
+
+
+def test_what_a_federation_sends_without_the_last_utterance(stream, tmp_path, monkeypatch):
+    """On its files: one round of one client, and by no more than an utterance may have."""
+    monkeypatch.setenv("FEDTOOLS_NOISE_KEY", str(tmp_path / "noise.key"))
+    begins = begins_of(stream)
+    last = max((name for name in begins if begins[name] < 36), key=begins.get)
+    # Of its recording it is the last one, too.
+    folder = stream
+    for name in begins:
+        if begins[name] > begins[last]:
+            folder = without(folder, name, tmp_path / f"without-{name}")
+    config = {"task": "rescore", "rounds": T, "method_conf": {"groups": "clock", "span": 48.0}}
+    config["method_conf"]["privacy"] = {"mechanism": "laplace", "cap": 2.0, "epsilon": 1.0}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    sent = []
+    for at, data in enumerate((folder, without(folder, last, tmp_path / "less"))):
+        path = tmp_path / str(at)
+        arguments = ("--config", tmp_path / "c.yaml", "--method", "fmp", "--data", f"train={data}")
+        inside("init", path, *arguments, "--set", "method_conf.sends=increments").ok()
+        inside("rounds", path).ok()
+        sent.append([])
+        for number in range(1, T + 1):
+            counts = load_file(path / f"round_{number:04d}" / "update.1.safetensors")["counts"]
+            rows = read_tsv(path / f"round_{number:04d}" / "update.1.tsv", None)
+            assert [row["client"] for row in rows] == list(CLIENTS)
+            sent[-1].append(counts)
+    change = np.abs(np.array(sent[0]) - np.array(sent[1])).sum(2)
+    at = (int(begins[last] // 12), CLIENTS.index(last[:3]))
+    assert 0 < change[at] <= 2.0 and change.sum() == change[at]
+
+
+def test_times_of_a_table_without_segments(stream, tmp_path, cli):
+    """utt2start is as good as segments, and comes with the data directory."""
+    begins, data = begins_of(stream), tmp_path / "data"
+    data.mkdir()
+    for name in ("utt2client", "text", "utt2spk"):
+        shutil.copy(stream / name, data)
+    (data / "utt2start").write_text("".join(f"{name} {begins[name]}\n" for name in sorted(begins)))
+    cli("rescore-stream", data, stream, tmp_path / "out").ok()
+    assert not (tmp_path / "out" / "segments").exists()
+    one, two = open_stream(stream), open_stream(tmp_path / "out")
+    assert one.rescored.utterances == two.rescored.utterances
+    assert one.begins.tolist() == two.begins.tolist() and one.begins.any()
+    config = {"task": "rescore", "rounds": T, "method_conf": {"groups": "clock", "span": 48.0}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    arguments = ("--config", tmp_path / "c.yaml", "--method", "fmp", "--data")
+    cli("init", tmp_path / "exp", *arguments, f"train={tmp_path / 'out'}").ok()
+    sweep = ("rescore-sweep", tmp_path / "out", tmp_path / "o", "--set", "groups=clock")
+    sweep += ("--set", "span=48", "--vary", "scale=1")
+    cli(*sweep).ok()
+    other = tmp_path / "out" / "utt2start"
+    lines = other.read_text().splitlines(keepends=True)
+    for bad, told in (
+        (f"{lines[0].split()[0]} -1\n", "utt2start:1"),
+        (f"{lines[0].split()[0]} soon\n", "utt2start:1"),
+        (f"{lines[0].split()[0]} inf\n", "utt2start:1"),
+        ("", lines[0].split()[0]),
+    ):
+        other.write_text("".join([bad, *lines[1:]]))
+        cli(*sweep).fails(1, told)
+    # Other times are other data.
+    other.write_text("".join([f"{lines[0].split()[0]} 1000\n", *lines[1:]]))
+    cli("rounds", tmp_path / "exp").fails(1, "utt2start")
+    other.unlink()
+    cli("init", tmp_path / "new", *arguments, f"train={tmp_path / 'out'}").fails(1, "utt2start")
+    cli(*sweep).fails(1, "utt2start")
