@@ -476,6 +476,25 @@ def test_bad_options(stream, tmp_path, cli):
     cli("init", tmp_path / "exp", *arguments, "--data", f"train={stream}").fails(1, "rescore")
 
 
+def test_who_is_drawn_must_not_depend_on_who_is_there(stream, tmp_path, key, cli):
+    """Of a sample, one client less has others drawn: the bound of a user would be none."""
+    privacy = {"mechanism": "laplace", "unit": "user", "cap": 30.0}
+    for number, (sampled, unit) in enumerate(
+        [(2, "user"), (1, "user"), (0.5, "user"), (None, "user"), (1.0, "user"), (2, "utterance")]
+    ):
+        options = {"privacy": {**privacy, "unit": unit}}
+        config = {"task": "rescore", "method_conf": options, "clients_per_round": sampled}
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+        arguments = ("--config", tmp_path / "c.yaml", "--method", "fmp")
+        path = tmp_path / str(number)
+        result = cli("init", path, *arguments, "--data", f"train={stream}")
+        if number < 3:
+            result.fails(1, "unit: user", f"clients_per_round: {sampled}")
+            assert not path.exists()
+        else:
+            result.ok()
+
+
 def test_rescored_lists_and_who_said_them(stream, tmp_path, cli):
     data, rescored = tmp_path / "data", tmp_path / "rescored"
     for folder, names in (

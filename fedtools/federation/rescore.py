@@ -29,7 +29,7 @@ from fedtools.methods.base import COUNTS, Phase
 from fedtools.methods.fmp import FMP
 from fedtools.privacy.ledger import Amount, ledger_rows
 from fedtools.privacy.marginals import PAPER_WARNING
-from fedtools.privacy.options import CLIENT, NONE, PAPER
+from fedtools.privacy.options import CLIENT, LAPLACE, NONE, PAPER, USER
 from fedtools.privacy.plan import Plan
 from fedtools.privacy.releases import ReleasesOf
 from fedtools.score.align import count_errors
@@ -46,6 +46,7 @@ class RescoreFederation(Federation):
             plan_of(method, beginning.config["rounds"])
         except ValueError as error:
             raise UserError(f"privacy: {error}", path=where) from None
+        _check_sampling(method, beginning.config["clients_per_round"], where)
         if method.protection.mechanism == PAPER:
             print(f"warning: {PAPER_WARNING}", file=sys.stderr)
         if method.clock and not times_in(beginning.data["train"]):
@@ -184,6 +185,18 @@ class RescoreFederation(Federation):
     @cached_property
     def _text(self) -> dict[str, str]:
         return DataDir.read(self.data_path("train"), "text").text
+
+
+def _check_sampling(method: FMP, sampled: float | int | None, where: str) -> None:
+    """Fail with a `UserError` where one client less would have others drawn in its place."""
+    privacy, everybody = (
+        method.protection,
+        sampled is None or (sampled == 1 and type(sampled) is float),
+    )
+    if privacy.mechanism == LAPLACE and privacy.unit == USER and not everybody:
+        problem = f"privacy: unit: user, and clients_per_round: {sampled}"
+        remedy = "let all take part; without one client others would be drawn"
+        raise UserError(problem, path=where, remedy=remedy)
 
 
 def check_planned(experiment: Experiment, number: int) -> None:
