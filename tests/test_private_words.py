@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,49 @@ def test_sweeps_tell_how_many_are_missed(stream, tmp_path, cli):
                 missed += max(0, times - found[name].split().count(word))
         assert (int(row["listed"]), int(row["missed"])) == (said, missed)
     assert said
+
+
+def test_what_a_list_is_made_of_does_not_gain_by_it(stream, tmp_path, cli):
+    """A list knows what was said in the first group; a bonus there would be the answer itself."""
+    cli("rescore-words", stream, "--rounds", T, "--most", 1000).ok()
+    phrases = read_phrases(stream / "phrases.tsv")
+    begins = [line.split() for line in (stream / "segments").read_text().splitlines()]
+    first = set()
+    for client in CLIENTS:
+        own = sorted((float(begin), name) for name, _, begin, _ in begins if name[:3] == client)
+        first |= {name for _, name in own[: -(-len(own) // (T + 1))]}
+    assert set((stream / "phrases_of").read_text().split()) == first
+    plain, helped = best(stream), best(stream, bonus=1000.0)
+    # Where all get the bonus, the first ones would gain by it, too.
+    shutil.copytree(stream, tmp_path / "given")
+    cli("rescore-words", tmp_path / "given", "--list", stream / "phrases.tsv").ok()
+    assert not (tmp_path / "given" / "phrases_of").exists()
+    everywhere = best(tmp_path / "given", bonus=1000.0)
+    for name in plain:
+        assert helped[name] == (plain if name in first else everywhere)[name]
+    assert any(everywhere[name] != plain[name] for name in first)
+    assert any(everywhere[name] != plain[name] for name in plain if name not in first)
+    # Nor are its own words counted as found or missed.
+    truth = dict(line.split(" ", 1) for line in (stream / "text").read_text().splitlines())
+    for folder, left_out in ((stream, first), (tmp_path / "given", set())):
+        cli("rescore-sweep", folder, tmp_path / "o", "--vary", "bonus=0", "--set", "scale=0").ok()
+        said = [
+            (truth[name].split().count(word), plain[name].split().count(word))
+            for name in truth
+            if name not in left_out
+            for word in phrases.get(name[:3], [])
+        ]
+        (row,) = read_tsv(tmp_path / "o", None)
+        assert int(row["listed"]) == sum(times for times, _ in said)
+        assert int(row["missed"]) == sum(max(0, times - heard) for times, heard in said)
+    # Another list takes the place of both files; a list of other utterances is refused.
+    cli("rescore-words", stream, "--list", stream / "phrases.tsv").ok()
+    assert best(stream, bonus=1000.0) == everywhere
+    (stream / "phrases_of").write_text("ann-000\nzoe-000\n")
+    sweep = ("rescore-sweep", stream, tmp_path / "o", "--vary", "bonus=1")
+    cli(*sweep).fails(1, "phrases_of:2", "zoe-000")
+    cli("rescore-words", stream, "--rounds", T, "--most", 1000).ok()
+    cli(*sweep).ok()
 
 
 def test_mistakes_are_told(stream, tmp_path, cli):

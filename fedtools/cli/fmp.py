@@ -72,14 +72,16 @@ def rescore_words(
     rounds: int = typer.Option(10, min=1, help="T: what was said in the first of T + 1 groups."),
     most: int = typer.Option(20, min=0, help="Words that the background text has no more often."),
 ) -> None:
-    """Give clients lists of words of their own, which a bonus favours; nobody is sent them."""
-    from fedtools.lm.private_words import read_phrases, write_phrases
-    from fedtools.lm.stream import PHRASES, list_words
+    """Give clients lists of words of their own, which a bonus favours; nobody is sent them.
+
+    What lists are made of gets no bonus; of lists that are given, everything does.
+    """
+    from fedtools.lm.private_words import read_phrases
+    from fedtools.lm.stream import PHRASES, list_words, put_words
 
     if lists:
-        write_phrases(stream / PHRASES, read_phrases(lists))
+        put_words(stream, read_phrases(lists))
     else:
-        (stream / PHRASES).unlink(missing_ok=True)
         print(f"{stream / PHRASES}: {list_words(stream, rounds, most)} words")
 
 

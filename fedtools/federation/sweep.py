@@ -59,7 +59,7 @@ class Errors:
 
 
 class Listed:
-    """How often words of clients' own lists are said, and missed.
+    """How often words of clients' own lists are said, and missed, after the lists were made.
 
     Args:
         stream: with lists.
@@ -71,7 +71,9 @@ class Listed:
         for client, run in stream.runs.items():
             own = {word for one in (stream.phrases or {}).get(client, []) for word in one.split()}
             for name in stream.rescored.utterances[run]:
-                self._said.append(Counter(word for word in text[name].split() if word in own))
+                # What a list was made of is no news to it.
+                said = [] if name in stream.made_of else text[name].split()
+                self._said.append(Counter(word for word in said if word in own))
         self.count = sum(said.total() for said in self._said)
 
     def missed(self, best: np.ndarray) -> int:

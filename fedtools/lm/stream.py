@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from fedtools.files.atomic import atomic_path
+from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.datadir import DataDir, parse_segment, read_table, write_table
 from fedtools.files.errors import UserError
+from fedtools.files.lines import read_lines
 from fedtools.files.nbest import read_nbest
 from fedtools.lm.private_words import covered_words, rare_words, read_phrases, write_phrases
 from fedtools.lm.rescored import (
@@ -59,6 +60,8 @@ SEGMENTS, STARTS = "segments", "utt2start"
 NO_TIMES = f"no {SEGMENTS} or {STARTS}, whose times groups: clock needs"
 # Clients' own lists of words, see `fedtools.lm.private_words`.
 PHRASES = "phrases.tsv"
+# The utterances whose words made these lists, one a line; of lists that users gave there are none.
+MADE_OF = "phrases_of"
 
 
 @dataclass(frozen=True)
@@ -71,15 +74,20 @@ class Stream:
         begins: (utterances,) seconds at which each begins in its recording; None if no times are
             known.
         phrases: client -> its own list of words; None if there are no lists.
+        made_of: the utterances whose words the lists were made of. They know nothing of lists.
     """
 
     rescored: Rescored
     runs: dict[str, slice]
     begins: np.ndarray | None
     phrases: dict[str, list[str]] | None = None
+    made_of: frozenset[str] = frozenset()
 
     def covered(self) -> np.ndarray | None:
-        """(H,) words of each hypothesis that its client's list covers; None without lists."""
+        """(H,) words of each hypothesis that its client's list covers; None without lists.
+
+        Of an utterance in `made_of` it is 0: when it was said, there was no list.
+        """
         if self.phrases is None:
             return None
         first = self.rescored.first_hypothesis
@@ -87,7 +95,9 @@ class Stream:
             client: slice(int(first[run.start]), int(first[run.stop]))
             for client, run in self.runs.items()
         }
-        return covered_words(self.rescored.hypotheses, owners, self.phrases)
+        found = covered_words(self.rescored.hypotheses, owners, self.phrases)
+        before = [name in self.made_of for name in self.rescored.utterances]
+        return np.where(np.repeat(before, np.diff(first)), 0, found)
 
     def groups(self, client: str, rounds: int, span: float | None = None) -> list[slice]:
         """A client's utterances in rounds + 1 groups, see `groups_of`.
@@ -129,7 +139,19 @@ def open_stream(folder: str | Path) -> Stream:
     runs = {owners[at]: slice(at, to) for at, to in pairwise(edges)}
     begins = np.array([times[name] for name in names]) if times else None
     phrases = read_phrases(folder / PHRASES) if (folder / PHRASES).exists() else None
-    return Stream(reordered(rescored, order), runs, begins, phrases)
+    return Stream(reordered(rescored, order), runs, begins, phrases, _made_of(folder, names))
+
+
+def _made_of(folder: Path, utterances: Sequence[str]) -> frozenset[str]:
+    path = folder / MADE_OF
+    if not path.exists():
+        return frozenset()
+    known, found = set(utterances), read_lines(path)
+    for line, name in enumerate(found, 1):
+        if name not in known:
+            remedy = "run fedtools rescore-words again"
+            raise UserError(f"no utterance {name!r}", path=path, line=line, remedy=remedy)
+    return frozenset(found)
 
 
 def times_in(folder: Path) -> Path | None:
@@ -167,7 +189,7 @@ def _seconds(value: str, path: Path, line: int) -> float:
 def list_words(folder: str | Path, rounds: int, most: int) -> int:
     """Make every client's list from the first pass' best hypotheses of its first group.
 
-    Writes FOLDER/phrases.tsv, for `open_stream`.
+    Writes FOLDER/phrases.tsv, and which utterances it was made of, for `open_stream`.
 
     Args:
         rounds: T of the groups.
@@ -176,17 +198,36 @@ def list_words(folder: str | Path, rounds: int, most: int) -> int:
     Returns:
         how many words are listed, over all clients.
     """
+    # Those of other data, perhaps.
+    _remove_words(Path(folder))
     stream = open_stream(folder)
     rescored = stream.rescored
     counts = dict(zip(rescored.vocabulary.words, rescored.unigram.tolist(), strict=True))
-    said = {}
+    said, made_of = {}, []
     for client in stream.runs:
         group = stream.groups(client, rounds)[0]
         best = rescored.first_hypothesis[group.start : group.stop]
         said[client] = [rescored.hypotheses[index] for index in best]
+        made_of += rescored.utterances[group]
     phrases = rare_words(said, counts, most)
-    write_phrases(Path(folder) / PHRASES, phrases)
+    put_words(folder, phrases, made_of)
     return sum(map(len, phrases.values()))
+
+
+def put_words(
+    folder: str | Path, phrases: Mapping[str, Sequence[str]], made_of: Sequence[str] = ()
+) -> None:
+    """Write clients' lists of words, and the utterances that they were made of, if any."""
+    # A run that is killed leaves no list with another one's utterances.
+    _remove_words(Path(folder))
+    if made_of:
+        write_text(Path(folder) / MADE_OF, "".join(f"{name}\n" for name in made_of))
+    write_phrases(Path(folder) / PHRASES, phrases)
+
+
+def _remove_words(folder: Path) -> None:
+    for name in (PHRASES, MADE_OF):
+        (folder / name).unlink(missing_ok=True)
 
 
 def reordered(rescored: Rescored, order: np.ndarray) -> Rescored:
