@@ -10,10 +10,10 @@
 A defence is one of these, or several joined by "+", in the order above.
 
 Norms are of what is sent. For clip and noise all weights together are one vector; each tensor of
-BatchNorm statistics is another one by itself, with its own norm, its own median and its own noise.
-Statistics are in the units of what they are of, squared for a variance, and change hundreds of times
-as much as weights: in one norm with them, noise would drown the weights, and a bound would hold for
-the statistics alone.
+BatchNorm statistics is another, by itself, with its own norm, its own median and its own noise.
+Statistics are in the units of what they are of, squared for a variance, and may change hundreds of
+times as much as weights: in one norm with them, noise would drown the weights, and a bound would
+hold for the statistics alone.
 """
 
 from __future__ import annotations

@@ -116,7 +116,9 @@ def footprints(
     highest: int = typer.Option(0, min=0, help="The last layer, from 1; 0: all of them."),
     models: int = typer.Option(8, min=1, help="In memory at a time."),
     defence: str = typer.Option(
-        "", help="What clients do to updates first: clip=1+noise=0.5, bits=8, keep=A,B, mean=4."
+        "",
+        help="What clients do to updates first: clip=1+noise=0.5, bits=8, keep=A,B, mean=4. "
+        "BatchNorm statistics are clipped and noised each by a norm of its own.",
     ),
     seed: int = typer.Option(0, min=0, help="Of a defence's noise and groups."),
     job: int = JOB,
