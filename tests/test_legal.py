@@ -19,15 +19,17 @@ def by_hand(scores: np.ndarray, speakers: list[str]) -> tuple[float, float]:
             second.setdefault(name, index)
         else:
             first[name] = index
-    linked = np.mean([
-        all(scores[first[speakers[item]], item] >= scores[one, item] for one in first.values())
-        for item in later
-    ])  # fmt: skip
+    linked = []
+    for item in later:
+        column = {name: scores[one, item] for name, one in first.items()}
+        best = [name for name, score in column.items() if score == max(column.values())]
+        # Who scores highest alike is drawn from.
+        linked.append((speakers[item] in best) / len(best))
     singled = []
     for name in second:
         threshold = max(scores[first[name], one] for who, one in first.items() if who != name)
         singled.append(sum(scores[first[name], item] > threshold for item in second.values()) == 1)
-    return float(linked), float(np.mean(singled))
+    return float(np.mean(linked)), float(np.mean(singled))
 
 
 @given(
@@ -56,6 +58,28 @@ def test_chance():
     found = [risk(random.normal(size=(50, 50)), speakers) for _ in range(200)]
     assert np.mean([one.linked for one in found]) == pytest.approx(1 / 25, abs=0.01)
     assert np.mean([one.singled for one in found]) == pytest.approx(25 * 24 / 49 / 48, abs=0.03)
+
+
+@pytest.mark.parametrize("value", [0.0, -np.inf])
+def test_scores_that_are_all_alike_are_chance(value):
+    """Models that did not move, or that are not sent, link nobody."""
+    speakers = [f"s{number}" for number in range(10) for _ in range(2)]
+    found = risk(np.full((20, 20), value), speakers)
+    assert found.linked == pytest.approx(1 / 10)
+    assert found.singled == 0
+
+
+def test_without_ties_linkability_is_the_packages():
+    from legal_eval.io import ScoreMatrix
+    from legal_eval.metrics.linkability import linkability
+
+    random = np.random.default_rng(2)
+    speakers = [f"s{number}" for number in range(12) for _ in range(2)]
+    scores = random.normal(size=(24, 24)) + np.equal.outer(speakers, speakers)
+    matrix = ScoreMatrix(scores[::2, 1::2], speakers[::2], speakers[1::2], {})
+    (expected,) = linkability(matrix, 12, estimator="exact")
+    assert risk(scores, speakers).linked == pytest.approx(expected)
+    assert 0 < expected < 1
 
 
 def test_who_moves_like_nobody_else_is_found():

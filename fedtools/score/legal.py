@@ -1,7 +1,8 @@
 """Linkability and singling out: what data protection asks of anonymous data, as probabilities.
 
 N. Vauquier, B. M. L. Srivastava, S. A. Hosseini, E. Vincent, "Legally validated evaluation
-framework for voice anonymization" (Interspeech 2025), by their own package.
+framework for voice anonymization" (Interspeech 2025). Linkability is computed by their own package,
+but for ties; singling out is a rule of ours by their definition.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ class Risk(NamedTuple):
 
     Attributes:
         linked: how often a speaker's second item scores highest with its first, of all speakers'.
-            By chance 1 / speakers.
+            By chance 1 / speakers. Where m first items score highest alike, one is guessed: that
+            counts 1 / m. (The package counts it 1, so that scores that tell nothing link all.)
         singled: how often "scores above a threshold with this speaker's first item" is true of one
             single speaker's second item. By chance about 1 / 4.
         speakers: among whom a second item is linked.
@@ -40,7 +42,7 @@ def risk(scores: np.ndarray, speakers: Sequence[str]) -> Risk:
         speakers: (items,), of each item.
     """
     from legal_eval.io import ScoreMatrix
-    from legal_eval.metrics.linkability import linkability
+    from legal_eval.metrics.linkability import count_beaters
 
     names, owner = np.unique(speakers, return_inverse=True)
     items = [np.flatnonzero(owner == number) for number in range(len(names))]
@@ -50,7 +52,9 @@ def risk(scores: np.ndarray, speakers: Sequence[str]) -> Risk:
         return Risk(float("nan"), float("nan"), len(names))
     own = scores[np.ix_(first, later)]
     matrix = ScoreMatrix(own, names.tolist(), names[owner[later]].tolist(), {})
-    (linked,) = linkability(matrix, len(names), estimator="exact")
+    alike = (own == own[owner[later], np.arange(len(later))]).sum(0)
+    # Among all speakers whoever is beaten once is not linked.
+    linked = float(np.mean((count_beaters(matrix) == 0) / alike))
     second = np.array([own[1] for own in items if len(own) > 1])
     isolated = []
     for number in range(len(names)):
