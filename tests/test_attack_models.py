@@ -157,6 +157,16 @@ def test_mistakes_are_told(world, tmp_path):
         find_victims(open_federation(path), [1])
 
 
+def test_fewer_jobs_leave_nothing_of_more(world, tmp_path):
+    federation = open_federation(world / "exp")
+    for jobs in (3, 2):
+        for job in range(1, jobs + 1):
+            write_footprints(federation, world / "indicator", tmp_path, Look([1]), job, jobs)
+        assert read_footprints(tmp_path).models == CLIENTS
+        assert len(list(tmp_path.glob("models.*.tsv"))) == jobs
+    assert not list(tmp_path.glob("footprints.3.*"))
+
+
 # --- attack A1
 
 
@@ -202,6 +212,58 @@ def test_a1_decides_trials_by_distance(looked, world, tmp_path):
     assert rows["tdnn1", "both"]["EER%"] == rows["tdnn1", "means"]["EER%"]
     inside("attack", "a1", out, out, "--resamples", "50").ok()
     assert (out / "a1.tsv").read_bytes() == before
+
+
+DIFFERENT = {
+    "part of the layers": ("--part", "affine"),
+    "highest layer": ("--highest", "4"),
+    "defence": ("--defence", "bits=8"),
+    "global model": ("--round", "2"),
+    "Indicator": ("--indicator", "other"),
+    "kind of network": (),
+}
+
+
+@pytest.fixture(scope="module")
+def two(world, known, tmp_path_factory) -> tuple[Path, Path]:
+    """Footprints of two experiments, which can be compared."""
+    found = []
+    for name in ("exp", "known"):
+        out = tmp_path_factory.mktemp(name)
+        options = ("--indicator", world / "indicator", "--round", "1")
+        inside("attack", "footprints", world / name, out, *options).ok()
+        found.append(out)
+    inside("attack", "a1", *found, tmp_path_factory.mktemp("a1"), "--resamples", "20").ok()
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_footprints_of_other_kinds_are_not_compared(world, two, tmp_path, what):
+    known, out = two[1], tmp_path / "out"
+    options = {"--indicator": world / "indicator", "--round": "1"}
+    options |= dict(zip(DIFFERENT[what][::2], DIFFERENT[what][1::2], strict=True))
+    if what == "Indicator":
+        # The same utterances at the same places, otherwise spoken.
+        simulated.data_dir(tmp_path / "other", ["xen", "yan"], 4, seed=6)
+        options["--indicator"] = tmp_path / "other"
+    if what == "kind of network":
+        shutil.copytree(two[0], out)
+        text = (out / "footprints.1.yaml").read_text()
+        assert "encoder: tdnn" in text
+        (out / "footprints.1.yaml").write_text(text.replace("encoder: tdnn", "encoder: other"))
+    else:
+        words = [word for pair in options.items() for word in pair]
+        inside("attack", "footprints", world / "exp", out, *words).ok()
+    done = inside("attack", "a1", known, out, tmp_path / "a1")
+    done.fails(1, f"out: another {what} than in {known}")
+
+
+def test_jobs_with_other_options_are_told(world, tmp_path):
+    federation = open_federation(world / "exp")
+    for job, part in ((1, "relu"), (2, "affine")):
+        write_footprints(federation, world / "indicator", tmp_path, Look([1], part), job, 2)
+    with pytest.raises(UserError, match=r"2\.yaml: another part of the layers than in footprints"):
+        read_footprints(tmp_path)
 
 
 def test_strict_trials(looked, world, tmp_path):

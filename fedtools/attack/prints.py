@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -32,6 +33,15 @@ from fedtools.files.tables import read_tsv, write_tsv
 
 COLUMNS = ("model", "speaker", "status")
 OK = "ok"
+# What footprints must have in common to be compared, by its name in footprints.<job>.yaml.
+_ALIKE = {
+    "part": "part of the layers",
+    "highest": "highest layer",
+    "defence": "defence",
+    "models": "global model",
+    "network": "kind of network",
+    "indicator": "Indicator",
+}
 
 
 @dataclass(frozen=True)
@@ -63,11 +73,13 @@ class Prints:
         models: their names, in C order.
         speakers: of each, "" where it is not known.
         layers: layer -> (models, 2, D).
+        origin: what all of them were made from, as beside them.
     """
 
     models: list[str]
     speakers: list[str]
     layers: dict[str, np.ndarray]
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_footprints(
@@ -75,7 +87,8 @@ def write_footprints(
 ) -> Path:
     """Write one job's share of the footprints of an experiment's models.
 
-    What was made from the same models and speech is not made again.
+    What was made from the same models and speech is not made again. The first job removes what
+    jobs beyond `jobs` have left.
 
     Args:
         indicator: a data directory of speakers who have no model.
@@ -89,6 +102,8 @@ def write_footprints(
         UserError: if no models were sent, or a speaker of the Indicator has one.
     """
     Defence.parse(look.defence)
+    if job == 1:
+        _remove_beyond(out, jobs)
     victims = find_victims(federation, look.rounds)
     names = sorted({*victims.messages, *victims.refused})
     share = names[len(names) * (job - 1) // jobs : len(names) * job // jobs]
@@ -100,11 +115,8 @@ def write_footprints(
         str(path): sha256(path)
         for path in sorted({victims.messages[n].path for n in share if n in victims.messages})
     }
-    origin["indicator"] = {
-        name: sha256(indicator / name)
-        for name in ("feats.scp", "sha256sums")
-        if (indicator / name).exists()
-    }
+    origin["network"] = federation.experiment.config["model"]
+    origin["indicator"] = federation.task.identity(indicator, False)
     if table.exists() and made_from.exists() and read_yaml(made_from) == origin:
         return table
     table.unlink(missing_ok=True)
@@ -159,9 +171,9 @@ def read_footprints(out: Path) -> Prints:
     """Read what all jobs wrote.
 
     Raises:
-        UserError: if a job's part is missing, or jobs have not the same layers.
+        UserError: if a job's part is missing, or jobs had not the same options and models.
     """
-    jobs = _jobs(out)
+    jobs, origin = _origin(out)
     speakers: dict[str, str] = {}
     for job in range(1, jobs + 1):
         path = out / f"models.{job}.tsv"
@@ -185,15 +197,18 @@ def read_footprints(out: Path) -> Prints:
             problem = f"no footprint of {lacking[0]!r} in layer {layer}"
             raise UserError(problem, path=out, remedy="run fedtools attack footprints again")
         layers[layer] = np.stack(FeatureReader(scp).read_many(models))
-    return Prints(models, [speakers[name] for name in models], layers)
+    return Prints(models, [speakers[name] for name in models], layers, origin)
 
 
 def join(parts: Sequence[Prints], where: Sequence[Path]) -> Prints:
     """The footprints of several folders together.
 
     Raises:
-        UserError: if they are not of the same layers, or a model is in two of them.
+        UserError: if they are not of the same layers, global model, Indicator and defence, or a
+            model is in two of them.
     """
+    for part, folder in zip(parts, where, strict=True):
+        _check_alike(part.origin, parts[0].origin, folder, str(where[0]))
     names = [name for part in parts for name in part.models]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -203,17 +218,43 @@ def join(parts: Sequence[Prints], where: Sequence[Path]) -> Prints:
     layers = {
         layer: np.concatenate([part.layers[layer] for part in parts]) for layer in parts[0].layers
     }
-    return Prints(names, [one for part in parts for one in part.speakers], layers)
+    speakers = [one for part in parts for one in part.speakers]
+    return Prints(names, speakers, layers, parts[0].origin)
 
 
-def _jobs(out: Path) -> int:
-    """How many jobs there are to be, as each of them says."""
-    said = set()
-    for path in out.glob("footprints.*.yaml"):
-        text = str(read_yaml(path).get("job", ""))
-        match = re.fullmatch(r"\d+ of (\d+)", text)
+def _check_alike(
+    origin: Mapping[str, Any], other: Mapping[str, Any], path: Path, than: str
+) -> None:
+    """Raise a `UserError` if footprints are not to be compared with others."""
+    for name, what in _ALIKE.items():
+        one, two = (each.get(name) for each in (origin, other))
+        if name == "models":
+            # Of whatever round: which models they were compared with is what matters.
+            one, two = (sorted((each or {}).values()) for each in (one, two))
+        if one != two:
+            remedy = "run fedtools attack footprints with the same options and Indicator"
+            raise UserError(f"another {what} than in {than}", path=path, remedy=remedy)
+
+
+def _remove_beyond(out: Path, jobs: int) -> None:
+    """Remove the files of jobs above so many, tables first."""
+    for pattern in ("models.*.tsv", "footprints.*"):
+        for path in out.glob(pattern):
+            job = path.name.split(".")[1]
+            if job.isdigit() and int(job) > jobs:
+                path.unlink()
+
+
+def _origin(out: Path) -> tuple[int, dict[str, Any]]:
+    """How many jobs there are to be, as each of them says, and what all of them began with."""
+    said, first = set(), None
+    for path in sorted(out.glob("footprints.*.yaml")):
+        origin = read_yaml(path)
+        match = re.fullmatch(r"\d+ of (\d+)", str(origin.get("job", "")))
         said.add(int(match[1]) if match else 0)
-    if len(said) != 1 or not all(said):
+        first = first or (path, origin)
+        _check_alike(origin, first[1], path, first[0].name)
+    if first is None or len(said) != 1 or not all(said):
         problem = "no footprints here" if not said else "made by different numbers of jobs"
         raise UserError(problem, path=out, remedy="run fedtools attack footprints")
-    return said.pop()
+    return said.pop(), first[1]
