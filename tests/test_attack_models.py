@@ -143,6 +143,8 @@ def test_mistakes_are_told(world, tmp_path):
     federation = open_federation(world / "exp")
     with pytest.raises(UserError, match="'ann' has a model, and is a speaker of the Indicator"):
         write_footprints(federation, world / "train", tmp_path / "a", Look([1]))
+    with pytest.raises(UserError, match="layer 5: there are 4, tdnn1 to tdnn4; take 1 to 4"):
+        write_footprints(federation, world / "indicator", tmp_path / "a", Look([1], highest=5))
     with pytest.raises(UserError, match="round 3 is not complete"):
         find_victims(federation, [3])
     with pytest.raises(UserError, match="no footprints here"):
@@ -368,6 +370,9 @@ def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):
     done.fails(1, "'ann' is in two of the experiments and the Indicator")
     options = (*A2, "--indicator", world / "known_train")
     inside("attack", "a2", known, world / "exp", tmp_path, *options).fails(1, "'kim' is in two")
+    options = (*A2, "--indicator", world / "indicator", "--layer", "99")
+    done = inside("attack", "a2", known, world / "exp", tmp_path, *options)
+    done.fails(1, "layer 99: there are 4, tdnn1 to tdnn4; take 1 to 4")
     options = (*A2, "--indicator", world / "indicator", "--round", "2")
     inside("rounds", known, "--to", "2").ok()
     done = inside("attack", "a2", known, world / "exp", tmp_path, *options)

@@ -11,6 +11,7 @@ import torch
 from test_footprints import asr_probe
 
 from fedtools.attack.xvectors import Differences, Training, embeddings, train_xvectors
+from fedtools.files.errors import UserError
 
 TRAINED, HELD_OUT = 16, 8
 
@@ -72,6 +73,22 @@ def test_speakers_that_were_not_trained_on_are_told(own, expected):
     again = embeddings(asr_probe("tdnn", 5), states, others, network, training)
     for name in others:
         np.testing.assert_allclose(again[name], found[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_is_never_of_a_single_piece():
+    """Seven models, six at a time, on three utterances, two at a time: one is left of both."""
+    probe = asr_probe("tdnn", 6)
+    models = dict(list(models_of(probe, 0.05, 0.01).items())[:7])
+    speakers = {name: name[:3] for name in models}
+
+    def states(names: Sequence[str]) -> Iterator:
+        return ((name, models[name]) for name in names)
+
+    network = train_xvectors(probe, states, speakers, Training(2, width=8, utterances=2))
+    assert all(value.isfinite().all() for value in network.state_dict().values())
+    alone = probe._replace(inputs=lambda: iter([next(probe.inputs())]))
+    with pytest.raises(UserError, match="the Indicator is one utterance; give two"):
+        train_xvectors(alone, states, speakers, Training(2, width=8))
 
 
 def test_differences_are_equation_1():

@@ -29,7 +29,8 @@ class Options:
 
     Attributes:
         round: in which models were sent, of both experiments.
-        held: models in memory at a time.
+        held: models in memory at a time; a training step is of all of them, and so the network that
+            is trained depends on it.
         dimension: to which LDA brings embeddings, at most; fewer where there are few models.
         others, resamples, seed: as of attack A1.
     """

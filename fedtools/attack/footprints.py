@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtools.attack.layers import Layer, hidden_layers, watched
+from fedtools.attack.layers import Layer, hidden_layers, lowest_layers, watched
 from fedtools.client.options import load_model
 
 State = Mapping[str, Any]
@@ -80,10 +80,19 @@ def footprints(
 
     Yields:
         a model's name, and layer -> (2, D), mean and standard deviation of the differences.
+
+    Raises:
+        UserError: if there are fewer layers than `highest`.
     """
     first = next(probe.inputs())
+
+    def run(model: nn.Module) -> Any:
+        return probe.run(model, first)
+
     layers = [
-        hidden_layers(model.eval(), lambda one: probe.run(one, first), part)[:highest]
+        lowest_layers(model.eval(), run, part, highest)
+        if highest
+        else hidden_layers(model.eval(), run, part)
         for model in probe.models
     ]
     names = [layer.name for layer in layers[0]]

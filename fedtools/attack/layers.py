@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from fedtools.files.errors import UserError
 from fedtools.models.keywords.layers import Conv2d
 from fedtools.models.tdnn import TdnnEncoder
 
@@ -32,6 +33,21 @@ class Layer(NamedTuple):
 
 class _Reached(Exception):
     """The last layer that anybody asked for has been computed."""
+
+
+def lowest_layers(
+    model: nn.Module, run: Callable[[nn.Module], Any], part: str, highest: int
+) -> list[Layer]:
+    """The hidden layers of a model up to the one of number `highest`, from 1; see `hidden_layers`.
+
+    Raises:
+        UserError: if there are not as many.
+    """
+    layers = hidden_layers(model, run, part)
+    if highest > len(layers):
+        problem = f"layer {highest}: there are {len(layers)}, {layers[0].name} to {layers[-1].name}"
+        raise UserError(problem, remedy=f"take 1 to {len(layers)}")
+    return layers[:highest]
 
 
 def hidden_layers(model: nn.Module, run: Callable[[nn.Module], Any], part: str) -> list[Layer]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtools.attack.footprints import Probe, State, held
-from fedtools.attack.layers import Layer, hidden_layers, watched
+from fedtools.attack.layers import Layer, lowest_layers, watched
 from fedtools.attack.progress import Epochs
+from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator, seed64
 
 # Frames of context of the five layers below the pooling: width of the kernel, and its dilation.
@@ -99,12 +101,15 @@ class Differences:
         probe: its first model is the global one.
         layer: the hidden layer, from 1.
         part: see `fedtools.attack.layers.PARTS`.
+
+    Raises:
+        UserError: if there are fewer layers.
     """
 
     def __init__(self, probe: Probe, layer: int, part: str):
         self._probe, self.inputs = probe, list(probe.inputs())
         self._layers = [
-            hidden_layers(model.eval(), lambda one: probe.run(one, self.inputs[0]), part)[:layer]
+            lowest_layers(model.eval(), lambda one: probe.run(one, self.inputs[0]), part, layer)
             for model in probe.models
         ]
         self.size = self._activation(0, self.inputs[0]).shape[1]
@@ -142,8 +147,13 @@ def train_xvectors(
         probe: holds the models that are looked at together.
         states: reads models.
         speakers: model -> its speaker, of all models to be trained on.
+
+    Raises:
+        UserError: if there are fewer layers than `training` says, or only one input.
     """
     differences = Differences(probe, training.layer, training.part)
+    if len(differences.inputs) < 2:
+        raise UserError("the Indicator is one utterance", remedy="give two at least")
     known = {speaker: number for number, speaker in enumerate(sorted(set(speakers.values())))}
     device = next(probe.models[0].parameters()).device
     with torch.random.fork_rng(devices=[]):
@@ -187,8 +197,13 @@ def _batches(
 ) -> Iterator[Tensor]:
     """Pieces of the models' differences on some utterances, (utterances x models, T, D)."""
     order = random.permutation(len(differences.inputs))
-    for start in range(0, len(order), training.utterances):
-        chosen = order[start : start + training.utterances]
+    # Of a single piece BatchNorm knows no variance: it goes with those before it.
+    size = max(training.utterances, 1 if models > 1 else 2)
+    starts = list(range(0, len(order), size))
+    if models * (len(order) - starts[-1]) == 1 and len(starts) > 1:
+        starts.pop()
+    for start, stop in pairwise([*starts, len(order)]):
+        chosen = order[start:stop]
         whole = [differences.of(models, differences.inputs[index]) for index in chosen]
         frames = min(training.frames, *(part.shape[1] for part in whole))
         firsts = [int(random.integers(part.shape[1] - frames + 1)) for part in whole]

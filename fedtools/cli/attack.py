@@ -192,7 +192,12 @@ def a2(
     models: Path = typer.Option(
         None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
     ),
-    held: int = typer.Option(16, min=2, help="Models in memory at a time."),
+    held: int = typer.Option(
+        16,
+        min=2,
+        help="Models in memory at a time. A training step is of all of them, so that with another "
+        "number another network is trained.",
+    ),
     others: int = typer.Option(10_000, min=0, help="Trials of two speakers; 0: all there are."),
     resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
     seed: int = typer.Option(0, min=0, help="Of everything random."),
