@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_footprints import asr_probe
 
-from fedtools.attack.xvectors import Differences, Training, embeddings, train_xvectors
+from fedtools.attack.xvectors import Differences, Training, View, embeddings, train_xvectors
 from fedtools.files.errors import UserError
 
 TRAINED, HELD_OUT = 16, 8
@@ -62,15 +62,15 @@ def test_speakers_that_were_not_trained_on_are_told(own, expected):
         return ((name, models[name]) for name in names)
 
     training = Training(2, width=32, epochs=20, utterances=2)
-    network = train_xvectors(probe, states, speakers, training)
+    network = train_xvectors([View(probe, states, speakers)], training)
     assert set(asked) == set(speakers)
-    others = [name for name in models if name not in speakers]
-    found = embeddings(probe, states, others, network, training)
-    assert list(found) == others
+    others = {name: name[:3] for name in models if name not in speakers}
+    found = embeddings(View(probe, states, others), network, training)
+    assert list(found) == list(others)
     least, most = expected
     assert least <= error_rate(found) <= most
     # However many models are held at a time.
-    again = embeddings(asr_probe("tdnn", 5), states, others, network, training)
+    again = embeddings(View(asr_probe("tdnn", 5), states, others), network, training)
     for name in others:
         np.testing.assert_allclose(again[name], found[name], rtol=1e-4, atol=1e-5)
 
@@ -84,11 +84,12 @@ def test_a_step_is_never_of_a_single_piece():
     def states(names: Sequence[str]) -> Iterator:
         return ((name, models[name]) for name in names)
 
-    network = train_xvectors(probe, states, speakers, Training(2, width=8, utterances=2))
+    view = View(probe, states, speakers)
+    network = train_xvectors([view], Training(2, width=8, utterances=2))
     assert all(value.isfinite().all() for value in network.state_dict().values())
     alone = probe._replace(inputs=lambda: iter([next(probe.inputs())]))
     with pytest.raises(UserError, match="the Indicator is one utterance; give two"):
-        train_xvectors(alone, states, speakers, Training(2, width=8))
+        train_xvectors([View(alone, states, speakers)], Training(2, width=8))
 
 
 def test_differences_are_equation_1():

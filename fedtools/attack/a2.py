@@ -6,7 +6,7 @@ people's models (Part-1), and decide trials of other people's (Part-2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from fedtools.attack.verify import Model, decide, known_speakers
 from fedtools.attack.victims import Victims, find_victims, make_probe
-from fedtools.attack.xvectors import Training, embeddings, train_xvectors
+from fedtools.attack.xvectors import Training, View, embeddings, train_xvectors
 from fedtools.federation.base import Federation
 from fedtools.files.ark import write_ark
 from fedtools.files.config import write_yaml
@@ -28,14 +28,14 @@ class Options:
     """How the attack goes.
 
     Attributes:
-        round: in which models were sent, of both experiments.
+        rounds: in which models were sent, of both experiments.
         held: models in memory at a time; a training step is of all of them, and so the network that
             is trained depends on it.
         dimension: to which LDA brings embeddings, at most; fewer where there are few models.
         others, resamples, seed: as of attack A1.
     """
 
-    round: int = 1
+    rounds: Sequence[int] = (1,)
     held: int = 16
     dimension: int = 150
     others: int = 10_000
@@ -56,32 +56,35 @@ def attack(
 
     Args:
         known: people's models that the attacker knows the speakers of.
-        attacked: models of others, which began with the same global model.
+        attacked: models of others. In the first of the rounds they began with the same global
+            model; in later ones differences are to each experiment's own.
         indicator: speech of neither.
         table: what is known of the attacked models, see `verify.read_models`; None: their speakers.
         out: gets also embeddings, trials and scores.
 
     Raises:
-        UserError: if the two began with different models, or share a speaker with each other or
-            the Indicator.
+        UserError: if the two began with different models, share a speaker with each other or the
+            Indicator, or one has no speaker of two models.
     """
-    number = options.round
-    if known.experiment.base(number) != attacked.experiment.base(number):
-        problem = f"round {number} began with another model than in {known.experiment.path}"
+    first = options.rounds[0]
+    if known.experiment.base(first) != attacked.experiment.base(first):
+        problem = f"round {first} began with another model than in {known.experiment.path}"
         raise UserError(problem, path=attacked.experiment.path)
-    probe, people = make_probe(known, number, indicator, options.held)
-    ours, theirs = (find_victims(one, [number]) for one in (known, attacked))
-    for one, other in ((ours, theirs.speakers), (theirs, ours.speakers)):
-        if shared := set(one.speakers.values()) & (people | set(other.values())):
-            problem = f"{min(shared)!r} is in two of the experiments and the Indicator"
-            raise UserError(problem, path=indicator, remedy="give disjoint speakers")
-    network = train_xvectors(probe, ours.states, _known(ours), training)
+    ours, theirs = (find_victims(one, options.rounds) for one in (known, attacked))
+    for federation, one in ((known, ours), (attacked, theirs)):
+        sent = [one.speakers[name] for name in one.messages if name in one.speakers]
+        if len(sent) == len(set(sent)):
+            remedy = "give a second --round, of which each client has a model, too"
+            raise UserError("no speaker has two models", path=federation.where, remedy=remedy)
+    views = list(_views(known, ours, theirs, indicator, options))
+    network = train_xvectors(views, training)
     found = [
-        embeddings(probe, one.states, sorted(_known(one)), network, training)
-        for one in (ours, theirs)
+        {key: row for view in some for key, row in embeddings(view, network, training).items()}
+        for some in (views, _views(attacked, theirs, ours, indicator, options))
     ]
     name = f"a2.h{training.layer}"
-    write_yaml(out / f"{name}.yaml", {**asdict(training), **asdict(options)})
+    chosen = {**asdict(training), **asdict(options), "rounds": list(options.rounds)}
+    write_yaml(out / f"{name}.yaml", chosen)
     vectors = {key: row for part in found for key, row in part.items()}
     matrices = ((key, vectors[key][None]) for key in sorted(vectors))
     write_table(out / f"{name}.scp", write_ark(out / f"{name}.ark", matrices))
@@ -89,10 +92,23 @@ def attack(
     return _decide(found[0], ours.speakers, found[1], models, out, name, options)
 
 
-def _known(victims: Victims) -> dict[str, str]:
-    """model -> speaker, of the models that were sent; those not finite are left out when read."""
-    names = sorted(victims.messages)
-    return {name: victims.speakers[name] for name in names if name in victims.speakers}
+def _views(
+    federation: Federation, own: Victims, others: Victims, indicator: Path, options: Options
+) -> Iterator[View]:
+    """The models of each round that were sent and have a speaker."""
+    for number in options.rounds:
+        # An embedding is of one utterance: of clips, too.
+        probe, people = make_probe(federation, number, indicator, options.held, clips_at_once=1)
+        if shared := set(own.speakers.values()) & (people | set(others.speakers.values())):
+            problem = f"{min(shared)!r} is in two of the experiments and the Indicator"
+            raise UserError(problem, path=indicator, remedy="give disjoint speakers")
+        folder = federation.experiment.round_dir(number)
+        speakers = {
+            name: own.speakers[name]
+            for name, message in own.messages.items()
+            if name in own.speakers and message.path.parent == folder
+        }
+        yield View(probe, own.states, speakers)
 
 
 def _decide(

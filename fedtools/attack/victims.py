@@ -26,9 +26,6 @@ from fedtools.files.perturb import speakers_of
 from fedtools.files.states import read_at
 from fedtools.methods.base import SHARED
 
-# Clips that are looked at together.
-_CLIPS = 64
-
 
 @dataclass(frozen=True)
 class Victims:
@@ -130,7 +127,7 @@ def speakers_of_clients(federation: Federation) -> dict[str, str]:
 
 
 def make_probe(
-    federation: ModelFederation, number: int, indicator: Path, held: int
+    federation: ModelFederation, number: int, indicator: Path, held: int, clips_at_once: int = 64
 ) -> tuple[Probe, set[str]]:
     """How the models of a round are looked at, and the speakers of the Indicator.
 
@@ -138,6 +135,8 @@ def make_probe(
         number: the round, whose global model is what clients began with.
         indicator: speech of nobody in particular: a data directory with features, or with clips.
         held: personalised models in memory at a time.
+        clips_at_once: of an input of keyword networks; which frames are of one clip cannot be seen
+            in the activations of several.
     """
     federation.load_shared(number)
     models = [copy.deepcopy(federation.model).eval() for _ in range(1 + held)]
@@ -163,6 +162,6 @@ def make_probe(
     mfcc = ClipFeatures(clips, federation.device).plain(slice(0, len(clips.labels)))
 
     def parts() -> Iterator[torch.Tensor]:
-        return iter(mfcc[None].split(_CLIPS, 1))
+        return iter(mfcc[None].split(clips_at_once, 1))
 
     return Probe(models, tensors_of, lambda model, given: model(given), parts), set(clips.clients)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -134,55 +134,62 @@ class Differences:
         return seen[0]
 
 
-# The states of some models, by name.
-ReadStates = Callable[[Sequence[str]], Iterator[tuple[str, State]]]
+class View(NamedTuple):
+    """The models of a round, whose differences are to one global model.
+
+    Attributes:
+        probe: holds those that are looked at together.
+        states: reads models by name.
+        speakers: model -> its speaker, of all models that are looked at.
+    """
+
+    probe: Probe
+    states: Callable[[Sequence[str]], Iterator[tuple[str, State]]]
+    speakers: Mapping[str, str]
 
 
-def train_xvectors(
-    probe: Probe, states: ReadStates, speakers: Mapping[str, str], training: Training
-) -> XVectors:
-    """Train the network to tell the speakers of some models.
+def train_xvectors(views: Sequence[View], training: Training) -> XVectors:
+    """Train the network to tell the speakers of some models, whatever the round.
 
     Args:
-        probe: holds the models that are looked at together.
-        states: reads models.
-        speakers: model -> its speaker, of all models to be trained on.
+        views: of each round.
 
     Raises:
         UserError: if there are fewer layers than `training` says, or only one input.
     """
-    differences = Differences(probe, training.layer, training.part)
-    if len(differences.inputs) < 2:
+    differences = [Differences(view.probe, training.layer, training.part) for view in views]
+    if len(differences[0].inputs) < 2:
         raise UserError("the Indicator is one utterance", remedy="give two at least")
-    known = {speaker: number for number, speaker in enumerate(sorted(set(speakers.values())))}
-    device = next(probe.models[0].parameters()).device
+    speakers = sorted({speaker for view in views for speaker in view.speakers.values()})
+    known = {speaker: number for number, speaker in enumerate(speakers)}
+    device = next(views[0].probe.models[0].parameters()).device
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed64(training.seed, "a2"))
-        network = XVectors(differences.size, training.width, len(known)).to(device)
+        network = XVectors(differences[0].size, training.width, len(known)).to(device)
     optimizer = torch.optim.Adam(network.parameters(), lr=training.rate)
     epochs = Epochs(f"attack A2, layer {training.layer}", training.epochs)
     for epoch in range(training.epochs):
         random = generator(training.seed, "a2", epoch)
-        order = random.permutation(sorted(speakers)).tolist()
-        for group in held(probe, states(order)):
-            labels = torch.tensor([known[speakers[name]] for name in group], device=device)
-            for batch in _batches(differences, len(group), training, random):
-                loss = F.cross_entropy(network(batch), labels.repeat(len(batch) // len(group)))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+        for view, of_view in zip(views, differences, strict=True):
+            order = random.permutation(sorted(view.speakers)).tolist()
+            for group in held(view.probe, view.states(order)):
+                own = [known[view.speakers[name]] for name in group]
+                labels = torch.tensor(own, device=device)
+                for batch in _batches(of_view, len(group), training, random):
+                    loss = F.cross_entropy(network(batch), labels.repeat(len(batch) // len(group)))
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
         epochs.done(epoch + 1, loss.item())
     return network.eval()
 
 
 @torch.no_grad()
-def embeddings(
-    probe: Probe, states: ReadStates, models: Sequence[str], network: XVectors, training: Training
-) -> dict[str, np.ndarray]:
+def embeddings(view: View, network: XVectors, training: Training) -> dict[str, np.ndarray]:
     """Model -> the mean of its embeddings over the Indicator, (width,) float64."""
-    differences = Differences(probe, training.layer, training.part)
+    differences = Differences(view.probe, training.layer, training.part)
     found = {}
-    for group in held(probe, states(models)):
+    for group in held(view.probe, view.states(sorted(view.speakers))):
         total = sum(
             network.embed(differences.of(len(group), given)).double()
             for given in differences.inputs

@@ -36,6 +36,12 @@ def _show(columns: Sequence[str], rows: Iterable[Mapping[str, object]], left: st
     print(format_table(columns, cells, left + "r" * (len(columns) - len(left))), end="")
 
 
+def _rounds(given: list[int]) -> list[int]:
+    if len(set(given)) < len(given):
+        raise typer.BadParameter("a round comes twice", param_hint="--round")
+    return sorted(given)
+
+
 def _read(folders: list[Path], models: Path | None) -> tuple[Prints, dict[str, Model], Path]:
     """DIR... OUT: the footprints in all folders, what is known of their models, and OUT."""
     from fedtools.attack.prints import join, read_footprints
@@ -133,9 +139,7 @@ def footprints(
 
     if job > nj:
         raise typer.BadParameter(f"--job {job} of --nj {nj}")
-    if len(set(round_)) < len(round_):
-        raise typer.BadParameter("a round comes twice", param_hint="--round")
-    look = Look(sorted(round_), part, highest, models, defence, seed)
+    look = Look(_rounds(round_), part, highest, models, defence, seed)
     federation = open_experiment(experiment, ngpu)
     print(write_footprints(federation, indicator, out, look, job, nj))
 
@@ -183,7 +187,9 @@ def a2(
     indicator: Path = typer.Option(
         ..., metavar="DIR", help="Speech of people who have no model: features, or clips."
     ),
-    round_: int = typer.Option(1, "--round", min=1, help="In which models were sent."),
+    round_: list[int] = typer.Option(
+        [1], "--round", min=1, help="In which models were sent; may come several times."
+    ),
     layer: int = typer.Option(..., min=1, help="h, the hidden layer that is looked at."),
     part: Part = PART,
     width: int = typer.Option(512, min=2, help="Of the layers of the network."),
@@ -205,7 +211,8 @@ def a2(
 ) -> None:
     """Whether two models are of one speaker, by embeddings that a network is trained to make.
 
-    It learns from the models of KNOWN, whose speakers are others than those of EXP.
+    It learns from the models of KNOWN, whose speakers are others than those of EXP. Speakers need
+    two models: of two clients, or of two rounds. The first round began with one global model.
     """
     from fedtools.attack.a2 import Options
     from fedtools.attack.a2 import attack as run
@@ -213,7 +220,7 @@ def a2(
     from fedtools.attack.xvectors import Training
 
     training = Training(layer, part, width, epochs, seed=seed)
-    options = Options(round_, held, dimension, others, resamples, seed)
+    options = Options(_rounds(round_), held, dimension, others, resamples, seed)
     one, other = (open_experiment(path, ngpu) for path in (known, attacked))
     rows = run(one, other, indicator, models, out, training, options)
     _show(COLUMNS, rows, "llll")
