@@ -77,7 +77,7 @@ def test_federations_of_table_2(recipe):
 
 def errors(path: Path) -> int:
     (row,) = (row for row in read_tsv(path / "best" / "wer.tsv", None) if row["client"] == "all")
-    return sum(int(row[kind]) for kind in ("sub", "del", "ins"))
+    return sum(int(row[kind]) for kind in ("substitutions", "deletions", "insertions"))
 
 
 def test_fine_tuning_by_the_rate_that_is_best_on_dev(recipe):

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from fedtools.files.errors import exit_with_message
 from fedtools.files.tables import read_tsv
-from fedtools.score.wer import COLUMNS
+from fedtools.score.wer import COLUMNS, COUNTED
 
 
 def errors_of(experiment: Path) -> int:
     rows = {row["client"]: row for row in read_tsv(experiment / "best" / "wer.tsv", COLUMNS)}
-    return sum(int(rows["all"][kind]) for kind in ("sub", "del", "ins"))
+    return sum(int(rows["all"][kind]) for kind in COUNTED)
 
 
 def main() -> None:

@@ -122,9 +122,9 @@ sweep() {
     density=$(fedtools config "${nnlm}/density.yaml" density)
     mapfile -t fixed < <(settings "${nnlm}/weights.yaml"; settings "${nnlm}/scale.yaml")
     fixed+=(--set "rounds=${most}" --seed "${seed}")
-    try eval sigma --set alpha=0.5 --set beta=0.25 --vary sigma=5,0,0.1,1,10,100
-    try eval beta --set alpha=0 --set beta=0.75 --vary sigma=5
-    try eval alpha --set alpha=0.75 --set beta=0 --vary sigma=5
+    try eval sigma --vary alpha=0.5 --vary beta=0.25 --vary sigma=5,0,0.1,1,10,100
+    try eval beta --vary alpha=0 --vary beta=0.75 --vary sigma=5
+    try eval alpha --vary alpha=0.75 --vary beta=0 --vary sigma=5
     try eval continuous --vary continuous=true --vary normalise=false,true
     try eval density --vary "density=0,${density}"
     try eval words --vary "bonus=0,${bonus}"
