@@ -452,6 +452,64 @@ def test_sweeps_have_noise_too(stream, tmp_path, cli):
     cli("rescore-sweep", stream, out, "--vary", "mechanism=gauss").fails(1, "gauss")
 
 
+def test_sweeps_check_options_as_experiments_do(stream, tmp_path, cli):
+    """Of all combinations, before any is tried."""
+    out = tmp_path / "sweep.tsv"
+    for options, told in (
+        (("--set", "alpha=0.9", "--vary", "beta=0.05,0.2"), "over 1 together"),
+        (("--vary", "smoothing=0.5,2"), "smoothing"),
+        (("--vary", "span=0", "--set", "groups=clock"), "span"),
+        (("--vary", "epsilon=1e-9", "--set", "mechanism=laplace"), "epsilon"),
+        (("--vary", "release=increments", "--set", "mechanism=paper"), "paper"),
+        (("--vary", "unit=meeting"), "meeting"),
+    ):
+        for command in ("rescore-sweep", "rescore-tune"):
+            cli(command, stream, out, *options).fails(1, told)
+        assert not out.exists()
+    cli("rescore-sweep", stream, out, "--vary", "rounds=0,1").fails(2, "rounds=0")
+    cli("rescore-sweep", stream, out, "--vary", "scale=[").fails(1, "scale=[", "YAML")
+    cli("rescore-tune", stream, out, "--set", "rounds=0", "--vary", "scale=1").fails(2, "rounds")
+    # A default does not spoil what is fixed: the baseline has no beta at all.
+    cli("rescore-sweep", stream, out, "--set", "alpha=0.9", "--vary", "beta=0.05,0.1").ok()
+
+
+def test_sweeps_of_the_papers_mechanism(stream, tmp_path, cli):
+    """They are of cumulative counts, as the paper's rounds are, and warn once."""
+    rows = {}
+    for mechanism in ("paper", "laplace"):
+        for release in ("cumulative", "increments", None):
+            if (mechanism, release) == ("paper", "increments"):
+                continue
+            out = tmp_path / f"{mechanism}-{release}"
+            options = ("--set", f"release={release}") if release else ()
+            options += ("--set", f"mechanism={mechanism}", "--set", f"rounds={T}")
+            result = cli("rescore-sweep", stream, out, *options, "--vary", "epsilon=0.5,1,20").ok()
+            assert result.err.count("larger epsilon protects less") == (mechanism == "paper")
+            rows[mechanism, release] = read_tsv(out, None)
+    assert rows["paper", None] == rows["paper", "cumulative"]
+    assert rows["laplace", None] == rows["laplace", "increments"]
+    assert rows["laplace", None] != rows["laplace", "cumulative"]
+
+
+def test_tuning_of_what_is_no_number(stream, tmp_path, cli):
+    vary = ("--vary", "groups=even,clock", "--vary", "continuous=true,false")
+    vary += ("--vary", "unit=word,user,utterance")
+    options = ("--set", f"span={SPAN}", "--set", f"rounds={T}")
+    result = cli("rescore-tune", stream, tmp_path / "best.yaml", *vary, *options).ok()
+    best = yaml.safe_load((tmp_path / "best.yaml").read_text())
+    assert best["groups"] in ("even", "clock") and best["groups"] in result.out
+    assert "warning" not in result.err
+
+
+def test_what_is_sent_by_default(stream, tmp_path, key):
+    """Increments with noise, which cost less; otherwise all that was counted, as in the paper."""
+    for mechanism, adds_up in (("laplace", True), ("paper", False), ("none", False)):
+        privacy = {"mechanism": mechanism, "epsilon": 1e6, "cap": 100.0}
+        path = begin(stream, tmp_path / mechanism, privacy=privacy, sigma=1.0)
+        first, last = (sum(sent(path, number).values()).sum() for number in (1, T))
+        assert last == pytest.approx(first if adds_up else T * first, rel=0.3)
+
+
 def test_bad_options(stream, tmp_path, cli):
     for options, told in (
         ({"alpha": 0.9, "beta": 0.2}, "over 1"),

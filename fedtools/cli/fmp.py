@@ -118,14 +118,19 @@ def rescore_tune(
     varied = _values(vary, True)
     best, wer = tune(stream, _values(fixed, False), varied)
     write_yaml(out, best)
-    chosen = ", ".join(f"{name} {value:g}" for name, value in best.items())
+    shown = {name: f"{value:g}" if _is_number(value) else value for name, value in best.items()}
+    chosen = ", ".join(f"{name} {value}" for name, value in shown.items())
     print(f"{out}: {chosen}, WER {wer:.2f} % on {stream}")
     for name, values in varied.items():
         # There is no use in less than nothing.
         edges = {values[-1], *([values[0]] if values[0] else [])}
-        if len(values) > 2 and best[name] in edges:
-            text = f"warning: {out}: {name} {best[name]:g} is at an edge of what was tried"
+        if len(values) > 2 and _is_number(best[name]) and best[name] in edges:
+            text = f"warning: {out}: {name} {shown[name]} is at an edge of what was tried"
             print(text, file=sys.stderr)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
 
 
 @app.command("rescore-best")

@@ -160,7 +160,7 @@ class RescoreFederation(Federation):
         rounds = self.experiment.config["rounds"]
         groups = self._stream.groups(client, rounds, self.method.clock)
         sent = [before for before in range(1, number) if client in self._sampled(before)]
-        options = _part(self.method, Adaptation)
+        options = part_of(self.method, Adaptation)
         return Talk(client, self.lists, groups, number, sent, options, self.releases)
 
     def _sampled(self, number: int) -> frozenset[str]:
@@ -176,7 +176,7 @@ class RescoreFederation(Federation):
     @cached_property
     def lists(self) -> Lists:
         """Of all clients."""
-        return Lists(self._stream.rescored, _part(self.method, Weights), self._stream.covered())
+        return Lists(self._stream.rescored, part_of(self.method, Weights), self._stream.covered())
 
     @cached_property
     def _stream(self) -> Stream:
@@ -232,6 +232,6 @@ def plan_of(method: FMP, rounds: int) -> Plan:
     return Plan(method.protection, rounds, method.clock is None)
 
 
-def _part(method: FMP, kind: type):
+def part_of(method: FMP, kind: type):
     """Those options of a method that another part of it has under the same names."""
     return kind(**{one.name: getattr(method, one.name) for one in fields(kind)})

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtools.federation.rescore import part_of, plan_of
 from fedtools.files.config import from_mapping
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
@@ -23,8 +25,10 @@ from fedtools.lm.rescored import Rescored
 from fedtools.lm.reweighting import Adaptation, Lists, Weights
 from fedtools.lm.stream import Stream, open_stream
 from fedtools.lm.talk import simulate
+from fedtools.methods.fmp import FMP
 from fedtools.privacy.key import NoiseKey
-from fedtools.privacy.options import NONE, Privacy
+from fedtools.privacy.marginals import PAPER_WARNING
+from fedtools.privacy.options import NONE, PAPER, Privacy
 from fedtools.privacy.plan import Plan
 from fedtools.privacy.releases import Releases
 from fedtools.score.align import count_errors
@@ -34,6 +38,8 @@ FIGURES = ("words", "errors", "wer", "relative", "low", "high", "listed", "misse
 ROUNDS, GROUPS, SPAN = "rounds", "groups", "span"
 # Of differential privacy, whose options are varied beside FMP's.
 PRIVACY = tuple(one.name for one in fields(Privacy))
+# Against which all else is measured, whatever the other options are.
+UNADAPTED = {"scale": 0.0, "alpha": 0.0, "beta": 0.0, "mechanism": NONE, GROUPS: "even"}
 
 
 class Errors:
@@ -85,17 +91,63 @@ class Listed:
         )
 
 
+class Setting(NamedTuple):
+    """What is tried: a method, and how many rounds it has, with the plan of its noise."""
+
+    method: FMP
+    rounds: int
+    plan: Plan
+
+
+def setting_of(options: Mapping[str, Any]) -> Setting:
+    """Options of a sweep, checked as those of an experiment are.
+
+    Args:
+        options: of `FMP`, of its privacy, and "rounds"; those that differ from their defaults.
+
+    Raises:
+        UserError: if FMP refuses them.
+    """
+    chosen = dict(options)
+    rounds = chosen.pop(ROUNDS, 10)
+    privacy = {name: chosen.pop(name) for name in PRIVACY if name in chosen}
+    if "release" in privacy:
+        chosen["sends"] = privacy.pop("release")
+    method = from_mapping(FMP, {**chosen, "privacy": privacy}, "options")
+    try:
+        method.check("rescore", {})
+        return Setting(method, rounds, plan_of(method, rounds))
+    except ValueError as error:
+        raise UserError(str(error), path="options") from None
+
+
+def settings_of(
+    fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]
+) -> list[tuple[dict[str, Any], Setting]]:
+    """Every combination of varied options, and the setting that it makes with the fixed ones.
+
+    Tells whoever tries the paper's mechanism what that is worth.
+    """
+    found = [
+        (options, setting_of({**fixed, **options}))
+        for options in (
+            dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())
+        )
+    ]
+    if any(one.plan.options.mechanism == PAPER for _, one in found):
+        print(f"warning: {PAPER_WARNING}", file=sys.stderr)
+    return found
+
+
 class Sweep:
     """A stream of rescored lists that settings are tried on.
 
     Args:
         folder: see `open_stream`; with text.
-        fixed: options of `Weights`, `Adaptation`, `Privacy`, "rounds", "groups" and "span" that
-            differ from their defaults.
         seed: of noise.
     """
 
-    def __init__(self, folder: str | Path, fixed: Mapping[str, Any], seed: int = 0):
+    def __init__(self, folder: str | Path, seed: int = 0):
         self.stream = open_stream(folder)
         rescored = self.stream.rescored
         text = DataDir.read(folder, "text").text
@@ -103,56 +155,44 @@ class Sweep:
             raise UserError(f"no entry of utterance {lacking[0]!r}", path=Path(folder) / "text")
         self.errors = Errors(rescored, text)
         self.listed = Listed(self.stream, text)
-        self.fixed, self.seed = dict(fixed), seed
+        self.seed = seed
         self._lists: dict[Weights, Lists] = {}
 
-    def best(self, options: Mapping[str, Any]) -> np.ndarray:
-        """(utterances,) the best hypotheses under some options beside the fixed ones.
+    def best(self, setting: Setting) -> np.ndarray:
+        """(utterances,) the best hypotheses under a setting.
 
         Noise is drawn under a key that the seed gives: nothing is released here.
         """
-        chosen = {ROUNDS: 10, GROUPS: "even", **self.fixed, **options}
-        weights, adaptation, privacy = (
-            from_mapping(
-                kind,
-                {one.name: chosen[one.name] for one in fields(kind) if one.name in chosen},
-                "options",
-            )
-            for kind in (Weights, Adaptation, Privacy)
-        )
-        clock = chosen[GROUPS] == "clock"
-        if clock and SPAN not in chosen:
-            raise UserError("groups: clock needs span, a public number of seconds, such as 3600")
+        method, rounds, plan = setting
+        weights = part_of(method, Weights)
         if weights not in self._lists:
             self._lists = {weights: Lists(self.stream.rescored, weights, self.stream.covered())}
         groups = {
-            client: self.stream.groups(client, chosen[ROUNDS], chosen[SPAN] if clock else None)
-            for client in self.stream.runs
+            client: self.stream.groups(client, rounds, method.clock) for client in self.stream.runs
         }
         releases = None
-        if privacy.mechanism != NONE:
+        if plan.options.mechanism != NONE:
             key = NoiseKey(hashlib.sha256(f"sweep {self.seed}".encode()).digest())
-            releases = Releases(Plan(privacy, chosen[ROUNDS], not clock), key, "sweep")
-        return simulate(self._lists[weights], groups, adaptation, releases)
+            releases = Releases(plan, key, "sweep")
+        return simulate(self._lists[weights], groups, part_of(method, Adaptation), releases)
 
     def by_client(self, values: np.ndarray) -> np.ndarray:
         """(clients,) sums of (utterances,) values."""
         return np.array([values[part].sum() for part in self.stream.runs.values()])
 
-    def row(self, options: Mapping[str, Any], against: np.ndarray, seed: int) -> dict[str, object]:
-        """The figures of some options, `FIGURES`.
+    def row(self, setting: Setting, against: np.ndarray, seed: int) -> dict[str, object]:
+        """The figures of a setting, `FIGURES`.
 
         Args:
             against: (clients,) errors of the baseline; the relative change has an interval by
                 drawing clients.
         """
-        best = self.best(options)
+        best = self.best(setting)
         own = self.by_client(self.errors.of(best))
         words = self.by_client(self.errors.words)
         draws = speaker_draws(len(own), 1000, seed, "sweep")
         low, high = interval(100 * (draws @ own / (draws @ against) - 1))
         return {
-            **options,
             "words": words.sum(),
             "errors": own.sum(),
             "wer": f"{100 * own.sum() / words.sum():.2f}",
@@ -178,20 +218,18 @@ def sweep(
         out: the table, `varied` and `FIGURES`: WER in %, and its change against no adaptation (all
             else as in `fixed`) in % of that, with a 95 % interval over clients; how many words of
             clients' own lists were said, and missed.
-        fixed, varied: options and values; see `Sweep`.
+        fixed, varied: options and values; see `setting_of`.
         seed: of intervals and noise.
+
+    Raises:
+        UserError: if FMP refuses a combination; nothing is tried then.
     """
-    tried = Sweep(folder, fixed, seed)
-    against = tried.by_client(tried.errors.of(tried.best({"scale": 0.0, "mechanism": NONE})))
-    rows = [tried.row(options, against, seed) for options in combinations(varied)]
+    settings = settings_of(fixed, varied)
+    tried = Sweep(folder, seed)
+    against = tried.by_client(tried.errors.of(tried.best(setting_of({**fixed, **UNADAPTED}))))
+    rows = [{**options, **tried.row(one, against, seed)} for options, one in settings]
     write_tsv(out, [*varied, *FIGURES], rows)
     return rows
-
-
-def combinations(varied: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination of values, the last option varying fastest."""
-    for values in itertools.product(*varied.values()):
-        yield dict(zip(varied, values, strict=True))
 
 
 def tune(
@@ -202,9 +240,8 @@ def tune(
     Returns:
         the options, and the WER in %.
     """
-    tried = Sweep(folder, fixed)
-    grid = [
-        (options, tried.errors.of(tried.best(options)).sum()) for options in combinations(varied)
-    ]
+    settings = settings_of(fixed, varied)
+    tried = Sweep(folder)
+    grid = [(options, tried.errors.of(tried.best(one)).sum()) for options, one in settings]
     best, errors = min(grid, key=lambda one: one[1])
     return best, 100 * errors / tried.errors.words.sum()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from fedtools.files.config import AboveZero, NonNegative, from_mapping
 from fedtools.methods import METHODS
 from fedtools.methods.base import COUNTS, Method, Phase
-from fedtools.privacy.options import CUMULATIVE, PAPER, Privacy
+from fedtools.privacy.options import CUMULATIVE, INCREMENTS, LAPLACE, PAPER, Privacy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,8 @@ class FMP(Method):
         normalise: divide by a Z, see `fedtools.lm.marginals.log_factors`; the paper does not.
         continuous: a client's own distribution is refreshed after each utterance, not each round.
         sends: "cumulative", all that a client has counted so far, as in equation 6; or
-            "increments", what it has counted since it took part last, which the server adds up.
+            "increments", what it has counted since it took part last, which the server adds up; or
+            "auto", increments with the mechanism laplace, as they cost least, otherwise cumulative.
         groups: "even", of as many utterances each, as in section 3.2; or "clock", equal parts of
             `span`, so that no utterance decides another one's round.
         span: seconds of a recording that T + 1 groups share, for `groups: clock`; what begins later
@@ -60,7 +61,7 @@ class FMP(Method):
     smoothing: NonNegative = 0.1
     normalise: bool = False
     continuous: bool = False
-    sends: Literal["cumulative", "increments"] = "cumulative"
+    sends: Literal["auto", "cumulative", "increments"] = "auto"
     groups: Literal["even", "clock"] = "even"
     span: AboveZero | None = None
     privacy: dict = field(default_factory=dict)
@@ -85,7 +86,7 @@ class FMP(Method):
             raise ValueError("groups: clock needs span, a public number of seconds, such as 3600")
         if "release" in self.privacy:
             raise ValueError("privacy: release is the option sends")
-        if self.protection.mechanism == PAPER and self.sends != CUMULATIVE:
+        if self.protection.mechanism == PAPER and self.adds_up:
             raise ValueError("privacy: the mechanism paper sends cumulative counts")
         if self.protection.mechanism == PAPER and self.alpha == 1:
             # Its noise gives words the probability 0, after any smoothing.
@@ -98,7 +99,15 @@ class FMP(Method):
         Raises:
             UserError: if there is no such option.
         """
-        return from_mapping(Privacy, {**self.privacy, "release": self.sends}, "method_conf.privacy")
+        release = self.sends
+        if release == "auto":
+            release = INCREMENTS if self.privacy.get("mechanism") == LAPLACE else CUMULATIVE
+        return from_mapping(Privacy, {**self.privacy, "release": release}, "method_conf.privacy")
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether increments are sent, which the server adds up."""
+        return self.protection.release == INCREMENTS
 
     @property
     def clock(self) -> float | None:
@@ -110,8 +119,8 @@ class FMP(Method):
 
     def count_words(self, client: Talk) -> np.ndarray:
         """Equation 5 for each word, over what a client has said by the end of the round."""
-        return client.counts(since_sent=self.sends == "increments")
+        return client.counts(since_sent=self.adds_up)
 
     def collect(self, server: Server) -> None:
         """Equation 6, but for the smoothing, which is linear and left to the clients."""
-        server.sum(added=self.sends == "increments")
+        server.sum(added=self.adds_up)
