@@ -11,7 +11,7 @@ import kaldiio
 import numpy as np
 import pytest
 import yaml
-from conftest import inside
+from conftest import ROOT, inside
 from rescored_world import CLIENTS, WORDS, make_stream
 from safetensors.numpy import load_file
 
@@ -508,6 +508,27 @@ def test_what_is_sent_by_default(stream, tmp_path, key):
         path = begin(stream, tmp_path / mechanism, privacy=privacy, sigma=1.0)
         first, last = (sum(sent(path, number).values()).sum() for number in (1, T))
         assert last == pytest.approx(first if adds_up else T * first, rel=0.3)
+
+
+def test_the_example_of_the_readme(stream, tmp_path, key, cli):
+    """It is taken, and its noise, and that of the others, is what the text says."""
+    text = (ROOT / "egs/ami/rescore1/README.md").read_text().partition("## Privacy")[2]
+    example = yaml.safe_load(text.split("```yaml")[1].split("```")[0])
+    noise = {}
+    for name, more in {"": "", "groups": "even", "sends": "cumulative"}.items():
+        options = example["method_conf"] | ({name: more} if name else {})
+        config = {"task": "rescore", "rounds": 10, "method_conf": options}
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+        path = tmp_path / f"exp{name}"
+        arguments = ("--config", tmp_path / "c.yaml", "--method", "fmp", "--data")
+        inside("init", path, *arguments, f"train={stream}").ok()
+        inside("rounds", path).ok()
+        cli("privacy", path).ok()
+        noise[name] = read_tsv(path / "dp.tsv", None)[-1]["scale"]
+    told = " ".join(text.split("## ")[0].split())
+    assert f"the scale of noise is {noise['']} words" in told
+    assert f"With `groups: even` it is {noise['groups']}, whatever is sent" in told
+    assert f"cumulative counts need {noise['sends']}" in told
 
 
 def test_bad_options(stream, tmp_path, cli):

@@ -225,7 +225,7 @@ def test_a_key_inside_the_experiment_is_refused(home):
     inside = home / "exp/clients/key"
     (home / "link").symlink_to(home / "exp")
     for path in (inside, home / "link/key", home / "exp/../exp/key"):
-        with pytest.raises(UserError, match=r"inside the experiment.*FEDTOOLS_NOISE_KEY"):
+        with pytest.raises(UserError, match=r"inside the exp.*method_conf.noise_key or \$FEDT"):
             open_key(home / "exp", path)
     with pytest.raises(UserError, match="inside the experiment"):
         open_key(home / "link", home / "exp/key")

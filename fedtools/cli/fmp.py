@@ -91,7 +91,7 @@ def rescore_sweep(
     out: Path = typer.Argument(..., metavar="TSV", help="A row for each combination."),
     vary: list[str] = VARY,
     fixed: list[str] = SET,
-    seed: int = typer.Option(0, min=0, help="Of intervals."),
+    seed: int = typer.Option(0, min=0, help="Of intervals, and of noise."),
 ) -> None:
     """Word error rates of FMP for many settings, from scores that are stored."""
     from fedtools.federation.sweep import sweep

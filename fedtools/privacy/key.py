@@ -108,7 +108,7 @@ def open_key(experiment: Path, option: str | Path | None = None) -> NoiseKey:
     """
     path, record = key_path(option), experiment / RECORD
     if path.resolve().is_relative_to(experiment.resolve()):
-        remedy = f"keep it elsewhere: --noise-key or {VARIABLE}"
+        remedy = f"keep it elsewhere: method_conf.noise_key or ${VARIABLE}"
         raise UserError("the noise key lies inside the experiment", path=path, remedy=remedy)
     known = read_text(record).strip() if record.exists() else None
     if known is None:

@@ -26,8 +26,10 @@ class Privacy:
             smaller, the more is protected. Of "paper", the epsilon of equation 9.
         unit: what epsilon is promised for. Two data sets are adjacent (Definition 4.1) if one of
             them lacks just one unit of the other: a "word" is all that one utterance's N-best list
-            says of one word; an "utterance"; a "user" is a client with its whole history. To
-            change a unit, not to remove it, costs twice as much.
+            says of one word; an "utterance"; a "user" is a client with its whole history. A client
+            may be less than a person: where it is a speaker in one meeting, whoever is in four
+            meetings has four times the epsilon. To change a unit, not to remove it, costs twice as
+            much.
         cap: the largest L1 norm of what a unit adds to counts, in weighted words: of a word in an
             utterance, of an utterance, or of a user's whole history.
         release: "increments", the counts of what is new in a round, or "cumulative" ones, which pay
