@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from fedtools.files.atomic import scratch_dir
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import OK, Message, Refusal, status_of
@@ -98,20 +99,25 @@ class Server:
         Updates far longer than the others are refused, and weights far over the others are
         lowered: `Method.max_norm_ratio`, `Method.max_weight_ratio`.
         """
-        self._combine(self._weights(), Bound(self.state, self._rules.max_norm_ratio))
+        bound = Bound(self.state, self._rules.max_norm_ratio)
+        self._combine(self._weights(), bound, self.next_state)
 
     def sum(self, added: bool = False) -> None:
         """The next state is the sum of what clients sent: of counts, not of models.
 
-        It is released as the task has it, with noise perhaps.
+        It is released as the task has it, with noise perhaps: until then it is in the server's own
+        folder alone.
 
         Args:
             added: to this round's state.
         """
-        self._combine([1.0] * len(self.messages), None)
+        ones = [1.0] * len(self.messages)
         if not self.messages or not (added or self._release):
+            self._combine(ones, None, self.next_state)
             return
-        found = load_state(self.next_state)
+        with scratch_dir(self._own.folder) as folder:
+            self._combine(ones, None, folder / "sum.safetensors")
+            found = load_state(folder / "sum.safetensors")
         if self._release:
             found = self._release(found)
         if added:
@@ -119,7 +125,7 @@ class Server:
             found = {name: state[name] + found[name] for name in found}
         save_state(self.next_state, found)
 
-    def _combine(self, weights: Sequence[float], bound: Bound | None) -> None:
+    def _combine(self, weights: Sequence[float], bound: Bound | None, out: Path) -> None:
         if not self.messages:
             # Nobody was drawn: sampling with a probability does that at times.
             self.keep()
@@ -127,7 +133,7 @@ class Server:
         self.refusals += combine(
             self.messages,
             weights,
-            self.next_state,
+            out,
             self._spec,
             bound=bound,
             normalise=bound is not None,
