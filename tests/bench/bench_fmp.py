@@ -5,7 +5,8 @@
 
 63 clients, a vocabulary of 10,000 words, random scores. "simplest": the adaptation of each word of
 each hypothesis in a loop over words, as algorithm 1 says it, on some of the utterances and scaled
-up; the counts are not even made. In one process of one thread.
+up; the counts are not even made. "a sweep": `fedtools rescore-sweep` of 100 settings, once, from
+files of these lists to the table, word errors counted. In one process of one thread.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 
+from fedtools.federation.sweep import sweep
+from fedtools.files.ark import write_ark
+from fedtools.files.datadir import write_table
+from fedtools.files.nbest import Hypothesis, write_nbest
 from fedtools.lm.rescored import Rescored
 from fedtools.lm.reweighting import Adaptation, Lists, Weights
 from fedtools.lm.talk import groups_of, simulate
-from fedtools.lm.vocabulary import Vocabulary
+from fedtools.lm.vocabulary import END, UNKNOWN, Vocabulary, write_unigram
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.options import Privacy
 from fedtools.privacy.plan import Plan
@@ -40,7 +47,7 @@ def random_lists(utterances: int, hypotheses: int, words: int) -> Lists:
     count = utterances * hypotheses
     size = count * words
     rescored = Rescored(
-        vocabulary=Vocabulary([str(number) for number in range(VOCABULARY)]),
+        vocabulary=Vocabulary([END, UNKNOWN, *(f"w{n}" for n in range(2, VOCABULARY))]),
         unigram=random.integers(0, 100, VOCABULARY),
         utterances=[str(number) for number in range(utterances)],
         hypotheses=[""] * count,
@@ -54,6 +61,44 @@ def random_lists(utterances: int, hypotheses: int, words: int) -> Lists:
         ngram=None,
     )
     return Lists(rescored, Weights())
+
+
+def write_stream(lists: Lists, folder: Path) -> None:
+    """The lists as files; what was said is a hypothesis of each, with a word that is in none."""
+    rescored = lists.rescored
+    words, begin = rescored.vocabulary.words, np.random.default_rng(1).integers(0, 3600, CLIENTS)
+    rescored.vocabulary.write(folder)
+    write_unigram(folder, rescored.vocabulary, rescored.unigram)
+    owners, text, starts, nbest, scores = {}, {}, {}, {}, {}
+    for at in range(len(rescored.utterances)):
+        name = f"u{at:06}"
+        client = at * CLIENTS // len(rescored.utterances)
+        owners[name], starts[name] = f"c{client:02}", str(begin[client] + at)
+        first, last = rescored.first_hypothesis[at : at + 2]
+        nbest[name] = []
+        for rank, index in enumerate(range(first, last), 1):
+            ids = rescored.word_ids[slice(*rescored.first_word[index : index + 2])][:-1]
+            said = " ".join(words[word] for word in ids)
+            nbest[name].append(Hypothesis(rank, -0.1 * rank, rescored.lm[index], said))
+        text[name] = f"{nbest[name][at % (last - first)].words} unheard"
+        size = slice(*rescored.first_word[[first, last]])
+        scores[name] = rescored.log_probs[size, None]
+    write_nbest(folder / "nbest.tsv", nbest.items())
+    write_table(folder / "nnlm.scp", write_ark(folder / "nnlm.ark", scores.items()))
+    for name, table in (("utt2client", owners), ("text", text), ("utt2start", starts)):
+        write_table(folder / name, table)
+
+
+def sweep_seconds(lists: Lists, rounds: int) -> float:
+    """Seconds of a sweep of 100 settings, from its files on."""
+    varied = {"alpha": [0.0, 0.25, 0.5, 0.7], "sigma": [0.1, 1.0, 5.0, 10.0, 100.0]}
+    varied["scale"] = [0.1, 0.2, 0.5, 1.0, 2.0]
+    with tempfile.TemporaryDirectory() as folder:
+        write_stream(lists, Path(folder))
+        begun = time.perf_counter()
+        rows = sweep(folder, Path(folder) / "sweep.tsv", {"rounds": rounds}, varied)
+        assert len(rows) == 100
+        return time.perf_counter() - begun
 
 
 def simplest(lists: Lists) -> float:
@@ -100,6 +145,7 @@ def main() -> None:
             taken.append(time.perf_counter() - begun)
         spread = f"{statistics.median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f})"
         print(f"{name}: {spread}, {statistics.median(slow) / statistics.median(taken):.0f} times")
+    print(f"a sweep of 100 settings: {sweep_seconds(lists, options.rounds):.1f} s")
 
 
 if __name__ == "__main__":
