@@ -611,6 +611,13 @@ def test_who_is_drawn_must_not_depend_on_who_is_there(stream, tmp_path, key, cli
             assert not path.exists()
         else:
             result.ok()
+    # Nor has a user a bound, then, where epsilon is promised for less.
+    for number, finite in ((3, True), (4, True), (5, False)):
+        inside("rounds", tmp_path / str(number)).ok()
+        cli("privacy", tmp_path / str(number)).ok()
+        rows = read_tsv(tmp_path / str(number) / "dp.tsv", None)
+        assert {math.isfinite(float(row["epsilon_user"])) for row in rows} == {finite}
+        assert all(math.isfinite(float(row["epsilon_utterance"])) for row in rows)
 
 
 def test_rescored_lists_and_who_said_them(stream, tmp_path, cli):

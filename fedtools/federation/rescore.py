@@ -136,7 +136,11 @@ class RescoreFederation(Federation):
                 Amount.of(self.talk(client, number).new) if client in sampled else Amount()
                 for client in self.experiment.clients
             ])  # fmt: skip
-        return ledger_rows(self.releases.plan, amounts)
+        rows = ledger_rows(self.releases.plan, amounts)
+        if not _all_take_part(self.experiment.config["clients_per_round"]):
+            # Without one client others are drawn, and all that these have said may come or go.
+            rows = [{**row, "epsilon_user": "inf"} for row in rows]
+        return rows
 
     @cached_property
     def releases(self) -> ReleasesOf | None:
@@ -187,13 +191,14 @@ class RescoreFederation(Federation):
         return DataDir.read(self.data_path("train"), "text").text
 
 
+def _all_take_part(sampled: float | int | None) -> bool:
+    return sampled is None or (sampled == 1 and isinstance(sampled, float))
+
+
 def _check_sampling(method: FMP, sampled: float | int | None, where: str) -> None:
     """Fail with a `UserError` where one client less would have others drawn in its place."""
-    privacy, everybody = (
-        method.protection,
-        sampled is None or (sampled == 1 and type(sampled) is float),
-    )
-    if privacy.mechanism == LAPLACE and privacy.unit == USER and not everybody:
+    mechanism, unit = method.protection.mechanism, method.protection.unit
+    if (mechanism, unit) == (LAPLACE, USER) and not _all_take_part(sampled):
         problem = f"privacy: unit: user, and clients_per_round: {sampled}"
         remedy = "let all take part; without one client others would be drawn"
         raise UserError(problem, path=where, remedy=remedy)
