@@ -59,6 +59,13 @@ def recipe(tmp_path_factory) -> Path:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     run(recipe / "run.sh", *fixed, *OPTIONS, "--volumes", "true", env=environment).ok()
+    # The same features without i-vectors, to a global model.
+    (recipe / "data" / "bare").symlink_to("fake")
+    (recipe / "exp" / "bare").mkdir()
+    for name in ("tokens", "lm", "denominator"):
+        (recipe / "exp" / "bare" / name).symlink_to(Path("..") / "fake" / name)
+    bare = ("--tag", "bare", "--ivectors", "false", "--stage", "5", "--stop_stage", "5")
+    run(recipe / "run.sh", *fixed, *bare, "--volumes", "true", env=environment).ok()
     return recipe
 
 
@@ -74,6 +81,13 @@ def test_every_personalised_model_is_a_client(recipe):
         # Both begin with the global model.
         begun = (exp / part / "round_0001" / "global.safetensors").read_bytes()
         assert begun == (exp / "part1" / "round_0001" / "global.safetensors").read_bytes()
+
+
+def test_a_model_without_ivectors(recipe):
+    config = yaml.safe_load((recipe / "exp" / "bare" / "global" / "config.yaml").read_text())
+    assert config["model"]["input_size"] == 40 != TINY["model"]["input_size"]
+    assert Path(config["data"]["train"]).name == "train_g_sp_vol"
+    assert (recipe / "exp" / "bare" / "global" / "model.safetensors").exists()
 
 
 def test_tables_of_both_attacks(recipe):

@@ -104,6 +104,7 @@ fi
 assets=() train=train_g${sp}${iv} valid=valid${iv} global=${exp}/global
 [ "${criterion}" = ctc ] || assets=(--asset "denominator=${exp}/denominator")
 assets+=(--set "model.criterion=${criterion}")
+[ "${ivectors}" = true ] || assets+=(--set model.input_size=40) # the configs' are with i-vectors
 if begins 4; then
     log "Stage 4: tokens, n-gram and denominator, of the transcripts of Train-G"
     train_units train_g --valid "${data}/valid/text"
