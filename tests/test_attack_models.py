@@ -185,6 +185,7 @@ def test_a1_decides_trials_by_distance(looked, world, tmp_path):
     done = inside("attack", "a1", out, out, "--resamples", "50").ok()
     assert "tdnn4" in done.out
     rows = read_tsv(out / "a1.tsv", VERIFIED)
+    assert {row["Cllr"] for row in rows} == {"-"}
     assert [(row["layer"], row["scores"]) for row in rows] == [
         (f"tdnn{n}", name) for n in (1, 2, 3, 4) for name in ("both", "means", "deviations")
     ]
@@ -351,6 +352,15 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
     rows = read_tsv(out / "a2.h2.tsv", VERIFIED)
     assert [row["scores"] for row in rows] == ["PLDA", "cosine"]
     assert {(row["layer"], row["targets"], row["others"]) for row in rows} == {("h2", "4", "24")}
+    # Cllr of the ratios as they were written; other scores have none.
+    scored = [line.split() for line in (out / "a2.h2.easy").read_text().splitlines()]
+    costs = {True: [], False: []}
+    for one, other, ratio in scored:
+        same = one[:3] == other[:3]
+        costs[same].append(np.logaddexp(0, -float(ratio) if same else float(ratio)) / np.log(2))
+    expected = (np.mean(costs[True]) + np.mean(costs[False])) / 2
+    assert float(rows[0]["Cllr"]) == pytest.approx(expected, rel=1e-4, abs=1e-3)
+    assert rows[1]["Cllr"] == "-" and float(rows[0]["minCllr"]) <= expected + 1e-3
     scp = (out / "a2.h2.scp").read_text().splitlines()
     assert [line.split()[0][:3] for line in scp] == sorted(
         one for one in (*SPEAKERS, "kim", "lou", "mia") for _ in (1, 2)

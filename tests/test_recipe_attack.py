@@ -128,6 +128,18 @@ def test_the_report(recipe):
     assert [cell.strip() for cell in header.strip(" |").split("|")] == [
         "Attack", "h=1", "h=1, published", "h=3", "h=3, published",
     ]  # fmt: skip
+    for table in page.split("attack A2 on Part-2, ")[1:]:
+        header, _, *rows = [
+            [cell.strip() for cell in line.strip(" |").split("|")]
+            for line in table.splitlines()
+            if line.startswith("|")
+        ][:6]
+        assert [row[:2] for row in rows] == [
+            ["h=1", "PLDA"], ["h=1", "cosine"], ["h=3", "PLDA"], ["h=3", "cosine"],
+        ]  # fmt: skip
+        for row in rows:
+            figures = dict(zip(header, row, strict=True))
+            assert (figures["Cllr"] == "-") == (row[1] == "cosine") and figures["minCllr"] != "-"
     assert "| A1 " in page and "| A2 " in page and "| A2, cosine " in page
     for name in ("layers", "det"):
         picture = recipe / "exp" / "fake" / f"RESULTS-fake-{name}.png"

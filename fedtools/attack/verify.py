@@ -18,7 +18,7 @@ from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.tables import read_tsv, write_tsv
-from fedtools.score.calibration import linkability, min_cllr, min_dcf
+from fedtools.score.calibration import cllr, linkability, min_cllr, min_dcf
 from fedtools.score.legal import Risk, risk
 from fedtools.score.trials import Trials
 from fedtools.score.verification import (
@@ -29,12 +29,14 @@ from fedtools.score.verification import (
 )
 
 COLUMNS = (
-    "attack", "layer", "scores", "trials", "EER%", "low", "high", "minDCF", "minCllr", "Dsys",
-    "TPR@0.1%", "TPR@1%", "targets", "others", "linked%", "singled%", "speakers",
+    "attack", "layer", "scores", "trials", "EER%", "low", "high", "minDCF", "Cllr", "minCllr",
+    "Dsys", "TPR@0.1%", "TPR@1%", "targets", "others", "linked%", "singled%", "speakers",
 )  # fmt: skip
 # The columns of a table of models that trials depend on, as local/tedlium3/prepare.py writes it.
 MODEL_COLUMNS = ("model", "speaker", "gender", "talks")
 EASY, STRICT = "easy", "strict"
+# Scores that are log-likelihood ratios. Those of A1 are distances, which no Cllr is known of.
+RATIOS = ("PLDA",)
 # As many points of a curve are enough for a picture.
 _POINTS = 1000
 
@@ -115,7 +117,13 @@ def write_trials(
 
 
 def judge(
-    scores: np.ndarray, trials: Trials, speakers: Mapping[str, str], *, resamples: int, seed: int
+    scores: np.ndarray,
+    trials: Trials,
+    speakers: Mapping[str, str],
+    *,
+    resamples: int,
+    seed: int,
+    ratios: bool = False,
 ) -> dict[str, object]:
     """The figures of some trials, written out.
 
@@ -123,6 +131,7 @@ def judge(
         scores: (trials,), large where the speakers seem the same.
         speakers: model -> speaker.
         resamples, seed: of the interval of the equal error rate.
+        ratios: scores are log-likelihood ratios, natural logs; others have no Cllr.
     """
     rate = estimate_error_rate(
         scores, trials.targets, trials.speakers(speakers), resamples=resamples, seed=seed
@@ -134,6 +143,7 @@ def judge(
         "low": f"{rate.low:.2f}",
         "high": f"{rate.high:.2f}",
         "minDCF": f"{min_dcf(scores, trials.targets):.3f}",
+        "Cllr": f"{cllr(scores, trials.targets):.3f}" if ratios else "-",
         "minCllr": f"{min_cllr(scores, trials.targets):.3f}",
         "Dsys": _known(linkability(_finite(scores), trials.targets), 3),
         "TPR@0.1%": _known(true_positive_rate(scores, trials.targets, 0.001), 1),
@@ -176,7 +186,9 @@ def decide(
         legal = _legal(risk(matrix[np.ix_(place, place)], owners))
         for kind, some in trials.items():
             scores = some.scores(matrix, names, names)
-            figures = judge(scores, some, speakers, resamples=resamples, seed=seed)
+            figures = judge(
+                scores, some, speakers, resamples=resamples, seed=seed, ratios=way in RATIOS
+            )
             figures |= legal if kind == EASY else dict.fromkeys(legal, "-")
             rows.append({"layer": layer, "scores": way, "trials": kind, **figures})
             if way == main:

@@ -104,6 +104,18 @@ def attacks_table(first: Rows, second: dict[str, Rows], trials: str) -> str:
     return format_markdown(header, cells)
 
 
+def measures_table(second: dict[str, Rows], trials: str) -> str:
+    """What A2 has beside error rates, at each layer and by both scores."""
+    names = ("minDCF", "Cllr", *MEASURES[1:], *(LEGAL if trials == EASY else ()))
+    cells = [
+        [f"h={h}", way, *(row[name] for name in names)]
+        for h, rows in second.items()
+        for way in ("PLDA", "cosine")
+        for row in picked(rows, trials, way)
+    ]
+    return format_markdown(["Layer", "Scores", *names], cells, "ll" + "r" * len(names))
+
+
 def updates_tables(name: str, folder: Path) -> Iterable[tuple[str, str]]:
     """What `utils/attack_updates.sh` has left: what tables are of, and tables."""
     tables = {
@@ -224,6 +236,9 @@ def write_report(
                 f"**{caption}: attacks A1 and A2 on Part-2, {trials} trials, EER %** (table 2), "
                 "activations after the ReLU. Published figures are not measured here.",
                 attacks_table(first.get(("relu", "part2"), first[main]), second, trials),
+                f"**{caption}: attack A2 on Part-2, {trials} trials, other measures**. Cllr is of "
+                "log-likelihood ratios, which are PLDA's scores alone.",
+                measures_table(second, trials),
             ]
     for name, folder in updates:
         for what, table in updates_tables(name, folder):
