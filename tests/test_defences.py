@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 import pytest
 import simulated
-from conftest import inside
+import yaml
+from conftest import ROOT, inside
 from safetensors.numpy import load_file, save_file
 from test_attack_models import one_speaker_each
 
@@ -17,8 +20,11 @@ from fedtools.attack.prints import read_footprints
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import find_victims
 from fedtools.federation.base import open_federation
+from fedtools.federation.kws import tensors_of
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.models.asr import build_model
+from fedtools.models.keywords import build_network
 
 CLIENTS = [f"{speaker}-m{number}" for speaker in ("ann", "bob", "cat") for number in (1, 2)]
 
@@ -167,6 +173,41 @@ def test_what_is_kept_is_not_there(world):
     found = seen(world, "keep=encoder.layers.0.*,ctc.*")["ann-m1"]
     assert found and not [key for key in found if key.startswith(("encoder.layers.0.", "ctc."))]
     assert any(key.startswith("encoder.layers.1.") for key in found)
+
+
+def test_a_pattern_that_matches_nothing_is_refused(world):
+    with pytest.raises(UserError, match=r"no tensor that is sent matches 'encoder\.encoders\.\*'"):
+        seen(world, "keep=ctc.*,encoder.encoders.*")
+
+
+def default_keep(script: str) -> list[list[str]]:
+    """The patterns of a script's default defences that share only some layers."""
+    text = (ROOT / script).read_text().replace("\\\n", "")
+    words = re.search(r'^defences="(.*)"', text, re.M)[1].split()
+    return [word.removeprefix("keep=").split(",") for word in words if word.startswith("keep=")]
+
+
+def test_defaults_share_only_some_layers():
+    """As FedNorm, without normalisation, and as FedExtract, without the lowest layers."""
+    config = yaml.safe_load((ROOT / "conf/tedlium3/mini.yaml").read_text())["model"]
+    tdnn = build_model({**config, "criterion": "ctc"}, ["<blank>", "a", "<sos/eos>"])
+    config = yaml.safe_load((ROOT / "conf/speechcommands/mini.yaml").read_text())
+    network = build_network(config["networks"]["mhattrnn"]["model"], 4, "here")
+    for script, names, norms, low, high in (
+        ("egs/tedlium3/attack1/run.sh", tdnn.state_dict(), ("running_",), "layers.5.", "layers.6."),
+        ("local/tedlium3/keywords.sh", tensors_of(network), ("_norm.",), "second", "recurrent.0."),
+    ):
+        sent = [
+            [name for name in names if not any(fnmatchcase(name, one) for one in patterns)]
+            for patterns in default_keep(script)
+        ]
+        assert len(sent) == 2 and all(0 < len(one) < len(names) for one in sent)
+        # Integers are never sent.
+        floats = [name for name in names if names[name].is_floating_point()]
+        apart = {name for name in floats if any(norm in name for norm in norms)}
+        assert apart and set(sent[0]) & set(floats) == set(floats) - apart
+        assert not any(low in name for name in sent[1])
+        assert any(high in name for name in sent[1])
 
 
 def test_a_mean_is_of_other_speakers(world):

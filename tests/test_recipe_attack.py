@@ -120,6 +120,7 @@ def test_defences_membership_and_sex(recipe):
 
 def test_the_report(recipe):
     page = (recipe / "exp" / "fake" / "RESULTS.md").read_text()
+    assert "| `clip=1+noise=9+mean=3` " in page
     for what in ("defences, what they cost", "the speaker's sex", "membership of a client's"):
         assert f"Part-1 and Part-2: {what}" in page
     assert "A speaker is a person; seed 0; legacy partition." in page
@@ -144,3 +145,17 @@ def test_the_report(recipe):
     for name in ("layers", "det"):
         picture = recipe / "exp" / "fake" / f"RESULTS-fake-{name}.png"
         assert picture.read_bytes()[:4] == b"\x89PNG" and f"({picture.name})" in page
+
+
+@pytest.mark.parametrize(
+    ("script", "last"),
+    [
+        ("egs/tedlium3/attack1/run.sh", "results"),
+        ("utils/attack_updates.sh", "ngpu"),
+        ("local/tedlium3/keywords.sh", "ngpu"),
+    ],
+)
+def test_help_ends_with_the_last_option(script, last):
+    lines = run(ROOT / script, "--help").ok().out.splitlines()
+    assert lines[-1].startswith(f"  --{last}=")
+    assert any(line.startswith("  --defences=") and line.endswith('"') for line in lines)

@@ -172,12 +172,21 @@ class Defended:
 def defended(
     federation: Federation, victims: Victims, number: int, defence: str, seed: int
 ) -> Defended:
-    """The victims of one round behind a defence."""
+    """The victims of one round behind a defence.
+
+    Raises:
+        UserError: for a defence that cannot be read, or a pattern that matches nothing.
+    """
     folder = federation.experiment.round_dir(number)
     own = {name: one for name, one in victims.messages.items() if one.path.parent == folder}
     start = load_state(federation.experiment.global_state(number))
     of_round = Victims(own, victims.refused, victims.speakers)
-    return Defended(of_round, Defence.parse(defence), start, seed)
+    chosen = Defence.parse(defence)
+    for pattern in chosen.keep:
+        if not any(fnmatchcase(name, pattern) for name in start):
+            problem = f"defence {defence!r}: no tensor that is sent matches {pattern!r}"
+            raise UserError(problem, remedy=f"there are {min(start)} to {max(start)}")
+    return Defended(of_round, chosen, start, seed)
 
 
 def utility(

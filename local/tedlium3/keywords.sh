@@ -11,7 +11,8 @@ config=${kws}/conf/mini.yaml
 rounds=6                        # of FedAvg
 spk2gender=${kws}/downloads/speech_commands_mini/spk2gender  # empty: unknown, no attack on sex
 out=exp/keywords                # gets the experiment and updates/, for run.sh --others
-defences="none clip=1+noise=0.3 clip=1+noise=1 clip=1+noise=3 bits=8 bits=4 mean=2 mean=4"
+# The last two are of mhattrnn: all but normalisation is sent, or all but the two lowest layers.
+defences="none clip=1+noise=0.3 clip=1+noise=1 clip=1+noise=3 bits=8 bits=4 mean=2 mean=4 keep=*norm* keep=first*,second*"
 seed=0
 nj=2
 ngpu=0
@@ -19,7 +20,7 @@ ngpu=0
 # shellcheck disable=SC2034  # printed by parse_options.sh
 help_message="Usage: $0 [--option value]...
 Options and their defaults:
-$(sed -n 's/^\([a-z_0-9]*=\)/  --\1/p; /^ngpu=/q' local/keywords.sh)"
+$(sed -n 's/^\([a-z_0-9]*=\)/  --\1/p; /^  --ngpu=/q' local/keywords.sh)"
 . utils/parse_options.sh
 . utils/recipe.sh
 

@@ -127,7 +127,11 @@ def updates_tables(name: str, folder: Path) -> Iterable[tuple[str, str]]:
         raise UserError("none of what utils/attack_updates.sh leaves", path=folder)
     for what, path in tables.items():
         if path.exists() and (rows := read_tsv(path, None)):
-            cells = [list(row.values()) for row in rows]
+            # As code: what is not sent is told by patterns, with stars.
+            cells = [
+                [f"`{cell}`" if name == "Defence" else cell for name, cell in row.items()]
+                for row in rows
+            ]
             yield f"{name}: {what}", format_markdown(list(rows[0]), cells)
 
 

@@ -24,7 +24,7 @@ ivectors=true           # false: MFCC alone
 criterion=              # ctc or lfmmi; default: the config's
 parts="affine relu"     # of the layers, where activations are taken for A1: before and after ReLU
 layers="1 5"            # hidden layers for A2
-defences="none clip=1+noise=0.3 clip=1+noise=1 clip=1+noise=3 bits=8 bits=4 mean=2 mean=4"
+defences="none clip=1+noise=0.3 clip=1+noise=1 clip=1+noise=3 bits=8 bits=4 mean=2 mean=4 keep=*.running_* keep=encoder.scale.*,encoder.layers.[0-5].*"
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 max_drop=0.02           # fail if more than this share of the corpus' lines cannot be used
@@ -39,7 +39,7 @@ Stages: 1 data directories (TEDLIUM in db.sh is empty: a mini corpus), 2 MFCC, 3
   n-gram and denominator, 5 the global model, 6 personalised models, 7 attack A1, 8 attack A2,
   9 defences, membership and sex, 10 the report; README.md says what each one leaves.
 Options and their defaults:
-$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^results=/q' run.sh)"
+$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^  --results=/q' run.sh)"
 . utils/parse_options.sh
 . utils/recipe.sh
 . utils/asr_steps.sh
