@@ -17,6 +17,8 @@ talk        What the paper must have done: 880 + 736 + 634 speakers are more tha
             persons, about 1,983. Both sets of a speaker are then cut from one talk, and a person
             may be in Part-1 and in Part-2.
 
+Whatever the unit, a person of the Indicator is in none of the other sets.
+
 A set ends where its length comes nearest to the seconds that are asked for. It has at least
 `FEWEST` of them; a speaker with less is in neither part.
 """
@@ -109,8 +111,10 @@ def partition(
     """
     indicator = by_speaker(held_out, wanted.unit)
     speakers = by_speaker(train, wanted.unit)
-    for name in speakers.keys() & indicator.keys():
-        dropped["of a speaker of the Indicator"] += len(speakers.pop(name))
+    # Of a talk's person, too: its voice is the same in another talk.
+    people = {utterance.person for utterance in held_out}
+    for name in [name for name, own in speakers.items() if own[0].person in people]:
+        dropped["of a person of the Indicator"] += len(speakers.pop(name))
     if wanted.unit == "person":
         for name, utterances in speakers.items():
             speakers[name] = without_twins(utterances, dropped)
