@@ -15,12 +15,13 @@ from conftest import ROOT, inside
 from safetensors.numpy import load_file, save_file
 from test_attack_models import one_speaker_each
 
-from fedtools.attack.defences import UTILITY, Defence, defended
+from fedtools.attack.defences import UTILITY, Defence, defended, utility
 from fedtools.attack.prints import read_footprints
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import find_victims
 from fedtools.federation.base import open_federation
 from fedtools.federation.kws import tensors_of
+from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
@@ -262,6 +263,26 @@ def test_footprints_and_the_cost_of_defences(world, tmp_path):
     column = measured[0].split("\t").index("wer")
     assert rows["none"] == pytest.approx(float(measured[-1].split("\t")[column]), abs=0.01)
     assert rows["mean=3"] == rows["none"]
+
+
+def test_the_cost_is_of_the_mean_that_the_method_makes(world, tmp_path):
+    """By amounts of data: without a defence it is the server's own next model."""
+    data = DataDir.read(world / "train")
+    shutil.copytree(world / "train", tmp_path / "train")
+    few = [one for one in data.text if one.startswith("ann-m1") and "000" not in one]
+    part = data.restrict(set(data.text) - set(few), tmp_path / "train")
+    part.write(remove_others=True)
+    inside(
+        *("init", tmp_path / "exp", "--config", world / "c.yaml", "--method", "fedavg"),
+        *("--data", f"train={tmp_path / 'train'}", "--data", f"valid={world / 'valid'}"),
+        *("--asset", f"tokens={world / 'tokens'}", "--set", "method_conf.weighting=utterances"),
+    ).ok()
+    inside("rounds", tmp_path / "exp").ok()
+    federation = open_federation(tmp_path / "exp")
+    utility(federation, 1, "none", "valid", 0)
+    found, made = federation.tensors(), load_file(tmp_path / "exp/round_0002/global.safetensors")
+    for name, value in made.items():
+        np.testing.assert_allclose(found[name].numpy(), value, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

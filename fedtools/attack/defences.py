@@ -34,6 +34,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.states import load_state
 from fedtools.methods.base import STATISTICS
+from fedtools.server.server import weights_of
 
 UTILITY = ("defence", "rate", "value")
 State = dict[str, np.ndarray]
@@ -192,9 +193,10 @@ def defended(
 def utility(
     federation: ModelFederation, number: int, defence: str, split: str, seed: int
 ) -> dict[str, object]:
-    """What a defence costs: the next global model of the round, as FedAvg makes it, measured.
+    """What a defence costs: the mean of the defended models as the next global one, measured.
 
-    Tensors that stay at clients are as the global model has them.
+    Clients have the weights that the experiment's method gives them. Tensors that stay at clients
+    are as the global model has them.
 
     Args:
         number: the round.
@@ -208,16 +210,18 @@ def utility(
     victims = find_victims(federation, [number])
     text = "+".join(part for part in defence.split("+") if not part.startswith("mean="))
     seen = defended(federation, victims, number, text, seed)
+    weights = weights_of(federation.method, list(victims.messages.values()))
+    weight = dict(zip(victims.messages, weights, strict=True))
     total: State = {}
-    count = 0
-    for _, state in seen.states(sorted(victims.messages)):
+    summed = 0.0
+    for client, state in seen.states(sorted(victims.messages)):
         for name, value in state.items():
-            total[name] = total.get(name, 0.0) + value.astype(np.float64)
-        count += 1
-    if not count:
+            total[name] = total.get(name, 0.0) + weight[client] * value.astype(np.float64)
+        summed += weight[client]
+    if not summed:
         raise UserError("no model is left", path=federation.experiment.path)
     federation.load_shared(number)
-    federation.load({name: value / count for name, value in total.items()})
+    federation.load({name: value / summed for name, value in total.items()})
     rate = federation.task.rate
     groups = federation.groups(split)
     found = [float(federation.measure(split, client)[rate]) for client in groups]

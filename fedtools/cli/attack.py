@@ -279,7 +279,10 @@ def utility(
     seed: int = typer.Option(0, min=0, help="Of noise."),
     ngpu: int = NGPU,
 ) -> None:
-    """What defences cost: the mean of the defended updates as the next model, measured."""
+    """What defences cost: the mean of the defended models as the next one, measured.
+
+    Clients have the weights that the experiment's method gives them.
+    """
     from fedtools.attack.defences import UTILITY
     from fedtools.attack.defences import utility as measure
     from fedtools.files.tables import write_tsv

@@ -36,6 +36,15 @@ class Rules(Protocol):
         """A client's weight in the mean."""
 
 
+def weights_of(rules: Rules, messages: Sequence[Message]) -> list[float]:
+    """Each client's weight in the mean, none of them over `Method.max_weight_ratio`."""
+    weights = [rules.weight(message.utterances) for message in messages]
+    if not rules.max_weight_ratio or not weights:
+        return weights
+    median = statistics.median_low([weight for weight in weights if weight] or [0.0])
+    return [min(weight, rules.max_weight_ratio * median) for weight in weights]
+
+
 class Server:
     """What a method's server half works with; each of its acts makes the next round's state.
 
@@ -144,19 +153,16 @@ class Server:
         self._check_enough()
 
     def _weights(self) -> list[float]:
-        weights = [self._rules.weight(message.utterances) for message in self.messages]
-        ratio = self._rules.max_weight_ratio
-        if not ratio or not weights:
-            return weights
-        median = statistics.median_low([weight for weight in weights if weight] or [0.0])
+        weights = weights_of(self._rules, self.messages)
         for message, weight in zip(self.messages, weights, strict=True):
-            if weight > ratio * median:
+            own, ratio = self._rules.weight(message.utterances), self._rules.max_weight_ratio
+            if own > weight:
                 print(
-                    f"round {self.number}, {message.client}: its weight {weight:g} counts as "
-                    f"{ratio * median:g}, {ratio:g} times the median (max_weight_ratio)",
+                    f"round {self.number}, {message.client}: its weight {own:g} counts as "
+                    f"{weight:g}, {ratio:g} times the median (max_weight_ratio)",
                     file=sys.stderr,
                 )
-        return [min(weight, ratio * median) for weight in weights]
+        return weights
 
     def keep(self) -> None:
         """The next state is this round's."""
