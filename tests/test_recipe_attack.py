@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -145,6 +146,33 @@ def test_the_report(recipe):
     for name in ("layers", "det"):
         picture = recipe / "exp" / "fake" / f"RESULTS-fake-{name}.png"
         assert picture.read_bytes()[:4] == b"\x89PNG" and f"({picture.name})" in page
+
+
+def test_where_the_activations_of_each_attack_are_taken(recipe, tmp_path):
+    """`--parts affine` leaves A1 before the ReLU alone; A2 is after it."""
+    page = (recipe / "exp" / "fake" / "RESULTS.md").read_text()
+    assert "(table 2), activations after the ReLU." in page
+    exp = tmp_path / "exp"
+    shutil.copytree(recipe / "exp" / "fake", exp)
+    for sets in ("part2", "part1+part2"):
+        (exp / f"a1.relu.{sets}").rename(exp / f"a1.affine.{sets}")
+    options = ("--section", "x", "--corpus", "c", "--release", "r", "--command", "run.sh")
+    script = recipe / "local" / "report.py"
+    data, out = recipe / "data" / "fake", tmp_path / "RESULTS.md"
+    run(sys.executable, script, exp, data, out, *options).ok()
+    assert "activations before the ReLU for A1, after the ReLU for A2." in out.read_text()
+
+
+def test_the_readmes_example_of_any_experiment(recipe):
+    text = (ROOT / "egs/tedlium3/attack1/README.md").read_text()
+    lines = [line for line in text.splitlines() if re.match("fedtools attack [a-z0-9]+ exp/", line)]
+    assert [line.split()[2] for line in lines] == ["footprints", "a1"]
+    for line in lines:
+        program, *words = line.replace("/mini/", "/fake/").split()
+        assert program == "fedtools"
+        run(sys.executable, "-m", "fedtools", *words, cwd=recipe).ok()
+    exp = recipe / "exp" / "fake"
+    assert read_tsv(exp / "by_hand" / "result" / "a1.tsv", COLUMNS)
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,10 @@ def updates_tables(name: str, folder: Path) -> Iterable[tuple[str, str]]:
 
 
 def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> None:
-    """Figures 4 and 5: EER by layer, a panel for each place of the layer, with intervals."""
+    """Figures 4 and 5: EER by layer, a panel for each place of the layer.
+
+    Of few trials there are intervals instead, as there is no rate; other intervals are in tables.
+    """
     from matplotlib.ticker import MaxNLocator
 
     from fedtools.report.plots import drawing, look
@@ -235,11 +238,15 @@ def write_report(
                     layer_table(chosen, trials),
                 ]
     if second:
+        key = ("relu", "part2") if ("relu", "part2") in first else main
+        where = f"activations {PLACES['relu']}"
+        if key[0] != "relu":
+            where = f"activations {PLACES[key[0]]} for A1, {PLACES['relu']} for A2"
         for trials in sorted({row["trials"] for rows in second.values() for row in rows}):
             parts += [
                 f"**{caption}: attacks A1 and A2 on Part-2, {trials} trials, EER %** (table 2), "
-                "activations after the ReLU. Published figures are not measured here.",
-                attacks_table(first.get(("relu", "part2"), first[main]), second, trials),
+                f"{where}. Published figures are not measured here.",
+                attacks_table(first[key], second, trials),
                 f"**{caption}: attack A2 on Part-2, {trials} trials, other measures**. Cllr is of "
                 "log-likelihood ratios, which are PLDA's scores alone.",
                 measures_table(second, trials),
