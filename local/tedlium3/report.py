@@ -116,6 +116,24 @@ def measures_table(second: dict[str, Rows], trials: str) -> str:
     return format_markdown(["Layer", "Scores", *names], cells, "ll" + "r" * len(names))
 
 
+def second_attack(caption: str, place: str, first: Rows, second: dict[str, Rows]) -> Iterable[str]:
+    """Captions and tables of A2, and of A1 beside it, whose activations are of `place`."""
+    where = f"activations {PLACES['relu']}"
+    if place != "relu":
+        where = f"activations {PLACES[place]} for A1, {PLACES['relu']} for A2"
+    for trials in sorted({row["trials"] for rows in second.values() for row in rows}):
+        yield (
+            f"**{caption}: attacks A1 and A2 on Part-2, {trials} trials, EER %** (table 2), "
+            f"{where}. Published figures are not measured here."
+        )
+        yield attacks_table(first, second, trials)
+        yield (
+            f"**{caption}: attack A2 on Part-2, {trials} trials, other measures**. Cllr is of "
+            "log-likelihood ratios, which are PLDA's scores alone."
+        )
+        yield measures_table(second, trials)
+
+
 def updates_tables(name: str, folder: Path) -> Iterable[tuple[str, str]]:
     """What `utils/attack_updates.sh` has left: what tables are of, and tables."""
     tables = {
@@ -237,20 +255,8 @@ def write_report(
                     "measures are of means and deviations together.",
                     layer_table(chosen, trials),
                 ]
-    if second:
-        key = ("relu", "part2") if ("relu", "part2") in first else main
-        where = f"activations {PLACES['relu']}"
-        if key[0] != "relu":
-            where = f"activations {PLACES[key[0]]} for A1, {PLACES['relu']} for A2"
-        for trials in sorted({row["trials"] for rows in second.values() for row in rows}):
-            parts += [
-                f"**{caption}: attacks A1 and A2 on Part-2, {trials} trials, EER %** (table 2), "
-                f"{where}. Published figures are not measured here.",
-                attacks_table(first[key], second, trials),
-                f"**{caption}: attack A2 on Part-2, {trials} trials, other measures**. Cllr is of "
-                "log-likelihood ratios, which are PLDA's scores alone.",
-                measures_table(second, trials),
-            ]
+    key = ("relu", "part2") if ("relu", "part2") in first else main
+    parts += second_attack(caption, key[0], first[key], second)
     for name, folder in updates:
         for what, table in updates_tables(name, folder):
             parts += [f"**{caption}, {what}**", table]
