@@ -34,7 +34,7 @@ Stages: 1 data directories (AMI in db.sh is empty: a mini corpus), 2 filterbanks
   every word, 7 weights, 8 federations, 9 other settings and privacy, 10 the report; README.md says
   what each one leaves.
 Options and their defaults:
-$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^results=/q' run.sh)"
+$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^  --results=/q' run.sh)"
 . utils/parse_options.sh
 . utils/recipe.sh
 . utils/asr_steps.sh
