@@ -8,13 +8,16 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, run
 from fakes import some_talks, tedlium
+from safetensors import safe_open
 
 from fedtools.attack.verify import COLUMNS
 from fedtools.files.datadir import read_table
+from fedtools.files.states import load_state
 from fedtools.files.tables import read_tsv
 
 TINY = {
@@ -30,7 +33,12 @@ TINY = {
     },
     "training": {"optim": "adam", "optim_conf": {"lr": 0.001}, "batch_bins": 60000},
     "rounds": 1,
-    "methods": {"fedavg": {"method_conf": {"local_epochs": 5}}},
+    "methods": {
+        "fedavg": {
+            "method_conf": {"local_epochs": 5},
+            "model": {"encoder_conf": {"fixed_scale": True}},
+        }
+    },
     "baseline": {"rounds": 1},
     "a2": {"width": 8, "epochs": 1},
     "decode": {"beam_size": 5, "beam_size_token": 5, "nbest": 2},
@@ -79,6 +87,12 @@ def test_every_personalised_model_is_a_client(recipe):
         assert Path(config["data"]["train"]).name == f"{part}_sp_vol_iv"
         assert config["model"]["criterion"] == "lfmmi"
         assert config["method_conf"]["local_epochs"] == 1
+        # The input is scaled as by the global model; the statistics of layers do move.
+        with safe_open(exp / part / "round_0001" / "update.1.safetensors", "numpy") as sent:
+            for name in ("encoder.scale.running_mean", "encoder.layers.0.norm.running_mean"):
+                before = load_state(exp / part / "round_0001" / "global.safetensors")[name]
+                moved = np.abs(sent.get_tensor(name) - before).max(-1) > 0
+                assert moved.all() == ("layers" in name) and moved.any() == ("layers" in name)
         # Both begin with the global model.
         begun = (exp / part / "round_0001" / "global.safetensors").read_bytes()
         assert begun == (exp / "part1" / "round_0001" / "global.safetensors").read_bytes()

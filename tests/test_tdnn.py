@@ -54,6 +54,20 @@ def test_frames_are_those_of_the_formula(length):
     np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_fixed_scale_is_used_in_training_and_not_changed(fixed):
+    encoder = model(fixed_scale=fixed).train().encoder
+    encoder.scale.running_mean.fill_(3.0)
+    speech = torch.randn(2, 20, 5)
+    with torch.no_grad():
+        one, _, _ = encoder(speech, torch.tensor([20, 20]))
+        shifted, _, _ = encoder(speech + 1, torch.tensor([20, 20]))
+    assert encoder.layers[0].norm.training
+    assert (encoder.scale.running_mean == 3).all() == fixed
+    # By a batch's own mean what is added to all frames would be taken away again.
+    assert torch.allclose(one, shifted, atol=1e-4) != fixed
+
+
 def test_padding_is_not_heard():
     network = model().eval()
     speech, lengths = torch.randn(3, 40, 5), torch.tensor([40, 22, 7])

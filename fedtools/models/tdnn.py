@@ -48,6 +48,9 @@ class TdnnEncoder(AbsEncoder):
         subsampling: the first layer with a context that it divides keeps one of so many frames; it
             divides those of the layers behind, too, which see these frames only.
         dropout_rate: behind each layer.
+        fixed_scale: values of the input are scaled by what is known of them, and training does not
+            change that, as Kaldi's transform of the input is fixed; a model that is adapted to a
+            speaker would otherwise hold the mean of the speaker's features.
     """
 
     def __init__(
@@ -57,9 +60,10 @@ class TdnnEncoder(AbsEncoder):
         contexts: Sequence[int] = (1,) * 6 + (3,) * 7,
         subsampling: int = 3,
         dropout_rate: float = 0.0,
+        fixed_scale: bool = False,
     ):
         super().__init__()
-        self._output_size = output_size
+        self._output_size, self._fixed_scale = output_size, fixed_scale
         wide = [context % subsampling == 0 for context in contexts]
         first = wide.index(True) if True in wide else len(contexts)
         if not contexts or not all(wide[first:]) or (subsampling > 1 and first in (0, len(wide))):
@@ -77,6 +81,12 @@ class TdnnEncoder(AbsEncoder):
             layers.append(TdnnLayer(before, output_size, context, step))
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(dropout_rate)
+
+    def train(self, mode: bool = True) -> TdnnEncoder:
+        """As of any module; the scale of the input may be beyond training."""
+        super().train(mode)
+        self.scale.train(mode and not self._fixed_scale)
+        return self
 
     def output_size(self) -> int:
         """Values of a frame of what `forward` gives."""
