@@ -187,17 +187,3 @@ def test_the_readmes_example_of_any_experiment(recipe):
         run(sys.executable, "-m", "fedtools", *words, cwd=recipe).ok()
     exp = recipe / "exp" / "fake"
     assert read_tsv(exp / "by_hand" / "result" / "a1.tsv", COLUMNS)
-
-
-@pytest.mark.parametrize(
-    ("script", "last"),
-    [
-        ("egs/tedlium3/attack1/run.sh", "results"),
-        ("utils/attack_updates.sh", "ngpu"),
-        ("local/tedlium3/keywords.sh", "ngpu"),
-    ],
-)
-def test_help_ends_with_the_last_option(script, last):
-    lines = run(ROOT / script, "--help").ok().out.splitlines()
-    assert lines[-1].startswith(f"  --{last}=")
-    assert any(line.startswith("  --defences=") and line.endswith('"') for line in lines)

@@ -40,9 +40,12 @@ cd "$(dirname "$0")"
 ROOT=/nowhere
 stage=1
 foo_bar=            # with a comment
+                    # that goes on
+                    #
 flag=true
 export exported=a
     indented=no
+    # of what is no option
 help_message="Usage: options.sh
   stage=1 is the first"
 . {shlex.quote(str(ROOT / "utils/parse_options.sh"))}
@@ -102,7 +105,52 @@ def test_options_are_refused(options, arguments, said):
 
 
 def test_help_is_printed(options):
-    assert options("--stage", "2", "--help").ok().out.startswith("Usage: options.sh\n")
+    assert options("--stage", "2", "--help").ok().out.splitlines() == [
+        "Usage: options.sh",
+        "  stage=1 is the first",
+        "Options and their defaults:",
+        "  --stage=1",
+        "  --foo_bar=            # with a comment",
+        "                        # that goes on",
+        "                        #",
+        "  --flag=true",
+        "  --exported=a",
+    ]
+
+
+PARSING = sorted(
+    str(path.relative_to(ROOT))
+    for top in ("egs", "local", "utils")
+    for path in (ROOT / top).rglob("*.sh")
+    if re.search(r"^\. .*/parse_options\.sh", path.read_text(), flags=re.M)
+)
+
+
+@pytest.mark.parametrize("name", PARSING)
+def test_help_of_every_script_lists_its_options(name, tmp_path):
+    """From any folder, whose names may have blanks: each option as the script has it, in order."""
+    above, _, _ = (ROOT / name).read_text().partition("/parse_options.sh")
+    lines = re.findall(r"^[a-z]\w*=.*\n(?: +#.*\n)*", above, flags=re.M)
+    lines = "".join(line for line in lines if not line.startswith("help_message=")).splitlines()
+    indented = [(" " * 4 if line.startswith(" ") else "  --") + line for line in lines]
+    (tmp_path / "a folder").symlink_to(ROOT)
+    path = tmp_path / "a folder" / name
+    calls = [(path.parent, f"./{path.name}"), (tmp_path, f"a folder/{name}"), ("/", path)]
+    # This one is told of its folder by where it is called.
+    if name == "local/commonvoice/an4.sh":
+        calls = [(tmp_path / "a folder/egs/commonvoice/asr1", "local/an4.sh")]
+    for folder, called in calls:
+        shown = run(called, "--help", cwd=folder).ok()
+        usage, _, options = shown.out.partition("\nOptions and their defaults:\n")
+        assert usage.startswith(f"Usage: {called} ")
+        assert options.splitlines() == indented
+        assert not shown.err
+
+
+def test_every_script_that_has_options_is_tested():
+    assert {"utils/attack_updates.sh", "local/tedlium3/keywords.sh"} < set(PARSING)
+    recipes = {str(path.relative_to(ROOT)) for path in (ROOT / "egs").glob("*/*/run.sh")}
+    assert len(recipes) == 4 and recipes < set(PARSING)
 
 
 def test_options_of_a_script_called_by_a_relative_path(options, tmp_path):

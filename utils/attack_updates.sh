@@ -19,9 +19,7 @@ ngpu=0
 
 # shellcheck disable=SC2034  # printed by parse_options.sh
 help_message="Usage: $0 --exp DIR --indicator DIR --out DIR [--option value]...
-To --defences add keep=PATTERN,..., tensors of this model that clients do not send.
-Options and their defaults:
-$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^  --ngpu=/q' "${BASH_SOURCE[0]}")"
+To --defences add keep=PATTERN,..., tensors of this model that clients do not send."
 . "$(dirname "${BASH_SOURCE[0]}")/parse_options.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/recipe.sh"
 

@@ -3,13 +3,14 @@
 # name, what is left stays in "$@".
 #
 #   stage=1
-#   help_message="Usage: ..."
+#   help_message="Usage: ..."       # what --help prints above the options
 #   . utils/parse_options.sh        # --stage 3, --stage=3; --stop-stage 5 is --stop_stage 5
 #
 # An option is a variable that the script itself assigns at the beginning of a line above that one;
 # anything else that begins with "-" is an error, exit 2, and so is a missing value. "--" ends the
 # options. Where the default is true or false, the value must be; stage, stop_stage, nj, ngpu and
-# seed take whole numbers. --help prints the help_message.
+# seed take whole numbers. --help prints the help_message, then the options as the script defines
+# them, with defaults and comments; a comment may go on in lines that begin with blanks and a "#".
 
 # The names may not meet those of a script's options, which do not begin with "_".
 _po_error() {
@@ -17,24 +18,38 @@ _po_error() {
     exit 2
 }
 
-# Print the options that the sourcing script $1 defines above its line $2.
-_po_names() {
-    local _po_file _po_line _po_number=0 _po_seen=" "
+# Print the lines of options, name=..., that the sourcing script $1 has above its line $2, and the
+# lines on which their comments go on.
+_po_lines() {
+    local _po_file _po_line _po_number=0 _po_seen=" help_message " _po_within=false
     # The script may have changed directory since it was called by a relative path.
     for _po_file in "$1" "${OLDPWD:-.}/$1" "${1##*/}"; do
         if [[ -r $_po_file && $(sed -n "$2p" "$_po_file") == *parse_options.sh* ]]; then
             while IFS= read -r _po_line && ((++_po_number < $2)); do
-                [[ $_po_line =~ ^(export\ +)?([a-z][A-Za-z0-9_]*)= ]] || continue
-                _po_line=${BASH_REMATCH[2]}
-                if [[ $_po_line != help_message && $_po_seen != *" $_po_line "* ]]; then
-                    _po_seen+="$_po_line "
+                if [[ $_po_line =~ ^(export\ +)?([a-z][A-Za-z0-9_]*)= ]] &&
+                    [[ $_po_seen != *" ${BASH_REMATCH[2]} "* ]]; then
+                    _po_seen+="${BASH_REMATCH[2]} "
+                    _po_within=true
+                    printf '%s\n' "${_po_line#"${BASH_REMATCH[1]}"}"
+                elif [[ $_po_within == true && $_po_line =~ ^[[:blank:]]+# ]]; then
                     printf '%s\n' "$_po_line"
+                else
+                    _po_within=false
                 fi
             done <"$_po_file"
             return
         fi
     done
     _po_error "parse_options.sh cannot read the script that sources it; source it from a file"
+}
+
+_po_help() {
+    local _po_line
+    printf '%s\n' "${help_message:-"Usage: $0 [--option value]..."}" "Options and their defaults:"
+    for _po_line in "${_po_shown[@]}"; do
+        [[ $_po_line == [[:blank:]]* ]] && _po_line="    $_po_line" || _po_line="  --$_po_line"
+        printf '%s\n' "$_po_line"
+    done
 }
 
 # Set the variables; leave in _po_used how many arguments were options.
@@ -46,7 +61,7 @@ _po_parse() {
         case $_po_option in
             --) break ;;
             --help | -h)
-                printf '%s\n' "${help_message:-No help for this script.}"
+                _po_help
                 exit 0
                 ;;
             --*=*)
@@ -91,9 +106,13 @@ _po_is_known() {
     return 1
 }
 
-_po_known=$(_po_names "${BASH_SOURCE[1]-}" "${BASH_LINENO[0]}") || exit
-mapfile -t _po_known <<<"$_po_known"
+_po_shown=$(_po_lines "${BASH_SOURCE[1]-}" "${BASH_LINENO[0]}") || exit
+mapfile -t _po_shown <<<"$_po_shown"
+_po_known=()
+for _po_line in "${_po_shown[@]}"; do
+    [[ $_po_line != [a-z]* ]] || _po_known+=("${_po_line%%=*}")
+done
 _po_parse "$@"
 shift "$_po_used"
-unset -v _po_known _po_used
-unset -f _po_error _po_names _po_parse _po_is_known
+unset -v _po_shown _po_known _po_line _po_used
+unset -f _po_error _po_lines _po_help _po_parse _po_is_known

@@ -17,8 +17,7 @@ config=conf/an4.yaml
 tag=an4
 speeds="0.9 1.0 1.1"
 # shellcheck disable=SC2034  # printed by parse_options.sh
-help_message="Usage: $0 [--stage N] [--stop_stage N] [--nj N] [--ngpu 0|1] [--seed N]
-          [--config YAML] [--tag NAME] [--speeds \"0.9 1.0 1.1\"] AN4
+help_message="Usage: $0 [--option value]... AN4
 Stages: 1 data directories and features, 2 tokens and n-gram, 3 training, 4 decoding and scoring"
 . utils/parse_options.sh
 if [ $# -ne 1 ]; then

@@ -17,10 +17,6 @@ seed=0
 nj=2
 ngpu=0
 
-# shellcheck disable=SC2034  # printed by parse_options.sh
-help_message="Usage: $0 [--option value]...
-Options and their defaults:
-$(sed -n 's/^\([a-z_0-9]*=\)/  --\1/p; /^  --ngpu=/q' local/keywords.sh)"
 . utils/parse_options.sh
 . utils/recipe.sh
 

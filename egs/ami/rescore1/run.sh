@@ -32,9 +32,7 @@ help_message="Usage: $0 [--option value]...
 Stages: 1 data directories (AMI in db.sh is empty: a mini corpus), 2 filterbanks, 3 tokens and
   n-gram, 4 the acoustic model, 5 N-best lists, 6 the neural language model, and what it says of
   every word, 7 weights, 8 federations, 9 other settings and privacy, 10 the report; README.md says
-  what each one leaves.
-Options and their defaults:
-$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^  --results=/q' run.sh)"
+  what each one leaves."
 . utils/parse_options.sh
 . utils/recipe.sh
 . utils/asr_steps.sh

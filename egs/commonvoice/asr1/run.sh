@@ -35,9 +35,7 @@ results=                # default: exp/<tag>/RESULTS.md
 help_message="Usage: $0 [--option value]...
 Stages: 1 data directories (COMMONVOICE in db.sh is empty: a mini corpus), 2 features, 3 tokens and
   n-gram, 4 the baseline, 5 every method, 6 decoding, 7 scoring, 8 attacks, newcomers, each client's
-  model on each client's data, 9 the report; README.md says what each one leaves.
-Options and their defaults:
-$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^  --results=/q' run.sh)"
+  model on each client's data, 9 the report; README.md says what each one leaves."
 . utils/parse_options.sh
 . utils/recipe.sh
 . utils/asr_steps.sh

@@ -37,9 +37,7 @@ Stages:
   4  training, round by round, and accuracy on the test clips
   5  false accepts and false rejects of the last models
   6  figures 1 (clients) and 4 (landscape)
-  7  the report: tables, accuracy by round, ablations
-Options and their defaults:
-$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^  --results=/q' run.sh)"
+  7  the report: tables, accuracy by round, ablations"
 
 . utils/parse_options.sh
 . utils/recipe.sh

@@ -37,9 +37,7 @@ results=                # default: exp/<tag>/RESULTS.md
 help_message="Usage: $0 [--option value]...
 Stages: 1 data directories (TEDLIUM in db.sh is empty: a mini corpus), 2 MFCC, 3 i-vectors, 4 tokens,
   n-gram and denominator, 5 the global model, 6 personalised models, 7 attack A1, 8 attack A2,
-  9 defences, membership and sex, 10 the report; README.md says what each one leaves.
-Options and their defaults:
-$(sed -n 's/^\([a-z_]*=\)/  --\1/p; /^  --results=/q' run.sh)"
+  9 defences, membership and sex, 10 the report; README.md says what each one leaves."
 . utils/parse_options.sh
 . utils/recipe.sh
 . utils/asr_steps.sh
