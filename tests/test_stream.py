@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-from conftest import inside
+from conftest import ROOT, Result, inside, run
 from rescored_world import CLIENTS, make_stream
 from safetensors.numpy import load_file
 
@@ -153,3 +154,45 @@ def test_times_of_a_table_without_segments(stream, tmp_path, cli):
     other.unlink()
     cli("init", tmp_path / "new", *arguments, f"train={tmp_path / 'out'}").fails(1, "utt2start")
     cli(*sweep).fails(1, "utt2start")
+
+
+@pytest.mark.parametrize(
+    ("table", "lines", "span"),
+    [
+        ("segments", ("a r 0.5 2", "b s 9 -1", "c r 3.25 7.5"), 9.0),
+        ("segments", ("a r 0.5 2", "b s 3 -1", "c r 3.25 7.5"), 7.5),
+        ("utt2start", ("a 0.5", "b 3", "c 3.25"), 3.25),
+        # Times that divide nothing are none.
+        ("segments", ("a r 0 -1", "b s 0 -1", "c t 0 -1"), None),
+        (None, (), None),
+    ],
+)
+def test_bounds_and_the_span_of_the_clock(tmp_path, table, lines, span):
+    bounds_of(tmp_path, table, lines).ok()
+    found = yaml.safe_load((tmp_path / "bounds.yaml").read_text())
+    assert found.pop("span", None) == span
+    # Three of four have no more words: of utterances with 4, 1 and 2, of clients with 5 and 2.
+    assert found == {"word": 1.0, "utterance": 4.0, "user": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("table", "lines", "said"),
+    [
+        ("segments", ("a r 0.5 2", "b s 9", "c r 3.25 7.5"), "segments:2: 's 9' is not a segment"),
+        ("segments", ("a r 0.5 2", "b s 9 8", "c r 3.25 7.5"), "segments:2: a segment from 9 to 8"),
+        ("utt2start", ("a 0.5", "b 3", "c soon"), "utt2start:3: 'soon' are no seconds"),
+        ("utt2start", ("a 0.5", "b nan", "c 1"), "utt2start:2: 'nan' are no seconds"),
+    ],
+)
+def test_bounds_of_malformed_times(tmp_path, table, lines, said):
+    bounds_of(tmp_path, table, lines).fails(1, said)
+    assert not (tmp_path / "bounds.yaml").exists()
+
+
+def bounds_of(folder: Path, table: str | None, lines: Sequence[str]) -> Result:
+    """Run bounds.py on three utterances of two clients, with such a table of times."""
+    (folder / "text").write_text("a W W W W\nb W\nc W W\n")
+    (folder / "utt2client").write_text("a x\nb x\nc y\n")
+    if table:
+        (folder / table).write_text("".join(f"{line}\n" for line in lines))
+    return run(ROOT / "local" / "ami" / "bounds.py", folder, folder / "bounds.yaml")

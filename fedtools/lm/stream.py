@@ -159,20 +159,35 @@ def times_in(folder: Path) -> Path | None:
     return next((folder / name for name in (SEGMENTS, STARTS) if (folder / name).exists()), None)
 
 
+def read_times(path: Path) -> dict[str, tuple[float, float]]:
+    """When utterances begin and end, by a table that `times_in` found.
+
+    Returns:
+        utterance -> seconds of its beginning and its end. Where the table tells no end (`STARTS`,
+        or -1 in segments), the end is the beginning.
+
+    Raises:
+        UserError: naming the line that is malformed.
+    """
+    times = {}
+    for line, (name, value) in enumerate(read_table(path).items(), 1):
+        if path.name == SEGMENTS:
+            _, begin, end = parse_segment(value, path, line)
+        else:
+            begin = end = _seconds(value, path, line)
+        times[name] = (begin, max(begin, end))
+    return times
+
+
 def _times(folder: Path, utterances: Sequence[str]) -> dict[str, float] | None:
     """Seconds at which utterances begin; None if the folder does not tell."""
     path = times_in(folder)
     if path is None:
         return None
-    times = {}
-    for line, (name, value) in enumerate(read_table(path).items(), 1):
-        if path.name == SEGMENTS:
-            _, times[name], _ = parse_segment(value, path, line)
-        else:
-            times[name] = _seconds(value, path, line)
+    times = read_times(path)
     if lacking := [name for name in utterances if name not in times]:
         raise UserError(f"no entry of utterance {lacking[0]!r}", path=path)
-    return times
+    return {name: begin for name, (begin, _) in times.items()}
 
 
 def _seconds(value: str, path: Path, line: int) -> float:

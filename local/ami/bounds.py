@@ -5,8 +5,9 @@
 
 writes how many words three of four utterances, and three of four clients, have at most (`utterance`
 and `user`, on which counts are clipped; a `word` counts once), and the seconds of the longest
-meeting (`span`, which groups by the clock cut). DATA has text, utt2client, and segments or
-utt2start; without times there is no span.
+meeting (`span`, which groups by the clock cut; of an utterance that lasts to the recording's end,
+-1 in segments, it counts the beginning). DATA has text, utt2client, and segments or utt2start;
+without times there is no span.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.files.config import write_yaml
-from fedtools.files.datadir import DataDir, read_table
+from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError, exit_with_message
+from fedtools.lm.stream import read_times, times_in
 
 
 def bounds_of(path: Path) -> dict[str, float]:
@@ -35,13 +37,10 @@ def bounds_of(path: Path) -> dict[str, float]:
         name: float(np.percentile(list(counts.values()), 75, method="higher"))
         for name, counts in (("utterance", words), ("user", clients))
     }
-    if (path / "segments").exists():
-        ends = (line.split()[2] for line in read_table(path / "segments").values())
-    elif (path / "utt2start").exists():
-        ends = iter(read_table(path / "utt2start").values())
-    else:
-        return found
-    return {**found, "span": max(map(float, ends))}
+    table = times_in(path)
+    times = read_times(table) if table else {}
+    span = max((end for _, end in times.values()), default=0.0)
+    return {**found, "span": span} if span else found
 
 
 def main() -> None:
