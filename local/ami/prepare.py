@@ -41,15 +41,15 @@ from pathlib import Path
 import corpus
 from corpus import Dropped, Headsets, Reader, Utterance
 from split import SETS, census, official, read_split
+from words import WORDS_PER_SECOND
 
 from fedtools.files.atomic import atomic_path
 from fedtools.files.datadir import DataDir, check_id
 from fedtools.files.errors import UserError, exit_with_message
+from fedtools.lm.stream import STARTS
 
 MONO = "mono"
 CLIENTS = ("speaker", "meeting")
-# Of transcripts, which have no times; about what people say in a meeting.
-WORDS_PER_SECOND = 2.5
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def ids(utterance: Utterance, client: str) -> tuple[str, str]:
 
 def data_dir(path: Path, utterances: Iterable[Utterance], client: str, audio: dict) -> DataDir:
     """The tables of one set; `audio` is recording -> file."""
-    tables = ("utt2meeting", "utt2person", "utt2start", "spk2gender")
+    tables = ("utt2meeting", "utt2person", STARTS, "spk2gender")
     data, words = DataDir(path, others={name: {} for name in tables}), Counter()
     for utterance in utterances:
         owner, name = ids(utterance, client)
@@ -89,7 +89,7 @@ def data_dir(path: Path, utterances: Iterable[Utterance], client: str, audio: di
             data.others["spk2gender"][owner] = utterance.person[0].lower()
         else:
             start = words[utterance.meeting] / WORDS_PER_SECOND
-            data.others["utt2start"][name] = f"{start:.2f}"
+            data.others[STARTS][name] = f"{start:.2f}"
             words[utterance.meeting] += len(utterance.text.split())
     told = set(data.others["spk2gender"].values())
     if client == "meeting" or not told <= {"m", "f"}:

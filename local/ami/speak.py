@@ -25,17 +25,14 @@ from pathlib import Path
 from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError, exit_with_message
+from fedtools.lm.stream import STARTS
 
 # What the makers of all corpora share lies in the folder above; this one may be a link to ours.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 from split import SETS
 from synthesis import make_corpus, recipe_of
 from voices import ACCENTS, RATE, Speaker, Synthesiser, make_speaker, random_of
-
-# Of these voices; a fair guess for how much text makes an hour.
-WORDS_PER_HOUR = 9000
-# When each utterance begins in its meeting.
-START = "utt2start"
+from words import WORDS_PER_SECOND
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def chosen(data: DataDir, name: str, hours: float, each: int, seed: int) -> list
     if name == "train":
         words, kept = 0, []
         for index in random_of(seed, "spoken").permutation(len(names)):
-            if words >= hours * WORDS_PER_HOUR:
+            if words >= hours * (3600 * WORDS_PER_SECOND):
                 break
             kept.append(names[index])
             words += len(data.text[names[index]].split())
@@ -89,8 +86,8 @@ def speak(synthesiser: Synthesiser, saying: Saying, path: Path) -> None:
 
 def write_data(out: Path, data: DataDir, utterances: list[str], audio: Path) -> None:
     """Write a data directory of the utterances that are spoken."""
-    starts = read_table(data.path / START)
-    kept = DataDir(out, others={START: {one: starts[one] for one in utterances}})
+    starts = read_table(data.path / STARTS)
+    kept = DataDir(out, others={STARTS: {one: starts[one] for one in utterances}})
     for name in ("text", "utt2spk", "utt2client"):
         table: Mapping[str, str] = getattr(data, name)
         getattr(kept, name).update({one: table[one] for one in utterances})

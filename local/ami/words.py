@@ -26,6 +26,9 @@ WORD, STOP, PAUSE, SOUND = "word", "stop", "pause", "sound"
 MARKS = {".": STOP, "?": STOP, ",": PAUSE, ":": PAUSE, "!": PAUSE}
 APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u02bc\u0060\u00b4\u2032", "'"))
 JOINED = {("MM", "HMM"), ("UH", "HUH")}
+# About what people say in a meeting, where a transcript has no times; and how much text makes an
+# hour of synthetic speech, also about.
+WORDS_PER_SECOND = 2.5
 
 
 @dataclass(frozen=True)
