@@ -202,7 +202,7 @@ def table_4(exp: Path, seeds: Sequence[int]) -> str:
 def words_table(exp: Path, seeds: Sequence[int]) -> str:
     """What private words, in either pass, and the density ratio add to FMP."""
     header = ["", "WER %", "relative % [95 %]", "listed words said", "of them missed %"]
-    plain, second = sweep_rows(exp, seeds, "words")[0], sweep_rows(exp, seeds, "words")[-1]
+    plain, *_, second = sweep_rows(exp, seeds, "words")
     first = sweep_rows(exp, seeds, "first")
     bonus = told(second, "bonus")
     density = sweep_rows(exp, seeds, "density")[-1]
