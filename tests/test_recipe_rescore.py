@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, run
+from conftest import ROOT, Result, run
 from fakes_ami import ami, some_meetings
 
 from fedtools.files.datadir import read_table
@@ -40,22 +40,34 @@ def recipe(tmp_path_factory) -> Path:
     shutil.copytree(ROOT / "egs" / "ami", root / "egs" / "ami", symlinks=True, ignore=made)
     for name in ("conf", "fedtools", "local", "utils", "setup.py"):
         (root / name).symlink_to(ROOT / name)
-    corpus = ami(root, some_meetings())
+    assert ami(root, some_meetings()) == root / "ami"
     recipe = root / "egs" / "ami" / "rescore1"
     for name, content in (("tiny", TINY), ("tuning", FINETUNING)):
         (recipe / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    call(recipe, "--stop_stage", "8").ok()
+    set_bonus(recipe, 0.0)
+    call(recipe, "--stage", "9").ok()
+    # Other clients need another tag, or experiments would mix them.
+    call(recipe, "--clients", "meeting").fails(1, "give another --tag")
+    return recipe
+
+
+def call(recipe: Path, *more: str) -> Result:
+    """Run the recipe, with further options."""
     environment = {
         **os.environ,
-        "AMI": str(corpus),
+        "AMI": str(recipe.parents[2] / "ami"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--finetuning", "tuning.yaml")
     fixed += ("--rounds", "1 2", "--rates", "1e-5 1e-2", "--nj", "1")
-    run(recipe / "run.sh", *fixed, env=environment).ok()
-    # Other clients need another tag, or experiments would mix them.
-    again = run(recipe / "run.sh", *fixed, "--clients", "meeting", env=environment)
-    again.fails(1, "give another --tag")
-    return recipe
+    return run(recipe / "run.sh", *fixed, *more, env=environment)
+
+
+def set_bonus(recipe: Path, bonus: float) -> None:
+    """What dev is to have chosen, for stage 9."""
+    path = recipe / "exp" / "fake" / "nnlm" / "seed0" / "bonus.yaml"
+    path.write_text(yaml.safe_dump({"bonus": bonus}))
 
 
 def test_federations_of_table_2(recipe):
@@ -114,6 +126,13 @@ def test_privacy_by_bounds_of_dev(recipe):
 
 def test_private_words_in_the_first_pass(recipe):
     am, nnlm = (recipe / "exp" / "fake" / name / "seed0" for name in ("am", "nnlm"))
+    # A bonus of 0 changes nothing, so nothing is decoded again.
+    assert {path.name for path in am.glob("decode_*")} == {"decode_dev", "decode_eval"}
+    tables = recipe / "exp" / "fake" / "sweeps" / "seed0"
+    assert (tables / "first.tsv").read_text() == (tables / "words.tsv").read_text()
+    set_bonus(recipe, 4.0)
+    call(recipe, "--stage", "9", "--stop_stage", "9").ok()
+    assert [row["bonus"] for row in read_tsv(tables / "first.tsv", None)] == ["0.0", "4.0"]
     taken = set((nnlm / "stream_eval" / "phrases_of").read_text().split())
     lists = {
         name: (am / f"decode_{name}" / "nbest.tsv").read_text().splitlines()
