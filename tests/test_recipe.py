@@ -347,6 +347,58 @@ def test_killed_and_rerun(alone, tmp_path):
     assert outcome(recipe) == outcome(first), f"seed {seed}"
 
 
+ACCENTS = "--accents au=australia,en=england,in=indian --seed 3 --hours 0.6,0.2,0.2"
+
+
+@pytest.mark.parametrize(
+    ("options", "made_with"),
+    [
+        (("--hours", "0.5,0.2,0.2"), f"{ACCENTS} --server-hours 0.6,0.2,0.2;"),
+        (("--server_hours", "0.5,0.2,0.2"), ACCENTS),
+        (("--server_fraction", "0.4"), ACCENTS),
+        (("--accents", "au=australia"), ACCENTS),
+        (("--split_seed", "4"), ACCENTS),
+        (("--speeds", "1.0 1.2"), "made with --clients accent --speeds 1.0 1.1;"),
+        (("--speeds", "1.0 1.2", "--stage", "2"), "made with --clients accent --speeds 1.0 1.1;"),
+        (("--clients", "speaker"), "made with --clients accent --speeds 1.0 1.1;"),
+    ],
+)
+def test_data_that_experiments_began_with_are_not_made_anew(alone, options, made_with):
+    recipe, _ = alone
+    made = [path for path in recipe.glob("d*/fake/**/*") if path.is_file()]
+    before = {path: path.read_bytes() for path in made}
+    words, environment = command(recipe, *options)
+    run(*words, env=environment).fails(1, made_with, "give another --tag")
+    assert made and {path: path.read_bytes() for path in made} == before
+
+
+def test_another_corpus_needs_another_tag(alone, tmp_path):
+    recipe, _ = alone
+    words, environment = command(recipe)
+    release, name = Path(environment["COMMONVOICE"]).parts[-2:]
+    (tmp_path / "other").symlink_to(Path(environment["COMMONVOICE"]).parent)
+    environment["COMMONVOICE"] = str(tmp_path / "other" / name)
+    refused = run(*words, env=environment)
+    refused.fails(1, f"of data made with COMMONVOICE=.../{release}/{name} --accents")
+
+
+def test_options_of_no_data_may_change(tmp_path):
+    recipe = make_checkout(tmp_path)
+
+    def stage_1(*more: str) -> Result:
+        words, environment = command(recipe, "--stop_stage", "1", *more)
+        return run(*words, env=environment)
+
+    # Without an experiment, data may change too.
+    stage_1("--split_seed", "4").ok()
+    stage_1().ok()
+    (recipe / "exp" / "fake" / "baseline").mkdir()
+    (recipe / "exp" / "fake" / "baseline" / "config.yaml").touch()
+    more = ("--methods", "fednorm", "--seeds", "7", "--max_drop", "0.6", "--release", "other")
+    stage_1(*more, "--nj", "1", "--labels", "transcripts").ok()
+    stage_1(*more, "--split_seed", "4").fails(1, "give another --tag")
+
+
 def test_tables_are_means_over_seeds(alone):
     """The last test: a seed more is in the way of the others."""
     recipe, _ = alone

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, run
+from conftest import ROOT, Result, run
 from fakes import some_talks, tedlium
 from safetensors import safe_open
 
@@ -46,36 +46,49 @@ TINY = {
 # Some of each for `some_talks`, whose talks have 16 seconds of speech.
 OPTIONS = ("--partition", "legacy", "--hours_g", "0.01", "--seconds_per_model", "7")
 
+CORPUS = "TEDLIUM_release-3"
 
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("attack") / "a checkout"
+
+def make_checkout(folder: Path) -> Path:
+    """A checkout whose path has a blank, beside a fake corpus; what is fixed is linked."""
+    root = folder / "a checkout"
     made = shutil.ignore_patterns("data", "dump", "exp", "downloads")
     shutil.copytree(
         ROOT / "egs" / "tedlium3", root / "egs" / "tedlium3", symlinks=True, ignore=made
     )
     for name in ("conf", "fedtools", "local", "utils", "setup.py"):
         (root / name).symlink_to(ROOT / name)
-    corpus = tedlium(root, some_talks(train=18, held_out=2))
+    assert tedlium(root, some_talks(train=18, held_out=2)) == root / CORPUS
     recipe = root / "egs" / "tedlium3" / "attack1"
     (recipe / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    fixed = ("--tag", "fake", "--config", "tiny.yaml", "--layers", "1 3", "--speeds", "1.0 1.1")
-    fixed += ("--defences", "none clip=1+noise=9+mean=3")
-    fixed += ("--parts", "relu", "--nj", "1", "--local_epochs", "1")
-    environment = {
-        **os.environ,
-        "TEDLIUM": str(corpus),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    run(recipe / "run.sh", *fixed, *OPTIONS, "--volumes", "true", env=environment).ok()
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Path:
+    recipe = make_checkout(tmp_path_factory.mktemp("attack"))
+    call(recipe).ok()
     # The same features without i-vectors, to a global model.
     (recipe / "data" / "bare").symlink_to("fake")
     (recipe / "exp" / "bare").mkdir()
     for name in ("tokens", "lm", "denominator"):
         (recipe / "exp" / "bare" / name).symlink_to(Path("..") / "fake" / name)
     bare = ("--tag", "bare", "--ivectors", "false", "--stage", "5", "--stop_stage", "5")
-    run(recipe / "run.sh", *fixed, *bare, "--volumes", "true", env=environment).ok()
+    call(recipe, *bare).ok()
     return recipe
+
+
+def call(recipe: Path, *more: str) -> Result:
+    """Run the recipe, with further options."""
+    environment = {
+        **os.environ,
+        "TEDLIUM": str(recipe.parents[2] / CORPUS),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    fixed = ("--tag", "fake", "--config", "tiny.yaml", "--layers", "1 3", "--speeds", "1.0 1.1")
+    fixed += ("--volumes", "true", "--defences", "none clip=1+noise=9+mean=3")
+    fixed += ("--parts", "relu", "--nj", "1", "--local_epochs", "1")
+    return run(recipe / "run.sh", *fixed, *OPTIONS, *more, env=environment)
 
 
 def test_every_personalised_model_is_a_client(recipe):
@@ -187,3 +200,47 @@ def test_the_readmes_example_of_any_experiment(recipe):
         run(sys.executable, "-m", "fedtools", *words, cwd=recipe).ok()
     exp = recipe / "exp" / "fake"
     assert read_tsv(exp / "by_hand" / "result" / "a1.tsv", COLUMNS)
+
+
+PARTITION = "TEDLIUM=.../TEDLIUM_release-3 --partition legacy --unit person --seed 0 --hours-g 0.01"
+
+
+@pytest.mark.parametrize(
+    ("options", "made_with"),
+    [
+        (("--seconds_per_model", "8"), f"{PARTITION} --seconds-per-model 7 --valid 0.02"),
+        (("--unit", "talk"), PARTITION),
+        (("--hours_g", "0.02"), PARTITION),
+        (("--partition_seed", "1"), PARTITION),
+        (("--speakers", "4,4,4"), PARTITION),
+        (("--speeds", "1.0 1.2"), "--volumes true --speeds 1.0 1.1"),
+        (("--speeds", "1.0 1.2", "--stage", "2"), "--volumes true --speeds 1.0 1.1"),
+        (("--volumes", "false"), "--volumes true --speeds 1.0 1.1"),
+    ],
+)
+def test_data_that_experiments_began_with_are_not_made_anew(recipe, options, made_with):
+    made = [path for path in recipe.glob("d*/fake/**/*") if path.is_file()]
+    before = {path: path.read_bytes() for path in made}
+    call(recipe, *options).fails(1, f"of data made with {made_with}", "give another --tag")
+    assert made and {path: path.read_bytes() for path in made} == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--local_epochs", "2"), ("--criterion", "ctc"), ("--ivectors", "false"), ("--seed", "1")],
+)
+def test_models_of_other_options_are_refused_by_the_experiments(recipe, options):
+    refused = call(recipe, "--stage", "6", "--stop_stage", "6", *options)
+    refused.fails(1, "part1", "made with another configuration")
+
+
+def test_options_of_no_data_may_change(tmp_path):
+    recipe = make_checkout(tmp_path)
+    # Without an experiment, data may change too.
+    call(recipe, "--stop_stage", "1", "--unit", "talk").ok()
+    call(recipe, "--stop_stage", "1").ok()
+    (recipe / "exp" / "fake" / "global").mkdir()
+    (recipe / "exp" / "fake" / "global" / "config.yaml").touch()
+    more = ("--layers", "1", "--parts", "affine", "--max_drop", "0.5", "--release", "other")
+    call(recipe, "--stop_stage", "1", *more, "--seed", "1", "--local_epochs", "2").ok()
+    call(recipe, "--stop_stage", "1", *more, "--unit", "talk").fails(1, "give another --tag")

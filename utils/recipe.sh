@@ -53,8 +53,8 @@ name_corpora() { # variables of db.sh
 }
 
 # Refuse to make data anew, with other options, below experiments that began with them.
-keep_options() { # folder of the experiments, the options as text
-    local file=$1/data_options
+keep_options() { # folder of the experiments, the options as text, their stage (default: 1)
+    local file=$1/data_options${3:+.stage$3}
     if [ -s "${file}" ] && [ "$(<"${file}")" != "$2" ] &&
         [ -n "$(find "$1" -name config.yaml -print -quit)" ]; then
         fail 1 "the experiments in $1 are of data made with $(<"${file}"); give another --tag"

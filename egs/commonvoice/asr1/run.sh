@@ -62,12 +62,19 @@ pictures=${results%.md}-${tag}
 [ "${clients}" = accent ] && plain=train || plain=train_spk
 sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # data of several speeds; clients' data
 name_systems            # systems, of_table
+
+# Other data need another tag: looked at for both stages before the first makes anything anew.
+options=(--accents "${accents}" --seed "${split_seed}" --hours "${hours}")
+options+=(--server-hours "${server_hours}")
+options+=(${server_fraction:+--server-fraction "${server_fraction}"})
+corpora=${COMMONVOICE:+"COMMONVOICE=.../${above}/$(basename "${corpus}") "}
+! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
+! begins 2 || keep_options "${exp}" "--clients ${clients}${speeds:+" --speeds ${speeds}"}" 2
+
 if begins 1; then
     log "Stage 1: data directories in ${data}"
     [ -n "${COMMONVOICE}" ] || local/mini.py downloads
-    local/prepare.py "${corpus}" "${data}" --accents "${accents}" --seed "${split_seed}" \
-        --hours "${hours}" --server-hours "${server_hours}" --max-drop "${max_drop}" \
-        ${server_fraction:+--server-fraction "${server_fraction}"}
+    local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}"
     for set in {server_,}{train,valid,test}; do
         utils/validate_data_dir.py --no-feats "${data}/${set}"
     done

@@ -64,13 +64,18 @@ sp=${speeds:+_sp} iv=
 [ "${volumes}" = false ] || sp+=_vol
 [ "${ivectors}" = false ] || iv=_iv
 
+# Other data need another tag: looked at for both stages before the first makes anything anew. What
+# is of the models (--ivectors, --criterion, --local_epochs, --seed) fedtools init looks at.
+options=(--partition "${partition}" --unit "${unit}" --seed "${partition_seed}")
+options+=(--hours-g "${hours_g}" --seconds-per-model "${seconds_per_model}")
+options+=(--valid "${valid_share}" ${speakers:+--speakers "${speakers}"})
+! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
+! begins 2 || keep_options "${exp}" "--volumes ${volumes}${speeds:+" --speeds ${speeds}"}" 2
+
 if begins 1; then
     log "Stage 1: data directories in ${data}"
     [ -n "${TEDLIUM}" ] || local/mini.py downloads
-    local/prepare.py "${corpus}" "${data}" --partition "${partition}" --unit "${unit}" \
-        --seed "${partition_seed}" --hours-g "${hours_g}" --max-drop "${max_drop}" \
-        --seconds-per-model "${seconds_per_model}" --valid "${valid_share}" \
-        ${speakers:+--speakers "${speakers}"}
+    local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}"
     for set in train_g valid part1 part2 indicator; do
         utils/validate_data_dir.py --no-feats "${data}/${set}"
     done
