@@ -197,7 +197,8 @@ def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None
     from fedtools.report.plots import drawing, look
 
     columns = ("threshold", "false_rejects", "false_accepts")
-    ticks = [0.001, 0.01, 0.05, 0.1, 0.2, 0.4]
+    ticks = [0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99, 0.999]
+    reached: list[float] = []
     with drawing(path, (4.4, 4.0)) as figure:
         axes = figure.subplots()
         for index, (name, file) in enumerate(curves):
@@ -206,14 +207,17 @@ def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None
             inside = [(x, y) for x, y in points if 0 < x < 1 and 0 < y < 1]
             if inside:
                 xs, ys = (norm.ppf(values) for values in zip(*inside, strict=True))
+                reached += [*xs, *ys]
                 axes.plot(xs, ys, label=name, **{**look(index), "marker": None})
         for axis, what in ((axes.xaxis, "False accepts (%)"), (axes.yaxis, "False rejects (%)")):
             axis.set_ticks(norm.ppf(ticks), [f"{100 * tick:g}" for tick in ticks])
             axis.set_label_text(what)
-        axes.set_xlim(*norm.ppf([0.0005, 0.6]))
-        axes.set_ylim(*norm.ppf([0.0005, 0.6]))
+        # One scale for both, so that the diagonal has the equal error rates.
+        ends = (min(reached, default=-2.0) - 0.1, max(reached, default=2.0) + 0.1)
+        axes.set(xlim=ends, ylim=ends, aspect="equal")
+        axes.axline((0, 0), slope=1, color="0.8", linewidth=0.8, zorder=0)
         axes.legend(fontsize=8)
-        axes.set_title(title, fontsize=9)
+        axes.set_title(title, fontsize=9, wrap=True)
 
 
 def write_report(
