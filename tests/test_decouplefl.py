@@ -205,9 +205,29 @@ def test_a_client_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path
     assert status == {(str(at), name): "collapsed" for at in (1, 2) for name in TRAIN} | {
         (str(at), "-"): "ok" for at in (1, 2)
     }
+    shown = [line.split() for line in inside("show", path).ok().out.splitlines()]
+    assert shown[0][-2:] == ["refused", "collapsed"]
+    found = {line[0]: line[-2:] for line in shown[1:]}
+    assert found.pop("server") == ["0", "0"] and found.pop("total") == ["0", "6"]
+    assert found == {name: ["0", "2"] for name in TRAIN}
     spoken = start(world, tmp_path / "spoken", "fedavg")
     inside("rounds", spoken, "--to", "1").ok()
     assert {row["status"] for row in ledger(spoken)} == {"ok"}
+
+
+@pytest.mark.parametrize(("method", "rounds"), [("centralized", (1, 2)), ("decouplefl", (2, 3))])
+def test_a_server_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path, method, rounds):
+    state = load_file(world / "start.safetensors")
+    state["ctc.ctc_lo.bias"][0] += 100
+    save_file(state, tmp_path / "silent.safetensors")
+    silent = ("--start", str(tmp_path / "silent.safetensors"))
+    more = (*CUT, *stages(0, 2)) if method == "decouplefl" else ("--set", "rounds=2")
+    path = begin(world, tmp_path / "exp", method, *silent, *TEACHER, *more)
+    done = inside("rounds", path).ok()
+    said = [line for line in done.err.splitlines() if "labels are empty" in line]
+    assert said == [f"round {at}, server: 100 % of its labels are empty" for at in rounds]
+    status = {int(row["round"]): row["status"] for row in ledger(path) if row["client"] == "-"}
+    assert [at for at in status if status[at] == "collapsed"] == list(rounds)
 
 
 # --- personal layers

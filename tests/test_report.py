@@ -193,6 +193,62 @@ def test_rows_of_one_name_are_the_mean_over_seeds(cli, recipe):
     cli(*arguments(*rows, FedAvg="exp/fedavg:score/fedavg")).fails(1, "FedAvg 4, Client 1")
 
 
+def collapse(experiment: str, *rows: tuple[int, str]) -> None:
+    """Say in the ledger that labels of these rounds and clients ("-": the server) were empty."""
+    for at, client in rows:
+        path = Path(experiment, f"round_{at:04d}", "ledger.tsv")
+        lines = path.read_text().splitlines(keepends=True)
+        (index,) = (n for n, line in enumerate(lines) if line.split("\t")[1] == client)
+        assert lines[index].endswith("\tok\n")
+        lines[index] = lines[index].removesuffix("ok\n") + "collapsed\n"
+        path.write_text("".join(lines))
+        Experiment(experiment).close(at)
+
+
+MEANING = "† pseudo-labels collapsed: in a round at least 95 % of them were empty."
+MEANING += " Training went on."
+
+
+def test_collapsed_pseudo_labels_are_marked_in_the_tables(cli, recipe):
+    """By method, seed and client; who has none of it is as before."""
+    other = make_seed(2, 20, 30, 40, drop=1)
+    more = [other, f"--also=more={other.removeprefix('--row=')}"]
+    more += ["--also=more=Baseline=:score/baseline", "--also=rest=Client=" + ROWS["Client"]]
+    rows = {"FedAvg": ROWS["FedAvg"]}
+    cli(*arguments(*more, **rows)).ok()
+    before = Path("RESULTS.md").read_text()
+    assert "†" not in before and "collapsed" not in before
+    collapse("exp/fedavg", (1, "england"), (3, "england"), (3, "-"))
+    collapse("exp/fedavg2", (4, "-"))
+    out = cli(*arguments(*more, **rows)).ok().out
+    page = Path("RESULTS.md").read_text()
+    note = f"{MEANING} FedAvg, seed 7: england in 2 rounds, the server in 1 round"
+    assert f"{note}; FedAvg, seed 2: the server in 1 round." in out and out in page
+    # The main table, both of intervals, and the further one in which it is; each with its figures.
+    marked = [line for line in page.splitlines() if line.startswith("| FedAvg † ")]
+    plain = [line for line in before.splitlines() if line.startswith("| FedAvg ")]
+    assert len(marked) == len(plain) == 4
+    for line, other in zip(marked, plain, strict=True):
+        assert line.split()[3:] == other.split()[2:]
+    further = page.partition("more**, as above.")[2]
+    assert further.index("| Baseline |") < further.index(
+        f"{MEANING} FedAvg, seed 2: the server in 1 round."
+    )
+    assert page.count("†") == 4 + 2 and "Baseline †" not in page and "Client †" not in page
+
+
+def test_of_many_collapsed_clients_a_few_are_named(cli, recipe):
+    collapse("exp/fedavg", *((at, client) for at in (1, 3, 4) for client in CLIENTS))
+    clients = [f"c{number}" for number in range(4)]
+    path = Path("exp/fedavg/round_0004/ledger.tsv")
+    last = "4\t{}\t0\t0\t1\t0\t0.5\tcollapsed\n"
+    path.write_text(path.read_text() + "".join(map(last.format, clients)))
+    Experiment("exp/fedavg").close(4)
+    cli(*arguments(FedAvg=ROWS["FedAvg"])).ok()
+    named = [f"{client} in 3 rounds" for client in CLIENTS] + ["c0 in 1 round", "c1 in 1 round"]
+    assert f" FedAvg, seed 7: {', '.join(named)}, and 2 more." in Path("RESULTS.md").read_text()
+
+
 def test_scores_on_other_data_have_a_line_of_their_own(cli, recipe):
     make_scores(recipe / "score" / "own", 10.0, 11.0, 12.0, words=50)
     cli(*arguments("--elsewhere", "on its own accents=score/own")).ok()
@@ -463,8 +519,8 @@ def test_a_published_table_needs_rows(cli, recipe):
 def test_show_sums_the_ledger_up(cli, recipe):
     lines = cli("show", "exp/fedavg").ok().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == [*CLIENTS, "server", "total"]
-    assert lines[2].split()[1:] == ["4", "8.00", "MB", "8.00", "MB", "2", "-", "2.0", "1"]
-    assert lines[5].split()[1:] == ["4", "24.00", "MB", "24.00", "MB", "6", "-", "7.0", "1"]
+    assert lines[2].split()[1:] == ["4", "8.00", "MB", "8.00", "MB", "2", "-", "2.0", "1", "0"]
+    assert lines[5].split()[1:] == ["4", "24.00", "MB", "24.00", "MB", "6", "-", "7.0", "1", "0"]
     # A round that is opened again, and those after it, do not count.
     Path("exp/fedavg/round_0003/.done").unlink()
     assert cli("show", "exp/fedavg").ok().out.splitlines()[5].split()[1:3] == ["2", "12.00"]

@@ -134,7 +134,7 @@ def _row(text: str, option: str) -> Row:
 def show_command(
     experiment: Path = typer.Argument(help="Folder of a federation."),
 ) -> None:
-    """What a federation has cost so far, by client: bytes, epochs, seconds, refused updates."""
+    """What a federation has cost so far, by client: bytes, epochs, seconds, refusals, collapses."""
     from fedtools.files.experiment import Experiment
     from fedtools.report.results import cost_table
 

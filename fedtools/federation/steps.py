@@ -104,10 +104,11 @@ def _tell(number: int, reports: Sequence[Report]) -> None:
         if report.reason:
             print(f"round {number}, {report.client}: left out: {report.reason}", file=sys.stderr)
         elif status_of(report.reason, report.empty_labels) == COLLAPSED:
-            share = f"{100 * report.empty_labels:.0f} %"
-            print(
-                f"round {number}, {report.client}: {share} of its labels are empty", file=sys.stderr
-            )
+            _tell_collapse(number, report.client, report.empty_labels)
+
+
+def _tell_collapse(number: int, who: str, empty: float) -> None:
+    print(f"round {number}, {who}: {100 * empty:.0f} % of its labels are empty", file=sys.stderr)
 
 
 def units_of(
@@ -154,6 +155,8 @@ def aggregate(federation: Federation, number: int) -> float:
         federation.release(number),
     )
     phase.server(server)
+    if server.status == COLLAPSED:
+        _tell_collapse(number, "server", server.empty_labels)
     for refusal in server.refusals:
         print(f"round {number}, {refusal.client}: refused: {refusal.reason}", file=sys.stderr)
     if scalars := _scalars(server):

@@ -44,7 +44,7 @@ COLUMNS = ("client", "utterances", "steps", "loss", "seconds", "bytes", "base", 
 # counts too, but its model is learning to say nothing.
 OK, COLLAPSED = "ok", "collapsed"
 COUNTED = OK, COLLAPSED
-_COLLAPSED_FROM = 0.95
+COLLAPSED_FROM = 0.95  # of the labels of a round
 
 _MAX_UTTERANCES, _MAX_STEPS, _MAX_SECONDS = 10**9, 10**12, 1e9
 # What TensorBoard writes, and a sum of any number of clients, has room for. More is no loss.
@@ -262,7 +262,7 @@ def _real(row: Mapping[str, str], column: str, table: Path, line: int) -> float:
 
 def status_of(reason: str, empty_labels: float) -> str:
     """The status of a training: why its result cannot be used, COLLAPSED or OK."""
-    good = COLLAPSED if empty_labels >= _COLLAPSED_FROM else OK
+    good = COLLAPSED if empty_labels >= COLLAPSED_FROM else OK
     return " ".join(reason.split())[:200].strip() or good
 
 

@@ -22,6 +22,7 @@ from fedtools.report.results import (
     Interval,
     Method,
     check_comparable,
+    collapse_note,
     epochs_text,
     group,
     read_run,
@@ -306,13 +307,16 @@ def _table_of(path: Path) -> str:
 
 
 def main_table(methods: Sequence[Method]) -> str:
-    """Communication, computation and WER, as in table 3 of Zhu et al. 2022; the best in bold."""
+    """Communication, computation and WER, as in table 3 of Zhu et al. 2022; the best in bold.
+
+    Below it a note, where methods are marked.
+    """
     clients = list(methods[0].runs[0].rates["wer"])
     costs = ["Comm./client", "Comm.", "Client epochs", "Server epochs"]
     header = ["Method", *costs, *map(_heading, clients)]
     cells = [
         [
-            method.name,
+            method.marked,
             size_text(method.cost.client_bytes),
             size_text(method.cost.bytes),
             epochs_text(method.cost.client_epochs),
@@ -323,14 +327,15 @@ def main_table(methods: Sequence[Method]) -> str:
     ]
     for column in range(len(costs) + 1, len(header)):
         embolden(cells, column)
-    return format_markdown(header, cells)
+    note = collapse_note(methods)
+    return format_markdown(header, cells) + f"\n{note}\n" * bool(note)
 
 
 def interval_table(methods: Sequence[Method], rate: str) -> str:
     """One rate ("wer" or "cer") by client, with its 95 % intervals."""
     clients = list(methods[0].runs[0].rates[rate])
     cells = [
-        [method.name, *(_with_interval(method.interval(rate, client)) for client in clients)]
+        [method.marked, *(_with_interval(method.interval(rate, client)) for client in clients)]
         for method in methods
     ]
     return format_markdown(["Method", *map(_heading, clients)], cells)

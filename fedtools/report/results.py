@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -13,11 +13,16 @@ from fedtools.federation.tasks import TASKS, Task
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
-from fedtools.files.messages import COUNTED
+from fedtools.files.messages import COLLAPSED, COLLAPSED_FROM, COUNTED
 from fedtools.files.tables import count, format_table, number, read_tsv
 from fedtools.methods import METHODS
 from fedtools.score.bootstrap import ALL, AVERAGE
 from fedtools.score.wer import COLUMNS as SCORE_COLUMNS
+
+# Stands in tables after the name of a method whose pseudo-labels collapsed.
+MARK = "†"
+# So many clients of a run are named of whom there are many.
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Run:
         experiment: its folder, if there is one.
         scores: the folder of its scores.
         weights: of the language model and of words, if hypotheses were re-ranked by any.
+        collapsed: client, or "the server" -> rounds in which its pseudo-labels collapsed.
     """
 
     name: str
@@ -68,6 +74,7 @@ class Run:
     experiment: Path | None
     scores: Path
     weights: Weights | None
+    collapsed: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,11 @@ class Method:
 
     name: str
     runs: list[Run]
+
+    @property
+    def marked(self) -> str:
+        """The name, and a mark if pseudo-labels collapsed with any seed; see `collapse_note`."""
+        return f"{self.name} {MARK}" if any(run.collapsed for run in self.runs) else self.name
 
     @property
     def cost(self) -> Cost:
@@ -141,14 +153,16 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
     scored, rates = _read_scores(scores / "wer.tsv")
     weights = used_weights(scores)
     if experiment is None:
-        return Run(name, Cost(), None, scored, rates, {}, None, scores, weights)
+        return Run(name, Cost(), None, scored, rates, {}, None, scores, weights, {})
     opened = Experiment(experiment)
     title = METHODS.get(opened.config["method"], experiment / "config.yaml").title
     name = name.replace("{}", title) or title
     evaluation = opened.evaluation("valid")
     curve = read_curve(evaluation, TASKS["asr"]) if evaluation.exists() else {}
-    cost = read_cost(opened)
-    return Run(name, cost, opened.seed, scored, rates, curve, experiment, scores, weights)
+    cost, collapsed = read_cost(opened), read_collapsed(opened)
+    return Run(
+        name, cost, opened.seed, scored, rates, curve, experiment, scores, weights, collapsed
+    )
 
 
 def read_cost(experiment: Experiment) -> Cost:
@@ -164,6 +178,36 @@ def read_cost(experiment: Experiment) -> Cost:
     each = max(1, len(clients))
     epochs = math.fsum(clients.values()) / each
     return Cost(size, size / each, epochs, server_epochs, rounds)
+
+
+def read_collapsed(experiment: Experiment) -> dict[str, int]:
+    """Client, or "the server" -> rounds in which nearly all of its pseudo-labels were empty."""
+    found: dict[str, int] = {}
+    for row in read_ledger(experiment):
+        if row.status == COLLAPSED:
+            who = "the server" if row.client == SERVER_ROW else row.client
+            found[who] = found.get(who, 0) + 1
+    return found
+
+
+def collapse_note(methods: Sequence[Method]) -> str:
+    """What the mark means, and whose pseudo-labels collapsed how often; "" if nobody's did."""
+    told = [
+        f"{method.name}, seed {run.seed}: {_rounds_of(run.collapsed)}"
+        for method in methods
+        for run in method.runs
+        if run.collapsed
+    ]
+    share = f"{100 * COLLAPSED_FROM:.0f} %"
+    meaning = f"{MARK} pseudo-labels collapsed: in a round at least {share} of them were empty."
+    return f"{meaning} Training went on. {'; '.join(told)}." if told else ""
+
+
+def _rounds_of(collapsed: Mapping[str, int]) -> str:
+    """Who how often, the first few by name."""
+    named = [f"{who} in {times} round{'s' * (times != 1)}" for who, times in collapsed.items()]
+    left = len(named) - _NAMED
+    return ", ".join(named[:_NAMED] + [f"and {left} more"] * (left > 0))
 
 
 def read_curve(path: Path, task: Task) -> dict[int, dict[str, float]]:
@@ -188,15 +232,17 @@ def cost_table(experiment: Experiment) -> str:
     sums: dict[str, list[float]] = {}
     for row in read_ledger(experiment):
         sizes, epochs = (row.bytes_down, row.bytes_up), (row.client_epochs, row.server_epochs)
-        values = (1, *sizes, *epochs, row.seconds, row.status not in COUNTED)
+        marks = row.status not in COUNTED, row.status == COLLAPSED
+        values = (1, *sizes, *epochs, row.seconds, *marks)
         before = sums.get(row.client, [0] * len(values))
         sums[row.client] = [old + new for old, new in zip(before, values, strict=True)]
     if not sums:
         raise UserError("no round yet", path=experiment.path, remedy="run fedtools rounds")
     total = [sum(column) for column in zip(*sums.values(), strict=True)]
     total[0] = max(values[0] for values in sums.values())
-    header = ["client", "rounds", "down", "up", "client epochs", "server epochs", "s", "refused"]
-    texts = (str, size_text, size_text, epochs_text, epochs_text, "{:.1f}".format, str)
+    header = ["client", "rounds", "down", "up", "client epochs", "server epochs", "s"]
+    header += ["refused", "collapsed"]
+    texts = (str, size_text, size_text, epochs_text, epochs_text, "{:.1f}".format, str, str)
     rows = [
         [client, *(text(value) for text, value in zip(texts, values, strict=True))]
         for client, values in [*sums.items(), ("total", total)]
