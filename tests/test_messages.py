@@ -686,6 +686,38 @@ def test_damaged_arks_lose_their_client(tmp_path, change, said):
     assert set(reasons) == {"bob"} and said in reasons["bob"]
 
 
+def test_an_ark_of_a_terabyte_of_nothing_is_refused_unread(tmp_path):
+    """A sparse file: it takes no room, and what the table names in it is sound."""
+    sent = {"alice": matrices("alice", 7), "bob": matrices("bob", 10), "carol": []}
+    for client in ("bob", "carol"):
+        folder = tmp_path / client
+        send_features(folder, **sent)
+        path = folder / f"features.{client}.ark"
+        size = path.stat().st_size
+        os.truncate(path, 10**12)
+        mend_bytes(folder, client)
+        reasons = refused(folder, CLIENTS[:3], 1, SOUND)
+        assert set(reasons) == {client}
+        assert f"{10**12 - size} bytes of no utterance, at byte {size}" in reasons[client]
+
+
+@pytest.mark.parametrize("where", [0, BEHIND - 6, -1])
+def test_bytes_of_no_utterance_lose_their_client(tmp_path, where):
+    """Before the first, between two, after the last; also where offsets are right."""
+    send_features(tmp_path)
+    ark, scp = (tmp_path / f"features.bob.{suffix}" for suffix in ("ark", "scp"))
+    whole = ark.read_bytes()
+    at = len(whole) if where < 0 else where
+    ark.write_bytes(whole[:at] + b"smuggled" + whole[at:])
+    for offset in (BEHIND, 6):
+        moved = offset + 8 if offset > at else offset
+        scp.write_text(scp.read_text().replace(f".ark:{offset}\n", f".ark:{moved}\n"))
+    mend_bytes(tmp_path)
+    reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
+    assert set(reasons) == {"bob"}
+    assert f"features.bob.ark: 8 bytes of no utterance, at byte {at}" in reasons["bob"]
+
+
 @pytest.mark.parametrize("suffix", ["ark", "scp"])
 @pytest.mark.parametrize("kind", STRANGE)
 @pytest.mark.parametrize("utterances", [0, 2])

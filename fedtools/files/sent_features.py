@@ -78,8 +78,9 @@ def check_features(round_dir: Path, client: str, bounds: Features, announced: in
         announced: the utterances that the client says it has.
 
     Raises:
-        UserError: if ids, sizes or values are not within bounds, or two utterances lie in the same
-            bytes: a small file could be as large as one likes.
+        UserError: if ids, sizes or values are not within bounds, or the utterances do not just fill
+            the ark. Two in the same bytes could make a small file as large as one likes, and what
+            is of no utterance would be counted, but read by nobody.
     """
     ark, scp = feature_paths(round_dir, client)
     entries = _entries(round_dir, client, bounds.utterances)
@@ -90,16 +91,12 @@ def check_features(round_dir: Path, client: str, bounds: Features, announced: in
         raise UserError(f"{len(entries)} utterances, {announced} announced", path=scp)
     reader = FeatureReader(entries)
     _check_shapes(reader, client, bounds, scp)
-    lines = {utterance: line for line, utterance in enumerate(entries, 1)}
-    end = 0
-    for (start, stop), utterance in sorted((reader.extent(one), one) for one in entries):
-        if start < end:
-            problem = f"{utterance!r} begins within another utterance"
-            raise UserError(problem, path=scp, line=lines[utterance])
-        end = stop
+    # Before any value is read.
+    _check_filled(reader, ark, scp)
+    for line, utterance in enumerate(entries, 1):
         if np.abs(reader.read(utterance)).max() > bounds.largest:
             problem = f"{utterance!r} has values beyond {bounds.largest:g}"
-            raise UserError(problem, path=scp, line=lines[utterance])
+            raise UserError(problem, path=scp, line=line)
     return ark.stat().st_size + scp.stat().st_size
 
 
@@ -116,6 +113,25 @@ def _check_shapes(reader: FeatureReader, client: str, bounds: Features, scp: Pat
             problem = f"{length} frames of {size} values, {frames} in all"
             remedy = f"at most {bounds.longest} and {bounds.frames} of {bounds.size} are taken"
             raise UserError(problem, path=scp, line=line, remedy=remedy)
+
+
+def _check_filled(reader: FeatureReader, ark: Path, scp: Path) -> None:
+    """The ark has its utterances one after the other, each behind its name, and nothing else."""
+    end = 0
+    for (start, stop), utterance in sorted((reader.extent(one), one) for one in reader.scp):
+        # Ids are ASCII, and a space follows them.
+        begin = start - len(utterance) - 1
+        if begin < end:
+            problem = f"{utterance!r} begins within another utterance"
+            raise UserError(problem, path=scp, line=list(reader.scp).index(utterance) + 1)
+        _check_gap(end, begin, ark)
+        end = stop
+    _check_gap(end, ark.stat().st_size, ark)
+
+
+def _check_gap(end: int, begin: int, ark: Path) -> None:
+    if begin > end:
+        raise UserError(f"{begin - end} bytes of no utterance, at byte {end}", path=ark)
 
 
 def open_features(round_dir: Path, client: str) -> FeatureReader:
