@@ -25,6 +25,7 @@ from fedtools.files.messages import (
     read_messages,
     remove_messages,
 )
+from fedtools.files.sent_features import write_features
 from fedtools.files.states import load_state
 from fedtools.files.tables import read_tsv
 
@@ -716,6 +717,40 @@ def test_bytes_of_no_utterance_lose_their_client(tmp_path, where):
     reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
     assert set(reasons) == {"bob"}
     assert f"features.bob.ark: 8 bytes of no utterance, at byte {at}" in reasons["bob"]
+
+
+KIND = {32: "FM", 16: "CM2", 8: "CM3"}
+
+
+@pytest.mark.parametrize("bits", KIND)
+@pytest.mark.parametrize("wanted", KIND)
+def test_features_have_the_bits_that_were_asked_for(tmp_path, bits, wanted):
+    asked = Payload(features=Features(WIDTH, bits=wanted))
+    for clients, written in ((CLIENTS[:2], wanted), (CLIENTS[2:3], bits)):
+        for client in clients:
+            write_features(tmp_path, client, matrices(client, 7, 9), written)
+    with MessageWriter(tmp_path, 1, CLIENTS[:3], Payload(), BASE) as writer:
+        writer.send([report(client)._replace(utterances=2) for client in CLIENTS[:3]])
+    for client in CLIENTS[:3]:
+        mend_bytes(tmp_path, client)
+    reasons = refused(tmp_path, CLIENTS[:3], 1, asked)
+    said = f"features.carol.scp:1: 'carol-0' is a matrix {KIND[bits]}, not {KIND[wanted]}"
+    assert reasons == ({} if bits == wanted else {"carol": f"{said} ({wanted} bits a value)"})
+
+
+@pytest.mark.parametrize("kind", [b"DM", b"CM"])
+def test_features_in_kinds_that_nobody_writes(tmp_path, kind):
+    """One with 64 bits a value, and one whose values are not evenly spread."""
+    bits = 8 if kind == b"CM" else 32
+    asked = Payload(features=Features(WIDTH, bits=bits))
+    matrix = np.ones((7, WIDTH), "float64" if kind == b"DM" else "float32")
+    send_features(tmp_path, asked, alice=matrices("alice", 7), bob=[("bob-0", matrix)])
+    with open(tmp_path / "features.bob.ark", "wb") as file:
+        kaldiio.save_ark(file, {"bob-0": matrix}, compression_method=2 if kind == b"CM" else None)
+    assert b"\0B" + kind + b" " in (tmp_path / "features.bob.ark").read_bytes()
+    mend_bytes(tmp_path)
+    reasons = refused(tmp_path, CLIENTS[:2], 1, asked)
+    assert set(reasons) == {"bob"} and f"is a matrix {kind.decode()}, not" in reasons["bob"]
 
 
 @pytest.mark.parametrize("suffix", ["ark", "scp"])

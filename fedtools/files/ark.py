@@ -100,6 +100,10 @@ class FeatureReader:
         """T of one utterance, from the matrix' header; errors as of `read`."""
         return self._record(utt).rows
 
+    def kind(self, utt: str) -> str:
+        """Kaldi's name of how one utterance is written: "FM", "CM2", ...; errors as of `read`."""
+        return self._record(utt).kind.decode("ascii")
+
     def extent(self, utt: str) -> tuple[int, int]:
         """The bytes [start, end) of its ark that one utterance takes; errors as of `read`."""
         record = self._record(utt)

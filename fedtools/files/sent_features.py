@@ -16,6 +16,8 @@ from fedtools.files.keyed import generator
 from fedtools.files.tables import check_regular, check_table_size
 
 _COMPRESSION = {32: None, 16: TWO_BYTES, 8: ONE_BYTE}
+# What Kaldi calls these.
+_KINDS = {32: "FM", 16: "CM2", 8: "CM3"}
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def check_features(round_dir: Path, client: str, bounds: Features, announced: in
 
 
 def _check_shapes(reader: FeatureReader, client: str, bounds: Features, scp: Path) -> None:
-    """Headers and ids are within bounds."""
+    """Headers and ids are within bounds, and the matrices are of the kind that was asked for."""
     frames = 0
     for line, utterance in enumerate(reader.scp, 1):
         if not re.fullmatch(re.escape(client) + r"-\d{1,9}", utterance, re.ASCII):
@@ -113,6 +115,10 @@ def _check_shapes(reader: FeatureReader, client: str, bounds: Features, scp: Pat
             problem = f"{length} frames of {size} values, {frames} in all"
             remedy = f"at most {bounds.longest} and {bounds.frames} of {bounds.size} are taken"
             raise UserError(problem, path=scp, line=line, remedy=remedy)
+        kind, wanted = reader.kind(utterance), _KINDS[bounds.bits]
+        if kind != wanted:
+            problem = f"{utterance!r} is a matrix {kind}, not {wanted} ({bounds.bits} bits a value)"
+            raise UserError(problem, path=scp, line=line)
 
 
 def _check_filled(reader: FeatureReader, ark: Path, scp: Path) -> None:
