@@ -294,7 +294,17 @@ def test_the_two_parts_are_the_model(encoder, blocks):
     assert frames.tolist() == lengths.tolist()
     for row, length in enumerate(lengths):
         np.testing.assert_allclose(parts[row, :length], whole[row, :length], atol=1e-5)
-    assert cut.share == pytest.approx(49 * 16 / (200 * 20))
+    assert cut.share == pytest.approx(49 * 16 / (200 * 20)) and cut.step == 4
+
+
+@pytest.mark.parametrize(("layer", "step"), [("conv2d2", 2), ("conv2d6", 6), ("conv2d8", 8)])
+def test_the_step_of_the_convolutions(layer, step):
+    options = {"output_size": 16, "attention_heads": 2, "linear_units": 32, "num_blocks": 1}
+    config = {"input_size": 80, "encoder": "transformer"}
+    config["encoder_conf"] = options | {"input_layer": layer}
+    model = build_model(config, ["<blank>", "a", "<sos/eos>"])
+    names = {name for name, _ in model.named_parameters() if name.startswith("encoder.embed.")}
+    assert Cut.above(model, names, 80).step == step
 
 
 @pytest.mark.parametrize(
@@ -514,6 +524,30 @@ def test_a_client_that_sends_what_it_may_not_is_refused_and_the_rest_goes_on(wor
     inside("rounds", other).ok()
     last = "round_0005/global.safetensors"
     assert (other / last).read_bytes() == (path / last).read_bytes()
+
+
+def test_hours_of_which_features_are_taken(world, decoupled, tmp_path):
+    """Of a frame less than a client has, nothing of it is; of just as many, all."""
+    sent = dict(kaldiio.load_ark(str(decoupled / "round_0003/features.au.ark")))
+    frames = sum(map(len, sent.values()))
+    # One for each 4 of 10 ms; no client has more than this one.
+    for most, refused in ((frames - 1, ["au"]), (frames, [])):
+        more = ("--set", f"method_conf.max_hours={(most - 0.5) * 4 / 360_000}")
+        path = start(world, tmp_path / f"{most}", "decouplefl", *CUT, *stages(0, 1), *more)
+        done = inside("rounds", path).ok()
+        status = {row["client"]: row["status"] for row in ledger(path) if row["round"] == "1"}
+        assert [client for client in TRAIN if status[client] != "ok"] == refused
+        said = f"au: refused: features.au.scp:{TRAIN['au']}: "
+        assert (said in done.err) == bool(refused)
+        assert (f"{frames} in all; at most 10000 and {most} of 16 are taken" in done.err) == bool(
+            refused
+        )
+    for wrong in ("0", "-1", ".inf", "2e6"):
+        options = ("--config", world / "plain.yaml", "--method", "decouplefl", *CUT)
+        inside(
+            *("init", tmp_path / "wrong", *options, "--data", f"train={world / 'train'}"),
+            *("--asset", f"tokens={world / 'tokens'}", "--set", f"method_conf.max_hours={wrong}"),
+        ).fails(1, "max_hours")
 
 
 def test_without_a_stage(world, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -43,6 +44,9 @@ from fedtools.models.asr import (
 from fedtools.models.cut import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.score.align import count_errors
+
+# Of filterbanks, of which one comes every 10 ms.
+_FRAMES_PER_HOUR = 360_000
 
 
 def read_data(path: str | Path, config: Mapping[str, Any], *tables: str) -> DataDir:
@@ -244,7 +248,8 @@ class AsrFederation(ModelFederation):
     def payload(self, phase: Phase) -> Payload:
         if not isinstance(phase.sends, Extracted):
             return super().payload(phase)
-        return Payload(features=Features(self.cut.size, phase.sends.bits))
+        frames = math.ceil(phase.sends.hours * _FRAMES_PER_HOUR / self.cut.step)
+        return Payload(features=Features(self.cut.size, phase.sends.bits, frames=frames))
 
     def _sent(self, number: int) -> Utterances:
         """The features that clients sent in a round, of those whose messages counted."""

@@ -32,9 +32,11 @@ class Extracted:
 
     Attributes:
         bits: of a value.
+        hours: of speech, at most; of a client that sends more nothing is taken.
     """
 
     bits: int = 32
+    hours: float = 1000.0
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from annotated_types import Gt, Le
 
 from fedtools.files.config import Natural, NonNegative, Positive
 from fedtools.files.messages import Payload
@@ -36,6 +38,8 @@ class DecoupleFL(Method):
         stage1: rounds, each one of `local_epochs`, of the extractors; 0 for none (an ablation).
         stage2: epochs of the classifier; 0 for none (an ablation), and then no features are sent.
         bits: of a value that is sent: 32, or 16 or 8 in Kaldi's compressed matrices.
+        max_hours: of speech, with all of its speeds, of which a client may send features; nothing
+            is taken of one that sends more.
         speaker_invariance: lambda of equation 3; 0 trains without speaker classifiers.
         speaker_units: width of the hidden layer of a speaker classifier.
     """
@@ -48,6 +52,7 @@ class DecoupleFL(Method):
     stage1: Natural = 50
     stage2: Natural = 50
     bits: Literal[32, 16, 8] = 16
+    max_hours: Annotated[float, Gt(0), Le(1e6)] = 1000.0
     speaker_invariance: NonNegative = 0.0
     speaker_units: Positive = 128
 
@@ -68,7 +73,7 @@ class DecoupleFL(Method):
         if number <= self.stage1:
             return Phase(self.train_extractor, self.keep, sends=nothing)
         if number == sending:
-            sends = Extracted(self.bits)
+            sends = Extracted(self.bits, self.max_hours)
             return Phase(self.send_features, self.keep, sends, everybody=True, keep=True)
         if number <= sending + self.stage2:
             return Phase(None, self.train_classifier, server_trains=True, on_features=sending)

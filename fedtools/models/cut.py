@@ -27,11 +27,13 @@ class Cut:
         blocks: those of the encoder that are below it, beside the convolutions.
         size: values of a frame of features.
         share: values of features for each of the filterbanks.
+        step: frames of filterbanks from one frame of features to the next.
     """
 
     blocks: int
     size: int = 0
     share: float = 0.0
+    step: int = 1
 
     @classmethod
     def above(cls, model: nn.Module, extractor: Collection[str], bins: int) -> Cut:
@@ -74,7 +76,9 @@ class Cut:
         if whole.shape != parts.shape or not torch.allclose(whole, parts, atol=1e-4):
             raise ValueError("this encoder does more than to run one block after the other")
         share = features[0].numel() / speech[0].numel()
-        return Cut(self.blocks, features.shape[2], share)
+        # Convolutions lose a few frames at the ends.
+        step = round(speech.shape[1] / features.shape[1])
+        return Cut(self.blocks, features.shape[2], share, step)
 
     def extract(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """What is below the cut, of filterbanks; in training with SpecAugment.
