@@ -37,7 +37,6 @@ from torch import Tensor, nn
 
 from fedtools.client.invariance import SpeakerClassifier, turned_round
 from fedtools.files.sent_features import write_features
-from fedtools.files.states import row_bytes
 from fedtools.models.asr import build_model, log_posteriors
 from fedtools.models.cut import Cut
 
@@ -482,25 +481,6 @@ def test_bits_of_what_is_sent(tmp_path, bits, error):
     assert sent == pytest.approx(matrix.size * bits / 8, abs=100)
     found = kaldiio.load_mat(f"{tmp_path}/features.au.ark:5")
     assert np.abs(found - matrix).max() <= error * (matrix.max() - matrix.min())
-
-
-def test_the_papers_sizes(tmp_path):
-    """Table 3 for one client, from sizes that the paper does not tell and that fit its figures.
-
-    25.9 M parameters of 4 bytes, half of them the classifier's; 100 rounds, both ways; of 100 hours
-    256 values of one byte, 25 times a second, once, and the classifier back.
-    """
-    whole = {"model": ((25_900_000,), "float32")}
-    half = {"classifier": ((13_400_000,), "float32")}
-    second = np.random.default_rng(0).normal(size=(25 * 3600, 256))
-    hour = write_features(tmp_path, "au", [("au-0", second)], 8)
-    sizes = {
-        20.70: 100 * 2 * row_bytes(whole),
-        10.71: 100 * 2 * row_bytes(half),
-        2.35: 100 * hour + row_bytes(half),
-    }
-    for published, counted in sizes.items():
-        assert counted / 1e9 == pytest.approx(published, rel=0.03)
 
 
 def test_a_client_that_sends_what_it_may_not_is_refused_and_the_rest_goes_on(world, tmp_path):
