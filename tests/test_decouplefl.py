@@ -496,6 +496,9 @@ def test_a_client_that_sends_what_it_may_not_is_refused_and_the_rest_goes_on(wor
     inside("rounds", path).ok()
     status = {row["client"]: row["status"] for row in ledger(path) if row["round"] == "2"}
     assert status["au"] == status["in"] == "ok" and status["en"].startswith("refused: features.en")
+    size = scp.stat().st_size + scp.with_suffix(".ark").stat().st_size
+    (up,) = {r["bytes_up"] for r in ledger(path) if r["round"] == "2" and r["client"] == "en"}
+    assert int(up) == size
     # Its features are of no account, as if they had not been there.
     other = shutil.copytree(path, tmp_path / "other")
     for name in ("features.en.scp", "features.en.ark"):

@@ -322,6 +322,9 @@ def test_refused_updates(world, cli, tmp_path, change, said, left):
         status = [row["status"] for row in ledger(path)]
         assert status[:3].count("ok") == left
         assert any(said in text for text in status)
+        # What was refused was sent all the same.
+        (size,) = {row["bytes_up"] for row in ledger(path)[:3]}
+        assert int(size) > 0
     else:
         result.fails(1, said, "min_clients")
         assert not (path / "round_0001" / ".done").exists()
@@ -350,6 +353,8 @@ def test_another_base_is_refused(world, cli, tmp_path):
     table.write_text("\n".join([*lines[:2], "\t".join(fields), *lines[3:]]) + "\n")
     cli("aggregate", path).ok()
     assert [row["status"][:7] for row in ledger(path)] == ["ok", "refused", "ok", "ok"]
+    size = ledger(path)[0]["bytes_up"]
+    assert [row["bytes_up"] for row in ledger(path)] == [size, size, size, "0"]
 
 
 @pytest.mark.parametrize("name", ["nobody", "au"])
@@ -373,6 +378,8 @@ def test_strangers_and_twins_are_refused(world, cli, tmp_path, name):
     assert status[name].startswith("refused: "), status
     assert status["en"] == status["in"] == "ok"
     assert (status["au"] == "ok") == (name == "nobody")
+    size = {row["client"]: int(row["bytes_up"]) for row in ledger(path)}
+    assert size[name] == size["en"] * (1 if name == "nobody" else 2) > 0
 
 
 def test_diverged_client_is_left_out(world, cli, tmp_path):
@@ -397,7 +404,9 @@ def test_diverged_client_is_left_out(world, cli, tmp_path):
     result = cli("train-local", path).ok()
     assert "en: left out: diverged: loss nan" in result.err
     cli("aggregate", path).ok()
-    assert ledger(path)[1]["status"].startswith("refused: left out by its job: diverged")
+    row = ledger(path)[1]
+    assert row["status"].startswith("refused: left out by its job: diverged")
+    assert row["bytes_up"] == "0"
 
 
 def test_commands_refuse_what_cannot_be(world, cli, tmp_path):

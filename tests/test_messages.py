@@ -483,6 +483,28 @@ def test_who_comes_twice_is_refused_altogether(jobs):
     assert refused(jobs, jobs=3)["carol"] == "came 3 times"
 
 
+def bytes_of(folder, sampled=CLIENTS, jobs=2, payload=Payload(SPEC)) -> dict[str, int]:
+    """Clients refused -> what came of them."""
+    refusals = read_messages(folder, jobs, sampled, payload, BASE)[1]
+    return {refusal.client: refusal.bytes for refusal in refusals}
+
+
+def test_what_came_of_a_refused_client_is_counted(jobs):
+    """3 float32, a float64 and 6 float32, where it has a row of tensors."""
+    for column, value in (("base", "f" * 64), ("bytes", "0"), ("loss", "nan")):
+        set_field(jobs / "update.2.tsv", 2, column, value)
+        assert bytes_of(jobs) == {"carol": 44}
+    set_field(jobs / "update.2.tsv", 2, "status", "ill")
+    assert bytes_of(jobs, [*CLIENTS, "eve"]) == {"carol": 0, "eve": 0}
+    assert bytes_of(jobs, ["alice", "bob", "carol"]) == {"carol": 0, "dave": 44}
+    for suffix in ("tsv", "safetensors"):
+        content = (jobs / f"update.1.{suffix}").read_bytes().replace(b"alice", b"bobby")
+        (jobs / f"update.3.{suffix}").write_bytes(content)
+    assert bytes_of(jobs, jobs=3) == {"bob": 88, "carol": 0, "bobby": 44}
+    (jobs / "update.2.safetensors").write_bytes(b"")
+    assert bytes_of(jobs) == {"carol": 0, "dave": 0}
+
+
 def test_one_bad_client_of_a_stack_costs_its_own_message_alone(tmp_path):
     """Of 20 in one stack one sends a loss of 1e308, and one is left out."""
     clients = [f"c{number:02}" for number in range(20)]
@@ -601,6 +623,23 @@ def test_features_beyond_their_bounds(tmp_path, sent, said):
     send_features(tmp_path, alice=matrices("alice", 3), bob=sent, carol=matrices("carol", 55, 5))
     reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
     assert set(reasons) == {"bob"} and said in reasons["bob"]
+
+
+@pytest.mark.parametrize("payload", [SOUND, BOTH])
+def test_what_came_of_a_client_with_refused_features_is_counted(tmp_path, payload):
+    send_features(tmp_path, payload, left_out=["carol"])
+    paths = [tmp_path / f"features.bob.{suffix}" for suffix in ("ark", "scp")]
+    whole, tensors = sum(path.stat().st_size for path in paths), 44 * (payload is BOTH)
+    paths[1].write_bytes(paths[1].read_bytes().replace(b"bob-0 ", b"eve-0 "))
+    found = {"bob": whole + tensors, "carol": 0}
+    assert bytes_of(tmp_path, CLIENTS[:3], 1, payload) == found
+    # A sparse file is as large as its sender likes; the largest sound one has 60 frames of float32.
+    os.truncate(paths[0], 10**12)
+    found = bytes_of(tmp_path, CLIENTS[:3], 1, payload)["bob"]
+    assert 60 * WIDTH * 4 < found - tensors < 10**5
+    for path in paths:
+        path.unlink()
+    assert bytes_of(tmp_path, CLIENTS[:3], 1, payload) == {"bob": tensors, "carol": 0}
 
 
 def test_more_utterances_than_bound(tmp_path):

@@ -210,20 +210,22 @@ def _ledger_rows(
     number = server.number
     sizes = _sizes_down(federation, sampled, number, base)
     sent = {message.client: message for message in server.messages}
-    refused = {refusal.client: f"refused: {refusal.reason}" for refusal in server.refusals}
+    refused = {refusal.client: refusal for refusal in server.refusals}
     rows = []
     for client in [*sampled, *(client for client in refused if client not in sizes)]:
-        message = sent.get(client)
+        message, refusal = sent.get(client), refused.get(client)
+        came = message or refusal
+        status = f"refused: {refusal.reason}" if refusal else message.status if message else OK
         rows.append(
             LedgerRow(
                 round=number,
                 client=client,
                 bytes_down=sizes.get(client, 0),
-                bytes_up=message.bytes if message else 0,
+                bytes_up=came.bytes if came else 0,
                 client_epochs=federation.epochs(client, message.steps) if message else 0,
                 server_epochs=0,
                 seconds=message.seconds if message else 0.0,
-                status=refused.get(client, message.status if message else OK),
+                status=status,
             )
         )
     spent = time.monotonic() - begun

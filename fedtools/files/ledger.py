@@ -23,8 +23,9 @@ SERVER_ROW = "-"
 class LedgerRow(NamedTuple):
     """One client, or the server, in one round.
 
-    `bytes_down` and `bytes_up` are sizes of what was sent. `status` is OK, COLLAPSED, or the reason
-    for which the client's message was refused.
+    `bytes_down` and `bytes_up` are sizes of what was sent, also by a client that was refused, whose
+    epochs and seconds are 0: what it says of its work does not count. `status` is OK, COLLAPSED, or
+    the reason for which the client's message was refused.
     """
 
     round: int

@@ -28,6 +28,7 @@ from fedtools.files.sent_features import (
     Features,
     check_features,
     open_features,
+    received_bytes,
 )
 from fedtools.files.states import (
     Layout,
@@ -101,6 +102,11 @@ class Message:
         return self.layout.offsets[name] + self.row * self.layout.strides[name]
 
     @property
+    def tensor_bytes(self) -> int:
+        """The bytes of its tensors alone."""
+        return sum(self.layout.strides.values()) if self.layout else 0
+
+    @property
     def features(self) -> FeatureReader:
         """The features that the client sent."""
         return open_features(self.path.parent, self.client)
@@ -108,10 +114,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client whose message does not count, and why."""
+    """A client whose message does not count, and why.
+
+    `bytes` came of it all the same, as far as that can be told; 0 of one that sent nothing.
+    """
 
     client: str
     reason: str
+    bytes: int = 0
 
 
 def read_messages(
@@ -135,6 +145,13 @@ def read_messages(
         The messages that count, in the order of `sampled`, and one refusal for each other client
         of `sampled`, in that order, followed by those who were not sampled.
     """
+
+    def refuse(client: str, reason: str, items: Sequence[Message | Refusal]) -> None:
+        size = sum(item.tensor_bytes if isinstance(item, Message) else item.bytes for item in items)
+        if payload.features:
+            size += received_bytes(round_dir, client, payload.features)
+        refusals.append(Refusal(client, reason, size))
+
     expected = {path for job in range(1, jobs + 1) for path in paths_of(round_dir, job)}
     for path in sorted(set(round_dir.glob("update.*")) - expected):
         print(f"{path}: no job was to write this file; ignored", file=sys.stderr)
@@ -151,12 +168,13 @@ def read_messages(
     for client in sampled:
         items = came.pop(client, [nothing])
         if len(items) > 1:
-            refusals.append(Refusal(client, f"came {len(items)} times"))
+            refuse(client, f"came {len(items)} times", items)
         elif isinstance(items[0], Message):
             messages.append(items[0])
         else:
-            refusals.append(Refusal(client, items[0].reason))
-    refusals += [Refusal(client, "was not sampled") for client in sorted(came)]
+            refuse(client, items[0].reason, items)
+    for client in sorted(came):
+        refuse(client, "was not sampled", came[client])
     return messages, refusals
 
 
@@ -187,7 +205,10 @@ def stacked(spec: Spec, clients: int) -> Spec:
 def _read_job(
     round_dir: Path, job: int, sampled: int, payload: Payload, base: str
 ) -> list[Message | Refusal]:
-    """What each row of a job's table amounts to; a `UserError` if the table cannot be read."""
+    """What each row of a job's table amounts to; a `UserError` if the table cannot be read.
+
+    The bytes of refusals are of tensors alone: of who has a row in a file that can be read.
+    """
     tensors, table = paths_of(round_dir, job)
     check_table_size(table, sampled)
     rows = read_tsv(table, COLUMNS)
@@ -202,18 +223,18 @@ def _read_job(
             problem = _reason_of(error, round_dir)
     items: list[Message | Refusal] = []
     for index, row in enumerate(rows):
-        reason = problem
+        reason, came = problem, row_bytes(payload.tensors) if not problem else 0
         if row["status"] not in COUNTED:
             said = "".join(c if c.isprintable() else "?" for c in row["status"][:300])
-            reason = f"left out by its job: {said}"
+            reason, came = f"left out by its job: {said}", 0
         try:
             items.append(
-                Refusal(row["client"], reason)
+                Refusal(row["client"], reason, came)
                 if reason
                 else _message(row, index, table, layout, payload, base)
             )
         except UserError as error:
-            items.append(Refusal(row["client"], _reason_of(error, round_dir)))
+            items.append(Refusal(row["client"], _reason_of(error, round_dir), came))
     return items
 
 

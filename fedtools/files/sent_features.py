@@ -102,6 +102,18 @@ def check_features(round_dir: Path, client: str, bounds: Features, announced: in
     return ark.stat().st_size + scp.stat().st_size
 
 
+def received_bytes(round_dir: Path, client: str, bounds: Features) -> int:
+    """The size of what lies there under a client's name, sound or not.
+
+    It is at most what a sound message could have: nobody takes more, and a sparse file of any size
+    costs its sender nothing.
+    """
+    # Ids, headers and lines of the scp are far shorter.
+    most = bounds.frames * bounds.size * bounds.bits // 8 + bounds.utterances * 2048
+    found = [path for path in feature_paths(round_dir, client) if path.is_file()]
+    return min(most, sum(path.stat().st_size for path in found))
+
+
 def _check_shapes(reader: FeatureReader, client: str, bounds: Features, scp: Path) -> None:
     """Headers and ids are within bounds, and the matrices are of the kind that was asked for."""
     frames = 0

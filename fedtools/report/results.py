@@ -166,7 +166,7 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
 
 
 def read_cost(experiment: Experiment) -> Cost:
-    """Sum a ledger up; refused updates count too, since they were computed and sent."""
+    """Sum a ledger up; the bytes of refused updates count too, since they were sent."""
     size, server_epochs, rounds = 0, 0.0, 0
     clients: dict[str, float] = {}
     for row in read_ledger(experiment):

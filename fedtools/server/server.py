@@ -6,6 +6,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -141,7 +142,7 @@ class Server:
             # Nobody was drawn: sampling with a probability does that at times.
             self.keep()
             return
-        self.refusals += combine(
+        found = combine(
             self.messages,
             weights,
             out,
@@ -150,6 +151,8 @@ class Server:
             normalise=bound is not None,
             min_clients=self._least,
         )
+        sizes = {message.client: message.bytes for message in self.messages}
+        self.refusals += [replace(one, bytes=sizes[one.client]) for one in found]
         refused = {refusal.client for refusal in self.refusals}
         self.messages = [one for one in self.messages if one.client not in refused]
         self._check_enough()
