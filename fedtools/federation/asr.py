@@ -19,7 +19,8 @@ from fedtools.client.options import UtteranceTraining, check_optimizer, load_mod
 from fedtools.client.place import Place
 from fedtools.client.utterances import Batch, UtteranceBatches, Utterances
 from fedtools.decode.greedy import greedy
-from fedtools.federation.base import Beginning, State
+from fedtools.federation.base import Beginning, Sent, State
+from fedtools.federation.gone import first_there, what_is_gone
 from fedtools.federation.model import ModelFederation, begin_with, kinds_of
 from fedtools.federation.tasks import ALL
 from fedtools.files.ark import FeatureReader
@@ -27,7 +28,7 @@ from fedtools.files.config import from_mapping
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
 from fedtools.files.ledger import SERVER_ROW, read_round
-from fedtools.files.messages import COUNTED, Payload
+from fedtools.files.messages import COUNTED, Payload, Report
 from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.private import PERSONAL_STATE, Private
 from fedtools.files.sent_features import Features, open_features
@@ -49,8 +50,14 @@ from fedtools.score.align import count_errors
 _FRAMES_PER_HOUR = 360_000
 
 
-def read_data(path: str | Path, config: Mapping[str, Any], *tables: str) -> DataDir:
+def read_data(
+    path: str | Path, config: Mapping[str, Any], *tables: str, may_lack: bool = False
+) -> DataDir:
     """Read the features and the named tables of a data directory, and its clients if it has any.
+
+    Args:
+        config: of the model.
+        may_lack: some archives may be gone.
 
     Raises:
         UserError: if one is missing or malformed, or the features do not fit a model's `config`.
@@ -60,7 +67,7 @@ def read_data(path: str | Path, config: Mapping[str, Any], *tables: str) -> Data
     if (speeds := data.path / SPEED_TABLE).exists():
         data.others[SPEED_TABLE] = read_table(speeds)
     wanted = config.get("input_size", INPUT_SIZE)
-    for name in data.utterances[:1]:
+    for name in first_there(data) if may_lack else data.utterances[:1]:
         size = FeatureReader({name: data.feats_scp[name]}).shape(name)[1]
         if size != wanted:
             problem = f"{size} values in a frame of {name!r}, the model's input_size is {wanted}"
@@ -162,8 +169,9 @@ class AsrFederation(ModelFederation):
         if split not in self.data:
             reads = split != "train" or self.training.labels == "transcripts"
             labels = ("text",) if reads else ()
-            path = self.data_path(split)
-            self.data[split] = read_data(path, self.experiment.config["model"], *labels)
+            path, config = self.data_path(split), self.experiment.config["model"]
+            may_lack = self.may_lack and split == "train"
+            self.data[split] = read_data(path, config, *labels, may_lack=may_lack)
         return self.data[split]
 
     def utterances(self, split: str, client: str) -> Utterances:
@@ -208,6 +216,14 @@ class AsrFederation(ModelFederation):
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
         return [[client] for client in clients]
+
+    def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
+        (client,) = clients
+        self.may_lack = phase.may_lack
+        if phase.may_lack and (reason := what_is_gone(self, client, number)):
+            yield Sent([Report(client, reason=reason)])
+        else:
+            yield from super().work(clients, number, phase)
 
     def place(self, clients: Sequence[str], number: int) -> Place:
         (client,) = clients

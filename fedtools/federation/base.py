@@ -80,6 +80,8 @@ class Federation(ABC):
         self.device_name = device
         self._groups: dict[str, list[str]] = {}
         self._data_paths: dict[str, Path] = {}
+        # Whether work can be done without the data of some clients, see `Phase.may_lack`.
+        self.may_lack = False
 
     @staticmethod
     @abstractmethod
@@ -161,7 +163,8 @@ class Federation(ABC):
     def data_path(self, split: str) -> Path:
         """Where the data of a split are, see `data_of`; they are looked at once."""
         if split not in self._data_paths:
-            self._data_paths[split] = data_of(self.experiment, split)
+            may_lack = self.may_lack and split == "train"
+            self._data_paths[split] = data_of(self.experiment, split, may_lack)
         return self._data_paths[split]
 
     def known(self, client: str) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedtools.files.atomic import sha256
 from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.errors import UserError
+from fedtools.files.errors import Missing, UserError
 
 _ARCHIVES, _BLOCKS, _BLOCK_BYTES = 256, 64, 4096
 
@@ -78,7 +78,7 @@ def _archives(table: Mapping[str, str]) -> str:
                 _add_sample(digest, path, size)
         except OSError as error:
             problem = f"cannot be read: {error.strerror}"
-            raise UserError(problem, path=path, remedy="run it where fedtools init ran") from None
+            raise Missing(problem, path=path, remedy="run it where fedtools init ran") from None
     return digest.hexdigest()
 
 

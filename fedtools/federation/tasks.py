@@ -15,7 +15,7 @@ from fedtools.federation import identity
 from fedtools.files.clips import Clips
 from fedtools.files.config import read_yaml, unknown
 from fedtools.files.datadir import DataDir, invert
-from fedtools.files.errors import UserError
+from fedtools.files.errors import Missing, UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import find_messages
 from fedtools.files.tables import count, read_tsv
@@ -161,8 +161,11 @@ def task_of(name: object, where: str | Path) -> Task:
     return TASKS[str(name)]
 
 
-def data_of(experiment: Experiment, split: str) -> Path:
+def data_of(experiment: Experiment, split: str, may_lack: bool = False) -> Path:
     """The folder of a split's data ("train", "valid", "test").
+
+    Args:
+        may_lack: archives may be gone; then what is left is not looked at either.
 
     Raises:
         UserError: if there are none, or they are not those that the experiment began with.
@@ -174,7 +177,12 @@ def data_of(experiment: Experiment, split: str) -> Path:
         )
     folder = Path(config["data"][split])
     task = task_of(config["task"], where)
-    found = task.identity(folder, split != "train" or task.reads_labels(config["training"]))
+    try:
+        found = task.identity(folder, split != "train" or task.reads_labels(config["training"]))
+    except Missing:
+        if may_lack:
+            return folder
+        raise
     known = read_yaml(experiment.path / "data.yaml").get(split)
     if found != known:
         known = known if isinstance(known, dict) else {}

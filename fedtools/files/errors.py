@@ -31,6 +31,10 @@ class UserError(Exception):
         super().__init__(" ".join(f"{place}{problem}{tail}".split("\n")))
 
 
+class Missing(UserError):
+    """Data that were there when an experiment began are not there any more, or cannot be read."""
+
+
 @contextmanager
 def exit_with_message(program: str) -> Iterator[None]:
     """End a program with one line on stderr and exit status 1 where a user can mend the cause.

@@ -44,6 +44,10 @@ class Private:
                 return load_state(path, spec)
         return None
 
+    def has(self, name: str) -> bool:
+        """Whether `load` would find something."""
+        return any(at < self.number and self._path(name, at).exists() for at in self._rounds())
+
     def save(self, name: str, tensors: Mapping[str, np.ndarray | torch.Tensor]) -> None:
         """Keep tensors for a later round."""
         save_state(self._path(name, self.number), tensors)

@@ -54,6 +54,9 @@ class Phase:
         on_features: ... with the features that clients sent in this earlier round, if it is not 0.
         jointly: the server trains a personal part for each client too, on that client's data.
         keep: what clients send stays, whatever `keep_updates` says: a later round needs it.
+        may_lack: a client whose data are gone, or the personal parameters that it trained, is left
+            out and the rest goes on (speech recognition, of phases that send no tensors); otherwise
+            a round wants everybody's data.
     """
 
     client: Callable[[Place], list[Fitted]] | None
@@ -64,6 +67,7 @@ class Phase:
     on_features: int = 0
     jointly: bool = False
     keep: bool = False
+    may_lack: bool = False
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ class DecoupleFL(Method):
     Rounds 1 to `stage1` train the extractors, each at its client, below the classifier as it is.
     In the next round clients send the features of their utterances, once. In `stage2` more the
     server trains the classifier on these, on labels of a teacher of its own, since transcripts do
-    not leave a client. In the last round the classifier goes back.
+    not leave a client. In the last round the classifier goes back. A client that is gone after
+    stage 1 is left out of what follows.
 
     Attributes:
         stage1: rounds, each one of `local_epochs`, of the extractors; 0 for none (an ablation).
@@ -74,10 +75,12 @@ class DecoupleFL(Method):
             return Phase(self.train_extractor, self.keep, sends=nothing)
         if number == sending:
             sends = Extracted(self.bits, self.max_hours)
-            return Phase(self.send_features, self.keep, sends, everybody=True, keep=True)
+            return Phase(
+                self.send_features, self.keep, sends, everybody=True, keep=True, may_lack=True
+            )
         if number <= sending + self.stage2:
             return Phase(None, self.train_classifier, server_trains=True, on_features=sending)
-        return Phase(self.receive, self.keep, sends=nothing, everybody=True)
+        return Phase(self.receive, self.keep, sends=nothing, everybody=True, may_lack=True)
 
     def train_extractor(self, client: Place) -> list[Fitted]:
         """Stage 1, section 2.2.1: the classifier is fixed, the optimiser lives on."""

@@ -1,0 +1,139 @@
+"""DecoupleFL goes on without a client that is gone after stage 1."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+import simulated
+from conftest import inside, ledger
+from safetensors.numpy import load_file
+from test_asr_methods import TRAIN, TRAINING, begin, model_of, some_data
+
+from fedtools.files.ark import write_ark
+
+STAGE_1, LAST = 2, 6
+OPTIONS = ("personal=[encoder.embed.*, encoder.encoders.0.*]", f"stage1={STAGE_1}", "stage2=2")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """Each client's features are in an archive of its own."""
+    root = tmp_path_factory.mktemp("gone")
+    some_data(root / "train", TRAIN, 0)
+    some_data(root / "valid", {"au": 2, "en": 4, "in": 3}, 1)
+    matrices, places = kaldiio.load_scp(str(root / "train" / "feats.scp")), {}
+    for client in TRAIN:
+        own = [(name, matrices[name]) for name in matrices if name.startswith(client)]
+        places |= write_ark(root / "train" / f"feats.{client}.ark", own)
+    lines = [f"{name} {places[name]}\n" for name in matrices]
+    (root / "train" / "feats.scp").write_text("".join(lines))
+    simulated.config_file(root / "plain.yaml", model=model_of(0.1), training=TRAINING)
+    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
+    more = [x for one in OPTIONS for x in ("--set", f"method_conf.{one}")]
+    path = begin(root, root / "begun", "decouplefl", *more, "--set", "training.labels=continuous")
+    inside("rounds", path, "--to", str(STAGE_1)).ok()
+    return root
+
+
+def lose_archive(world: Path, path: Path, client: str) -> str:
+    (world / "train" / f"feats.{client}.ark").rename(world / f"feats.{client}.ark")
+    return f"its feats.{client}.ark is gone"
+
+
+def lose_own(world: Path, path: Path, client: str) -> str:
+    shutil.rmtree(path / "clients" / client)
+    return "the personal parameters that it trained are gone"
+
+
+@pytest.fixture
+def mended(world):
+    """Puts archives back that a test has taken away."""
+    yield world
+    for client in TRAIN:
+        if (away := world / f"feats.{client}.ark").exists():
+            away.rename(world / "train" / away.name)
+
+
+def of_round(path: Path, number: int) -> dict[str, dict[str, str]]:
+    return {row["client"]: row for row in ledger(path) if row["round"] == str(number)}
+
+
+@pytest.fixture(scope="module")
+def without_en(world) -> Path:
+    """The oracle: en sends its features, and they are taken away before the server looks."""
+    path = shutil.copytree(world / "begun", world / "without")
+    for command in ("sample", "train-local"):
+        inside(command, path).ok()
+    for file in path.glob("round_0003/features.en.*"):
+        file.unlink()
+    inside("aggregate", path).ok()
+    inside("rounds", path).ok()
+    return path
+
+
+# The first client's archive is the first that is looked at.
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("lose", [lose_archive, lose_own])
+def test_a_client_that_is_gone_after_stage_1(mended, without_en, tmp_path, lose, jobs):
+    path = shutil.copytree(mended / "begun", tmp_path / "exp")
+    why = lose(mended, path, "en")
+    done = inside("rounds", path, "--nj", jobs).ok()
+    for number in (STAGE_1 + 1, LAST):
+        rows = of_round(path, number)
+        assert rows["en"]["status"] == f"refused: left out by its job: {why}"
+        assert (
+            rows["en"]["bytes_up"] == "0" and rows["au"]["status"] == rows["in"]["status"] == "ok"
+        )
+        # With several jobs it is another process that says so first.
+        said = f"round {number}, en: refused: left out by its job: {why}"
+        assert done.err.count(f"{said}\n") == 1
+    sent = {file.name for file in path.glob("round_0003/features.*")}
+    assert sent == {f"features.{name}.{kind}" for name in ("au", "in") for kind in ("ark", "scp")}
+    # The others go on as if its features had not come.
+    last = f"round_{LAST + 1:04d}/global.safetensors"
+    assert (path / last).read_bytes() == (without_en / last).read_bytes()
+    before, after = (load_file(path / name) for name in ("round_0001/global.safetensors", last))
+    assert any(not np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_whoever_comes_first_may_be_gone_too(mended, tmp_path):
+    path = shutil.copytree(mended / "begun", tmp_path / "exp")
+    lose_archive(mended, path, "au")
+    inside("rounds", path).ok()
+    rows = of_round(path, LAST)
+    assert [client for client in TRAIN if rows[client]["status"] != "ok"] == ["au"]
+
+
+def test_one_that_is_gone_when_the_classifier_comes_back(mended, tmp_path):
+    path = shutil.copytree(mended / "begun", tmp_path / "exp")
+    inside("rounds", path, "--to", str(LAST - 1)).ok()
+    why = lose_archive(mended, path, "in")
+    inside("rounds", path).ok()
+    rows = of_round(path, LAST)
+    assert rows["in"]["status"].endswith(why) and rows["en"]["status"] == "ok"
+    assert of_round(path, STAGE_1 + 1)["in"]["status"] == "ok"
+
+
+def test_stage_1_wants_everybody_and_so_does_a_wrong_machine(mended, tmp_path):
+    """Where no archive is there at all, nobody is left out: the data are somewhere else."""
+    path = shutil.copytree(mended / "begun", tmp_path / "exp")
+    inside("reset", path, "--round", "1").ok()
+    lose_archive(mended, path, "en")
+    inside("rounds", path).fails(1, "feats.en.ark: cannot be read", "where fedtools init ran")
+    path = shutil.copytree(mended / "begun", tmp_path / "elsewhere")
+    for client in ("au", "in"):
+        lose_archive(mended, path, client)
+    inside("rounds", path).fails(1, "feats.au.ark: cannot be read")
+    assert not list(path.glob("round_0003/update.*"))
+
+
+def test_a_client_that_never_trained_has_nothing_to_lose(mended, tmp_path):
+    """Without a stage 1, all begin with the initial extractor."""
+    more = [x for one in (*OPTIONS, "stage1=0") for x in ("--set", f"method_conf.{one}")]
+    path = begin(mended, tmp_path / "exp", "decouplefl", *more)
+    inside("rounds", path).ok()
+    assert {row["status"] for row in ledger(path)} <= {"ok", "collapsed"}
