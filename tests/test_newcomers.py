@@ -80,6 +80,19 @@ def test_newcomers_adapt_what_is_personal_each_for_itself(world, trained, tmp_pa
     inside("decode", path, world / "new", out, "--model", "round:2").ok()
 
 
+@pytest.mark.parametrize("weight", [0, 1])
+def test_newcomers_adapt_without_speaker_invariance_and_it_is_said(world, tmp_path, weight):
+    options = ("stage1=1", "stage2=0", f"speaker_invariance={weight}")
+    more = [x for one in options for x in ("--set", f"method_conf.{one}")]
+    path = begin(world, tmp_path / "exp", "decouplefl", *PERSONAL, *more)
+    inside("rounds", path).ok()
+    inside("average", path).ok()
+    done = inside("adapt", path, world / "new", tmp_path / "adapted", "--epochs", "1").ok()
+    said = f"{tmp_path / 'adapted'}: newcomers adapt without speaker-invariant training\n"
+    assert done.err == (said if weight else "")
+    assert "speaker_invariance" not in (tmp_path / "adapted" / "config.yaml").read_text()
+
+
 def test_where_nothing_is_personal_a_newcomer_adapts_everything(world, tmp_path):
     path = begin(world, tmp_path / "exp", "fedavg")
     inside("adapt", path, world / "new", tmp_path / "early", "--epochs", "1").fails(

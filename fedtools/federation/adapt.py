@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from fedtools.federation.base import open_federation
@@ -14,7 +15,8 @@ def adapt(path: str | Path, data: str | Path, out: str | Path, epochs: int) -> N
 
     It begins with the averaged model of a newcomer. What an experiment's clients keep for
     themselves is trained, all else stays as it is; where they keep nothing, all is trained. Labels
-    and optimiser are those of the experiment.
+    and optimiser are those of the experiment. There is no speaker-invariant training, for which one
+    newcomer's speech is too little: it is said if the experiment has it.
 
     Args:
         path: an experiment that is complete, after `fedtools average`.
@@ -48,3 +50,5 @@ def adapt(path: str | Path, data: str | Path, out: str | Path, epochs: int) -> N
         start=start,
         seed=experiment.seed,
     )
+    if getattr(federation.method, "speaker_invariance", 0):
+        print(f"{out}: newcomers adapt without speaker-invariant training", file=sys.stderr)

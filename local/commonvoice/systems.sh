@@ -39,6 +39,9 @@ name_systems() {
     systems=$(tr ' ' '\n' <<<"${systems}" | awk 'NF && !seen[$0]++' | tr '\n' ' ')
     [[ ${clients} = accent || ${systems} != *+fixed* ]] ||
         fail 2 "--clients speaker: newcomers have no fixed labels"
+    [[ ${clients} = accent || ${systems} != *+sit* ]] ||
+        fail 2 "--clients speaker: a client of one speaker has none to be invariant to" \
+            "(--sit true, +sit, --tables 5)"
 }
 
 # The variant of a system that is trained on such labels; none where the config says so already.
