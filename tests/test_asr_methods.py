@@ -323,8 +323,10 @@ def test_the_best_rounds_are_averaged(trained, world, cli, tmp_path):
         number: load_file(path / f"round_{number + 1:04d}" / "global.safetensors")
         for number in (1, 2, 3)
     }
-    for best, by, rounds in ((2, "rate", (2, 3)), (1, "rate", (2,)), (1, "loss", (1,))):
-        cli("average", path, "--best", str(best), "--by", by).ok()
+    by_rate, by_loss = ("--by", "rate"), ("--by", "loss")
+    cases = ((2, by_rate, (2, 3)), (1, by_rate, (2,)), (1, by_loss, (1,)), (2, (), (1, 3)))
+    for best, by, rounds in cases:
+        cli("average", path, "--best", str(best), *by).ok()
         found = load_file(path / "model.safetensors")
         for name, mean in mean_of([after[number] for number in rounds]).items():
             np.testing.assert_allclose(found[name], mean, rtol=1e-6, atol=1e-7)
@@ -334,7 +336,7 @@ def test_the_best_rounds_of_each_client_are_averaged(world, cli, tmp_path):
     path = begin(world, tmp_path / "exp", "client", "--set", "average=2")
     inside("rounds", path, "--to", "3").ok()
     measured(path)
-    cli("average", path).ok()
+    cli("average", path, "--by", "rate").ok()
     for client in TRAIN:
         folder = path / "clients" / client
         rounds = (1, 2) if client == "au" else (2, 3)

@@ -113,6 +113,7 @@ def test_clients_learn_what_was_heard_and_not_what_was_said(world, tuned, tmp_pa
 
 def test_mistakes_are_told(world, tuned, tmp_path, cli):
     cli("rounds", tuned, "--to", T + 1).fails(1, f"round {T + 1}", "more rounds")
+    cli("average", tuned).fails(1, "exp: models of task lm are not averaged")
     config = {"task": "lm", "rounds": T, "model": LM}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     data = ("--config", tmp_path / "c.yaml", "--data", f"train={world / 'stream'}")

@@ -74,7 +74,7 @@ def test_a_model_learns_to_transcribe(trained):
 
 
 def test_decoding_of_its_posteriors(world, trained, tmp_path):
-    inside("average", trained, "--by", "loss").ok()
+    inside("average", trained).ok()
     inside("train-lm", world / "train" / "text", tmp_path / "lm", "--order", "2").ok()
     out = tmp_path / "decode"
     inside("decode", trained, world / "valid", out, "--lm", tmp_path / "lm").ok()

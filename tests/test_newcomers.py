@@ -36,7 +36,7 @@ def world(tmp_path_factory) -> Path:
 def trained(world) -> Path:
     path = begin(world, world / "exp", "fedextract", *PERSONAL)
     inside("rounds", path, "--to", "2").ok()
-    inside("average", path, "--best", "1", "--by", "loss").ok()
+    inside("average", path, "--best", "1").ok()
     return path
 
 

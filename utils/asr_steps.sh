@@ -30,7 +30,7 @@ train() { # experiment, seed, section of the config, method, data for training, 
         --data "train=${data}/$5" --data "valid=${data}/$6" --asset "tokens=${exp}/tokens" "${@:7}"
     ${rounds_cmd:-${train_cmd}} "$1/log/rounds.log" \
         fedtools rounds "$1" --nj "${nj}" --ngpu "${ngpu}" --evaluate valid
-    ${train_cmd} "$1/log/average.log" fedtools average "$1" --by loss --ngpu "${ngpu}"
+    ${train_cmd} "$1/log/average.log" fedtools average "$1" --ngpu "${ngpu}"
 }
 
 decode() { # experiment, set, options: N-best lists of all utterances

@@ -153,14 +153,14 @@ def evaluate(
 def average(
     experiment: Path = EXPERIMENT,
     best: int = typer.Option(None, min=1, help="How many rounds; by default as configured."),
-    by: str = typer.Option("rate", help="Choose by rate (WER, accuracy) or loss on valid data."),
+    by: str = typer.Option("loss", help="Choose by loss or rate (WER, accuracy) on valid data."),
     ngpu: int = NGPU,
 ) -> None:
     """Average the models of the best rounds on the validation data."""
     from fedtools.federation.evaluate import average as mean_of_best
 
-    if by not in ("rate", "loss"):
-        raise typer.BadParameter("rate or loss", param_hint="--by")
+    if by not in ("loss", "rate"):
+        raise typer.BadParameter("loss or rate", param_hint="--by")
     for path in mean_of_best(open_experiment(experiment, ngpu), best, by):
         print(path)
 

@@ -66,7 +66,7 @@ def evaluate(
     return read_tsv(path, header)
 
 
-def average(federation: ModelFederation, best: int | None = None, by: str = "rate") -> list[Path]:
+def average(federation: ModelFederation, best: int | None = None, by: str = "loss") -> list[Path]:
     """Average the models of the best rounds on validation data (Zhu et al., section 3.1: 10 best).
 
     A model that is the same for all clients is chosen by its mean over clients and written to
@@ -76,11 +76,17 @@ def average(federation: ModelFederation, best: int | None = None, by: str = "rat
 
     Args:
         best: how many rounds; None is the number in the configuration.
-        by: "rate" (of errors, or the accuracy) or "loss" of `evaluate`.
+        by: "loss" or "rate" (of errors, or the accuracy) of `evaluate`.
 
     Returns:
         the files written.
+
+    Raises:
+        UserError: if no round is complete, or the task has no loss, which tells models apart.
     """
+    if "loss" not in federation.task.columns:
+        problem = f"models of task {federation.experiment.config['task']} are not averaged"
+        raise UserError(problem, path=federation.experiment.path)
     best = best or federation.experiment.config["average"]
     rows = [row for row in evaluate(federation) if int(row["round"]) > 0]
     if not rows:
