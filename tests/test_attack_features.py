@@ -298,6 +298,13 @@ def test_the_same_command_gives_the_same_bytes(done, world, tmp_path, cli):
     other = ("--epochs", "1", "--decoders", kept, "--server-data", world / "server")
     cli("attack", "features", done, tmp_path / "four", "--clients", "en", *other).ok()
     assert len(list(kept.iterdir())) == 2, "a decoder trained otherwise is another one"
+    # The same tensors in another model, which normalises, are another extractor.
+    normal = ("--set", "model.normalize=utterance_mvn", "--start", done / "init.safetensors")
+    path = begin(world, tmp_path / "normal", *normal, stage1=0)
+    cli("rounds", path, "--to", "1").ok()
+    options = ("--resamples", "50", *more, "--decoders", kept)
+    cli("attack", "features", path, tmp_path / "five", *options).ok()
+    assert len(list(kept.iterdir())) == 3
     lines = result.out.splitlines()
     assert lines[0].split() == list(COLUMNS)
     assert len(lines) == len(read_tsv(tmp_path / "one" / "attacks.tsv", COLUMNS)) + 1

@@ -159,8 +159,11 @@ def open_inverter(
         return train_inverter(federation, audio, epochs, seed)
     known = {
         "model": sha256(federation.experiment.path / "init.safetensors"),
+        "options": federation.experiment.config["model"],
+        "batch_bins": federation.training.batch_bins,
         "blocks": federation.cut.blocks,
         "data": of_utterances(server_data, labels=False),
+        "utterances": audio.names,
         "epochs": epochs,
         "seed": seed,
     }
