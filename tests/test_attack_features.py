@@ -19,11 +19,13 @@ from safetensors.torch import load_file
 from fedtools.attack.clustering import nearest, sort_speakers, vote
 from fedtools.attack.features import Window, open_victim, window
 from fedtools.attack.figures import COLUMNS, Figure, Speakers
-from fedtools.attack.inversion import Inverter
+from fedtools.attack.inversion import Inverter, read_server_data
 from fedtools.attack.retrieval import find_speakers
 from fedtools.federation.base import open_federation
 from fedtools.files.ark import FeatureReader, write_ark
 from fedtools.files.datadir import DataDir
+from fedtools.files.errors import UserError
+from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.sent_features import sent_name
 from fedtools.files.tables import read_tsv
 from fedtools.models.asr import build_model
@@ -370,6 +372,46 @@ def test_mistakes_are_told_in_one_line(done, world, tmp_path, cli):
     cli("init", plain, "--config", world / "c.yaml", "--method", "fedavg", *options).ok()
     cli("attack", "features", plain, out).fails(1, "config.yaml", "decouplefl")
     assert not out.exists()
+
+
+def at_speeds(whole: DataDir, path: Path, names: list[str]) -> Path:
+    """Some utterances at two speeds; here with the same features, since nobody listens."""
+    data = DataDir(path, others={SPEED_TABLE: {}})
+    for name in names:
+        for prefix, speed in (("", "1.0"), ("sp0.9-", "0.9")):
+            data.utt2spk[prefix + name] = prefix + whole.utt2spk[name]
+            data.feats_scp[prefix + name] = whole.feats_scp[name]
+            data.others[SPEED_TABLE][prefix + name] = speed
+    path.mkdir()
+    data.write()
+    return path
+
+
+def test_speech_of_one_server_speaker_is_held_out_at_all_speeds(world, done, tmp_path):
+    whole, federation = DataDir.read(world / "server"), open_federation(done)
+    names = [name for name in whole.utterances if whole.utt2spk[name] == "sa-v00"]
+    path = at_speeds(whole, tmp_path / "one", names)
+    for seed in range(5):
+        train, held, numbers = read_server_data(federation, path, SPEAKERS, seed)
+        assert set(numbers) == {0}
+        recordings = [{n.removeprefix("sp0.9-") for n in part.names} for part in (train, held)]
+        assert not recordings[0] & recordings[1] and set(names) == recordings[0] | recordings[1]
+        assert all(
+            len(part) == 2 * len(n) for part, n in zip((train, held), recordings, strict=True)
+        )
+    with pytest.raises(UserError, match="one: one utterance, which cannot be held out too"):
+        shutil.rmtree(path)
+        read_server_data(federation, at_speeds(whole, path, names[:1]), SPEAKERS, 0)
+
+
+def test_clients_speech_at_another_speed_is_still_theirs(world, done, tmp_path):
+    whole = DataDir.read(world / "train")
+    name = whole.client_utterances("en")[0]
+    path = at_speeds(whole, tmp_path / "data", [name])
+    data = DataDir.read(path, "utt2spk", "feats.scp")
+    data.restrict([f"sp0.9-{name}"]).write()
+    with pytest.raises(UserError, match=f"1 utterances are clients' own, such as '{name}'"):
+        read_server_data(open_federation(done), path, SPEAKERS, 0)
 
 
 def test_features_of_other_audio_are_refused(unchanged, tmp_path, cli):

@@ -36,7 +36,7 @@ from fedtools.federation.identity import of_utterances
 from fedtools.files.atomic import sha256
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator, seed64
-from fedtools.files.perturb import speakers_of
+from fedtools.files.perturb import speakers_of, unperturbed
 from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.models.asr import log_posteriors
 from fedtools.models.pooling import inside
@@ -120,20 +120,23 @@ def read_server_data(
         UserError: if it has fewer than two, or one that is a client's.
     """
     data = read_data(path, federation.experiment.config["model"])
-    own = {name for one in clients for name in federation.read("train").client_utterances(one)}
-    if shared := own.intersection(data.utterances):
+    wanted, trained_on = set(clients), federation.read("train")
+    recorded, theirs = unperturbed(data), unperturbed(trained_on)
+    own = {theirs[name] for name, owner in trained_on.utt2client.items() if owner in wanted}
+    if shared := own.intersection(recorded.values()):
         problem = f"{len(shared)} utterances are clients' own, such as {min(shared)!r}"
         remedy = "give speech that no client has"
         raise UserError(problem, path=path, remedy=remedy)
-    if len(data.utterances) < 2:
-        raise UserError("one utterance, which cannot be held out too", path=path)
     speaker = dict(zip(data.utterances, speakers_of(data, data.utterances), strict=True))
-    speakers = sorted(set(speaker.values()))
-    items = speakers if len(speakers) > 1 else data.utterances
+    # What is held out as a whole: at all of its speeds, a recording is still the same.
+    owner = speaker if len(set(speaker.values())) > 1 else recorded
+    items = sorted(set(owner.values()))
+    if len(items) < 2:
+        raise UserError("one utterance, which cannot be held out too", path=path)
     random = generator(seed, "inversion", "held out")
     chosen = set(random.permutation(items)[: max(1, round(_HELD_OUT * len(items)))].tolist())
-    held = [name for name in data.utterances if chosen & {name, speaker[name]}]
-    rest = [name for name in data.utterances if name not in set(held)]
+    held = [name for name in data.utterances if owner[name] in chosen]
+    rest = [name for name in data.utterances if owner[name] not in chosen]
     _, numbers = np.unique([speaker[name] for name in held], return_inverse=True)
     return federation.gather(data, rest, False), federation.gather(data, held, False), numbers
 

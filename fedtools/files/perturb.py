@@ -109,6 +109,15 @@ def speakers_of(data: DataDir, names: Sequence[str]) -> list[str]:
     ]
 
 
+def unperturbed(data: DataDir) -> dict[str, str]:
+    """Utterance -> the name that it has at speed 1: of the same recording it is the same."""
+    speeds = data.others.get(SPEED_TABLE, {})
+    return {
+        name: name.removeprefix(f"sp{speeds[name]}-" if name in speeds else "")
+        for name in data.utterances
+    }
+
+
 def _factors(speeds: Sequence[str]) -> dict[str, float]:
     factors: dict[str, float] = {}
     for speed in speeds:
