@@ -131,6 +131,18 @@ def test_stage_1_wants_everybody_and_so_does_a_wrong_machine(mended, tmp_path):
     assert not list(path.glob("round_0003/update.*"))
 
 
+def test_while_it_trains_a_client_does_not_begin_again_unasked(world, tmp_path):
+    """Not in stage 1, nor with another method."""
+    for method, more in (("decouplefl", OPTIONS), ("client", ())):
+        options = [x for one in more for x in ("--set", f"method_conf.{one}")]
+        path = begin(world, tmp_path / method, method, *options, "--set", "rounds=3")
+        inside("rounds", path, "--to", "1").ok()
+        (path / "clients" / "en").rename(tmp_path / "en")
+        inside("rounds", path, "--to", "2").fails(1, "clients/en: the personal", "put the folder")
+        (tmp_path / "en").rename(path / "clients" / "en")
+        inside("rounds", path, "--to", "2").ok()
+
+
 def test_a_client_that_never_trained_has_nothing_to_lose(mended, tmp_path):
     """Without a stage 1, all begin with the initial extractor."""
     more = [x for one in (*OPTIONS, "stage1=0") for x in ("--set", f"method_conf.{one}")]

@@ -16,7 +16,8 @@ from fedtools.client.options import load_model
 from fedtools.client.place import Place
 from fedtools.federation.base import Beginning, Federation, Sent, State
 from fedtools.files.errors import UserError
-from fedtools.files.messages import Payload, Report
+from fedtools.files.ledger import read_round
+from fedtools.files.messages import COUNTED, Payload, Report
 from fedtools.files.private import PERSONAL_STATE
 from fedtools.files.states import Spec, check_finite, load_state, spec_of
 from fedtools.methods.base import PERSONAL, SHARED, Method, Phase
@@ -32,6 +33,9 @@ class ModelFederation(Federation):
         self.device = torch.device(device)
         # The round and the tensors of the state that was read last.
         self._start: tuple[int, State] = (0, {})
+        # The first round in which a client trained, of the rounds whose ledger was read.
+        self._trained: dict[str, int] = {}
+        self._read = 0
 
     @property
     @abstractmethod
@@ -82,6 +86,11 @@ class ModelFederation(Federation):
         return {name: value for name, value in state.items() if self.kinds[name] == kind}
 
     def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
+        for client in clients:
+            if self.lost(client, number):
+                folder = self.experiment.client_dir(client)
+                remedy = "put the folder back, or run fedtools reset --round 1"
+                raise UserError("the personal parameters are gone", path=folder, remedy=remedy)
         place = self.place(clients, number)
         fitted = phase.client(place)
         reports = []
@@ -94,6 +103,20 @@ class ModelFederation(Federation):
                 personal = self.of_kind(PERSONAL, place.tensors(client=index))
                 self.experiment.own(client, number).save(PERSONAL_STATE, personal)
         yield Sent(reports, self._rows(place, fitted, phase), fitted[0].features)
+
+    def lost(self, client: str, number: int) -> bool:
+        """Whether nothing is left of personal parameters that a client trained before a round.
+
+        It would begin with the initial ones, as one that has not trained yet.
+        """
+        if not self.personal or self.experiment.own(client, number).has(PERSONAL_STATE):
+            return False
+        for at in range(self._read + 1, number):
+            for row in read_round(self.experiment, at):
+                if row.client_epochs > 0 and row.status in COUNTED:
+                    self._trained.setdefault(row.client, at)
+            self._read = at
+        return self._trained.get(client, number) < number
 
     def _rows(self, place: Place, fitted: Sequence[Fitted], phase: Phase) -> State:
         """What the clients send, a row for each."""
