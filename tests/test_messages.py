@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import tracemalloc
 
 import kaldiio
@@ -574,6 +575,19 @@ def test_features_come_back(tmp_path, payload):
         assert message.bytes == sizes + (44 if payload.tensors else 0)
     text = (tmp_path / "features.alice.scp").read_text()
     assert str(tmp_path) not in text and "/" not in text
+
+
+def test_the_seconds_of_features_are_those_in_which_they_are_computed(tmp_path):
+    def slowly():
+        for one in matrices("alice", 7, 9):
+            time.sleep(0.2)
+            yield one
+
+    with MessageWriter(tmp_path, 1, ["alice"], SOUND, BASE) as writer:
+        writer.send([report("alice")._replace(utterances=2)], None, slowly())
+    (message,), _ = read_messages(tmp_path, 1, ["alice"], SOUND, BASE)
+    # What it says of its work before that are 1.25.
+    assert 1.25 + 0.4 <= message.seconds < 60
 
 
 def test_features_may_be_none(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -82,7 +83,8 @@ class MessageWriter:
             reports: what each client says.
             tensors: name -> (len(reports), ...), a row for each client, those of clients that
                 send nothing included; exactly those of the payload.
-            features: utterance and matrix (T, D) of a single client.
+            features: utterance and matrix (T, D) of a single client; that they are computed while
+                they are written is part of its seconds.
 
         Raises:
             ValueError: if clients or tensors are not what was announced.
@@ -99,10 +101,13 @@ class MessageWriter:
         for report in reports:
             if report.client not in self._row or report.client in self._written:
                 raise ValueError(f"client {report.client!r} is not of this job, or comes twice")
+            seconds = report.seconds
             if wanted:
-                bits = self._payload.features.bits
+                begun, bits = time.monotonic(), self._payload.features.bits
                 size += write_features(self._table.parent, report.client, features, bits)
-            self._written[report.client] = self._line(report, 0 if report.reason else size)
+                seconds += time.monotonic() - begun
+            line = self._line(report._replace(seconds=seconds), 0 if report.reason else size)
+            self._written[report.client] = line
         for name, (shape, kind) in spec.items():
             rows = as_array(name, tensors[name])
             if (rows.shape, rows.dtype.name) != ((len(reports), *shape), kind):
