@@ -290,7 +290,7 @@ def assert_refused(
         if client in refused:
             assert refused[client] in row["status"]
             assert any(f"{client}: " in line and refused[client] in line for line in lines)
-            assert (row["bytes_up"], row["client_epochs"]) == ("0", "0")
+            assert row["client_epochs"] == "0"
         else:
             assert row["status"] == "ok" and int(row["bytes_up"]) > 0
     left = [tensors for client, tensors in rows.items() if client not in refused]

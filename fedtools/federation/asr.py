@@ -220,7 +220,8 @@ class AsrFederation(ModelFederation):
     def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
         (client,) = clients
         self.may_lack = phase.may_lack
-        if phase.may_lack and (reason := what_is_gone(self, client, number)):
+        lost = phase.may_lack and self.lost(client, number)
+        if phase.may_lack and (reason := what_is_gone(self.read("train"), client, lost)):
             yield Sent([Report(client, reason=reason)])
         else:
             yield from super().work(clients, number, phase)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedtools.files.datadir import DataDir
 
-if TYPE_CHECKING:
-    from fedtools.federation.asr import AsrFederation
 
-
-def what_is_gone(federation: AsrFederation, client: str, number: int) -> str:
+def what_is_gone(data: DataDir, client: str, lost: bool) -> str:
     """Why a client cannot take part in a round that goes on without it; "" if it can.
 
-    Raises:
-        UserError: if nobody's archives are there: then it is not a client that is gone.
+    Args:
+        data: all clients' training data.
+        lost: whether nothing is left of personal parameters that the client trained.
     """
-    data = federation.read("train")
     for archive in {_archive(data, name): None for name in data.client_utterances(client)}:
         if not archive.is_file():
             return f"its {archive.name} is gone"
-    lost = federation.lost(client, number)
     return "the personal parameters that it trained are gone" if lost else ""
 
 
