@@ -6,7 +6,9 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import keywords
 import numpy as np
@@ -273,13 +275,18 @@ def sent(path: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def assert_refused(
-    cli, path: Path, rows: dict[str, dict[str, np.ndarray]], refused: dict[str, str]
+    cli,
+    path: Path,
+    rows: dict[str, dict[str, np.ndarray]],
+    refused: dict[str, str],
+    copies: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """The round goes on without some clients, and says why; the next state is the others' mean.
 
     Args:
         rows: what each client sent.
         refused: client -> a part of the reason.
+        copies: refused client -> how often its tensors came; not at all of others.
     """
     shown = cli("aggregate", path).ok().err
     lines = [line for line in shown.splitlines() if ": refused: " in line]
@@ -290,7 +297,10 @@ def assert_refused(
         if client in refused:
             assert refused[client] in row["status"]
             assert any(f"{client}: " in line and refused[client] in line for line in lines)
-            assert row["client_epochs"] == "0"
+            size = sum(value.nbytes for value in rows[client].values())
+            assert size > 0
+            came = str(size * copies.get(client, 0))
+            assert (row["bytes_up"], row["client_epochs"]) == (came, "0")
         else:
             assert row["status"] == "ok" and int(row["bytes_up"]) > 0
     left = [tensors for client, tensors in rows.items() if client not in refused]
@@ -329,7 +339,7 @@ def test_clients_are_not_believed(trained, cli, column, value, said):
     table = trained / "round_0001" / "update.2.tsv"
     client = change_row(table, 1, **{column: value})
     assert len(rows) == 5 and len(read_tsv(table, COLUMNS)) == 3
-    assert_refused(cli, trained, rows, {client: said})
+    assert_refused(cli, trained, rows, {client: said}, {client: 1})
     assert "update.2.tsv:2: " in (trained / "round_0001" / "ledger.tsv").read_text()
 
 
@@ -357,7 +367,7 @@ def test_a_client_that_comes_twice(trained, cli):
     twice = read_tsv(trained / "round_0001" / "update.1.tsv", COLUMNS)[0]["client"]
     gone = change_row(trained / "round_0001" / "update.2.tsv", 1, client=twice)
     said = {twice: "came 2 times", gone: "sent nothing that could be read"}
-    assert_refused(cli, trained, rows, said)
+    assert_refused(cli, trained, rows, said, {twice: 2})
 
 
 def test_too_few_clients_write_nothing(world, cli, tmp_path):
@@ -434,6 +444,6 @@ def test_two_of_twenty_stacked_clients_are_poisoned(twenty, cli, tmp_path):
     save_file(tensors, update)
     change_row(update.with_suffix(".tsv"), 1 + list(rows).index(bad[1]), loss="1e308")
     said = {bad[0]: "NaN or Inf in tensor", bad[1]: "a loss of 1e+308"}
-    assert_refused(cli, edited, rows, said)
+    assert_refused(cli, edited, rows, said, dict.fromkeys(bad, 1))
     state = "round_0002/global.safetensors"
     assert (diverged / state).read_bytes() == (edited / state).read_bytes()
