@@ -20,7 +20,7 @@ from fedtools.client.place import Place
 from fedtools.client.utterances import Batch, UtteranceBatches, Utterances
 from fedtools.decode.greedy import greedy
 from fedtools.federation.base import Beginning, Sent, State
-from fedtools.federation.gone import first_there, what_is_gone
+from fedtools.federation.gone import first_there, missing_archive
 from fedtools.federation.model import ModelFederation, begin_with, kinds_of
 from fedtools.federation.tasks import ALL
 from fedtools.files.ark import FeatureReader
@@ -220,11 +220,17 @@ class AsrFederation(ModelFederation):
     def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
         (client,) = clients
         self.may_lack = phase.may_lack
-        lost = phase.may_lack and self.lost(client, number)
-        if phase.may_lack and (reason := what_is_gone(self.read("train"), client, lost)):
+        if phase.may_lack and (reason := self._what_is_gone(client, number)):
             yield Sent([Report(client, reason=reason)])
         else:
             yield from super().work(clients, number, phase)
+
+    def _what_is_gone(self, client: str, number: int) -> str:
+        """Why a client cannot take part in a round that goes on without it; "" if it can."""
+        if archive := missing_archive(self.read("train"), client):
+            return f"its {archive.name} is gone"
+        lost = self.lost(client, number)
+        return "the personal parameters that it trained are gone" if lost else ""
 
     def place(self, clients: Sequence[str], number: int) -> Place:
         (client,) = clients

@@ -1,4 +1,4 @@
-"""Clients that are gone: their archives, or what they kept for themselves, are not there."""
+"""Clients that are gone, and took the archives of their features with them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,10 @@ from pathlib import Path
 from fedtools.files.datadir import DataDir
 
 
-def what_is_gone(data: DataDir, client: str, lost: bool) -> str:
-    """Why a client cannot take part in a round that goes on without it; "" if it can.
-
-    Args:
-        data: all clients' training data.
-        lost: whether nothing is left of personal parameters that the client trained.
-    """
-    for archive in {_archive(data, name): None for name in data.client_utterances(client)}:
-        if not archive.is_file():
-            return f"its {archive.name} is gone"
-    return "the personal parameters that it trained are gone" if lost else ""
+def missing_archive(data: DataDir, client: str) -> Path | None:
+    """The first of a client's archives that is not there; None if all are."""
+    archives = dict.fromkeys(_archive(data, name) for name in data.client_utterances(client))
+    return next((archive for archive in archives if not archive.is_file()), None)
 
 
 def first_there(data: DataDir) -> list[str]:
