@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.audio.features import client_order, progress
-from fedtools.files.ark import FeatureReader, write_ark
+from fedtools.files.ark import FRAMES_PER_HOUR, FeatureReader, write_ark
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import seed64
@@ -22,7 +22,6 @@ from fedtools.speaker.gmm import Moments, accumulate, train_ubm
 from fedtools.speaker.ivector import IvectorExtractor, train_extractor
 
 FILE = "ivectors.safetensors"
-_FRAMES_PER_HOUR = 360_000
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def train_ivectors(data_dir: str | Path, out: Path, sizes: Sizes) -> tuple[float
 
 def _some(data: DataDir, sizes: Sizes) -> list[str]:
     """Utterances in an order that the seed decides, up to the hours asked for; in C order."""
-    reader, left = FeatureReader(data.feats_scp), sizes.hours * _FRAMES_PER_HOUR
+    reader, left = FeatureReader(data.feats_scp), sizes.hours * FRAMES_PER_HOUR
     chosen = []
     for utt in sorted(data.utterances, key=lambda name: seed64(sizes.seed, "ivectors", name)):
         if left <= 0:

@@ -23,7 +23,7 @@ from fedtools.federation.base import Beginning, Sent, State
 from fedtools.federation.gone import first_there, missing_archive
 from fedtools.federation.model import ModelFederation, begin_with, kinds_of
 from fedtools.federation.tasks import ALL
-from fedtools.files.ark import FeatureReader
+from fedtools.files.ark import FRAMES_PER_HOUR, FeatureReader
 from fedtools.files.config import from_mapping
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
@@ -45,9 +45,6 @@ from fedtools.models.asr import (
 from fedtools.models.cut import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.score.align import count_errors
-
-# Of filterbanks, of which one comes every 10 ms.
-_FRAMES_PER_HOUR = 360_000
 
 
 def read_data(
@@ -271,7 +268,7 @@ class AsrFederation(ModelFederation):
     def payload(self, phase: Phase) -> Payload:
         if not isinstance(phase.sends, Extracted):
             return super().payload(phase)
-        frames = math.ceil(phase.sends.hours * _FRAMES_PER_HOUR / self.cut.step)
+        frames = math.ceil(phase.sends.hours * FRAMES_PER_HOUR / self.cut.step)
         return Payload(features=Features(self.cut.size, phase.sends.bits, frames=frames))
 
     def _sent(self, number: int) -> Utterances:

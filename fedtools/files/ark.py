@@ -35,6 +35,8 @@ MAX_RUN_MATRICES = 256
 # kaldiio's numbers for Kaldi's kAutomaticMethod: one byte a value, two for very short matrices; for
 # kOneByteAuto and kTwoByteAuto: evenly between a matrix' least and largest value.
 AUTOMATIC, TWO_BYTES, ONE_BYTE = 1, 3, 5
+# Of speech, as filterbanks or MFCC, one every 10 ms.
+FRAMES_PER_HOUR = 360_000
 
 _HEADER_BYTES = 32
 _ITEM = {b"FM": ("<f4", 4), b"DM": ("<f8", 8)}
