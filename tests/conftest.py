@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +94,13 @@ def kill_at_random(command: list[str], env: dict[str, str], *, times: int, longe
 def fedtools(*arguments: str | Path, **kwargs) -> Result:
     """Run `fedtools ...` in a process of its own."""
     return run(sys.executable, "-m", "fedtools", *arguments, **kwargs)
+
+
+def contents(paths: Iterable[Path]) -> dict[Path, bytes]:
+    """What files hold, folders among them left out; there is one at least."""
+    found = {path: path.read_bytes() for path in paths if path.is_file()}
+    assert found
+    return found
 
 
 def ledger(experiment: Path) -> list[dict[str, str]]:

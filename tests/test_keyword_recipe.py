@@ -12,7 +12,7 @@ import fakes
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, Result, kill_at_random, run
+from conftest import ROOT, Result, contents, kill_at_random, run
 
 RUN = "egs/speechcommands/kws1/run.sh"
 TINY = {
@@ -154,11 +154,11 @@ def test_what_is_finished_is_not_opened_again(alone):
 def test_data_that_experiments_began_with_are_not_made_anew(alone):
     recipe, _ = alone
     words, environment = command(recipe, "--min_clips", "3")
-    made = [path for path in recipe.glob("d*/fake/**/*") if path.is_file()]
-    before = {path: path.read_bytes() for path in made}
+    made = list(recipe.glob("d*/fake/**/*"))
+    before = contents(made)
     said = "made with SPEECHCOMMANDS=.../speech & commands --split official --min-clips 2 "
     run(*words, env=environment).fails(1, said, "give another --tag")
-    assert made and {path: path.read_bytes() for path in made} == before
+    assert contents(made) == before
 
 
 def test_too_few_clips_for_figure_4_are_told_before_training(alone):

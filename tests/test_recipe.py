@@ -15,7 +15,7 @@ import fakes
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, Result, kill_at_random, run
+from conftest import ROOT, Result, contents, kill_at_random, run
 from safetensors.numpy import load_file
 
 from fedtools.files.datadir import DataDir
@@ -365,11 +365,11 @@ ACCENTS = "--accents au=australia,en=england,in=indian --seed 3 --hours 0.6,0.2,
 )
 def test_data_that_experiments_began_with_are_not_made_anew(alone, options, made_with):
     recipe, _ = alone
-    made = [path for path in recipe.glob("d*/fake/**/*") if path.is_file()]
-    before = {path: path.read_bytes() for path in made}
+    made = list(recipe.glob("d*/fake/**/*"))
+    before = contents(made)
     words, environment = command(recipe, *options)
     run(*words, env=environment).fails(1, made_with, "give another --tag")
-    assert made and {path: path.read_bytes() for path in made} == before
+    assert contents(made) == before
 
 
 def test_another_corpus_needs_another_tag(alone, tmp_path):

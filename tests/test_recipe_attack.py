@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, Result, run
+from conftest import ROOT, Result, contents, run
 from fakes import some_talks, tedlium
 from safetensors import safe_open
 
@@ -219,10 +219,10 @@ PARTITION = "TEDLIUM=.../TEDLIUM_release-3 --partition legacy --unit person --se
     ],
 )
 def test_data_that_experiments_began_with_are_not_made_anew(recipe, options, made_with):
-    made = [path for path in recipe.glob("d*/fake/**/*") if path.is_file()]
-    before = {path: path.read_bytes() for path in made}
+    made = list(recipe.glob("d*/fake/**/*"))
+    before = contents(made)
     call(recipe, *options).fails(1, f"of data made with {made_with}", "give another --tag")
-    assert made and {path: path.read_bytes() for path in made} == before
+    assert contents(made) == before
 
 
 @pytest.mark.parametrize(
