@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import struct
 from pathlib import Path
 
@@ -247,6 +248,26 @@ def test_of_many_collapsed_clients_a_few_are_named(cli, recipe):
     cli(*arguments(FedAvg=ROWS["FedAvg"])).ok()
     named = [f"{client} in 3 rounds" for client in CLIENTS] + ["c0 in 1 round", "c1 in 1 round"]
     assert f" FedAvg, seed 7: {', '.join(named)}, and 2 more." in Path("RESULTS.md").read_text()
+
+
+def test_a_collapse_while_newcomers_adapt_is_marked_in_their_row(cli, recipe):
+    """They train in an experiment of their own, in which their scores lie."""
+    shutil.copytree("exp/client", "exp/fedavg/newcomers")
+    shutil.copytree("score/client", "exp/fedavg/newcomers/decode")
+    also = "--also=new=FedAvg, adapted=exp/fedavg:exp/fedavg/newcomers/decode"
+    rows = {"FedAvg": ROWS["FedAvg"]}
+    cli(*arguments(also, **rows)).ok()
+    assert "†" not in Path("RESULTS.md").read_text()
+    collapse("exp/fedavg/newcomers", (1, "england"))
+    cli(*arguments(also, **rows)).ok()
+    page = Path("RESULTS.md").read_text()
+    assert f"{MEANING} FedAvg, adapted, seed 7: england in 1 round." in page
+    assert "| FedAvg, adapted † " in page and "| FedAvg † " not in page
+    # A collapse in training counts there, too.
+    collapse("exp/fedavg", (1, "england"), (3, "-"))
+    cli(*arguments(also, **rows)).ok()
+    said = "FedAvg, adapted, seed 7: england in 2 rounds, the server in 1 round."
+    assert f"{MEANING} {said}" in Path("RESULTS.md").read_text()
 
 
 def test_scores_on_other_data_have_a_line_of_their_own(cli, recipe):

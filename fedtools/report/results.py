@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -145,7 +146,8 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
     Args:
         name: the method's name in the tables; by default its title, which {} in it stands for.
         experiment: its folder, or None for a model that no federation trained.
-        scores: the folder that `fedtools score` wrote.
+        scores: the folder that `fedtools score` wrote. If it lies in another experiment, in which
+            newcomers adapted, collapses of pseudo-labels are those of both.
 
     Raises:
         UserError: if a file is missing or malformed.
@@ -159,7 +161,11 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
     name = name.replace("{}", title) or title
     evaluation = opened.evaluation("valid")
     curve = read_curve(evaluation, TASKS["asr"]) if evaluation.exists() else {}
-    cost, collapsed = read_cost(opened), read_collapsed(opened)
+    cost, collapsed = read_cost(opened), Counter(read_collapsed(opened))
+    adapted = scores.parent
+    if (adapted / "config.yaml").exists() and not adapted.samefile(experiment):
+        # The scores are newcomers', who train in an experiment of their own.
+        collapsed.update(read_collapsed(Experiment(adapted)))
     return Run(
         name, cost, opened.seed, scored, rates, curve, experiment, scores, weights, collapsed
     )

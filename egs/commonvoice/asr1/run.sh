@@ -68,6 +68,7 @@ options=(--accents "${accents}" --seed "${split_seed}" --hours "${hours}")
 options+=(--server-hours "${server_hours}")
 options+=(${server_fraction:+--server-fraction "${server_fraction}"})
 corpora=${COMMONVOICE:+"COMMONVOICE=.../${above}/$(basename "${corpus}") "}
+command_line=${corpora}${command_line}
 ! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
 ! begins 2 || keep_options "${exp}" "--clients ${clients}${speeds:+" --speeds ${speeds}"}" 2
 
