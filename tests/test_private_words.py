@@ -105,6 +105,33 @@ def test_lists_of_what_was_said_first(stream, cli):
     assert listed
 
 
+def test_lists_of_corrected_transcripts_have_words_that_no_hypothesis_has(stream, cli):
+    """They are of the same utterances as without correction, and gain nothing there."""
+    words = ("rescore-words", stream, "--rounds", T, "--most", 30)
+    cli(*words).ok()
+    heard, made_of = (stream / "phrases.tsv").read_bytes(), (stream / "phrases_of").read_text()
+    truth = dict(line.split(" ", 1) for line in (stream / "text").read_text().splitlines())
+    first = [name for name in made_of.split() if name.startswith("ann")]
+    truth[first[0]] += " zorvane zorvane once"
+    rows = [f"{name} {said}\n" for name, said in sorted(truth.items())]
+    (stream / "text").write_text("".join(rows))
+    cli(*words, "--corrected").ok()
+    assert "zorvane" not in (stream / "nbest.tsv").read_text()
+    counts = dict(line.split("\t") for line in (stream / "unigram.tsv").read_text().splitlines())
+    phrases = read_phrases(stream / "phrases.tsv")
+    for client in CLIENTS:
+        said = " ".join(truth[n] for n in made_of.split() if n.startswith(client)).split()
+        assert set(phrases.get(client, [])) == {
+            word for word in said if said.count(word) > 1 and int(counts.get(word, 0)) <= 30
+        }
+    assert "zorvane" in phrases["ann"] and "once" not in phrases["ann"]
+    assert (stream / "phrases_of").read_text() == made_of
+    cli(*words).ok()
+    assert (stream / "phrases.tsv").read_bytes() == heard
+    (stream / "text").write_text("".join(row for row in rows if not row.startswith(first[0])))
+    cli(*words, "--corrected").fails(1, "text", f"no entry of utterance '{first[0]}'")
+
+
 def test_sweeps_tell_how_many_are_missed(stream, tmp_path, cli):
     (tmp_path / "list").write_text("client\tphrase\nann\tw03\nann\tw27 w28\n")
     cli("rescore-words", stream, "--list", tmp_path / "list").ok()

@@ -71,6 +71,9 @@ def rescore_words(
     ),
     rounds: int = typer.Option(10, min=1, help="T: what was said in the first of T + 1 groups."),
     most: int = typer.Option(20, min=0, help="Words that the background text has no more often."),
+    corrected: bool = typer.Option(
+        False, help="What was said as the client has corrected it, the stream's text."
+    ),
 ) -> None:
     """Give clients lists of words of their own, which a bonus favours; nobody is sent them.
 
@@ -82,7 +85,7 @@ def rescore_words(
     if lists:
         put_words(stream, read_phrases(lists))
     else:
-        print(f"{stream / PHRASES}: {list_words(stream, rounds, most)} words")
+        print(f"{stream / PHRASES}: {list_words(stream, rounds, most, corrected)} words")
 
 
 @app.command("rescore-sweep")

@@ -18,12 +18,11 @@ import numpy as np
 
 from fedtools.federation.rescore import part_of, plan_of
 from fedtools.files.config import from_mapping
-from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.tables import write_tsv
 from fedtools.lm.rescored import Rescored
 from fedtools.lm.reweighting import Adaptation, Lists, Weights
-from fedtools.lm.stream import Stream, open_stream
+from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.talk import simulate
 from fedtools.methods.fmp import FMP
 from fedtools.privacy.key import NoiseKey
@@ -150,9 +149,7 @@ class Sweep:
     def __init__(self, folder: str | Path, seed: int = 0):
         self.stream = open_stream(folder)
         rescored = self.stream.rescored
-        text = DataDir.read(folder, "text").text
-        if lacking := [name for name in rescored.utterances if name not in text]:
-            raise UserError(f"no entry of utterance {lacking[0]!r}", path=Path(folder) / "text")
+        text = spoken(folder, rescored.utterances)
         self.errors = Errors(rescored, text)
         self.listed = Listed(self.stream, text)
         self.seed = seed

@@ -190,6 +190,18 @@ def _times(folder: Path, utterances: Sequence[str]) -> dict[str, float] | None:
     return {name: begin for name, (begin, _) in times.items()}
 
 
+def spoken(folder: str | Path, utterances: Sequence[str]) -> dict[str, str]:
+    """What was said in each of these utterances, by FOLDER/text.
+
+    Raises:
+        UserError: if it lacks one of them.
+    """
+    text = DataDir.read(folder, "text").text
+    if lacking := [name for name in utterances if name not in text]:
+        raise UserError(f"no entry of utterance {lacking[0]!r}", path=Path(folder) / "text")
+    return text
+
+
 def _seconds(value: str, path: Path, line: int) -> float:
     try:
         seconds = float(value)
@@ -201,29 +213,37 @@ def _seconds(value: str, path: Path, line: int) -> float:
     return seconds
 
 
-def list_words(folder: str | Path, rounds: int, most: int) -> int:
-    """Make every client's list from the first pass' best hypotheses of its first group.
+def list_words(folder: str | Path, rounds: int, most: int, corrected: bool = False) -> int:
+    """Make every client's list of what it says in its first group.
 
     Writes FOLDER/phrases.tsv, and which utterances it was made of, for `open_stream`.
 
     Args:
         rounds: T of the groups.
         most: words are listed that the background text has so often at most.
+        corrected: by FOLDER/text, in the place of the first pass' best hypotheses, which know no
+            new words.
 
     Returns:
         how many words are listed, over all clients.
+
+    Raises:
+        UserError: if corrected, and there is no text of an utterance.
     """
     # Those of other data, perhaps.
     _remove_words(Path(folder))
     stream = open_stream(folder)
     rescored = stream.rescored
     counts = dict(zip(rescored.vocabulary.words, rescored.unigram.tolist(), strict=True))
+    text = spoken(folder, rescored.utterances) if corrected else {}
     said, made_of = {}, []
     for client in stream.runs:
         group = stream.groups(client, rounds)[0]
+        names = rescored.utterances[group]
         best = rescored.first_hypothesis[group.start : group.stop]
-        said[client] = [rescored.hypotheses[index] for index in best]
-        made_of += rescored.utterances[group]
+        heard = [rescored.hypotheses[index] for index in best]
+        said[client] = [text[name] for name in names] if corrected else heard
+        made_of += names
     phrases = rare_words(said, counts, most)
     put_words(folder, phrases, made_of)
     return sum(map(len, phrases.values()))

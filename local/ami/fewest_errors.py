@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Print which of several experiments has the fewest word errors, the first of equals.
+"""Print which of several folders has the fewest word errors, the first of equals.
 
-    fewest_errors.py EXP...
+    fewest_errors.py DIR...
 
-EXP/best/wer.tsv is what `fedtools score` wrote.
+DIR/best/wer.tsv is what `fedtools score` wrote.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from fedtools.files.tables import read_tsv
 from fedtools.score.wer import COLUMNS, COUNTED
 
 
-def errors_of(experiment: Path) -> int:
-    rows = {row["client"]: row for row in read_tsv(experiment / "best" / "wer.tsv", COLUMNS)}
+def errors_of(folder: Path) -> int:
+    rows = {row["client"]: row for row in read_tsv(folder / "best" / "wer.tsv", COLUMNS)}
     return sum(int(rows["all"][kind]) for kind in COUNTED)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("experiments", nargs="+", type=Path, metavar="EXP")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
     options = parser.parse_args()
     with exit_with_message("fewest_errors.py"):
-        print(min(options.experiments, key=errors_of))
+        print(min(options.folders, key=errors_of))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.files.atomic import write_text
+from fedtools.files.config import read_yaml
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.experiment import Experiment
@@ -204,20 +205,26 @@ def words_table(exp: Path, seeds: Sequence[int]) -> str:
     header = ["", "WER %", "relative % [95 %]", "listed words said", "of them missed %"]
     plain, *_, second = sweep_rows(exp, seeds, "words")
     first = sweep_rows(exp, seeds, "first")
-    bonus = told(second, "bonus")
+    bonus, in_first = told(second, "bonus"), first_bonuses(exp, seeds)
     density = sweep_rows(exp, seeds, "density")[-1]
     cells = []
     for title, rows in (
         ("FMP", plain),
         (f"private words, bonus {bonus} in the second pass", second),
-        (f"private words, bonus {bonus} in the first pass", first[0]),
-        (f"private words, bonus {bonus} in both", first[-1]),
+        (f"private words, bonus {in_first} in the first pass", first[0]),
+        ("private words, in both", first[-1]),
         (f"density ratio, weight {told(density, 'density')}", density),
     ):
         missed = [100 * int(row["missed"]) / max(1, int(row["listed"])) for row in rows]
         listed = statistics.fmean(int(row["listed"]) for row in rows)
         cells.append([title, *figures(rows), f"{listed:.0f}", spread(missed, 1)])
     return format_markdown(header, cells)
+
+
+def first_bonuses(exp: Path, seeds: Sequence[int]) -> str:
+    """Bonuses of the first pass, which no sweep varies."""
+    files = [exp / "nnlm" / f"seed{seed}" / "first_bonus.yaml" for seed in seeds]
+    return ", ".join(f"{value:g}" for value in sorted({read_yaml(one)["bonus"] for one in files}))
 
 
 def told(rows: Sequence[dict[str, str]], option: str) -> str:
@@ -313,8 +320,8 @@ def write_report(
         f"**{caption}: settings of FMP, T = {max(rounds)}** (table 3), on the same stored scores.",
         table_3(exp, seeds),
         f"**{caption}: private words and density ratio**, T = {max(rounds)}. Clients list words of "
-        "what they say first that the background text hardly has; bonus and weight by dev. Listed "
-        "words are counted in what is said after that.",
+        "what they say first, as they have corrected it, that the background text hardly has; "
+        "bonuses and weight by dev. Listed words are counted in what is said after that.",
         words_table(exp, seeds),
         f"**{caption}: differential privacy, T = {max(rounds)}, sigma 0.1** (table 4). What each "
         "epsilon is promised for: README.md.",

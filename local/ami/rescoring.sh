@@ -27,13 +27,14 @@ tune_weights() {
         --vary word_score=0,-0.5,0.5,-1,1,-1.5,1.5,-2,2,3,4
     mapfile -t fixed < <(settings "${nnlm}/weights.yaml")
     fedtools rescore-tune "${stream}" "${nnlm}/scale.yaml" "${fixed[@]}" \
-        --vary scale=0,0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.8,1,1.25,1.5,2,3 --set "rounds=${most}"
+        --vary scale=0,0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.8,1,1.25,1.5,2,3,4,6,8 --set "rounds=${most}"
     # What private words and the density ratio add, each on its own, to FMP.
     mapfile -t -O "${#fixed[@]}" fixed < <(settings "${nnlm}/scale.yaml")
     fedtools rescore-tune "${stream}" "${nnlm}/bonus.yaml" "${fixed[@]}" \
         --vary bonus=0,0.25,0.5,1,1.5,2,3,4,6 --set "rounds=${most}"
     fedtools rescore-tune "${stream}" "${nnlm}/density.yaml" "${fixed[@]}" \
         --vary density=0,0.05,0.1,0.15,0.2,0.3,0.4,0.5 --set "rounds=${most}"
+    tune_words
     tune_finetuning
 }
 
@@ -45,6 +46,23 @@ tune_finetuning() {
         fine_tune "${tried[-1]}" dev "${rate}"
     done
     local/fewest_errors.py "${tried[@]}" >"${nnlm}/rate"
+}
+
+# The bonus of the first pass, by validation data: there it brings words into the lists.
+tune_words() {
+    local value tried=("${am}/decode_dev") words
+    words=$(tail -n +2 "${nnlm}/stream_dev/phrases.tsv")
+    fedtools best-path "${tried[0]}" --weights "${am}/weights.yaml"
+    fedtools score "${data}/dev" "${tried[0]}/text" "${tried[0]}/best"
+    for value in ${words:+${bonuses}}; do
+        tried+=("${am}/decode_dev_words/${value}")
+        favour_words dev "${value}" "${tried[-1]}"
+        fedtools best-path "${tried[-1]}" --weights "${am}/weights.yaml"
+        fedtools score "${data}/dev" "${tried[-1]}/text" "${tried[-1]}/best"
+    done
+    value=$(local/fewest_errors.py "${tried[@]}")
+    [ "${value}" != "${tried[0]}" ] || value=0
+    echo "bonus: $(basename "${value}")" >"${nnlm}/first_bonus.yaml"
 }
 
 # The federations of table 2, on files, and what their clients make of their utterances.
@@ -101,24 +119,23 @@ best_of() { # experiment, set
 
 # The first pass again, whose beam search favours each client's own words, but not in those
 # utterances that they were taken from.
-favour_words() {
-    local lists=${am}/decode_eval listed=${am}/decode_eval_listed words=${am}/decode_eval_words
-    log "Stage 9: the first pass with private words, ${words}"
-    ln -sfn eval "${data}/eval_listed"
-    decode "${am}" eval_listed --phrases "${nnlm}/stream_eval/phrases.tsv" --bonus "${bonus}"
-    mkdir -p "${words}"
+favour_words() { # set, bonus, folder of the lists
+    local lists=${am}/decode_$1 listed=${am}/decode_$1_listed stream=${nnlm}/stream_$1
+    log "The first pass with private words, bonus $2: $3"
+    ln -sfn "$1" "${data}/$1_listed"
+    decode "${am}" "$1_listed" --phrases "${stream}/phrases.tsv" --bonus "$2"
+    mkdir -p "$3"
     awk -F '\t' 'FILENAME == ARGV[1] { taken[$1]; next }
         ($1 in taken) == (FILENAME == ARGV[2])' \
-        "${nnlm}/stream_eval/phrases_of" "${lists}/nbest.tsv" "${listed}/nbest.tsv" |
-        LC_ALL=C sort -s -t $'\t' -k 1,1 >"${words}/nbest.tsv"
-    rescore eval_words eval
-    cp "${nnlm}/stream_eval"/phrases{.tsv,_of} "${nnlm}/stream_eval_words"
+        "${stream}/phrases_of" "${lists}/nbest.tsv" "${listed}/nbest.tsv" |
+        LC_ALL=C sort -s -t $'\t' -k 1,1 >"$3/nbest.tsv"
 }
 
 # Tables 3 and 4: other settings, on the same stored scores.
 sweep() {
-    local fixed epsilons=8,4,2,1,0.5,0.1 bonus density option unit heard=eval
+    local fixed epsilons=8,4,2,1,0.5,0.1 bonus first density option unit heard=eval
     bonus=$(fedtools config "${nnlm}/bonus.yaml" bonus)
+    first=$(fedtools config "${nnlm}/first_bonus.yaml" bonus)
     density=$(fedtools config "${nnlm}/density.yaml" density)
     mapfile -t fixed < <(settings "${nnlm}/weights.yaml"; settings "${nnlm}/scale.yaml")
     fixed+=(--set "rounds=${most}" --seed "${seed}")
@@ -129,7 +146,12 @@ sweep() {
     try eval density --vary "density=0,${density}"
     try eval words --vary "bonus=0,${bonus}"
     # With a bonus of 0 the first pass would find what it found before.
-    if [[ ${bonus} = *[1-9]* ]]; then favour_words; heard=eval_words; fi
+    if [[ ${first} = *[1-9]* ]]; then
+        heard=eval_words
+        favour_words eval "${first}" "${am}/decode_${heard}"
+        rescore "${heard}" eval
+        cp "${nnlm}/stream_eval"/phrases{.tsv,_of} "${nnlm}/stream_${heard}"
+    fi
     try "${heard}" first --vary "bonus=0,${bonus}"
     fixed+=(--set sigma=0.1)
     for option in $(by_clock); do fixed+=(--set "${option}"); done

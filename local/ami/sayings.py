@@ -207,11 +207,11 @@ class Person(Grammar):
 
     def noun(self, topic: int) -> str:
         chance = self.random.random()
-        if chance < 0.62:
+        if chance < 0.56:
             return self.random.choices(self.rare[topic], self._weights)[0]
-        if chance < 0.70:
+        if chance < 0.64:
             return self.random.choice(NEWS)
-        if chance < 0.95:
+        if chance < 0.89:
             return self.random.choice(self.random.choice(self.common))
         return NAMES[topic] if chance < 0.97 else self.random.choice(self.seldom)
 

@@ -15,6 +15,8 @@ dp=laplace              # a federation with differential privacy: laplace, paper
 dp_unit=utterance       # what epsilon is promised for: word, utterance, user
 epsilon=8               # of all its releases together; a small one protects more
 rates="1e-4 3e-4 1e-3 3e-3"     # of federated fine-tuning; the best on dev is taken
+listed=3                # private words are of the transcripts of the first of so many + 1 groups
+bonuses="1 2 4 6 8"     # of them in the first pass; the best on dev is taken
 clients=speaker         # a client is a speaker in a meeting; or meeting
 split=conf/transcripts.split    # of AMI_TRANSCRIPTS in db.sh, which meetings are in which set
 background=             # text of the language models, one sentence a line; default: the mini
@@ -58,7 +60,7 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}"
 check_words seeds '0|[1-9][0-9]*' rounds '[1-9][0-9]*' clients 'speaker|meeting' ngpu '0|1'
 check_words dp 'laplace|paper|none' dp_unit 'word|utterance|user' \
-    epsilon '[0-9]+([.][0-9]+)?' rates '[0-9.]+(e-?[0-9]+)?'
+    epsilon '[0-9]+([.][0-9]+)?' rates '[0-9.]+(e-?[0-9]+)?' listed '[1-9][0-9]*' bonuses '[0-9]+([.][0-9]+)?'
 check_tag "${tag}"
 most=$(tr ' ' '\n' <<<"${rounds}" | sort -n | tail -n 1) private=fmp-${dp}-${dp_unit}-${epsilon}
 [ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd} decode_cmd=${cuda_cmd}
@@ -115,8 +117,7 @@ for seed in ${seeds}; do
             --config "${config}" --valid "${data}/dev/text" --seed "${seed}" --ngpu "${ngpu}"
         for set in dev eval; do
             rescore "${set}" "${set}"
-            # Lists of private words are of what clients say before the first round.
-            fedtools rescore-words "${nnlm}/stream_${set}" --rounds "${most}"
+            fedtools rescore-words "${nnlm}/stream_${set}" --rounds "${listed}" --corrected
         done
     fi
     if begins 7; then tune_weights; fi
