@@ -321,7 +321,8 @@ def write_report(
         table_3(exp, seeds),
         f"**{caption}: private words and density ratio**, T = {max(rounds)}. Clients list words of "
         "what they say first, as they have corrected it, that the background text hardly has; "
-        "bonuses and weight by dev. Listed words are counted in what is said after that.",
+        "bonuses and weight by dev. Listed words are counted in what is said after that. Changes "
+        "with a first pass of private words are against the NNLM alone on its lists.",
         words_table(exp, seeds),
         f"**{caption}: differential privacy, T = {max(rounds)}, sigma 0.1** (table 4). What each "
         "epsilon is promised for: README.md.",
