@@ -534,16 +534,7 @@ def test_transcripts_turn_by_turn(tmp_path):
     assert not data.wav_scp and not data.segments and not data.utt2dur
     assert sorted(path.name for path in data.path.iterdir()) == [
         "client2utt", "spk2utt", "text", "utt2client", "utt2meeting", "utt2person", "utt2spk",
-        "utt2start",
     ]  # fmt: skip
-    # Two fifths of a second for each of the 7, 6, 1 and 18 words before.
-    assert data.others["utt2start"] == {
-        "ES2011c-ProjectManager-00001-000": "0.00",
-        "ES2011c-ProjectManager-00001-001": "2.80",
-        "ES2011c-Marketing-00002-000": "5.20",
-        "ES2011c-UserInterface-00004-000": "5.60",
-        "ES2011c-UserInterface-00004-001": "12.80",
-    }
     prepare(corpus, tmp_path / "data", "--transcripts", "--client", "meeting",
             "--max-drop", "0.05").ok()  # fmt: skip
     validate(tmp_path / "data", "--no-wav")

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 from conftest import ROOT, run
 
-from fedtools.files.datadir import DataDir, read_table
+from fedtools.files.datadir import DataDir
 
 MEETINGS = {"ES2002a": "train", "ES2003a": "train", "ES2011a": "dev", "ES2004a": "eval"}
 
@@ -42,9 +42,6 @@ def test_what_is_spoken(spoken):
         data = DataDir.read(spoken / "data" / name)
         run("utils/validate_data_dir.py", "--no-feats", spoken / "data" / name).ok()
         assert data.text.items() <= whole.text.items()
-        # Times are of the whole meeting, whatever of it is spoken.
-        starts = read_table(spoken / "text" / name / "utt2start")
-        assert data.others["utt2start"] == {one: starts[one] for one in data.text}
         for utterance, path in data.wav_scp.items():
             info = soundfile.info(path)
             assert info.samplerate == 16000 and info.channels == 1

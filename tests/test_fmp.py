@@ -155,13 +155,13 @@ def test_the_federation_on_disk(stream, tmp_path, sends):
     marginals = kaldiio.load_scp(str(path / "best" / "marginals.scp"))
     assert set(marginals) == {"-", *CLIENTS}
     for name in marginals:
-        assert marginals[name].shape == (1, 2 + len(WORDS))
+        assert marginals[name].shape == (2 + len(WORDS),)
         assert marginals[name].sum() == pytest.approx(1, abs=1e-5)
     counts = load_file(path / f"round_{T + 1:04d}" / "global.safetensors")["counts"]
     unigram = [int(row["count"]) + 1 for row in read_tsv(stream / "unigram.tsv", None)]
     unigram[0] = 0  # `</s>`
     expected = 0.9 * counts / counts.sum() + 0.1 * np.array(unigram) / sum(unigram)
-    assert marginals["-"][0] == pytest.approx(expected, abs=1e-5)
+    assert marginals["-"] == pytest.approx(expected, abs=1e-5)
     # What is sent are counts of words, and nothing of the last group.
     state = load_file(path / f"round_{T + 1:04d}" / "global.safetensors")
     assert state.keys() == {"counts"} and state["counts"].shape == (2 + len(WORDS),)
@@ -575,6 +575,8 @@ def test_bad_options(stream, tmp_path, cli):
         ({"alpha": 0.9, "beta": 0.2}, "over 1"),
         ({"alpha": 0.5, "beta": 0.5, "smoothing": 0.0}, "smoothing"),
         ({"sigma": -1.0}, "sigma"),
+        ({"sigma": 1e-300}, "sigma"),
+        ({"sigma": 1e200}, "sigma"),
         ({"privacy": {"mechanism": "laplace", "epsilon": 0}}, "epsilon"),
         ({"privacy": {"mechanism": "laplace", "epsilon": -1.0}}, "epsilon"),
         ({"privacy": {"mechanism": "gauss"}}, "gauss"),
@@ -595,10 +597,10 @@ def test_bad_options(stream, tmp_path, cli):
 
 
 def test_who_is_drawn_must_not_depend_on_who_is_there(stream, tmp_path, key, cli):
-    """Of a sample, one client less has others drawn: the bound of a user would be none."""
-    privacy = {"mechanism": "laplace", "unit": "user", "cap": 30.0}
+    """Of a sample, one client less has others drawn; its only utterance takes a client with it."""
+    privacy = {"mechanism": "laplace", "cap": 30.0}
     for number, (sampled, unit) in enumerate(
-        [(2, "user"), (1, "user"), (0.5, "user"), (None, "user"), (1.0, "user"), (2, "utterance")]
+        [(2, "user"), (1, "utterance"), (0.5, "word"), (None, "user"), (1.0, "utterance")]
     ):
         options = {"privacy": {**privacy, "unit": unit}}
         config = {"task": "rescore", "method_conf": options, "clients_per_round": sampled}
@@ -607,17 +609,16 @@ def test_who_is_drawn_must_not_depend_on_who_is_there(stream, tmp_path, key, cli
         path = tmp_path / str(number)
         result = cli("init", path, *arguments, "--data", f"train={stream}")
         if number < 3:
-            result.fails(1, "unit: user", f"clients_per_round: {sampled}")
+            result.fails(1, "laplace", f"clients_per_round: {sampled}")
             assert not path.exists()
         else:
             result.ok()
-    # Nor has a user a bound, then, where epsilon is promised for less.
-    for number, finite in ((3, True), (4, True), (5, False)):
+    for number in (3, 4):
         inside("rounds", tmp_path / str(number)).ok()
         cli("privacy", tmp_path / str(number)).ok()
         rows = read_tsv(tmp_path / str(number) / "dp.tsv", None)
-        assert {math.isfinite(float(row["epsilon_user"])) for row in rows} == {finite}
-        assert all(math.isfinite(float(row["epsilon_utterance"])) for row in rows)
+        for unit in ("user", "utterance"):
+            assert all(math.isfinite(float(row[f"epsilon_{unit}"])) for row in rows)
 
 
 def test_rescored_lists_and_who_said_them(stream, tmp_path, cli):
@@ -631,6 +632,15 @@ def test_rescored_lists_and_who_said_them(stream, tmp_path, cli):
             shutil.copy(stream / name, folder)
     cli("rescore-stream", data, rescored, tmp_path / "out").ok()
     assert simulated(tmp_path / "out") == simulated(stream)
+    # What the folders no longer have would be of other data.
+    (tmp_path / "out" / "ngram.scp").write_text("of an earlier run\n")
+    for name in ("segments", "text"):
+        (data / name).rename(tmp_path / name)
+    cli("rescore-stream", data, rescored, tmp_path / "out").ok()
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left == {
+        "nbest.tsv", "nnlm.scp", "unigram.tsv", "utt2client", "utt2spk", "words.txt",
+    }  # fmt: skip
     lines = (data / "utt2client").read_text().splitlines(keepends=True)
     (data / "utt2client").write_text("".join(lines[1:]))
     cli("rescore-stream", data, rescored, tmp_path / "two").fails(1, lines[0].split()[0])

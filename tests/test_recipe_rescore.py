@@ -12,8 +12,8 @@ import yaml
 from conftest import ROOT, Result, run
 from fakes_ami import ami, some_meetings
 
-from fedtools.files.datadir import read_table
-from fedtools.files.tables import read_tsv
+from fedtools.files.datadir import read_table, write_table
+from fedtools.files.tables import read_tsv, write_tsv
 
 LM = {"embed_unit": 8, "att_unit": 8, "head": 2, "unit": 16, "layer": 1, "dropout_rate": 0.0}
 TINY = {
@@ -47,6 +47,7 @@ def recipe(tmp_path_factory) -> Path:
     call(recipe, "--stop_stage", "8").ok()
     set_bonus(recipe, 0)
     call(recipe, "--stage", "9").ok()
+    call(recipe, "--epsilon", "0.0").fails(2, "must be above 0")
     # Other clients need another tag, or experiments would mix them.
     call(recipe, "--clients", "meeting").fails(1, "give another --tag")
     return recipe
@@ -153,7 +154,7 @@ def test_the_report(recipe):
         "NNLM rescoring",
         "FMP, T = 1",
         "FMP, T = 2 ",
-        "FMP, T = 2, epsilon 8 for one utterance",
+        "FMP, T = 2, as in table 4, epsilon 8 for one utterance",
         "private words, bonus",
         "Fine-tuning by FedAvg",
     ):
@@ -169,3 +170,77 @@ def test_the_report(recipe):
     )
     rows = read_tsv(exp / "sweeps" / "seed0" / "sigma.tsv", None)
     assert rows[0]["sigma"] == "5.0" and rows[0]["wer"] == total["wer"]
+
+
+def damaged(said: dict[str, str], every: int) -> tuple[dict[str, str], dict[str, int]]:
+    """Each utterance's first word replaced, of every so many; and errors by utterance."""
+    names = [name for index, name in enumerate(sorted(said)) if index % every == 0]
+    heard = {
+        name: " ".join(["ZZZ", *words.split()[1:]] if name in names else words.split())
+        for name, words in said.items()
+    }
+    return heard, {name: int(name in names) for name in said}
+
+
+def cells(page: str, row: str) -> list[str]:
+    """Of the first row of a table that begins so."""
+    line = next(line for line in page.splitlines() if line.startswith(f"| {row}"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_reports_figures(recipe, tmp_path):
+    """Of two seeds, from texts with known errors and from sweeps with known figures."""
+    exp, data = tmp_path / "exp", recipe / "data" / "fake" / "eval"
+    shutil.copytree(recipe / "exp" / "fake", exp)
+    for path in list(exp.glob("**/seed0")):
+        shutil.copytree(path, path.with_name("seed1"))
+    said, total, wer = read_table(data / "text"), 0, {}
+    total = sum(len(words.split()) for words in said.values())
+    for name, every in (("rescored", (2, 3)), ("fmp2", (4, 5))):
+        for seed, each in enumerate(every):
+            heard, errors = damaged(said, each)
+            write_table(exp / name / f"seed{seed}" / "best" / "text", heard)
+            wer[name, seed] = 100 * sum(errors.values()) / total
+    for seed in (0, 1):
+        for table in (exp / "sweeps" / f"seed{seed}").glob("*.tsv"):
+            rows = read_tsv(table, None)
+            for number, row in enumerate(rows):
+                row |= {"wer": f"{10 + number + 2 * seed:.2f}", "relative": f"{-4.0 - 2 * seed}"}
+                row |= {"low": f"{-6.0 - seed}", "high": "+1.0", "listed": "8"}
+                row |= {"missed": f"{2 + 4 * seed}"}
+            write_tsv(table, list(rows[0]), rows)
+        (exp / "nnlm" / f"seed{seed}" / "first_bonus.yaml").write_text(f"bonus: {seed + 1}\n")
+    page = tmp_path / "RESULTS.md"
+    options = ("--seeds", "0 1", "--rounds", "1 2", "--section", "fake", "--corpus", "AMI")
+    options += ("--release", "fake", "--command", "run.sh")
+    report = (ROOT / "local" / "ami" / "report.py", exp, data, page)
+    run(sys.executable, *report, *options, "--private", "fmp-laplace-utterance-8").ok()
+    run(sys.executable, *report, *options, "--seeds", "x").fails(2, "--seeds")
+    text = page.read_text()
+    means = {name: (wer[name, 0] + wer[name, 1]) / 2 for name in ("rescored", "fmp2")}
+    spreads = {name: abs(wer[name, 0] - wer[name, 1]) / 2**0.5 for name in ("rescored", "fmp2")}
+    base, own = cells(text, "NNLM rescoring"), cells(text, "FMP, T = 2 ")
+    assert base[1:] == [
+        f"{means['rescored']:.2f} ± {spreads['rescored']:.2f}", "-", "32.83", "-", "-", "-",
+    ]  # fmt: skip
+    change = 100 * (means["fmp2"] / means["rescored"] - 1)
+    assert own[1] == f"{means['fmp2']:.2f} ± {spreads['fmp2']:.2f}"
+    assert own[2].startswith(f"{change:+.1f}") and own[3:5] == ["31.34", "-4.5"]
+    ledgers = [row for path in sorted((exp / "fmp2" / "seed0").glob("round_*/ledger.tsv"))
+               for row in read_tsv(path, None)]  # fmt: skip
+    clients = {row["client"] for row in ledgers} - {"-"}
+    sent = sum(int(row["bytes_down"]) + int(row["bytes_up"]) for row in ledgers) / len(clients)
+    seconds = sum(float(row["seconds"]) for row in ledgers if row["client"] != "-") / len(clients)
+    value, unit = own[5].split()
+    assert float(value) * {"B": 1, "kB": 1e3, "MB": 1e6}[unit] == pytest.approx(sent, rel=0.01)
+    assert float(own[6]) == pytest.approx(seconds, abs=0.006)
+    # Tables 3 and 4: mean and deviation of 10 and 12, means of bounds; what is published beside.
+    figures = ["11.00 ± 1.41", "-5.0 [-6.5, +1.0]"]
+    assert cells(text, "0.5   | 0.25")[:6] == ["0.5", "0.25", "5.0", *figures, "31.24"]
+    paper = cells(text, "the paper's equations")
+    assert paper[1:] == ["8.0", *figures, "-"] and "2.0                  |" not in paper
+    words = [line for line in text.splitlines() if line.startswith("| private words")]
+    assert "bonus 1, 2 in the first pass" in words[1]
+    assert [cell.strip() for cell in words[1].strip("|").split("|")][1:] == [
+        *figures, "8", "50.0 ± 35.4",
+    ]  # fmt: skip

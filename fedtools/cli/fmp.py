@@ -77,11 +77,14 @@ def rescore_words(
 ) -> None:
     """Give clients lists of words of their own, which a bonus favours; nobody is sent them.
 
-    What lists are made of gets no bonus; of lists that are given, everything does.
+    What lists are made of gets no bonus; of lists that are given, everything does. The second pass
+    favours whole phrases, the first pass (`fedtools decode`) each of their words.
     """
     from fedtools.lm.private_words import read_phrases
     from fedtools.lm.stream import PHRASES, list_words, put_words
 
+    if lists and corrected:
+        raise typer.BadParameter("goes without --corrected", param_hint="--list")
     if lists:
         put_words(stream, read_phrases(lists))
     else:

@@ -29,7 +29,7 @@ from fedtools.methods.base import COUNTS, Phase
 from fedtools.methods.fmp import FMP
 from fedtools.privacy.ledger import Amount, ledger_rows
 from fedtools.privacy.marginals import PAPER_WARNING
-from fedtools.privacy.options import CLIENT, LAPLACE, NONE, PAPER, USER
+from fedtools.privacy.options import CLIENT, LAPLACE, NONE, PAPER
 from fedtools.privacy.plan import Plan
 from fedtools.privacy.releases import ReleasesOf
 from fedtools.score.align import count_errors
@@ -93,7 +93,7 @@ class RescoreFederation(Federation):
         return found
 
     def marginals(self) -> dict[str, np.ndarray]:
-        """The distributions after the last round, (1, V) each: every client's, and "-", all's."""
+        """The distributions after the last round, (V,) each: every client's, and "-", all's."""
         last, smoothing = self.experiment.last_round(), self.method.smoothing
         self.load_result(None, last)
         marginal = self.method.protection.mechanism == PAPER
@@ -101,7 +101,7 @@ class RescoreFederation(Federation):
         for client in self.experiment.clients:
             own = self.talk(client, last + 1).before
             found[client] = smoothed(own, self.lists.background, smoothing)
-        return {name: value[None].astype(np.float32) for name, value in found.items()}
+        return {name: value.astype(np.float32) for name, value in found.items()}
 
     def release(self, number: int) -> Release | None:
         if self.releases is None:
@@ -136,11 +136,7 @@ class RescoreFederation(Federation):
                 Amount.of(self.talk(client, number).new) if client in sampled else Amount()
                 for client in self.experiment.clients
             ])  # fmt: skip
-        rows = ledger_rows(self.releases.plan, amounts)
-        if not _all_take_part(self.experiment.config["clients_per_round"]):
-            # Without one client others are drawn, and all that these have said may come or go.
-            rows = [{**row, "epsilon_user": "inf"} for row in rows]
-        return rows
+        return ledger_rows(self.releases.plan, amounts)
 
     @cached_property
     def releases(self) -> ReleasesOf | None:
@@ -196,10 +192,12 @@ def _all_take_part(sampled: float | int | None) -> bool:
 
 
 def _check_sampling(method: FMP, sampled: float | int | None, where: str) -> None:
-    """Fail with a `UserError` where one client less would have others drawn in its place."""
-    mechanism, unit = method.protection.mechanism, method.protection.unit
-    if (mechanism, unit) == (LAPLACE, USER) and not _all_take_part(sampled):
-        problem = f"privacy: unit: user, and clients_per_round: {sampled}"
+    """Fail with a `UserError` where one client less would have others drawn in its place.
+
+    A client's only utterance, or word, takes the client with it.
+    """
+    if method.protection.mechanism == LAPLACE and not _all_take_part(sampled):
+        problem = f"privacy: mechanism: laplace, and clients_per_round: {sampled}"
         remedy = "let all take part; without one client others would be drawn"
         raise UserError(problem, path=where, remedy=remedy)
 

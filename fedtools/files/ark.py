@@ -49,7 +49,8 @@ def write_ark(
 
     Args:
         path: the ark.
-        matrices: pairs of utterance and matrix (T, D), float32; consumed one by one.
+        matrices: pairs of utterance and matrix (T, D), or vector (D,), float32; consumed one by
+            one.
         compress: how to compress them, which is not exact: AUTOMATIC, ONE_BYTE or TWO_BYTES.
 
     Returns:

@@ -50,9 +50,14 @@ def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> 
         if file.exists():
             with atomic_path(out / file.name) as temporary:
                 shutil.copyfile(file, temporary)
+        else:
+            # An earlier run's, perhaps.
+            (out / file.name).unlink(missing_ok=True)
     for name in (NNLM, NGRAM):
         if (rescored / name).exists():
             write_table(out / name, read_scp(rescored / name))
+        else:
+            (out / name).unlink(missing_ok=True)
 
 
 # Of a data directory: when utterances begin. Without segments, a table of seconds has it.

@@ -77,6 +77,8 @@ class FMP(Method):
         for name in ("smoothing", "nnlm"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} is over 1")
+        if self.sigma and not 1e-3 <= self.sigma <= 1e6:
+            raise ValueError("sigma is neither 0 nor between 0.001 and a million")
         if self.alpha + self.beta > 1:
             raise ValueError("alpha and beta are over 1 together")
         if self.alpha + self.beta == 1 and not self.smoothing:

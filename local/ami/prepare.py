@@ -18,8 +18,9 @@ whose order is that of their times:
     --client meeting    ES2011a-0003415-0003484-H00-FEE041
 
 Of transcripts, the client is ES2011a-ProjectManager or ES2011a, and an utterance has the line of
-its turn and its number in it, ES2011a-ProjectManager-00017-002 or ES2011a-00017-002-ProjectManager;
-utt2start has when it begins, in seconds, if all of a meeting's words take equally long.
+its turn and its number in it, ES2011a-ProjectManager-00017-002 or ES2011a-00017-002-ProjectManager.
+Times are not made up: counted from the words before, each would depend on all other utterances, and
+rounds cut by such a clock would protect nobody.
 
 Beside Kaldi's tables there are utt2client, client2utt, utt2meeting, utt2person (the participant,
 or the role) and, for a client that is a speaker of the corpus, spk2gender. The audio is read where
@@ -33,7 +34,6 @@ import math
 import re
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -41,12 +41,10 @@ from pathlib import Path
 import corpus
 from corpus import Dropped, Headsets, Reader, Utterance
 from split import SETS, census, official, read_split
-from words import WORDS_PER_SECOND
 
 from fedtools.files.atomic import atomic_path
 from fedtools.files.datadir import DataDir, check_id
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.lm.stream import STARTS
 
 MONO = "mono"
 CLIENTS = ("speaker", "meeting")
@@ -71,8 +69,8 @@ def ids(utterance: Utterance, client: str) -> tuple[str, str]:
 
 def data_dir(path: Path, utterances: Iterable[Utterance], client: str, audio: dict) -> DataDir:
     """The tables of one set; `audio` is recording -> file."""
-    tables = ("utt2meeting", "utt2person", STARTS, "spk2gender")
-    data, words = DataDir(path, others={name: {} for name in tables}), Counter()
+    tables = ("utt2meeting", "utt2person", "spk2gender")
+    data = DataDir(path, others={name: {} for name in tables})
     for utterance in utterances:
         owner, name = ids(utterance, client)
         data.utt2spk[name] = data.utt2client[name] = owner
@@ -87,10 +85,6 @@ def data_dir(path: Path, utterances: Iterable[Utterance], client: str, audio: di
             data.segments[name] = f"{utterance.audio} {start} {end}"
             data.utt2dur[name] = f"{(utterance.end - utterance.start) / 100:.2f}"
             data.others["spk2gender"][owner] = utterance.person[0].lower()
-        else:
-            start = words[utterance.meeting] / WORDS_PER_SECOND
-            data.others[STARTS][name] = f"{start:.2f}"
-            words[utterance.meeting] += len(utterance.text.split())
     told = set(data.others["spk2gender"].values())
     if client == "meeting" or not told <= {"m", "f"}:
         data.others["spk2gender"] = {}

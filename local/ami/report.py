@@ -227,6 +227,12 @@ def first_bonuses(exp: Path, seeds: Sequence[int]) -> str:
     return ", ".join(f"{value:g}" for value in sorted({read_yaml(one)["bonus"] for one in files}))
 
 
+def cut_by(exp: Path, seeds: Sequence[int]) -> str:
+    """How stage 9 cuts groups for differential privacy: by the clock, where there are times."""
+    timed = "span" in read_yaml(exp / "nnlm" / f"seed{seeds[0]}" / "bounds.yaml")
+    return "by the clock" if timed else "evenly"
+
+
 def told(rows: Sequence[dict[str, str]], option: str) -> str:
     """The values that an option has, of all seeds."""
     return ", ".join(f"{value:g}" for value in sorted({float(row[option]) for row in rows}))
@@ -274,9 +280,9 @@ def rows_of(
         )
     if private:
         options = Experiment(by_seed(private)[0]).config["method_conf"]["privacy"]
-        name = f"FMP, T = {max(rounds)}, epsilon {options['epsilon']:g} for one {options['unit']}"
-        if options["mechanism"] != "laplace":
-            name = f"FMP, T = {max(rounds)}, the paper's noise, epsilon {options['epsilon']:g}"
+        laplace = options["mechanism"] == "laplace"
+        name = f"FMP, T = {max(rounds)}, as in table 4, epsilon {options['epsilon']:g}"
+        name += f" for one {options['unit']}" if laplace else ", the paper's noise"
         rows.append(Row(name, by_seed(private, "best"), by_seed(private)))
     tuned = f"Fine-tuning by FedAvg, T = {max(rounds)}"
     return [*rows, Row(tuned, by_seed("finetuned", "best"), by_seed("finetuned"))]
@@ -324,8 +330,9 @@ def write_report(
         "bonuses and weight by dev. Listed words are counted in what is said after that. Changes "
         "with a first pass of private words are against the NNLM alone on its lists.",
         words_table(exp, seeds),
-        f"**{caption}: differential privacy, T = {max(rounds)}, sigma 0.1** (table 4). What each "
-        "epsilon is promised for: README.md.",
+        f"**{caption}: differential privacy, T = {max(rounds)}, sigma 0.1, groups cut "
+        f"{cut_by(exp, seeds)}** (table 4, where the paper's groups are even). What each epsilon "
+        "is promised for: README.md.",
         table_4(exp, seeds),
         image(title, picture.name),
     ]
@@ -333,19 +340,33 @@ def write_report(
     write_text(path, with_section(path, page.section, section))
 
 
+def numbers(text: str) -> list[int]:
+    """Numbers between blanks, for argparse."""
+    if not (found := [int(one) for one in text.split()]):
+        raise ValueError(text)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     for name in ("exp", "data", "results"):
         parser.add_argument(name, type=Path)
     for name in ("seeds", "rounds"):
-        parser.add_argument(f"--{name}", required=True)
+        parser.add_argument(f"--{name}", required=True, type=numbers)
     parser.add_argument("--private", help="in EXP, a federation with differential privacy")
     add_page_options(parser)
     options = parser.parse_args()
     page = page_of(parser, options)
-    numbers = ([int(one) for one in text.split()] for text in (options.seeds, options.rounds))
     with exit_with_message("report.py"):
-        write_report(options.exp, options.data, options.results, page, *numbers, options.private)
+        write_report(
+            options.exp,
+            options.data,
+            options.results,
+            page,
+            options.seeds,
+            options.rounds,
+            options.private,
+        )
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtools.files.atomic import atomic_path, write_text
-from fedtools.files.datadir import DataDir, read_table
+from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.lm.stream import STARTS
 
 # What the makers of all corpora share lies in the folder above; this one may be a link to ours.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
@@ -86,8 +85,7 @@ def speak(synthesiser: Synthesiser, saying: Saying, path: Path) -> None:
 
 def write_data(out: Path, data: DataDir, utterances: list[str], audio: Path) -> None:
     """Write a data directory of the utterances that are spoken."""
-    starts = read_table(data.path / STARTS)
-    kept = DataDir(out, others={STARTS: {one: starts[one] for one in utterances}})
+    kept = DataDir(out)
     for name in ("text", "utt2spk", "utt2client"):
         table: Mapping[str, str] = getattr(data, name)
         getattr(kept, name).update({one: table[one] for one in utterances})

@@ -22,6 +22,7 @@ split=conf/transcripts.split    # of AMI_TRANSCRIPTS in db.sh, which meetings ar
 background=             # text of the language models, one sentence a line; default: the mini
                         # corpus', or the training transcripts
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
+order=                  # of the n-gram; default: the config's, and 5 for AMI_TRANSCRIPTS
 finetuning=             # of the baseline that fine-tunes; default: conf/[mini_]finetuning.yaml
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 max_drop=0.02           # fail if more than this share of the segments cannot be used
@@ -44,7 +45,7 @@ corpus=${AMI} mini=()
 if [ -n "${AMI_TRANSCRIPTS}" ]; then
     corpus=${AMI_TRANSCRIPTS}
     : "${tag:=transcripts}" "${config:=conf/mini.yaml}" "${background:=data/${tag}/background.txt}"
-    : "${finetuning:=conf/mini_finetuning.yaml}"
+    : "${finetuning:=conf/mini_finetuning.yaml}" "${order:=5}"
     : "${release:=$(basename "${corpus}"), synthetic speech}"
     log "AMI_TRANSCRIPTS is set in db.sh: its words are spoken by a synthesiser"
 elif [ -z "${AMI}" ]; then
@@ -58,10 +59,13 @@ fi
 : "${release:=$(basename "${corpus}")}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}"
+: "${order:=$(setting lm.order)}"
 check_words seeds '0|[1-9][0-9]*' rounds '[1-9][0-9]*' clients 'speaker|meeting' ngpu '0|1'
 check_words dp 'laplace|paper|none' dp_unit 'word|utterance|user' \
-    epsilon '[0-9]+([.][0-9]+)?' rates '[0-9.]+(e-?[0-9]+)?' listed '[1-9][0-9]*' bonuses '[0-9]+([.][0-9]+)?'
+    epsilon '[0-9]+([.][0-9]+)?' rates '[0-9.]+(e-?[0-9]+)?' \
+    listed '[1-9][0-9]*' order '[1-9]' bonuses '[0-9]+([.][0-9]+)?'
 check_tag "${tag}"
+[[ ${epsilon} = *[1-9]* ]] || fail 2 "--epsilon ${epsilon}: it must be above 0"
 most=$(tr ' ' '\n' <<<"${rounds}" | sort -n | tail -n 1) private=fmp-${dp}-${dp_unit}-${epsilon}
 [ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd} decode_cmd=${cuda_cmd}
 name_corpora AMI AMI_TRANSCRIPTS
@@ -91,7 +95,7 @@ if begins 3; then
     log "Stage 3: tokens and n-gram"
     fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
-    fedtools train-lm "${text[@]}" "${exp}/lm" --order "$(setting lm.order)" \
+    fedtools train-lm "${text[@]}" "${exp}/lm" --order "${order}" \
         --valid "${data}/dev/text" --valid "${data}/eval/text"
     # For the density ratio.
     fedtools train-lm "${text[@]}" "${exp}/lm2" --order 2
