@@ -15,7 +15,7 @@ from conftest import ROOT, inside
 from safetensors.numpy import load_file, save_file
 from test_attack_models import one_speaker_each
 
-from fedtools.attack.defences import UTILITY, Defence, defended, utility
+from fedtools.attack.defences import NOTHING, UTILITY, Defence, defended, utility
 from fedtools.attack.prints import read_footprints
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import find_victims
@@ -256,12 +256,12 @@ def test_footprints_and_the_cost_of_defences(world, tmp_path):
     words = [word for one in defences for word in ("--defence", one)]
     inside("attack", "utility", exp, table, "--round", "1", *words).ok()
     rows = {row["defence"]: float(row["value"]) for row in read_tsv(table, UTILITY)}
-    assert list(rows) == list(defences)
-    # The mean of all is what the server made of the round.
+    assert list(rows) == [NOTHING, *defences]
+    # The mean of all is what the server made of the round; nothing, what it began with.
     inside("evaluate", exp, "--split", "valid").ok()
-    measured = (exp / "evaluate_valid.tsv").read_text().splitlines()
-    column = measured[0].split("\t").index("wer")
-    assert rows["none"] == pytest.approx(float(measured[-1].split("\t")[column]), abs=0.01)
+    measured = {row["round"]: row["wer"] for row in read_tsv(exp / "evaluate_valid.tsv", None)}
+    assert rows["none"] == pytest.approx(float(measured["1"]), abs=0.01)
+    assert rows[NOTHING] == pytest.approx(float(measured["0"]), abs=0.01)
     assert rows["mean=3"] == rows["none"]
 
 
@@ -302,7 +302,7 @@ def test_defences_side_by_side(tmp_path, cli):
         columns,
         [
             dict(zip(columns, row, strict=True))
-            for row in (("none", "wer", "9.0"), ("keep=a=b", "wer", "9.5"))
+            for row in ((NOTHING, "wer", "9.9"), ("none", "wer", "9.0"), ("keep=a=b", "wer", "9.5"))
         ],
     )
     rates = {"none": {"one": "5.00", "two": "4.00"}, "keep=a=b": {"one": "3.00", "two": "-"}}
@@ -318,10 +318,11 @@ def test_defences_side_by_side(tmp_path, cli):
     pairs = [part for name in rates for part in (name, tmp_path / name)]
     out = tmp_path / "out.tsv"
     cli("attack", "defences", out, "--utility", tmp_path / "utility.tsv", *pairs).ok()
-    none, keep = read_tsv(out, None)
+    nothing, none, keep = read_tsv(out, None)
+    assert nothing == {**dict.fromkeys(none, "-"), "Defence": NOTHING, "greedy WER%": "9.9"}
     assert none == {
         "Defence": "none",
-        "wer": "9.0",
+        "greedy WER%": "9.0",
         "EER% of A1 at two": "4.00 [1.00, 45.00]",
         "Least EER%": "4.00 [1.00, 45.00] at two",
     }

@@ -136,7 +136,8 @@ def test_tables_of_both_attacks(recipe):
 def test_defences_membership_and_sex(recipe):
     updates = recipe / "exp" / "fake" / "updates"
     rows = read_tsv(updates / "defences.tsv", None)
-    assert [row["Defence"] for row in rows] == ["none", "clip=1+noise=9+mean=3"]
+    assert [row["Defence"] for row in rows] == ["nothing sent", "none", "clip=1+noise=9+mean=3"]
+    assert "greedy WER%" in rows[0] and rows[0]["Least EER%"] == "-" != rows[1]["Least EER%"]
     sent = [read_tsv(updates / f"defence{n}" / "a1.tsv", COLUMNS) for n in range(2)]
     both = read_tsv(recipe / "exp" / "fake" / "a1.relu.part1+part2" / "a1.tsv", COLUMNS)
     assert sent[0] == both != sent[1]

@@ -37,6 +37,8 @@ from fedtools.methods.base import STATISTICS
 from fedtools.server.server import weights_of
 
 UTILITY = ("defence", "rate", "value")
+# The row of `UTILITY` that tells what updates are worth.
+NOTHING = "nothing sent"
 State = dict[str, np.ndarray]
 # Of what it was in the global model.
 _LEAST_VARIANCE = 0.01
@@ -205,7 +207,8 @@ def utility(
         seed: of noise.
 
     Returns:
-        a row of `UTILITY`: the mean over clients of the WER or the accuracy.
+        a row of `UTILITY`: the mean over clients of the WER, by greedy search without a language
+        model, or of the accuracy, in %.
     """
     victims = find_victims(federation, [number])
     text = "+".join(part for part in defence.split("+") if not part.startswith("mean="))
@@ -222,10 +225,20 @@ def utility(
         raise UserError("no model is left", path=federation.experiment.path)
     federation.load_shared(number)
     federation.load({name: value / summed for name, value in total.items()})
+    return _measured(federation, defence or "none", split)
+
+
+def without_updates(federation: ModelFederation, number: int, split: str) -> dict[str, object]:
+    """The row of `UTILITY` of the model that a round began with, which no update has reached."""
+    federation.load_shared(number)
+    return _measured(federation, NOTHING, split)
+
+
+def _measured(federation: ModelFederation, name: str, split: str) -> dict[str, object]:
     rate = federation.task.rate
     groups = federation.groups(split)
     found = [float(federation.measure(split, client)[rate]) for client in groups]
-    return {"defence": defence or "none", "rate": rate, "value": f"{np.mean(found):.2f}"}
+    return {"defence": name, "rate": rate, "value": f"{np.mean(found):.2f}"}
 
 
 def _part(name: str) -> str:

@@ -281,14 +281,17 @@ def utility(
 ) -> None:
     """What defences cost: the mean of the defended models as the next one, measured.
 
-    Clients have the weights that the experiment's method gives them.
+    The WER of a greedy search without a language model, or the accuracy, in %. The first row,
+    "nothing sent", is of the model that the round began with. Clients have the weights that the
+    experiment's method gives them.
     """
-    from fedtools.attack.defences import UTILITY
+    from fedtools.attack.defences import UTILITY, without_updates
     from fedtools.attack.defences import utility as measure
     from fedtools.files.tables import write_tsv
 
     federation = open_experiment(experiment, ngpu)
-    rows = [measure(federation, round_, one, split, seed) for one in defence]
+    rows = [without_updates(federation, round_, split)]
+    rows += [measure(federation, round_, one, split, seed) for one in defence]
     write_tsv(out, UTILITY, rows)
     _show(UTILITY, rows, "ll")
 

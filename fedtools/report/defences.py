@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedtools.attack.attributes import COLUMNS as OF_ATTRIBUTES
-from fedtools.attack.defences import UTILITY
+from fedtools.attack.defences import NOTHING, UTILITY
 from fedtools.attack.verify import COLUMNS, EASY
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv, write_tsv
 
+# How the rates of `UTILITY` are called: another WER of the same model, of a search, is lower.
+_RATES = {"wer": "greedy WER%"}
+
 
 def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Path) -> list[str]:
-    """Write a table of defences.
+    """Write a table of defences, below what it costs to send nothing at all.
 
     The layer where A1 errs least without a defence, the first of them, is told of all; and the
     least of all layers, which is what an attacker has who knows where to look.
@@ -31,9 +34,10 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
     """
     costs = {row["defence"]: row for row in read_tsv(utility, UTILITY)}
     rows, fixed = [], ""
-    for name, folder in defences:
+    for name in (NOTHING, *(name for name, _ in defences)):
         if name not in costs:
             raise UserError(f"no row of {name!r}", path=utility)
+    for name, folder in defences:
         found = read_tsv(folder / "a1.tsv", COLUMNS)
         layers = [row for row in found if row["trials"] == EASY and row["scores"] == "both"]
         best = min(layers, key=_middle)
@@ -41,7 +45,7 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
         told = next((row for row in layers if row["layer"] == fixed), None)
         row = {
             "Defence": name,
-            costs[name]["rate"]: costs[name]["value"],
+            **_cost(costs[name]),
             f"EER% of A1 at {fixed}": _rate(told) if told else "not sent",
             "Least EER%": f"{_rate(best)} at {best['layer']}",
         }
@@ -51,8 +55,13 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
             row["Most accuracy% of sex"] = f"{best['accuracy%']}{bounds} at {best['layer']}"
         rows.append(row)
     columns = list(rows[0])
-    write_tsv(out, columns, rows)
+    nothing = {**dict.fromkeys(columns, "-"), "Defence": NOTHING, **_cost(costs[NOTHING])}
+    write_tsv(out, columns, [nothing, *rows])
     return columns
+
+
+def _cost(row: Mapping[str, str]) -> dict[str, str]:
+    return {_RATES.get(row["rate"], row["rate"]): row["value"]}
 
 
 def _middle(row: dict[str, str]) -> float:
