@@ -181,6 +181,11 @@ def test_a_pattern_that_matches_nothing_is_refused(world):
         seen(world, "keep=ctc.*,encoder.encoders.*")
 
 
+def test_to_send_nothing_is_no_defence(world):
+    with pytest.raises(UserError, match=r"'bits=8\+keep=\*': nothing is sent; keep fewer"):
+        seen(world, "bits=8+keep=*")
+
+
 def default_keep(script: str) -> list[list[str]]:
     """The patterns of a script's default defences that share only some layers."""
     text = (ROOT / script).read_text().replace("\\\n", "")
@@ -287,11 +292,18 @@ def test_the_cost_is_of_the_mean_that_the_method_makes(world, tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["clip", "clip=x", "noise=-1", "bits=0", "bits=32", "mean=0", "bits=8+bits=4", "x=1", "+"],
+    [
+        *("clip", "clip=x", "noise=-1", "bits=0", "bits=32", "mean=0", "bits=8+bits=4", "x=1"),
+        *("+", "clip=0", "clip=1+noise=0", "noise=0.00", "mean=1", "keep="),
+    ],
 )
 def test_what_is_no_defence_is_refused(text):
     with pytest.raises(UserError, match=r"defence .* of "):
         Defence.parse(text)
+
+
+def test_small_numbers_are_defences():
+    assert Defence.parse("clip=0.05+noise=10+mean=10") == Defence(clip=0.05, noise=10, mean=10)
 
 
 def test_defences_side_by_side(tmp_path, cli):

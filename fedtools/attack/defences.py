@@ -42,9 +42,10 @@ NOTHING = "nothing sent"
 State = dict[str, np.ndarray]
 # Of what it was in the global model.
 _LEAST_VARIANCE = 0.01
-_NUMBER = r"\d+(\.\d+)?"
+# What would do nothing under its name, such as 0, is no defence.
+_NUMBER = r"(?=.*[1-9])\d+(\.\d+)?"
 _FORMS = {"clip": _NUMBER, "noise": _NUMBER, "bits": r"[1-9]|1[0-6]", "keep": r"[^+]+",
-          "mean": r"[1-9]\d{0,5}"}  # fmt: skip
+          "mean": r"(?!1$)[1-9]\d{0,5}"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,8 @@ def defended(
     """The victims of one round behind a defence.
 
     Raises:
-        UserError: for a defence that cannot be read, or a pattern that matches nothing.
+        UserError: for a defence that cannot be read, a pattern that matches nothing, or patterns
+            that match all.
     """
     folder = federation.experiment.round_dir(number)
     own = {name: one for name, one in victims.messages.items() if one.path.parent == folder}
@@ -189,6 +191,8 @@ def defended(
         if not any(fnmatchcase(name, pattern) for name in start):
             problem = f"defence {defence!r}: no tensor that is sent matches {pattern!r}"
             raise UserError(problem, remedy=f"there are {min(start)} to {max(start)}")
+    if all(any(fnmatchcase(name, pattern) for pattern in chosen.keep) for name in start):
+        raise UserError(f"defence {defence!r}: nothing is sent", remedy="keep fewer tensors")
     return Defended(of_round, chosen, start, seed)
 
 
