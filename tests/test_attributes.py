@@ -12,6 +12,7 @@ from fedtools.attack.prints import Prints
 from fedtools.attack.verify import Model
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv
+from fedtools.score.verification import binomial_bounds
 
 
 def some(speakers: int, shift: float, own: float = 1.0) -> tuple[Prints, dict[str, Model]]:
@@ -38,6 +39,15 @@ def test_sex_that_shows_is_told_and_speakers_are_not_learnt_by_heart(tmp_path):
         assert float(row["low"]) <= float(row["accuracy%"]) <= float(row["high"])
         assert (row["models"], row["speakers"]) == (80, 40)
     assert read_tsv(tmp_path / "attributes.tsv", COLUMNS)[0]["chance%"] == "50.0"
+
+
+@pytest.mark.parametrize("speakers", [8, 40])
+def test_intervals_hold_the_binomial_one(tmp_path, speakers):
+    """Draws of speakers who are all told right know of no error; of eight there are no draws."""
+    (row,) = attack(*some(speakers, 100.0, 0.0), tmp_path)
+    accuracy, *bounds = (float(row[name]) for name in ("accuracy%", "low", "high"))
+    assert (accuracy == 100) == (speakers == 40)
+    assert bounds == pytest.approx(binomial_bounds(accuracy / 100, speakers), abs=0.2)
 
 
 def test_each_part_is_told_by_the_others():

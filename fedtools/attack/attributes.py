@@ -19,6 +19,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.keyed import seed64
 from fedtools.files.tables import write_tsv
 from fedtools.score.bootstrap import interval, speaker_draws
+from fedtools.score.verification import binomial_bounds
 
 COLUMNS = ("layer", "accuracy%", "low", "high", "chance%", "models", "speakers")
 # Speakers are cut into so many parts, each tested once.
@@ -32,11 +33,13 @@ def attack(
     """Tell the sex of each model's speaker, layer by layer; write OUT/attributes.tsv.
 
     Accuracy is the mean of both sexes' (so that saying always the same gives 50 %, the chance).
+    Its interval holds that of draws of speakers and, because draws of no error know of none, the
+    exact binomial one of as many independent speakers, both sexes being as many as the rarer one.
 
     Args:
         prints: as `read_footprints` gives them.
         models: what is known of models; those without a sex are left out.
-        resamples: draws of speakers for intervals; with fewer than ten speakers there are none.
+        resamples: draws of speakers; of fewer than ten there are none.
         seed: of the parts and the draws.
 
     Raises:
@@ -60,12 +63,14 @@ def attack(
     for layer, values in prints.layers.items():
         told = cross_validated(values[kept].reshape(len(kept), -1), female, parts[speakers])
         right = told == female
-        low = high = float("nan")
+        accuracy = balanced(right, female)
+        bounds = [binomial_bounds(accuracy / 100, 2 * min(counts))]
         if not np.isnan(draws).any():
             drawn = [balanced(right, female, weights[speakers]) for weights in draws]
-            low, high = interval(np.array(drawn))
-        figures = {"accuracy%": balanced(right, female), "low": low, "high": high, "chance%": 50.0}
-        cells = {key: "-" if np.isnan(one) else f"{one:.1f}" for key, one in figures.items()}
+            bounds.append(interval(np.array(drawn)))
+        lows, highs = zip(*bounds, strict=True)
+        figures = {"accuracy%": accuracy, "low": min(lows), "high": max(highs), "chance%": 50.0}
+        cells = {key: f"{one:.1f}" for key, one in figures.items()}
         rows.append({"layer": layer, **cells, "models": len(kept), "speakers": len(names)})
     write_tsv(out / "attributes.tsv", COLUMNS, rows)
     return rows

@@ -51,8 +51,8 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
         }
         if (path := folder / "attributes.tsv").exists():
             best = max(read_tsv(path, OF_ATTRIBUTES), key=lambda one: float(one["accuracy%"]))
-            bounds = "" if best["low"] == "-" else f" [{best['low']}, {best['high']}]"
-            row["Most accuracy% of sex"] = f"{best['accuracy%']}{bounds} at {best['layer']}"
+            rate = f"{best['accuracy%']} [{best['low']}, {best['high']}]"
+            row["Most accuracy% of sex"] = f"{rate} at {best['layer']}"
         rows.append(row)
     columns = list(rows[0])
     nothing = {**dict.fromkeys(columns, "-"), "Defence": NOTHING, **_cost(costs[NOTHING])}
