@@ -56,8 +56,18 @@ def test_what_was_learnt_by_heart_is_found(learnt, tmp_path):
     first = (tmp_path / "a" / "membership.tsv").read_bytes()
     attacked(learnt, tmp_path / "again")
     assert (tmp_path / "again" / "membership.tsv").read_bytes() == first
-    few = attacked(learnt, tmp_path / "few", "--each", "2")
-    assert {row["members"] for row in few.values()} == {"12"}
+
+
+def test_few_members_have_an_interval_and_no_bare_rate(learnt, tmp_path):
+    """As attack A1 of few target trials."""
+    for row in attacked(learnt, tmp_path / "enough").values():
+        assert float(row["EER_low"]) < float(row["EER%"]) < float(row["EER_high"])
+    done = inside("attack", "membership", learnt, tmp_path, "--round", "1", "--each", "2").ok()
+    assert "fewer than 20 members, so that only intervals of the error rate are told" in done.err
+    for row in read_tsv(tmp_path / "membership.tsv", COLUMNS):
+        assert (row["members"], row["EER%"]) == ("12", "-")
+        # Of twelve independent ones, whatever the rate.
+        assert float(row["EER_high"]) - float(row["EER_low"]) > 20
 
 
 def test_noise_gives_nothing_away(learnt, tmp_path):

@@ -386,6 +386,20 @@ def test_draws_of_lists_are_those_of_matrices():
     assert found.value == equal_error_rate(scores[used], (numbers[:, None] == numbers)[used])
 
 
+def test_trials_of_one_owner_are_drawn_with_it():
+    """Target trials and others alike: written out as often as their owner is drawn."""
+    random = np.random.default_rng(4)
+    owners, targets = np.repeat(np.arange(12), 200), np.tile([True, False], 1200)
+    scores = random.normal(size=2400) + targets + 2 * random.normal(size=12)[owners] * targets
+    found = estimate_error_rate(scores, targets, owners, resamples=50, seed=3)
+    draws = speaker_draws(12, 50, 3, "equal error rate").astype(int)[:, owners]
+    rates = [equal_error_rate(np.repeat(scores, n), np.repeat(targets, n)) for n in draws]
+    drawn, exact = interval(np.array(rates)), binomial_bounds(found.value / 100, 1200)
+    assert found.low == pytest.approx(min(drawn[0], exact[0]))
+    assert found.high == pytest.approx(max(drawn[1], exact[1])) == pytest.approx(drawn[1])
+    assert found.value == equal_error_rate(scores, targets)
+
+
 def test_intervals_hold_the_truth():
     truth = equal_error_rate(*sessions(600, 99)[:2])
     found = [estimate_error_rate(*sessions(40, seed), resamples=100) for seed in range(40)]

@@ -14,6 +14,7 @@ that only knows voices does well on the latter. The attacker knows the transcrip
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +37,11 @@ from fedtools.files.keyed import generator
 from fedtools.files.tables import write_tsv
 from fedtools.models.asr import losses, outputs
 from fedtools.score.bootstrap import interval, speaker_draws
-from fedtools.score.verification import equal_error_rate, true_positive_rate
+from fedtools.score.verification import MIN_TARGETS, estimate_error_rate, true_positive_rate
 
 COLUMNS = (
-    "round", "score", "others_of", "AUC%", "low", "high", "EER%", "TPR@0.1%", "TPR@1%", "clients",
-    "members", "others",
+    "round", "score", "others_of", "AUC%", "low", "high", "EER%", "EER_low", "EER_high", "TPR@0.1%",
+    "TPR@1%", "clients", "members", "others",
 )  # fmt: skip
 SAME, ANYBODY = "same speaker", "anybody"
 
@@ -83,7 +84,8 @@ def attack(
     Args:
         number: the round.
         each: members, and others, of a client at most; drawn at random.
-        resamples: draws of clients for intervals; with fewer than ten clients there are none.
+        resamples: draws of clients for intervals; with fewer than ten clients there are none, and
+            of the equal error rate the exact binomial one alone.
         seed: of everything random.
 
     Returns:
@@ -103,6 +105,12 @@ def attack(
             row = _judge(*part, resamples, seed)
             rows.append({"round": number, "score": name, "others_of": kind, **row})
     write_tsv(out / "membership.tsv", COLUMNS, rows)
+    if any(row["EER%"] == "-" for row in rows):
+        print(
+            f"membership: fewer than {MIN_TARGETS} members, so that only intervals of the error "
+            "rate are told",
+            file=sys.stderr,
+        )
     return rows
 
 
@@ -215,16 +223,20 @@ def _judge(
     low, high = float("nan"), float("nan")
     if not np.isnan(draws).any():
         low, high = interval(np.array([area(scores, members, weights[owner]) for weights in draws]))
+    rate = estimate_error_rate(scores, members, clients, resamples=resamples, seed=seed)
     figures = {
         "AUC%": area(scores, members),
         "low": low,
         "high": high,
-        "EER%": equal_error_rate(scores, members),
+        # Of few members the interval alone is told.
+        "EER%": float("nan") if rate.targets < MIN_TARGETS else rate.value,
+        "EER_low": rate.low,
+        "EER_high": rate.high,
         "TPR@0.1%": true_positive_rate(scores, members, 0.001),
         "TPR@1%": true_positive_rate(scores, members, 0.01),
     }
     cells = {name: "-" if np.isnan(value) else f"{value:.2f}" for name, value in figures.items()}
-    counts = {"clients": len(names), "members": int(members.sum()), "others": int((~members).sum())}
+    counts = {"clients": len(names), "members": rate.targets, "others": rate.others}
     return {**cells, **counts}
 
 

@@ -239,7 +239,8 @@ def membership(
     """Whether an utterance, or a clip, was in a client's training, by the model that it sent.
 
     By the loss, and by the direction of the update. Others are of the same speaker where another
-    client has some. Intervals are 95 %, over clients, where there are 10 or more.
+    client has some. Intervals are 95 %, over clients, where there are 10 or more; that of the equal
+    error rate holds the exact binomial one, and of fewer than 20 members it is told alone.
     """
     from fedtools.attack.membership import COLUMNS
     from fedtools.attack.membership import attack as run

@@ -153,7 +153,8 @@ def estimate_error_rate(
 
     Args:
         scores, targets: see `det_curve`.
-        speakers: (trials, 2), labels of any kind: the speakers of both sides.
+        speakers: (trials, 2), labels of any kind: the speakers of both sides. Or (trials,), where
+            all that is in a trial is of one, whether it is a target trial or not.
         resamples: draws.
         seed: of the draws.
 
@@ -161,9 +162,10 @@ def estimate_error_rate(
         UserError: if a target trial has two speakers, or another trial one.
     """
     scores, targets = np.asarray(scores), np.asarray(targets, bool)
-    names, pairs = np.unique(np.asarray(speakers).reshape(-1), return_inverse=True)
-    pairs = pairs.reshape(-1, 2)
-    if ((pairs[:, 0] == pairs[:, 1]) != targets).any():
+    speakers = np.asarray(speakers)
+    names, sides = np.unique(speakers.reshape(-1), return_inverse=True)
+    sides = sides.reshape(len(speakers), -1)
+    if speakers.ndim == 2 and ((sides[:, 0] == sides[:, 1]) != targets).any():
         raise UserError("a target trial of two speakers, or another trial of one")
     value = equal_error_rate(scores, targets)
     counts = int(targets.sum()), int((~targets).sum())
@@ -172,7 +174,7 @@ def estimate_error_rate(
     draws = speaker_draws(len(names), resamples, seed, "equal error rate")
     bounds = [binomial_bounds(value / 100, min(counts))]
     if not np.isnan(draws).any():
-        bounds.append(interval(_drawn_error_rates(scores, targets, pairs, draws)))
+        bounds.append(interval(_drawn_error_rates(scores, targets, sides, draws)))
     lows, highs = np.array(bounds).T
     return ErrorRate(value, float(np.nanmin(lows)), float(np.nanmax(highs)), *counts)
 
@@ -186,17 +188,18 @@ def binomial_bounds(share: float, trials: int) -> tuple[float, float]:
 
 
 def _drawn_error_rates(
-    scores: np.ndarray, targets: np.ndarray, pairs: np.ndarray, draws: np.ndarray
+    scores: np.ndarray, targets: np.ndarray, sides: np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
-    """Equal error rates in %, (draws,), of trials with speakers (trials, 2), at all scores."""
+    """Equal error rates in %, (draws,), of trials with speakers (trials, 2 or 1), at all scores."""
     order = np.argsort(scores, kind="stable")
-    scores, targets, (one, other) = scores[order], targets[order], pairs[order].T
+    scores, targets, (one, *others) = scores[order], targets[order], sides[order].T
     starts = np.flatnonzero(np.concatenate([[True], scores[1:] > scores[:-1]]))
     rates = []
     for some in np.array_split(draws, -(-len(draws) * len(scores) // _WEIGHTS)):
         weights = some[:, one]
         same = np.add.reduceat(weights * targets, starts, axis=1)
-        weights *= some[:, other]
+        for other in others:
+            weights *= some[:, other]
         different = np.add.reduceat(weights * ~targets, starts, axis=1)
         rates.append(_meeting_points(same, different))
     return 100 * np.concatenate(rates)
