@@ -150,10 +150,15 @@ def test_defences_membership_and_sex(recipe):
 def test_the_report(recipe):
     page = (recipe / "exp" / "fake" / "RESULTS.md").read_text()
     assert "| `clip=1+noise=9+mean=3` " in page
-    for what in ("defences, what they cost", "the speaker's sex", "membership of a client's"):
+    for what in ("defences, what they cost", "the speaker's sex"):
         assert f"Part-1 and Part-2: {what}" in page
+    # Those of --exp alone.
+    assert "Part-2: membership of a client's" in page
+    assert "Part-1 and Part-2: membership" not in page
+    assert "greedy WER%: of the mean of the models of Part-2, as they are sent, on" in page
     assert "A speaker is a person; seed 0; legacy partition." in page
-    assert "the global model on held-out utterances of its own speakers: WER" in page
+    assert "by which its best rounds and the weights of its search were chosen" in page
+    assert "LM weight and word score, tuned on validation data: global " in page
     header = page.partition("(table 2)")[2].split("\n| ")[1].split("\n")[0]
     assert [cell.strip() for cell in header.strip(" |").split("|")] == [
         "Attack", "h=1", "h=1, published", "h=3", "h=3, published",
@@ -189,6 +194,7 @@ def test_where_the_activations_of_each_attack_are_taken(recipe, tmp_path):
     data, out = recipe / "data" / "fake", tmp_path / "RESULTS.md"
     run(sys.executable, script, exp, data, out, *options).ok()
     assert "activations before the ReLU for A1, after the ReLU for A2." in out.read_text()
+    assert "DET curves, easy trials, activations before the ReLU for A1" in out.read_text()
 
 
 def test_the_readmes_example_of_any_experiment(recipe):

@@ -7,7 +7,8 @@ exp=                    # the experiment: of task asr or kws, whose clients send
 indicator=              # speech of people who have no model: features for asr, clips for kws
 out=                    # gets defences.tsv, membership.tsv, and a folder for each defence
 rounds=1                # whose models; with "3 4" a client's models of two rounds are of one speaker
-with=                   # other experiments, whose models A1 compares with those of --exp
+with=                   # other experiments, whose models A1 compares with those of --exp; attributes
+                        # are of all, membership and what a defence costs of --exp alone
 models=                 # model, speaker, gender, talks: also strict trials, and attributes
 part=relu               # of a TDNN's layers: affine, or relu, what follows it
 split=valid             # of the experiment's data, to measure what a defence costs

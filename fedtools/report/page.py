@@ -179,7 +179,7 @@ def _section(
         + "The best in bold."
         + f" {page.note}" * bool(page.note),
         main_table(methods),
-        *_weights(methods),
+        *weight_lines(methods),
     ]
     for rate in ("wer", "cer"):
         parts += [
@@ -239,7 +239,7 @@ def _scored(method: Method) -> str:
     return f"{counts} ({each})" if each else counts
 
 
-def _weights(methods: Sequence[Method]) -> list[str]:
+def weight_lines(methods: Sequence[Method]) -> list[str]:
     """Which weights were tuned, and which of them lie at an edge of what was tried."""
     told, edges = [], []
     for method in methods:

@@ -4,7 +4,8 @@
     report.py EXP DATA RESULTS.md --section NAME --corpus NAME --release NAME [...]
 
 EXP holds global/, part1/, part2/, a1.<part>.<sets>/a1.tsv and a2/a2.h<layer>.tsv; DATA holds
-partition.txt; --updates NAME=DIR is a folder that utils/attack_updates.sh has written. Draws
+partition.txt; --updates NAME=DIR is a folder that utils/attack_updates.sh has written, of what NAME
+calls; NAME:ONE=DIR where ONE alone of that was its --exp, which costs and membership are of. Draws
 RESULTS-<section>-layers.png (figures 4 and 5 of Tomashenko et al. 2022) and, of error trade-offs,
 RESULTS-<section>-det.png beside the page. Leaves the page's other sections as they are.
 """
@@ -31,6 +32,7 @@ from fedtools.report.page import (
     pooled_line,
     provenance,
     read_each,
+    weight_lines,
     with_section,
 )
 
@@ -116,11 +118,16 @@ def measures_table(second: dict[str, Rows], trials: str) -> str:
     return format_markdown(["Layer", "Scores", *names], cells, "ll" + "r" * len(names))
 
 
+def activations(place: str) -> str:
+    """Where both attacks take activations: A2 after the ReLU, A1 there if it did."""
+    if place == "relu":
+        return f"activations {PLACES['relu']}"
+    return f"activations {PLACES[place]} for A1, {PLACES['relu']} for A2"
+
+
 def second_attack(caption: str, place: str, first: Rows, second: dict[str, Rows]) -> Iterable[str]:
     """Captions and tables of A2, and of A1 beside it, whose activations are of `place`."""
-    where = f"activations {PLACES['relu']}"
-    if place != "relu":
-        where = f"activations {PLACES[place]} for A1, {PLACES['relu']} for A2"
+    where = activations(place)
     for trials in sorted({row["trials"] for rows in second.values() for row in rows}):
         yield (
             f"**{caption}: attacks A1 and A2 on Part-2, {trials} trials, EER %** (table 2), "
@@ -134,23 +141,41 @@ def second_attack(caption: str, place: str, first: Rows, second: dict[str, Rows]
         yield measures_table(second, trials)
 
 
-def updates_tables(name: str, folder: Path) -> Iterable[tuple[str, str]]:
-    """What `utils/attack_updates.sh` has left: what tables are of, and tables."""
-    tables = {
-        "defences, what they cost and what they leave of the attacks": folder / "defences.tsv",
-        "the speaker's sex, by layer, without a defence": folder / "defence0" / "attributes.tsv",
-        "membership of a client's training data": folder / "membership.tsv",
-    }
-    if not any(path.exists() for path in tables.values()):
+def updates_tables(caption: str, names: str, folder: Path) -> Iterable[str]:
+    """Captions and tables of what `utils/attack_updates.sh` has left.
+
+    Args:
+        names: of the models: NAME, or NAME:ONE, where costs and membership are of ONE alone.
+    """
+    name, _, one = names.partition(":")
+    one = one or name
+    tables = (
+        (f"{name}: defences, what they cost and what they leave of the attacks", "defences.tsv"),
+        (f"{name}: the speaker's sex, by layer, without a defence", "defence0/attributes.tsv"),
+        (f"{one}: membership of a client's training data", "membership.tsv"),
+    )
+    if not any((folder / path).exists() for _, path in tables):
         raise UserError("none of what utils/attack_updates.sh leaves", path=folder)
-    for what, path in tables.items():
-        if path.exists() and (rows := read_tsv(path, None)):
+    for title, path in tables:
+        if (folder / path).exists() and (rows := read_tsv(folder / path, None)):
             # As code: what is not sent is told by patterns, with stars.
             cells = [
                 [f"`{cell}`" if name == "Defence" else cell for name, cell in row.items()]
                 for row in rows
             ]
-            yield f"{name}: {what}", format_markdown(list(rows[0]), cells)
+            columns = list(rows[0])
+            told = cost_note(columns[1], one) if "Defence" in columns else ""
+            yield f"**{caption}, {title}**{told}"
+            yield format_markdown(columns, cells)
+
+
+def cost_note(rate: str, name: str) -> str:
+    """What the column of costs is of, and the row that they are compared with."""
+    search = ", without a language model" if "WER" in rate else ""
+    return (
+        f". {rate}: of the mean of the models of {name}, as they are sent, on the experiment's "
+        f"validation data{search}; `nothing sent`: of the model that the round began with."
+    )
 
 
 def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> None:
@@ -225,7 +250,8 @@ def write_report(
 ) -> None:
     """Write the section, and the pictures beside the page."""
     first, second = read_figures(exp)
-    caption, main = page.corpus.caption, next(iter(first))
+    caption = page.corpus.caption
+    main = ("relu", "part2") if ("relu", "part2") in first else next(iter(first))
     pictures = [path.with_name(f"{path.stem}-{page.section}-{n}.png") for n in ("layers", "det")]
     plot_layers(pictures[0], first, f"Attack A1, {caption}")
     folder = exp / f"a1.{'.'.join(main)}"
@@ -233,7 +259,7 @@ def write_report(
     some = [layers[0], layers[min(4, len(layers) - 1)]]
     curves = [(f"A1, {layer}", folder / f"a1.{layer}.{EASY}.det.tsv") for layer in some]
     curves += [(f"A2, h={h}", exp / "a2" / f"a2.h{h}.{EASY}.det.tsv") for h in second]
-    plot_det(pictures[1], curves, f"Attacks on Part-2, {caption}")
+    plot_det(pictures[1], curves, f"Attacks on Part-2, {activations(main[0])}, {caption}")
     heard = read_each([Row("global", exp / "global", next((exp / "global").glob("decode_valid*")))])
     parts = [
         f"## {caption}",
@@ -247,8 +273,10 @@ def write_report(
         ),
         f"**{caption}: who is in which set** (table 1 of {PAPER}, published figures beside ours)",
         f"```\n{read_text(data / 'partition.txt').rstrip()}\n```",
-        f"{caption}, the global model on held-out utterances of its own speakers: "
-        f"{pooled_line(heard[0])}.",
+        f"{caption}, the global model on its validation data, held-out utterances of its own "
+        "speakers, by which its best rounds and the weights of its search were chosen (so that "
+        f"other utterances cost it more): {pooled_line(heard[0])}.",
+        *weight_lines(heard),
     ]
     for (place, sets), rows in first.items():
         for trials in (EASY, STRICT):
@@ -259,12 +287,13 @@ def write_report(
                     "measures are of means and deviations together.",
                     layer_table(chosen, trials),
                 ]
-    key = ("relu", "part2") if ("relu", "part2") in first else main
-    parts += second_attack(caption, key[0], first[key], second)
+    parts += second_attack(caption, main[0], first[main], second)
     for name, folder in updates:
-        for what, table in updates_tables(name, folder):
-            parts += [f"**{caption}, {what}**", table]
-    titles = ("EER of attack A1 by layer, easy trials", "DET curves, easy trials")
+        parts += updates_tables(caption, name, folder)
+    titles = (
+        "EER of attack A1 by layer, easy trials",
+        f"DET curves, easy trials, {activations(main[0])}",
+    )
     for title, picture in zip(titles, pictures, strict=True):
         parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
     section = "\n\n".join(part.strip() for part in parts)
@@ -275,13 +304,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     for name in ("exp", "data", "results"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--updates", metavar="NAME=DIR", action="append", default=[])
+    parser.add_argument("--updates", metavar="NAME[:ONE]=DIR", action="append", default=[])
     add_page_options(parser)
     options = parser.parse_args()
     page = page_of(parser, options)
     updates = [text.partition("=")[::2] for text in options.updates]
     if not all(name and folder for name, folder in updates):
-        parser.error("--updates: write NAME=DIR")
+        parser.error("--updates: write NAME=DIR or NAME:ONE=DIR")
     with exit_with_message("report.py"):
         folders = [(name, Path(folder)) for name, folder in updates]
         write_report(options.exp, options.data, options.results, page, folders)

@@ -136,7 +136,7 @@ if begins 8; then
 fi
 
 if begins 9; then
-    log "Stage 9: defences on Part-2's models, and what else they give away"
+    log "Stage 9: defences on both parts' models, and what else these give away"
     utils/attack_updates.sh --exp "${exp}/part2" --with "${exp}/part1" --out "${exp}/updates" \
         --indicator "${data}/indicator${iv}" --models "${data}/models.tsv" --part "${parts##* }" \
         --defences "${defences}" --seed "${seed}" --nj "${nj}" --ngpu "${ngpu}"
@@ -144,7 +144,7 @@ fi
 
 if begins 10; then
     updates=()
-    [ ! -e "${exp}/updates/defences.tsv" ] || updates=("Part-1 and Part-2=${exp}/updates")
+    [ ! -e "${exp}/updates/defences.tsv" ] || updates=("Part-1 and Part-2:Part-2=${exp}/updates")
     for other in ${others}; do updates+=("${other}"); done
     local/report.py "${exp}" "${data}" "${results}" --section "${section}" "${mini[@]}" \
         "${updates[@]/#/--updates=}" \
