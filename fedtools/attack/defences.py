@@ -2,7 +2,8 @@
 
     clip=1         shrink it to at most so many times the median norm of the round's updates
     noise=0.5      add Gaussian noise, of so many times the root mean square of the update's values
-                   (with clip, of an update whose norm is the bound's)
+                   (with clip, of an update whose norm is the bound's): to each of n values with a
+                   deviation of noise * norm / sqrt(n)
     bits=8         round each tensor's values to so many bits, evenly from the least to the largest
     keep=A,B       do not send the tensors that a pattern matches, as FedNorm and FedExtract do
     mean=4         secure aggregation of so many clients: only their mean is seen

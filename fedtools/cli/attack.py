@@ -25,6 +25,11 @@ JOB = typer.Option(1, "--job", min=1, help="Which share of the models, from 1.")
 NJ = typer.Option(1, "--nj", min=1, help="Into how many shares they are cut.")
 # As `fedtools.attack.layers.PARTS`, which imports torch.
 Part = Literal["affine", "relu"]
+UNITS = (
+    "clip=1 is the median norm of the round's updates; noise=z has a standard deviation of "
+    "z * bound / sqrt(n), n being the update's number of values, and without clip of z times its "
+    "own root mean square. BatchNorm statistics are clipped and noised each by a norm of its own."
+)
 PART = typer.Option("relu", help="Of a TDNN's layers: affine, or relu, what follows it.")
 
 
@@ -124,7 +129,7 @@ def footprints(
     defence: str = typer.Option(
         "",
         help="What clients do to updates first: clip=1+noise=0.5, bits=8, keep=A,B, mean=4. "
-        "BatchNorm statistics are clipped and noised each by a norm of its own.",
+        f"{UNITS}",
     ),
     seed: int = typer.Option(0, min=0, help="Of a defence's noise and groups."),
     job: int = JOB,
@@ -274,7 +279,7 @@ def utility(
     out: Path = typer.Argument(..., metavar="TSV", help="A row for each defence."),
     round_: int = typer.Option(..., "--round", min=1, help="In which models were sent."),
     defence: list[str] = typer.Option(
-        ..., help="none, clip=1+noise=0.5, bits=8, keep=A,B; may come several times."
+        ..., help=f"none, clip=1+noise=0.5, bits=8, keep=A,B; may come several times. {UNITS}"
     ),
     split: str = typer.Option("valid", help="Of the experiment's data, to measure on."),
     seed: int = typer.Option(0, min=0, help="Of noise."),
