@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,11 @@ from safetensors.numpy import load_file, save_file
 
 from fedtools.attack.prints import Look, Prints, read_footprints, write_footprints
 from fedtools.attack.verify import COLUMNS as VERIFIED
-from fedtools.attack.verify import known_speakers, make_trials
+from fedtools.attack.verify import known_speakers, make_trials, read_models
 from fedtools.attack.victims import find_victims
 from fedtools.federation.base import open_federation
 from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir
+from fedtools.files.datadir import DataDir, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.messages import COLUMNS
 from fedtools.files.tables import read_tsv
@@ -157,6 +158,28 @@ def test_mistakes_are_told(world, tmp_path):
         one.unlink()
     with pytest.raises(UserError, match=r"not there any more.*keep_updates: true"):
         find_victims(open_federation(path), [1])
+
+
+def test_persons_of_the_indicator_are_in_no_training(world, tmp_path, monkeypatch):
+    """Where speakers are talks, of which a person may have several."""
+    for name in ("train", "indicator"):
+        shutil.copytree(world / name, tmp_path / name)
+    add_persons(tmp_path / "train", {"ann": "Eve"})
+    federation, indicator = open_federation(world / "exp"), tmp_path / "indicator"
+    monkeypatch.setattr(federation, "data_path", tmp_path.joinpath)
+    write_footprints(federation, indicator, tmp_path / "unknown", Look([1]))
+    add_persons(indicator, {"xen": "Xenia"})
+    write_footprints(federation, indicator, tmp_path / "apart", Look([1]))
+    add_persons(indicator, {"xen": "Eve"})
+    with pytest.raises(UserError, match=r"indicator/utt2person: 'Eve' is also in .*train/utt2pers"):
+        write_footprints(federation, indicator, tmp_path / "out", Look([1]))
+
+
+def add_persons(path: Path, persons: dict[str, str]) -> None:
+    """Write utt2person: what utterances' names begin with, of whom some are somebody else."""
+    names = {utt: utt[:3] for utt in DataDir.read(path).utterances}
+    table = {utt: persons.get(name, name) for utt, name in names.items()}
+    write_table(path / "utt2person", table)
 
 
 def test_fewer_jobs_leave_nothing_of_more(world, tmp_path):
@@ -301,6 +324,25 @@ def test_strict_trials(looked, world, tmp_path):
     table.write_text("".join(lines).replace("\tdan\t", "\teve\t"))
     done = inside("attack", "a1", out, out, "--models", table)
     done.fails(1, "models.tsv: 'dan-m1-r0001' is of 'dan'")
+
+
+def test_two_talks_of_a_person_are_in_no_trial(tmp_path):
+    """Where a speaker is a talk, they are neither of one speaker nor of two people."""
+    table, lines = tmp_path / "models.tsv", ["model\tspeaker\tgender\tperson\ttalks\n"]
+    for talk in ("ann1", "ann2", "bob1"):
+        lines += [f"{talk}-m{n}\t{talk}\tf\t{talk[:3]}\t{talk}\n" for n in (1, 2)]
+    table.write_text("".join(lines))
+    models = read_models(table)
+    trials = make_trials(models, others=0)
+    pairs = list(zip(trials.enrolled, trials.test, trials.targets, strict=True))
+    assert [pair[:2] for pair in pairs if pair[2]] == [
+        (f"{talk}-m1", f"{talk}-m2") for talk in ("ann1", "ann2", "bob1")
+    ]
+    rest = [{one[:3], other[:3]} for one, other, target in pairs if not target]
+    assert rest == [{"ann", "bob"}] * 8
+    # Without that column nothing is known of it.
+    unknown = {name: replace(model, person="") for name, model in models.items()}
+    assert sum(~make_trials(unknown, others=0).targets) == 12
 
 
 def test_few_target_trials_are_warned_of(world, tmp_path):

@@ -43,15 +43,19 @@ _POINTS = 1000
 
 @dataclass(frozen=True)
 class Model:
-    """What is known of a model for trials: gender "" and no talks where nothing is."""
+    """What is known of a model for trials: "" and no talks where nothing is.
+
+    A speaker may be a talk, and then several of them be of one person.
+    """
 
     speaker: str
     gender: str = ""
     talks: frozenset[str] = frozenset()
+    person: str = ""
 
 
 def read_models(path: str | Path) -> dict[str, Model]:
-    """model -> what a table says of it; it may have other columns than `MODEL_COLUMNS`, too."""
+    """model -> what a table says of it; beside `MODEL_COLUMNS` it may have `person` and others."""
     rows = read_tsv(path, None)
     if not rows or not set(MODEL_COLUMNS) <= rows[0].keys():
         raise UserError(f"no table of {', '.join(MODEL_COLUMNS)}", path=path, line=1)
@@ -61,7 +65,7 @@ def read_models(path: str | Path) -> dict[str, Model]:
             raise UserError(f"{row['model']!r} comes twice", path=path, line=line)
         gender = row["gender"] if row["gender"] in ("m", "f") else ""
         talks = frozenset(row["talks"].split(","))
-        found[row["model"]] = Model(row["speaker"], gender, talks)
+        found[row["model"]] = Model(row["speaker"], gender, talks, row.get("person", ""))
     return found
 
 
@@ -71,7 +75,8 @@ def make_trials(
     """Pairs of models.
 
     Args:
-        models: by name; one of a speaker with one model is in no target trial.
+        models: by name; one of a speaker with one model is in no target trial. Two of one person,
+            but of two speakers, are in no trial.
         others: trials of two speakers, drawn at random; all if there are no more, or with 0.
         seed: of the draw.
         strict: target trials share no talk, and the two speakers of the others are of one sex.
@@ -85,6 +90,8 @@ def make_trials(
         if a.speaker == b.speaker:
             if not strict or not a.talks & b.talks:
                 targets.append((one, other))
+        elif a.person and a.person == b.person:
+            continue
         elif not strict or (a.gender and a.gender == b.gender):
             rest.append((one, other))
     if others and others < len(rest):

@@ -20,6 +20,7 @@ from fedtools.federation.base import Federation
 from fedtools.federation.kws import KwsFederation, tensors_of
 from fedtools.federation.model import ModelFederation
 from fedtools.files.clips import Clips
+from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
 from fedtools.files.messages import Message, Refusal, read_messages
 from fedtools.files.perturb import speakers_of
@@ -126,6 +127,17 @@ def speakers_of_clients(federation: Federation) -> dict[str, str]:
     return found
 
 
+def _check_persons(indicator: Path, train: Path) -> None:
+    """Where a speaker is a talk, it is `utt2person` that tells who is in both."""
+    tables = [path / "utt2person" for path in (indicator, train)]
+    if not all(table.exists() for table in tables):
+        return
+    one, other = (set(read_table(table).values()) for table in tables)
+    if shared := one & other:
+        problem = f"{min(shared)!r} is also in {tables[1]}"
+        raise UserError(problem, path=tables[0], remedy="give speech of other people")
+
+
 def make_probe(
     federation: ModelFederation, number: int, indicator: Path, held: int, clips_at_once: int = 64
 ) -> tuple[Probe, set[str]]:
@@ -137,6 +149,9 @@ def make_probe(
         held: personalised models in memory at a time.
         clips_at_once: of an input of keyword networks; which frames are of one clip cannot be seen
             in the activations of several.
+
+    Raises:
+        UserError: if a person of the Indicator is in the training data, by `utt2person`.
     """
     federation.load_shared(number)
     models = [copy.deepcopy(federation.model).eval() for _ in range(1 + held)]
@@ -154,6 +169,7 @@ def make_probe(
             # Normalisation works in place.
             model.encode(given[0].clone(), given[1])
 
+        _check_persons(indicator, federation.data_path("train"))
         people = set(speakers_of(data, data.utterances))
         return Probe(models, lambda model: model.state_dict(), encode, utterances), people
     if not isinstance(federation, KwsFederation):
