@@ -17,10 +17,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fedtools.attack.clustering import nearest, sort_speakers, vote
-from fedtools.attack.features import Window, open_victim, window
+from fedtools.attack.features import Victim, Window, one_of_each, open_victim, window
 from fedtools.attack.figures import COLUMNS, Figure, Speakers
 from fedtools.attack.inversion import Inverter, read_server_data
 from fedtools.attack.retrieval import find_speakers
+from fedtools.attack.run import Options, attack_speakers
 from fedtools.federation.base import open_federation
 from fedtools.files.ark import FeatureReader, write_ark
 from fedtools.files.datadir import DataDir
@@ -207,6 +208,33 @@ def test_vectors_without_speakers_are_at_chance(seed):
         assert figure.low <= figure.chance <= figure.high, figure
 
 
+def test_copies_of_a_recording_are_no_other_audio(tmp_path):
+    """Nearly the same three times, and nothing of the speaker: found and sorted by chance alone."""
+    random = np.random.default_rng(5)
+    speakers, each, copies = 12, 20, ("", "sp0.9-", "sp1.1-")
+    numbers = np.tile(np.repeat(np.arange(speakers), each), len(copies))
+    names = [f"{copy}{n:03d}" for copy in copies for n in range(speakers * each)]
+    once = random.normal(size=(2, speakers * each, 16))
+    kinds = {
+        kind: np.tile(values, (len(copies), 1)) + random.normal(0, 0.01, (len(names), 16))
+        for kind, values in zip(("unadapted", "personalised"), once, strict=True)
+    }
+    recorded = one_of_each(names, {name: name[-3:] for name in names})
+    victim = Victim("c", [f"s{n}" for n in range(speakers)], numbers, None, None, None, recorded)
+    found = by_name(attack_speakers(victim, kinds, tmp_path, Options(resamples=200)))
+    assert len(found) == 18
+    for (_, measure), figure in found.items():
+        assert figure.utterances == speakers * each
+        if measure in ("top1%", "kNN%"):
+            # Three standard deviations of 240 utterances at 8 %; the copies would make 100.
+            assert figure.value == pytest.approx(figure.chance, abs=5.4), figure
+
+
+def test_of_a_recording_that_was_drawn_at_some_speeds_one_is_taken():
+    names = ["b", "sp0.9-a", "sp0.9-b", "sp0.9-c", "sp1.1-a"]
+    assert one_of_each(names, {name: name[-1] for name in names}).tolist() == [0, 1, 3]
+
+
 def test_chance_of_other_audio_leaves_the_query_out():
     one, other, speakers = drawn(0.0, 0)
     found = by_name(find_speakers(one, other, speakers))
@@ -385,6 +413,27 @@ def at_speeds(whole: DataDir, path: Path, names: list[str]) -> Path:
     path.mkdir()
     data.write()
     return path
+
+
+def test_speakers_are_looked_for_in_one_copy_of_a_recording(unchanged, world, tmp_path):
+    """The same figures as of an experiment without the copies."""
+    whole = DataDir.read(world / "train")
+    for name in ("c.yaml", "tokens"):
+        (tmp_path / name).symlink_to(world / name)
+    data = DataDir.read(at_speeds(whole, tmp_path / "train", whole.utterances), "utt2spk")
+    for prefix in ("", "sp0.9-"):
+        data.text |= {prefix + name: text for name, text in whole.text.items()}
+        data.utt2client |= {prefix + name: client for name, client in whole.utt2client.items()}
+    data.write()
+    more = ("--set", "training.batch_bins=1", "--start", unchanged / "init.safetensors")
+    path = begin(tmp_path, tmp_path / "exp", *more, stage1=0)
+    inside("rounds", path, "--to", "1").ok()
+    once, copied = (attack(one, tmp_path / one.name) for one in (unchanged, path))
+    assert once.keys() == copied.keys()
+    for key, row in once.items():
+        speakers = key[1].startswith(("I,", "II,"))
+        expected = row if speakers else row | {"utterances": f"{2 * int(row['utterances'])}"}
+        assert copied[key] == expected
 
 
 def test_speech_of_one_server_speaker_is_held_out_at_all_speeds(world, done, tmp_path):

@@ -7,7 +7,7 @@ because the seed of the experiment gives it; the attacker does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED
-from fedtools.files.perturb import speakers_of
+from fedtools.files.perturb import speakers_of, unperturbed
 from fedtools.files.sent_features import feature_paths, open_features, sent_names
 from fedtools.methods.decouplefl import DecoupleFL
 from fedtools.models.asr import INPUT_SIZE, shortest_input
@@ -46,6 +46,7 @@ class Victim:
         texts: the transcripts; None if there are none.
         audio: filterbanks of the utterances.
         sent: the features that the client sent of them, in the same order.
+        recorded: indices of utterances, one of each recording, which may be there at many speeds.
     """
 
     client: str
@@ -54,6 +55,7 @@ class Victim:
     texts: list[str] | None
     audio: Utterances
     sent: Utterances
+    recorded: np.ndarray
 
 
 class Window(NamedTuple):
@@ -166,7 +168,21 @@ def open_victim(
         _texts(text or data.path / "text", names, required=text is not None),
         federation.gather(data, names, labelled=False),
         federation.gather_sent(features, sent),
+        one_of_each(names, unperturbed(data)),
     )
+
+
+def one_of_each(names: Sequence[str], recordings: Mapping[str, str]) -> np.ndarray:
+    """Indices of utterances, one of each recording: as it was recorded, where that is there.
+
+    Args:
+        recordings: utterance -> its name at speed 1.
+    """
+    chosen: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if recordings[name] not in chosen or recordings[name] == name:
+            chosen[recordings[name]] = index
+    return np.sort(list(chosen.values()))
 
 
 def bins_of(federation: AsrFederation) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +116,12 @@ def attack_client(
     """
     speakers = Speakers(victim.speakers, options.resamples, options.seed, victim.client)
     if speakers.count > 1:
-        yield from _attack_speakers(federation, victim, speakers, out, options)
+        count = len(victim.speakers)
+        kinds: dict[str, np.ndarray] = {
+            "unadapted": vectors(unadapted(federation, victim.audio), count),
+            "personalised": vectors(as_sent(federation, victim.sent), count),
+        }
+        yield from attack_speakers(victim, kinds, out, options)
     else:
         _say(victim.client, "one speaker, whom the client's name gives away: no attacks I and II")
     if victim.texts is None:
@@ -127,14 +132,21 @@ def attack_client(
         yield from inversion.invert(federation, inverter, victim, speakers)
 
 
-def _attack_speakers(
-    federation: AsrFederation, victim: Victim, speakers: Speakers, out: Path, options: Options
+def attack_speakers(
+    victim: Victim, kinds: Mapping[str, np.ndarray], out: Path, options: Options
 ) -> Iterator[Figure]:
-    count = len(victim.speakers)
-    kinds: dict[str, np.ndarray] = {
-        "unadapted": vectors(unadapted(federation, victim.audio), count),
-        "personalised": vectors(as_sent(federation, victim.sent), count),
-    }
+    """The figures of attacks I and II, and the picture of speakers.
+
+    Of a recording that was sent at many speeds, one utterance is taken: the others are no other
+    audio of its speaker.
+
+    Args:
+        kinds: "unadapted" and "personalised" vectors of all of the victim's utterances.
+    """
+    own = victim.recorded
+    victim = replace(victim, speakers=victim.speakers[own])
+    kinds = {kind: kinds[kind][own] for kind in ("unadapted", "personalised")}
+    speakers = Speakers(victim.speakers, options.resamples, options.seed, victim.client)
     yield from find_speakers(*kinds.values(), speakers)
     # The same random numbers for both, which are to be compared.
     key = options.seed, "attack", victim.client
