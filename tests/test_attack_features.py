@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from fedtools.attack.clustering import nearest, sort_speakers, vote
 from fedtools.attack.features import Victim, Window, one_of_each, open_victim, window
-from fedtools.attack.figures import COLUMNS, Figure, Speakers
+from fedtools.attack.figures import COLUMNS, Figure, Speakers, over_clients
 from fedtools.attack.inversion import Inverter, read_server_data
 from fedtools.attack.retrieval import find_speakers
 from fedtools.attack.run import Options, attack_speakers
@@ -249,6 +249,61 @@ def test_intervals_want_ten_speakers():
             assert np.isfinite([figure.low, figure.high]).all() == known
 
 
+@pytest.mark.parametrize(
+    "sizes", [(7, 7, 6), (10, 4, 1, 1, 1), (1,) * 12], ids=["few", "some alone", "all alone"]
+)
+def test_the_mean_over_clients_has_an_interval_of_all_speakers(sizes):
+    """Each speaker has an utterance, and a client's value is their mean."""
+    random = np.random.default_rng(3)
+    values = [random.normal(50 + 2 * n, 10, size) for n, size in enumerate(sizes)]
+    figures = []
+    for n, one in enumerate(values):
+        speakers = Speakers(np.arange(len(one)), 20_000, 0, f"c{n}")
+        figures.append(speakers.ratio("III", "WER%", one, np.ones(len(one)), 30.0 + n))
+    (found,) = over_clients(figures, 0)
+    assert found.value == pytest.approx(np.mean([one.mean() for one in values]))
+    assert found.chance == pytest.approx(30 + (len(sizes) - 1) / 2)
+    assert found.speakers == found.utterances == sum(sizes)
+    # Clients of one speaker are drawn from each other, and count as the clients that they are.
+    alone = np.concatenate([one for one in values if len(one) == 1] or [[]])
+    groups = [(one, 1) for one in values if len(one) > 1] + [(alone, len(alone))] * any(alone)
+    total = sum(
+        clients * one[random.integers(0, len(one), (50_000, len(one)))].mean(1)
+        for one, clients in groups
+    )
+    low, high = np.percentile(total / len(values), [2.5, 97.5])
+    assert [found.low, found.high] == pytest.approx([low, high], abs=0.03 * (high - low))
+
+
+def test_the_mean_over_clients_wants_ten_speakers_and_values():
+    def figure(count: int, value: float) -> Figure:
+        speakers = Speakers(np.arange(count), 50, 0, "c")
+        return speakers.ratio("III", "WER%", value * np.ones(count), np.ones(count))
+
+    nine, ten = (over_clients([figure(5, 1.0), figure(n, 2.0)], 0)[0] for n in (4, 5))
+    assert np.isnan([nine.low, nine.high]).all() and nine.value == 1.5
+    assert (ten.low, ten.high, ten.speakers) == (1.5, 1.5, 10)
+    assert over_clients([figure(10, np.nan), figure(10, 2.0)], 0)[0].value == 2
+    assert over_clients([figure(10, np.nan)], 0) == []
+
+
+@pytest.mark.parametrize(("count", "known"), [(2, False), (5, True)])
+def test_draws_of_one_speaker_alone_say_nothing_of_attacks_on_speakers(count, known):
+    """Of two speakers that is every other draw: too many for an interval of the mean."""
+    one, other, speakers = drawn(1.0, 0, count, 10)
+    of_many = (speakers.draws > 0).sum(1) > 1
+    assert 0 < (~of_many).sum() < 300
+    figures = [*find_speakers(one, other, speakers), *sort_speakers("II", other, speakers, (0,))]
+    for figure in figures:
+        (mean,) = over_clients([figure] * 5, 0)
+        lost = np.isnan(figure.drawn)
+        if figure.measure in ("EER%", "NMI", "ARI"):
+            assert (lost == ~of_many).all()
+            assert np.isfinite([mean.low, mean.high]).all() == known
+        else:
+            assert not lost.any() and mean.low <= mean.value <= mean.high
+
+
 def test_speakers_of_one_utterance_ask_for_no_other():
     random = np.random.default_rng(0)
     speakers = Speakers(np.array([0, 0, 1, 2]), 50, 0, "c")
@@ -273,11 +328,16 @@ def test_neighbours_vote_and_the_nearest_breaks_ties():
 def test_all_attacks(done, world, tmp_path):
     """Speakers' patterns get through, and so does the speech once features are rescaled."""
     rows = attack(done, tmp_path / "out", "--server-data", world / "server", "--epochs", "40")
-    assert {client for client, *_ in rows} == {"-", *SPEAKERS}
+    assert {client for client, *_ in rows} == {"-", *SPEAKERS, "average"}
     neighbours = rows["au", "II, personalised", "kNN%"]
     assert float(neighbours["low"]) > float(neighbours["chance"])
     assert (neighbours["speakers"], neighbours["utterances"]) == ("12", "48")
     assert rows["en", "II, personalised", "kNN%"]["low"] == "-"
+    mean, own = (rows[client, "II, personalised", "kNN%"] for client in ("average", "en"))
+    between = (float(neighbours["value"]) + float(own["value"])) / 2
+    assert float(mean["value"]) == pytest.approx(between, abs=0.01)
+    assert (mean["speakers"], mean["utterances"]) == ("15", "60")
+    assert float(mean["chance"]) < float(mean["low"]) <= between <= float(mean["high"])
     of_one = {attack for client, attack, _ in rows if client == "in"}
     assert all(attack.startswith(("III", "IV")) for attack in of_one)
     for client in SPEAKERS:

@@ -639,20 +639,26 @@ def test_printed_tables_are_aligned():
 
 
 def test_attacks_are_means_over_clients_and_spread_over_seeds(tmp_path, cli):
+    """What each seed's table says of the average; nothing of single clients, or the server."""
     columns = ("client", "attack", "measure", "value", "low", "high", "chance")
-    seeds = {"0": ("20.00", "40.00"), "1": ("30.00", "50.00")}
-    for seed, values in seeds.items():
-        rows = [("-", "IV", "MCD dB", "1.00", "-", "-", "7.00")]
-        for client, value in zip(("au", "en"), values, strict=True):
-            rows.append((client, "I", "top1%", value, "-", "-", "10.00"))
-            rows.append((client, "II", "NMI", "-" if client == "au" else "0.5", "-", "-", "-"))
+    seeds = {"0": ("30.00", "20.00", "40.00"), "1": ("40.00", "26.00", "48.00")}
+    for seed, (value, low, high) in seeds.items():
+        rows = [
+            ("-", "IV", "MCD dB", "1.00", "-", "-", "7.00"),
+            ("au", "I", "top1%", "99.00", "98.00", "100.00", "10.00"),
+            ("average", "I", "top1%", value, low, high, "10.00"),
+            ("average", "II", "NMI", "0.5", *(("-", "-") if seed == "0" else (".4", ".6")), "-"),
+        ]
         write_tsv(tmp_path / seed, columns, [dict(zip(columns, row, strict=True)) for row in rows])
     pairs = [f"A={tmp_path / '0'}", f"A={tmp_path / '1'}", f"B={tmp_path / '1'}"]
     cli("attack", "merge", tmp_path / "out.tsv", *pairs).ok()
     assert (tmp_path / "out.tsv").read_text().splitlines() == [
         "Attack\tMeasure\tChance\tA\tB",
-        "I\ttop1%\t10.0\t35.0 ± 7.1\t40.0",
-        "II\tNMI\t-\t0.50 ± 0.00\t0.50",
+        "I\ttop1%\t10.0\t35.0 ± 7.1 [23.0, 44.0]\t40.0 [26.0, 48.0]",
+        "II\tNMI\t-\t0.50 ± 0.00\t0.50 [0.40, 0.60]",
     ]
     (tmp_path / "0").write_text("client\tvalue\nau\t1\n")
     cli("attack", "merge", tmp_path / "out.tsv", *pairs).fails(1, "0:2: no row of attack features")
+    write_tsv(tmp_path / "0", columns, [dict.fromkeys(columns, "1")])
+    merged = cli("attack", "merge", tmp_path / "out.tsv", *pairs)
+    merged.fails(1, "0: no row of average", "run fedtools attack features again")

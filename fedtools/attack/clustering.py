@@ -55,15 +55,16 @@ def sort_speakers(
     chance /= _PERMUTATIONS
     right = (vote(numbers[near]) == numbers).astype(float)
     yield speakers.ratio(attack, "kNN%", right, np.ones(len(right)), 100 * float(chance[0]), 100)
-    drawn = (
-        resampled_information(counts, speakers.draws),
-        np.array([adjusted_rand_index(counts, one) for one in speakers.draws]),
-    )
+    # Of one speaker alone nothing can be sorted.
+    several = (speakers.draws > 0).sum(1) > 1
+    draws = speakers.draws[several]
+    drawn = np.full((2, len(several)), np.nan)
+    drawn[0, several] = resampled_information(counts, draws)
+    drawn[1, several] = [adjusted_rand_index(counts, one) for one in draws]
     values = mutual_information(counts), adjusted_rand_index(counts)
     levels = chance[1:].tolist()
-    for name, value, draws, expected in zip(("NMI", "ARI"), values, drawn, levels, strict=True):
-        bounds = speakers.bounds(draws, speakers.count)
-        yield Figure(attack, name, value, *bounds, expected, speakers.count, len(numbers))
+    for name, value, found, expected in zip(("NMI", "ARI"), values, drawn, levels, strict=True):
+        yield speakers.figure(attack, name, value, found, expected, speakers.count, len(numbers))
 
 
 def nearest(vectors: np.ndarray, neighbours: int) -> np.ndarray:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fedtools.score.bootstrap import MIN_SPEAKERS, interval, speaker_draws
+from fedtools.score.bootstrap import MIN_SPEAKERS, draws_of, interval
 
 COLUMNS = (
     "client",
@@ -21,13 +22,16 @@ COLUMNS = (
     "utterances",
 )
 _UNKNOWN = (math.nan, math.nan)
+# Of a client's draws so many may have no value; of two speakers half have one speaker alone.
+_MOST_LOST = 0.05
 
 
 class Figure(NamedTuple):
     """One measure of one attack; NaN is what is not known.
 
     `low` and `high` bound a 95 % interval; `chance` is what vectors that know nothing would give;
-    `speakers` and `utterances` are those that the value is a mean over.
+    `speakers` and `utterances` are those that the value is a mean over, and `drawn`, (draws,), are
+    the values of draws of the speakers.
     """
 
     attack: str
@@ -38,6 +42,7 @@ class Figure(NamedTuple):
     chance: float
     speakers: int
     utterances: int
+    drawn: np.ndarray
 
     def row(self, client: str) -> dict[str, object]:
         """The columns of `COLUMNS`, written out: % and dB with two digits, others with four."""
@@ -63,11 +68,21 @@ class Speakers:
     def __init__(self, numbers: np.ndarray, resamples: int, seed: int, name: str):
         self.numbers = numbers
         self.count = int(numbers.max()) + 1
-        self.draws = speaker_draws(self.count, resamples, seed, name)
+        self.draws = draws_of(self.count, resamples, seed, name)
 
-    def bounds(self, values: np.ndarray, speakers: int) -> tuple[float, float]:
-        """The interval of (draws,) values; unknown if they are of too few speakers."""
-        return _UNKNOWN if speakers < MIN_SPEAKERS else interval(values)
+    def figure(
+        self,
+        attack: str,
+        measure: str,
+        value: float,
+        drawn: np.ndarray,
+        chance: float,
+        speakers: int,
+        utterances: int,
+    ) -> Figure:
+        """A measure with its interval; unknown if it is of too few speakers."""
+        bounds = _UNKNOWN if speakers < MIN_SPEAKERS else interval(drawn)
+        return Figure(attack, measure, value, *bounds, chance, speakers, utterances, drawn)
 
     def ratio(
         self,
@@ -91,6 +106,59 @@ class Speakers:
             value = factor * float(np.divide(sums.sum(), counts.sum()))
             drawn = factor * np.divide(*(self.draws @ one for one in by_speaker))
         speakers = int((by_speaker[1] > 0).sum())
-        bounds = self.bounds(np.where(np.isfinite(drawn), drawn, np.nan), speakers)
+        drawn = np.where(np.isfinite(drawn), drawn, np.nan)
         value = value if math.isfinite(value) else math.nan
-        return Figure(attack, measure, value, *bounds, chance, speakers, int((counts > 0).sum()))
+        utterances = int((counts > 0).sum())
+        return self.figure(attack, measure, value, drawn, chance, speakers, utterances)
+
+
+def over_clients(figures: Iterable[Figure], seed: int) -> list[Figure]:
+    """The mean over clients of each measure, with an interval of all of their speakers.
+
+    Speakers are drawn within each client, as in `fedtools.score.bootstrap.resample`, and clients of
+    one speaker from each other, where all together have 10 speakers. In simulations 95 % intervals
+    hold the truth in 90 % of the cases with three clients of six to eight speakers, in 77 % with
+    six of two. There is none where too many draws of a client have no value, as those of one
+    speaker alone have none in attacks on speakers.
+
+    Args:
+        figures: of all clients; those without a value are not counted.
+        seed: of the draws of clients of one speaker.
+    """
+    found: dict[tuple[str, str], list[Figure]] = {}
+    for figure in figures:
+        if not math.isnan(figure.value):
+            found.setdefault((figure.attack, figure.measure), []).append(figure)
+    return [_mean(of_clients, seed) for of_clients in found.values()]
+
+
+def _mean(figures: Sequence[Figure], seed: int) -> Figure:
+    single = np.array([one.value for one in figures if one.speakers == 1])
+    several = [one.drawn for one in figures if one.speakers != 1]
+    total = sum(map(_known, several))
+    if len(single):
+        often = draws_of(len(single), len(figures[0].drawn), seed, "clients of one speaker")
+        total = total + often @ single
+    drawn = total / len(figures)
+    speakers = sum(one.speakers for one in figures)
+    value, chance = (
+        float(np.mean([getattr(one, name) for one in figures])) for name in ("value", "chance")
+    )
+    lost = max((np.isnan(one).mean() for one in several), default=0)
+    few = speakers < MIN_SPEAKERS or lost > _MOST_LOST
+    bounds = _UNKNOWN if few else interval(drawn)
+    utterances = sum(one.utterances for one in figures)
+    return figures[0]._replace(
+        value=value, low=bounds[0], high=bounds[1], chance=chance, speakers=speakers,
+        utterances=utterances, drawn=drawn,
+    )  # fmt: skip
+
+
+def _known(drawn: np.ndarray) -> np.ndarray:
+    """Draws that have no value give way to others."""
+    known = drawn[~np.isnan(drawn)]
+    if not len(known):
+        return drawn
+    filled = drawn.copy()
+    filled[np.isnan(drawn)] = np.resize(known, len(drawn) - len(known))
+    return filled

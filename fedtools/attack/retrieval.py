@@ -62,7 +62,7 @@ def _trials(
     queries, own = int(known.sum()), len(np.unique(numbers[known]))
     value = equal_error_rate(scores[used], wanted[used])
     drawn = resampled_error_rates(scores, used, numbers, numbers, speakers.draws)
-    yield Figure(attack, "EER%", value, *speakers.bounds(drawn, own), 50.0, own, queries)
+    yield speakers.figure(attack, "EER%", value, drawn, 50.0, own, queries)
     ranks = first_ranks(scores, wanted, used)
     items = int(used[0].sum())
     rates = {

@@ -20,7 +20,7 @@ from fedtools.attack.features import (
     unadapted,
     vectors,
 )
-from fedtools.attack.figures import COLUMNS, Figure, Speakers
+from fedtools.attack.figures import COLUMNS, Figure, Speakers, over_clients
 from fedtools.attack.picture import draw_speakers
 from fedtools.attack.retrieval import find_speakers
 from fedtools.attack.transcripts import read_transcripts
@@ -29,6 +29,7 @@ from fedtools.federation.base import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.tables import write_tsv
+from fedtools.score.bootstrap import AVERAGE
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,13 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
         speakers = Speakers(numbers, options.resamples, options.seed, SERVER_ROW)
         for figure in inversion.held_out(federation, inverter, held, speakers):
             rows.append(figure.row(SERVER_ROW))
+    found: list[Figure] = []
     for client in senders:
         victim = open_victim(federation, number, client, options.utterances, options.text)
-        figures = attack_client(federation, number, victim, inverter, out, options)
+        figures = list(attack_client(federation, number, victim, inverter, out, options))
         rows += [figure.row(client) for figure in figures]
+        found += figures
+    rows += [figure.row(AVERAGE) for figure in over_clients(found, options.seed)]
     write_tsv(out / "attacks.tsv", COLUMNS, rows)
     return rows
 

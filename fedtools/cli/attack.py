@@ -83,7 +83,7 @@ def attack_features(
 
     I: find the features of a speaker by other audio of the speaker. II: sort them by speaker. III:
     transcribe them with the server's classifier. IV: make filterbanks of them again. Intervals are
-    95 %, over speakers, where there are 10 or more.
+    95 %, over speakers, where there are 10 or more; the last rows are means over clients.
     """
     from fedtools.attack.figures import COLUMNS
     from fedtools.attack.run import Options
@@ -104,7 +104,7 @@ def merge_attacks(
         ..., metavar="NAME=ATTACKS.tsv...", help="Those of one name are seeds."
     ),
 ) -> None:
-    """Attacks on several experiments side by side: the means over their clients."""
+    """Attacks on several experiments side by side: means over clients, with 95 % intervals."""
     from fedtools.cli.report import pair
     from fedtools.report.attacks import merge_attacks as merge
 

@@ -92,6 +92,11 @@ def speaker_draws(speakers: int, resamples: int, seed: int, name: str) -> np.nda
     """How often each speaker is drawn, (resamples, speakers); NaN if they are too few."""
     if speakers < MIN_SPEAKERS:
         return np.full((resamples, speakers), np.nan)
+    return draws_of(speakers, resamples, seed, name)
+
+
+def draws_of(speakers: int, resamples: int, seed: int, name: str) -> np.ndarray:
+    """The same of however few speakers, as they are drawn within each of several clients."""
     draws = generator(seed, "bootstrap", name)
     counts = draws.multinomial(speakers, np.full(speakers, 1 / speakers), resamples)
     # Floats, because numpy multiplies matrices of integers without BLAS; the sums stay exact.

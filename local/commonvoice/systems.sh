@@ -168,7 +168,8 @@ report_rows() {
         rows+=(--picture "${name}=${pictures}-cross.png")
     fi
     [ "${attacks}" = true ] || return 0
-    name="attacks on the features that clients send, means over clients; README.md says what they are"
+    name="attacks on the features that clients send: means over clients, with 95 % intervals by bootstrap"
+    name+=" over speakers; README.md says what they are"
     rows+=(--table "${name}=${exp}/attacks.tsv")
     for path in "${pictures}"-tsne-*.png; do
         [ -s "${path}" ] || continue
