@@ -36,6 +36,7 @@ from test_asr_methods import (
 from torch import Tensor, nn
 
 from fedtools.client.invariance import SpeakerClassifier, turned_round
+from fedtools.files.keyed import seed64
 from fedtools.files.sent_features import write_features
 from fedtools.models.asr import build_model, log_posteriors
 from fedtools.models.cut import Cut
@@ -87,8 +88,15 @@ def collapsed(frames: Tensor) -> list[int]:
 class Student:
     """A model and its teacher on all utterances of a client, as anybody would write it."""
 
-    def __init__(self, world: Path, *clients: str, trained: tuple[str, ...] = ("",)):
-        self.model, self.teacher = (build_model(model_of(0.0), tokens_of(world)) for _ in range(2))
+    def __init__(
+        self,
+        world: Path,
+        *clients: str,
+        trained: tuple[str, ...] = ("",),
+        options: dict | None = None,
+    ):
+        options = options or model_of(0.0)
+        self.model, self.teacher = (build_model(options, tokens_of(world)) for _ in range(2))
         self.batch = batch_of(world, "train", *clients)
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(name.startswith(trained))
@@ -117,13 +125,16 @@ class Student:
         loss, _, _ = self.model(**batch | {"text": text, "text_lengths": lengths})
         return loss.sum()
 
+    def backward(self) -> None:
+        self.loss().backward()
+
     def step(self) -> None:
         self.model.train()
         self.steps += 1
         warm = WARMUP**0.5 * min(self.steps**-0.5, self.steps * WARMUP**-1.5)
         self.optimizer.param_groups[0]["lr"] = RATE * warm
         self.optimizer.zero_grad()
-        self.loss().backward()
+        self.backward()
         nn.utils.clip_grad_norm_(self.parameters, CLIP)
         self.optimizer.step()
         new = dict(self.model.named_parameters())
@@ -156,6 +167,35 @@ def test_a_teacher_labels_and_follows(world, tmp_path):
         for _ in range(3):
             student.step()
         assert_near(final(path, client, 3), student.state(), begun)
+
+
+def masking(folder: Path, width: int) -> dict:
+    """A model's options, and their file, with a SpecAugment of no chance: of so many bins and one
+    more all but the last are masked."""
+    conf = {"apply_time_warp": False, "apply_time_mask": False, "num_freq_mask": 1}
+    conf["freq_mask_width_range"] = [width, width + 1]
+    model = model_of(0.0) | {"specaug": "specaug", "specaug_conf": conf}
+    simulated.config_file(folder / "masked.yaml", model=model, training=TRAINING)
+    return model
+
+
+def link(world: Path, folder: Path) -> Path:
+    """A world of the same files, for other configurations."""
+    for name in ("train", "valid", "tokens", "start.safetensors"):
+        (folder / name).symlink_to(world / name)
+    return folder
+
+
+def test_a_teacher_hears_what_is_masked_for_the_student(world, tmp_path):
+    options = masking(link(world, tmp_path), simulated.BINS - 1)
+    path = start(tmp_path, tmp_path / "exp", "client", config="masked")
+    inside("rounds", path, "--to", "2").ok()
+    begun = load_file(path / "init.safetensors")
+    student = Student(world, "au", options=options)
+    student.begin(begun)
+    for _ in range(2):
+        student.step()
+    assert_near(final(path, "au", 2), student.state(), begun)
 
 
 def test_a_teacher_may_begin_anew_in_each_round(world, tmp_path):
@@ -416,36 +456,39 @@ def test_the_order_of_what_is_sent_tells_nothing(world, decoupled):
     assert frames != [((length - 1) // 2 - 1) // 2 for length in lengths]
 
 
+class OnFeatures(Student):
+    """The server, utterance by utterance, as nobody would who has to be fast."""
+
+    def __init__(self, world: Path, sent: Path, masked: int = 0):
+        super().__init__(
+            world, *TRAIN, trained=("encoder.encoders.1.", "encoder.after_norm.", "ctc.")
+        )
+        arks = sorted(sent.glob("features.*.ark"))
+        self.sent = [torch.tensor(m) for ark in arks for _, m in kaldiio.load_ark(str(ark))]
+        self.masked = masked
+
+    def posteriors(self, model: nn.Module, features: Tensor) -> Tensor:
+        mask = torch.ones(1, 1, len(features), dtype=torch.bool)
+        hidden = model.encoder.encoders[1](features[None], mask)[0]
+        return model.ctc.log_softmax(model.encoder.after_norm(hidden))[0]
+
+    def loss(self) -> Tensor:
+        losses = []
+        for features in self.sent:
+            with torch.no_grad():
+                labels = torch.tensor([collapsed(self.posteriors(self.teacher, features))])
+            left = features.clone()
+            left[:, : self.masked] = 0
+            log_probs = self.posteriors(self.model, left)
+            size, frames = torch.tensor([labels.shape[1]]), torch.tensor([len(features)])
+            one = nn.functional.ctc_loss(log_probs[:, None], labels, frames, size, reduction="sum")
+            losses.append(one)
+        return torch.stack(losses).mean()
+
+
 def test_stage_2_trains_the_classifier_on_what_was_sent(world, decoupled):
-    """Utterance by utterance, as nobody would who has to be fast."""
-    sent = [
-        torch.tensor(matrix)
-        for ark in sorted((decoupled / "round_0003").glob("features.*.ark"))
-        for _, matrix in kaldiio.load_ark(str(ark))
-    ]
     begun = load_file(decoupled / "init.safetensors")
-    classifier = ("encoder.encoders.1.", "encoder.after_norm.", "ctc.")
-
-    class OnFeatures(Student):
-        def posteriors(self, model: nn.Module, features: Tensor) -> Tensor:
-            mask = torch.ones(1, 1, len(features), dtype=torch.bool)
-            hidden = model.encoder.encoders[1](features[None], mask)[0]
-            return model.ctc.log_softmax(model.encoder.after_norm(hidden))[0]
-
-        def loss(self) -> Tensor:
-            losses = []
-            for features in sent:
-                with torch.no_grad():
-                    labels = torch.tensor([collapsed(self.posteriors(self.teacher, features))])
-                log_probs = self.posteriors(self.model, features)
-                size, frames = torch.tensor([labels.shape[1]]), torch.tensor([len(features)])
-                one = nn.functional.ctc_loss(
-                    log_probs[:, None], labels, frames, size, reduction="sum"
-                )
-                losses.append(one)
-            return torch.stack(losses).mean()
-
-    student = OnFeatures(world, *TRAIN, trained=classifier)
+    student = OnFeatures(world, decoupled / "round_0003")
     student.begin(begun)
     for at in (4, 5, 6):
         student.step()
@@ -455,6 +498,25 @@ def test_stage_2_trains_the_classifier_on_what_was_sent(world, decoupled):
     # And back at the clients it is what they are measured with.
     last = load_file(decoupled / "round_0008" / "global.safetensors")
     assert all(np.array_equal(last[name], found[name]) for name in found)
+
+
+def test_stage_2_masks_features_for_the_student_alone(world, tmp_path):
+    """And what was sent are features of clean audio."""
+    size = simulated.CONFIG["model"]["encoder_conf"]["output_size"]
+    masking(link(world, tmp_path), size - 1)
+    more = ("--set", "method_conf.bits=32")
+    path = start(
+        tmp_path, tmp_path / "exp", "decouplefl", *CUT, *stages(0, 2), *more, config="masked"
+    )
+    inside("rounds", path).ok()
+    begun = load_file(path / "init.safetensors")
+    student = OnFeatures(world, path / "round_0001", masked=size - 1)
+    student.begin(begun)
+    student.step()
+    student.step()
+    found = load_file(path / "round_0004" / "global.safetensors")
+    expected = {name: student.state()[name] for name in found}
+    assert_near(found, expected, {name: begun[name] for name in found})
 
 
 def test_the_ledger_counts_files(decoupled):
@@ -616,6 +678,57 @@ def test_the_gradient_of_equation_3():
         torch.testing.assert_close(one, expected)
     # What lies after an utterance's end is not heard.
     assert of_speakers[0][3, 3:].abs().max() == 0 and of_speakers[0][3, :3].abs().max() > 0
+
+
+class Invariant(Student):
+    """A client that unlearns its speakers; the two losses' gradients are taken apart."""
+
+    def __init__(self, world: Path, client: str, units: int):
+        super().__init__(world, client, trained=EXTRACTOR)
+        owners, speakers = (table(world / "train" / name) for name in ("utt2client", "utt2spk"))
+        own = [speakers[name] for name, owner in owners.items() if owner == client]
+        self.speakers = torch.tensor([sorted(set(own)).index(one) for one in own])
+        torch.manual_seed(seed64(0, "speakers", client))
+        self.classifier = SpeakerClassifier(16, units, len(set(own)))
+        self.extractor = self.parameters
+        self.parameters = [*self.extractor, *self.classifier.parameters()]
+        self.optimizer = torch.optim.Adam(self.parameters, lr=RATE, eps=EPSILON)
+        self.weight = 0.0
+        self.model.encoder.encoders[0].register_forward_hook(self.hear)
+
+    def hear(self, block: nn.Module, given: tuple, made: tuple[Tensor, Tensor]) -> None:
+        self.features, mask = made
+        self.lengths = mask.sum((1, 2))
+
+    def backward(self) -> None:
+        of_asr = torch.autograd.grad(self.loss(), self.extractor, retain_graph=True)
+        logits = self.classifier(self.features, self.lengths)
+        spoken = nn.functional.cross_entropy(logits, self.speakers)
+        of_speakers = torch.autograd.grad(spoken, self.parameters)
+        for index, parameter in enumerate(self.parameters):
+            parameter.grad = of_speakers[index]
+            if index < len(self.extractor):
+                parameter.grad = of_asr[index] - self.weight * of_speakers[index]
+
+
+def test_two_rounds_against_a_speaker_classifier(world, tmp_path):
+    """Equation 3, and lambda in rounds 1 and 2 of 10: Ganin's warm-up is a hyperbolic tangent."""
+    options = ("speaker_invariance=5.0", "speaker_units=8")
+    more = [part for one in options for part in ("--set", f"method_conf.{one}")]
+    path = start(world, tmp_path / "exp", "decouplefl", *CUT, *stages(10, 0), *more)
+    inside("rounds", path, "--to", "2").ok()
+    begun = load_file(path / "init.safetensors")
+    for client in ("au", "en"):
+        student = Invariant(world, client, units=8)
+        student.begin(begun)
+        first = {name: one.numpy().copy() for name, one in student.classifier.state_dict().items()}
+        for number in (1, 2):
+            student.weight = 5.0 * np.tanh(5 * number / 10)
+            student.step()
+        assert_near(final(path, client, 2), student.state(), begun)
+        kept = load_file(path / "clients" / client / "round_0002" / "speakers.safetensors")
+        learnt = {name: one.numpy() for name, one in student.classifier.state_dict().items()}
+        assert_near(kept, learnt, first)
 
 
 def test_training_against_a_speaker_classifier(world, tmp_path):
