@@ -303,6 +303,42 @@ def test_two_rounds_with_personal_layers(world, tmp_path, method, more, own):
         assert not np.array_equal(kept[0][name], kept[1][name])
 
 
+def begin_with_batch_norm(world: Path, folder: Path, method: str, *more: str) -> Path:
+    """An experiment whose model is a conformer."""
+    model = model_of(0.0)
+    options = {**model["encoder_conf"], "cnn_module_kernel": 3}
+    model |= {"encoder": "conformer", "encoder_conf": options}
+    simulated.config_file(link(world, folder) / "conformer.yaml", model=model, training=TRAINING)
+    return begin(folder, folder / "exp", method, *TEACHER, *more, config="conformer")
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "sent"),
+    [("fednorm", (), ()), ("fedextract", CUT, ("encoder.encoders.1.",))],
+)
+def test_personal_statistics_of_batch_norm_never_leave(world, tmp_path, method, more, sent):
+    """They are in no message, and no client begins with those of another."""
+    path = begin_with_batch_norm(world, tmp_path, method, *more)
+    inside("rounds", path, "--to", "2").ok()
+
+    def statistics(file: Path) -> State:
+        state = load_file(file)
+        return {name: state[name] for name in state if ".running_" in name}
+
+    begun = statistics(path / "init.safetensors")
+    shared = {name for name in begun if name.startswith(sent)} if sent else set()
+    assert len(begun) == 4 and len(shared) == 2 * len(sent)
+    messages = [*path.glob("round_*/update.*.safetensors"), *path.glob("round_*/global.*")]
+    assert len(messages) >= 5
+    for file in messages:
+        assert statistics(file).keys() == shared, file
+    kept = [
+        statistics(path / f"clients/{client}/round_0002/personal.safetensors") for client in TRAIN
+    ]
+    for name in begun.keys() - shared:
+        assert len({one[name].tobytes() for one in (begun, *kept)}) == 1 + len(TRAIN), name
+
+
 # --- the cut
 
 
@@ -390,16 +426,8 @@ def test_stage_1_trains_extractors_below_the_classifier_as_it_is(world, decouple
 @pytest.mark.parametrize("invariance", [0.0, 1.0])
 def test_the_classifiers_batch_norm_does_not_move_in_stage_1(world, tmp_path, invariance):
     """Nor does the teacher's; the extractor's does."""
-    model = model_of(0.0)
-    options = {**model["encoder_conf"], "cnn_module_kernel": 3}
-    model |= {"encoder": "conformer", "encoder_conf": options}
-    simulated.config_file(tmp_path / "c.yaml", model=model, training=TRAINING)
-    for name in ("train", "valid", "tokens"):
-        (tmp_path / name).symlink_to(world / name)
-    more = ("--set", f"method_conf.speaker_invariance={invariance}")
-    path = begin(
-        tmp_path, tmp_path / "exp", "decouplefl", *TEACHER, *CUT, *stages(2, 0), *more, config="c"
-    )
+    more = (*CUT, *stages(2, 0), "--set", f"method_conf.speaker_invariance={invariance}")
+    path = begin_with_batch_norm(world, tmp_path, "decouplefl", *more)
     inside("rounds", path).ok()
     begun = load_file(path / "init.safetensors")
     teacher = load_file(path / "clients/au/round_0002/objective.safetensors")
