@@ -160,10 +160,30 @@ def test_other_transcripts(world, tmp_path, cli):
     names = list(table(world / "new" / "utt2spk"))
     lines = [f"{name} w {index}\n" if index else f"{name}\n" for index, name in enumerate(names)]
     (tmp_path / "text").write_text("".join(lines))
-    cli("relabel", world / "new", tmp_path / "text", tmp_path / "out").ok()
+    assert cli("relabel", world / "new", tmp_path / "text", tmp_path / "out").ok().err == ""
     found = table(tmp_path / "out" / "text")
     assert found == {name: f"w {index}" for index, name in enumerate(names) if index}
     assert table(tmp_path / "out" / "feats.scp").keys() == found.keys()
     (tmp_path / "text").write_text("".join(f"{name}\n" for name in names))
     cli("relabel", world / "new", tmp_path / "text", tmp_path / "none").fails(1, "no words")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_client_without_labels_is_named_when_it_vanishes_and_when_it_is_scored(
+    world, tmp_path, cli
+):
+    owners = table(world / "train" / "utt2client")
+    lines = [f"{name}{'' if owner == 'en' else ' a'}\n" for name, owner in owners.items()]
+    (tmp_path / "text").write_text("".join(lines))
+    left, path = tmp_path / "left", tmp_path / "exp"
+    told = cli("relabel", world / "train", tmp_path / "text", left).ok()
+    assert told.err == f"{left}: no words for any utterance of en: left out\n"
+    found = {}
+    for method, more in (("fedextract", PERSONAL), ("centralized", ())):
+        path = tmp_path / method
+        options = ("--config", world / "plain.yaml", "--asset", f"tokens={world / 'tokens'}", *more)
+        cli("init", path, "--method", method, "--data", f"train={left}", *options).ok()
+        out = tmp_path / "decoded" / method
+        found[method] = cli("decode", path, world / "valid", out, "--model", "start").ok().err
+    said = f"en: no clients of {tmp_path / 'fedextract'}, and decoded with what all share\n"
+    assert found == {"fedextract": f"{world / 'valid'}: {said}", "centralized": ""}

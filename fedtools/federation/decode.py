@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedtools.federation.tasks import ALL
 from fedtools.files.atomic import sha256
 from fedtools.files.config import from_mapping, read_yaml, write_yaml
 from fedtools.files.datadir import DataDir, byte_order
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, some
 from fedtools.files.nbest import Hypothesis, write_nbest
 from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.private_words import read_phrases
@@ -102,6 +103,7 @@ def decode(
     by_client: dict[str, list[str]] = {}
     for name in share:
         by_client.setdefault(data.utt2client.get(name, ALL), []).append(name)
+    _tell_strangers(federation, data, by_client)
     path = Path(out) / f"nbest.{job}.tsv"
     origin = {"job": f"{job} of {jobs}", "data": str(data_path)}
     origin["feats.scp"] = sha256(data.path / "feats.scp")
@@ -128,6 +130,14 @@ def decode(
                 bar.update()
     write_nbest(path, ((name, lists[name]) for name in byte_order(lists)))
     return path
+
+
+def _tell_strangers(federation: AsrFederation, data: DataDir, clients: Iterable[str]) -> None:
+    """Say whose model is nobody's own: of clients that the experiment does not have."""
+    strangers = [one for one in clients if one != ALL and not federation.known(one)]
+    if strangers and federation.method.federated:
+        said = f"no clients of {federation.experiment.path}, and decoded with what all share"
+        print(f"{data.path}: {some(strangers)}: {said}", file=sys.stderr)
 
 
 def _digest(federation: AsrFederation, client: str, model: str) -> str:

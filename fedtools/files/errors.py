@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+# So many are named in a line of whom there are many.
+_NAMED = 5
 
 
 class UserError(Exception):
@@ -33,6 +36,12 @@ class UserError(Exception):
 
 class Missing(UserError):
     """Data that were there when an experiment began are not there any more, or cannot be read."""
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of many, for a message of one line."""
+    left = len(names) - _NAMED
+    return ", ".join([*names[:_NAMED], *([f"and {left} more"] if left > 0 else [])])
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, some
 
 
 def first_of_speakers(data: DataDir, seconds: float) -> list[str]:
@@ -35,6 +36,8 @@ def first_of_speakers(data: DataDir, seconds: float) -> list[str]:
 def relabel(data_path: str | Path, text_path: str | Path, out: str | Path) -> str:
     """Write a data directory with other transcripts; utterances with an empty one are left out.
 
+    Clients of whom nothing is left are named on stderr.
+
     Args:
         text_path: Kaldi `text`, such as `fedtools best-path` writes; an id alone is an empty one.
 
@@ -51,4 +54,6 @@ def relabel(data_path: str | Path, text_path: str | Path, out: str | Path) -> st
     part = data.restrict(keep, Path(out))
     part.text = {utt: found[utt] for utt in keep}
     part.write(remove_others=True)
+    if gone := sorted({*data.utt2client.values()} - {*part.utt2client.values()}):
+        print(f"{out}: no words for any utterance of {some(gone)}: left out", file=sys.stderr)
     return f"{out}: {len(keep)} of {len(data.utterances)} utterances"

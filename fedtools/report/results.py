@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedtools.decode.lists import Weights, used_weights
 from fedtools.federation.tasks import TASKS, Task
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
 from fedtools.files.messages import COLLAPSED, COLLAPSED_FROM, COUNTED
@@ -22,8 +22,6 @@ from fedtools.score.wer import COLUMNS as SCORE_COLUMNS
 
 # Stands in tables after the name of a method whose pseudo-labels collapsed.
 MARK = "†"
-# So many clients of a run are named of whom there are many.
-_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -212,8 +210,7 @@ def collapse_note(methods: Sequence[Method]) -> str:
 def _rounds_of(collapsed: Mapping[str, int]) -> str:
     """Who how often, the first few by name."""
     named = [f"{who} in {times} round{'s' * (times != 1)}" for who, times in collapsed.items()]
-    left = len(named) - _NAMED
-    return ", ".join(named[:_NAMED] + [f"and {left} more"] * (left > 0))
+    return some(named)
 
 
 def read_curve(path: Path, task: Task) -> dict[int, dict[str, float]]:
