@@ -76,9 +76,13 @@ def test_variants_are_laid_over_a_method(labelled):
     assert (config["method_conf"]["stage1"], config["rounds"]) == (1, 4)
 
 
+STAGE_2 = "DecoupleFL's stage 2 is trained on a teacher's labels of the features sent"
+
+
 def test_the_report_has_attacks_and_maps(labelled):
     page = (labelled / "RESULTS.md").read_text()
     assert "| DecoupleFL, cnn, sit " in page and "| Centralized " in page
+    assert f"models are trained on the baseline's hypotheses by beam search. {STAGE_2}" in page
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| I, same audio ")]
     assert [row[2].strip() for row in rows] == ["EER%", "top1%", "MRR"]
     for name in ("cross", "tsne-decouplefl-cnn-sit-fixed"):
@@ -99,7 +103,7 @@ def test_tables_have_their_systems(tmp_path):
     # The configuration's labels are a teacher's: no variant of them, nor a second training.
     assert systems == {"baseline", "centralized", "centralized+fixed"} | ours
     page = (exp / "RESULTS.md").read_text()
-    assert "models are trained on their transcripts." in page
+    assert f"models are trained on their transcripts. {STAGE_2}" in page
     _, _, after = page.partition("table 2 of Zhu et al.")
     after, _, last = after.partition("table 4 of Zhu et al.")
     rows = [line.split("|")[1].strip() for line in after.splitlines() if line.startswith("| ")]
@@ -127,10 +131,12 @@ def test_speakers_as_clients_and_newcomers(tmp_path):
     for out in (path / "decode_test_rest", path / "newcomers" / "decode_test_rest_spk"):
         assert table(out / "text").keys() == rest.keys()
     page = (exp / "RESULTS.md").read_text()
+    assert "labels of a teacher that follows the model." in page and STAGE_2 not in page
     assert "| DecoupleFL, adapted " in page.partition("newcomers, on what follows")[2]
 
 
 SPEAKERS = ("--clients", "speaker")
+UNSENT = "no DecoupleFL among --methods and --tables that sends features"
 ALONE = "--clients speaker: a client of one speaker has none to be invariant to"
 
 
@@ -140,6 +146,14 @@ ALONE = "--clients speaker: a client of one speaker has none to be invariant to"
         (("--methods", "fedavg", "--sit", "true"), "--sit true: no decouplefl among --methods"),
         (("--methods", "fedavg", "--extractor", "cnn"), "none of --methods has an extractor"),
         (("--methods", "fedavg+fixed"), "give labels by --labels, for all methods"),
+        (("--methods", "fedavg", "--attacks", "true"), f"--attacks true: {UNSENT}"),
+        (("--methods", "fedavg decouplefl+no_stage2", "--attacks", "true"), UNSENT),
+        (("--methods", "decouplefl+foo"), "unknown variant: tiny.yaml: no option 'variants.foo'"),
+        (
+            ("--methods", "fedavg", "--newcomer_seconds", "0.05"),
+            "'0.05' is not a number from 0.1 on",
+        ),
+        (("--methods", "fedavg", "--newcomer_seconds", "1m"), "'1m' is not a number from 0.1 on"),
         ((*SPEAKERS, "--methods", "decouplefl", "--sit", "true"), ALONE),
         ((*SPEAKERS, "--methods", "fedavg decouplefl+cnn+sit"), ALONE),
         ((*SPEAKERS, "--methods", "fedavg", "--tables", "5"), ALONE),

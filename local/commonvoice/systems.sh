@@ -7,12 +7,15 @@
 
 # Systems: those of --methods, with the variants of other options, then those of further tables.
 name_systems() {
-    local method system table l
+    local method system table l said wanted
     own_labels=$(setting training.labels)
     : "${labels:=${own_labels}}"
     check_words labels 'transcripts|continuous|fixed'
     [ -z "${extractor}" ] || check_words extractor 'cnn'
     [ -z "${tables}" ] || check_words tables '2|4|5'
+    awk -v n="${newcomer_seconds}" \
+        'BEGIN { exit !(n ~ /^([0-9]+[.]?[0-9]*|[.][0-9]+)$/ && n + 0 >= 0.1) }' ||
+        fail 2 "--newcomer_seconds: '${newcomer_seconds}' is not a number from 0.1 on"
     l=$(of_labels "${labels}")
     declare -gA of_table=(
         [2]="centralized$(of_labels fixed) centralized$(of_labels continuous)"
@@ -42,6 +45,22 @@ name_systems() {
     [[ ${clients} = accent || ${systems} != *+sit* ]] ||
         fail 2 "--clients speaker: a client of one speaker has none to be invariant to" \
             "(--sit true, +sit, --tables 5)"
+    [[ ${attacks} = false || -n $(sending) ]] ||
+        fail 2 "--attacks true: no DecoupleFL among --methods and --tables that sends features"
+    # Of fixed labels, train_system makes transcripts.
+    mapfile -t wanted < <(tr ' ' '\n' <<<"${systems//+fixed/+transcripts}" | sed 's/^[^+]*//' |
+        tr '+' '\n' | awk 'NF && !seen[$0]++ { print "variants." $0 }')
+    [ ${#wanted[@]} -eq 0 ] ||
+        said=$(fedtools config "${config}" "${wanted[@]}" 2>&1 >/dev/null) ||
+        fail 2 "unknown variant: ${said#fedtools: }"
+}
+
+# Those of the systems whose clients send features.
+sending() {
+    local system
+    for system in ${systems}; do
+        [[ ${system} != decouplefl?(+*) || ${system} = *+no_stage2* ]] || echo "${system}"
+    done
 }
 
 # The variant of a system that is trained on such labels; none where the config says so already.
@@ -84,8 +103,7 @@ attack_features() {
     local seed system path name drawn merged=()
     rm -f "${pictures}"-tsne-*.png
     for seed in ${seeds}; do
-        for system in ${systems}; do
-            [[ ${system} = decouplefl* && ${system} != *no_stage2* ]] || continue
+        for system in $(sending); do
             path=${exp}/${system}/seed${seed}
             log "Stage 8: attacks on the features of ${path}"
             ${train_cmd} "${path}/log/attacks.log" fedtools attack features "${path}" \
@@ -99,7 +117,6 @@ attack_features() {
                 cp "${drawn[0]}" "${pictures}-tsne-${system//+/-}.png"
         done
     done
-    [ ${#merged[@]} -gt 0 ] || fail 1 "--attacks true, but no DecoupleFL among --methods"
     fedtools attack merge "${exp}/attacks.tsv" "${merged[@]}"
 }
 
@@ -135,7 +152,10 @@ report_rows() {
         fixed) trained_on="the baseline's hypotheses by beam search" ;;
         transcripts) trained_on="their transcripts" ;;
     esac
-    rows+=(--note "On clients' speech, models are trained on ${trained_on}.")
+    name="On clients' speech, models are trained on ${trained_on}."
+    [[ ${labels} = continuous || -z $(sending) ]] ||
+        name+=" DecoupleFL's stage 2 is trained on a teacher's labels of the features sent: transcripts stay."
+    rows+=(--note "${name}")
     for seed in ${seeds}; do
         baseline=${exp}/baseline/seed${seed}
         rows+=(--row "Baseline=:${baseline}/decode_test")
