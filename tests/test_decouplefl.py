@@ -809,3 +809,61 @@ def test_the_same_bytes_after_kills_and_for_any_number_of_jobs(world, tmp_path):
     assert everything(paths[1]) == expected
     assert everything(paths[2]) == expected, f"killed at moments of seed {seed}"
     assert random.Random(seed)
+
+
+# Begins rounds of each experiment in a process of its own, which kill -9 ends at a checkpoint in
+# the middle of a training.
+KILLED = """\
+import os, signal, sys
+import fedtools.federation.asr
+from fedtools.cli import main
+from fedtools.client import place
+
+kept, at, *paths = place.save_state, int(sys.argv[1]), *sys.argv[2:]
+
+def save(*arguments):
+    global at
+    kept(*arguments)
+    at -= 1
+    if not at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+place.save_state = save
+for path in paths:
+    if not os.fork():
+        sys.argv = ["fedtools", "rounds", path]
+        main()
+        os._exit(0)
+for _ in paths:
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL
+"""
+
+
+def test_personal_layers_are_the_same_bytes_after_a_kill_and_for_any_number_of_jobs(
+    world, tmp_path
+):
+    once, killed, jobs = (tmp_path / name for name in ("once", "killed", "jobs"))
+    often = ("rounds=2", "training.batch_bins=4000", "training.save_interval_steps=1")
+    kept = ("method_conf.keep_optimizer=true",)
+    methods = {"fednorm": ((), kept), "fedextract": (CUT, kept), "joint": (CUT, ())}
+    for method, (more, settings) in methods.items():
+        more += tuple(part for one in (*often, *settings) for part in ("--set", one))
+        path = start(world, once / method, method, *more, config="random")
+        for other in (killed, jobs):
+            shutil.copytree(path, other / method)
+    # In round 2, when the second client has trained for a step.
+    run(sys.executable, "-c", KILLED, "11", *(killed / method for method in methods)).ok()
+    for method in methods:
+        assert list((killed / method).glob("**/checkpoint.*"))
+        assert (killed / method / "round_0002").exists()
+        for path in (once / method, killed / method):
+            inside("rounds", path).ok()
+        for _ in range(2):
+            inside("sample", jobs / method, "--nj", 2).ok()
+            for job in (2, 1) if method != "joint" else ():
+                inside("train-local", jobs / method, "--job", job).ok()
+            inside("aggregate", jobs / method).ok()
+        expected = everything(once / method)
+        assert any("personal" in name for name in expected) and len(expected) > 5
+        for path in (killed / method, jobs / method):
+            assert everything(path) == expected, path
