@@ -198,7 +198,11 @@ METHODS = ["fedavg", "fedprox", "fedmmd", "fedopt", "fedkws_ui", "alo", "alt", "
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_stack_and_sequence_agree(world, tmp_path, network, method):
-    """The updates of ragged clients after a few steps, each within 1e-4 of its norm."""
+    """The updates of ragged clients after a few steps, each within 1e-3 of its norm.
+
+    Steps multiply what is rounded otherwise: to 3e-4 on one kind of processor, below 1e-4 on others.
+    What a mistake does is seen in double precision, below.
+    """
     settings = [f"model={yaml.safe_dump({'network': network, 'network_conf': NETWORKS[network]})}"]
     if method == "released":
         method = "fedkws_ui"
@@ -219,7 +223,7 @@ def test_stack_and_sequence_agree(world, tmp_path, network, method):
         apart = distance(stacked, alone, client)
         # Not of BatchNorm's running statistics, which move by far more than what is trained.
         trained = {name: [start[name]] * 5 for name in start if "running" not in name}
-        assert apart < 1e-4 * distance(trained, alone, client)
+        assert apart < 1e-3 * distance(trained, alone, client)
 
 
 class DoubleClips(ClipFeatures):
