@@ -27,7 +27,7 @@ def make_stream(
     counts = np.array([1000, 3, *(500 // (rank + 1) for rank in range(len(WORDS)))])
     folder.mkdir(parents=True)
     vocabulary.write(folder)
-    write_unigram(folder, vocabulary, counts)
+    write_unigram(folder, vocabulary, counts, 3)
     data, lists, scores = DataDir(folder), {}, {}
     for index, client in enumerate(CLIENTS):
         liked = [*WORDS[-3:], *WORDS[5 + 3 * index : 8 + 3 * index]]

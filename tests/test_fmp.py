@@ -56,8 +56,10 @@ def by_hand(
     scores = kaldiio.load_scp(str(folder / "nnlm.scp"))
     rows = [line.split("\t") for line in (folder / "unigram.tsv").read_text().splitlines()[1:]]
     rows = [row for row in rows if row[0] != "</s>"]
-    total = sum(int(count) + 1 for _, count in rows)
-    u = {word: (int(count) + 1) / total for word, count in rows}
+    total = sum(int(count) + 1 for _, count, _ in rows)
+    u = {word: (int(count) + 1) / total for word, count, _ in rows}
+    # `<unk>` is shared by so many words.
+    share = {word: math.log(int(words)) for word, _, words in rows}
     known = lambda word: word if word in u else "<unk>"  # noqa: E731
     owner = dict(line.split() for line in (folder / "utt2client").read_text().splitlines())
     segments = [line.split() for line in (folder / "segments").read_text().splitlines()]
@@ -91,6 +93,7 @@ def by_hand(
                     nnlm_score = float(scores[name][at : at + len(split) + 1].sum())
                     at += len(split) + 1
                     for word in map(known, split):
+                        nnlm_score -= share[word]
                         g = (1 - alpha - beta) * u[word] + alpha * q_bar[word] + beta * q[word]
                         nnlm_score += scale * math.log(g / u[word])
                     score = (1 - nnlm) * float(lm) + nnlm * nnlm_score

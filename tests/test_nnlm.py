@@ -133,21 +133,28 @@ def test_perplexity_is_that_of_every_word_one_by_one():
 
 def test_the_vocabulary_is_by_count_then_in_c_order(tmp_path):
     lines = [line.split() for line in ("b é a", "b a Z z", "b <unk> c c", "zz")]
-    vocabulary, counts = make_vocabulary(lines)
+    vocabulary, counts, unknown = make_vocabulary(lines)
+    assert unknown == 1
     assert vocabulary.words == ["</s>", "<unk>", "b", "a", "c", "Z", "z", "zz", "é"]
     assert counts.tolist() == [4, 1, 3, 2, 2, 1, 1, 1, 1]
     assert vocabulary.encode("a nothing b") == [3, 1, 2, 0]
     assert vocabulary.encode("") == [0]
     for size, least, kept in ((5, 1, "b a c"), (9, 2, "b a c"), (4, 2, "b a"), (None, 4, "")):
-        smaller, some = make_vocabulary(lines, size, least)
+        smaller, some, different = make_vocabulary(lines, size, least)
         assert smaller.words[2:] == kept.split()
+        # Of b, a, c, Z, z, zz, é, and whatever was `<unk>` in the text itself.
+        assert different == 7 - len(kept.split()) + 1
         # Nothing gets lost: what is left out is <unk>.
         assert some.sum() == counts.sum()
     vocabulary.write(tmp_path)
-    write_unigram(tmp_path, vocabulary, counts)
+    write_unigram(tmp_path, vocabulary, counts, 17)
     again = Vocabulary.read(tmp_path)
     assert again.words == vocabulary.words
-    assert read_unigram(tmp_path, again).tolist() == counts.tolist()
+    read, unknown = read_unigram(tmp_path, again)
+    assert read.tolist() == counts.tolist() and unknown == 17
+
+
+HEAD = "word\tcount\twords\n</s>\t1\t1\n"
 
 
 @pytest.mark.parametrize(
@@ -158,9 +165,10 @@ def test_the_vocabulary_is_by_count_then_in_c_order(tmp_path):
         ("words.txt", "</s>\n<unk>\na\na\n", "words.txt:4: 'a' comes twice"),
         ("words.txt", "</s>\n<unk>\n<s>\n", "words.txt:3: '<s>' is no word"),
         ("words.txt", "", "words.txt: empty"),
-        ("unigram.tsv", "word\tcount\n</s>\t1\n<unk>\t1\n", "unigram.tsv: 2 words"),
-        ("unigram.tsv", "word\tcount\n</s>\t1\n<unk>\t1\nb\t1\n", "unigram.tsv:4: 'b' where 'a'"),
-        ("unigram.tsv", "word\tcount\n</s>\t1\n<unk>\t-1\na\t1\n", "unigram.tsv:3: count is '-1'"),
+        ("unigram.tsv", f"{HEAD}<unk>\t1\t1\n", "unigram.tsv: 2 words"),
+        ("unigram.tsv", f"{HEAD}<unk>\t1\t1\nb\t1\t1\n", "unigram.tsv:4: 'b' where 'a'"),
+        ("unigram.tsv", f"{HEAD}<unk>\t-1\t1\na\t1\t1\n", "unigram.tsv:3: count is '-1'"),
+        ("unigram.tsv", f"{HEAD}<unk>\t1\t-1\na\t1\t1\n", "unigram.tsv:3: words is '-1'"),
     ],
 )
 def test_a_damaged_vocabulary_is_named(tmp_path, name, content, said):
@@ -180,7 +188,8 @@ def test_what_training_leaves(trained):
     words = sorted(counts, key=lambda word: (-counts[word], word))
     assert (out / "words.txt").read_text().split() == ["</s>", "<unk>", *words]
     rows = [row.split("\t") for row in (out / "unigram.tsv").read_text().splitlines()[1:]]
-    assert dict(rows) == {w: str(n) for w, n in {"</s>": 120, "<unk>": 1, **counts}.items()}
+    found = {word: (int(number), int(different)) for word, number, different in rows}
+    assert found == {w: (n, 1) for w, n in {"</s>": 120, "<unk>": 1, **counts}.items()}
     assert sorted(path.name for path in out.iterdir() if path.name[0] != ".") == [
         "config.yaml", "model.safetensors", "perplexity.tsv", "unigram.tsv", "words.txt"
     ]  # fmt: skip

@@ -91,7 +91,7 @@ def test_lists_of_what_was_said_first(stream, cli):
     opened = open_stream(stream)
     rescored = opened.rescored
     rows = [line.split("\t") for line in (stream / "unigram.tsv").read_text().splitlines()[1:]]
-    counts = {word: int(count) for word, count in rows}
+    counts = {word: int(count) for word, count, _ in rows}
     listed = 0
     for client in CLIENTS:
         group = opened.groups(client, T)[0]
@@ -117,7 +117,8 @@ def test_lists_of_corrected_transcripts_have_words_that_no_hypothesis_has(stream
     (stream / "text").write_text("".join(rows))
     cli(*words, "--corrected").ok()
     assert "zorvane" not in (stream / "nbest.tsv").read_text()
-    counts = dict(line.split("\t") for line in (stream / "unigram.tsv").read_text().splitlines())
+    table = [line.split("\t") for line in (stream / "unigram.tsv").read_text().splitlines()]
+    counts = {word: count for word, count, _ in table}
     phrases = read_phrases(stream / "phrases.tsv")
     for client in CLIENTS:
         said = " ".join(truth[n] for n in made_of.split() if n.startswith(client)).split()

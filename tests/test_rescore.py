@@ -168,7 +168,7 @@ def test_every_word_has_its_score(world):
         assert (world / "r" / name).read_bytes() == (world / source / name).read_bytes()
 
 
-def test_the_reader_gives_it_all(world):
+def test_the_reader_gives_it_all(world, tmp_path):
     found, lists = open_rescored(world / "r"), read_nbest(world / "nb" / "nbest.tsv")
     stored = kaldiio.load_scp(str(world / "r" / "nnlm.scp"))
     words = (world / "r" / "words.txt").read_text().split()
@@ -194,6 +194,17 @@ def test_the_reader_gives_it_all(world):
             assert found.hypotheses[h] == hypothesis.words
             assert (found.acoustic[h], found.lm[h]) == (hypothesis.acoustic, hypothesis.lm)
             assert sums[h] == pytest.approx(found.log_probs[row].astype(float).sum())
+    # The words that `<unk>` stands for share its probability.
+    other = shutil.copytree(world / "r", tmp_path / "r")
+    (other / "nnlm.yaml").unlink()
+    unigram = (other / "unigram.tsv").read_text()
+    (other / "unigram.tsv").write_text(unigram.replace("<unk>\t1\t1\n", "<unk>\t1\t5\n"))
+    shared = open_rescored(other)
+    assert shared.unknown == 5 and found.unknown == 1
+    assert shared.log_probs.tolist() == found.log_probs.tolist()
+    unknown = [sum(word not in words[2:] for word in one.split()) for one in found.hypotheses]
+    assert 0 < sum(map(bool, unknown)) < len(unknown)
+    assert shared.sentence_scores() == pytest.approx(sums - np.array(unknown) * math.log(5))
     assert found.first_hypothesis[-1] == len(found.hypotheses)
     assert found.first_word[-1] == len(found.word_ids) == len(found.log_probs)
 

@@ -57,7 +57,8 @@ class Nnlm:
         state = load_state(folder / MODEL, spec_of(network.state_dict()))
         check_finite(state, folder / MODEL)
         load_model(network.state_dict(), state)
-        return cls(network.to(device).eval(), vocabulary, read_unigram(folder, vocabulary))
+        unigram, _ = read_unigram(folder, vocabulary)
+        return cls(network.to(device).eval(), vocabulary, unigram)
 
 
 def require_model(folder: Path) -> None:

@@ -122,9 +122,9 @@ def train_nnlm(
         for found, paths in ((sentences, [*texts.texts, *texts.plain]), (held_out, texts.valid)):
             if not found:
                 raise UserError("no words in the text", path=paths[0])
-        vocabulary, counts = make_vocabulary(sentences, training.vocab_size, training.min_count)
+        vocabulary, *counts = make_vocabulary(sentences, training.vocab_size, training.min_count)
         vocabulary.write(out)
-        write_unigram(out, vocabulary, counts)
+        write_unigram(out, vocabulary, *counts)
         training.set_up_torch()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed64(seed, "nnlm"))

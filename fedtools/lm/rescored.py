@@ -44,6 +44,7 @@ class Rescored:
     Attributes:
         vocabulary: of the model; ids are lines of words.txt from 0: 0 is `</s>`, 1 is `<unk>`.
         unigram: (vocabulary,) int64, counts of the words in the model's training text.
+        unknown: how many words of that text `<unk>` stands for.
         utterances: the U names, in C order.
         hypotheses: the words of each of the H hypotheses, as one string.
         first_hypothesis: (U + 1,) int64.
@@ -58,6 +59,7 @@ class Rescored:
 
     vocabulary: Vocabulary
     unigram: np.ndarray
+    unknown: int
     utterances: list[str]
     hypotheses: list[str]
     first_hypothesis: np.ndarray
@@ -70,8 +72,14 @@ class Rescored:
     ngram: np.ndarray | None
 
     def sentence_scores(self) -> np.ndarray:
-        """(H,) float64: the sum of each hypothesis' log-probabilities."""
-        return np.add.reduceat(self.log_probs, self.first_word[:-1], dtype=np.float64)
+        """(H,) float64: the sum of each hypothesis' log-probabilities.
+
+        The words that `<unk>` stands for share its probability equally. Did each have all of it, a
+        hypothesis would gain by having a word that is rare.
+        """
+        log_probs = self.log_probs.astype(np.float64)
+        log_probs[self.word_ids == UNKNOWN_ID] -= np.log(max(1, self.unknown))
+        return np.add.reduceat(log_probs, self.first_word[:-1])
 
 
 def open_rescored(folder: str | Path) -> Rescored:
@@ -88,7 +96,7 @@ def open_rescored(folder: str | Path) -> Rescored:
         raise UserError(f"no {NNLM}: nothing was rescored here", path=folder, remedy=remedy)
     _check_sums(folder)
     vocabulary = Vocabulary.read(folder)
-    unigram = read_unigram(folder, vocabulary)
+    unigram, unknown = read_unigram(folder, vocabulary)
     nbest = read_nbest(folder / NBEST)
     if not nbest:
         raise UserError("empty", path=folder / NBEST, remedy=_REMEDY)
@@ -109,6 +117,7 @@ def open_rescored(folder: str | Path) -> Rescored:
     return Rescored(
         vocabulary=vocabulary,
         unigram=unigram,
+        unknown=unknown,
         utterances=list(nbest),
         hypotheses=[hypothesis.words for hypothesis in flat],
         first_hypothesis=first_hypothesis,

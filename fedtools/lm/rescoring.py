@@ -174,7 +174,7 @@ def merge(
         # To the byte: its sum is what tells later that these are the lists that were scored.
         write_text(out / NBEST, read_text(nbest_dir / NBEST, TABLE))
         vocabulary.write(out)
-        write_unigram(out, vocabulary, read_unigram(nnlm_dir, vocabulary))
+        write_unigram(out, vocabulary, *read_unigram(nnlm_dir, vocabulary))
         reader = FeatureReader(entries)
         scp = write_ark(out / "nnlm.ark", ((name, reader.read(name)) for name in lists))
         write_yaml(out / MADE_FROM, {"batch_bins": bins, **_origin(nbest_dir, nnlm_dir)})

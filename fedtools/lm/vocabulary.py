@@ -3,7 +3,8 @@
 Two files, in the folder of a model and beside everything that it scored:
 
     words.txt     one word a line; a word's id is its line, counted from 0
-    unigram.tsv   word, count: occurrences in the training text, in the order of words.txt
+    unigram.tsv   word, count: occurrences in the training text, in the order of words.txt; and
+                  words: how many words of the text the line stands for, of `<unk>` many
 
 Line 0 is `</s>`, the end of a sentence: a model predicts it and is never given it, which is what
 ESPnet's TransformerLM wants of its id 0, the padding. Line 1 is `<unk>`: every word that is not in
@@ -30,7 +31,7 @@ from fedtools.lm.tokens import UNKNOWN
 WORDS, UNIGRAM = "words.txt", "unigram.tsv"
 START, END = "<s>", "</s>"
 END_ID, UNKNOWN_ID = 0, 1
-_COLUMNS = ("word", "count")
+_COLUMNS = ("word", "count", "words")
 _REMEDY = "make it with fedtools train-nnlm"
 
 
@@ -90,8 +91,8 @@ class Vocabulary:
 
 def make_vocabulary(
     sentences: Iterable[Sequence[str]], size: int | None = None, min_count: int = 1
-) -> tuple[Vocabulary, np.ndarray]:
-    """The vocabulary of a text, and its unigram counts.
+) -> tuple[Vocabulary, np.ndarray, int]:
+    """The vocabulary of a text, its unigram counts, and how many words `<unk>` stands for.
 
     Args:
         sentences: words of each; without `<s>` and `</s>`.
@@ -99,8 +100,8 @@ def make_vocabulary(
         min_count: words that are rarer are `<unk>`.
 
     Returns:
-        The vocabulary, and int64 counts (words,): of `</s>` the number of sentences, of `<unk>` the
-        words that are left out.
+        The vocabulary; int64 counts (words,): of `</s>` the number of sentences, of `<unk>` the
+        words that are left out; and the number of different words that are left out.
     """
     counts: Counter[str] = Counter()
     number = 0
@@ -108,23 +109,30 @@ def make_vocabulary(
         counts.update(words)
         number += 1
     unknown = counts.pop(UNKNOWN, 0)
+    different = int(unknown > 0)
     ordered = sorted(counts, key=lambda word: (-counts[word], word.encode("utf-8")))
     kept = [word for word in ordered if counts[word] >= min_count]
     kept = kept if size is None else kept[: max(0, size - 2)]
     unknown += sum(counts.values()) - sum(counts[word] for word in kept)
+    different += len(ordered) - len(kept)
     found = [number, unknown, *(counts[word] for word in kept)]
-    return Vocabulary([END, UNKNOWN, *kept]), np.array(found, dtype=np.int64)
+    return Vocabulary([END, UNKNOWN, *kept]), np.array(found, dtype=np.int64), different
 
 
-def write_unigram(folder: str | Path, vocabulary: Vocabulary, counts: np.ndarray) -> None:
-    """Write FOLDER/unigram.tsv; `counts` is (words,), whole numbers."""
-    rows = zip(vocabulary.words, counts, strict=True)
-    columns = (dict(zip(_COLUMNS, (word, int(number)), strict=True)) for word, number in rows)
-    write_tsv(Path(folder) / UNIGRAM, _COLUMNS, columns)
+def write_unigram(
+    folder: str | Path, vocabulary: Vocabulary, counts: np.ndarray, unknown: int
+) -> None:
+    """Write FOLDER/unigram.tsv; `counts` (words,) and `unknown` are of `make_vocabulary`."""
+    rows = [
+        {"word": word, "count": int(number), "words": 1}
+        for word, number in zip(vocabulary.words, counts, strict=True)
+    ]
+    rows[UNKNOWN_ID]["words"] = unknown
+    write_tsv(Path(folder) / UNIGRAM, _COLUMNS, rows)
 
 
-def read_unigram(folder: str | Path, vocabulary: Vocabulary) -> np.ndarray:
-    """The counts in FOLDER/unigram.tsv: int64 (words,), in the order of the vocabulary.
+def read_unigram(folder: str | Path, vocabulary: Vocabulary) -> tuple[np.ndarray, int]:
+    """What `write_unigram` wrote: int64 (words,), in the order of the vocabulary, and `unknown`.
 
     Raises:
         UserError: naming file and line, if it is damaged or of another vocabulary.
@@ -139,4 +147,5 @@ def read_unigram(folder: str | Path, vocabulary: Vocabulary) -> np.ndarray:
             problem = f"{row['word']!r} where {word!r} belongs"
             raise UserError(problem, path=path, line=line, remedy=_REMEDY)
     counts = [count(row, "count", path, line) for line, row in enumerate(rows, 2)]
-    return np.array(counts, dtype=np.int64)
+    unknown = count(rows[UNKNOWN_ID], "words", path, UNKNOWN_ID + 2)
+    return np.array(counts, dtype=np.int64), unknown

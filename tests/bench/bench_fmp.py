@@ -49,6 +49,7 @@ def random_lists(utterances: int, hypotheses: int, words: int) -> Lists:
     rescored = Rescored(
         vocabulary=Vocabulary([END, UNKNOWN, *(f"w{n}" for n in range(2, VOCABULARY))]),
         unigram=random.integers(0, 100, VOCABULARY),
+        unknown=1,
         utterances=[str(number) for number in range(utterances)],
         hypotheses=[""] * count,
         first_hypothesis=np.arange(utterances + 1) * hypotheses,
@@ -68,7 +69,7 @@ def write_stream(lists: Lists, folder: Path) -> None:
     rescored = lists.rescored
     words, begin = rescored.vocabulary.words, np.random.default_rng(1).integers(0, 3600, CLIENTS)
     rescored.vocabulary.write(folder)
-    write_unigram(folder, rescored.vocabulary, rescored.unigram)
+    write_unigram(folder, rescored.vocabulary, rescored.unigram, rescored.unknown)
     owners, text, starts, nbest, scores = {}, {}, {}, {}, {}
     for at in range(len(rescored.utterances)):
         name = f"u{at:06}"
