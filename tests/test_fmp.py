@@ -58,8 +58,8 @@ def by_hand(
     rows = [row for row in rows if row[0] != "</s>"]
     total = sum(int(count) + 1 for _, count, _ in rows)
     u = {word: (int(count) + 1) / total for word, count, _ in rows}
-    # `<unk>` is shared by so many words.
-    share = {word: math.log(int(words)) for word, _, words in rows}
+    # `<unk>` is shared by so many words, of which there may be none.
+    share = {word: math.log(int(words) or 1) for word, _, words in rows}
     known = lambda word: word if word in u else "<unk>"  # noqa: E731
     owner = dict(line.split() for line in (folder / "utt2client").read_text().splitlines())
     segments = [line.split() for line in (folder / "segments").read_text().splitlines()]

@@ -200,7 +200,7 @@ METHODS = ["fedavg", "fedprox", "fedmmd", "fedopt", "fedkws_ui", "alo", "alt", "
 def test_stack_and_sequence_agree(world, tmp_path, network, method):
     """The updates of ragged clients after a few steps, each within 1e-3 of its norm.
 
-    Steps multiply what is rounded otherwise: to 3e-4 on one kind of processor, below 1e-4 on others.
+    Steps multiply what is rounded otherwise: to 3e-4 on one kind of processor, less on others.
     What a mistake does is seen in double precision, below.
     """
     settings = [f"model={yaml.safe_dump({'network': network, 'network_conf': NETWORKS[network]})}"]
