@@ -254,6 +254,15 @@ def test_transcripts_are_for_scoring_alone(stream, tmp_path):
         name = f"round_{number:04d}/global.safetensors"
         assert (one / name).read_bytes() == (two / name).read_bytes()
     inside("evaluate", two, "--split", "train").fails(1, "text")
+    lines = (stream / "text").read_text().splitlines(keepends=True)
+    (other / "text").write_text("".join(lines[1:]))
+    lacking = lines[0].split()[0]
+    inside("evaluate", two, "--split", "train").fails(1, f"no entry of utterance '{lacking}'")
+    inside(
+        *("init", tmp_path / "c", "--config", tmp_path / "a.yaml", "--method", "fmp"),
+        *("--data", f"train={stream}", "--data", f"valid={stream}"),
+    ).ok()
+    inside("rounds", tmp_path / "c", "--evaluate", "valid").fails(1, "'valid' is no stream")
 
 
 def test_evaluation_is_of_the_next_group(stream, tmp_path):

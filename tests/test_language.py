@@ -111,9 +111,35 @@ def test_clients_learn_what_was_heard_and_not_what_was_said(world, tuned, tmp_pa
     assert len(measured) == (T + 1) * len(CLIENTS)
 
 
+def test_a_round_in_which_a_client_says_nothing_leaves_its_model_alone(world, tmp_path):
+    """With more groups than utterances; where nobody speaks, all send what they were sent."""
+    rounds = 14
+    path = begin(world, tmp_path / "exp", "--set", f"rounds={rounds}")
+    stream = open_stream(world / "stream")
+    groups = {client: stream.groups(client, rounds) for client in CLIENTS}
+    states = [
+        load_file(path / f"round_{number:04d}/global.safetensors")
+        for number in range(1, rounds + 2)
+    ]
+    silent = [
+        number
+        for number in range(rounds)
+        if all(of[number].start == of[number].stop for of in groups.values())
+    ]
+    assert silent and len(silent) < rounds
+    for number in range(rounds):
+        same = all(
+            np.allclose(states[number][name], states[number + 1][name], rtol=0, atol=1e-7)
+            for name in states[number]
+        )
+        assert same == (number in silent), number
+
+
 def test_mistakes_are_told(world, tuned, tmp_path, cli):
     cli("rounds", tuned, "--to", T + 1).fails(1, f"round {T + 1}", "more rounds")
     cli("average", tuned).fails(1, "exp: models of task lm are not averaged")
+    path = begin(world, tmp_path / "valid", "--data", f"valid={world / 'stream'}")
+    cli("evaluate", path, "--split", "valid").fails(1, "'valid' is no stream")
     config = {"task": "lm", "rounds": T, "model": LM}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     data = ("--config", tmp_path / "c.yaml", "--data", f"train={world / 'stream'}")

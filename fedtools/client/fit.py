@@ -160,7 +160,7 @@ class Run:
         }
 
     def keep_finished(self, first: int, last: int) -> None:
-        """Take the results of models `first` to `last` - 1 now: momentum would move them on."""
+        """Take the results of a stack's models `first` to `last` - 1: momentum would move them."""
         for name, value in self.model.state_dict().items():
             kept = self.finished.setdefault(name, torch.zeros_like(value))
             kept[first:last] = value[first:last]
@@ -223,7 +223,7 @@ def fit(
     if run.totals is None:
         run.totals = torch.zeros(len(counts), dtype=torch.float64, device=device)
         run.amounts = torch.zeros_like(run.totals)
-        if 0 in counts:
+        if run.stacked and 0 in counts:
             run.keep_finished(counts.index(0), len(counts))
     rates = [group["lr"] for group in optimizer.param_groups]
     random = seed64(seed, "step", *key)

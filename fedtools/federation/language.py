@@ -18,15 +18,14 @@ from fedtools.client.options import Training, check_optimizer
 from fedtools.client.place import Place
 from fedtools.federation.base import Beginning, State
 from fedtools.federation.model import ModelFederation, begin_with
-from fedtools.federation.rescore import check_planned, measure_text
+from fedtools.federation.rescore import check_planned, check_split, measure_text
 from fedtools.files.config import Positive, from_mapping, read_yaml
-from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.lm.nnlm import Nnlm
 from fedtools.lm.rescoring import score
 from fedtools.lm.reweighting import Lists, Weights
-from fedtools.lm.stream import Stream, open_stream
+from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.vocabulary import Vocabulary
 from fedtools.models.nnlm import NnlmOptions, build_nnlm, losses, pad
 
@@ -169,6 +168,7 @@ class LmFederation(ModelFederation):
 
     def measure(self, split: str, client: str) -> dict[str, object]:
         """The group after the round that is loaded, rescored with that round's model."""
+        check_split(split, self.experiment)
         group = self._group(client, self._number + 1)
         return measure_text(self._rescored(group), self._text)
 
@@ -224,4 +224,4 @@ class LmFederation(ModelFederation):
 
     @cached_property
     def _text(self) -> dict[str, str]:
-        return DataDir.read(self.data_path("train"), "text").text
+        return spoken(self.data_path("train"), self._stream.rescored.utterances)

@@ -14,7 +14,6 @@ from functools import cached_property
 import numpy as np
 
 from fedtools.federation.base import Beginning, Federation, Sent, State
-from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
@@ -22,7 +21,7 @@ from fedtools.files.messages import Payload, Report
 from fedtools.files.states import load_state
 from fedtools.lm.marginals import smoothed
 from fedtools.lm.reweighting import Adaptation, Lists, Weights
-from fedtools.lm.stream import NO_TIMES, Stream, open_stream, times_in
+from fedtools.lm.stream import NO_TIMES, Stream, open_stream, spoken, times_in
 from fedtools.lm.talk import Talk
 from fedtools.lm.vocabulary import Vocabulary
 from fedtools.methods.base import COUNTS, Phase
@@ -78,6 +77,7 @@ class RescoreFederation(Federation):
 
     def measure(self, split: str, client: str) -> dict[str, object]:
         """The group after the round that is loaded, rescored with that round's counts."""
+        check_split(split, self.experiment)
         talk = self.talk(client, self._number + 1)
         said = dict(zip(self.names(talk.group), self.rescored(talk), strict=True))
         return measure_text(said, self._text)
@@ -184,7 +184,7 @@ class RescoreFederation(Federation):
 
     @cached_property
     def _text(self) -> dict[str, str]:
-        return DataDir.read(self.data_path("train"), "text").text
+        return spoken(self.data_path("train"), self._stream.rescored.utterances)
 
 
 def _all_take_part(sampled: float | int | None) -> bool:
@@ -200,6 +200,18 @@ def _check_sampling(method: FMP, sampled: float | int | None, where: str) -> Non
         problem = f"privacy: mechanism: laplace, and clients_per_round: {sampled}"
         remedy = "let all take part; without one client others would be drawn"
         raise UserError(problem, path=where, remedy=remedy)
+
+
+def check_split(split: str, experiment: Experiment) -> None:
+    """Fail with a `UserError` for data other than the streams that clients take part with.
+
+    Raises:
+        UserError: for a split other than "train".
+    """
+    if split != "train":
+        problem = f"{split!r} is no stream of a federation that rescores"
+        remedy = "measure 'train', whose utterances are rescored with what came before them"
+        raise UserError(problem, path=experiment.path, remedy=remedy)
 
 
 def check_planned(experiment: Experiment, number: int) -> None:
