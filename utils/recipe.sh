@@ -34,6 +34,15 @@ check_words() { # option, pattern, option, pattern, ...
     done
 }
 
+# The same of options that are one word.
+check_word() { # option, pattern, option, pattern, ...
+    check_words "$@"
+    while [ $# -gt 0 ]; do
+        [[ ${!1} != *' '* ]] || fail 2 "--$1 is one word, not '${!1}'"
+        shift 2
+    done
+}
+
 # The tag names folders, and the section of RESULTS.md, whose name has other letters.
 check_tag() { # tag; sets section
     [[ $1 =~ ^[A-Za-z0-9_][A-Za-z0-9._-]*$ ]] || fail 2 "--tag '$1': use letters, digits and . _ -"

@@ -10,8 +10,8 @@ name_systems() {
     local method system table l said wanted
     own_labels=$(setting training.labels)
     : "${labels:=${own_labels}}"
-    check_words labels 'transcripts|continuous|fixed'
-    [ -z "${extractor}" ] || check_words extractor 'cnn'
+    check_word labels 'transcripts|continuous|fixed'
+    [ -z "${extractor}" ] || check_word extractor 'cnn'
     [ -z "${tables}" ] || check_words tables '2|4|5'
     awk -v n="${newcomer_seconds}" \
         'BEGIN { exit !(n ~ /^([0-9]+[.]?[0-9]*|[.][0-9]+)$/ && n + 0 >= 0.1) }' ||

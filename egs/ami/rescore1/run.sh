@@ -60,10 +60,10 @@ fi
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}"
 : "${order:=$(setting lm.order)}"
-check_words seeds '0|[1-9][0-9]*' rounds '[1-9][0-9]*' clients 'speaker|meeting' ngpu '0|1'
-check_words dp 'laplace|paper|none' dp_unit 'word|utterance|user' \
-    epsilon '[0-9]+([.][0-9]+)?' rates '[0-9.]+(e-?[0-9]+)?' \
-    listed '[1-9][0-9]*' order '[1-9]' bonuses '[0-9]+([.][0-9]+)?'
+check_words seeds '0|[1-9][0-9]*' rounds '[1-9][0-9]*' rates '[0-9.]+(e-?[0-9]+)?' \
+    bonuses '[0-9]+([.][0-9]+)?'
+check_word clients 'speaker|meeting' ngpu '0|1' dp 'laplace|paper|none' \
+    dp_unit 'word|utterance|user' epsilon '[0-9]+([.][0-9]+)?' listed '[1-9][0-9]*' order '[1-9]'
 check_tag "${tag}"
 [[ ${epsilon} = *[1-9]* ]] || fail 2 "--epsilon ${epsilon}: it must be above 0"
 most=$(tr ' ' '\n' <<<"${rounds}" | sort -n | tail -n 1) private=fmp-${dp}-${dp_unit}-${epsilon}

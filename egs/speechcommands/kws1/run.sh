@@ -47,7 +47,8 @@ Stages:
 : "${methods:=centralized fedavg alt fedkws_ui}" "${seeds:=0}" "${ablations:=false}"
 tasks=$(sed -E 's/\b12\b/keywords/g; s/\b35\b/words/g' <<<"${tasks:-keywords}")
 check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' networks '[a-z0-9_]+' \
-    methods '[a-z0-9_]+' ngpu '0|1' ablations 'true|clips|false'
+    methods '[a-z0-9_]+'
+check_word ngpu '0|1' ablations 'true|clips|false'
 
 mini=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml clips=100 name=$(basename "${corpus}")
 if [ -z "${corpus}" ]; then

@@ -55,8 +55,9 @@ fi
 : "${hours_g:=200}" "${seconds_per_model:=240}" "${valid_share:=0.02}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}" "${criterion:=$(setting model.criterion)}"
-check_words parts 'affine|relu' layers '[1-9][0-9]*' unit 'person|talk' volumes 'true|false' \
-    ivectors 'true|false' criterion 'ctc|lfmmi'
+check_words parts 'affine|relu' layers '[1-9][0-9]*'
+check_word unit 'person|talk' volumes 'true|false' ivectors 'true|false' criterion 'ctc|lfmmi' \
+    ngpu '0|1'
 check_tag "${tag}"
 [ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
 name_corpora TEDLIUM
