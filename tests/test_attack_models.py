@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from fedtools.attack.prints import Look, Prints, read_footprints, write_footprints
 from fedtools.attack.verify import COLUMNS as VERIFIED
-from fedtools.attack.verify import known_speakers, make_trials, read_models
+from fedtools.attack.verify import decide, known_speakers, make_trials, read_models
 from fedtools.attack.victims import find_victims
 from fedtools.federation.base import open_federation
 from fedtools.files.ark import FeatureReader
@@ -343,6 +343,18 @@ def test_two_talks_of_a_person_are_in_no_trial(tmp_path):
     # Without that column nothing is known of it.
     unknown = {name: replace(model, person="") for name, model in models.items()}
     assert sum(~make_trials(unknown, others=0).targets) == 12
+    # Nor is who is taken for the same person's other talk not found.
+    names = sorted(models)
+    people = np.array([models[name].person for name in names])
+    scores = (people[:, None] == people) + 0.1 * np.array([
+        [one.startswith("ann1") != other.startswith("ann1") for one in names] for other in names
+    ])  # fmt: skip
+    chosen = {"others": 0, "resamples": 20, "seed": 0}
+    linked = [
+        decide(tmp_path, "a1", known, names, [("h1", "both", scores)], "both", **chosen)[0]
+        for known in (models, unknown)
+    ]
+    assert [row["linked%"] for row in linked] == ["100.0", "33.3"]
 
 
 def test_few_target_trials_are_warned_of(world, tmp_path):

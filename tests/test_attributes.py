@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,16 @@ def test_sex_that_shows_is_told_and_speakers_are_not_learnt_by_heart(tmp_path):
         assert float(row["low"]) <= float(row["accuracy%"]) <= float(row["high"])
         assert (row["models"], row["speakers"]) == (80, 40)
     assert read_tsv(tmp_path / "attributes.tsv", COLUMNS)[0]["chance%"] == "50.0"
+
+
+def test_what_is_learnt_by_heart_of_one_talk_does_not_help_with_another(tmp_path):
+    """Where a speaker is a talk, a person's talks are either trained on or tested."""
+    prints, models = some(40, 0.0)
+    talks = {name: replace(one, speaker=name, person=one.speaker) for name, one in models.items()}
+    (row,) = attack(prints, talks, tmp_path)
+    assert float(row["accuracy%"]) <= 75 and row["speakers"] == 40
+    (row,) = attack(prints, {n: replace(one, person="") for n, one in talks.items()}, tmp_path)
+    assert float(row["accuracy%"]) > 75 and row["speakers"] == 80
 
 
 @pytest.mark.parametrize("speakers", [8, 40])

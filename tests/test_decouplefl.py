@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import kaldiio
@@ -36,8 +37,10 @@ from test_asr_methods import (
 from torch import Tensor, nn
 
 from fedtools.client.invariance import SpeakerClassifier, turned_round
+from fedtools.client.objectives import ContinuousLabels
+from fedtools.client.utterances import Batch
 from fedtools.files.keyed import seed64
-from fedtools.files.sent_features import write_features
+from fedtools.files.sent_features import sent_names, write_features
 from fedtools.models.asr import build_model, log_posteriors
 from fedtools.models.cut import Cut
 
@@ -263,10 +266,33 @@ def test_a_server_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path
     more = (*CUT, *stages(0, 2)) if method == "decouplefl" else ("--set", "rounds=2")
     path = begin(world, tmp_path / "exp", method, *silent, *TEACHER, *more)
     done = inside("rounds", path).ok()
-    said = [line for line in done.err.splitlines() if "labels are empty" in line]
-    assert said == [f"round {at}, server: 100 % of its labels are empty" for at in rounds]
+    said = [line for line in done.err.splitlines() if line.endswith("are empty")]
+    # All are; the first is named.
+    assert said == [f"round {at}, server: 100 % of its labels of au are empty" for at in rounds]
     status = {int(row["round"]): row["status"] for row in ledger(path) if row["client"] == "-"}
     assert [at for at in status if status[at] == "collapsed"] == list(rounds)
+
+
+def test_labels_are_counted_for_each_client_also_where_the_server_trains_on_all(world):
+    """One of three clients without any label would be a third of all, and no collapse."""
+    model, teacher = (build_model(model_of(0.0), tokens_of(world)) for _ in range(2))
+    owners = torch.tensor([0, 1, 1, 2, 0, 2])
+
+    def posteriors(_: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        # The blank is the first token: client 1 gets nothing else, and client 2 once.
+        best = torch.where((owners == 1) | (torch.arange(6) == 5), 0, 1)
+        return nn.functional.one_hot(best, 3)[:, None].float(), torch.ones(6, dtype=torch.long)
+
+    labels = ContinuousLabels(model, teacher, DECAY, posteriors=posteriors)
+    for _ in range(2):
+        labels.labelled(Batch(clients=owners))
+    assert labels.empty_labels == {0: 0.0, 1: 1.0, 2: 0.5}
+    other = ContinuousLabels(model, teacher, DECAY, posteriors=posteriors)
+    other.load({name: np.asarray(value) for name, value in labels.state().items()})
+    other.labelled(Batch(clients=owners[:1].expand(6)))
+    assert other.empty_labels == {0: 3 / 10, 1: 1.0, 2: 0.5}
+    other.new_round()
+    assert other.empty_labels == {}
 
 
 # --- personal layers
@@ -301,6 +327,30 @@ def test_two_rounds_with_personal_layers(world, tmp_path, method, more, own):
     kept = [final(path, client, 2) for client in TRAIN]
     for name in {*begun} - {*mean}:
         assert not np.array_equal(kept[0][name], kept[1][name])
+
+
+def test_who_comes_back_finds_its_own_layers(world, tmp_path):
+    """Two of the clients are drawn in a round; the others keep what they have until their next."""
+    options = ("--set", "method_conf.keep_optimizer=true", "--set", "clients_per_round=2")
+    path = start(world, tmp_path / "exp", "fedextract", *CUT, *options)
+    inside("rounds", path, "--to", "5").ok()
+    rows = [(int(row["round"]), row["client"]) for row in ledger(path) if row["client"] != "-"]
+    took_part = {client: [at for at, who in rows if who == client] for client in TRAIN}
+    assert any(late - early > 1 for ats in took_part.values() for early, late in pairwise(ats))
+    begun = load_file(path / "init.safetensors")
+    students = {client: Student(world, client) for client in TRAIN}
+    for student in students.values():
+        student.begin(begun)
+    shared = {name: begun[name] for name in begun if not name.startswith(EXTRACTOR)}
+    for number in range(1, 6):
+        drawn = [students[client] for at, client in rows if at == number]
+        assert len(drawn) == 2
+        for student in drawn:
+            load(student.model, student.state() | shared)
+            student.step()
+        shared = {name: np.mean([one.state()[name] for one in drawn], 0) for name in shared}
+    for client, student in students.items():
+        assert_near(final(path, client, 5), student.state() | shared, begun)
 
 
 def begin_with_batch_norm(world: Path, folder: Path, method: str, *more: str) -> Path:
@@ -482,6 +532,14 @@ def test_the_order_of_what_is_sent_tells_nothing(world, decoupled):
     sent = dict(kaldiio.load_ark(str(decoupled / "round_0003" / f"features.{client}.ark")))
     frames = [len(sent[name]) for name in sorted(sent)]
     assert frames != [((length - 1) // 2 - 1) // 2 for length in lengths]
+    # The server has all but the client's filterbanks, and these decide.
+    spoken = kaldiio.load_mat(places[own[0]]).tobytes()
+    other = bytes([spoken[0] ^ 1]) + spoken[1:]
+    orders = [sent_names(secret, client, 50) for secret in (spoken, other)]
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1])
+    named = [((lengths[at] - 1) // 2 - 1) // 2 for at in range(len(own))]
+    by_name = dict(zip(sent_names(spoken, client, len(own)), named, strict=True))
+    assert [by_name[name] for name in sorted(sent)] == frames
 
 
 class OnFeatures(Student):

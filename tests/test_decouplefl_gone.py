@@ -100,6 +100,25 @@ def test_a_client_that_is_gone_after_stage_1(mended, without_en, tmp_path, lose,
     assert any(not np.array_equal(before[name], after[name]) for name in before)
 
 
+def test_one_that_is_gone_is_scored_with_what_all_share(mended, without_en, tmp_path):
+    """No model is made for it of a classifier and an extractor that never met."""
+    path = shutil.copytree(mended / "begun", tmp_path / "exp")
+    lose_own(mended, path, "en")
+    inside("rounds", path, "--evaluate", "valid").ok()
+    told = inside("average", path).ok().err
+    assert f"{path}/clients/en: its personal parameters are gone: not averaged\n" in told
+    assert not (path / "clients" / "en" / "model.safetensors").exists()
+    shared = load_file(path / "model.safetensors")
+    assert {one.parent.name for one in path.glob("clients/*/model.safetensors")} == {"au", "in"}
+    begun = load_file(path / "init.safetensors")
+    assert all(np.array_equal(shared[name], begun[name]) for name in begun if "embed" in name)
+    for model in ("average", f"round:{LAST}"):
+        out = tmp_path / model.replace(":", "")
+        err = inside("decode", path, mended / "valid", out, "--model", model).ok().err
+        said = f"en: their personal parameters in {path} are gone, and decoded with what all share"
+        assert f"{mended / 'valid'}: {said}\n" in err
+
+
 def test_whoever_comes_first_may_be_gone_too(mended, tmp_path):
     path = shutil.copytree(mended / "begun", tmp_path / "exp")
     lose_archive(mended, path, "au")

@@ -590,10 +590,13 @@ def test_the_seconds_of_features_are_those_in_which_they_are_computed(tmp_path):
     assert 1.25 + 0.4 <= message.seconds < 60
 
 
-def test_features_may_be_none(tmp_path):
+def test_who_sends_no_features_is_refused(tmp_path):
     send_features(tmp_path, alice=[], bob=matrices("bob", 3))
     messages, refusals = read_messages(tmp_path, 1, CLIENTS[:2], SOUND, BASE)
-    assert not refusals and [message.bytes > 0 for message in messages] == [False, True]
+    assert [message.client for message in messages] == ["bob"]
+    assert [(one.client, one.reason) for one in refusals] == [
+        ("alice", "features.alice.scp: no utterance")
+    ]
 
 
 def test_features_of_an_earlier_try_are_removed(tmp_path):
@@ -742,7 +745,11 @@ def test_damaged_arks_lose_their_client(tmp_path, change, said):
 
 def test_an_ark_of_a_terabyte_of_nothing_is_refused_unread(tmp_path):
     """A sparse file: it takes no room, and what the table names in it is sound."""
-    sent = {"alice": matrices("alice", 7), "bob": matrices("bob", 10), "carol": []}
+    sent = {
+        "alice": matrices("alice", 7),
+        "bob": matrices("bob", 10),
+        "carol": matrices("carol", 3),
+    }
     for client in ("bob", "carol"):
         folder = tmp_path / client
         send_features(folder, **sent)

@@ -145,6 +145,18 @@ def test_defences_membership_and_sex(recipe):
     # Who has two models in a part has other utterances, too, which the first was not trained on.
     assert {row["others_of"] for row in rows} == {"same speaker"}
     run("utils/attack_updates.sh", "--exp", "x", cwd=recipe).fails(2, "--indicator is missing")
+    given = ("--exp", "x", "--indicator", "y", "--out", "z", "--defences", "bits=8 none")
+    run("utils/attack_updates.sh", *given, cwd=recipe).fails(2, "none comes first")
+
+
+def test_other_ivectors_want_another_tag(recipe):
+    """In the place of these, the experiments that began with them could not go on."""
+    config = yaml.safe_load((recipe / "tiny.yaml").read_text())
+    config["ivectors"]["gaussians"] += 1
+    (recipe / "other.yaml").write_text(yaml.safe_dump(config))
+    made = (recipe / "exp" / "fake" / "ivectors" / "ivectors.safetensors").read_bytes()
+    call(recipe, "--config", "other.yaml", "--stage", "3").fails(1, "give another --tag")
+    assert (recipe / "exp" / "fake" / "ivectors" / "ivectors.safetensors").read_bytes() == made
 
 
 def test_the_report(recipe):

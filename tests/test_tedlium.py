@@ -111,6 +111,17 @@ def test_every_trap_line_by_line(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("end", [829, 828, 830, 115])
+def test_a_segment_ends_with_its_audio(end, tmp_path):
+    """8.29 seconds are 828.9999... hundredths in floating point."""
+    (tmp_path / "a.sph").touch()
+    one = corpus.Utterance("a", 100, end, "A_2001", "m", "word", tmp_path / "a.sph")
+    for length, most in ((8.29, 829), (1.15, 115), (8.2999, 829)):
+        if end > 100 * (length + corpus.MAX_OVERSHOOT):
+            continue
+        assert corpus.within_audio(one, tmp_path, {"a": length}).end == min(end, most)
+
+
 def test_audio_that_is_a_fault(tmp_path):
     talks = some_talks(14)
     for index, audio in enumerate(("missing", "empty", "damaged")):

@@ -26,6 +26,8 @@ To --defences add keep=PATTERN,..., tensors of this model that clients do not se
 
 for name in exp indicator out; do [ -n "${!name}" ] || fail 2 "--${name} is missing"; done
 check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none'
+[[ ${defences} = none?( *) ]] ||
+    fail 2 "--defences '${defences}': none comes first, which others are compared with"
 read -r -a experiments <<<"${exp} ${with}"
 # shellcheck disable=SC2154  # cuda_cmd of cmd.sh
 [ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}

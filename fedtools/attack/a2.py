@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.attack.verify import Model, decide, known_speakers
-from fedtools.attack.victims import Victims, find_victims, make_probe
+from fedtools.attack.victims import Victims, make_probe, sound_victims
 from fedtools.attack.xvectors import Training, View, embeddings, train_xvectors
 from fedtools.federation.base import Federation
 from fedtools.files.ark import write_ark
@@ -70,7 +70,7 @@ def attack(
     if known.experiment.base(first) != attacked.experiment.base(first):
         problem = f"round {first} began with another model than in {known.experiment.path}"
         raise UserError(problem, path=attacked.experiment.path)
-    ours, theirs = (find_victims(one, options.rounds) for one in (known, attacked))
+    ours, theirs = (sound_victims(one, options.rounds) for one in (known, attacked))
     for federation, one in ((known, ours), (attacked, theirs)):
         sent = [one.speakers[name] for name in one.messages if name in one.speakers]
         if len(sent) == len(set(sent)):

@@ -1,8 +1,8 @@
 """Is it a woman's or a man's model? A classifier of footprints, trained on other speakers' models.
 
 What is told of each layer: logistic regression on means and deviations of the differences
-(`fedtools.attack.footprints`), each value scaled by its spread in training; all models of a speaker
-are either trained on or tested, in turn.
+(`fedtools.attack.footprints`), each value scaled by its spread in training; all models of a person
+are either trained on or tested, in turn, those of several talks too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def attack(
     ]
     known = [models[prints.models[index]] for index in kept]
     female = np.array([model.gender == "f" for model in known], bool)
-    names, speakers = np.unique([model.speaker for model in known], return_inverse=True)
+    people = [model.person or model.speaker for model in known]
+    names, speakers = np.unique(people, return_inverse=True)
     counts = [len(np.unique(speakers[female == kind])) for kind in (True, False)]
     if min(counts) < _FEWEST:
         problem = f"{counts[0]} women's and {counts[1]} men's models, by speaker"

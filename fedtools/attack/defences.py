@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtools.attack.victims import Victims, find_victims, read_state
+from fedtools.attack.victims import Victims, read_state, sound_victims
 from fedtools.federation.base import Federation
 from fedtools.federation.model import ModelFederation
 from fedtools.files.errors import UserError
@@ -215,7 +215,7 @@ def utility(
         a row of `UTILITY`: the mean over clients of the WER, by greedy search without a language
         model, or of the accuracy, in %.
     """
-    victims = find_victims(federation, [number])
+    victims = sound_victims(federation, [number])
     text = "+".join(part for part in defence.split("+") if not part.startswith("mean="))
     seen = defended(federation, victims, number, text, seed)
     weights = weights_of(federation.method, list(victims.messages.values()))

@@ -2,7 +2,7 @@
 
 Zhu et al. (Interspeech 2022), section 3.5, call the first personalised, the second unadapted.
 Clients name utterances by numbers. The evaluator of an attack knows which utterance a number is,
-because the seed of the experiment gives it; the attacker does not.
+because the clients' filterbanks give it, which never leave them; the attacker does not.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def open_victim(
     names = data.client_utterances(client)
     round_dir = federation.experiment.round_dir(number)
     reader = open_features(round_dir, client)
-    sent = sent_names(seed, client, len(names))
+    secret = federation.gather(data, names[:1], labelled=False).load([0]).secret
+    sent = sent_names(secret, client, len(names))
     scp = feature_paths(round_dir, client)[1]
     _check(reader, sent, FeatureReader(data.feats_scp), names, window(federation), scp)
     if len(names) > most:

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from fedtools.attack.victims import find_victims, speakers_of_clients
+from fedtools.attack.victims import sound_victims, speakers_of_clients
 from fedtools.client.options import load_model
 from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.federation.base import Federation
@@ -118,7 +118,7 @@ def score(federation: Federation, number: int, each: int, seed: int) -> Scored:
     """Score members and others of every client whose model can be looked at."""
     if not isinstance(federation, ModelFederation):
         raise UserError("its clients train no models", path=federation.where)
-    victims = find_victims(federation, [number])
+    victims = sound_victims(federation, [number])
     items = items_of(federation)
     speakers = speakers_of_clients(federation)
     federation.load_shared(number)

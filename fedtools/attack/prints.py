@@ -60,7 +60,7 @@ class Look:
     rounds: Sequence[int]
     part: str = "relu"
     highest: int = 0
-    held: int = 8
+    held: int = 16
     defence: str = ""
     seed: int = 0
 

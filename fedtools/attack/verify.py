@@ -186,10 +186,11 @@ def decide(
     trials = write_trials(out, models, others, seed)
     speakers = {name: model.speaker for name, model in models.items()}
     rows = []
-    place = [index for index, name in enumerate(names) if name in speakers]
+    alone = _one_of_each_person(models)
+    place = [index for index, name in enumerate(names) if speakers.get(name) in alone]
     owners = [speakers[names[index]] for index in place]
     for layer, way, matrix in matrices:
-        # Of all models, which strict trials are not.
+        # Of all speakers, which strict trials are not, but of no person twice.
         legal = _legal(risk(matrix[np.ix_(place, place)], owners))
         for kind, some in trials.items():
             scores = some.scores(matrix, names, names)
@@ -203,6 +204,14 @@ def decide(
                 family = attack.partition(".")[0]
                 write_scores(out / f"{family}.{layer}.{kind}", some, scores)
     return write_figures(out, attack, rows)
+
+
+def _one_of_each_person(models: Mapping[str, Model]) -> set[str]:
+    """The speakers; of several talks of a person the first, since the others would be near it."""
+    first: dict[str, str] = {}
+    for model in sorted(models.values(), key=lambda one: one.speaker):
+        first.setdefault(model.person or model.speaker, model.speaker)
+    return set(first.values())
 
 
 def write_figures(

@@ -6,8 +6,9 @@ What a client keeps for itself is not there: it is taken as the global model has
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,21 @@ def find_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
             if item.client in owners:
                 speakers[name] = owners[item.client]
     return Victims(messages, refused, speakers)
+
+
+def sound_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
+    """The messages of some rounds whose models are finite, all of which are read; others are named.
+
+    Raises:
+        UserError: as of `find_victims`.
+    """
+    victims = find_victims(federation, rounds)
+    for _ in victims.states(sorted(victims.messages)):
+        pass
+    for name, reason in sorted(victims.refused.items()):
+        print(f"{name}: refused: {reason}", file=sys.stderr)
+    kept = {name: one for name, one in victims.messages.items() if name not in victims.refused}
+    return replace(victims, messages=kept)
 
 
 def _sent(federation: ModelFederation, number: int) -> Iterator[Message | Refusal]:

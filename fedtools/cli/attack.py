@@ -125,7 +125,7 @@ def footprints(
     ),
     part: Part = PART,
     highest: int = typer.Option(0, min=0, help="The last layer, from 1; 0: all of them."),
-    models: int = typer.Option(8, min=1, help="In memory at a time."),
+    models: int = typer.Option(16, min=1, help="In memory at a time."),
     defence: str = typer.Option(
         "",
         help="What clients do to updates first: clip=1+noise=0.5, bits=8, keep=A,B, mean=4. "

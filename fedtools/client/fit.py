@@ -70,9 +70,9 @@ class Objective:
         """What happens to a state that was kept, when the next round begins."""
 
     @property
-    def empty_labels(self) -> float:
-        """The share of this round's utterances that were trained on with an empty label."""
-        return 0.0
+    def empty_labels(self) -> Mapping[int, float]:
+        """Each client's share of utterances trained on with an empty label in this round."""
+        return {}
 
     def after_step(self, model: nn.Module, active: int) -> None:
         """What happens after each step of the optimiser, such as an update of a teacher.
@@ -96,7 +96,8 @@ class Fitted:
 
     `reason` says why the result cannot be used: loss or parameters are not finite. It may carry
     what a phase sends in place of the shared tensors: tensors of no model, or features.
-    `empty_labels` is that of the objective.
+    `empty_labels` is the share of a client's utterances that had an empty label; of a server that
+    trains on many clients' the largest, and `empty_of` is whose.
     """
 
     steps: int
@@ -106,6 +107,7 @@ class Fitted:
     tensors: Mapping[str, Tensor | np.ndarray] | None = None
     features: Any = None
     empty_labels: float = 0.0
+    empty_of: str = ""
 
 
 @dataclass

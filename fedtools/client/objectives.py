@@ -64,7 +64,8 @@ class ContinuousLabels(Transcripts):
     ):
         super().__init__(posteriors)
         self.keep = keep
-        self.utterances = self.empty = 0
+        # Client -> utterances since the round began, and those for which the teacher had no label.
+        self._labels: dict[int, list[int]] = {}
         self._teacher, self._decay = teacher.eval().requires_grad_(False), decay
         kept, new = teacher.state_dict(), student.state_dict()
         # Each once: models of several clients have tensors in common.
@@ -78,8 +79,10 @@ class ContinuousLabels(Transcripts):
         device = log_probs.device
         # A model that diverges is told by its loss; until then any label will do.
         labels = greedy(log_probs.nan_to_num().cpu().numpy(), lengths.cpu().numpy())
-        self.utterances += len(labels)
-        self.empty += sum(not one for one in labels)
+        for client, label in zip(batch["clients"].tolist(), labels, strict=True):
+            said = self._labels.setdefault(client, [0, 0])
+            said[0] += 1
+            said[1] += not label
         rows = [torch.tensor(one, dtype=torch.long) for one in labels]
         text = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
         counts = torch.tensor([len(one) for one in labels])
@@ -90,18 +93,18 @@ class ContinuousLabels(Transcripts):
             torch._foreach_lerp_(*self._pairs, 1 - self._decay)
 
     @property
-    def empty_labels(self) -> float:
-        """The share of utterances, since the round began, for which the teacher had no label."""
-        return self.empty / max(1, self.utterances)
+    def empty_labels(self) -> dict[int, float]:
+        return {client: empty / count for client, (count, empty) in sorted(self._labels.items())}
 
     def state(self) -> State:
-        counts = {"utterances": np.array(self.utterances), "empty": np.array(self.empty)}
-        return counts | {
-            f"teacher.{name}": value for name, value in self._teacher.state_dict().items()
+        counts = [[client, *counts] for client, counts in sorted(self._labels.items())]
+        teacher = self._teacher.state_dict()
+        return {"labels": np.array(counts, int).reshape(-1, 3)} | {
+            f"teacher.{name}": value for name, value in teacher.items()
         }
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        self.utterances, self.empty = int(state["utterances"]), int(state["empty"])
+        self._labels = {client: counts for client, *counts in state["labels"].tolist()}
         teacher = {
             name.removeprefix("teacher."): value
             for name, value in state.items()
@@ -110,4 +113,4 @@ class ContinuousLabels(Transcripts):
         load_model(self._teacher.state_dict(), teacher)
 
     def new_round(self) -> None:
-        self.utterances = self.empty = 0
+        self._labels = {}

@@ -150,8 +150,11 @@ class Place:
             own.save("optimizer", state)
         if objective.keep and usable:
             own.save(_OBJECTIVE, objective.state())
+        shares = objective.empty_labels
+        most = max(shares, key=shares.__getitem__, default=None)
+        empty = () if most is None else (shares[most], str(self.facts["clients"][most]))
         return [
-            Fitted(count, loss, size, reason, empty_labels=objective.empty_labels)
+            Fitted(count, loss, size, reason, None, None, *empty)
             for (count, loss, reason), size in zip(done, self._sizes, strict=True)
         ]
 
@@ -170,7 +173,8 @@ class Place:
         They go without their names, which tell speakers, in an order of their own: `sent_names`.
         """
         (client,), (size,) = self.names, self._sizes
-        names = sent_names(self.seed, client, size)
+        _, first = next(iter(self._everything([0])))
+        names = sent_names(first.secret, client, size)
 
         def features() -> Iterator[tuple[str, np.ndarray]]:
             self.model.eval()

@@ -30,6 +30,11 @@ class Batch(dict[str, torch.Tensor]):
         """Of the padded batch."""
         return self["speech"].shape[0] * self["speech"].shape[1]
 
+    @property
+    def secret(self) -> bytes:
+        """The audio's own bytes, for what others must not be able to draw."""
+        return self["speech"].cpu().numpy().tobytes()
+
 
 class Utterances:
     """Features and tokens of some utterances of a data directory.
@@ -63,7 +68,8 @@ class Utterances:
         self.texts = [data.text.get(name, "") for name in self.names]
         self.tokens = [tokenizer.encode(text) for text in self.texts]
         self._speaker = _numbered(speakers_of(data, self.names))
-        self._client = _numbered(data.utt2client.get(name, "") for name in self.names)
+        owners = [data.utt2client.get(name, "") for name in self.names]
+        self._client, self.clients = _numbered(owners), sorted(set(owners))
         self.speakers = max(self._speaker) + 1
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names})
         self._frames = np.array([max(self._reader.num_frames(name), shortest) for name in names])

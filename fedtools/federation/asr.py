@@ -278,7 +278,9 @@ class AsrFederation(ModelFederation):
             data = DataDir(experiment.round_dir(number))
             for row in read_round(experiment, number):
                 if row.client != SERVER_ROW and row.status in COUNTED:
-                    data.feats_scp |= open_features(data.path, row.client).scp
+                    sent = open_features(data.path, row.client).scp
+                    data.feats_scp |= sent
+                    data.utt2client |= dict.fromkeys(sent, row.client)
             if not data.feats_scp:
                 raise UserError("no client has sent any features", path=data.path)
             found = self.gather_sent(data, list(data.feats_scp))
@@ -330,7 +332,7 @@ class AsrFederation(ModelFederation):
             batches=batches,
             everything=everything,
             cut=lambda: self.cut,
-            facts={"speakers": np.array([data.speakers])},
+            facts={"speakers": np.array([data.speakers]), "clients": np.array(data.clients)},
             sizes=[len(data)],
             own=[own],
             seed=seed,
@@ -367,6 +369,9 @@ class AsrFederation(ModelFederation):
                 counts = count_errors(reference, self.tokenizer.decode(tokens).split())
                 words += len(reference)
                 errors += counts.errors
+        if not words:
+            some_of = f"{data.names[0]} and {len(data) - 1} more"
+            raise UserError(f"no word in the transcripts of {some_of}, so no WER", path=data.path)
         return {
             "utterances": len(data),
             "loss": f"{loss / len(data):.6f}",

@@ -167,8 +167,8 @@ class Federation(ABC):
             self._data_paths[split] = data_of(self.experiment, split, may_lack)
         return self._data_paths[split]
 
-    def known(self, client: str) -> str | None:
-        """The client if it is one of the experiment's, whose state it then has; else None."""
+    def known(self, client: str, number: int) -> str | None:
+        """The client if it has a state of its own in the experiment after a round; else None."""
         return client if self.experiment.knows(client) else None
 
 

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
 from fedtools.decode.greedy import greedy
 from fedtools.federation.asr import AsrFederation, read_data
-from fedtools.federation.evaluate import load_average
+from fedtools.federation.evaluate import has_average, load_average
 from fedtools.federation.tasks import ALL
 from fedtools.files.atomic import sha256
 from fedtools.files.config import from_mapping, read_yaml, write_yaml
@@ -103,7 +103,7 @@ def decode(
     by_client: dict[str, list[str]] = {}
     for name in share:
         by_client.setdefault(data.utt2client.get(name, ALL), []).append(name)
-    _tell_strangers(federation, data, by_client)
+    _tell_strangers(federation, data, by_client, model)
     path = Path(out) / f"nbest.{job}.tsv"
     origin = {"job": f"{job} of {jobs}", "data": str(data_path)}
     origin["feats.scp"] = sha256(data.path / "feats.scp")
@@ -132,12 +132,27 @@ def decode(
     return path
 
 
-def _tell_strangers(federation: AsrFederation, data: DataDir, clients: Iterable[str]) -> None:
-    """Say whose model is nobody's own: of clients that the experiment does not have."""
-    strangers = [one for one in clients if one != ALL and not federation.known(one)]
-    if strangers and federation.method.federated:
-        said = f"no clients of {federation.experiment.path}, and decoded with what all share"
-        print(f"{data.path}: {some(strangers)}: {said}", file=sys.stderr)
+def _tell_strangers(
+    federation: AsrFederation, data: DataDir, clients: Iterable[str], model: str
+) -> None:
+    """Say whose model is nobody's own: clients that the experiment has not, or has lost."""
+    if not federation.method.federated:
+        return
+    where, asked = federation.experiment.path, [one for one in clients if one != ALL]
+    strangers = [one for one in asked if not federation.experiment.knows(one)]
+    if model == "average":
+        lost = [one for one in asked if not has_average(federation, one)]
+    else:
+        number = 0 if model == "start" else _round(model)
+        lost = [one for one in asked if not federation.known(one, number)]
+    reasons = {
+        f"no clients of {where}": strangers,
+        f"their personal parameters in {where} are gone": byte_order(set(lost) - set(strangers)),
+    }
+    for reason, named in reasons.items():
+        if named:
+            said = f"{some(named)}: {reason}, and decoded with what all share"
+            print(f"{data.path}: {said}", file=sys.stderr)
 
 
 def _digest(federation: AsrFederation, client: str, model: str) -> str:
@@ -156,10 +171,14 @@ def _load(federation: AsrFederation, client: str, model: str) -> None:
     elif model == "start":
         federation.load_result(None, 0)
     else:
-        number = int(model.removeprefix("round:"))
+        number = _round(model)
         if not federation.experiment.is_done(number):
             raise UserError(f"round {number} is not complete", path=federation.experiment.path)
-        federation.load_result(federation.known(client), number)
+        federation.load_result(federation.known(client, number), number)
+
+
+def _round(model: str) -> int:
+    return int(model.removeprefix("round:"))
 
 
 @torch.no_grad()

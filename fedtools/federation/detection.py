@@ -33,7 +33,7 @@ def measure_detection(federation: Federation, split: str = "test") -> dict[str, 
     number = experiment.result_round()
     predicted, labels = [], []
     for client in federation.groups(split):
-        federation.load_result(federation.known(client), number)
+        federation.load_result(federation.known(client, number), number)
         logits, own = federation.logits(split, client)
         predicted.append(logits.argmax(1).numpy())
         labels.append(own.numpy())

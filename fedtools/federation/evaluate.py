@@ -23,6 +23,8 @@ from fedtools.files.tables import read_tsv, write_tsv
 if TYPE_CHECKING:
     from fedtools.federation.model import ModelFederation
 
+AVERAGE = "model.safetensors"
+
 
 def evaluate(
     federation: Federation, rounds: Sequence[int] | None = None, split: str = "valid"
@@ -48,7 +50,7 @@ def evaluate(
     todo = [key for key in wanted if key not in rows]
     bar = tqdm(todo, desc=f"evaluate {split}", unit="model", disable=None, leave=False)
     for number, client in bar:
-        federation.load_result(federation.known(client), number)
+        federation.load_result(federation.known(client, number), number)
         measured = federation.measure(split, client)
         rows[number, client] = {"round": number, "client": client} | measured
         if all((number, other) in rows for other in groups):
@@ -72,7 +74,7 @@ def average(federation: ModelFederation, best: int | None = None, by: str = "los
     A model that is the same for all clients is chosen by its mean over clients and written to
     `EXP/model.safetensors`; a client's own by its own figure, to `EXP/clients/<client>/`. Where
     models are personal, the former is that of a newcomer: with what all share, and personal layers
-    as they were at the beginning.
+    as they were at the beginning. A client whose personal layers are gone gets no model.
 
     Args:
         best: how many rounds; None is the number in the configuration.
@@ -91,19 +93,32 @@ def average(federation: ModelFederation, best: int | None = None, by: str = "los
     rows = [row for row in evaluate(federation) if int(row["round"]) > 0]
     if not rows:
         raise UserError("no round is complete", path=federation.experiment.path)
+    lost = _lost(federation)
+    # Measured with what all share since they are gone, which is nobody's model.
+    rows = [row for row in rows if row["client"] not in lost] or rows
     task = federation.task
     column, sign = ("loss", 1) if by == "loss" else (task.rate, task.sign)
     written = []
     with lock(federation.experiment.path, "average"):
         for client in [None, *(federation.experiment.clients if federation.personal else ())]:
+            if client in lost:
+                folder = federation.experiment.client_dir(client)
+                print(f"{folder}: its personal parameters are gone: not averaged", file=sys.stderr)
+                continue
             chosen = sorted(_best_rounds(rows, client, column, sign)[:best])
             own = federation.experiment.client_dir(client) if client else federation.experiment.path
             state = _mean_state(federation, client, chosen)
             check_finite(state, f"{own}, mean of rounds {' '.join(map(str, chosen))}")
-            save_state(own / "model.safetensors", state)
-            written.append(own / "model.safetensors")
+            save_state(own / AVERAGE, state)
+            written.append(own / AVERAGE)
             print(f"{own}: mean of rounds {' '.join(map(str, chosen))}", file=sys.stderr)
     return written
+
+
+def _lost(federation: ModelFederation) -> set[str]:
+    """Clients whose personal parameters are gone."""
+    last = federation.experiment.last_round()
+    return {one for one in federation.experiment.clients if federation.lost(one, last + 1)}
 
 
 def _best_rounds(
@@ -145,12 +160,22 @@ def _mean_state(
     }
 
 
+def has_average(federation: ModelFederation, client: str) -> bool:
+    """Whether a client has an averaged model, its own or that of all, or could have one."""
+    experiment = federation.experiment
+    if not federation.personal or not experiment.knows(client):
+        return experiment.knows(client)
+    if (experiment.client_dir(client) / AVERAGE).exists():
+        return True
+    return not federation.lost(client, experiment.last_round() + 1)
+
+
 def load_average(federation: ModelFederation, client: str) -> None:
     """Put the averaged model of `client`, or that of a newcomer, into the model."""
     folder = federation.experiment.path
-    if federation.personal and federation.known(client):
+    if federation.personal and has_average(federation, client):
         folder = federation.experiment.client_dir(client)
-    path = folder / "model.safetensors"
+    path = folder / AVERAGE
     if not path.exists():
         raise UserError("missing", path=path, remedy="run fedtools average")
     state = load_state(path, spec_of(federation.tensors()))

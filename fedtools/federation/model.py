@@ -118,6 +118,10 @@ class ModelFederation(Federation):
             self._read = at
         return self._trained.get(client, number) < number
 
+    def known(self, client: str, number: int) -> str | None:
+        known = super().known(client, number)
+        return None if known and self.lost(client, number + 1) else known
+
     def _rows(self, place: Place, fitted: Sequence[Fitted], phase: Phase) -> State:
         """What the clients send, a row for each."""
         if phase.sends == SHARED:

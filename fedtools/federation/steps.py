@@ -107,8 +107,9 @@ def _tell(number: int, reports: Sequence[Report]) -> None:
             _tell_collapse(number, report.client, report.empty_labels)
 
 
-def _tell_collapse(number: int, who: str, empty: float) -> None:
-    print(f"round {number}, {who}: {100 * empty:.0f} % of its labels are empty", file=sys.stderr)
+def _tell_collapse(number: int, who: str, empty: float, of: str = "") -> None:
+    labels = f"its labels of {of}" if of else "its labels"
+    print(f"round {number}, {who}: {100 * empty:.0f} % of {labels} are empty", file=sys.stderr)
 
 
 def units_of(
@@ -156,7 +157,7 @@ def aggregate(federation: Federation, number: int) -> float:
     )
     phase.server(server)
     if server.status == COLLAPSED:
-        _tell_collapse(number, "server", server.empty_labels)
+        _tell_collapse(number, "server", server.empty_labels, server.empty_of)
     for refusal in server.refusals:
         print(f"round {number}, {refusal.client}: refused: {refusal.reason}", file=sys.stderr)
     if scalars := _scalars(server):

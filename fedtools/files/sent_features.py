@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -46,14 +47,18 @@ def sent_name(client: str, number: int) -> str:
     return f"{client}-{number:07d}"
 
 
-def sent_names(seed: int, client: str, utterances: int) -> list[str]:
+def sent_names(secret: bytes, client: str, utterances: int) -> list[str]:
     """The names under which a client sends its utterances, which are in the order of its data.
 
-    The order of names, in which they are sent, has nothing to do with that of the data. It is a
-    function of the experiment's seed, so that runs can be repeated; where the server must not know
-    it, it would have to be drawn from a secret of the client's.
+    The order of names, in which they are sent, has nothing to do with that of the data, which are
+    sorted by speaker.
+
+    Args:
+        secret: what only the client has, such as filterbanks that never leave it, so that runs can
+            be repeated. The server has the experiment's seed, and could undo an order drawn by it.
     """
-    numbers = generator(seed, "features", client).permutation(utterances)
+    digest = hashlib.sha256(secret).hexdigest()
+    numbers = generator(0, "features", client, digest).permutation(utterances)
     return [sent_name(client, int(number)) for number in numbers]
 
 
@@ -87,6 +92,8 @@ def check_features(round_dir: Path, client: str, bounds: Features, announced: in
     ark, scp = feature_paths(round_dir, client)
     entries = _entries(round_dir, client, bounds.utterances)
     check_regular(ark)
+    if not entries:
+        raise UserError("no utterance", path=scp)
     if len(entries) > bounds.utterances:
         raise UserError(f"{len(entries)} utterances, over {bounds.utterances}", path=scp)
     if len(entries) != announced:

@@ -245,9 +245,11 @@ def list_words(folder: str | Path, rounds: int, most: int, corrected: bool = Fal
     for client in stream.runs:
         group = stream.groups(client, rounds)[0]
         names = rescored.utterances[group]
-        best = rescored.first_hypothesis[group.start : group.stop]
-        heard = [rescored.hypotheses[index] for index in best]
-        said[client] = [text[name] for name in names] if corrected else heard
+        if corrected:
+            said[client] = [text[name] for name in names]
+        else:
+            best = rescored.first_hypothesis[group.start : group.stop]
+            said[client] = [rescored.hypotheses[index] for index in best]
         made_of += names
     phrases = rare_words(said, counts, most)
     put_words(folder, phrases, made_of)

@@ -197,7 +197,9 @@ def _section(
             image(f"WER by round, {caption}", page.plot.name),
         ]
     for title, rows in page.tables:
-        parts += [f"**{caption}: {title}**, as above.", main_table(_read(rows))]
+        read = _read(rows)
+        parts += [f"**{caption}: {title}**, as above.", main_table(read)]
+        parts += ["The same, WER (%) with 95 % intervals as above:", interval_table(read, "wer")]
     for title, file in page.measured:
         parts += [f"**{caption}: {title}**", _table_of(file)]
     for title, picture in page.pictures:

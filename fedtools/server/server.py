@@ -55,7 +55,8 @@ class Server:
         refusals: the clients that were, with their reasons.
         place: the server as a place that trains, where the phase has it train; otherwise None.
         epochs: of its own training in this round.
-        empty_labels: the share of the utterances of that training whose pseudo-labels were empty.
+        empty_labels: the share of a client's utterances whose pseudo-labels were empty in that
+            training, the largest; `empty_of` is whose.
         status: of that training, in the ledger's words.
     """
 
@@ -74,7 +75,7 @@ class Server:
         self.number = number
         self.messages, self.refusals = list(messages), list(refusals)
         self.place, self.epochs = place, 0.0
-        self.empty_labels, self.status = 0.0, OK
+        self.empty_labels, self.empty_of, self.status = 0.0, "", OK
         self._rules, self._spec = rules, spec
         self._experiment, self._own = experiment, experiment.at_server(number)
         self._parameters, self._release = set(parameters), release
@@ -214,7 +215,7 @@ class Server:
         (fitted,) = self.place.fit(epochs=epochs, keep_optimizer=True, only=only)
         if fitted.reason:
             self._diverged(fitted.reason)
-        self.empty_labels = fitted.empty_labels
+        self.empty_labels, self.empty_of = fitted.empty_labels, fitted.empty_of
         self.status = status_of("", self.empty_labels)
         self._trained["server"] = fitted.loss
         self.epochs += epochs

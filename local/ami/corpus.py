@@ -156,7 +156,7 @@ class Headsets:
     def within(self, sentence: Sentence, meeting: str, channel: int) -> Sentence:
         """The sentence, which ends no later than its recording; a `Fault` if it is outside."""
         length = self.seconds(meeting, channel)
-        end = min(sentence.end, int(100 * length))
+        end = min(sentence.end, int(100 * length + 1e-6))
         if sentence.start >= end or sentence.end > 100 * (length + MAX_OVERSHOOT):
             raise Fault("outside of its audio")
         return replace(sentence, end=end)

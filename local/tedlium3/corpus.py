@@ -262,7 +262,7 @@ def within_audio(utterance: Utterance, folder: Path, lengths: dict[str, float | 
     length = lengths[utterance.audio]
     if isinstance(length, str):
         raise LineError(length)
-    end = min(utterance.end, int(100 * length))
+    end = min(utterance.end, int(100 * length + 1e-6))
     if utterance.start >= end or utterance.end > 100 * (length + MAX_OVERSHOOT):
         raise LineError("outside of its audio")
     return replace(utterance, end=end, path=path)

@@ -30,6 +30,7 @@ from fedtools.federation.base import open_federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.steps import aggregate, sample, train_local  # noqa: E402
 from fedtools.files.datadir import DataDir  # noqa: E402
+from fedtools.files.sent_features import write_features  # noqa: E402
 from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.models.asr import log_posteriors  # noqa: E402
 
@@ -89,11 +90,10 @@ def forward(federation: AsrFederation) -> None:
             log_posteriors(federation.model.eval(), batch)
 
 
-def send(federation: AsrFederation) -> None:
-    """All features, as they are written."""
+def send(federation: AsrFederation, folder: Path) -> None:
+    """All features, into the files that are sent."""
     (fitted,) = federation.place(["bench"], 1).send_features()
-    for _ in fitted.features:
-        pass
+    write_features(folder, "bench", fitted.features, bits=16)
 
 
 def main() -> None:
@@ -121,7 +121,7 @@ def main() -> None:
         }
         jobs = {what: job_of(federation, what) for what, federation in opened.items()}
         jobs["forward pass"] = lambda: forward(opened["stage 1"])
-        jobs["features sent"] = lambda: send(opened["stage 1"])
+        jobs["features sent"] = lambda: send(opened["stage 1"], root)
         seconds: dict[str, list[float]] = {what: [] for what in jobs}
         for turn in range(options.turns + 1):
             for what, job in jobs.items():

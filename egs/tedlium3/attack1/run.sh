@@ -65,13 +65,17 @@ sp=${speeds:+_sp} iv=
 [ "${volumes}" = false ] || sp+=_vol
 [ "${ivectors}" = false ] || iv=_iv
 
-# Other data need another tag: looked at for both stages before the first makes anything anew. What
+# Other data need another tag: looked at for three stages before the first makes anything anew. What
 # is of the models (--ivectors, --criterion, --local_epochs, --seed) fedtools init looks at.
 options=(--partition "${partition}" --unit "${unit}" --seed "${partition_seed}")
 options+=(--hours-g "${hours_g}" --seconds-per-model "${seconds_per_model}")
 options+=(--valid "${valid_share}" ${speakers:+--speakers "${speakers}"})
 ! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
 ! begins 2 || keep_options "${exp}" "--volumes ${volumes}${speeds:+" --speeds ${speeds}"}" 2
+if begins 3 && [ "${ivectors}" = true ]; then
+    said=$(fedtools config "${config}" ivectors.{gaussians,dimension,hours} | tr '\n' ' ')
+    keep_options "${exp}" "i-vectors' gaussians, dimension, hours: ${said% }" 3
+fi
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
