@@ -589,6 +589,7 @@ def test_bad_options(stream, tmp_path, cli):
         ({"sigma": -1.0}, "sigma"),
         ({"sigma": 1e-300}, "sigma"),
         ({"sigma": 1e200}, "sigma"),
+        ({"privacy": {"mechanism": "laplace"}, "smoothing": 0.0}, "smoothing must be above 0"),
         ({"privacy": {"mechanism": "laplace", "epsilon": 0}}, "epsilon"),
         ({"privacy": {"mechanism": "laplace", "epsilon": -1.0}}, "epsilon"),
         ({"privacy": {"mechanism": "gauss"}}, "gauss"),

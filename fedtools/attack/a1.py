@@ -77,7 +77,7 @@ def attack(
     """Decide all trials by the distance of footprints, layer by layer; write OUT/a1.tsv.
 
     Both parts of a footprint, means alone and deviations alone (figures 4 and 5), on trials of any
-    two speakers, and where sex or talks are known on strict ones.
+    two speakers, and where sex is known on strict ones.
 
     Args:
         prints: as `read_footprints` gives them.

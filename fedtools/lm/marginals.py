@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedtools.lm.vocabulary import END_ID
+from fedtools.privacy.marginals import project
 
 
 def kernel(ranks: np.ndarray, sigma: float) -> np.ndarray:
@@ -48,6 +49,24 @@ def smoothed(counts: np.ndarray, background: np.ndarray, smoothing: float) -> np
     if total <= 0:
         return background
     return (1 - smoothing) * counts / total + smoothing * background
+
+
+def of_noisy(counts: np.ndarray, background: np.ndarray, smoothing: float) -> np.ndarray:
+    """`smoothed` of counts of which noise may have made some negative.
+
+    It uses nothing but these and what is public, and so costs no privacy. With smoothing above 0 it
+    is positive for each word.
+
+    Args:
+        counts: (V,); noise is on that of `</s>`, too, which is known to be 0.
+        background, smoothing: as of `smoothed`.
+
+    Returns:
+        (V,), of sum 1; 0 where the background is.
+    """
+    words, found = background > 0, np.zeros(len(counts))
+    found[words] = project(counts[words])
+    return smoothed(found, background, smoothing)
 
 
 def log_factors(

@@ -122,7 +122,7 @@ def _warn_of_unknown(nnlm: Nnlm, sentences: dict[str, list[list[int]]], path: Pa
     count = flat.count(UNKNOWN_ID)
     if count and not nnlm.unigram[UNKNOWN_ID]:
         problem = f"{count} of {len(flat)} words are <unk>, which no training text had"
-        remedy = "train the model with min_count 2, or with a vocab_size"
+        remedy = "train the model with a larger min_count, or a smaller vocab_size"
         print(f"warning: {path}: {problem}; {remedy}", file=sys.stderr)
 
 

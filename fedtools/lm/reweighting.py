@@ -12,11 +12,10 @@ from itertools import pairwise
 import numpy as np
 
 from fedtools.files.errors import UserError
-from fedtools.lm.marginals import background_of, kernel, log_factors, smoothed
+from fedtools.lm.marginals import background_of, kernel, log_factors, of_noisy, smoothed
 from fedtools.lm.rescored import Rescored
 from fedtools.lm.vocabulary import END_ID
 from fedtools.privacy.bounds import Utterances
-from fedtools.privacy.marginals import project
 
 _REMEDY = "run fedtools rescore with --ngram"
 
@@ -155,10 +154,7 @@ class Lists:
         """
         if marginal:
             return everybody if everybody.any() else self.background
-        # Noise is on the count of `</s>`, too, which is known to be 0.
-        words, counts = self.background > 0, np.zeros(len(everybody))
-        counts[words] = project(everybody[words])
-        return smoothed(counts, self.background, smoothing)
+        return of_noisy(everybody, self.background, smoothing)
 
 
 def rescore_group(

@@ -88,6 +88,8 @@ class FMP(Method):
             raise ValueError("groups: clock needs span, a public number of seconds, such as 3600")
         if "release" in self.privacy:
             raise ValueError("privacy: release is the option sends")
+        if self.protection.mechanism == LAPLACE and not self.smoothing:
+            raise ValueError("privacy: smoothing must be above 0: noise takes words' counts away")
         if self.protection.mechanism == PAPER and self.adds_up:
             raise ValueError("privacy: the mechanism paper sends cumulative counts")
         if self.protection.mechanism == PAPER and self.alpha == 1:

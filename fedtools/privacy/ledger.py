@@ -6,7 +6,8 @@
 A row for each release, and one for all of them, `total`. Each epsilon is a bound for leaving out
 one word of one utterance, one utterance, or one user, from the data of the experiment. It is of
 what those see who are not trusted: with `trust: server`, of what the server makes of the sum; with
-`trust: client`, of the messages too.
+`trust: client`, of the messages too. Who takes part is taken to be public: that one is left out is
+said by its messages.
 
 Bounds of other levels than the unit's follow from what one of them holds:
 

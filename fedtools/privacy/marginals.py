@@ -20,54 +20,12 @@ PAPER_WARNING = (
 )
 
 
-def to_distribution(
-    noisy: np.ndarray, background: np.ndarray, mass: float, negatives: str = "project"
-) -> np.ndarray:
-    """A distribution that is positive where the background is, from counts that may be negative.
-
-    It uses nothing but the noisy counts and what is public, and so costs no privacy.
-
-    Args:
-        noisy: (size,), counts with noise.
-        background: (size,), the public unigram distribution u(w). What it has no probability of is
-            no word, and its noise is left out.
-        mass: weighted words of u(w) to add, above 0; where no count is left, u(w) alone is.
-        negatives: "clip" puts 0 for them, which also turns half of the noise of all words without
-            a count into counts. "project" subtracts one number from all counts first, such that
-            what is positive then adds up to the noisy total (the nearest vector, in L2, that is not
-            negative and has this sum; T. Wang et al., "Locally differentially private frequency
-            estimation with consistency", NDSS 2020: "Norm-Sub").
-
-    Returns:
-        (size,), float64, adds up to 1; 0 where the background is.
-
-    Raises:
-        ValueError: if the background is no such distribution, sizes differ, a count is not finite,
-            or the mass is not above 0.
-    """
-    if not (background.ndim == 1 and background.shape == noisy.shape and noisy.size):
-        raise ValueError(f"counts of {noisy.shape}, a background of {background.shape}")
-    if not ((background >= 0).all() and abs(background.sum() - 1) < 1e-6):
-        raise ValueError("the background is no distribution")
-    if not (np.isfinite(noisy).all() and 0 < mass < float("inf")):
-        raise ValueError(f"a count is not finite, or the mass {mass:g} not above 0")
-    if negatives not in ("clip", "project"):
-        raise ValueError(f"negatives: {negatives!r}")
-    words = background > 0
-    noisy, found = noisy[words], np.zeros(len(noisy))
-    # A common factor changes nothing, and keeps the largest numbers from overflowing.
-    unit = max(float(np.abs(noisy).max()), mass)
-    counts, weight = noisy / unit, mass / unit
-    counts = np.maximum(counts, 0) if negatives == "clip" else project(counts)
-    distribution = counts + weight * background[words]
-    # What is too small for a float is still positive.
-    distribution = np.maximum(distribution / distribution.sum(), np.finfo(np.float64).tiny)
-    found[words] = distribution / distribution.sum()
-    return found
-
-
 def project(counts: np.ndarray) -> np.ndarray:
     """The nearest vector, in L2, that is not negative and has the same sum; 0 if that is below 0.
+
+    With 0 for each negative count alone, half of the noise of all words that nobody said would be
+    counts. (T. Wang et al., "Locally differentially private frequency estimation with consistency",
+    NDSS 2020: "Norm-Sub".)
 
     Args:
         counts: (size,).

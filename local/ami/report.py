@@ -320,10 +320,11 @@ def write_report(
         f"## {caption}",
         head,
         f"**{caption}: second-pass rescoring** (table 2 of {PAPER}) on {counted}. Relative changes "
-        "are against NNLM rescoring alone, intervals by drawing clients; means ± standard "
-        "deviations over seeds. Published figures are not measured here.",
+        "are against NNLM rescoring alone, intervals by drawing clients, of all seeds' errors "
+        "together; means ± standard deviations over seeds. Published figures are not measured here.",
         table_2(rows, scores),
-        f"**{caption}: settings of FMP, T = {max(rounds)}** (table 3), on the same stored scores.",
+        f"**{caption}: settings of FMP, T = {max(rounds)}** (table 3), on the same stored scores. "
+        "Bounds of intervals, here and below, are means over the seeds.",
         table_3(exp, seeds),
         f"**{caption}: private words and density ratio**, T = {max(rounds)}. Clients list words of "
         "what they say first, as they have corrected it, that the background text hardly has; "

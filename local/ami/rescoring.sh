@@ -77,7 +77,7 @@ federate() {
     if [ "${dp}" != none ]; then
         mapfile -t -O "${#adapted[@]}" adapted < <(protection)
         federation "${exp}/${private}/seed${seed}" "${adapted[@]}" --set "rounds=${most}"
-        [ "${dp}" = paper ] || fedtools privacy "${exp}/${private}/seed${seed}"
+        fedtools privacy "${exp}/${private}/seed${seed}"
     fi
     fine_tune "${exp}/finetuned/seed${seed}" eval "$(basename "$(<"${nnlm}/rate")")"
 }

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import numpy as np
 
 from fedtools.files.tables import format_table
+from fedtools.lm.marginals import of_noisy
 from fedtools.privacy.bounds import Utterances
 from fedtools.privacy.key import NoiseKey
-from fedtools.privacy.marginals import to_distribution
 from fedtools.privacy.options import Privacy
 from fedtools.privacy.plan import Plan
 
@@ -61,7 +61,7 @@ def main() -> None:
         "bound a client's 100 utterances": lambda turn: plan.bound(new),
         "release": release,
         "numpy's Laplace": lambda turn: counts + random.laplace(0, plan.scale, words),
-        "make a distribution": lambda turn: to_distribution(counts, flat, 1.0),
+        "make a distribution": lambda turn: of_noisy(counts, flat, 0.1),
     }
     rows = []
     for name, work in works.items():
