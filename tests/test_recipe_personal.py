@@ -123,6 +123,10 @@ def test_speakers_as_clients_and_newcomers(tmp_path):
     speakers = set(table(data / "train" / "utt2spk").values())
     # Somebody who is heard at several speeds is one client, with one speaker.
     assert set((path / "clients.txt").read_text().split()) == speakers
+    # Thousands of models of their own would be of no use: nobody is tested who has one.
+    assert list(path.glob("clients/*/round_*/personal.safetensors"))
+    assert not list(path.glob("clients/*/model.safetensors"))
+    assert (path / "model.safetensors").exists()
     assert {name.split("-")[0] for name in table(data / "train_spk_sp" / "utt2spk")} > {"sp1.1"}
     first, rest = (table(data / name / "utt2spk") for name in ("test_first", "test_rest"))
     assert set(first.values()) == set(rest.values()) and not first.keys() & rest.keys()
@@ -133,6 +137,7 @@ def test_speakers_as_clients_and_newcomers(tmp_path):
     page = (exp / "RESULTS.md").read_text()
     assert "labels of a teacher that follows the model." in page and STAGE_2 not in page
     assert "| DecoupleFL, adapted " in page.partition("newcomers, on what follows")[2]
+    assert "Speakers of the test are no clients" in page
 
 
 SPEAKERS = ("--clients", "speaker")

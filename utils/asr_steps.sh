@@ -3,8 +3,8 @@
 # caller's options and folders.
 # shellcheck disable=SC2154  # data, dump, exp, config, nj, ngpu and the commands of cmd.sh
 
-# What extract-features is told beside the directories.
-feature_options=()
+# What extract-features is told beside the directories, and average beside the experiment.
+feature_options=() average_options=()
 
 setting() { fedtools config "${config}" "$1"; }
 
@@ -30,7 +30,8 @@ train() { # experiment, seed, section of the config, method, data for training, 
         --data "train=${data}/$5" --data "valid=${data}/$6" --asset "tokens=${exp}/tokens" "${@:7}"
     ${rounds_cmd:-${train_cmd}} "$1/log/rounds.log" \
         fedtools rounds "$1" --nj "${nj}" --ngpu "${ngpu}" --evaluate valid
-    ${train_cmd} "$1/log/average.log" fedtools average "$1" --ngpu "${ngpu}"
+    ${train_cmd} "$1/log/average.log" \
+        fedtools average "$1" --ngpu "${ngpu}" "${average_options[@]}"
 }
 
 decode() { # experiment, set, options: N-best lists of all utterances

@@ -154,6 +154,7 @@ def average(
     experiment: Path = EXPERIMENT,
     best: int = typer.Option(None, min=1, help="How many rounds; by default as configured."),
     by: str = typer.Option("loss", help="Choose by loss or rate (WER, accuracy) on valid data."),
+    shared: bool = typer.Option(False, help="What newcomers get alone, and no client's own."),
     ngpu: int = NGPU,
 ) -> None:
     """Average the models of the best rounds on the validation data."""
@@ -161,7 +162,7 @@ def average(
 
     if by not in ("loss", "rate"):
         raise typer.BadParameter("loss or rate", param_hint="--by")
-    for path in mean_of_best(open_experiment(experiment, ngpu), best, by):
+    for path in mean_of_best(open_experiment(experiment, ngpu), best, by, shared):
         print(path)
 
 

@@ -68,7 +68,9 @@ def evaluate(
     return read_tsv(path, header)
 
 
-def average(federation: ModelFederation, best: int | None = None, by: str = "loss") -> list[Path]:
+def average(
+    federation: ModelFederation, best: int | None = None, by: str = "loss", shared: bool = False
+) -> list[Path]:
     """Average the models of the best rounds on validation data (Zhu et al., section 3.1: 10 best).
 
     A model that is the same for all clients is chosen by its mean over clients and written to
@@ -79,6 +81,7 @@ def average(federation: ModelFederation, best: int | None = None, by: str = "los
     Args:
         best: how many rounds; None is the number in the configuration.
         by: "loss" or "rate" (of errors, or the accuracy) of `evaluate`.
+        shared: write the newcomers' model alone: thousands of clients' would fill a disk.
 
     Returns:
         the files written.
@@ -100,7 +103,8 @@ def average(federation: ModelFederation, best: int | None = None, by: str = "los
     column, sign = ("loss", 1) if by == "loss" else (task.rate, task.sign)
     written = []
     with lock(federation.experiment.path, "average"):
-        for client in [None, *(federation.experiment.clients if federation.personal else ())]:
+        clients = federation.experiment.clients if federation.personal and not shared else ()
+        for client in [None, *clients]:
             if client in lost:
                 folder = federation.experiment.client_dir(client)
                 print(f"{folder}: its personal parameters are gone: not averaged", file=sys.stderr)

@@ -155,8 +155,11 @@ report_rows() {
     name="On clients' speech, models are trained on ${trained_on}."
     [[ ${labels} = continuous || -z $(sending) ]] ||
         name+=" DecoupleFL's stage 2 is trained on a teacher's labels of the features sent: transcripts stay."
-    [ "${clients}" = accent ] ||
-        name+=" Speakers of the test are no clients: they are scored with what all clients share, above or below the baseline's personal layers (Client: the baseline itself). A row '..., adapted' costs $(setting newcomers.epochs) epochs more, at each newcomer."
+    if [ "${clients}" = speaker ]; then
+        name+=" Speakers of the test are no clients: they are scored with what all clients share;"
+        name+=" layers that are personal are the baseline's."
+        name+=" '..., adapted' takes $(setting newcomers.epochs) epochs more, at each newcomer."
+    fi
     rows+=(--note "${name}")
     for seed in ${seeds}; do
         baseline=${exp}/baseline/seed${seed}

@@ -60,6 +60,8 @@ check_word sit 'true|false' attacks 'true|false' clients 'accent|speaker' ngpu '
 check_tag "${tag}"
 pictures=${results%.md}-${tag}
 [ "${clients}" = accent ] && plain=train || plain=train_spk
+# Speakers of the test are no clients: nothing is decoded with a client's own model.
+[ "${clients}" = accent ] || average_options=(--shared)
 sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # data of several speeds; clients' data
 name_systems            # systems, of_table
 
