@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rescored_world import CLIENTS, make_stream
-from test_fmp import T, by_hand
+from test_fmp import T, begin, best_text, by_hand
 
 from fedtools.files.tables import read_tsv
 from fedtools.lm.private_words import Trie, rare_words, read_phrases
@@ -82,6 +82,30 @@ def test_a_list_helps_its_own_client(stream, tmp_path, cli):
         else:
             assert helped[name] == plain[name]
     assert helped[other[0]] != plain[other[0]]
+
+
+def test_nothing_of_the_lists_is_sent(stream, tmp_path, cli):
+    """Hypotheses change by them; messages and what the server makes of them do not."""
+    plain = begin(stream, tmp_path / "plain", scale=1.0)
+    before = best_text(plain)
+    lines = [line.split("\t") for line in (stream / "nbest.tsv").read_text().splitlines()]
+    words = {
+        word
+        for name, *_, text in lines
+        for word in set(text.split()) - set(before[name].split())
+        if name.startswith("ann")
+    }
+    rows = "".join(f"ann\t{word}\n" for word in sorted(words))
+    (tmp_path / "list").write_text(f"client\tphrase\nann\tunheard\n{rows}")
+    cli("rescore-words", stream, "--list", tmp_path / "list").ok()
+    helped = begin(stream, tmp_path / "helped", scale=1.0, bonus=50.0)
+    assert best_text(helped) != before
+    sent = sorted(path.relative_to(plain) for path in plain.glob("round_*/*.safetensors"))
+    assert len(sent) > 2 * T
+    for path in sent:
+        assert (plain / path).read_bytes() == (helped / path).read_bytes(), path
+    for path in helped.rglob("*"):
+        assert path.is_dir() or b"unheard" not in path.read_bytes(), path
 
 
 def test_lists_of_what_was_said_first(stream, cli):

@@ -126,6 +126,20 @@ def test_privacy_by_bounds_of_dev(recipe):
     assert float(rows[-1]["epsilon_utterance"]) == 8
 
 
+@pytest.mark.parametrize(("mechanism", "unit"), [("paper", "utterance"), ("laplace", "user")])
+def test_other_privacy(recipe, mechanism, unit):
+    options = ("--dp", mechanism, "--dp_unit", unit, "--epsilon", "4")
+    done = call(recipe, "--stage", "8", "--stop_stage", "8", *options).ok()
+    path = recipe / "exp" / "fake" / f"fmp-{mechanism}-{unit}-4" / "seed0"
+    privacy = yaml.safe_load((path / "config.yaml").read_text())["method_conf"]["privacy"]
+    assert (privacy["mechanism"], privacy["unit"], privacy["epsilon"]) == (mechanism, unit, 4)
+    assert ("a larger epsilon protects less" in done.out + done.err) == (mechanism == "paper")
+    rows = read_tsv(path / "dp.tsv", None)
+    assert [row["release"] for row in rows] == ["1", "2", "total"]
+    if mechanism == "laplace":
+        assert float(rows[-1]["epsilon_user"]) == 4
+
+
 def test_private_words_in_the_first_pass(recipe):
     am, nnlm = (recipe / "exp" / "fake" / name / "seed0" for name in ("am", "nnlm"))
     # A bonus of 0 changes nothing, so nothing is decoded again.
