@@ -114,6 +114,14 @@ def test_what_is_there_is_not_made_again(world, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     write_footprints(federation, world / "indicator", tmp_path, Look([1]))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    # A layer that is gone is told, and made again.
+    (gone,) = tmp_path.glob("footprints.1.03-*.scp")
+    gone.unlink()
+    with pytest.raises(UserError, match=r"03-tdnn3\.scp: missing; run fedtools attack footprints"):
+        read_footprints(tmp_path)
+    write_footprints(federation, world / "indicator", tmp_path, Look([1]))
+    assert len(read_footprints(tmp_path).layers) == 4
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     # Other options make it anew, and nothing of before stays.
     write_footprints(federation, world / "indicator", tmp_path, Look([1], highest=2))
     assert list(read_footprints(tmp_path).layers) == ["tdnn1", "tdnn2"]

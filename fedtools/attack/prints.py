@@ -5,6 +5,7 @@ footprints.<job>.<number>-<layer>.ark .scp
                       of each model that is whole, in the layers from the bottom, a matrix of
                       two rows: mean and standard deviation of the differences to the global
                       model
+footprints.<job>.files their names
 footprints.<job>.yaml what they were made from
 """
 
@@ -25,10 +26,11 @@ from fedtools.attack.footprints import State, footprints
 from fedtools.attack.victims import Victims, find_victims, make_probe
 from fedtools.federation.base import Federation
 from fedtools.files.ark import FeatureReader, write_ark
-from fedtools.files.atomic import sha256
+from fedtools.files.atomic import sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import read_table, write_table
 from fedtools.files.errors import UserError
+from fedtools.files.lines import read_text
 from fedtools.files.tables import read_tsv, write_tsv
 
 COLUMNS = ("model", "speaker", "status")
@@ -117,7 +119,8 @@ def write_footprints(
     }
     origin["network"] = federation.experiment.config["model"]
     origin["indicator"] = federation.task.identity(indicator, False)
-    if table.exists() and made_from.exists() and read_yaml(made_from) == origin:
+    known = table.exists() and made_from.exists() and read_yaml(made_from) == origin
+    if known and not _lacking(out, job):
         return table
     table.unlink(missing_ok=True)
     for path in out.glob(f"footprints.{job}.*"):
@@ -165,6 +168,15 @@ def _write_job(found: Iterator[tuple[str, dict[str, np.ndarray]]], out: Path, jo
     for number, (layer, matrices) in enumerate(by_layer.items(), 1):
         path = out / f"footprints.{job}.{number:02d}-{layer}.ark"
         write_table(path.with_suffix(".scp"), write_ark(path, sorted(matrices)))
+    files = sorted(path.name for path in out.glob(f"footprints.{job}.*-*"))
+    write_text(out / f"footprints.{job}.files", "".join(f"{name}\n" for name in files))
+
+
+def _lacking(out: Path, job: int) -> list[Path]:
+    """What a job has written, and is not there any more."""
+    written = out / f"footprints.{job}.files"
+    names = read_text(written).split() if written.exists() else [written.name]
+    return [out / name for name in names if not (out / name).exists()]
 
 
 def read_footprints(out: Path) -> Prints:
@@ -180,6 +192,9 @@ def read_footprints(out: Path) -> Prints:
         if not path.exists():
             remedy = f"run fedtools attack footprints --job {job}"
             raise UserError("missing", path=path, remedy=remedy)
+        if lacking := _lacking(out, job):
+            remedy = "run fedtools attack footprints again"
+            raise UserError("missing", path=lacking[0], remedy=remedy)
         for row in read_tsv(path, COLUMNS):
             if row["status"] == OK:
                 speakers[row["model"]] = "" if row["speaker"] == "-" else row["speaker"]
