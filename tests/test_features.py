@@ -197,6 +197,8 @@ def test_unusable_audio_is_dropped_from_every_table_and_counted(data, tmp_path, 
         ("s0-u0", "short.wav"), ("s0-u1", "cut.flac"), ("s1-u2", "empty.wav"), ("s1-u3", "gone"),
     ):  # fmt: skip
         set_audio(data, utt, str(tmp_path / name))
+    owners = data / "utt2client"
+    owners.write_text(owners.read_text().replace("s0-u0 b", "s0-u0 lost"))
     before = contents(data)
     refused = cli("extract-features", data, tmp_path / "ark")
     assert refused.code == 1 and "Traceback" not in refused.err
@@ -206,7 +208,7 @@ def test_unusable_audio_is_dropped_from_every_table_and_counted(data, tmp_path, 
     assert done.out == (
         "kept 2, dropped 4 (empty file: 1, no such file: 1, too short: 1, unreadable audio: 1)\n"
     )
-    assert "gone" in done.err
+    assert "gone" in done.err and f"{data}: no usable utterance of lost: left out\n" in done.err
     tables = DataDir.read(data)
     kept = ["s2-u4", "s2-u5"]
     for table in ("wav_scp", "text", "utt2spk", "utt2client", "feats_scp", "utt2dur"):

@@ -30,7 +30,7 @@ from fedtools.files.datadir import (
     read_table,
     write_table,
 )
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, some
 from fedtools.files.perturb import speed_of, volume_of
 
 # Kaldi computes on 16-bit integers, soundfile gives them divided by this.
@@ -222,7 +222,10 @@ def merge_features(
         remedy = f"see {ark_dir}/dropped.*, mend the audio or raise --max-drop"
         raise UserError(f"{extraction}: over {max_drop:.1%}", path=data_dir, remedy=remedy)
     frames = _frames(scp)
+    clients = set(data.utt2client.values())
     data = data.restrict(scp)
+    if gone := byte_order(clients - set(data.utt2client.values())):
+        print(f"{data_dir}: no usable utterance of {some(gone)}: left out", file=sys.stderr)
     data.feats_scp = scp
     data.utt2num_frames = {utt: str(count) for utt, count in frames.items()}
     data.utt2dur = data.utt2dur or durations
