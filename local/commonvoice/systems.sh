@@ -183,8 +183,9 @@ report_rows() {
         [ "${clients}" = speaker ] || continue
         for system in ${main}; do
             path=${exp}/${system}/seed${seed} name="newcomers, on what follows their first seconds"
-            rows+=(--also "${name}=$(title "${system}")=${path}:${path}/decode_test_rest")
-            name+="=$(title "${system}"), adapted"
+            system=$(title "${system%"$(of_labels "${labels}")"}")
+            rows+=(--also "${name}=${system}=${path}:${path}/decode_test_rest")
+            name+="=${system}, adapted"
             rows+=(--also "${name}=${path}:${path}/newcomers/decode_test_rest_spk")
         done
     done
