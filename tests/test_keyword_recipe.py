@@ -243,7 +243,7 @@ def test_help_and_wrong_options(alone):
     wrong(2, "--tasks: keywords comes twice", "--tasks", "12 keywords")
     wrong(2, "--silence is true or false, not 'no'", "--silence", "no")
     wrong(2, "--ngpu: '2' is not of the form 0|1", "--ngpu", "2")
-    wrong(2, "--ngpu is one word, not '0 1'", "--ngpu", "0 1")
+    wrong(2, "--ablations is one word, not 'true false'", "--ablations", "true false")
     # Before hours of preparing a corpus:
     wrong(1, "conf/none.yaml: cannot be read", "--config", "conf/none.yaml")
     wrong(1, "conf/paper.yaml: no option 'networks.dscn'", "--networks", "resnet dscn")

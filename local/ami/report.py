@@ -324,7 +324,8 @@ def write_report(
         head,
         f"**{caption}: second-pass rescoring** (table 2 of {PAPER}) on {counted}. Relative changes "
         "are against NNLM rescoring alone, intervals by drawing clients, of all seeds' errors "
-        "together; means ± standard deviations over seeds. Published figures are not measured here.",
+        "together; means ± standard deviations over seeds. Published figures are not measured "
+        "here.",
         table_2(rows, scores),
         f"**{caption}: settings of FMP, T = {max(rounds)}** (table 3), on the same stored scores. "
         "Bounds of intervals, here and below, are means over the seeds.",
