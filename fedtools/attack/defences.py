@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtools.attack.victims import Victims, read_state, sound_victims
+from fedtools.attack.victims import Victims, read_state
 from fedtools.federation.base import Federation
 from fedtools.federation.model import ModelFederation
 from fedtools.files.errors import UserError
@@ -198,7 +198,12 @@ def defended(
 
 
 def utility(
-    federation: ModelFederation, number: int, defence: str, split: str, seed: int
+    federation: ModelFederation,
+    victims: Victims,
+    number: int,
+    defence: str,
+    split: str,
+    seed: int,
 ) -> dict[str, object]:
     """What a defence costs: the mean of the defended models as the next global one, measured.
 
@@ -206,6 +211,7 @@ def utility(
     are as the global model has them.
 
     Args:
+        victims: of the round, as `sound_victims` gives them.
         number: the round.
         defence: see above; that only means of some are seen changes nothing in the mean of all.
         split: of the experiment's data, that models are measured on.
@@ -215,7 +221,6 @@ def utility(
         a row of `UTILITY`: the mean over clients of the WER, by greedy search without a language
         model, or of the accuracy, in %.
     """
-    victims = sound_victims(federation, [number])
     text = "+".join(part for part in defence.split("+") if not part.startswith("mean="))
     seen = defended(federation, victims, number, text, seed)
     weights = weights_of(federation.method, list(victims.messages.values()))

@@ -293,11 +293,13 @@ def utility(
     """
     from fedtools.attack.defences import UTILITY, without_updates
     from fedtools.attack.defences import utility as measure
+    from fedtools.attack.victims import sound_victims
     from fedtools.files.tables import write_tsv
 
     federation = open_experiment(experiment, ngpu)
     rows = [without_updates(federation, round_, split)]
-    rows += [measure(federation, round_, one, split, seed) for one in defence]
+    victims = sound_victims(federation, [round_])
+    rows += [measure(federation, victims, round_, one, split, seed) for one in defence]
     write_tsv(out, UTILITY, rows)
     _show(UTILITY, rows, "ll")
 

@@ -152,9 +152,9 @@ class Place:
             own.save(_OBJECTIVE, objective.state())
         shares = objective.empty_labels
         most = max(shares, key=shares.__getitem__, default=None)
-        empty = () if most is None else (shares[most], str(self.facts["clients"][most]))
+        share, whose = (0.0, "") if most is None else (shares[most], self.facts["clients"][most])
         return [
-            Fitted(count, loss, size, reason, None, None, *empty)
+            Fitted(count, loss, size, reason, empty_labels=share, empty_of=str(whose))
             for (count, loss, reason), size in zip(done, self._sizes, strict=True)
         ]
 

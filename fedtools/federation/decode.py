@@ -139,15 +139,15 @@ def _tell_strangers(
     if not federation.method.federated:
         return
     where, asked = federation.experiment.path, [one for one in clients if one != ALL]
-    strangers = [one for one in asked if not federation.experiment.knows(one)]
+    own = [one for one in asked if federation.experiment.knows(one)]
     if model == "average":
-        lost = [one for one in asked if not has_average(federation, one)]
+        lost = [one for one in own if not has_average(federation, one)]
     else:
         number = 0 if model == "start" else _round(model)
-        lost = [one for one in asked if not federation.known(one, number)]
+        lost = [one for one in own if not federation.known(one, number)]
     reasons = {
-        f"no clients of {where}": strangers,
-        f"their personal parameters in {where} are gone": byte_order(set(lost) - set(strangers)),
+        f"no clients of {where}": [one for one in asked if one not in own],
+        f"their personal parameters in {where} are gone": lost,
     }
     for reason, named in reasons.items():
         if named:

@@ -167,11 +167,10 @@ def _mean_state(
 def has_average(federation: ModelFederation, client: str) -> bool:
     """Whether a client has an averaged model, its own or that of all, or could have one."""
     experiment = federation.experiment
-    if not federation.personal or not experiment.knows(client):
-        return experiment.knows(client)
-    if (experiment.client_dir(client) / AVERAGE).exists():
-        return True
-    return not federation.lost(client, experiment.last_round() + 1)
+    if not experiment.knows(client):
+        return False
+    own = experiment.client_dir(client) / AVERAGE
+    return own.exists() or not federation.lost(client, experiment.last_round() + 1)
 
 
 def load_average(federation: ModelFederation, client: str) -> None:
