@@ -256,7 +256,8 @@ def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title
         axes.set_xscale("log")
         # Changes of less than a hundredth of the WER shall not fill the picture.
         low, high = axes.get_ylim()
-        axes.set_ylim(min(low, 0.98 * base), max(high, 1.02 * base))
+        if high - low < 0.02 * base:
+            axes.set_ylim(0.98 * base, 1.02 * base)
         axes.set_xlabel("epsilon (a small one protects more)")
         axes.set_ylabel("WER (%)")
         figure.legend(loc="outside lower center", ncols=1, fontsize=8)
