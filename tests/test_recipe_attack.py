@@ -18,7 +18,7 @@ from safetensors import safe_open
 from fedtools.attack.verify import COLUMNS
 from fedtools.files.datadir import read_table
 from fedtools.files.states import load_state
-from fedtools.files.tables import read_tsv
+from fedtools.files.tables import read_tsv, write_tsv
 
 TINY = {
     "tokens": {"token_type": "char", "vocab_size": 40},
@@ -147,6 +147,27 @@ def test_defences_membership_and_sex(recipe):
     run("utils/attack_updates.sh", "--exp", "x", cwd=recipe).fails(2, "--indicator is missing")
     given = ("--exp", "x", "--indicator", "y", "--out", "z", "--defences", "bits=8 none")
     run("utils/attack_updates.sh", *given, cwd=recipe).fails(2, "none comes first")
+
+
+def test_a_corpus_that_tells_no_sex(recipe, tmp_path):
+    """Where all labels are <NA>, the other attacks go on, and so does the report."""
+    exp, data = recipe / "exp" / "fake", recipe / "data" / "fake"
+    rows = read_tsv(data / "models.tsv", None)
+    unknown = [{**row, "gender": "--"} for row in rows]
+    write_tsv(tmp_path / "models.tsv", list(rows[0]), unknown)
+    given = ("--exp", exp / "part2", "--with", "exp/fake/part1", "--out", tmp_path / "updates")
+    given += ("--indicator", data / "indicator_iv", "--models", tmp_path / "models.tsv")
+    done = run("utils/attack_updates.sh", *given, "--defences", "none", "--nj", "1", cwd=recipe)
+    assert "models of 0 women and 0 men are known" in done.ok().err
+    _, none = read_tsv(tmp_path / "updates" / "defences.tsv", None)
+    assert none["Most accuracy% of sex"] == "-" != none["Least EER%"]
+    assert read_tsv(tmp_path / "updates" / "membership.tsv", None)
+    options = ("--section", "x", "--corpus", "c", "--release", "r", "--command", "run.sh")
+    options += ("--updates", f"Part-1={tmp_path / 'updates'}")
+    script = recipe / "local" / "report.py"
+    run(sys.executable, script, exp, data, tmp_path / "RESULTS.md", *options).ok()
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "Part-1: defences, what they cost" in page and "the speaker's sex" not in page
 
 
 def test_other_ivectors_want_another_tag(recipe):

@@ -7,6 +7,7 @@ are either trained on or tested, in turn, those of several talks too.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,6 @@ import numpy as np
 
 from fedtools.attack.prints import Prints
 from fedtools.attack.verify import Model
-from fedtools.files.errors import UserError
 from fedtools.files.keyed import seed64
 from fedtools.files.tables import write_tsv
 from fedtools.score.bootstrap import interval, speaker_draws
@@ -32,6 +32,9 @@ def attack(
 ) -> list[dict[str, object]]:
     """Tell the sex of each model's speaker, layer by layer; write OUT/attributes.tsv.
 
+    With fewer than four speakers of either sex, as in corpora that do not tell it, the table has no
+    rows and a line on stderr says why: other attacks on the same models go on.
+
     Accuracy is the mean of both sexes' (so that saying always the same gives 50 %, the chance).
     Its interval holds that of draws of speakers and, because draws of no error know of none, the
     exact binomial one of as many independent speakers, both sexes being as many as the rarer one.
@@ -42,8 +45,8 @@ def attack(
         resamples: draws of speakers; of fewer than ten there are none.
         seed: of the parts and the draws.
 
-    Raises:
-        UserError: if there are fewer than four speakers of either sex.
+    Returns:
+        the rows that were written.
     """
     kept = [
         index
@@ -56,8 +59,13 @@ def attack(
     names, speakers = np.unique(people, return_inverse=True)
     counts = [len(np.unique(speakers[female == kind])) for kind in (True, False)]
     if min(counts) < _FEWEST:
-        problem = f"{counts[0]} women's and {counts[1]} men's models, by speaker"
-        raise UserError(problem, path=out, remedy=f"at least {_FEWEST} of each are needed")
+        print(
+            f"{out}: sex is not attacked: models of {counts[0]} women and {counts[1]} men are "
+            f"known, and at least {_FEWEST} of each are needed",
+            file=sys.stderr,
+        )
+        write_tsv(out / "attributes.tsv", COLUMNS, [])
+        return []
     parts = _parts(names.tolist(), speakers, female, seed)
     draws = speaker_draws(len(names), resamples, seed, "attributes")
     rows = []

@@ -22,7 +22,8 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
     least of all layers, which is what an attacker has who knows where to look.
 
     Args:
-        defences: their names, and folders with a1.tsv and perhaps attributes.tsv.
+        defences: their names, and folders with a1.tsv and perhaps attributes.tsv, which has no
+            rows where sexes are not known.
         utility: what `fedtools attack utility` wrote.
         out: the table.
 
@@ -50,9 +51,13 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
             "Least EER%": f"{_rate(best)} at {best['layer']}",
         }
         if (path := folder / "attributes.tsv").exists():
-            best = max(read_tsv(path, OF_ATTRIBUTES), key=lambda one: float(one["accuracy%"]))
-            rate = f"{best['accuracy%']} [{best['low']}, {best['high']}]"
-            row["Most accuracy% of sex"] = f"{rate} at {best['layer']}"
+            layers = read_tsv(path, OF_ATTRIBUTES)
+            best = max(layers, key=lambda one: float(one["accuracy%"]), default=None)
+            row["Most accuracy% of sex"] = (
+                f"{best['accuracy%']} [{best['low']}, {best['high']}] at {best['layer']}"
+                if best
+                else "-"
+            )
         rows.append(row)
     columns = list(rows[0])
     nothing = {**dict.fromkeys(columns, "-"), "Defence": NOTHING, **_cost(costs[NOTHING])}
