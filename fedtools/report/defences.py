@@ -51,18 +51,20 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
             "Least EER%": f"{_rate(best)} at {best['layer']}",
         }
         if (path := folder / "attributes.tsv").exists():
-            layers = read_tsv(path, OF_ATTRIBUTES)
-            best = max(layers, key=lambda one: float(one["accuracy%"]), default=None)
-            row["Most accuracy% of sex"] = (
-                f"{best['accuracy%']} [{best['low']}, {best['high']}] at {best['layer']}"
-                if best
-                else "-"
-            )
+            row["Most accuracy% of sex"] = _most_accuracy(read_tsv(path, OF_ATTRIBUTES))
         rows.append(row)
     columns = list(rows[0])
     nothing = {**dict.fromkeys(columns, "-"), "Defence": NOTHING, **_cost(costs[NOTHING])}
     write_tsv(out, columns, [nothing, *rows])
     return columns
+
+
+def _most_accuracy(layers: Sequence[Mapping[str, str]]) -> str:
+    """Of the layer that tells sex best; "-" where no layer has figures."""
+    if not layers:
+        return "-"
+    best = max(layers, key=lambda one: float(one["accuracy%"]))
+    return f"{best['accuracy%']} [{best['low']}, {best['high']}] at {best['layer']}"
 
 
 def _cost(row: Mapping[str, str]) -> dict[str, str]:
