@@ -89,4 +89,4 @@ def test_a_recipe_takes_them_by_name(tmp_path):
     without = {key: value for key, value in environment.items() if key != "FEDTOOLS_PATH"}
     assert "FEDTOOLS_PATH" not in os.environ
     refused = run(words[0], *options, "--stage", "4", "--stop_stage", "4", env=without)
-    assert refused.code == 1 and "unknown option 'mymethod'" in refused.err
+    assert refused.code == 1 and "unknown method 'mymethod'" in refused.err

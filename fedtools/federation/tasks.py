@@ -74,7 +74,7 @@ def check_assets(
     """Fail with a `UserError` unless the assets are the known ones, and maybe optional ones."""
     for name in assets:
         if name not in known + optional:
-            raise UserError(f"asset {unknown(name, known + optional)}", path=where)
+            raise UserError(unknown(name, known + optional, "asset"), path=where)
     for name in known:
         if name not in assets:
             raise UserError(f"no {name}", path=where, remedy=f"give --asset {name}=FOLDER")
@@ -157,7 +157,7 @@ def task_of(name: object, where: str | Path) -> Task:
         # A file of methods may bring its own.
         METHODS.names()
     if str(name) not in TASKS:
-        raise UserError(f"task: {unknown(str(name), TASKS)}", path=where)
+        raise UserError(unknown(str(name), TASKS, "task"), path=where)
     return TASKS[str(name)]
 
 

@@ -220,11 +220,11 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
         raise option_error(str(error), where, named[0], options[named[0]]) from None
 
 
-def unknown(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """A message for an unknown option that names the nearest known one."""
+def unknown(name: str, known: Sequence[str] | Mapping[str, Any], what: str = "option") -> str:
+    """A message for an unknown option, method, ... that names the nearest known one."""
     near = difflib.get_close_matches(str(name), [str(key) for key in known], n=1)
     hint = f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(map(str, known))}"
-    return f"unknown option {name!r}{hint}"
+    return f"unknown {what} {name!r}{hint}"
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -47,11 +47,11 @@ class Registry(Generic[T]):
 
         return keep
 
-    def get(self, name: object, where: str | Path) -> T:
+    def get(self, name: object, where: str | Path | None) -> T:
         """What is registered by a name; a `UserError` names the nearest known one.
 
         Args:
-            where: what the name was read from.
+            where: what the name was read from, if it was a file.
         """
         # A file usually has the name of what it registers: the others need not be imported.
         if isinstance(name, str) and name not in self._found and name.isidentifier():
@@ -59,7 +59,7 @@ class Registry(Generic[T]):
             if find_spec(module):
                 self._import(module)
         if not isinstance(name, str) or (name not in self._found and name not in self.names()):
-            raise UserError(f"{self._what}: {unknown(str(name), self.names())}", path=where)
+            raise UserError(unknown(str(name), self.names(), self._what), path=where)
         return self._found[name]
 
     def names(self) -> list[str]:
