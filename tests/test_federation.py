@@ -409,10 +409,20 @@ def test_diverged_client_is_left_out(world, cli, tmp_path):
     assert row["bytes_up"] == "0"
 
 
+def test_methods_are_listed_by_task(cli):
+    names = [line.split()[0] for line in cli("methods", "--task", "asr").ok().out.splitlines()]
+    recipe = {"client", "centralized", "fedavg", "fednorm", "fedextract", "decouplefl", "joint"}
+    assert recipe <= {*names} and not {"fedprox", "fedkws_ui", "fmp"} & {*names}
+    assert "FedKWS-UI" in cli("methods", "fedkws_ui", "fedavg").ok().out
+    cli("methods", "fedavg", "fedkws").fails(1, "unknown method 'fedkws'", "fedkws_ui")
+    cli("methods", "fedprox", "--task", "asr").fails(1, "fedprox is for task kws, not asr")
+    cli("methods", "--task", "tts").fails(1, "no method is for task tts")
+
+
 def test_commands_refuse_what_cannot_be(world, cli, tmp_path):
     path = tmp_path / "exp"
     cli("rounds", path, "--to", "1").fails(1, "no experiment here", "fedtools init")
-    cli(*begin(world, path, "fedsomething")).fails(1, "unknown option", "fedavg")
+    cli(*begin(world, path, "fedsomething")).fails(1, "unknown method", "fedavg")
     cli(*begin(world, path, "fedavg", "--set", "training.optim=sdg")).fails(1, "optim", "sgd")
     cli(*begin(world, path, "fedavg", "--set", "training.lr=1")).fails(1, "unknown option 'lr'")
     cli(*begin(world, path, "fedavg", "--set", "model.encoder=conformr")).fails(1, "conformer")

@@ -19,7 +19,7 @@ def init(
     experiment: Path = EXPERIMENT,
     config: Path = typer.Option(..., help="YAML with the sections model and training."),
     section: list[str] = typer.Option([], help="A section of the YAML laid over its top level."),
-    method: str = typer.Option(..., help="client, centralized, fedavg, fedprox, fedkws_ui, ..."),
+    method: str = typer.Option(..., help="One of those that fedtools methods lists."),
     data: list[str] = typer.Option(
         ..., metavar="SPLIT=FOLDER", help="Data directory of train (names the clients), valid, ..."
     ),
@@ -44,6 +44,28 @@ def init(
         start=start,
         seed=seed,
     )
+
+
+@app.command("methods")
+def methods(
+    names: list[str] = typer.Argument(None, metavar="[NAME]...", help="These; by default all."),
+    task: str = typer.Option(None, help="What they must be able to do: asr, kws, lm, rescore."),
+) -> None:
+    """List methods, with their names in tables and their tasks; an unknown one is an error."""
+    from fedtools.files.errors import UserError
+    from fedtools.files.tables import format_table
+    from fedtools.methods import METHODS
+
+    rows = []
+    for name in names or METHODS.names():
+        method = METHODS.get(name, None)
+        if task in (None, *method.tasks):
+            rows.append([name, method.title, ", ".join(method.tasks)])
+        elif names:
+            raise UserError(f"{name} is for task {' or '.join(method.tasks)}, not {task}")
+    if not rows:
+        raise UserError(f"no method is for task {task}")
+    print(format_table(("name", "in tables", "tasks"), rows, "lll"), end="")
 
 
 @app.command("sample")
@@ -146,7 +168,8 @@ def evaluate(
     last = federation.experiment.last_round()
     rounds = range(0, last + 1, every) if every else None
     header, rows = federation.task.header, measure(federation, rounds, split)
-    print(format_table(header, [[row[name] for name in header] for row in rows]))
+    rows = [[row[name] for name in header] for row in rows]
+    print(format_table(header, rows), end="")
 
 
 @app.command("average")

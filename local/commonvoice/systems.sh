@@ -22,6 +22,9 @@ name_systems() {
         [4]="decouplefl${l} decouplefl+no_stage1${l} decouplefl+no_stage2${l} joint${l}"
         [5]="decouplefl+cnn${l} decouplefl+cnn+sit${l} decouplefl${l} decouplefl+sit${l}"
     )
+    read -r -a wanted <<<"${methods}"
+    said=$(fedtools methods --task asr "${wanted[@]%%+*}" 2>&1 >/dev/null) ||
+        fail 2 "--methods: ${said#fedtools: }"
     main=
     for method in ${methods}; do
         system=${method}
