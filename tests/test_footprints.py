@@ -179,6 +179,15 @@ def test_rho_is_equation_4():
     assert np.array_equal(rho(prints), rho(prints, prints))
 
 
+def test_a_model_that_hardly_moved_leaves_the_others_distances_alone():
+    prints = np.random.default_rng(0).normal(size=(12, 5))
+    prints[3] *= 1e-10
+    prints[4] = prints[3] + prints[5] * 1e-13
+    norm = np.linalg.norm
+    expected = [[norm(one - two) / (norm(one) * norm(two)) for two in prints] for one in prints]
+    assert distances(prints) == pytest.approx(np.array(expected), rel=1e-9, abs=1e-6)
+
+
 def test_a_model_that_did_not_move_is_like_nobody():
     prints = np.random.default_rng(0).normal(size=(3, 5))
     prints[1] = 0

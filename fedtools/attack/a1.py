@@ -28,14 +28,17 @@ def distances(vectors: np.ndarray, others: np.ndarray | None = None) -> np.ndarr
         (N, M), float64; infinite where one vector of a pair is zero.
     """
     others = vectors if others is None else others
-    one, two = (_inverted(np.asarray(rows, np.float64)) for rows in (vectors, others))
+    (one, short), (two, thin) = (
+        _directions(np.asarray(rows, np.float64)) for rows in (vectors, others)
+    )
     # The middle of all is taken away: what is left is as far apart, and rounds less.
-    middle = np.where(np.isfinite(one).all(1)[:, None], one, 0).mean(0)
+    middle = one.mean(0)
     one, two = one - middle, two - middle
+    angles = (one**2).sum(1)[:, None] + (two**2).sum(1) - 2 * one @ two.T
     with np.errstate(invalid="ignore"):
-        squares = (one**2).sum(1)[:, None] + (two**2).sum(1) - 2 * one @ two.T
-    squares = np.where(np.isfinite(squares), squares, np.inf)
-    return np.sqrt(np.maximum(squares, 0))
+        # Lengths and directions apart: a model that hardly moved must not cost others their digits.
+        squares = (short[:, None] - thin) ** 2 + short[:, None] * thin * np.maximum(angles, 0)
+    return np.sqrt(np.where(np.isfinite(squares), squares, np.inf))
 
 
 def rho(
@@ -59,9 +62,11 @@ def rho(
     return total
 
 
-def _inverted(vectors: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return vectors / (vectors**2).sum(1, keepdims=True)
+def _directions(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors of length 1, 0 for those of length 0, and 1 / their lengths before."""
+    lengths = np.linalg.norm(vectors, axis=1)
+    with np.errstate(divide="ignore"):
+        return vectors / np.where(lengths, lengths, 1)[:, None], 1 / lengths
 
 
 def attack(
