@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def write_footprints(
         the table of models.
 
     Raises:
-        UserError: if no models were sent, or a speaker of the Indicator has one.
+        UserError: if no models were sent, or a speaker of the Indicator is in the training data.
+            What was there before is then as it was.
     """
     Defence.parse(look.defence)
     if job == 1:
@@ -122,12 +124,15 @@ def write_footprints(
     known = table.exists() and made_from.exists() and read_yaml(made_from) == origin
     if known and not _lacking(out, job):
         return table
+    found = _all(federation, victims, indicator, share, look)
+    # Mistakes show in the first one, when nothing of before is lost yet.
+    begun = list(islice(found, 1))
     table.unlink(missing_ok=True)
     for path in out.glob(f"footprints.{job}.*"):
         path.unlink()
     out.mkdir(parents=True, exist_ok=True)
     write_yaml(made_from, origin)
-    _write_job(_all(federation, victims, indicator, share, look), out, job)
+    _write_job(chain(begun, found), out, job)
     rows = []
     for name in share:
         status = f"refused: {victims.refused[name]}" if name in victims.refused else OK
@@ -147,15 +152,21 @@ def _all(
         for number in look.rounds:
             folder = federation.experiment.round_dir(number)
             own = [name for name in wanted if victims.messages[name].path.parent == folder]
-            probe, people = make_probe(federation, number, indicator, min(look.held, len(own)))
-            if shared := people & set(victims.speakers.values()):
-                problem = f"{min(shared)!r} has a model, and is a speaker of the Indicator"
-                raise UserError(problem, path=indicator, remedy="give speech of other people")
+            probe, _ = make_probe(federation, number, indicator, min(look.held, len(own)))
             states: Iterator[tuple[str, State]] = victims.states(own)
             if look.defence:
                 states = defended(federation, victims, number, look.defence, look.seed).states(own)
-            for found in footprints(probe, states, look.part, look.highest or None):
-                yield found
+            for name, layers in footprints(probe, states, look.part, look.highest or None):
+                # As they are written. Finite weights can make what is not.
+                with np.errstate(over="ignore"):
+                    found = {layer: matrix.astype(np.float32) for layer, matrix in layers.items()}
+                bad = next(
+                    (one for one, matrix in found.items() if not np.isfinite(matrix).all()), ""
+                )
+                if bad:
+                    victims.refused[name] = f"activations of layer {bad} that are not finite"
+                else:
+                    yield name, found
                 bar.update()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -143,6 +143,12 @@ def speakers_of_clients(federation: Federation) -> dict[str, str]:
     return found
 
 
+def _check_people(indicator: Path, people: set[str], trained: Iterable[str]) -> None:
+    if shared := people & set(trained):
+        problem = f"{min(shared)!r} is in the training data, and a speaker of the Indicator"
+        raise UserError(problem, path=indicator, remedy="give speech of other people")
+
+
 def _check_persons(indicator: Path, train: Path) -> None:
     """Where a speaker is a talk, it is `utt2person` that tells who is in both."""
     tables = [path / "utt2person" for path in (indicator, train)]
@@ -167,7 +173,8 @@ def make_probe(
             in the activations of several.
 
     Raises:
-        UserError: if a person of the Indicator is in the training data, by `utt2person`.
+        UserError: if a speaker of the Indicator is in the training data, or a person, by
+            `utt2person`.
     """
     federation.load_shared(number)
     models = [copy.deepcopy(federation.model).eval() for _ in range(1 + held)]
@@ -185,12 +192,14 @@ def make_probe(
             # Normalisation works in place.
             model.encode(given[0].clone(), given[1])
 
+        train, people = federation.read("train"), set(speakers_of(data, data.utterances))
+        _check_people(indicator, people, speakers_of(train, train.utterances))
         _check_persons(indicator, federation.data_path("train"))
-        people = set(speakers_of(data, data.utterances))
         return Probe(models, lambda model: model.state_dict(), encode, utterances), people
     if not isinstance(federation, KwsFederation):
         raise UserError("no attack knows these models", path=federation.where)
     clips = Clips.read(indicator)
+    _check_people(indicator, set(clips.clients), federation.experiment.clients)
     mfcc = ClipFeatures(clips, federation.device).plain(slice(0, len(clips.labels)))
 
     def parts() -> Iterator[torch.Tensor]:
