@@ -111,13 +111,15 @@ def write_trials(
 ) -> dict[str, Trials]:
     """Make trials and write OUT/trials.<kind>: easy ones, and strict ones where there are any."""
     trials = {EASY: make_trials(models, others=others, seed=seed)}
-    if any(model.gender for model in models.values()):
-        try:
-            trials[STRICT] = make_trials(models, others=others, seed=seed, strict=True)
-        except UserError as error:
-            # Where a speaker is a talk, for one.
-            print(f"no strict trials: {error}", file=sys.stderr)
-            (out / f"trials.{STRICT}").unlink(missing_ok=True)
+    try:
+        if not any(model.gender for model in models.values()):
+            raise UserError("the sex of no speaker is known")
+        trials[STRICT] = make_trials(models, others=others, seed=seed, strict=True)
+    except UserError as error:
+        # Where a speaker is a talk, for one.
+        print(f"no strict trials: {error}", file=sys.stderr)
+        for path in (*out.glob(f"*.{STRICT}"), *out.glob(f"*.{STRICT}.det.tsv")):
+            path.unlink()
     for kind, some in trials.items():
         some.write(out / f"trials.{kind}")
     return trials
