@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -657,6 +656,26 @@ def test_a_client_that_sends_what_it_may_not_is_refused_and_the_rest_goes_on(wor
     assert (other / last).read_bytes() == (path / last).read_bytes()
 
 
+def test_features_that_changed_after_they_were_taken(world, tmp_path):
+    path = start(world, tmp_path / "exp", "decouplefl", *CUT, *stages(1, 2), config="random")
+    inside("rounds", path, "--to", "3").ok()
+    scp, ark = (path / "round_0002" / f"features.en.{kind}" for kind in ("scp", "ark"))
+    names, values = scp.read_text(), ark.read_bytes()
+    for file, changed in (
+        (scp, names.replace("en-", "au-", 1).encode()),
+        (ark, values[:-1] + bytes([values[-1] ^ 1])),
+        (ark, None),
+    ):
+        before = file.read_bytes()
+        file.write_bytes(changed) if changed else file.unlink()
+        done = inside("rounds", path)
+        problem = "not as it was written" if changed else "missing"
+        assert (done.code, f"{file}: {problem}" in done.err) == (1, True), done.err
+        assert not (path / "round_0004" / ".done").exists()
+        file.write_bytes(before)
+    inside("rounds", path).ok()
+
+
 def test_hours_of_which_features_are_taken(world, decoupled, tmp_path):
     """Of a frame less than a client has, nothing of it is; of just as many, all."""
     sent = dict(kaldiio.load_ark(str(decoupled / "round_0003/features.au.ark")))
@@ -670,7 +689,7 @@ def test_hours_of_which_features_are_taken(world, decoupled, tmp_path):
         assert [client for client in TRAIN if status[client] != "ok"] == refused
         said = f"au: refused: features.au.scp:{TRAIN['au']}: "
         assert (said in done.err) == bool(refused)
-        assert (f"{frames} in all; at most 10000 and {most} of 16 are taken" in done.err) == bool(
+        assert (f"{frames} in all; at most 4000 and {most} of 16 are taken" in done.err) == bool(
             refused
         )
     for wrong in ("0", "-1", ".inf", "2e6"):
@@ -854,7 +873,7 @@ def everything(path: Path) -> dict[str, bytes]:
 def test_the_same_bytes_after_kills_and_for_any_number_of_jobs(world, tmp_path):
     more = ("--set", "method_conf.speaker_invariance=1.0", "--set", "training.batch_bins=4000")
     more += ("--set", "training.save_interval_steps=1")
-    paths = [tmp_path / name for name in ("once", "jobs", "killed")]
+    paths = [tmp_path / name for name in ("once", "jobs", "killed", "midway")]
     for path in paths:
         start(world, path, "decouplefl", *CUT, *stages(3, 3), *more, config="random")
     inside("rounds", paths[0]).ok()
@@ -866,7 +885,14 @@ def test_the_same_bytes_after_kills_and_for_any_number_of_jobs(world, tmp_path):
     assert len(expected) > 10
     assert everything(paths[1]) == expected
     assert everything(paths[2]) == expected, f"killed at moments of seed {seed}"
-    assert random.Random(seed)
+    # Midway in stage 1, and in stage 2.
+    for saved, killed_in, checkpoints in (("3", 1, "clients"), ("1", 5, "server")):
+        run(sys.executable, "-c", KILLED, saved, paths[3]).ok()
+        assert not (paths[3] / f"round_{killed_in:04d}" / ".done").exists()
+        assert list((paths[3] / checkpoints).glob("**/checkpoint.*"))
+        inside("rounds", paths[3], "--to", "4").ok()
+    inside("rounds", paths[3]).ok()
+    assert everything(paths[3]) == expected
 
 
 # Begins rounds of each experiment in a process of its own, which kill -9 ends at a checkpoint in

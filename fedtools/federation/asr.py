@@ -31,7 +31,7 @@ from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED, Payload, Report
 from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.private import PERSONAL_STATE, Private
-from fedtools.files.sent_features import Features, open_features
+from fedtools.files.sent_features import Features, feature_paths, open_features
 from fedtools.lm.tokens import Tokenizer
 from fedtools.methods.base import PERSONAL, Extracted, Phase
 from fedtools.models.asr import (
@@ -278,6 +278,8 @@ class AsrFederation(ModelFederation):
             data = DataDir(experiment.round_dir(number))
             for row in read_round(experiment, number):
                 if row.client != SERVER_ROW and row.status in COUNTED:
+                    files = feature_paths(data.path, row.client)
+                    experiment.check_closed(number, *(path.name for path in files))
                     sent = open_features(data.path, row.client).scp
                     data.feats_scp |= sent
                     data.utt2client |= dict.fromkeys(sent, row.client)

@@ -30,6 +30,7 @@ from fedtools.files.messages import (
     status_of,
 )
 from fedtools.files.private import Private
+from fedtools.files.sent_features import feature_paths
 from fedtools.files.tables import write_tsv
 from fedtools.methods.base import Method, Phase
 from fedtools.server.sample import sample_clients
@@ -164,7 +165,9 @@ def aggregate(federation: Federation, number: int) -> float:
         write_scalars(experiment.tensorboard, "train", number, scalars)
     rows = _ledger_rows(federation, server, sampled, base, begun)
     write_ledger(experiment.round_dir(number) / "ledger.tsv", rows)
-    experiment.close(number)
+    features = federation.payload(phase).features
+    sent = [feature_paths(Path(), one.client) for one in messages] if features else []
+    experiment.close(number, (path.name for pair in sent for path in pair))
     federation.closed(number, sampled)
     remove_unwanted(experiment, method, number)
     return server.mean_loss()

@@ -11,7 +11,8 @@ EXP/round_0007/global.safetensors   what the server sends in round 7: shared ten
 EXP/round_0007/{clients,jobs}       who was sampled; into how many jobs they are cut
 EXP/round_0007/update.<job>.*       what clients send, see `fedtools.files.messages`
 EXP/round_0007/ledger.tsv           bytes, epochs and seconds by client
-EXP/round_0007/.done                written last: sums of the ledger and of the next global state
+EXP/round_0007/.done                written last: sums of the ledger, of features that were sent,
+                                    and of the next global state
 EXP/clients/<client>/               what never leaves the client; no server command opens it
 EXP/server/                         the server's own optimiser, for methods that train there
 EXP/resetting                       the round that a reset goes back to, until it is there
@@ -192,19 +193,21 @@ class Experiment:
                 f"round {number} cannot {what}: round {number - 1} is not complete", path=self.path
             )
 
-    def close(self, number: int) -> None:
-        """Mark a round as complete, with the sums of what it made."""
+    def close(self, number: int, received: Iterable[str] = ()) -> None:
+        """Mark a round as complete, with the sums of what it made and of files for later rounds."""
         folder, following = self.round_dir(number), self.global_state(number + 1)
-        names = ["ledger.tsv", f"../{following.relative_to(self.path)}"]
+        names = ["ledger.tsv", *received, f"../{following.relative_to(self.path)}"]
         write_sums(folder / ".done", {name: folder / name for name in names})
 
-    def check_closed(self, number: int) -> None:
-        """Insist that the ledger of a complete round is as it was written."""
+    def check_closed(self, number: int, *names: str) -> None:
+        """Insist that files of a complete round, by default its ledger, are as they were then."""
         folder = self.round_dir(number)
-        path = folder / "ledger.tsv"
-        if not path.is_file() or read_sums(folder / ".done").get("ledger.tsv") != sha256(path):
-            problem = "not as it was written" if path.exists() else "missing"
-            raise UserError(problem, path=path, remedy=f"run fedtools reset --round {number}")
+        sums = read_sums(folder / ".done")
+        for name in names or ("ledger.tsv",):
+            path = folder / name
+            if not path.is_file() or sums.get(name) != sha256(path):
+                problem = "not as it was written" if path.exists() else "missing"
+                raise UserError(problem, path=path, remedy=f"run fedtools reset --round {number}")
 
     def sampled(self, number: int) -> list[str]:
         """The clients of a round."""

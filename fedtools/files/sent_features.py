@@ -38,7 +38,7 @@ class Features:
     bits: int = 32
     utterances: int = 10**6
     frames: int = 10**8
-    longest: int = 10**4
+    longest: int = 4000
     largest: float = 1e6
 
 
@@ -55,7 +55,8 @@ def sent_names(secret: bytes, client: str, utterances: int) -> list[str]:
 
     Args:
         secret: what only the client has, such as filterbanks that never leave it, so that runs can
-            be repeated. The server has the experiment's seed, and could undo an order drawn by it.
+            be repeated. The server has the experiment's seed, and could undo an order drawn by it,
+            as whoever has the secret can.
     """
     digest = hashlib.sha256(secret).hexdigest()
     numbers = generator(0, "features", client, digest).permutation(utterances)
