@@ -164,6 +164,11 @@ ALONE = "--clients speaker: a client of one speaker has none to be invariant to"
         ((*SPEAKERS, "--methods", "decouplefl", "--sit", "true"), ALONE),
         ((*SPEAKERS, "--methods", "fedavg decouplefl+cnn+sit"), ALONE),
         ((*SPEAKERS, "--methods", "fedavg", "--tables", "5"), ALONE),
+        ((*SPEAKERS, "--methods", "joint"), "holds every client's model in memory"),
+        (
+            (*SPEAKERS, "--methods", "fedavg", "--tables", "4"),
+            "holds every client's model in memory",
+        ),
     ],
 )
 def test_options_that_would_change_nothing_are_refused(tmp_path, options, said):

@@ -3,8 +3,9 @@
 # caller's options and folders.
 # shellcheck disable=SC2154  # data, dump, exp, config, nj, ngpu and the commands of cmd.sh
 
-# What extract-features is told beside the directories, and average beside the experiment.
-feature_options=() average_options=()
+# What extract-features and merge-features are told beside the directories, and average beside the
+# experiment.
+feature_options=() merge_options=() average_options=()
 
 setting() { fedtools config "${config}" "$1"; }
 
@@ -14,7 +15,7 @@ extract_features() { # sets...
         ${train_cmd} "JOB=1:${nj}" "${dump}/${set}/log/extract.JOB.log" \
             fedtools extract-features "${data}/${set}" "${dump}/${set}" --job JOB --nj "${nj}" \
             "${feature_options[@]}"
-        fedtools merge-features "${data}/${set}" "${dump}/${set}" --nj "${nj}"
+        fedtools merge-features "${data}/${set}" "${dump}/${set}" --nj "${nj}" "${merge_options[@]}"
     done
 }
 

@@ -45,6 +45,8 @@ name_systems() {
     systems=$(tr ' ' '\n' <<<"${systems}" | awk 'NF && !seen[$0]++' | tr '\n' ' ')
     [[ ${clients} = accent || ${systems} != *+fixed* ]] ||
         fail 2 "--clients speaker: newcomers have no fixed labels"
+    [[ ${clients} = accent || " ${systems}" != *" joint"* ]] ||
+        fail 2 "--clients speaker: joint (--methods, --tables 4) holds every client's model in memory"
     [[ ${clients} = accent || ${systems} != *+sit* ]] ||
         fail 2 "--clients speaker: a client of one speaker has none to be invariant to" \
             "(--sit true, +sit, --tables 5)"

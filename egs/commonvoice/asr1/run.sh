@@ -25,7 +25,7 @@ accents="au=australia,en=england,in=indian"
 hours=                  # train,valid,test hours of all clients, or their ratio; default: 100,10,10, mini 20,6,7
 server_hours=           # the same of the server's own data; default: as hours, mini 56,2,3.5
 server_fraction=        # take this share of every accent's speakers as the server's, e.g. 0.4
-max_drop=0.5            # fail if more than this share of the wanted clips is unusable
+max_drop=0.5            # fail if more than this share of the wanted clips, or of a set, is unusable
 speeds=                 # also train on audio spoken faster and slower: "0.9 1.0 1.1"
 corpus_name="Common Voice"   # the corpus, and ...
 release=                # ... its release, as tables shall call them
@@ -62,6 +62,7 @@ pictures=${results%.md}-${tag}
 [ "${clients}" = accent ] && plain=train || plain=train_spk
 # Speakers of the test are no clients: nothing is decoded with a client's own model.
 [ "${clients}" = accent ] || average_options=(--shared)
+merge_options=(--max-drop "${max_drop}")
 sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # data of several speeds; clients' data
 name_systems            # systems, of_table
 
