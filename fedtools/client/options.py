@@ -77,7 +77,7 @@ class Training:
         return base * warmup**0.5 * min(step**-0.5, step * warmup**-1.5)
 
     def set_up_torch(self) -> None:
-        """Threads and precision of this process; on a GPU too, a rerun shall be the same."""
+        """Threads and precision of this process; on a GPU too, reruns shall be alike."""
         torch.set_num_threads(self.num_threads)
         # torch's default is True for convolutions alone.
         torch.backends.cudnn.allow_tf32 = self.use_tf32

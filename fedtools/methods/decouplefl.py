@@ -88,7 +88,8 @@ class DecoupleFL(Method):
             return client.fit(only=self._is_extractor, fix_statistics=True, keep_optimizer=True)
         from fedtools.client.invariance import speaker_invariant
 
-        # Ganin et al.'s warm-up (the paper's [27]): from 0 at the beginning to lambda.
+        # Ganin et al.'s warm-up (the paper's [27]) towards lambda, one value for a round. In their
+        # steps it begins at 0; here round 1 of 4 has 0.85 of lambda, and round 1 of 50 a tenth.
         warmup = 2 / (1 + math.exp(-10 * client.number / self.stage1)) - 1
         weight = self.speaker_invariance * warmup
         return speaker_invariant(client, self._is_extractor, weight, self.speaker_units)
