@@ -42,8 +42,8 @@ def world(tmp_path_factory) -> Path:
 
 def test_an_input_of_a2_is_one_clip(world):
     federation = open_federation(world / "exp")
-    clips, _ = make_probe(federation, 1, world / "indicator", 1, clips_at_once=1)
-    (together,) = make_probe(federation, 1, world / "indicator", 1)[0].inputs()
+    clips = make_probe(federation, 1, world / "indicator", 1, clips_at_once=1)
+    (together,) = make_probe(federation, 1, world / "indicator", 1).inputs()
     alone = list(clips.inputs())
     assert [one.shape[:2] for one in alone] == [(1, 1)] * CLIPS
     assert torch.equal(torch.cat(alone, 1), together)

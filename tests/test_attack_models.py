@@ -426,8 +426,11 @@ A2 = ("--layer", "2", "--width", "16", "--epochs", "2", "--resamples", "50")
 
 def test_a2_from_models_to_figures(world, known, tmp_path):
     options = (*A2, "--indicator", world / "indicator")
+    for name, held in (("one", "16"), ("other", "3")):
+        out = tmp_path / name
+        inside("attack", "a2", known, world / "exp", out, *options, "--held", held).ok()
+    assert (out / "trials.easy").read_bytes() == (tmp_path / "one/trials.easy").read_bytes()
     out = tmp_path / "one"
-    inside("attack", "a2", known, world / "exp", out, *options).ok()
     rows = read_tsv(out / "a2.h2.tsv", VERIFIED)
     assert [row["scores"] for row in rows] == ["PLDA", "cosine"]
     assert {(row["layer"], row["targets"], row["others"]) for row in rows} == {("h2", "4", "24")}

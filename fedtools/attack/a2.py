@@ -98,8 +98,8 @@ def _views(
     """The models of each round that were sent and have a speaker."""
     for number in options.rounds:
         # An embedding is of one utterance: of clips, too.
-        probe, people = make_probe(federation, number, indicator, options.held, clips_at_once=1)
-        if shared := set(own.speakers.values()) & (people | set(others.speakers.values())):
+        probe = make_probe(federation, number, indicator, options.held, clips_at_once=1)
+        if shared := set(own.speakers.values()) & set(others.speakers.values()):
             problem = f"{min(shared)!r} is in two of the experiments and the Indicator"
             raise UserError(problem, path=indicator, remedy="give disjoint speakers")
         folder = federation.experiment.round_dir(number)

@@ -152,7 +152,7 @@ def _all(
         for number in look.rounds:
             folder = federation.experiment.round_dir(number)
             own = [name for name in wanted if victims.messages[name].path.parent == folder]
-            probe, _ = make_probe(federation, number, indicator, min(look.held, len(own)))
+            probe = make_probe(federation, number, indicator, min(look.held, len(own)))
             states: Iterator[tuple[str, State]] = victims.states(own)
             if look.defence:
                 states = defended(federation, victims, number, look.defence, look.seed).states(own)

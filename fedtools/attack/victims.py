@@ -162,8 +162,8 @@ def _check_persons(indicator: Path, train: Path) -> None:
 
 def make_probe(
     federation: ModelFederation, number: int, indicator: Path, held: int, clips_at_once: int = 64
-) -> tuple[Probe, set[str]]:
-    """How the models of a round are looked at, and the speakers of the Indicator.
+) -> Probe:
+    """How the models of a round are looked at.
 
     Args:
         number: the round, whose global model is what clients began with.
@@ -195,7 +195,7 @@ def make_probe(
         train, people = federation.read("train"), set(speakers_of(data, data.utterances))
         _check_people(indicator, people, speakers_of(train, train.utterances))
         _check_persons(indicator, federation.data_path("train"))
-        return Probe(models, lambda model: model.state_dict(), encode, utterances), people
+        return Probe(models, lambda model: model.state_dict(), encode, utterances)
     if not isinstance(federation, KwsFederation):
         raise UserError("no attack knows these models", path=federation.where)
     clips = Clips.read(indicator)
@@ -205,4 +205,4 @@ def make_probe(
     def parts() -> Iterator[torch.Tensor]:
         return iter(mfcc[None].split(clips_at_once, 1))
 
-    return Probe(models, tensors_of, lambda model, given: model(given), parts), set(clips.clients)
+    return Probe(models, tensors_of, lambda model, given: model(given), parts)
