@@ -817,8 +817,8 @@ class Invariant(Student):
 
 
 def test_two_rounds_against_a_speaker_classifier(world, tmp_path):
-    """Equation 3, and lambda in rounds 1 and 2 of 10: Ganin's warm-up is a hyperbolic tangent."""
-    options = ("speaker_invariance=5.0", "speaker_units=8")
+    """Equation 3, and lambda in 4 steps of 20: Ganin's warm-up is a hyperbolic tangent, from 0."""
+    options = ("speaker_invariance=5.0", "speaker_units=8", "local_epochs=2")
     more = [part for one in options for part in ("--set", f"method_conf.{one}")]
     path = start(world, tmp_path / "exp", "decouplefl", *CUT, *stages(10, 0), *more)
     inside("rounds", path, "--to", "2").ok()
@@ -827,8 +827,8 @@ def test_two_rounds_against_a_speaker_classifier(world, tmp_path):
         student = Invariant(world, client, units=8)
         student.begin(begun)
         first = {name: one.numpy().copy() for name, one in student.classifier.state_dict().items()}
-        for number in (1, 2):
-            student.weight = 5.0 * np.tanh(5 * number / 10)
+        for step in range(4):
+            student.weight = 5.0 * np.tanh(5 * step / 20)
             student.step()
         assert_near(final(path, client, 2), student.state(), begun)
         kept = load_file(path / "clients" / client / "round_0002" / "speakers.safetensors")

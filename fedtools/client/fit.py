@@ -62,6 +62,8 @@ class Objective:
 
     # Whether its state lives on from round to round; of one client, or the server.
     keep = False
+    # The share of the training's steps taken so far, for what grows or falls along it.
+    done = 0.0
 
     def __init__(self, loss: Loss):
         self.loss = loss
@@ -237,6 +239,7 @@ def fit(
             active = sum(count > number for count in counts)
             _set_rates(optimizer, rates, training, first_step + number + 1)
             _seed((random + number) % 2**64, device)
+            run.objective.done = number / counts[0]
             for batch in parts:
                 losses = _backward(run, batch, device, training, len(parts))
                 run.totals[:active] += losses * batch.amount

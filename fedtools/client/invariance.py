@@ -25,16 +25,17 @@ from fedtools.models.cut import Cut
 from fedtools.models.pooling import pooled
 
 _NAME = "speakers"
+Weight = Callable[[float], float]
 
 
 def speaker_invariant(
-    client: Place, is_extractor: Callable[[str], bool], weight: float, units: int
+    client: Place, is_extractor: Callable[[str], bool], weight: Weight, units: int
 ) -> list[Fitted]:
     """Train a client's extractor on its labels and against a classifier of its speakers.
 
     Args:
         is_extractor: which parameters of the model are trained.
-        weight: lambda of equation 3 in this round.
+        weight: lambda of equation 3, after so large a share of this round's steps.
         units: width of the hidden layer of the classifier.
     """
     speakers = int(client.facts["speakers"][0])
@@ -62,20 +63,22 @@ def speaker_invariant(
     return fitted
 
 
-def loss_of(asr: Transcripts, cut: Cut, weight: float, both: nn.ModuleDict, batch: Batch) -> Tensor:
+def loss_of(
+    asr: Transcripts, cut: Cut, weight: Weight, both: nn.ModuleDict, batch: Batch
+) -> Tensor:
     """CTC and the speaker classifier's cross-entropy with its gradient turned round, nats, (1,).
 
     Args:
-        asr: says what utterances are labelled with.
+        asr: says what utterances are labelled with, and how much of the round is done.
         cut: where the extractor ends.
-        weight: lambda.
+        weight: lambda, by that share.
         both: the model, and the classifier.
     """
     model, batch = both["model"], asr.labelled(batch)
     features, lengths = cut.extract(model, batch)
     log_probs = cut.classify(model, features, lengths)
     ctc = ctc_losses(log_probs, lengths, batch).mean()
-    logits = both[_NAME](turned_round(features, weight), lengths)
+    logits = both[_NAME](turned_round(features, weight(asr.done)), lengths)
     return (ctc + F.cross_entropy(logits, batch["speakers"]))[None]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt, Le
@@ -88,11 +89,21 @@ class DecoupleFL(Method):
             return client.fit(only=self._is_extractor, fix_statistics=True, keep_optimizer=True)
         from fedtools.client.invariance import speaker_invariant
 
-        # Ganin et al.'s warm-up (the paper's [27]) towards lambda, one value for a round. In their
-        # steps it begins at 0; here round 1 of 4 has 0.85 of lambda, and round 1 of 50 a tenth.
-        warmup = 2 / (1 + math.exp(-10 * client.number / self.stage1)) - 1
-        weight = self.speaker_invariance * warmup
+        weight = partial(self.weight_of_speakers, client.number)
         return speaker_invariant(client, self._is_extractor, weight, self.speaker_units)
+
+    def weight_of_speakers(self, number: int, done: float) -> float:
+        """Lambda of equation 3, which grows from 0 with the steps of stage 1.
+
+        The warm-up is Ganin and Lempitsky's, the paper's [27]: half of lambda after a ninth of
+        the steps, and nearly all of it after half of them.
+
+        Args:
+            number: the round.
+            done: the share of its steps that are taken.
+        """
+        progress = (number - 1 + done) / self.stage1
+        return self.speaker_invariance * (2 / (1 + math.exp(-10 * progress)) - 1)
 
     def send_features(self, client: Place) -> list[Fitted]:
         """What the server needs for stage 2, section 2.2.2."""
