@@ -156,6 +156,35 @@ def test_the_first_seconds_of_every_speaker(world, tmp_path, cli):
     assert len(table(tmp_path / "most" / "utt2spk")) == len(whole) - len(set(whole.values()))
 
 
+def test_a_speaker_with_one_utterance_is_no_newcomer(world, tmp_path, cli):
+    """Whoever has nothing to adapt on would be scored as adapted."""
+    whole, kept = table(world / "new" / "utt2spk"), {}
+    for name in sorted(whole):
+        own = [one for one in kept if kept[one] == whole[name]]
+        if whole[name] != min(whole.values()) or not own:
+            kept[name] = whole[name]
+    (alone,) = [name for name in kept if kept[name] == min(whole.values())]
+    data = tmp_path / "data"
+    (tmp_path / "some").write_text("".join(f"{name} a\n" for name in kept))
+    cli("relabel", world / "new", tmp_path / "some", data).ok()
+    durations(data, 2.0)
+    parts = ("--first", "2.5", "--rest", tmp_path / "rest")
+    done = cli("subset-data", data, tmp_path / "first", *parts).ok()
+    assert done.err == f"{data}: speakers with one utterance, left out: {whole[alone]}\n"
+    first, rest = (table(tmp_path / name / "utt2spk") for name in ("first", "rest"))
+    assert set(first.values()) == set(rest.values()) == set(kept.values()) - {whole[alone]}
+    assert first.keys() | rest.keys() == kept.keys() - {alone}
+    # Other options leave all over that they do not take.
+    every = ("--utterances", "1", "--rest", tmp_path / "others")
+    cli("subset-data", data, tmp_path / "one", *every).ok()
+    assert len(table(tmp_path / "others" / "utt2spk")) == len(kept) - 1
+    (tmp_path / "some").write_text(f"{alone} a\n")
+    cli("relabel", world / "new", tmp_path / "some", data).ok()
+    durations(data, 2.0)
+    cli("subset-data", data, tmp_path / "none", *parts).fails(1, "every speaker has one utterance")
+    assert not (tmp_path / "none").exists()
+
+
 def test_other_transcripts(world, tmp_path, cli):
     names = list(table(world / "new" / "utt2spk"))
     lines = [f"{name} w {index}\n" if index else f"{name}\n" for index, name in enumerate(names)]

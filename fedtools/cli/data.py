@@ -190,7 +190,9 @@ def subset_data(
     first: float | None = typer.Option(
         None, min=0.1, metavar="SECONDS", help="The first seconds of every speaker."
     ),
-    rest: Path | None = typer.Option(None, metavar="DIR", help="Write what is left over there."),
+    rest: Path | None = typer.Option(
+        None, metavar="DIR", help="Write what is left over there; with --first, of these speakers."
+    ),
 ) -> None:
     """Write a part of a data directory, like Kaldi's subset_data_dir.sh."""
     if sum(option is not None for option in (clients, utterances, speakers, first)) != 1:
@@ -204,7 +206,7 @@ def subset_data(
     elif utterances is not None:
         keep = evenly_spread(data.utterances, utterances, "utterances", data_dir)
     elif first is not None:
-        from fedtools.files.parts import first_of_speakers
+        from fedtools.files.parts import first_of_speakers, rest_of_speakers
 
         keep = first_of_speakers(data, first)
     else:
@@ -212,7 +214,8 @@ def subset_data(
         keep = [utt for utt in data.utterances if data.utt2spk[utt] in chosen]
     parts = [data.restrict(keep, out_dir)]
     if rest is not None:
-        parts.append(data.restrict(set(data.utterances).difference(keep), rest))
+        left = set(data.utterances).difference(keep)
+        parts.append(data.restrict(left if first is None else rest_of_speakers(data, keep), rest))
     for part in parts:
         if not part.utterances:
             raise UserError("nothing is left over", path=data_dir, remedy="leave --rest out")
