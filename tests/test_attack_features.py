@@ -523,10 +523,14 @@ def test_clients_speech_at_another_speed_is_still_theirs(world, done, tmp_path):
         read_server_data(open_federation(done), path, SPEAKERS, 0)
 
 
-def test_features_of_other_audio_are_refused(unchanged, tmp_path, cli):
-    path = shutil.copytree(unchanged, tmp_path / "exp")
+def test_features_of_other_audio_are_refused(world, tmp_path, cli):
+    """The server takes them: it has nothing to compare them with."""
+    path = begin(world, tmp_path / "exp", stage1=0)
+    cli("sample", path).ok()
+    cli("train-local", path).ok()
     scp = path / "round_0001" / "features.en.scp"
     scp.write_text(scp.read_text().replace(sent_name("en", 11), sent_name("en", 99)))
+    cli("aggregate", path).ok()
     cli("attack", "features", path, tmp_path / "out").fails(1, "features.en.scp", "as it was run")
 
 

@@ -152,7 +152,8 @@ def test_stage_1_wants_everybody_and_so_does_a_wrong_machine(mended, tmp_path):
 
 def test_while_it_trains_a_client_does_not_begin_again_unasked(world, tmp_path):
     """Not in stage 1, nor with another method."""
-    for method, more in (("decouplefl", OPTIONS), ("client", ())):
+    methods = {"decouplefl": OPTIONS, "client": (), "joint": OPTIONS[:1]}
+    for method, more in methods.items():
         options = [x for one in more for x in ("--set", f"method_conf.{one}")]
         path = begin(world, tmp_path / method, method, *options, "--set", "rounds=3")
         inside("rounds", path, "--to", "1").ok()

@@ -26,7 +26,7 @@ from fedtools.files.keyed import generator
 from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED
 from fedtools.files.perturb import speakers_of, unperturbed
-from fedtools.files.sent_features import feature_paths, open_features, sent_names
+from fedtools.files.sent_features import feature_paths, open_sent, sent_names
 from fedtools.methods.decouplefl import DecoupleFL
 from fedtools.models.asr import INPUT_SIZE, shortest_input
 from fedtools.models.pooling import pooled
@@ -152,7 +152,7 @@ def open_victim(
     data, seed = federation.read("train"), federation.experiment.seed
     names = data.client_utterances(client)
     round_dir = federation.experiment.round_dir(number)
-    reader = open_features(round_dir, client)
+    reader = open_sent(federation.experiment, number, client)
     secret = federation.gather(data, names[:1], labelled=False).load([0]).secret
     sent = sent_names(secret, client, len(names))
     scp = feature_paths(round_dir, client)[1]

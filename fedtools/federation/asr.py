@@ -31,7 +31,7 @@ from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED, Payload, Report
 from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.private import PERSONAL_STATE, Private
-from fedtools.files.sent_features import Features, feature_paths, open_features
+from fedtools.files.sent_features import Features, open_sent
 from fedtools.lm.tokens import Tokenizer
 from fedtools.methods.base import PERSONAL, Extracted, Phase
 from fedtools.models.asr import (
@@ -249,6 +249,9 @@ class AsrFederation(ModelFederation):
     def _jointly(self, number: int, own: Private, data: Utterances) -> Place:
         """The server as a place that trains the models of all clients."""
         clients, joint = self.experiment.clients, self._joint
+        for client in clients if number > 1 else ():
+            if not self.experiment.own(client, number).has(PERSONAL_STATE):
+                raise self.gone(client)
         for client, model in zip(clients, joint.models, strict=True):
             state = {**self.start(number), **self.personal_state(client, number)}
             load_model(model.state_dict(), state)
@@ -278,9 +281,7 @@ class AsrFederation(ModelFederation):
             data = DataDir(experiment.round_dir(number))
             for row in read_round(experiment, number):
                 if row.client != SERVER_ROW and row.status in COUNTED:
-                    files = feature_paths(data.path, row.client)
-                    experiment.check_closed(number, *(path.name for path in files))
-                    sent = open_features(data.path, row.client).scp
+                    sent = open_sent(experiment, number, row.client).scp
                     data.feats_scp |= sent
                     data.utt2client |= dict.fromkeys(sent, row.client)
             if not data.feats_scp:

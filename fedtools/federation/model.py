@@ -88,21 +88,25 @@ class ModelFederation(Federation):
     def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
         for client in clients:
             if self.lost(client, number):
-                folder = self.experiment.client_dir(client)
-                remedy = "put the folder back, or run fedtools reset --round 1"
-                raise UserError("the personal parameters are gone", path=folder, remedy=remedy)
+                raise self.gone(client)
         place = self.place(clients, number)
         fitted = phase.client(place)
         reports = []
         for index, (client, result) in enumerate(zip(place.names, fitted, strict=True)):
             counts = result.utterances, result.steps, result.loss
-            empty = result.empty_labels
+            empty = max(result.empty_labels.values(), default=0.0)
             reports.append(Report(client, *counts, reason=result.reason, empty_labels=empty))
             trained = result.steps and not result.reason
             if self.personal and trained:
                 personal = self.of_kind(PERSONAL, place.tensors(client=index))
                 self.experiment.own(client, number).save(PERSONAL_STATE, personal)
         yield Sent(reports, self._rows(place, fitted, phase), fitted[0].features)
+
+    def gone(self, client: str) -> UserError:
+        """What is told of a client that has lost its personal parameters."""
+        remedy = "put the folder back, or run fedtools reset --round 1"
+        folder = self.experiment.client_dir(client)
+        return UserError("the personal parameters are gone", path=folder, remedy=remedy)
 
     def lost(self, client: str, number: int) -> bool:
         """Whether nothing is left of personal parameters that a client trained before a round.

@@ -13,6 +13,7 @@ import numpy as np
 from fedtools.files.ark import ONE_BYTE, TWO_BYTES, FeatureReader, write_ark
 from fedtools.files.datadir import read_table, write_table
 from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
 from fedtools.files.keyed import generator
 from fedtools.files.tables import check_regular, check_table_size
 
@@ -163,6 +164,17 @@ def _check_gap(end: int, begin: int, ark: Path) -> None:
 def open_features(round_dir: Path, client: str) -> FeatureReader:
     """The features that a client sent, which `check_features` has accepted."""
     return FeatureReader(_entries(round_dir, client, Features.utterances))
+
+
+def open_sent(experiment: Experiment, number: int, client: str) -> FeatureReader:
+    """The features that a client sent in a complete round.
+
+    Raises:
+        UserError: if they are not as they were when the round was closed.
+    """
+    round_dir = experiment.round_dir(number)
+    experiment.check_closed(number, *(path.name for path in feature_paths(round_dir, client)))
+    return open_features(round_dir, client)
 
 
 def _entries(round_dir: Path, client: str, most: int) -> dict[str, str]:
