@@ -234,12 +234,16 @@ def test_labels_of_a_teacher_are_no_transcripts(world, tmp_path):
     assert found[0][0] != found[0][1]
 
 
-def test_a_client_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path):
+def silent(world: Path, folder: Path) -> tuple[str, str]:
+    """Options that begin with a model which hears nothing but blanks."""
     state = load_file(world / "start.safetensors")
     state["ctc.ctc_lo.bias"][0] += 100
-    save_file(state, tmp_path / "silent.safetensors")
-    silent = ("--start", str(tmp_path / "silent.safetensors"))
-    path = begin(world, tmp_path / "exp", "fedavg", *silent, *TEACHER)
+    save_file(state, folder / "silent.safetensors")
+    return "--start", str(folder / "silent.safetensors")
+
+
+def test_a_client_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path):
+    path = begin(world, tmp_path / "exp", "fedavg", *silent(world, tmp_path), *TEACHER)
     done = inside("rounds", path, "--to", "2").ok()
     assert "round 1, au: 100 % of its labels are empty" in done.err
     status = {(row["round"], row["client"]): row["status"] for row in ledger(path)}
@@ -258,18 +262,28 @@ def test_a_client_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path
 
 @pytest.mark.parametrize(("method", "rounds"), [("centralized", (1, 2)), ("decouplefl", (2, 3))])
 def test_a_server_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path, method, rounds):
-    state = load_file(world / "start.safetensors")
-    state["ctc.ctc_lo.bias"][0] += 100
-    save_file(state, tmp_path / "silent.safetensors")
-    silent = ("--start", str(tmp_path / "silent.safetensors"))
     more = (*CUT, *stages(0, 2)) if method == "decouplefl" else ("--set", "rounds=2")
-    path = begin(world, tmp_path / "exp", method, *silent, *TEACHER, *more)
+    path = begin(world, tmp_path / "exp", method, *silent(world, tmp_path), *TEACHER, *more)
     done = inside("rounds", path).ok()
-    said = [line for line in done.err.splitlines() if line.endswith("are empty")]
-    # All are; the first is named.
-    assert said == [f"round {at}, server: 100 % of its labels of au are empty" for at in rounds]
-    status = {int(row["round"]): row["status"] for row in ledger(path) if row["client"] == "-"}
-    assert [at for at in status if status[at] == "collapsed"] == list(rounds)
+    said = [line for line in done.err.splitlines() if "empty" in line]
+    everybody = ", ".join(f"{client} (100 %)" for client in TRAIN)
+    assert said == [f"round {at}, server: its labels are empty of {everybody}" for at in rounds]
+    told = {(int(row["round"]), row["client"]) for row in ledger(path) if row["status"] != "ok"}
+    assert told == {(at, client) for at in rounds for client in ("-", *TRAIN)}
+
+
+def test_a_collapse_is_told_where_data_have_no_clients(world, tmp_path):
+    for name in ("train", "valid"):
+        shutil.copytree(world / name, tmp_path / name)
+        (tmp_path / name / "utt2client").unlink()
+    for name in ("tokens", "plain.yaml"):
+        (tmp_path / name).symlink_to(world / name)
+    more = (*silent(world, tmp_path), *TEACHER, "--set", "rounds=1")
+    path = begin(tmp_path, tmp_path / "exp", "centralized", *more)
+    done = inside("rounds", path).ok()
+    assert "round 1, server: its labels are empty of all (100 %)" in done.err
+    assert [(row["client"], row["status"]) for row in ledger(path)] == [("-", "collapsed")]
+    inside("show", path).ok()
 
 
 def test_labels_are_counted_for_each_client_also_where_the_server_trains_on_all(world):
@@ -668,10 +682,11 @@ def test_features_that_changed_after_they_were_taken(world, tmp_path):
     ):
         before = file.read_bytes()
         file.write_bytes(changed) if changed else file.unlink()
-        done = inside("rounds", path)
         problem = "not as it was written" if changed else "missing"
-        assert (done.code, f"{file}: {problem}" in done.err) == (1, True), done.err
+        inside("rounds", path).fails(1, f"{file}: {problem}")
         assert not (path / "round_0004" / ".done").exists()
+        if changed:
+            inside("attack", "features", path, tmp_path / "attacks").fails(1, f"{file}: {problem}")
         file.write_bytes(before)
     inside("rounds", path).ok()
 

@@ -98,8 +98,8 @@ class Fitted:
 
     `reason` says why the result cannot be used: loss or parameters are not finite. It may carry
     what a phase sends in place of the shared tensors: tensors of no model, or features.
-    `empty_labels` is the share of a client's utterances that had an empty label; of a server that
-    trains on many clients' the largest, and `empty_of` is whose.
+    `empty_labels` is each client's share of utterances that had an empty label; a server trains on
+    those of many clients.
     """
 
     steps: int
@@ -108,8 +108,7 @@ class Fitted:
     reason: str = ""
     tensors: Mapping[str, Tensor | np.ndarray] | None = None
     features: Any = None
-    empty_labels: float = 0.0
-    empty_of: str = ""
+    empty_labels: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass

@@ -150,11 +150,9 @@ class Place:
             own.save("optimizer", state)
         if objective.keep and usable:
             own.save(_OBJECTIVE, objective.state())
-        shares = objective.empty_labels
-        most = max(shares, key=shares.__getitem__, default=None)
-        share, whose = (0.0, "") if most is None else (shares[most], self.facts["clients"][most])
+        empty = {str(self.facts["clients"][at]): x for at, x in objective.empty_labels.items()}
         return [
-            Fitted(count, loss, size, reason, empty_labels=share, empty_of=str(whose))
+            Fitted(count, loss, size, reason, empty_labels=empty)
             for (count, loss, reason), size in zip(done, self._sizes, strict=True)
         ]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedtools.federation.base import Federation
 from fedtools.federation.tasks import read_evaluation
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, some
 from fedtools.files.events import write_scalars
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, LedgerRow, write_ledger
@@ -105,12 +105,8 @@ def _tell(number: int, reports: Sequence[Report]) -> None:
         if report.reason:
             print(f"round {number}, {report.client}: left out: {report.reason}", file=sys.stderr)
         elif status_of(report.reason, report.empty_labels) == COLLAPSED:
-            _tell_collapse(number, report.client, report.empty_labels)
-
-
-def _tell_collapse(number: int, who: str, empty: float, of: str = "") -> None:
-    labels = f"its labels of {of}" if of else "its labels"
-    print(f"round {number}, {who}: {100 * empty:.0f} % of {labels} are empty", file=sys.stderr)
+            empty = f"{100 * report.empty_labels:.0f} % of its labels are empty"
+            print(f"round {number}, {report.client}: {empty}", file=sys.stderr)
 
 
 def units_of(
@@ -157,8 +153,10 @@ def aggregate(federation: Federation, number: int) -> float:
         federation.release(number),
     )
     phase.server(server)
-    if server.status == COLLAPSED:
-        _tell_collapse(number, "server", server.empty_labels, server.empty_of)
+    if server.collapsed:
+        shares = server.collapsed.items()
+        named = some([f"{client or 'all'} ({100 * share:.0f} %)" for client, share in shares])
+        print(f"round {number}, server: its labels are empty of {named}", file=sys.stderr)
     for refusal in server.refusals:
         print(f"round {number}, {refusal.client}: refused: {refusal.reason}", file=sys.stderr)
     if scalars := _scalars(server):
@@ -232,8 +230,12 @@ def _ledger_rows(
                 status=status,
             )
         )
+    # Nobody is sampled where the server trains; these rows say whose labels failed there.
+    failed = [client for client in server.collapsed if client]
+    rows += [LedgerRow(number, client, 0, 0, 0, 0, 0.0, COLLAPSED) for client in failed]
     spent = time.monotonic() - begun
-    return [*rows, LedgerRow(number, SERVER_ROW, 0, 0, 0, server.epochs, spent, server.status)]
+    status = COLLAPSED if server.collapsed else OK
+    return [*rows, LedgerRow(number, SERVER_ROW, 0, 0, 0, server.epochs, spent, status)]
 
 
 def _sizes_down(

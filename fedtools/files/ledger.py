@@ -24,8 +24,9 @@ class LedgerRow(NamedTuple):
     """One client, or the server, in one round.
 
     `bytes_down` and `bytes_up` are sizes of what was sent, also by a client that was refused, whose
-    epochs and seconds are 0: what it says of its work does not count. `status` is OK, COLLAPSED, or
-    the reason for which the client's message was refused.
+    epochs and seconds are 0: what it says of its work does not count. `status` is OK, the reason
+    for which the client's message was refused, or COLLAPSED. Where the server trains, it is so if
+    a client's labels collapsed there, and such a client has a row of its own, of no cost.
     """
 
     round: int

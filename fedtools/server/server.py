@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from fedtools.files.atomic import scratch_dir
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
-from fedtools.files.messages import OK, Message, Refusal, status_of
+from fedtools.files.messages import COLLAPSED_FROM, Message, Refusal
 from fedtools.files.states import Spec, load_state, save_state
 from fedtools.server.aggregate import Bound, check_min_clients, combine
 
@@ -55,9 +55,8 @@ class Server:
         refusals: the clients that were, with their reasons.
         place: the server as a place that trains, where the phase has it train; otherwise None.
         epochs: of its own training in this round.
-        empty_labels: the share of a client's utterances whose pseudo-labels were empty in that
-            training, the largest; `empty_of` is whose.
-        status: of that training, in the ledger's words.
+        collapsed: client, or "" where data have none -> the share of its utterances whose
+            pseudo-labels were empty in that training, of those of whom nearly all were.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Server:
         self.number = number
         self.messages, self.refusals = list(messages), list(refusals)
         self.place, self.epochs = place, 0.0
-        self.empty_labels, self.empty_of, self.status = 0.0, "", OK
+        self.collapsed: dict[str, float] = {}
         self._rules, self._spec = rules, spec
         self._experiment, self._own = experiment, experiment.at_server(number)
         self._parameters, self._release = set(parameters), release
@@ -215,8 +214,8 @@ class Server:
         (fitted,) = self.place.fit(epochs=epochs, keep_optimizer=True, only=only)
         if fitted.reason:
             self._diverged(fitted.reason)
-        self.empty_labels, self.empty_of = fitted.empty_labels, fitted.empty_of
-        self.status = status_of("", self.empty_labels)
+        shares = fitted.empty_labels.items()
+        self.collapsed = {who: share for who, share in shares if share >= COLLAPSED_FROM}
         self._trained["server"] = fitted.loss
         self.epochs += epochs
         state = self.place.tensors()
