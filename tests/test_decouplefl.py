@@ -38,6 +38,8 @@ from torch import Tensor, nn
 from fedtools.client.invariance import SpeakerClassifier, turned_round
 from fedtools.client.objectives import ContinuousLabels
 from fedtools.client.utterances import Batch
+from fedtools.files.ark import write_ark
+from fedtools.files.datadir import DataDir
 from fedtools.files.keyed import seed64
 from fedtools.files.sent_features import sent_names, write_features
 from fedtools.models.asr import build_model, log_posteriors
@@ -269,7 +271,35 @@ def test_a_server_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path
     everybody = ", ".join(f"{client} (100 %)" for client in TRAIN)
     assert said == [f"round {at}, server: its labels are empty of {everybody}" for at in rounds]
     told = {(int(row["round"]), row["client"]) for row in ledger(path) if row["status"] != "ok"}
-    assert told == {(at, client) for at in rounds for client in ("-", *TRAIN)}
+    assert told == {(at, client) for at in rounds for client in TRAIN}
+    shown = [line.split() for line in inside("show", path).ok().out.splitlines()]
+    assert {line[0]: line[-2:] for line in shown[1:]} == {
+        **{client: ["0", "2"] for client in TRAIN},
+        "server": ["0", "0"],
+        "total": ["0", "6"],
+    }
+    # A client takes part when it sends features, and when the classifier comes back.
+    took_part = {line[0]: line[1] for line in shown[1:]}
+    assert {took_part[client] for client in TRAIN} == {"2" if method == "decouplefl" else "0"}
+
+
+def test_of_the_clients_at_a_server_those_without_labels_are_told(world, tmp_path):
+    """Nothing is said in en's audio; a third of the labels is no collapse."""
+    root = link(world, tmp_path)
+    (root / "train").unlink()
+    shutil.copytree(world / "train", root / "train")
+    data, random = DataDir.read(root / "train"), np.random.default_rng(0)
+    matrices = {name: kaldiio.load_mat(data.feats_scp[name]) for name in data.utterances}
+    for name in data.client_utterances("en"):
+        matrices[name] = random.normal(0, 0.5, (40, simulated.BINS)).astype("f4")
+    data.feats_scp = write_ark(root / "train" / "other.ark", sorted(matrices.items()))
+    data.write()
+    (root / "plain.yaml").symlink_to(world / "plain.yaml")
+    path = start(root, root / "exp", "centralized", "--set", "rounds=1")
+    done = inside("rounds", path).ok()
+    said = [line for line in done.err.splitlines() if "empty" in line]
+    assert said == ["round 1, server: its labels are empty of en (100 %)"]
+    assert [row["client"] for row in ledger(path) if row["status"] == "collapsed"] == ["en"]
 
 
 def test_a_collapse_is_told_where_data_have_no_clients(world, tmp_path):
@@ -901,7 +931,7 @@ def test_the_same_bytes_after_kills_and_for_any_number_of_jobs(world, tmp_path):
     assert everything(paths[1]) == expected
     assert everything(paths[2]) == expected, f"killed at moments of seed {seed}"
     # Midway in stage 1, and in stage 2.
-    for saved, killed_in, checkpoints in (("3", 1, "clients"), ("1", 5, "server")):
+    for saved, killed_in, checkpoints in (("2", 1, "clients"), ("1", 5, "server")):
         run(sys.executable, "-c", KILLED, saved, paths[3]).ok()
         assert not (paths[3] / f"round_{killed_in:04d}" / ".done").exists()
         assert list((paths[3] / checkpoints).glob("**/checkpoint.*"))

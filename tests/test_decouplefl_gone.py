@@ -163,6 +163,19 @@ def test_while_it_trains_a_client_does_not_begin_again_unasked(world, tmp_path):
         inside("rounds", path, "--to", "2").ok()
 
 
+def test_one_that_is_gone_after_all_were_trained_jointly(world, tmp_path):
+    path = begin(world, tmp_path / "exp", "joint", "--set", f"method_conf.{OPTIONS[0]}")
+    inside("rounds", path, "--to", "2", "--evaluate", "valid").ok()
+    shutil.rmtree(path / "clients" / "en")
+    told = inside("average", path).ok().err
+    assert f"{path}/clients/en: its personal parameters are gone: not averaged\n" in told
+    assert {one.parent.name for one in path.glob("clients/*/model.safetensors")} == {"au", "in"}
+    for model in ("average", "round:2"):
+        out = tmp_path / model.replace(":", "")
+        err = inside("decode", path, world / "valid", out, "--model", model).ok().err
+        assert f"en: their personal parameters in {path} are gone" in err
+
+
 def test_a_client_that_never_trained_has_nothing_to_lose(mended, tmp_path):
     """Without a stage 1, all begin with the initial extractor."""
     more = [x for one in (*OPTIONS, "stage1=0") for x in ("--set", f"method_conf.{one}")]

@@ -249,8 +249,8 @@ class AsrFederation(ModelFederation):
     def _jointly(self, number: int, own: Private, data: Utterances) -> Place:
         """The server as a place that trains the models of all clients."""
         clients, joint = self.experiment.clients, self._joint
-        for client in clients if number > 1 else ():
-            if not self.experiment.own(client, number).has(PERSONAL_STATE):
+        for client in clients:
+            if self.lost(client, number):
                 raise self.gone(client)
         for client, model in zip(clients, joint.models, strict=True):
             state = {**self.start(number), **self.personal_state(client, number)}

@@ -116,6 +116,9 @@ class ModelFederation(Federation):
         if not self.personal or self.experiment.own(client, number).has(PERSONAL_STATE):
             return False
         for at in range(self._read + 1, number):
+            if self.method.phase(at).jointly:
+                for one in self.experiment.clients:
+                    self._trained.setdefault(one, at)
             for row in read_round(self.experiment, at):
                 if row.client_epochs > 0 and row.status in COUNTED:
                     self._trained.setdefault(row.client, at)

@@ -234,7 +234,8 @@ def _ledger_rows(
     failed = [client for client in server.collapsed if client]
     rows += [LedgerRow(number, client, 0, 0, 0, 0, 0.0, COLLAPSED) for client in failed]
     spent = time.monotonic() - begun
-    status = COLLAPSED if server.collapsed else OK
+    # Its own row says it of data without clients.
+    status = COLLAPSED if "" in server.collapsed else OK
     return [*rows, LedgerRow(number, SERVER_ROW, 0, 0, 0, server.epochs, spent, status)]
 
 

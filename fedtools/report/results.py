@@ -236,7 +236,8 @@ def cost_table(experiment: Experiment) -> str:
     for row in read_ledger(experiment):
         sizes, epochs = (row.bytes_down, row.bytes_up), (row.client_epochs, row.server_epochs)
         marks = row.status not in COUNTED, row.status == COLLAPSED
-        part = any((*sizes, *epochs, row.seconds))
+        # A collapse where the server trained is no round of the client's.
+        part = row.status != COLLAPSED or row.client_epochs > 0 or row.client == SERVER_ROW
         values = (part, *sizes, *epochs, row.seconds, *marks)
         before = sums.get(row.client, [0] * len(values))
         sums[row.client] = [old + new for old, new in zip(before, values, strict=True)]
