@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from fedtools.files.atomic import scratch_dir
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
-from fedtools.files.messages import COLLAPSED_FROM, Message, Refusal
+from fedtools.files.messages import COLLAPSED, Message, Refusal, status_of
 from fedtools.files.states import Spec, load_state, save_state
 from fedtools.server.aggregate import Bound, check_min_clients, combine
 
@@ -215,7 +215,7 @@ class Server:
         if fitted.reason:
             self._diverged(fitted.reason)
         shares = fitted.empty_labels.items()
-        self.collapsed = {who: share for who, share in shares if share >= COLLAPSED_FROM}
+        self.collapsed = {who: share for who, share in shares if status_of("", share) == COLLAPSED}
         self._trained["server"] = fitted.loss
         self.epochs += epochs
         state = self.place.tensors()
