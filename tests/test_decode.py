@@ -20,7 +20,7 @@ from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, best_text, write_nbest
 from fedtools.lm.ngram import train_ngram
-from fedtools.lm.tokens import Tokenizer, train_tokens
+from fedtools.lm.tokens import SPACE, Tokenizer, train_tokens
 
 # KenLM's scores are powers of ten.
 LN10 = math.log(10)
@@ -316,6 +316,31 @@ def test_a_narrow_beam_finds_the_same_again(corpus, kind, lm):
             for time in range(15):
                 kept += [decoder.decode(log_probs), bytearray(977 * time)]
             assert all(found == kept[0] for found in kept[::2])
+
+
+def test_an_end_within_a_word_is_decided_by_scores(tmp_path):
+    """Nothing in a narrow beam can end: the words before are still those of the best scores."""
+    text = tmp_path / "text"
+    write_text(text, "".join(f"u{i} {words}\n" for i, words in enumerate(["a ab", "bab a"] * 5)))
+    tokenizer = train_tokens([text], tmp_path / "char", "char")
+    train_ngram([text], tmp_path / "word", order=2)
+
+    def sure(token: str) -> np.ndarray:
+        one = np.full((1, len(tokenizer)), np.log(1e-9), dtype=np.float32)
+        one[0, tokenizer.tokens.index(token)] = 0.0
+        return one
+
+    options = BeamOptions(beam_size=30, lm_weight=0.0, nbest=30)
+    decoder = CtcBeamDecoder.load(tokenizer, tmp_path / "word", options)
+    for seed in range(6):
+        begun = np.vstack([posteriors(seed, 12, len(tokenizer)), sure(SPACE)])
+        # "ba" is the beginning of "bab" alone, and no word.
+        unfinished = np.vstack([begun, sure("b"), sure("a")])
+        expected, kept = decoder.decode(begun)[0].words, []
+        for time in range(15):
+            kept += [decoder.decode(unfinished), bytearray(977 * time)]
+        assert all(found == kept[0] for found in kept[::2])
+        assert expected in [one.words for one in kept[0]]
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])

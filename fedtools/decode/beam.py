@@ -37,7 +37,10 @@ _FLOOR = np.float32(-1e4)
 # For the search alone: a word that has ended comes before itself with its last token going on, of
 # equal score. Of equals flashlight keeps what lies first in memory, and so another list each time.
 _FINISHED = 1e-6
-# For what must not happen: far below any sum of floors.
+# For the search alone: what an unfinished word costs at the end. Where nothing in the beam can end,
+# everything costs this, and keeps its order.
+_UNFINISHED = np.float32(-1e6)
+# For what must not happen: far below any sum of floors, and so of one value for all.
 _NEVER = np.float32(-1e30)
 
 
@@ -205,8 +208,9 @@ class CtcBeamDecoder:
         # <sos/eos> is in the token list for ESPnet's sake; CTC has no such token.
         emissions[:, tokens - 1] = _NEVER
         if space:
-            # Not a blank too: of the two, flashlight would keep either.
             emissions[-1, self._word_end] = 0.0
+            # At no cost, flashlight would keep either of the two.
+            emissions[-1, self.tokenizer.blank] = _UNFINISHED
         return emissions
 
     def _lm_score(self, indices: Sequence[int]) -> float:
