@@ -130,7 +130,7 @@ def test_a_file_of_another_machine_with_the_same_name_stays(tmp_path):
 
 def test_a_killed_command_leaves_nothing_after_the_next(tmp_path):
     code = (
-        "import os, signal, sys; from fedtools.files.atomic import machine, atomic_write\n"
+        "import os, signal, sys; from fedtools.files.atomic import atomic_write\n"
         "with atomic_write(sys.argv[1]) as file:\n"
         "    file.write('half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )

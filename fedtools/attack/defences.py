@@ -33,7 +33,6 @@ from fedtools.federation.base import Federation
 from fedtools.federation.model import ModelFederation
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
-from fedtools.files.states import load_state
 from fedtools.methods.base import STATISTICS
 from fedtools.server.server import weights_of
 
@@ -185,7 +184,7 @@ def defended(
     """
     folder = federation.experiment.round_dir(number)
     own = {name: one for name, one in victims.messages.items() if one.path.parent == folder}
-    start = load_state(federation.experiment.global_state(number))
+    start = federation.experiment.shared_state(number)
     of_round = Victims(own, victims.refused, victims.speakers)
     chosen = Defence.parse(defence)
     for pattern in chosen.keep:

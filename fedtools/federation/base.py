@@ -173,7 +173,8 @@ class Federation(ABC):
 
 
 def open_federation(path: str | Path, device: str = "cpu") -> Federation:
-    """Open the experiment in a folder."""
+    """Open the experiment in a folder; all that it began with must be as it was."""
     experiment = Experiment(path)
+    experiment.check_frozen()
     task = task_of(experiment.config["task"], experiment.path / "config.yaml")
     return task.federation_class(path, device)

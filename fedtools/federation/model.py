@@ -151,8 +151,7 @@ class ModelFederation(Federation):
     def start(self, number: int) -> State:
         """What every client begins round `number` with, but for what is personal."""
         if self._start[0] != number:
-            self.experiment.base(number)
-            shared = load_state(self.experiment.global_state(number), self.shared_spec)
+            shared = self.experiment.shared_state(number, self.shared_spec)
             tensors = {name: torch.as_tensor(value) for name, value in shared.items()}
             self._start = number, {**self.initial, **tensors}
         return self._start[1]

@@ -5,8 +5,8 @@ WORLD_SIZE. Rank 0 samples and aggregates; every rank trains its jobs of a round
 experiment's folder alone, which all see (a network file system will do), so that what they do is
 what single commands would:
 
-    EXP/ranks/<rank>      JSON of a rank: host, process, a random word, when it began, and the word of
-                          the rank 0 that it follows; written every few seconds
+    EXP/ranks/<rank>      JSON of a rank: host, process, a random word, when it began, and the word
+                          of the rank 0 that it follows; written every few seconds
     EXP/ranks/run         JSON of rank 0: the words of the ranks it has accepted, its last round,
                           and whether it has ended
     EXP/ranks/<rank>.err  the same as EXP/ranks/<rank>, and why the rank stopped

@@ -18,7 +18,6 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload, Report
-from fedtools.files.states import load_state
 from fedtools.lm.marginals import smoothed
 from fedtools.lm.reweighting import Adaptation, Lists, Weights
 from fedtools.lm.stream import NO_TIMES, Stream, open_stream, spoken, times_in
@@ -73,7 +72,7 @@ class RescoreFederation(Federation):
 
     def load_result(self, client: str | None, number: int) -> None:
         self._number = number
-        self._counts = load_state(self.experiment.global_state(number + 1))["counts"]
+        self._counts = self.experiment.shared_state(number + 1)["counts"]
 
     def measure(self, split: str, client: str) -> dict[str, object]:
         """The group after the round that is loaded, rescored with that round's counts."""

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from fedtools.federation.base import Federation
 from fedtools.federation.tasks import read_evaluation
+from fedtools.files.atomic import remove
 from fedtools.files.errors import UserError, some
-from fedtools.files.events import write_scalars
+from fedtools.files.events import step_of, write_scalars
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, LedgerRow, write_ledger
 from fedtools.files.locks import lock
@@ -270,18 +271,19 @@ def reset(federation: Federation, number: int) -> None:
         _check_kept(federation, number)
         experiment.write_reset(number)
         _forget_measured(federation, number)
-        owners = [path / "server", *(path / "clients").glob("*")]
+        clients = (one for one in (path / "clients").glob("*") if one.is_dir())
+        owners = [path / "server", *clients]
         for owner in (path, *owners):
-            (owner / "model.safetensors").unlink(missing_ok=True)
+            remove(owner / "model.safetensors")
         # Backwards, the mark first: wherever it is killed, it goes on from there.
         for later in range(last + 1, number - 1, -1):
             folder, made = experiment.round_dir(later), experiment.global_state(later + 1)
-            (folder / ".done").unlink(missing_ok=True)
+            remove(folder / ".done")
             for owner in owners:
                 Private(owner, later).remove()
             remove_messages(folder)
             for file in (folder / "jobs", folder / "clients", folder / "ledger.tsv", made):
-                file.unlink(missing_ok=True)
+                remove(file)
             _remove_empty(made.parent)
         experiment.resetting.unlink()
 
@@ -309,9 +311,10 @@ def _forget_measured(federation: Federation, number: int) -> None:
         if table.exists():
             rows = read_evaluation(table, task)
             write_tsv(table, task.header, [row for (at, _), row in rows.items() if at < number])
-    for path in experiment.tensorboard.glob("*/events.out.tfevents.*"):
-        if int(path.name.rpartition(".")[2]) >= number:
-            path.unlink()
+    for path in experiment.tensorboard.glob("*/*"):
+        at = step_of(path)
+        if at is not None and at >= number:
+            remove(path)
 
 
 def _remove_empty(folder: Path) -> None:

@@ -137,7 +137,7 @@ def machine() -> str:
     with suppress(OSError):
         told += Path("/proc/sys/kernel/random/boot_id").read_text()
     with suppress(OSError):
-        told += os.readlink("/proc/self/ns/pid")
+        told += str(Path("/proc/self/ns/pid").readlink())
     return f"{platform.node()}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 

@@ -28,11 +28,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.config import read_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines
 from fedtools.files.private import Private
+from fedtools.files.states import Spec, load_state
 
 # What `fedtools init` freezes, and of which kind; `start` and others may be missing.
 _OPTIONS: dict[str, type | tuple[type, ...]] = {
@@ -140,6 +143,11 @@ class Experiment:
             remedy = f"run fedtools reset --round {number - 1}" if number > 1 else _BEGIN_ANEW
             raise UserError(problem, path=path, remedy=remedy)
         return known
+
+    def shared_state(self, number: int, spec: Spec | None = None) -> dict[str, np.ndarray]:
+        """What the server sends in round `number`; errors as of `base` and `load_state`."""
+        self.base(number)
+        return load_state(self.global_state(number), spec)
 
     def recorded_base(self, number: int) -> str:
         """The SHA-256 of `global_state` as it was written; the file itself is not looked at."""

@@ -16,12 +16,12 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from fedtools.files.ark import FeatureReader
+from fedtools.files.atomic import remove
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.sent_features import (
@@ -187,9 +187,7 @@ def find_messages(round_dir: Path) -> Iterator[Path]:
 def remove_messages(round_dir: Path) -> None:
     """Remove everything that clients sent in a round, the tables of jobs first."""
     for path in find_messages(round_dir):
-        # No job writes a folder.
-        with suppress(IsADirectoryError):
-            path.unlink(missing_ok=True)
+        remove(path)
 
 
 def paths_of(round_dir: Path, job: int) -> tuple[Path, Path]:
