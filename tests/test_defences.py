@@ -341,6 +341,18 @@ def test_defences_side_by_side(tmp_path, cli):
     # Of too few trials there is the interval alone.
     assert keep["EER% of A1 at two"] == "[1.00, 45.00]"
     assert keep["Least EER%"] == "3.00 [1.00, 45.00] at one"
+    table = tmp_path / "keep=a=b" / "a1.tsv"
+    good = table.read_text()
+    for wrong in ("five", "nan", "1_0", "1e999", ""):
+        table.write_text(good.replace("\t3.00\t", f"\t{wrong}\t", 1))
+        cli("attack", "defences", out, "--utility", tmp_path / "utility.tsv", *pairs).fails(
+            1, "a1.tsv:2: EER% is", "not a number"
+        )
+    table.write_text(good.splitlines(True)[0])
+    cli("attack", "defences", out, "--utility", tmp_path / "utility.tsv", *pairs).fails(
+        1, "a1.tsv: no row of easy trials"
+    )
+    table.write_text(good)
     pairs += ["bits=8", tmp_path / "none"]
     command = ("attack", "defences", out, "--utility", tmp_path / "utility.tsv")
     cli(*command, *pairs).fails(1, "utility.tsv", "bits=8")

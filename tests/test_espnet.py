@@ -40,6 +40,13 @@ def world(tmp_path_factory):
     return root
 
 
+def test_an_export_is_the_same_bytes_each_time(world, tmp_path, cli):
+    """Without the names of host, process or temporary file, which torch.save writes of a path."""
+    cli("export", world / "exp", tmp_path / "again").ok()
+    for name in ("model.pth", "tokens.txt"):
+        assert (tmp_path / "again" / name).read_bytes() == (world / "espnet" / name).read_bytes()
+
+
 SPEECH2TEXT = """
 import importlib.util, sys, types, warnings
 warnings.simplefilter("ignore")

@@ -276,6 +276,12 @@ def test_evaluation_is_of_the_next_group(stream, tmp_path):
     (total,) = (row for row in scored if row["client"] == "all")
     errors, words = (sum(int(row[name]) for row in rows) for name in ("errors", "words"))
     assert f"{100 * errors / words:.2f}" == total["wer"]
+    state = path / "round_0002" / "global.safetensors"
+    counts = load_file(state)["counts"]
+    save_file({"counts": counts[::-1].copy()}, state)
+    (path / "evaluate_train.tsv").unlink()
+    for command in (("evaluate", path, "--split", "train"), ("rescore-best", path, path / "b")):
+        inside(*command).fails(1, "round_0002/global.safetensors: not as the server wrote it")
 
 
 def test_sweeps_and_tuning(stream, tmp_path, cli):

@@ -279,12 +279,12 @@ def test_messages_are_removed_and_nothing_else(tmp_path):
     write(tmp_path, 1, CLIENTS)
     for name in ("features.alice.ark", "features.alice.scp", "clients", "global.safetensors"):
         (tmp_path / name).write_text("x")
-    (tmp_path / "update.7.tsv").mkdir()
+    (tmp_path / "update.7.tsv" / "within").mkdir(parents=True)
     os.mkfifo(tmp_path / "update.8.tsv")
     for _ in range(2):
         remove_messages(tmp_path)
         left = sorted(path.name for path in tmp_path.iterdir())
-        assert left == ["clients", "global.safetensors", "update.7.tsv"]
+        assert left == ["clients", "global.safetensors"]
 
 
 def refused(folder, sampled=CLIENTS, jobs=2, payload=Payload(SPEC)) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from datetime import datetime
@@ -93,7 +94,7 @@ def report_command(
     from fedtools.report.page import Page, Row, write_report
 
     facts = page_facts(section, corpus, release, mini, command, date)
-    if plot is not None and (plot.suffix != ".png" or plot.parent.resolve() != _folder(results)):
+    if plot is not None and (plot.suffix != ".png" or _folder(plot) != _folder(results)):
         raise typer.BadParameter(f"--plot {plot}: name a .png in the folder of {results}")
     further: dict[str, list[Row]] = {}
     for text in also:
@@ -101,7 +102,7 @@ def report_command(
         further.setdefault(caption, []).append(_row(rest, "--also"))
     pictures = [pair(text, "--picture", "CAPTION=PNG") for text in picture]
     for _, name in pictures:
-        if Path(name).parent.resolve() != _folder(results):
+        if _folder(Path(name)) != _folder(results):
             raise typer.BadParameter(f"--picture {name}: it must be in the folder of {results}")
     measured = [pair(text, "--table", "CAPTION=TABLE.tsv") for text in table]
     others = [pair(text, "--elsewhere", "CAPTION=SCORE_DIR") for text in elsewhere]
@@ -166,4 +167,5 @@ def pair(text: str, option: str, form: str) -> tuple[str, str]:
 
 
 def _folder(path: Path) -> Path:
-    return path.resolve().parent
+    # Of a loop of links Path.resolve raises what is no error of a file.
+    return Path(os.path.realpath(path)).parent

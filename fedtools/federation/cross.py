@@ -66,7 +66,7 @@ def cross(
 def read_cross(path: Path) -> dict[str, dict[tuple[str, str], float]]:
     """name -> (model's client, data's client) -> WER, %, the mean over seeds."""
     found: dict[str, dict[tuple[str, str], list[float]]] = {}
-    for row in read_tsv(path, COLUMNS):
+    for row in read_tsv(path, COLUMNS, ("wer",), ()):
         pair = row["model"], row["data"]
         found.setdefault(row["name"], {}).setdefault(pair, []).append(float(row["wer"]))
     return {

@@ -21,6 +21,9 @@ from fedtools.files.states import save_state
 from fedtools.methods import make_method
 from fedtools.server.sample import SAMPLINGS
 
+# Rounds are folders, and groups of utterances: far more than anybody runs is a slip of the pen.
+MOST_ROUNDS = 1_000_000
+
 # What else recipes' files hold: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", "newcomers")
 _SECTIONS += ("tokens", "lm", "decode", "denominator", "ivectors", "a2", "nnlm")
@@ -80,7 +83,7 @@ def init(
         "clients": len(clients),
     }
     if made.rounds:
-        frozen["rounds"] = made.rounds
+        frozen["rounds"] = _whole({"rounds": made.rounds}, "rounds", 1, where)
     # Apart from the options: data of the same name can be made again from something else.
     reads_labels = task.reads_labels(frozen["training"])
     known = {
@@ -169,8 +172,8 @@ def _options(config: Mapping[str, Any], clients: int, where: str | Path) -> dict
 
 def _whole(config: Mapping[str, Any], key: str, least: int, where: str | Path) -> int:
     value = config.get(key, least)
-    if type(value) is not int or value < least:
-        problem = f"option {key!r} is {value!r}, not a whole number from {least}"
+    if type(value) is not int or not least <= value <= MOST_ROUNDS:
+        problem = f"option {key!r} is {value!r}, not a whole number from {least} to {MOST_ROUNDS}"
         raise option_error(problem, where, key, value)
     return value
 

@@ -221,7 +221,9 @@ def is_finished(path: str | Path, last: int | None = None, split: str | None = N
 
 def read_evaluation(path: Path, task: Task) -> dict[tuple[int, str], dict[str, str]]:
     """The rows of `Experiment.evaluation` by round and client; none if it is not there."""
-    rows = read_tsv(path, task.header) if path.exists() else []
+    # Of data without a word or a clip there is no rate.
+    unknown = ("nan", "inf")
+    rows = read_tsv(path, task.header, task.columns, unknown) if path.exists() else []
     return {
         (count(row, "round", path, line), row["client"]): row for line, row in enumerate(rows, 2)
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedtools.files.atomic import write_text
@@ -10,20 +12,27 @@ from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines
 
 
-def read_tsv(path: str | Path, columns: Sequence[str] | None) -> list[dict[str, str]]:
+def read_tsv(
+    path: str | Path,
+    columns: Sequence[str] | None,
+    numbers: Collection[str] = (),
+    unknown: Collection[str] = ("-",),
+) -> list[dict[str, str]]:
     """Read a tab-separated file whose header is exactly `columns`.
 
     Args:
         path: the file: UTF-8, "\\n" line ends, a header line, no quoting.
         columns: the names that the header must have, in this order; None takes any.
+        numbers: columns that must be there and hold finite numbers.
+        unknown: what else may stand in them, where there is no number.
 
     Returns:
         One mapping column -> field for each row, in the order of the file. A row's line number is
         its index + 2.
 
     Raises:
-        UserError: naming file and line, if the file cannot be read, has another header, or a row
-            has another number of fields.
+        UserError: naming file and line, if the file cannot be read, has another header, a row has
+            another number of fields, or a field is no number.
     """
     path = Path(path)
     lines = read_lines(path)
@@ -43,7 +52,25 @@ def read_tsv(path: str | Path, columns: Sequence[str] | None) -> list[dict[str, 
                 f"{len(fields)} fields, the header has {len(names)}", path=path, line=number
             )
         rows.append(dict(zip(names, fields, strict=True)))
+    if lacking := [name for name in numbers if name not in names]:
+        raise UserError(f"no column {lacking[0]!r}", path=path, line=1)
+    for number, row in enumerate(rows, 2):
+        for name in numbers:
+            if row[name] not in unknown and not _is_number(row[name]):
+                problem = f"{name} is {row[name][:40]!r}, not a number"
+                raise UserError(problem, path=path, line=number)
     return rows
+
+
+def _is_number(text: str) -> bool:
+    # float() alone would let whitespace, underscores and other scripts' digits pass.
+    known = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text, re.ASCII)
+    return bool(known) and math.isfinite(float(text))
+
+
+def known_number(text: str, otherwise: float) -> float:
+    """A field of `numbers`, or what stands for one that is unknown."""
+    return float(text) if _is_number(text) else otherwise
 
 
 def write_tsv(

@@ -246,7 +246,7 @@ class _Run:
 
         # A kill between the two last steps leaves it.
         (self.out / STATE).unlink(missing_ok=True)
-        rows = read_tsv(self.out / PERPLEXITY, _COLUMNS)
+        rows = read_tsv(self.out / PERPLEXITY, _COLUMNS, ("train", "valid"), ("nan", "inf"))
         return [(float(row["train"]), float(row["valid"])) for row in rows]
 
 

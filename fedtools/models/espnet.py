@@ -54,8 +54,9 @@ def export_espnet(
         with atomic_write(out / "bpe.model", "wb") as file:
             file.write(bpe_model)
     write_text(out / "tokens.txt", "".join(f"{token}\n" for token in tokens))
-    with atomic_path(out / "model.pth") as temporary:
-        torch.save({name: torch.as_tensor(value) for name, value in state.items()}, temporary)
+    with atomic_write(out / "model.pth", "wb") as file:
+        # Not by its name, which torch would write into the file.
+        torch.save({name: torch.as_tensor(value) for name, value in state.items()}, file)
     units = {
         "token_type": "char" if bpe_model is None else "bpe",
         "bpemodel": None if bpe_model is None else str((out / "bpe.model").resolve()),

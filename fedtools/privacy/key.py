@@ -107,7 +107,8 @@ def open_key(experiment: Path, option: str | Path | None = None) -> NoiseKey:
             is not, or no longer, the one that the experiment began with.
     """
     path, record = key_path(option), experiment / RECORD
-    if path.resolve().is_relative_to(experiment.resolve()):
+    # Not Path.resolve, which fails on a loop of links; opening one fails, and says so.
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(experiment)):
         remedy = f"keep it elsewhere: method_conf.noise_key or ${VARIABLE}"
         raise UserError("the noise key lies inside the experiment", path=path, remedy=remedy)
     known = read_text(record).strip() if record.exists() else None

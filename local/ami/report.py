@@ -156,7 +156,9 @@ def cost(experiments: Sequence[Path]) -> tuple[str, str]:
 
 def sweep_rows(exp: Path, seeds: Sequence[int], name: str) -> list[tuple[dict[str, str], ...]]:
     """The settings of a sweep, each a row by seed."""
-    tables = [read_tsv(exp / "sweeps" / f"seed{seed}" / f"{name}.tsv", None) for seed in seeds]
+    numbers = ("wer", "relative", "low", "high")
+    paths = [exp / "sweeps" / f"seed{seed}" / f"{name}.tsv" for seed in seeds]
+    tables = [read_tsv(path, None, numbers) for path in paths]
     return list(zip(*tables, strict=True))
 
 
