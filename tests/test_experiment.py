@@ -374,7 +374,7 @@ def test_a_folder_where_a_job_writes_does_not_stop_it(world, reference, tmp_path
 
 
 def test_what_clients_keep_is_for_their_owner_alone(tmp_path):
-    path = keyword_world.begin(keyword_world.make_world(tmp_path), tmp_path / "exp", "client")
+    path = keyword_world.begin(keyword_world.make_world(tmp_path), tmp_path / "exp", "fedkws_ui")
     inside("rounds", path, "--to", "1").ok()
     folders = list((path / "clients").iterdir())
     assert folders and {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}

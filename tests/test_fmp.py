@@ -15,7 +15,7 @@ import pytest
 import yaml
 from conftest import ROOT, inside
 from rescored_world import CLIENTS, WORDS, make_stream
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from fedtools.federation.rounds import run_rounds
 from fedtools.federation.sweep import FIGURES

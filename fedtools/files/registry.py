@@ -38,10 +38,8 @@ class Registry(Generic[T]):
         self._found: dict[str, T] = {}
         folders = os.environ.get("FEDTOOLS_PATH", "").split(os.pathsep)
         last = package.rpartition(".")[2]
-        own = dict.fromkeys(
-            os.path.join(os.path.realpath(folder), last) for folder in folders if folder
-        )
-        sys.modules[package].__path__.extend(own)
+        own = [str(Path(os.path.realpath(folder)) / last) for folder in folders if folder]
+        sys.modules[package].__path__.extend(dict.fromkeys(own))
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that makes a class known by a name."""
