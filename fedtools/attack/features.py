@@ -259,9 +259,8 @@ def _check(
         raise UserError(problem, path=where, remedy=remedy)
     for name, number in zip(names, sent, strict=True):
         frames, length = audio.num_frames(name), reader.num_frames(number)
-        # In a padded batch the convolutions go on for a little.
-        least, most = (frames - window.width) // window.step + 1, -(-frames // window.step)
-        if not max(1, least) <= length <= max(1, most):
+        # What is too short for the convolutions is padded to one frame.
+        if length != max(1, (frames - window.width) // window.step + 1):
             problem = f"{number!r} has {length} frames, too many or too few for {name!r}"
             raise UserError(problem, path=where, remedy=remedy)
 

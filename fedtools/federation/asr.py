@@ -322,7 +322,7 @@ class AsrFederation(ModelFederation):
             return UtteranceBatches(data, epochs, training.accum_grad, self.device, key)
 
         def everything(order: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
-            # One at a time: what is sent must not depend on the padding of a batch.
+            # One at a time: what is sent must not depend on the shape of a batch, by no bit.
             plan = [[index] for index in order]
             return zip(plan, data.stream(plan, self.device), strict=True)
 

@@ -187,8 +187,8 @@ def _posteriors(
 ) -> Iterator[tuple[str, np.ndarray]]:
     model = federation.model.eval()
     utterances = federation.gather(data, names, labelled=False)
-    # One at a time: at its end an utterance sees the padding of a batch, and a hypothesis must not
-    # depend on which others share its job.
+    # One at a time: the order of sums follows a batch's shape, and a hypothesis must not depend on
+    # which others share its job, not by its last bit.
     singles = [[index] for index in range(len(utterances))]
     stream = utterances.stream(singles, federation.device)
     for name, batch in zip(utterances.names, stream, strict=True):
