@@ -213,7 +213,6 @@ def test_bf16_trains_near_float32(data):
         torch.manual_seed(0)
         model = build_model(simulated.CONFIG["model"], TOKENS)
         training = UtteranceTraining(optim_conf={"lr": 0.003}, batch_bins=8000, train_dtype=kind)
-        training.set_up_torch()
         losses[kind] = []
         for number in range(3):
             run = Run(model, make_optimizer(model, training), Transcripts(), False)

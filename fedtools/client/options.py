@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -76,13 +77,36 @@ class Training:
         warmup = self.warmup_steps
         return base * warmup**0.5 * min(step**-0.5, step * warmup**-1.5)
 
-    def set_up_torch(self) -> None:
-        """Threads and precision of this process; on a GPU too, reruns shall be alike."""
-        torch.set_num_threads(self.num_threads)
-        # torch's default is True for convolutions alone.
-        torch.backends.cudnn.allow_tf32 = self.use_tf32
-        torch.backends.cuda.matmul.allow_tf32 = self.use_tf32
-        torch.backends.cudnn.deterministic = True
+    def settings(self, threads: int | None = None) -> AbstractContextManager[None]:
+        """Compute as these options say; with `threads` in the place of `num_threads`."""
+        return torch_settings(threads or self.num_threads, self.use_tf32)
+
+
+@contextmanager
+def torch_settings(threads: int, tf32: bool = False) -> Iterator[None]:
+    """Set what torch keeps for the whole process, and put back what was there before.
+
+    Results depend on it to the last bit, so that it is set around work, not where an experiment is
+    opened: a process may open several.
+
+    Args:
+        threads: of an operation.
+        tf32: see `Training.use_tf32`. On a GPU, reruns are made alike.
+    """
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = torch.get_num_threads(), cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic
+
+    def use(threads: int, convolutions: bool, products: bool, deterministic: bool) -> None:
+        torch.set_num_threads(threads)
+        cudnn.allow_tf32, matmul.allow_tf32 = convolutions, products
+        cudnn.deterministic = deterministic
+
+    # torch's default of TF32 is True for convolutions alone.
+    use(threads, tf32, tf32, True)
+    try:
+        yield
+    finally:
+        use(*before)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from fedtools.client.options import UtteranceTraining, check_optimizer, load_mod
 from fedtools.client.place import Place
 from fedtools.client.utterances import Batch, UtteranceBatches, Utterances
 from fedtools.decode.greedy import greedy
-from fedtools.federation.base import Beginning, Sent, State
+from fedtools.federation.base import Beginning, Sent, State, as_configured
 from fedtools.federation.gone import first_there, missing_archive
 from fedtools.federation.model import ModelFederation, begin_with, kinds_of
 from fedtools.federation.tasks import ALL
@@ -101,7 +101,6 @@ class AsrFederation(ModelFederation):
         self.tokenizer = Tokenizer.load(self.experiment.path)
         self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
         self._received: Utterances | None = None
-        self.training.set_up_torch()
 
     @staticmethod
     def begin(beginning: Beginning) -> tuple[State, State]:
@@ -357,6 +356,7 @@ class AsrFederation(ModelFederation):
         return self.measured(self.utterances(split, client))
 
     @torch.no_grad()
+    @as_configured
     def measured(self, data: Utterances) -> dict[str, object]:
         """The model's mean loss on some utterances, nats per utterance, and greedy WER, %."""
         model = self.model.eval()

@@ -125,12 +125,12 @@ def train_nnlm(
         vocabulary, *counts = make_vocabulary(sentences, training.vocab_size, training.min_count)
         vocabulary.write(out)
         write_unigram(out, vocabulary, *counts)
-        training.set_up_torch()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed64(seed, "nnlm"))
             model = build_nnlm(options, len(vocabulary))
         run = _Run(model.to(device), vocabulary, training, seed, out)
-        return run.train(*(_encode(vocabulary, part) for part in (sentences, held_out)))
+        with training.settings():
+            return run.train(*(_encode(vocabulary, part) for part in (sentences, held_out)))
 
 
 def perplexity(model: nn.Module, sentences: Sequence[list[int]], batch_words: int) -> float:
