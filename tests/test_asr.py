@@ -120,6 +120,23 @@ def test_short_utterances_are_padded(data, model):
         log_posteriors(model, {"speech": short, "speech_lengths": torch.tensor([least - 1])})
 
 
+@pytest.mark.parametrize(("shortest", "more"), [(1, 4), (10_000, 9_000)])
+def test_frames_behind_the_end(data, shortest, more):
+    """Every utterance is followed by zeros, which are its own, also in a batch and in its size."""
+    plain = utterances(data)
+    longer = Utterances(
+        data, data.utterances, Tokenizer(TOKENS), 8000, shortest=shortest, end_frames=more
+    )
+    expected, found = plain.load([0, 5]), longer.load([0, 5])
+    for row, length in enumerate(expected["speech_lengths"].tolist()):
+        own = found["speech"][row, :length]
+        assert torch.equal(own, expected["speech"][row, :length])
+        assert found["speech_lengths"][row] == longer.frames[[0, 5][row]]
+        assert found["speech_lengths"][row] == max(length + more, shortest)
+        assert not found["speech"][row, length:].any()
+    assert longer.bytes == int(np.maximum(plain.frames + more, shortest).sum()) * simulated.BINS * 4
+
+
 def test_missing_features_and_texts(data):
     for table in ("feats_scp", "text"):
         broken = DataDir.read(data.path)

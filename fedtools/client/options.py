@@ -27,7 +27,7 @@ from fedtools.files.config import (
 OptimizerName = Literal["adam", "adamw", "sgd"]
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 # Far above what is of use.
-MAX_THREADS, MAX_STACK = 1024, 1 << 16
+MAX_THREADS, MAX_STACK, MAX_END_FRAMES = 1024, 1 << 16, 1000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -121,6 +121,8 @@ class UtteranceTraining(Training):
         keep_teacher: whether a client's teacher lives on from round to round; otherwise each round
             begins with what the client was sent.
         cache_mb: features that a process keeps in memory between rounds.
+        end_frames: frames of zeros, a log energy as of silence in 16 bits, behind every utterance's
+            own, whatever it is read for: training, decoding, sent features, attacks.
     """
 
     grad_clip: NonNegative = 5.0
@@ -131,6 +133,7 @@ class UtteranceTraining(Training):
     decay: Annotated[float, Ge(0), Le(1)] = 0.9998
     keep_teacher: bool = True
     cache_mb: Natural = 2000
+    end_frames: Annotated[int, Ge(0), Le(MAX_END_FRAMES)] = 0
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,8 @@ class AsrFederation(ModelFederation):
         """
         bins, shortest = self.training.batch_bins, shortest_input(self.model)
         labelled = bool(data.text) if labelled is None else labelled
-        return Utterances(data, names, self.tokenizer, bins, shortest, labelled=labelled)
+        ends = self.training.end_frames
+        return Utterances(data, names, self.tokenizer, bins, shortest, labelled, end_frames=ends)
 
     def gather_sent(self, data: DataDir, names: Sequence[str]) -> Utterances:
         """Some utterances' features, as many in a batch as of filterbanks."""
@@ -355,8 +356,8 @@ class AsrFederation(ModelFederation):
     def measure(self, split: str, client: str) -> dict[str, object]:
         return self.measured(self.utterances(split, client))
 
-    @torch.no_grad()
     @as_configured
+    @torch.no_grad()
     def measured(self, data: Utterances) -> dict[str, object]:
         """The model's mean loss on some utterances, nats per utterance, and greedy WER, %."""
         model = self.model.eval()
