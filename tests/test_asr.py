@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import simulated
 import torch
+from conftest import inside
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from fedtools.client.fit import Run, fit
 from fedtools.client.objectives import Transcripts
 from fedtools.client.options import UtteranceTraining, make_optimizer
 from fedtools.client.utterances import UtteranceBatches, Utterances
+from fedtools.federation.base import open_federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
@@ -180,6 +182,34 @@ def test_what_cannot_be_read_ahead_is_told(data):
     everything._reader._records.clear()
     with pytest.raises(UserError, match=data.utterances[-1]):
         list(everything.stream(everything.batches(), torch.device("cpu")))
+
+
+def test_validation_without_a_word(tmp_path):
+    """An error rate needs a word: one line, and before anything is begun with these data."""
+    for split, seed in (("train", 0), ("valid", 1)):
+        simulated.data_dir(tmp_path / split, ["au"], 3, seed)
+    text = tmp_path / "valid" / "text"
+    names = [line.split()[0] for line in text.read_text().splitlines()]
+    good = text.read_text()
+    simulated.config_file(tmp_path / "config.yaml")
+    tokens, exp = tmp_path / "tokens", tmp_path / "exp"
+    inside("train-tokens", tmp_path / "train" / "text", tokens, "--token-type", "char").ok()
+    begin = [
+        "init", exp, "--config", tmp_path / "config.yaml", "--method", "fedavg",
+        "--data", f"train={tmp_path / 'train'}", "--data", f"valid={tmp_path / 'valid'}",
+        "--asset", f"tokens={tokens}",
+    ]  # fmt: skip
+    text.write_text("".join(f"{name}\n" for name in names))
+    inside(*begin).fails(1, f"{text}: no word in the transcripts of au, so no WER")
+    # One utterance in which nobody speaks is as good as any.
+    text.write_text(good.replace(good.splitlines()[2], names[2]))
+    inside(*begin).ok()
+    inside("rounds", exp, "--to", "1", "--evaluate", "valid").ok()
+    # Data may change under an experiment, where its files were not looked at again.
+    federation = open_federation(exp)
+    federation.read("valid").text.update(dict.fromkeys(names, ""))
+    with pytest.raises(UserError, match=f"text: no word in the transcripts of {names[0]}, "):
+        federation.measure("valid", "au")
 
 
 @pytest.mark.parametrize("accum_grad", [1, 2, 5])

@@ -66,7 +66,7 @@ class Utterances:
             lacking = [name for name in names if name not in table]
             if lacking and (labelled or table is data.feats_scp):
                 raise UserError(f"no entry of utterance {lacking[0]!r}", path=data.path / file)
-        self.tokenizer, self.labelled = tokenizer, labelled
+        self.tokenizer, self.labelled, self.path = tokenizer, labelled, data.path
         self.names = list(names)
         self.texts = [data.text.get(name, "") for name in self.names]
         self.tokens = [tokenizer.encode(text) for text in self.texts]

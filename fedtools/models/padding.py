@@ -18,7 +18,6 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from espnet.nets.pytorch_backend.transformer.attention import LegacyRelPositionMultiHeadedAttention
 from espnet.nets.pytorch_backend.transformer.embedding import LegacyRelPositionalEncoding
 from espnet.nets.pytorch_backend.transformer.subsampling import TooShortUttError, check_short_utt
 from espnet2.layers.utterance_mvn import UtteranceMVN
@@ -50,6 +49,11 @@ def keep_to_own_frames(encoder: nn.Module) -> None:
     Raises, when it is used: ESPnet's TooShortUttError if any utterance, not the longest one alone,
     is too short for the convolutions of the input layer.
     """
+    # It says at once that a package is missing which no CPU needs: not before a model is built.
+    from espnet.nets.pytorch_backend.transformer.attention import (
+        LegacyRelPositionMultiHeadedAttention,
+    )
+
     own = encoder.own_frames = _Own()
     encoder.register_forward_pre_hook(own.begin)
     if is_convolutional(encoder):
