@@ -58,7 +58,7 @@ def keep_to_own_frames(encoder: nn.Module) -> None:
     encoder.register_forward_pre_hook(own.begin)
     if is_convolutional(encoder):
         encoder.embed.register_forward_pre_hook(own.shorten)
-        encoder.embed.register_forward_hook(own.told)
+        encoder.embed.register_forward_hook(own.put_mask)
     for block in encoder.encoders:
         block.register_forward_pre_hook(own.enter)
     for module in encoder.modules():
@@ -116,7 +116,7 @@ class _Own:
                 mask = mask[:, :, one.kernel_size[0] - 1 :: one.stride[0]]
         self.mask = mask
 
-    def told(self, layer: nn.Module, given: tuple, output: tuple) -> tuple:
+    def put_mask(self, layer: nn.Module, given: tuple, output: tuple) -> tuple:
         """After the input layer: its output with that mask."""
         return output[0], self.mask
 
