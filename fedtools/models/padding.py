@@ -105,7 +105,7 @@ class _Own:
     def shorten(self, layer: nn.Module, given: tuple) -> None:
         """Before the convolutions of the input layer: of their frames, those all of whose input is
         the utterance's own. (ESPnet takes those whose first frame is.)"""
-        mask = given[1]
+        mask = _mask_of(*given)
         shortest = int(mask.sum(2).min())
         too_short, least = check_short_utt(layer, shortest)
         if too_short:
@@ -122,7 +122,7 @@ class _Own:
 
     def enter(self, block: nn.Module, given: tuple) -> None:
         """Before a block, which may be the first one to be used."""
-        self.mask = given[1]
+        self.mask = _mask_of(*given)
 
     def hide(self, convolution: nn.Module, given: tuple) -> tuple:
         """Before a convolution over time: zeros after the end, as those that it pads with."""
@@ -142,6 +142,12 @@ class _Own:
         index = place.flatten(1)[:, None].expand(-1, scores.shape[1], -1)
         shifted = F.pad(scores, (1, 0)).flatten(2).gather(2, index).view_as(scores)
         return shifted.tril() if zero_triu else shifted
+
+
+def _mask_of(hidden: Tensor | tuple, mask: Tensor | None) -> Tensor:
+    """The mask that a layer is given; ESPnet's mean by none that there is no padding."""
+    frames = hidden[0] if isinstance(hidden, tuple) else hidden
+    return frames.new_ones(len(frames), 1, frames.shape[1], dtype=bool) if mask is None else mask
 
 
 def _shorten_table(size: int, layer: nn.Module, given: tuple, output: tuple) -> None:
