@@ -122,6 +122,30 @@ def test_espnet_decodes_our_model(world, tmp_path):
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
+def test_what_espnet_does_not_append_is_told(world, cli, tmp_path):
+    """Frames behind the end are in an experiment's options; its decoding has them."""
+    from fedtools.federation.asr import AsrFederation
+
+    assert not cli("export", world / "exp", tmp_path / "none").ok().err
+    cli(
+        "init", tmp_path / "exp", "--config", world / "config.yaml", "--method", "fedavg",
+        "--data", f"train={world / 'train'}", "--data", f"valid={world / 'valid'}",
+        "--asset", f"tokens={world / 'tokens'}", "--start", world / "exp" / "model.safetensors",
+        "--set", "training.end_frames=4",
+    ).ok()  # fmt: skip
+    federation = AsrFederation(tmp_path / "exp")
+    for split in ("train", "valid"):
+        data = DataDir.read(world / split)
+        found = federation.utterances(split, "au")
+        recorded = [FeatureReader(data.feats_scp).num_frames(name) for name in found.names]
+        assert found.load([0])["speech_lengths"].tolist() == [recorded[0] + 4]
+        assert found.frames.tolist() == [frames + 4 for frames in recorded]
+    cli("rounds", tmp_path / "exp", "--to", "1").ok()
+    cli("average", tmp_path / "exp").ok()
+    told = cli("export", tmp_path / "exp", tmp_path / "espnet").ok().err
+    assert "append them to the features" in told and "4 frames of zeros" in told
+
+
 def test_round_trip(world, cli, tmp_path):
     folder = world / "espnet"
     cli("import", folder / "config.yaml", folder / "model.pth", tmp_path / "back").ok()

@@ -548,6 +548,27 @@ def test_sweeps_of_the_papers_mechanism(stream, tmp_path, cli):
     assert rows["laplace", None] != rows["laplace", "cumulative"]
 
 
+def test_sweeps_without_words_or_without_errors(stream, tmp_path, cli):
+    """No rate is divided by nothing: without words there is none, without errors no change."""
+    folder, out = tmp_path / "stream", tmp_path / "out"
+    shutil.copytree(stream, folder)
+    best: dict[str, tuple[float, str]] = {}
+    for line in (folder / "nbest.tsv").read_text().splitlines():
+        name, _, acoustic, _, words = line.split("\t")
+        best[name] = max(best.get(name, (-math.inf, "")), (float(acoustic), words))
+    # Only the acoustic score counts, whose best hypotheses are what was said.
+    only = [f"--set={option}=0" for option in ("lm_weight", "nnlm", "word_score", "scale")]
+    text = folder / "text"
+    text.write_text("".join(f"{name}\n" for name in sorted(best)))
+    for command in ("rescore-sweep", "rescore-tune"):
+        cli(command, folder, out, "--vary", "sigma=5").fails(1, f"{text}: no words in the")
+    text.write_text("".join(f"{name} {best[name][1]}".rstrip() + "\n" for name in sorted(best)))
+    assert cli("rescore-sweep", folder, out, *only, "--vary", f"rounds={T}").ok().err == ""
+    (row,) = read_tsv(out, None)
+    figures = ("errors", "wer", "relative", "low", "high")
+    assert [row[name] for name in figures] == ["0", "0.00", "-", "-", "-"]
+
+
 def test_tuning_of_what_is_no_number(stream, tmp_path, cli):
     vary = ("--vary", "groups=even,clock", "--vary", "continuous=true,false")
     vary += ("--vary", "unit=word,user,utterance")

@@ -81,7 +81,8 @@ def check(path: Path, steps: int, loss: Loss) -> None:
     assert len(found) == len(CLIENTS)
     federation = open_federation(path)
     for client, tensors in found.items():
-        expected = descend(federation, client, steps, loss)
+        with federation.settings():
+            expected = descend(federation, client, steps, loss)
         for name, value in tensors.items():
             by_hand = expected[name].detach().numpy()
             np.testing.assert_allclose(value, by_hand, rtol=1e-3, atol=2e-6)

@@ -131,6 +131,9 @@ def export(
         read_bytes(bpe) if bpe.exists() else None,
     ):
         print(path)
+    if ends := federation.training.end_frames:
+        said = f"the model is used to {ends} frames of zeros behind every utterance (end_frames)"
+        print(f"{said}: append them to the features that ESPnet decodes", file=sys.stderr)
 
 
 @app.command("import")

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from fedtools.cli.app import app
-from fedtools.cli.federation import EXPERIMENT
+from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 
 STREAM = typer.Argument(..., metavar="STREAM", help="A folder made by fedtools rescore-stream.")
 SET = typer.Option([], "--set", metavar="OPTION=VALUE", help="Of FMP, of its privacy, or rounds.")
@@ -145,15 +145,15 @@ def rescore_best(
     out: Path = typer.Argument(
         ..., metavar="OUT", help="Gets text; of FMP also marginals.ark and .scp."
     ),
+    ngpu: int = NGPU,
 ) -> None:
     """What clients make of all their utterances, by FMP or fine-tuning, for fedtools score."""
-    from fedtools.federation.base import open_federation
     from fedtools.federation.rescore import RescoreFederation
     from fedtools.files.ark import write_ark
     from fedtools.files.datadir import byte_order, write_table
     from fedtools.files.errors import UserError
 
-    federation = open_federation(experiment)
+    federation = open_experiment(experiment, ngpu)
     if not hasattr(federation, "best_text"):
         raise UserError("its clients rescore nothing", path=federation.where)
     found = federation.best_text()

@@ -19,14 +19,14 @@ from fedtools.client.options import UtteranceTraining, check_optimizer, load_mod
 from fedtools.client.place import Place
 from fedtools.client.utterances import Batch, UtteranceBatches, Utterances
 from fedtools.decode.greedy import greedy
-from fedtools.federation.base import Beginning, Sent, State
+from fedtools.federation.base import Beginning, Sent, State, as_configured
 from fedtools.federation.gone import first_there, missing_archive
 from fedtools.federation.model import ModelFederation, begin_with, kinds_of
 from fedtools.federation.tasks import ALL
 from fedtools.files.ark import FRAMES_PER_HOUR, FeatureReader
 from fedtools.files.config import from_mapping
 from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, some
 from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED, Payload, Report
 from fedtools.files.perturb import SPEED_TABLE
@@ -73,6 +73,19 @@ def read_data(
     return data
 
 
+def check_words(path: Path) -> None:
+    """Fail unless everybody who is measured by data has a word in them: an error rate needs one."""
+    clients = ("utt2client",) if (path / "utt2client").exists() else ()
+    data = DataDir.read(path, "text", *clients)
+    said: dict[str, int] = {}
+    for name, text in data.text.items():
+        owner = data.utt2client.get(name, "")
+        said[owner] = said.get(owner, 0) + len(text.split())
+    if silent := sorted(owner for owner, words in said.items() if not words):
+        who = f" of {some(silent)}" if clients else ""
+        raise UserError(f"no word in the transcripts{who}, so no WER", path=path / "text")
+
+
 def read_lattice(folder: Path | None, tokens: int) -> Lattice | None:
     """The denominator of LF-MMI in a folder; None without one."""
     return Lattice(load_denominator(folder / FILE, tokens), tokens) if folder else None
@@ -101,7 +114,6 @@ class AsrFederation(ModelFederation):
         self.tokenizer = Tokenizer.load(self.experiment.path)
         self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
         self._received: Utterances | None = None
-        self.training.set_up_torch()
 
     @staticmethod
     def begin(beginning: Beginning) -> tuple[State, State]:
@@ -114,6 +126,9 @@ class AsrFederation(ModelFederation):
             problem = f"labels: {training.labels} are of models of criterion ctc"
             raise UserError(problem, path=f"{where}: training")
         read_data(beginning.data["train"], config["model"])
+        for split, path in beginning.data.items():
+            if split != "train":
+                check_words(path)
         check_optimizer(training, f"{where}: training")
         states = begin_with(beginning, model, model.state_dict())
         phases = map(beginning.method.phase, range(1, config["rounds"] + 1))
@@ -196,7 +211,8 @@ class AsrFederation(ModelFederation):
         """
         bins, shortest = self.training.batch_bins, shortest_input(self.model)
         labelled = bool(data.text) if labelled is None else labelled
-        return Utterances(data, names, self.tokenizer, bins, shortest, labelled=labelled)
+        ends = self.training.end_frames
+        return Utterances(data, names, self.tokenizer, bins, shortest, labelled, end_frames=ends)
 
     def gather_sent(self, data: DataDir, names: Sequence[str]) -> Utterances:
         """Some utterances' features, as many in a batch as of filterbanks."""
@@ -322,7 +338,7 @@ class AsrFederation(ModelFederation):
             return UtteranceBatches(data, epochs, training.accum_grad, self.device, key)
 
         def everything(order: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
-            # One at a time: what is sent must not depend on the padding of a batch.
+            # One at a time: what is sent must not depend on the shape of a batch, by no bit.
             plan = [[index] for index in order]
             return zip(plan, data.stream(plan, self.device), strict=True)
 
@@ -356,6 +372,7 @@ class AsrFederation(ModelFederation):
     def measure(self, split: str, client: str) -> dict[str, object]:
         return self.measured(self.utterances(split, client))
 
+    @as_configured
     @torch.no_grad()
     def measured(self, data: Utterances) -> dict[str, object]:
         """The model's mean loss on some utterances, nats per utterance, and greedy WER, %."""
@@ -373,8 +390,8 @@ class AsrFederation(ModelFederation):
                 words += len(reference)
                 errors += counts.errors
         if not words:
-            some_of = f"{data.names[0]} and {len(data) - 1} more"
-            raise UserError(f"no word in the transcripts of {some_of}, so no WER", path=data.path)
+            problem = f"no word in the transcripts of {some(data.names)}, so no WER"
+            raise UserError(problem, path=data.path / "text")
         return {
             "utterances": len(data),
             "loss": f"{loss / len(data):.6f}",

@@ -7,11 +7,12 @@ adds models to it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fedtools.federation.tasks import ALL, data_of, task_of
 from fedtools.files.experiment import Experiment
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fedtools.server.server import Release
 
 State = Mapping[str, Any]
+Work = TypeVar("Work", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,10 @@ class Federation(ABC):
             client: whose personal state; None takes the initial one, as a newcomer has it.
         """
 
+    def settings(self) -> AbstractContextManager[None]:
+        """What of the process' state the experiment's results depend on, while it works."""
+        return nullcontext()
+
     def finish(self, client: str, number: int) -> None:
         """A client's result is on disk: what was kept in case of a kill is no longer needed."""
         self.experiment.own(client, number).finish()
@@ -170,6 +176,17 @@ class Federation(ABC):
     def known(self, client: str, number: int) -> str | None:
         """The client if it has a state of its own in the experiment after a round; else None."""
         return client if self.experiment.knows(client) else None
+
+
+def as_configured(work: Work) -> Work:
+    """Let a function of an opened experiment, its first argument, work with its `settings`."""
+
+    @wraps(work)
+    def settled(federation: Federation, *arguments: Any, **options: Any) -> Any:
+        with federation.settings():
+            return work(federation, *arguments, **options)
+
+    return settled
 
 
 def open_federation(path: str | Path, device: str = "cpu") -> Federation:

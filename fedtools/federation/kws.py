@@ -6,6 +6,7 @@ import math
 import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedtools.client.memory import keep_freed_memory
 from fedtools.client.options import ClipTraining, check_optimizer, load_model
 from fedtools.client.place import Place
 from fedtools.client.stacks import ClipBatches, cross_entropy, stacks_of, step_bytes
-from fedtools.federation.base import Beginning, State
+from fedtools.federation.base import Beginning, State, as_configured
 from fedtools.federation.model import ModelFederation, begin_with
 from fedtools.federation.tasks import ALL
 from fedtools.files.clips import Clips, read_classes
@@ -45,8 +46,10 @@ class KwsFederation(ModelFederation):
         self._features: dict[str, ClipFeatures] = {}
         self._plain: dict[str, torch.Tensor] = {}
         self._networks: dict[tuple[int, str], Network] = {}
-        self.training.set_up_torch()
+
+    def settings(self) -> AbstractContextManager[None]:
         keep_freed_memory()
+        return super().settings()
 
     @staticmethod
     def begin(beginning: Beginning) -> tuple[State, State]:
@@ -174,6 +177,7 @@ class KwsFederation(ModelFederation):
         size = rows.stop - rows.start
         return steps * min(size, self.training.batch_size) / size
 
+    @as_configured
     def measure(self, split: str, client: str) -> dict[str, object]:
         """Mean cross-entropy, nats per clip, and accuracy, %."""
         logits, labels = self.logits(split, client)
@@ -186,6 +190,7 @@ class KwsFederation(ModelFederation):
             "accuracy": f"{100 * (1 - errors / len(labels)):.4f}",
         }
 
+    @as_configured
     def logits(self, split: str, client: str = ALL) -> tuple[torch.Tensor, torch.Tensor]:
         """The model's logits (clips, classes) of a client's clips, or all, and their labels."""
         data = self.features(split)

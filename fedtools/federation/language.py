@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedtools.client.fit import Objective
 from fedtools.client.options import Training, check_optimizer
 from fedtools.client.place import Place
-from fedtools.federation.base import Beginning, State
+from fedtools.federation.base import Beginning, State, as_configured
 from fedtools.federation.model import ModelFederation, begin_with
 from fedtools.federation.rescore import check_planned, check_split, measure_text
 from fedtools.files.config import Positive, from_mapping, read_yaml
@@ -101,7 +101,6 @@ class LmFederation(ModelFederation):
         super().__init__(path, device)
         config = self.experiment.config
         self.training = from_mapping(LmTraining, config["training"], f"{self.where}: training")
-        self.training.set_up_torch()
         weights = self.experiment.path / "weights.yaml"
         self._weights = from_mapping(
             Weights, read_yaml(weights) if weights.exists() else {}, weights
@@ -191,6 +190,7 @@ class LmFederation(ModelFederation):
         starts, ends = rescored.first_word[first], rescored.first_word[first + 1]
         return [rescored.word_ids[at:to].tolist() for at, to in zip(starts, ends, strict=True)]
 
+    @as_configured
     def _rescored(self, group: slice) -> dict[str, str]:
         """Utterance -> words, by the model as it is loaded."""
         rescored = self._stream.rescored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from fedtools.client.fit import Fitted
-from fedtools.client.options import load_model
+from fedtools.client.options import Training, load_model
 from fedtools.client.place import Place
 from fedtools.federation.base import Beginning, Federation, Sent, State
 from fedtools.files.errors import UserError
@@ -36,6 +37,12 @@ class ModelFederation(Federation):
         # The first round in which a client trained, of the rounds whose ledger was read.
         self._trained: dict[str, int] = {}
         self._read = 0
+
+    # How its clients train; set by each task.
+    training: Training
+
+    def settings(self) -> AbstractContextManager[None]:
+        return self.training.settings()
 
     @property
     @abstractmethod

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedtools.federation.base import Federation
+from fedtools.federation.base import Federation, as_configured
 from fedtools.federation.tasks import read_evaluation
 from fedtools.files.atomic import remove
 from fedtools.files.errors import UserError, some
@@ -72,6 +72,7 @@ def train_job(federation: Federation, number: int, job: int) -> None:
         train_local(federation, number, job)
 
 
+@as_configured
 def train_local(federation: Federation, number: int, job: int) -> None:
     """Do the clients' part of a round for one of its jobs, and write what they send."""
     experiment = federation.experiment
@@ -120,6 +121,7 @@ def units_of(
     return [unit for index, unit in enumerate(units) if turns[index % len(turns)] == job]
 
 
+@as_configured
 def aggregate(federation: Federation, number: int) -> float:
     """Check a round's messages, make the next round's shared tensors, and close the round.
 

@@ -151,6 +151,11 @@ class Sweep:
         rescored = self.stream.rescored
         text = spoken(folder, rescored.utterances)
         self.errors = Errors(rescored, text)
+        if not self.errors.words.any():
+            remedy = "give a stream with transcripts"
+            raise UserError(
+                "no words in the transcripts", path=Path(folder) / "text", remedy=remedy
+            )
         self.listed = Listed(self.stream, text)
         self.seed = seed
         self._lists: dict[Weights, Lists] = {}
@@ -188,14 +193,16 @@ class Sweep:
         own = self.by_client(self.errors.of(best))
         words = self.by_client(self.errors.words)
         draws = speaker_draws(len(own), 1000, seed, "sweep")
-        low, high = interval(100 * (draws @ own / (draws @ against) - 1))
+        # Without an error there is nothing that errors could be fewer than.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            change = 100 * (np.divide(own.sum(), against.sum()) - 1)
+            low, high = interval(100 * (draws @ own / (draws @ against) - 1))
+        signed = [f"{value:+.2f}" if np.isfinite(value) else "-" for value in (change, low, high)]
         return {
             "words": words.sum(),
             "errors": own.sum(),
             "wer": f"{100 * own.sum() / words.sum():.2f}",
-            "relative": f"{100 * (own.sum() / against.sum() - 1):+.2f}",
-            "low": "-" if np.isnan(low) else f"{low:+.2f}",
-            "high": "-" if np.isnan(high) else f"{high:+.2f}",
+            **dict(zip(("relative", "low", "high"), signed, strict=True)),
             "listed": self.listed.count,
             "missed": self.listed.missed(best),
         }

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from fedtools.client.options import torch_settings
 from fedtools.files.ark import FeatureReader, write_ark
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
@@ -76,8 +76,6 @@ def rescore(
     path.unlink(missing_ok=True)
     lists = _read_lists(nbest_dir)
     nnlm = Nnlm.open(nnlm_dir, device)
-    # Jobs are what runs at the same time here; threads of several would wait for each other.
-    torch.set_num_threads(1)
     sentences = _sentences(nnlm.vocabulary, lists, nbest_dir / NBEST)
     _warn_of_unknown(nnlm, sentences, nbest_dir / NBEST)
     cut = list(batches([list(map(len, ids)) for ids in sentences.values()], bins))
@@ -86,7 +84,8 @@ def rescore(
     parts = ({names[i]: sentences[names[i]] for i in batch} for batch in share)
     total = sum(len(ids) for batch in share for i in batch for ids in sentences[names[i]])
     scores: dict[str, np.ndarray] = {}
-    with WordProgress(f"rescore {nbest_dir.name}", total) as progress:
+    # Jobs are what runs at the same time here; threads of several would wait for each other.
+    with WordProgress(f"rescore {nbest_dir.name}", total) as progress, torch_settings(1):
         for name, found in (pair for part in parts for pair in score(nnlm, part)):
             if not np.isfinite(found).all():
                 problem = f"a log-probability of {name!r} is NaN or infinite"

@@ -21,6 +21,8 @@ from torch import nn
 
 from fedtools.files.config import option_error, unknown
 from fedtools.files.errors import UserError
+from fedtools.models.padding import keep_to_own_frames
+from fedtools.models.tdnn import TdnnEncoder
 
 if TYPE_CHECKING:
     from fedtools.models.lfmmi.lattice import Lattice
@@ -34,7 +36,7 @@ _CLASSES = {
         "tdnn": "fedtools.models.tdnn:TdnnEncoder",
     },
     "normalize": {
-        "utterance_mvn": "espnet2.layers.utterance_mvn:UtteranceMVN",
+        "utterance_mvn": "fedtools.models.padding:OwnUtteranceMVN",
         "global_mvn": "espnet2.layers.global_mvn:GlobalMVN",
     },
     "specaug": {"specaug": "espnet2.asr.specaug.specaug:SpecAug"},
@@ -101,6 +103,8 @@ def build_model(
         raise option_error(problem, where, "input_size", input_size)
     with _quiet():
         encoder = _make(config, "encoder", where, input_size=input_size)
+        if not isinstance(encoder, TdnnEncoder):
+            keep_to_own_frames(encoder)
         outputs = lattice.outputs if lattice else len(tokens)
         ctc_conf = {"odim": outputs, "encoder_output_size": encoder.output_size()}
         model = _make(
@@ -153,8 +157,8 @@ def outputs(
 
     Arguments and shapes as of `log_posteriors`.
     """
-    # ESPnet's utterance normalisation works in place: without the copy a second pass over the
-    # same batch would begin with other padding, and see another input.
+    # SpecAugment and global_mvn work in place: without the copy a second pass over the same batch
+    # would see another input.
     encoded, lengths, *_ = model.encode(batch["speech"].clone(), batch["speech_lengths"])
     if model.lattice:
         return model.ctc.ctc_lo(encoded), lengths

@@ -97,7 +97,7 @@ federation() { # experiment, options
     log "Stage 8: $1"
     fedtools init "$1" --config conf/fmp.yaml --method fmp --seed "${seed}" \
         --data "train=${nnlm}/stream_eval" "${weights[@]}" "${@:2}"
-    ${train_cmd} "$1/log/rounds.log" fedtools rounds "$1"
+    ${train_cmd} "$1/log/rounds.log" fedtools rounds "$1" --ngpu "${ngpu}"
     best_of "$1" eval
 }
 
@@ -113,7 +113,8 @@ fine_tune() { # experiment, set, rate
 }
 
 best_of() { # experiment, set
-    ${train_cmd} "$1/log/best.log" fedtools rescore-best "$1" "$1/best"
+    ${train_cmd} "$1/log/best.log" fedtools rescore-best "$1" "$1/best" \
+        --ngpu "${ngpu}"
     fedtools score "${data}/$2" "$1/best/text" "$1/best"
 }
 

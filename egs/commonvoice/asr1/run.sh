@@ -54,7 +54,6 @@ above=$(basename "$(dirname "${corpus}")")
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"
 : "${methods:=client centralized fedavg fednorm fedextract decouplefl}"
-[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*'
 check_word sit 'true|false' attacks 'true|false' clients 'accent|speaker' ngpu '0|1'
 check_tag "${tag}"

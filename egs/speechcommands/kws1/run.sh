@@ -67,7 +67,6 @@ check_tag "${tag}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
 figures=${results%.md}-${section} last=${tasks##* } sets=()
 for task in ${tasks}; do sets+=("${task}"/{train,valid,test}); done
-[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
 
 # Rather now than after hours of preparing a corpus.
 read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// / methods.}"

@@ -59,7 +59,6 @@ check_words parts 'affine|relu' layers '[1-9][0-9]*'
 check_word unit 'person|talk' volumes 'true|false' ivectors 'true|false' criterion 'ctc|lfmmi' \
     ngpu '0|1'
 check_tag "${tag}"
-[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
 name_corpora TEDLIUM
 sp=${speeds:+_sp} iv=
 [ "${volumes}" = false ] || sp+=_vol
