@@ -435,7 +435,7 @@ def test_speakers_out_of_step_with_utterances(data, tmp_path):
 def test_clients_that_are_no_ids(data):
     spoil(data, "utt2client", 5, "c-1 ../y")
     (data / "client2utt").write_text("../y c-1\nx a-1 a-2 b-1 b-2\n")
-    assert "client2utt:1: client '../y' is not usable" in fault(data)
+    assert "utt2client:5: client '../y' is not usable" in fault(data)
 
 
 def test_joiners_of_other_scripts_are_text(data):

@@ -308,8 +308,8 @@ def test_an_unknown_word_of_an_unk_that_was_never_trained_is_warned_of(world, tm
     "lines, said",
     [
         ("", "nbest.tsv: empty"),
-        ("a\t1\t-1\t-2\tw1 </s>\n", "nbest.tsv:1: '</s>' within a sentence"),
-        ("a\t1\t-1\t-2\tw1\na\t2\t-1\t-2\t<s> w1\n", "nbest.tsv:2: '<s>' within a sentence"),
+        ("a\t1\t-1\t-2\tw1 </s>\n", "nbest.tsv:1: the word </s> is reserved"),
+        ("a\t1\t-1\t-2\tw1\na\t2\t-1\t-2\t<s> w1\n", "nbest.tsv:2: the word <s> is reserved"),
         ("a\t1\t-1\t-2\tw1\na\t1\t-1\t-2\tw2\n", "nbest.tsv:2: rank '1' of 'a' where 2 belongs"),
     ],
 )

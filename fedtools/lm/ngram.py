@@ -17,14 +17,14 @@ from pathlib import Path
 
 from fedtools.files.atomic import atomic_path, scratch_dir, sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
-from fedtools.files.datadir import byte_order, read_table
+from fedtools.files.datadir import byte_order, read_transcripts
 from fedtools.files.errors import UserError
 from fedtools.files.lines import decode, open_input
-from fedtools.lm.tokens import UNKNOWN, Tokenizer
+from fedtools.files.symbols import UNKNOWN, check_sentence, words_of
+from fedtools.lm.tokens import Tokenizer
 
 UNITS = ("word", "token")
 ORDERS = range(2, 7)  # what KenLM is built for
-_RESERVED = ("<s>", "</s>")
 
 
 @dataclass(frozen=True)
@@ -198,19 +198,21 @@ def perplexity(
 def read_sentences(
     texts: Sequence[str | Path], plain: Sequence[str | Path] = ()
 ) -> Iterator[list[str]]:
-    """The words of every sentence that has any, Kaldi texts first.
+    """Yield the words of every sentence that has any, unknown ones as `<unk>`; Kaldi texts first.
 
     Raises:
-        UserError: naming file and line, if a text cannot be read or has a word that KenLM keeps
-            for itself.
+        UserError: naming file and line, if a text cannot be read or has a word that KenLM, or we,
+            keep for ourselves.
     """
     for path in texts:
-        for line, words in enumerate(read_table(path, values="optional").values(), 1):
-            yield from _sentence(words, path, line)
+        yield from filter(None, map(words_of, read_transcripts(path).values()))
     for path in plain:
         with open_input(path) as file:
             for line, raw in enumerate(file, 1):
-                yield from _sentence(decode(raw, path, first_line=line), path, line)
+                sentence = decode(raw, path, first_line=line)
+                check_sentence(sentence, path, line)
+                if words := words_of(sentence):
+                    yield words
 
 
 def find_program(name: str) -> Path:
@@ -224,15 +226,6 @@ def find_program(name: str) -> Path:
         return Path(found)
     problem = f"KenLM's {name} is neither in {own} nor on PATH"
     raise UserError(problem, remedy="run utils/setup.sh, which builds it")
-
-
-def _sentence(text: str, path: str | Path, line: int) -> Iterable[list[str]]:
-    words = text.split()
-    for word in _RESERVED:
-        if word in words:
-            problem = f"the word {word}, which KenLM adds itself"
-            raise UserError(problem, path=path, line=line, remedy="remove it from the text")
-    return [words] if words else []
 
 
 def _write_corpus(

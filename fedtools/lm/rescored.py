@@ -27,6 +27,7 @@ from fedtools.files.config import read_yaml
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, read_nbest
+from fedtools.files.symbols import check_sentence
 from fedtools.lm.vocabulary import END_ID, UNIGRAM, UNKNOWN_ID, WORDS, Vocabulary, read_unigram
 
 NBEST, NNLM, NGRAM, MADE_FROM = "nbest.tsv", "nnlm.scp", "ngram.scp", "nnlm.yaml"
@@ -147,18 +148,14 @@ def encode_all(
     """The ids of all words, each hypothesis' `</s>` after them, and how many each has.
 
     Raises:
-        UserError: if a hypothesis has `<s>` or `</s>` among its words.
+        UserError: if a hypothesis has a reserved word, such as `<s>`.
     """
     ids, lengths, found = vocabulary.ids, [], []
     # Not `Vocabulary.encode`: a whole evaluation set has two million words.
     for line, hypothesis in enumerate(hypotheses, 1):
         row = [ids.get(word, UNKNOWN_ID) for word in hypothesis.words.split(" ")]
         row = row if hypothesis.words else []
-        if END_ID in row or "<s>" in hypothesis.words:
-            try:
-                vocabulary.encode(hypothesis.words)
-            except UserError as error:
-                raise UserError(str(error), path=path, line=line) from None
+        check_sentence(hypothesis.words, path, line)
         row.append(END_ID)
         found += row
         lengths.append(len(row))
