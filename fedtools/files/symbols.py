@@ -68,10 +68,12 @@ def check_tokens(tokens: Sequence[object], path: str | Path, lines: bool = True)
         UserError: naming the file, and the line if `lines`.
     """
 
-    def refuse(index: int, problem: str, remedy: str | None = None) -> UserError:
+    remedy = _REMEDY if lines else "a model of such tokens cannot be taken over"
+
+    def refuse(index: int, problem: str, remedy: str = remedy) -> UserError:
         place = "" if lines else f"token_list, token {index + 1}: "
         line = index + 1 if lines else None
-        return UserError(place + problem, path=path, line=line, remedy=remedy or _REMEDY)
+        return UserError(place + problem, path=path, line=line, remedy=remedy)
 
     seen: set[str] = set()
     for index, token in enumerate(tokens):
@@ -88,8 +90,37 @@ def check_tokens(tokens: Sequence[object], path: str | Path, lines: bool = True)
             raise refuse(max(index, 0), f"{token!r} belongs there{found}")
     if len(tokens) < 4:
         problem = f"no tokens but {BLANK}, {UNKNOWN} and {SOS_EOS}"
-        raise UserError(problem, path=path, remedy=_REMEDY)
+        raise UserError(problem, path=path, remedy=remedy)
     return [str(token) for token in tokens]
+
+
+def pieces_of(model: bytes, path: str | Path) -> list[str]:
+    """Return the pieces of a SentencePiece model but <unk>, <s> and </s>.
+
+    A token list has <blank>, <unk> and <sos/eos> in their stead.
+
+    Raises:
+        UserError: if it is no model.
+    """
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        # SentencePiece takes no bytes for no model, and complains later.
+        found = SentencePieceProcessor(model_proto=model or b"\0")
+    except RuntimeError:
+        remedy = "make it again"
+        raise UserError("not a SentencePiece model", path=path, remedy=remedy) from None
+    ids = range(found.get_piece_size())
+    return [found.id_to_piece(i) for i in ids if not (found.is_control(i) or found.is_unknown(i))]
+
+
+def check_pieces(model: bytes, tokens: Sequence[str], path: Path, where: str | Path) -> None:
+    """Raise a `UserError` unless the token list that `where` has covers a SentencePiece model."""
+    known = set(tokens)
+    for piece in pieces_of(model, path):
+        if piece not in known:
+            problem = f"the model's piece {piece!r} is not in {where}"
+            raise UserError(problem, path=path, remedy="give the model that the tokens are of")
 
 
 def read_tokens(folder: str | Path) -> tuple[list[str], str, bytes | None]:
@@ -99,7 +130,8 @@ def read_tokens(folder: str | Path) -> tuple[list[str], str, bytes | None]:
         the tokens, their type, and SentencePiece's model of type "bpe".
 
     Raises:
-        UserError: naming file and line, if there is no token list, or it is none.
+        UserError: naming file and line, if there is no token list, or it is none, or the model is
+            not the one that the tokens are of.
     """
     folder = Path(folder)
     tokens = read_lines(folder / TOKENS, _REMEDY)
@@ -107,7 +139,9 @@ def read_tokens(folder: str | Path) -> tuple[list[str], str, bytes | None]:
         raise UserError("empty", path=folder / TOKENS, remedy=_REMEDY)
     check_tokens(tokens, folder / TOKENS)
     if (folder / BPE_MODEL).exists():
-        return tokens, BPE, read_bytes(folder / BPE_MODEL)
+        model = read_bytes(folder / BPE_MODEL)
+        check_pieces(model, tokens, folder / BPE_MODEL, folder / TOKENS)
+        return tokens, BPE, model
     if not (folder / TOKEN_TYPE).exists():
         return tokens, CHAR, None
     if (found := read_lines(folder / TOKEN_TYPE)) != [WORD]:

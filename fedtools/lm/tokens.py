@@ -8,28 +8,23 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedtools.files.datadir import read_transcripts
 from fedtools.files.errors import UserError
 from fedtools.files.symbols import (
     BLANK,
     BPE,
-    BPE_MODEL,
     CHAR,
     SOS_EOS,
     SPACE,
-    TOKENS,
     UNKNOWN,
     WORD,
     is_unknown,
+    pieces_of,
     read_tokens,
     words_of,
     write_tokens,
 )
-
-if TYPE_CHECKING:
-    from sentencepiece import SentencePieceProcessor
 
 WORD_START = "▁"  # SentencePiece's mark in front of the first piece of a word
 # SentencePiece leaves out longer lines silently (its default is 4192 bytes).
@@ -72,21 +67,8 @@ class Tokenizer:
             UserError: if tokens.txt is missing, is no ESPnet token list, or does not belong to
                 bpe.model.
         """
-        folder = Path(folder)
         tokens, token_type, model = read_tokens(folder)
-        if model is None:
-            return cls(tokens, words=token_type == WORD)
-        path, remedy = folder / BPE_MODEL, "run fedtools train-tokens again"
-        try:
-            # SentencePiece takes no bytes for no model, and complains later.
-            tokenizer = cls(tokens, model or b"\0")
-        except RuntimeError:
-            raise UserError("not a SentencePiece model", path=path, remedy=remedy) from None
-        for piece in _pieces_of(tokenizer._pieces):
-            if piece not in tokenizer._ids:
-                problem = f"the model's piece {piece!r} is not in {folder / TOKENS}"
-                raise UserError(problem, path=path, remedy=remedy)
-        return tokenizer
+        return cls(tokens, model, words=token_type == WORD)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -174,7 +156,7 @@ def _spelled(path: str | Path) -> Iterable[str]:
 def _train_bpe(
     sentences: list[str], vocab_size: int | None, path: str | Path
 ) -> tuple[list[str], bytes]:
-    from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+    from sentencepiece import SentencePieceTrainer
 
     model = io.BytesIO()
     try:
@@ -192,13 +174,7 @@ def _train_bpe(
         )
     except RuntimeError as error:
         raise _sentencepiece_error(str(error), vocab_size, path) from None
-    return _pieces_of(SentencePieceProcessor(model_proto=model.getvalue())), model.getvalue()
-
-
-def _pieces_of(model: SentencePieceProcessor) -> list[str]:
-    """The pieces of a model but <unk>, <s> and </s>: the token list has three in their stead."""
-    ids = range(model.get_piece_size())
-    return [model.id_to_piece(i) for i in ids if not (model.is_control(i) or model.is_unknown(i))]
+    return pieces_of(model.getvalue(), path), model.getvalue()
 
 
 def _sentencepiece_error(said: str, vocab_size: int | None, path: str | Path) -> UserError:
