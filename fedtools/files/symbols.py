@@ -20,6 +20,7 @@ Without the last two, tokens are characters; one of several characters is a symb
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,6 +35,8 @@ RESERVED = (START, END, BLANK, SPACE, SOS_EOS, "#0")
 TOKENS, BPE_MODEL, TOKEN_TYPE = FILES = ("tokens.txt", "bpe.model", "token_type")
 CHAR, BPE, WORD = "char", "bpe", "word"
 _REMEDY = "make it with fedtools train-tokens"
+# From this share on, a text is likely to be written in another way than a vocabulary is.
+UNKNOWN_SHARE = 0.2
 
 
 def is_unknown(word: str) -> bool:
@@ -56,6 +59,24 @@ def check_sentence(sentence: str, path: str | Path | None = None, line: int | No
         if word.lower() in RESERVED:
             problem = f"the word {word} is reserved"
             raise UserError(problem, path=path, line=line, remedy="remove it from the text")
+
+
+def warn_of_unknown(
+    unknown: int, total: int, path: str | Path, vocabulary: str | Path, units: str = "words"
+) -> None:
+    """Say on stderr where `UNKNOWN_SHARE` of a text's words, or more, are not in a vocabulary.
+
+    Args:
+        unknown, total: how many of how many.
+        path: of the text.
+        vocabulary: whose words they are not.
+    """
+    if total and unknown >= UNKNOWN_SHARE * total:
+        problem = (
+            f"{unknown} of {total} {units} ({unknown / total:.0%}) are unknown to {vocabulary}"
+        )
+        remedy = "write both in the same case and spelling (import-nbest has --normalise)"
+        print(f"warning: {path}: {problem}; {remedy}", file=sys.stderr)
 
 
 def check_tokens(tokens: Sequence[object], path: str | Path, lines: bool = True) -> list[str]:

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import byte_order, read_transcripts
 from fedtools.files.errors import UserError
 from fedtools.files.lines import decode, open_input
-from fedtools.files.symbols import UNKNOWN, check_sentence, words_of
+from fedtools.files.symbols import UNKNOWN, check_sentence, warn_of_unknown, words_of
 from fedtools.lm.tokens import Tokenizer
 
 UNITS = ("word", "token")
@@ -133,8 +134,12 @@ def train_ngram(
     (target.path / "lm.yaml").unlink(missing_ok=True)
     with scratch_dir(target.path) as scratch:
         corpus = scratch / "corpus"
-        vocabulary = _write_corpus(corpus, read_sentences(texts, plain), tokenizer)
-        if not vocabulary:
+        counts = _write_corpus(corpus, read_sentences(texts, plain), tokenizer)
+        unknown = counts.pop(UNKNOWN, 0)
+        if tokenizer:
+            total = unknown + counts.total()
+            warn_of_unknown(unknown, total, [*texts, *plain][0], "the tokens", "tokens")
+        if not counts:
             raise UserError("no words in the text", path=[*texts, *plain][0])
         with atomic_path(target.arpa) as arpa:
             # --skip_symbols: <unk> may be in transcripts, and what no token covers becomes <unk>.
@@ -145,7 +150,7 @@ def train_ngram(
                 print(f"lmplz: {said}", file=sys.stderr)
             with atomic_path(target.binary) as binary:
                 _run_program(build_binary, "-T", f"{scratch}/", "probing", arpa, binary)
-    write_text(target.vocabulary, "".join(f"{word}\n" for word in byte_order(vocabulary)))
+    write_text(target.vocabulary, "".join(f"{word}\n" for word in byte_order(counts)))
     target = replace(target, sum=sha256(target.binary))
     content = {"order": order, "unit": unit, "sha256": target.sum}
     write_yaml(target.path / "lm.yaml", content)
@@ -185,6 +190,7 @@ def perplexity(
             log10_known += 0.0 if is_unknown else score
     if not sentences:
         raise UserError("no words in the text", path=[*texts, *plain][0])
+    warn_of_unknown(unknown, units, [*texts, *plain][0], model.vocabulary, f"{model.unit}s")
     scored = units + sentences
     return Perplexity(
         sentences,
@@ -230,14 +236,14 @@ def find_program(name: str) -> Path:
 
 def _write_corpus(
     path: Path, sentences: Iterable[list[str]], tokenizer: Tokenizer | None
-) -> set[str]:
-    vocabulary: set[str] = set()
+) -> Counter[str]:
+    counts: Counter[str] = Counter()
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for words in sentences:
             units = tokenizer.split(" ".join(words)) if tokenizer else words
-            vocabulary.update(units)
+            counts.update(units)
             file.write(" ".join(units) + "\n")
-    return vocabulary - {UNKNOWN}
+    return counts
 
 
 def _run_program(*command: str | Path) -> str:

@@ -27,7 +27,7 @@ from fedtools.files.config import read_yaml
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, read_nbest
-from fedtools.files.symbols import check_sentence
+from fedtools.files.symbols import check_sentence, warn_of_unknown
 from fedtools.lm.vocabulary import END_ID, UNIGRAM, UNKNOWN_ID, WORDS, Vocabulary, read_unigram
 
 NBEST, NNLM, NGRAM, MADE_FROM = "nbest.tsv", "nnlm.scp", "ngram.scp", "nnlm.yaml"
@@ -103,6 +103,8 @@ def open_rescored(folder: str | Path) -> Rescored:
         raise UserError("empty", path=folder / NBEST, remedy=_REMEDY)
     flat = [hypothesis for hypotheses in nbest.values() for hypothesis in hypotheses]
     ids, lengths = encode_all(vocabulary, flat, folder / NBEST)
+    unknown_words = int((ids == UNKNOWN_ID).sum())
+    warn_of_unknown(unknown_words, len(ids) - len(flat), folder / NBEST, folder / WORDS)
     first_hypothesis = _offsets(map(len, nbest.values()))
     first_word = _offsets(lengths)
     ends = first_word[first_hypothesis]

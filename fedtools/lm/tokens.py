@@ -17,11 +17,13 @@ from fedtools.files.symbols import (
     CHAR,
     SOS_EOS,
     SPACE,
+    TOKENS,
     UNKNOWN,
     WORD,
     is_unknown,
     pieces_of,
     read_tokens,
+    warn_of_unknown,
     words_of,
     write_tokens,
 )
@@ -29,6 +31,8 @@ from fedtools.files.symbols import (
 WORD_START = "▁"  # SentencePiece's mark in front of the first piece of a word
 # SentencePiece leaves out longer lines silently (its default is 4192 bytes).
 _LONGEST_LINE = 1 << 24
+# So many transcripts are spelled, at most, to see whether tokens can.
+_SPELLED = 500
 
 
 class Tokenizer:
@@ -110,6 +114,20 @@ class Tokenizer:
         if self.token_type == BPE:
             text = text.replace(WORD_START, " ")
         return " ".join(text.split())
+
+
+def warn_of_unspelled(tokenizer: Tokenizer, path: Path, folder: str | Path) -> None:
+    """Say on stderr where the tokens cannot spell a good part of transcripts, of some of them.
+
+    Args:
+        path: a Kaldi `text`; where there is none, nothing is said.
+        folder: of the tokens.
+    """
+    texts = list(read_transcripts(path).values()) if path.exists() else []
+    some = texts[:: len(texts) // _SPELLED + 1]
+    spelled = [token for words in some for token in tokenizer.encode(words)]
+    unknown = spelled.count(tokenizer.unknown)
+    warn_of_unknown(unknown, len(spelled), path, Path(folder) / TOKENS, "tokens")
 
 
 def train_tokens(
