@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedtools.federation import identity
 from fedtools.files import symbols
-from fedtools.files.clips import Clips
+from fedtools.files.clips import LENGTH, Clips
 from fedtools.files.config import read_yaml, unknown
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import Missing, UserError
@@ -91,7 +91,8 @@ def _tokens(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | P
 
 def _classes(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
     check_assets(assets, (), where)
-    return [data["train"] / "classes.txt"]
+    length = data["train"] / LENGTH
+    return [data["train"] / "classes.txt", *([length] if length.exists() else [])]
 
 
 def _nothing(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:

@@ -31,7 +31,7 @@ Dropped = dict[str, list[str]]
 class Clip:
     """One clip, and the utterance that is made of it.
 
-    `name` is the utterance's id, <speaker>-<word>-<number>; `start` is where a clip of one second
+    `name` is the utterance's id, <speaker>-<word>-<number>; `start` is where a clip of silence
     begins within its recording, in seconds, or None where the clip is a recording of its own.
     """
 
