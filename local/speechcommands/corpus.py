@@ -124,7 +124,8 @@ def read_clips(folder: Path, words: Iterable[str], dropped: Dropped) -> dict[str
 def read_list(path: Path) -> dict[str, int]:
     """Read validation_list.txt or testing_list.txt: <word>/<name>.wav -> its line, from 1."""
     listed: dict[str, int] = {}
-    for line, name in enumerate(read_bytes(path, TABLE).decode("utf-8", "replace").splitlines(), 1):
+    text = read_bytes(path, TABLE).decode("utf-8-sig", "replace")
+    for line, name in enumerate(text.splitlines(), 1):
         word, _, clip = name.partition("/")
         if not (word and word.isprintable() and "\ufffd" not in word and CLIP_NAME.fullmatch(clip)):
             remedy = "lines are <word>/<speaker>_nohash_<number>.wav: unpack the archive again"
