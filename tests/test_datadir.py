@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import soundfile
 from conftest import ROOT, run
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from fedtools.audio.features import FeatureConfig, extract_features
 from fedtools.audio.wave import recording_seconds
 from fedtools.files.ark import write_ark
 from fedtools.files.atomic import atomic_path, atomic_write, sha256, write_text
@@ -435,7 +436,39 @@ def test_speakers_out_of_step_with_utterances(data, tmp_path):
 def test_clients_that_are_no_ids(data):
     spoil(data, "utt2client", 5, "c-1 ../y")
     (data / "client2utt").write_text("../y c-1\nx a-1 a-2 b-1 b-2\n")
-    assert "client2utt:1: client '../y' is not usable" in fault(data)
+    assert "utt2client:5: client '../y' is not usable" in fault(data)
+
+
+IDS = st.text(st.sampled_from("abAZ09_-.+:/=@é~%\u200b\xa0日 \t\r"), min_size=1, max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(speaker=IDS, utterance=IDS, client=IDS)
+@example("s", "1", "a:b")
+@example("s/1", "u", "c")
+@example("José", "u", "c")
+def test_the_validator_refuses_the_ids_that_commands_refuse(
+    tmp_path_factory, speaker, utterance, client
+):
+    folder = tmp_path_factory.getbasetemp() / "ids"
+    folder.mkdir(exist_ok=True)
+    soundfile.write(folder / "a.wav", np.full(800, 0.1), 16_000)
+    name = f"{speaker}-{utterance}"
+    tables = {"wav.scp": f"{folder / 'a.wav'}", "text": "a", "utt2spk": speaker}
+    for file, value in (tables | {"utt2client": client}).items():
+        (folder / file).write_text(f"{name} {value}\n")
+    (folder / "spk2utt").write_text(f"{speaker} {name}\n")
+    (folder / "client2utt").write_text(f"{client} {name}\n")
+
+    def refused(work) -> bool:
+        try:
+            work()
+        except UserError:
+            return True
+        return False
+
+    commands = refused(lambda: extract_features(folder, folder / "ark", FeatureConfig()))
+    assert refused(lambda: validate_data_dir(folder, feats=False)) == commands
 
 
 def test_joiners_of_other_scripts_are_text(data):

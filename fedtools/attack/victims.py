@@ -20,7 +20,6 @@ from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.federation.base import Federation
 from fedtools.federation.kws import KwsFederation, tensors_of
 from fedtools.federation.model import ModelFederation
-from fedtools.files.clips import Clips
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
 from fedtools.files.messages import Message, Refusal, read_messages
@@ -198,7 +197,7 @@ def make_probe(
         return Probe(models, lambda model: model.state_dict(), encode, utterances)
     if not isinstance(federation, KwsFederation):
         raise UserError("no attack knows these models", path=federation.where)
-    clips = Clips.read(indicator)
+    clips = federation.read_clips(indicator)
     _check_people(indicator, set(clips.clients), federation.experiment.clients)
     mfcc = ClipFeatures(clips, federation.device).plain(slice(0, len(clips.labels)))
 

@@ -32,7 +32,7 @@ from fedtools.files.messages import COUNTED, Payload, Report
 from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.private import PERSONAL_STATE, Private
 from fedtools.files.sent_features import Features, open_sent
-from fedtools.lm.tokens import Tokenizer
+from fedtools.lm.tokens import Tokenizer, warn_of_unspelled
 from fedtools.methods.base import PERSONAL, Extracted, Phase
 from fedtools.models.asr import (
     INPUT_SIZE,
@@ -119,16 +119,19 @@ class AsrFederation(ModelFederation):
     def begin(beginning: Beginning) -> tuple[State, State]:
         config, where = beginning.config, beginning.where
         training = from_mapping(UtteranceTraining, config["training"], f"{where}: training")
-        units = Tokenizer.load(beginning.assets["tokens"]).tokens
+        tokenizer = Tokenizer.load(beginning.assets["tokens"])
+        units = tokenizer.tokens
         lattice = read_lattice(beginning.assets.get("denominator"), len(units))
         model = build_model(config["model"], units, f"{where}: model", lattice)
         if lattice and training.labels != "transcripts":
             problem = f"labels: {training.labels} are of models of criterion ctc"
             raise UserError(problem, path=f"{where}: training")
         read_data(beginning.data["train"], config["model"])
-        for split, path in beginning.data.items():
+        for split, folder in beginning.data.items():
             if split != "train":
-                check_words(path)
+                check_words(folder)
+            if split != "train" or training.labels == "transcripts":
+                warn_of_unspelled(tokenizer, folder / "text", beginning.assets["tokens"])
         check_optimizer(training, f"{where}: training")
         states = begin_with(beginning, model, model.state_dict())
         phases = map(beginning.method.phase, range(1, config["rounds"] + 1))

@@ -19,10 +19,10 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload, Report
 from fedtools.lm.marginals import smoothed
-from fedtools.lm.reweighting import Adaptation, Lists, Weights
+from fedtools.lm.rescored import NBEST
+from fedtools.lm.reweighting import Adaptation, Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import NO_TIMES, Stream, open_stream, spoken, times_in
 from fedtools.lm.talk import Talk
-from fedtools.lm.vocabulary import Vocabulary
 from fedtools.methods.base import COUNTS, Phase
 from fedtools.methods.fmp import FMP
 from fedtools.privacy.ledger import Amount, ledger_rows
@@ -49,8 +49,9 @@ class RescoreFederation(Federation):
             print(f"warning: {PAPER_WARNING}", file=sys.stderr)
         if method.clock and not times_in(beginning.data["train"]):
             raise UserError(NO_TIMES, path=beginning.data["train"], remedy="take groups: even")
-        size = len(Vocabulary.read(beginning.data["train"]))
-        state = {"counts": np.zeros(size)}
+        rescored = open_stream(beginning.data["train"]).rescored
+        warn_of_no_lm(rescored, part_of(method, Weights), beginning.data["train"] / NBEST)
+        state = {"counts": np.zeros(len(rescored.vocabulary))}
         return state, state
 
     def payload(self, phase: Phase) -> Payload:

@@ -20,8 +20,8 @@ from fedtools.federation.rescore import part_of, plan_of
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError
 from fedtools.files.tables import write_tsv
-from fedtools.lm.rescored import Rescored
-from fedtools.lm.reweighting import Adaptation, Lists, Weights
+from fedtools.lm.rescored import NBEST, Rescored
+from fedtools.lm.reweighting import Adaptation, Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.talk import simulate
 from fedtools.methods.fmp import FMP
@@ -208,6 +208,15 @@ class Sweep:
         }
 
 
+def _warn_of_no_lm(
+    tried: Sweep, settings: Sequence[tuple[dict[str, Any], Setting]], folder: str | Path
+) -> None:
+    """Say, once, where settings share out the weight of a language model that is not there."""
+    shared = (part_of(one.method, Weights) for _, one in settings)
+    if one := next((weights for weights in shared if 0 < weights.nnlm < 1), None):
+        warn_of_no_lm(tried.stream.rescored, one, Path(folder) / NBEST)
+
+
 def sweep(
     folder: str | Path,
     out: str | Path,
@@ -230,6 +239,7 @@ def sweep(
     """
     settings = settings_of(fixed, varied)
     tried = Sweep(folder, seed)
+    _warn_of_no_lm(tried, settings, folder)
     against = tried.by_client(tried.errors.of(tried.best(setting_of({**fixed, **UNADAPTED}))))
     rows = [{**options, **tried.row(one, against, seed)} for options, one in settings]
     write_tsv(out, [*varied, *FIGURES], rows)
@@ -246,6 +256,7 @@ def tune(
     """
     settings = settings_of(fixed, varied)
     tried = Sweep(folder)
+    _warn_of_no_lm(tried, settings, folder)
     grid = [(options, tried.errors.of(tried.best(one)).sum()) for options, one in settings]
     best, errors = min(grid, key=lambda one: one[1])
     return best, 100 * errors / tried.errors.words.sum()

@@ -18,6 +18,7 @@ from pathlib import Path
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines
+from fedtools.files.symbols import check_sentence
 
 # A speaker, utterance or client id becomes a file name and a column: keep it to what both allow.
 ID_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
@@ -32,6 +33,17 @@ def check_id(name: str, what: str, path: str | Path | None = None, line: int | N
         remedy = "use letters, digits, '_', '-', '.' and '+', not beginning with '.', '-' or '+'"
         raise UserError(problem, path=path, line=line, remedy=remedy)
     return name
+
+
+def check_ids(table: Mapping[str, str], path: Path) -> None:
+    """Raise a `UserError`, naming the line, if a table of utterances' owners has a bad id.
+
+    These tables say what utterances, speakers and clients there are: no other is looked at.
+    """
+    if owner := {"utt2spk": "speaker", "utt2client": "client"}.get(path.name):
+        for line, (key, value) in enumerate(table.items(), 1):
+            check_id(key, "utterance", path, line)
+            check_id(value, owner, path, line)
 
 
 def byte_order(keys: Iterable[str]) -> list[str]:
@@ -54,7 +66,7 @@ def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
     """
     table: dict[str, str] = {}
     previous = b""
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(read_lines(path, may_be_marked=False), 1):
         key, _, value = line.partition("\t" if "\t" in line.partition(" ")[0] else " ")
         encoded = key.encode("utf-8")
         problem, remedy = "", None
@@ -74,6 +86,18 @@ def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
             raise UserError(problem, path=path, line=number, remedy=remedy)
         previous = encoded
         table[key] = value
+    return table
+
+
+def read_transcripts(path: str | Path) -> dict[str, str]:
+    """Read a Kaldi `text`, utterance -> words; no words are "".
+
+    Raises:
+        UserError: as of `read_table`, and for a word that programs keep for themselves.
+    """
+    table = read_table(path, values="optional")
+    for line, sentence in enumerate(table.values(), 1):
+        check_sentence(sentence, path, line)
     return table
 
 
@@ -157,7 +181,8 @@ class DataDir:
 
         Raises:
             UserError: if a named table is missing, a table is empty or breaks a rule of
-                `read_table`, or the id of an utterance, speaker or client is not usable.
+                `read_table` (text: of `read_transcripts`), or the id of an utterance, speaker or
+                client is not usable.
         """
         path = Path(path)
         if not path.is_dir():
@@ -165,15 +190,11 @@ class DataDir:
         data = cls(path)
         for attribute, name in _FILES.items():
             if name in tables or attribute in tables or (not tables and (path / name).exists()):
-                optional = "optional" if name == "text" else "required"
-                table = read_table(path / name, values=optional)
+                table = (read_transcripts if name == "text" else read_table)(path / name)
                 if not table:
                     remedy = "remove it or make it again"
                     raise UserError("empty", path=path / name, remedy=remedy)
-                if owner := {"utt2spk": "speaker", "utt2client": "client"}.get(name):
-                    for line, (key, value) in enumerate(table.items(), 1):
-                        check_id(key, "utterance", path / name, line)
-                        check_id(value, owner, path / name, line)
+                check_ids(table, path / name)
                 setattr(data, attribute, table)
         if not tables:
             data.others = {name: read_table(path / name) for name in other_tables(path)}

@@ -3,7 +3,7 @@
 EXP/config.yaml                     frozen at the start, as all named here up to sha256sums
 EXP/data.yaml                       what tells the data from others of the same name
 EXP/clients.txt                     every client, one per line, in C order
-EXP/tokens.txt [bpe.model]          the model's output units
+EXP/tokens.txt [bpe.model|token_type]  the model's output units
 EXP/init.safetensors                the model everybody begins with
 EXP/sha256sums                      of all these, and of round_0001/global.safetensors
 EXP/software.yaml                   commit and versions at the start

@@ -33,11 +33,12 @@ from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator, seed64
 from fedtools.files.locks import lock
 from fedtools.files.states import load_state, save_state
+from fedtools.files.symbols import warn_of_unknown
 from fedtools.files.tables import write_tsv
 from fedtools.lm.ngram import read_sentences
 from fedtools.lm.nnlm import CONFIG, MODEL, network_options
 from fedtools.lm.progress import WordProgress
-from fedtools.lm.vocabulary import Vocabulary, make_vocabulary, write_unigram
+from fedtools.lm.vocabulary import UNKNOWN_ID, WORDS, Vocabulary, make_vocabulary, write_unigram
 from fedtools.models.nnlm import build_nnlm, losses, pad
 
 STATE, PERPLEXITY = "state.safetensors", "perplexity.tsv"
@@ -125,6 +126,9 @@ def train_nnlm(
         vocabulary, *counts = make_vocabulary(sentences, training.vocab_size, training.min_count)
         vocabulary.write(out)
         write_unigram(out, vocabulary, *counts)
+        spoken = [word for sentence in held_out for word in sentence]
+        unknown = sum(vocabulary.ids.get(word, UNKNOWN_ID) == UNKNOWN_ID for word in spoken)
+        warn_of_unknown(unknown, len(spoken), texts.valid[0], out / WORDS)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed64(seed, "nnlm"))
             model = build_nnlm(options, len(vocabulary))

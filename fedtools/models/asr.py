@@ -101,6 +101,10 @@ def build_model(
     if type(input_size) is not int or not 0 < input_size <= 1 << 16:
         problem = f"option 'input_size' is {input_size!r}, no number of filters"
         raise option_error(problem, where, "input_size", input_size)
+    conf = config.get("model_conf")
+    if isinstance(conf, Mapping) and (weight := conf.get("interctc_weight")):
+        problem = "interctc_weight: no loss of intermediate layers is trained"
+        raise option_error(problem, where, "interctc_weight", weight)
     with _quiet():
         encoder = _make(config, "encoder", where, input_size=input_size)
         if not isinstance(encoder, TdnnEncoder):
@@ -160,6 +164,9 @@ def outputs(
     # SpecAugment and global_mvn work in place: without the copy a second pass over the same batch
     # would see another input.
     encoded, lengths, *_ = model.encode(batch["speech"].clone(), batch["speech_lengths"])
+    if isinstance(encoded, tuple):
+        # With intermediate CTC; its layers' outputs come after the encoder's.
+        encoded = encoded[0]
     if model.lattice:
         return model.ctc.ctc_lo(encoded), lengths
     return model.ctc.log_softmax(encoded).float(), lengths

@@ -31,7 +31,7 @@ Dropped = dict[str, list[str]]
 class Clip:
     """One clip, and the utterance that is made of it.
 
-    `name` is the utterance's id, <speaker>-<word>-<number>; `start` is where a clip of one second
+    `name` is the utterance's id, <speaker>-<word>-<number>; `start` is where a clip of silence
     begins within its recording, in seconds, or None where the clip is a recording of its own.
     """
 
@@ -124,7 +124,8 @@ def read_clips(folder: Path, words: Iterable[str], dropped: Dropped) -> dict[str
 def read_list(path: Path) -> dict[str, int]:
     """Read validation_list.txt or testing_list.txt: <word>/<name>.wav -> its line, from 1."""
     listed: dict[str, int] = {}
-    for line, name in enumerate(read_bytes(path, TABLE).decode("utf-8", "replace").splitlines(), 1):
+    text = read_bytes(path, TABLE).decode("utf-8-sig", "replace")
+    for line, name in enumerate(text.splitlines(), 1):
         word, _, clip = name.partition("/")
         if not (word and word.isprintable() and "\ufffd" not in word and CLIP_NAME.fullmatch(clip)):
             remedy = "lines are <word>/<speaker>_nohash_<number>.wav: unpack the archive again"
