@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
+import time
 
 import keyword_world
 import numpy as np
@@ -51,7 +53,7 @@ def send(folder, states: dict, spec: dict, jobs: list[list[str]]):
             for client in clients:
                 tensors = {name: value[None] for name, value in states[client].items()}
                 writer.send([Report(client, 1, 1)], tensors)
-    messages, refusals = read_messages(folder, len(jobs), list(states), Payload(spec), BASE)
+    messages, refusals = read_messages(folder, jobs, list(states), Payload(spec), BASE)
     assert not refusals
     return messages
 
@@ -207,12 +209,26 @@ def test_files_that_change_after_they_were_checked(tmp_path):
     messages = send(tmp_path, states, SHAPES, [list(states)[:2], list(states)[2:]])
     with open(tmp_path / "update.2.safetensors", "r+b") as file:
         file.truncate(messages[2].offset("scalar"))
-    refusals = combine(messages, [1] * 4, tmp_path / "mean", SHAPES)
-    assert [refusal.client for refusal in refusals] == ["c002", "c003"]
-    (tmp_path / "update.2.safetensors").unlink()
-    assert combine(messages, [1] * 4, tmp_path / "mean", SHAPES) == [
-        Refusal(client, "update.2.safetensors is cut off or gone") for client in ("c002", "c003")
+    path = tmp_path / "update.2.safetensors"
+    expected = [
+        Refusal(client, "update.2.safetensors is gone, or has changed")
+        for client in ("c002", "c003")
     ]
+    assert combine(messages, [1] * 4, tmp_path / "mean", SHAPES) == expected
+    # Another file of the very same bytes, a link to one, and what would be waited for.
+    path.unlink()
+    assert combine(messages, [1] * 4, tmp_path / "mean", SHAPES) == expected
+    messages = send(tmp_path, states, SHAPES, [list(states)[:2], list(states)[2:]])
+    path.rename(tmp_path / "elsewhere")
+    for put in (
+        lambda: path.write_bytes((tmp_path / "elsewhere").read_bytes()),
+        lambda: path.symlink_to(tmp_path / "elsewhere"),
+        lambda: path.hardlink_to(tmp_path / "elsewhere"),
+        lambda: os.mkfifo(path),
+    ):
+        put()
+        assert combine(messages, [1] * 4, tmp_path / "mean", SHAPES) == expected
+        path.unlink()
 
 
 def test_nobody_left(tmp_path):
@@ -444,7 +460,7 @@ def test_one_nan_of_a_stack_costs_its_own_update_alone(tmp_path):
         reports = [Report(c, 1, 1, 1e308 if c == "c011" else 1.0) for c in clients]
         rows = {name: np.stack([states[c][name] for c in clients]) for name in MODEL}
         writer.send(reports, rows)
-    messages, refusals = read_messages(tmp_path, 1, clients, payload, BASE)
+    messages, refusals = read_messages(tmp_path, [clients], clients, payload, BASE)
     bound = Bound(tmp_path / "base", 100)
     refusals += combine(messages, [1] * 19, tmp_path / "mean", MODEL, bound=bound)
     assert [refusal.client for refusal in refusals] == ["c011", "c005"]
@@ -506,22 +522,68 @@ def assert_mean(folder, weights: dict[str, float], states) -> None:
         np.testing.assert_allclose(value, oracle, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("ratio", [100, 0])
-def test_a_client_that_says_a_billion_utterances(world, tmp_path, ratio):
-    """Its weight is 100 times the median; without a bound it owns the model."""
-    folder = open_round(world, tmp_path / "exp", f"method_conf.max_weight_ratio={ratio}")
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("utterances", 10**9, "1000000000 utterances cannot be, it has 6 at most"),
+        ("utterances", 7, "7 utterances cannot be, it has 6 at most"),
+        ("steps", 10**12, "1000000000000 steps of 6 utterances cannot be, 4 are most"),
+        ("steps", 5, "5 steps of 6 utterances cannot be, 4 are most"),
+        ("seconds", 1e9, "1e+09 seconds cannot be, the round has taken"),
+        ("loss", 1e29, "a loss of 1e+29 cannot be"),
+    ],
+)
+def test_what_no_client_can_have_done(world, tmp_path, column, value, said):
+    """Who says so is refused; the round, and its ledger, are as if it had sent nothing."""
+    folder = open_round(world, tmp_path / "exp")
     sizes = {client: size for client, (size, _) in sent(folder).items()}
     assert sorted(sizes.values()) == sorted(keyword_world.SIZES)
     (liar,) = (client for client, size in sizes.items() if size == 6)
-    for table in folder.glob("update.*.tsv"):
-        table.write_text(table.read_text().replace(f"{liar}\t6\t", f"{liar}\t1000000000\t"))
+    set_row(folder, liar, column, value)
     states = sent(folder)
-    said = inside("aggregate", tmp_path / "exp").ok().err
-    # In order: 1, 3, 9, 17, 21, 40, a billion.
-    weights = sizes | {liar: 1700 if ratio else 1e9}
+    told = inside("aggregate", tmp_path / "exp").ok().err
+    assert_mean(folder, {client: size for client, size in sizes.items() if client != liar}, states)
+    rows = {row["client"]: row for row in ledger(tmp_path / "exp")}
+    assert said in rows[liar]["status"] and rows[liar]["status"] in told
+    assert {row["status"] for client, row in rows.items() if client != liar} == {"ok"}
+    assert float(rows[liar]["client_epochs"]) == float(rows[liar]["seconds"]) == 0
+
+
+def set_row(folder, client, column, value) -> None:
+    """Change a field of a client's row."""
+    for table in folder.glob("update.*.tsv"):
+        header, *rows = (line.split("\t") for line in table.read_text().splitlines())
+        for row in rows:
+            if row[0] == client:
+                row[header.index(column)] = str(value)
+        table.write_text("".join("\t".join(row) + "\n" for row in [header, *rows]))
+
+
+def test_seconds_are_at_most_those_since_sampling(world, tmp_path):
+    """By the server's own clock, whatever a client says that is not beyond a day."""
+    begun = time.time()
+    folder = open_round(world, tmp_path / "exp")
+    liar = min(sent(folder))
+    set_row(folder, liar, "seconds", 80_000)
+    inside("aggregate", tmp_path / "exp").ok()
+    (row,) = (row for row in ledger(tmp_path / "exp") if row["client"] == liar)
+    assert row["status"] == "ok" and 0 < float(row["seconds"]) <= time.time() - begun
+
+
+@pytest.mark.parametrize("ratio", [2, 0])
+def test_weights_over_a_multiple_of_the_median_are_lowered(world, tmp_path, ratio):
+    """Of 1, 3, 6, 9, 17, 21 and 40 utterances the last two count as 18; the ledger says so."""
+    folder = open_round(world, tmp_path / "exp", f"method_conf.max_weight_ratio={ratio}")
+    states = sent(folder)
+    sizes = {client: size for client, (size, _) in states.items()}
+    told = inside("aggregate", tmp_path / "exp").ok().err
+    weights = {client: min(size, 18) if ratio else size for client, size in sizes.items()}
     assert_mean(folder, weights, states)
-    assert (f"{liar}: its weight 1e+09 counts as 1700" in said) == bool(ratio)
-    assert {row["status"] for row in ledger(tmp_path / "exp")} == {"ok"}
+    status = {row["client"]: row["status"] for row in ledger(tmp_path / "exp")}
+    for client, size in sizes.items():
+        lowered = bool(ratio) and size > 18
+        assert (f"{client}: its weight {size} counts as 18" in told) == lowered
+        assert status[client] == ("weight lowered" if lowered else "ok")
 
 
 def test_clients_without_utterances_do_not_bound_the_others(world, tmp_path):
@@ -571,7 +633,7 @@ from fedtools.files.messages import Payload, read_messages
 from fedtools.server.aggregate import Bound, combine
 from pathlib import Path
 folder, spec = sys.argv[1], {spec}
-messages, _ = read_messages(Path(folder), 1, {clients}, Payload(spec), "{BASE}")
+messages, _ = read_messages(Path(folder), [{clients}], {clients}, Payload(spec), "{BASE}")
 bound = Bound(Path(folder) / "base", 100)
 before = peak()
 assert combine(messages, [1] * 8, folder + "/mean", spec, bound=bound) == []

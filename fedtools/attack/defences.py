@@ -35,7 +35,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.states import load_state
 from fedtools.methods.base import STATISTICS
-from fedtools.server.server import weights_of
+from fedtools.server.shares import weights_of
 
 UTILITY = ("defence", "rate", "value")
 # The row of `UTILITY` that tells what updates are worth.

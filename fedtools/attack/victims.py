@@ -20,10 +20,11 @@ from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.federation.base import Federation
 from fedtools.federation.kws import KwsFederation, tensors_of
 from fedtools.federation.model import ModelFederation
+from fedtools.federation.steps import jobs_of
 from fedtools.files.clips import Clips
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
-from fedtools.files.messages import Message, Refusal, read_messages
+from fedtools.files.messages import Message, Refusal, read_messages, sums_of
 from fedtools.files.perturb import speakers_of
 from fedtools.files.states import read_at
 from fedtools.methods.base import SHARED
@@ -108,19 +109,28 @@ def _sent(federation: ModelFederation, number: int) -> Iterator[Message | Refusa
         raise UserError(problem, path=folder, remedy=remedy)
     messages, refusals = read_messages(
         folder,
-        experiment.jobs(number),
+        jobs_of(federation, number),
         experiment.sampled(number),
         federation.payload(phase),
         experiment.base(number),
     )
-    yield from messages
+    # Rounds closed by earlier versions have no sums of messages.
+    sums = experiment.sums(number)
+    known = any(name.startswith("update.") for name in sums)
+    found = sums_of(messages) if known else {}
+    for message in messages:
+        names = [path.name for path in message.seals] if known else []
+        if all(name in found and sums.get(name) == found[name] for name in names):
+            yield message
+        else:
+            yield Refusal(message.client, "not as it was when its round was closed")
     yield from refusals
 
 
 def read_state(message: Message) -> dict[str, np.ndarray]:
     """The tensors that one client sent."""
     state = {}
-    with open(message.path, "rb") as file:
+    with message.open() as file:
         for name, (shape, kind) in message.layout.spec.items():
             state[name] = np.empty(shape[1:], kind)
             if not read_at(file.fileno(), state[name], message.offset(name)):

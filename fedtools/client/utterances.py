@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.perturb import speakers_of
+from fedtools.files.received import Seal
 from fedtools.lm.tokens import Tokenizer
 
 
@@ -47,6 +48,7 @@ class Utterances:
         shortest: the fewest frames that the model accepts; shorter ones are padded with zeros.
         labelled: whether every utterance needs a transcript.
         keep: whether the features stay in memory after they were read once.
+        seals: of arks that clients wrote, see `FeatureReader`.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Utterances:
         shortest: int = 1,
         labelled: bool = True,
         keep: bool = False,
+        seals: Mapping[str, Seal] | None = None,
     ):
         for table, file in ((data.feats_scp, "feats.scp"), (data.text, "text")):
             lacking = [name for name in names if name not in table]
@@ -71,7 +74,7 @@ class Utterances:
         owners = [data.utt2client.get(name, "") for name in self.names]
         self._client, self.clients = _numbered(owners), sorted(set(owners))
         self.speakers = max(self._speaker) + 1
-        self._reader = FeatureReader({name: data.feats_scp[name] for name in names})
+        self._reader = FeatureReader({name: data.feats_scp[name] for name in names}, seals)
         self._frames = np.array([max(self._reader.num_frames(name), shortest) for name in names])
         self._bins = self._reader.shape(self.names[0])[1]
         self._shortest = shortest

@@ -169,6 +169,13 @@ class KwsFederation(ModelFederation):
             copies=lambda: self._network(len(names), "copy"),
         )
 
+    def most_utterances(self, client: str) -> int:
+        """The clips that the method was told of, before the federation began."""
+        return int(self._facts_of([client])["size"][0])
+
+    def most_steps(self, client: str, utterances: int, phase: Phase) -> int:
+        return int(self._facts_of([client])["steps"][0]) if phase.trains else 0
+
     def epochs(self, client: str, steps: int) -> float:
         rows = self.features("train").clips.rows(client)
         size = rows.stop - rows.start

@@ -26,6 +26,7 @@ from fedtools.lm.talk import Talk
 from fedtools.lm.vocabulary import Vocabulary
 from fedtools.methods.base import COUNTS, Phase
 from fedtools.methods.fmp import FMP
+from fedtools.privacy.incoming import bounds_on_counts
 from fedtools.privacy.ledger import Amount, ledger_rows
 from fedtools.privacy.marginals import PAPER_WARNING
 from fedtools.privacy.options import CLIENT, LAPLACE, NONE, PAPER
@@ -56,7 +57,10 @@ class RescoreFederation(Federation):
 
     def payload(self, phase: Phase) -> Payload:
         assert phase.sends == COUNTS
-        return Payload({"counts": ((len(self.lists.background),), "float64")})
+        size, clients = len(self.lists.background), len(self.experiment.clients)
+        plan = self.releases.plan if self.releases else None
+        bounds = bounds_on_counts(plan, self.method.max_words, size, clients)
+        return Payload({"counts": ((size,), "float64")}, values={"counts": bounds})
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
         return [[client] for client in clients]

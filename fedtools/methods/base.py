@@ -53,6 +53,7 @@ class Phase:
         server_trains: `Server.place` is needed: the server with the experiment's data, or ...
         on_features: ... with the features that clients sent in this earlier round, if it is not 0.
         jointly: the server trains a personal part for each client too, on that client's data.
+        trains: whether clients take gradient steps.
         keep: what clients send stays, whatever `keep_updates` says: a later round needs it.
         may_lack: a client whose data are gone, or the personal parameters that it trained, is left
             out and the rest goes on (speech recognition, of phases that send no tensors); otherwise
@@ -67,6 +68,7 @@ class Phase:
     on_features: int = 0
     jointly: bool = False
     keep: bool = False
+    trains: bool = True
     may_lack: bool = False
 
 
@@ -185,6 +187,13 @@ class Method:
     def rounds(self) -> int | None:
         """How many rounds it has, where its own options say that."""
         return None
+
+    def most_steps(self, utterances: int) -> int:
+        """The most gradient steps that so many utterances make in a round, one of each utterance.
+
+        The server refuses who says that it took more. Keyword clients take those of `prepare`.
+        """
+        return self.local_epochs * utterances
 
     def private_training(self, steps: int) -> int:
         """Gradient steps in a round of what stays at a client, beside its `steps` on the model."""

@@ -11,12 +11,12 @@ import math
 import operator
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from fedtools.files.atomic import atomic_path
 from fedtools.files.errors import UserError
 from fedtools.files.messages import Message, Refusal
 from fedtools.files.states import Layout, Spec, make_header, read_at, read_layout, write_at
+from fedtools.files.values import Values
 
 # Elements summed at a time: few enough for the processor's cache to hold the sum, enough for
 # threads to seldom wait for each other's turn in the interpreter.
@@ -56,6 +57,7 @@ def combine(
     out_path: str | Path,
     spec: Spec,
     *,
+    values: Mapping[str, Values] | None = None,
     bound: Bound | None = None,
     normalise: bool = True,
     min_clients: int = 1,
@@ -65,14 +67,15 @@ def combine(
     Each element is summed in float64, client after client in the order of `messages`, so that the
     result is the same bit for bit however the clients were split into jobs. Files are read once,
     in pieces, straight into the sum; memory does not grow with the number of clients or the size
-    of the model. Clients whose tensors are not finite, or lie outside of the bound, are refused,
-    and the sum starts again without them.
+    of the model. Clients whose tensors are not finite, or lie outside of a bound, are refused, and
+    the sum starts again without them.
 
     Args:
         messages: as `read_messages` returns them.
         weights: one for each message, finite, not negative, not all zero; any scale.
         out_path: the safetensors file to be written, with the tensors of `spec`.
         spec: the tensors, as one client has them.
+        values: bounds on the elements of tensors by name.
         bound: on the norms of updates.
         normalise: False writes sum_k w_k x_k, which is for counts.
         min_clients: with fewer clients left nothing is written.
@@ -91,7 +94,7 @@ def combine(
     refusals: list[Refusal] = []
     # Without who is refused the median is another one, and may refuse more.
     while len(kept) >= max(1, min_clients):
-        found = _sum(*zip(*kept, strict=True), out_path, spec, bound, normalise)
+        found = _sum(*zip(*kept, strict=True), out_path, spec, values or {}, bound, normalise)
         if not found:
             break
         refusals += [Refusal(client, why) for client, why in found.items()]
@@ -135,6 +138,7 @@ def _sum(
     weights: Sequence[float],
     out_path: str | Path,
     spec: Spec,
+    values: Mapping[str, Values],
     bound: Bound | None,
     normalise: bool,
 ) -> dict[str, str]:
@@ -152,12 +156,13 @@ def _sum(
             file.write(header)
             file.flush()
             base = read_layout(bound.base) if bounded else None
-            work = _Work(messages, scaled, total, layout, base, bound.base if bounded else None)
+            path = bound.base if bounded else None
+            work = _Work(messages, scaled, total, layout, values, base, path)
             squares = work.run(file.fileno())
             if bounded and (far := _outside(messages, np.sqrt(squares), bound.ratio)):
                 raise _Refused(far)
     except _Refused as refused:
-        bad = refused.reasons or _unusable(messages, spec)
+        bad = refused.reasons or _unusable(messages, spec, values)
         if not bad:
             raise UserError(
                 "an update changed while it was read", remedy="run the command again"
@@ -184,6 +189,19 @@ def _outside(messages: Sequence[Message], norms: np.ndarray, ratio: float) -> di
     }
 
 
+def _check_totals(
+    messages: Sequence[Message], name: str, totals: np.ndarray, bounds: Values
+) -> None:
+    """Refuse the clients whose tensor has too large a sum of magnitudes; `totals` (messages,)."""
+    over = {
+        message.client: f"{problem} in tensor {name!r}"
+        for message, total in zip(messages, np.broadcast_to(totals, len(messages)), strict=True)
+        if (problem := bounds.total_problem(total))
+    }
+    if over:
+        raise _Refused(over)
+
+
 class _Work(NamedTuple):
     """A sum to be written: what all threads share."""
 
@@ -191,6 +209,7 @@ class _Work(NamedTuple):
     weights: np.ndarray
     total: float
     layout: Layout
+    values: Mapping[str, Values]
     base: Layout | None
     base_path: Path | None
 
@@ -200,26 +219,42 @@ class _Work(NamedTuple):
         threads = min(4, len(os.sched_getaffinity(0)))
         with ThreadPoolExecutor(threads) as pool:
             work = [pool.submit(self._fill, out, first, threads) for first in range(threads)]
-            found = [squares for done in work for squares in done.result()]
+            found = sorted((one for done in work for one in done.result()), key=lambda one: one[0])
         squares = np.zeros(len(self.messages))
-        for _, of_piece in sorted(found, key=lambda item: item[0]):
+        for _, _, of_piece, _ in found:
             squares += of_piece
+        for name, bounds in self.values.items():
+            totals = sum(magnitudes for _, tensor, _, magnitudes in found if tensor == name)
+            _check_totals(self.messages, name, totals, bounds)
         return squares
 
-    def _fill(self, out: int, first: int, step: int) -> list[tuple[int, np.ndarray]]:
-        """Sum and write the pieces number `first`, `first + step`, ...; their squared norms."""
+    def _fill(
+        self, out: int, first: int, step: int
+    ) -> list[tuple[int, str, np.ndarray, np.ndarray | float]]:
+        """Sum and write the pieces number `first`, `first + step`, ...
+
+        Returns:
+            of each piece its number, its tensor, and of each message the squared norm of the update
+            and, of tensors that have bounds, the sum of magnitudes.
+        """
         runs, found = _runs(self.messages), []
         # Reused for every block: fresh memory would cost as much as the sum.
         buffer, scratch = np.empty(_CHUNK), np.empty(2 * _CHUNK)
         numbered = enumerate(_pieces(self.layout.spec))
         for number, piece in islice(numbered, first, None, step):
             sums, squares = np.zeros(piece.size), np.zeros(len(self.messages))
-            base = self._base(piece)
+            base, bounds, magnitudes = self._base(piece), self.values.get(piece.name), 0.0
+            if bounds is not None:
+                magnitudes = np.zeros(len(self.messages))
             with _Files() as files, np.errstate(all="ignore"):
                 for start, stop in _blocks(runs, piece):
                     block = _as_rows(buffer.view(piece.kind), stop - start, piece.size)
                     if not files.read(self.messages[start], piece, block):
                         raise _Refused
+                    if bounds is not None:
+                        if not bounds.allow(block):
+                            raise _Refused
+                        magnitudes[start:stop] = np.abs(block).sum(1, dtype=np.float64)
                     _add(sums, block, self.weights[start:stop], scratch)
                     if base is not None:
                         apart = _as_rows(scratch, stop - start, piece.size)
@@ -229,7 +264,7 @@ class _Work(NamedTuple):
                 raise _Refused
             sums /= self.total
             write_at(out, sums.astype(piece.kind), self.layout.offsets[piece.name] + piece.skip)
-            found.append((number, squares))
+            found.append((number, piece.name, squares, magnitudes))
         return found
 
     def _base(self, piece: _Piece) -> np.ndarray | None:
@@ -311,22 +346,31 @@ def _blocks(runs: list[tuple[int, int]], piece: _Piece) -> Iterator[tuple[int, i
             yield begin, min(begin + rows, stop)
 
 
-def _unusable(messages: Sequence[Message], spec: Spec) -> dict[str, str]:
+def _unusable(
+    messages: Sequence[Message], spec: Spec, values: Mapping[str, Values]
+) -> dict[str, str]:
     """The clients whose messages hold what cannot be summed, and why."""
     reasons: dict[str, str] = {}
-    with _Files() as files:
+    with _Files() as files, np.errstate(all="ignore"):
         for message in messages:
             for piece in _pieces(spec):
                 row = np.empty(piece.size, piece.kind)
                 if not files.read(message, piece, row):
-                    reasons[message.client] = f"{message.path.name} is cut off or gone"
-                elif not np.isfinite(row).all():
-                    reasons[message.client] = f"NaN or Inf in tensor {piece.name!r}"
-                elif float(np.abs(row).max()) > _LARGEST:
-                    reasons[message.client] = f"a value over {_LARGEST:g} in tensor {piece.name!r}"
+                    reasons[message.client] = f"{message.path.name} is gone, or has changed"
+                elif reason := _problem(row, values.get(piece.name, Values())):
+                    reasons[message.client] = f"{reason} in tensor {piece.name!r}"
                 if message.client in reasons:
                     break
     return reasons
+
+
+def _problem(row: np.ndarray, bounds: Values) -> str:
+    """What is wrong with some elements of a client's tensor; "" if nothing is."""
+    if not np.isfinite(row).all():
+        return "NaN or Inf"
+    if row.size and float(np.abs(row).max()) > _LARGEST:
+        return f"a value over {_LARGEST:g}"
+    return bounds.problem(row)
 
 
 class _Files:
@@ -334,20 +378,21 @@ class _Files:
 
     def __init__(self) -> None:
         self._path: Path | None = None
-        self._descriptor = -1
+        self._file: BinaryIO | None = None
 
     def read(self, message: Message, piece: _Piece, block: np.ndarray) -> bool:
         """Fill a block with a piece of a client's tensor, and of the next clients' in the file.
 
         Returns:
-            False if the file is gone, or ends before the block does.
+            False if the file is gone, is not as it was checked, or ends before the block does.
         """
         try:
             if message.path != self._path:
                 self._close()
-                self._descriptor, self._path = os.open(message.path, os.O_RDONLY), message.path
-            return read_at(self._descriptor, block, message.offset(piece.name) + piece.skip)
-        except OSError:
+                self._file, self._path = message.open(), message.path
+            offset = message.offset(piece.name) + piece.skip
+            return read_at(self._file.fileno(), block, offset)
+        except (OSError, UserError):
             return False
 
     def __enter__(self) -> _Files:
@@ -358,5 +403,5 @@ class _Files:
 
     def _close(self) -> None:
         if self._path is not None:
-            os.close(self._descriptor)
+            self._file.close()
             self._path = None

@@ -85,7 +85,8 @@ def peak() -> int:
 def child(what: str, folder: Path, clients: list[str], jobs: int, spec: Spec) -> None:
     """Do one of the four things; print seconds, processor seconds, peak memory over imports."""
     before = peak()
-    messages, refusals = read_messages(folder, jobs, clients, Payload(spec), BASE)
+    cut = [clients[job::jobs] for job in range(jobs)]
+    messages, refusals = read_messages(folder, cut, clients, Payload(spec), BASE)
     assert not refusals, refusals
     start, processor = time.perf_counter(), time.process_time()
     if what == "read":
