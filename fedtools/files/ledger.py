@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import OK
@@ -76,9 +77,8 @@ def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
     seen: set[str] = set()
     for line, row in enumerate(read_tsv(path, COLUMNS), 2):
         client = row["client"]
-        if client != SERVER_ROW and not experiment.knows(client):
-            # Earlier versions wrote down whoever sent something.
-            continue
+        if client != SERVER_ROW:
+            check_id(client, "client", path, line)
         if client in seen or count(row, "round", path, line) != at:
             raise UserError(f"{client!r} comes twice, or of another round", path=path, line=line)
         seen.add(client)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.messages import Message, Refusal
 from fedtools.files.states import Layout, Spec, make_header, read_at, read_layout, write_at
 from fedtools.files.values import Values
+from fedtools.server.opened import Opened
 
 # Elements summed at a time: few enough for the processor's cache to hold the sum, enough for
 # threads to seldom wait for each other's turn in the interpreter.
@@ -195,11 +196,22 @@ def _check_totals(
     """Refuse the clients whose tensor has too large a sum of magnitudes; `totals` (messages,)."""
     over = {
         message.client: f"{problem} in tensor {name!r}"
-        for message, total in zip(messages, np.broadcast_to(totals, len(messages)), strict=True)
+        for message, total in zip(messages, totals.tolist(), strict=True)
         if (problem := bounds.total_problem(total))
     }
     if over:
         raise _Refused(over)
+
+
+class _Summed(NamedTuple):
+    """A piece that was summed: of each message the squared norm of its update there, (messages,),
+    and the sum of magnitudes, where the tensor has bounds.
+    """
+
+    number: int
+    name: str
+    squares: np.ndarray
+    magnitudes: np.ndarray
 
 
 class _Work(NamedTuple):
@@ -220,52 +232,54 @@ class _Work(NamedTuple):
         with ThreadPoolExecutor(threads) as pool:
             work = [pool.submit(self._fill, out, first, threads) for first in range(threads)]
             found = sorted((one for done in work for one in done.result()), key=lambda one: one[0])
-        squares = np.zeros(len(self.messages))
-        for _, _, of_piece, _ in found:
-            squares += of_piece
+        squares = sum((one.squares for one in found), np.zeros(len(self.messages)))
         for name, bounds in self.values.items():
-            totals = sum(magnitudes for _, tensor, _, magnitudes in found if tensor == name)
+            totals = sum(one.magnitudes for one in found if one.name == name)
             _check_totals(self.messages, name, totals, bounds)
         return squares
 
-    def _fill(
-        self, out: int, first: int, step: int
-    ) -> list[tuple[int, str, np.ndarray, np.ndarray | float]]:
-        """Sum and write the pieces number `first`, `first + step`, ...
-
-        Returns:
-            of each piece its number, its tensor, and of each message the squared norm of the update
-            and, of tensors that have bounds, the sum of magnitudes.
-        """
+    def _fill(self, out: int, first: int, step: int) -> list[_Summed]:
+        """Sum and write the pieces number `first`, `first + step`, ..."""
         runs, found = _runs(self.messages), []
         # Reused for every block: fresh memory would cost as much as the sum.
         buffer, scratch = np.empty(_CHUNK), np.empty(2 * _CHUNK)
         numbered = enumerate(_pieces(self.layout.spec))
-        for number, piece in islice(numbered, first, None, step):
-            sums, squares = np.zeros(piece.size), np.zeros(len(self.messages))
-            base, bounds, magnitudes = self._base(piece), self.values.get(piece.name), 0.0
-            if bounds is not None:
-                magnitudes = np.zeros(len(self.messages))
-            with _Files() as files, np.errstate(all="ignore"):
-                for start, stop in _blocks(runs, piece):
-                    block = _as_rows(buffer.view(piece.kind), stop - start, piece.size)
-                    if not files.read(self.messages[start], piece, block):
-                        raise _Refused
-                    if bounds is not None:
-                        if not bounds.allow(block):
-                            raise _Refused
-                        magnitudes[start:stop] = np.abs(block).sum(1, dtype=np.float64)
-                    _add(sums, block, self.weights[start:stop], scratch)
-                    if base is not None:
-                        apart = _as_rows(scratch, stop - start, piece.size)
-                        np.subtract(block, base, out=apart)
-                        squares[start:stop] = np.square(apart, out=apart).sum(1)
-            if not np.isfinite(sums).all():
-                raise _Refused
-            sums /= self.total
-            write_at(out, sums.astype(piece.kind), self.layout.offsets[piece.name] + piece.skip)
-            found.append((number, piece.name, squares, magnitudes))
+        with Opened() as files, np.errstate(all="ignore"):
+            for number, piece in islice(numbered, first, None, step):
+                sums, squares, magnitudes = self._sum(piece, files, runs, buffer, scratch)
+                if not np.isfinite(sums).all():
+                    raise _Refused
+                sums /= self.total
+                write_at(out, sums.astype(piece.kind), self.layout.offsets[piece.name] + piece.skip)
+                found.append(_Summed(number, piece.name, squares, magnitudes))
         return found
+
+    def _sum(
+        self,
+        piece: _Piece,
+        files: Opened,
+        runs: list[tuple[int, int]],
+        buffer: np.ndarray,
+        scratch: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The sum of a piece, and of each message what `_Summed` has."""
+        sums = np.zeros(piece.size)
+        squares, magnitudes = np.zeros(len(self.messages)), np.zeros(len(self.messages))
+        base, bounds = self._base(piece), self.values.get(piece.name)
+        for start, stop in _blocks(runs, piece):
+            block = _as_rows(buffer.view(piece.kind), stop - start, piece.size)
+            if not files.read(self.messages[start], piece.name, piece.skip, block):
+                raise _Refused
+            if bounds is not None:
+                if not bounds.allow(block):
+                    raise _Refused
+                magnitudes[start:stop] = np.abs(block).sum(1, dtype=np.float64)
+            _add(sums, block, self.weights[start:stop], scratch)
+            if base is not None:
+                apart = _as_rows(scratch, stop - start, piece.size)
+                np.subtract(block, base, out=apart)
+                squares[start:stop] = np.square(apart, out=apart).sum(1)
+        return sums, squares, magnitudes
 
     def _base(self, piece: _Piece) -> np.ndarray | None:
         """This piece of the state that the clients started from."""
@@ -351,11 +365,11 @@ def _unusable(
 ) -> dict[str, str]:
     """The clients whose messages hold what cannot be summed, and why."""
     reasons: dict[str, str] = {}
-    with _Files() as files, np.errstate(all="ignore"):
+    with Opened() as files, np.errstate(all="ignore"):
         for message in messages:
             for piece in _pieces(spec):
                 row = np.empty(piece.size, piece.kind)
-                if not files.read(message, piece, row):
+                if not files.read(message, piece.name, piece.skip, row):
                     reasons[message.client] = f"{message.path.name} is gone, or has changed"
                 elif reason := _problem(row, values.get(piece.name, Values())):
                     reasons[message.client] = f"{reason} in tensor {piece.name!r}"
@@ -371,37 +385,3 @@ def _problem(row: np.ndarray, bounds: Values) -> str:
     if row.size and float(np.abs(row).max()) > _LARGEST:
         return f"a value over {_LARGEST:g}"
     return bounds.problem(row)
-
-
-class _Files:
-    """The file read last, kept open: clients that follow each other mostly share theirs."""
-
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._file: BinaryIO | None = None
-
-    def read(self, message: Message, piece: _Piece, block: np.ndarray) -> bool:
-        """Fill a block with a piece of a client's tensor, and of the next clients' in the file.
-
-        Returns:
-            False if the file is gone, is not as it was checked, or ends before the block does.
-        """
-        try:
-            if message.path != self._path:
-                self._close()
-                self._file, self._path = message.open(), message.path
-            offset = message.offset(piece.name) + piece.skip
-            return read_at(self._file.fileno(), block, offset)
-        except (OSError, UserError):
-            return False
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self._path is not None:
-            self._file.close()
-            self._path = None
