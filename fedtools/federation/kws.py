@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from bisect import bisect_left
@@ -104,7 +105,9 @@ class KwsFederation(ModelFederation):
     def _stack_size(self) -> int:
         """Clients whose activations of a step fit into the configured memory."""
         data, batch = self.features("train"), self.training.batch_size
-        one = step_bytes(self._network(1, "stack"), data.plain(slice(0, 1)), batch)
+        # On one kind of device, whatever trains: the server must find the jobs that clients found.
+        network = copy.deepcopy(self._network(1, "stack")).cpu()
+        one = step_bytes(network, data.plain(slice(0, 1)).cpu(), batch)
         wanted, megabytes = self.training.stack, self.training.stack_mb
         fit = max(1, (megabytes << 20) // one)
         if fit < wanted:

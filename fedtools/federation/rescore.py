@@ -19,7 +19,7 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload, Report
 from fedtools.files.states import load_state
-from fedtools.lm.marginals import smoothed
+from fedtools.lm.marginals import most_of_a_word, smoothed
 from fedtools.lm.reweighting import Adaptation, Lists, Weights
 from fedtools.lm.stream import NO_TIMES, Stream, open_stream, spoken, times_in
 from fedtools.lm.talk import Talk
@@ -59,7 +59,8 @@ class RescoreFederation(Federation):
         assert phase.sends == COUNTS
         size, clients = len(self.lists.background), len(self.experiment.clients)
         plan = self.releases.plan if self.releases else None
-        bounds = bounds_on_counts(plan, self.method.max_words, size, clients)
+        words = self.method.max_words * most_of_a_word(self.method.sigma)
+        bounds = bounds_on_counts(plan, words, size, clients)
         return Payload({"counts": ((size,), "float64")}, values={"counts": bounds})
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:

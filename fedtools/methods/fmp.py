@@ -46,8 +46,8 @@ class FMP(Method):
             and must not be taken from the data that privacy is promised to.
         privacy: options of `fedtools.privacy.options.Privacy`, but for `release`, which is `sends`.
         noise_key: where the key of its noise is, see `fedtools.privacy.key`.
-        max_words: a client is refused whose counts, weighted as in equation 3, add up to more. The
-            default is 3 hours of speech with lists of 20 hypotheses.
+        max_words: a client is refused whose counts are more than of so many words, each in every
+            hypothesis. The default is more than three hours of speech.
         lm_weight, word_score, nnlm, density, bonus: of scores, see
             `fedtools.lm.reweighting.Weights`.
     """
@@ -68,7 +68,7 @@ class FMP(Method):
     span: AboveZero | None = None
     privacy: dict = field(default_factory=dict)
     noise_key: str | None = None
-    max_words: AboveZero = 200_000.0
+    max_words: AboveZero = 30_000.0
     lm_weight: NonNegative = 1.0
     word_score: float = 0.0
     nnlm: NonNegative = 0.5
