@@ -295,6 +295,10 @@ def test_what_was_kept_is_known_by_its_sum(keywords, tmp_path):
     lines = [line for line in done.read_text().splitlines() if "update." not in line]
     done.write_text("\n".join(lines) + "\n")
     assert set(sound_victims(open_federation(path), [1]).messages) == everybody
+    liar = lie(path, set_value(".running_var", -1))
+    victims = sound_victims(open_federation(path), [1])
+    assert set(victims.messages) == everybody - {liar}
+    assert victims.refused[liar].startswith("-1 is below 0 in tensor")
 
 
 def test_a_seal_is_broken_by_any_writing(tmp_path):

@@ -26,7 +26,8 @@ from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
 from fedtools.files.messages import Message, Refusal, read_messages, sums_of
 from fedtools.files.perturb import speakers_of
-from fedtools.files.states import read_at
+from fedtools.files.states import check_finite, read_at
+from fedtools.files.values import check_values, of_model
 from fedtools.methods.base import SHARED
 
 
@@ -45,12 +46,15 @@ class Victims:
     speakers: dict[str, str]
 
     def states(self, wanted: Sequence[str]) -> Iterator[tuple[str, State]]:
-        """The tensors of some models; one that is not finite is left out, and is then refused."""
+        """The tensors of some models; one that no training makes is left out, and then refused."""
         for name in wanted:
-            state = read_state(self.messages[name])
-            bad = next((key for key, value in state.items() if not np.isfinite(value).all()), "")
-            if bad:
-                self.refused[name] = f"NaN or Inf in tensor {bad!r}"
+            path = self.messages[name].path
+            try:
+                state = read_state(self.messages[name])
+                check_finite(state, path)
+                check_values(state, of_model(state), path)
+            except UserError as error:
+                self.refused[name] = str(error).removeprefix(f"{path}: ")
             else:
                 yield name, state
 
