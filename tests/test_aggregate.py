@@ -19,6 +19,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.message_writer import MessageWriter
 from fedtools.files.messages import Payload, Refusal, Report, read_messages
 from fedtools.files.states import load_state, save_state, spec_of
+from fedtools.files.values import Values
 from fedtools.server import aggregate
 from fedtools.server.aggregate import Bound, check_min_clients, combine
 
@@ -484,6 +485,44 @@ def test_sums_of_counts_are_exact(tmp_path_factory, counts, jobs):
     assert combine(messages, ones, folder / "sum", spec, normalise=False) == []
     expected = [sum(counts), len(counts), 2 * sum(counts) + len(counts)]
     assert load_state(folder / "sum")["counts"].tolist() == expected
+
+
+@given(
+    counts=st.lists(
+        st.lists(st.sampled_from([0.0, 0.25, 3.5, 12.0, -0.25, 0.1, 90.0]), min_size=5, max_size=5),
+        min_size=1,
+        max_size=7,
+    ),
+    chunk=st.integers(1, 6),
+    data=st.data(),
+)
+@settings(max_examples=40, deadline=None)
+def test_whose_values_are_out_of_bounds(tmp_path_factory, counts, chunk, data):
+    """Of each element and of a tensor's sum, however it is cut; nobody else is refused."""
+    folder = tmp_path_factory.mktemp("round")
+    spec = {"counts": ((5,), "float64"), "free": ((2,), "float32")}
+    values = {"counts": Values(least=0.0, most=50.0, total=30.0, grid=0.25)}
+    states = {
+        f"c{number}": {"counts": np.array(own), "free": np.full(2, -90.1, "float32")}
+        for number, own in enumerate(counts)
+    }
+    sound = {
+        client: one
+        for client, one in states.items()
+        if all(0 <= x <= 50 and x * 4 == int(x * 4) for x in one["counts"])
+        and math.fsum(one["counts"]) <= 30
+    }
+    messages = send(folder, states, spec, cut(list(states), data))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregate, "_CHUNK", max(2, chunk))
+        ones = [1.0] * len(states)
+        refusals = combine(messages, ones, folder / "sum", spec, values=values, normalise=False)
+    assert {refusal.client for refusal in refusals} == states.keys() - sound.keys()
+    assert all(refusal.reason.endswith("in tensor 'counts'") for refusal in refusals)
+    if sound:
+        rows = [one["counts"] for one in sound.values()]
+        expected = [math.fsum(row) for row in zip(*rows, strict=True)]
+        assert load_state(folder / "sum")["counts"].tolist() == expected
 
 
 @pytest.fixture(scope="module")
