@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from dataclasses import replace
 
 import keyword_world
 import numpy as np
@@ -20,8 +21,10 @@ from fedtools.files.message_writer import MessageWriter
 from fedtools.files.messages import Payload, Refusal, Report, read_messages
 from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.files.values import Values
+from fedtools.methods.fedavg import FedAvg
 from fedtools.server import aggregate
 from fedtools.server.aggregate import Bound, check_min_clients, combine
+from fedtools.server.shares import weights_of
 
 BASE = "0" * 64
 SHAPES = {
@@ -469,6 +472,30 @@ def test_one_nan_of_a_stack_costs_its_own_update_alone(tmp_path):
     expected = brute_force(left, [1] * 18, MODEL)
     for name, value in load_state(tmp_path / "mean").items():
         np.testing.assert_array_equal(value, expected[name])
+
+
+@pytest.mark.parametrize(("weighting", "most"), [("uniform", 1.1), ("utterances", 10.8)])
+def test_what_one_of_twenty_can_do_below_the_bounds(tmp_path, weighting, most):
+    """By default: honest clients go one way, the liar the other, in lengths of an honest step."""
+    rules = FedAvg(weighting=weighting)
+    base = {"a": np.zeros(8)}
+    save_state(tmp_path / "base", base)
+    spec = spec_of(base)
+    honest = np.full(8, 8**-0.5)
+    for ratio, refused in ((19.9, []), (20.1, ["c19"])):
+        folder = tmp_path / str(ratio)
+        states = {f"c{number:02}": {"a": honest} for number in range(19)}
+        states["c19"] = {"a": -ratio * honest}
+        messages = send(folder, states, spec, split(states, 4))
+        messages = [replace(one, utterances=10) for one in messages[:-1]] + [
+            replace(messages[-1], utterances=10**6)
+        ]
+        bound = Bound(tmp_path / "base", rules.max_norm_ratio)
+        weights = weights_of(rules, messages)
+        refusals = combine(messages, weights, folder / "mean", spec, bound=bound)
+        assert [refusal.client for refusal in refusals] == refused
+        moved = honest - load_state(folder / "mean")["a"]
+        assert np.linalg.norm(moved) <= (0 if refused else most) + 1e-9
 
 
 @given(counts=st.lists(st.integers(0, 2**40), min_size=1, max_size=30), jobs=st.integers(1, 4))
