@@ -82,7 +82,7 @@ def train_local(federation: Federation, number: int, job: int) -> None:
     if job > jobs or experiment.is_done(number):
         return
     phase = federation.method.phase(number)
-    units = units_of(federation, sampled, number, job, jobs)
+    units = units_of(federation, sampled, number, jobs)[job - 1]
     clients = [client for unit in units for client in unit]
     payload, base = federation.payload(phase), experiment.base(number)
     if job_complete(folder, job, clients, payload, base):
@@ -112,21 +112,23 @@ def _tell(number: int, reports: Sequence[Report]) -> None:
 
 
 def units_of(
-    federation: Federation, sampled: Sequence[str], number: int, job: int, jobs: int
-) -> list[list[str]]:
-    """The job's share of those who train together."""
+    federation: Federation, sampled: Sequence[str], number: int, jobs: int
+) -> list[list[list[str]]]:
+    """Each job's share of those who train together."""
     units = federation.units(sampled, number) if sampled else []
     # The first have most to do: there and back through the jobs, so that none gets more each time.
-    turns = [*range(1, jobs + 1), *range(jobs, 0, -1)]
-    return [unit for index, unit in enumerate(units) if turns[index % len(turns)] == job]
+    turns = [*range(jobs), *reversed(range(jobs))]
+    shares: list[list[list[str]]] = [[] for _ in range(jobs)]
+    for index, unit in enumerate(units):
+        shares[turns[index % len(turns)]].append(unit)
+    return shares
 
 
 def jobs_of(federation: Federation, number: int) -> list[list[str]]:
     """The clients of each job of a round that is sampled, in the order of the rows of its table."""
     experiment = federation.experiment
-    sampled, jobs = experiment.sampled(number), experiment.jobs(number)
-    units = (units_of(federation, sampled, number, job, jobs) for job in range(1, jobs + 1))
-    return [[client for unit in of_job for client in unit] for of_job in units]
+    shares = units_of(federation, experiment.sampled(number), number, experiment.jobs(number))
+    return [[client for unit in units for client in unit] for units in shares]
 
 
 def limits_of(federation: Federation, number: int, seconds: float = math.inf) -> Limits:
