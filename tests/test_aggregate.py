@@ -408,6 +408,28 @@ def test_who_is_refused_is_what_the_definition_says(
         np.testing.assert_array_equal(got[name], expected[name])
 
 
+def test_statistics_have_a_norm_of_their_own(tmp_path):
+    """Those of raw features move hundreds of times as far as all weights: they hide nothing."""
+    spec = {"weight": ((9,), "float32"), "norm.running_var": ((4,), "float32")}
+    random = np.random.default_rng(0)
+    base = {name: np.ones(shape, kind) for name, (shape, kind) in spec.items()}
+    save_state(tmp_path / "base", base)
+    states = {}
+    for number in range(9):
+        weight = base["weight"] + random.standard_normal(9).astype("float32")
+        var = base["norm.running_var"] + (1000 * random.uniform(1, 2, 4)).astype("float32")
+        states[f"c{number}"] = {"weight": weight, "norm.running_var": var}
+    states["c3"]["weight"][2] = 400
+    states["c6"]["norm.running_var"][1] = 1e6
+    messages = send(tmp_path, states, spec, split(states, 3))
+    bound = Bound(tmp_path / "base", 20)
+    refusals = combine(messages, [1] * 9, tmp_path / "mean", spec, bound=bound)
+    reasons = {refusal.client: refusal.reason for refusal in refusals}
+    assert reasons.keys() == {"c3", "c6"}
+    assert reasons["c3"].startswith("an update of norm") and "over 20 x" in reasons["c3"]
+    assert reasons["c6"].startswith("statistics of norm") and "over 20 x" in reasons["c6"]
+
+
 def test_without_a_median_nobody_is_refused(tmp_path):
     """Most clients send what they got: what another one learned is no attack."""
     _, states = around(tmp_path, [0, 0, 0, 5, 1e9])

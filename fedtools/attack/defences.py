@@ -34,7 +34,7 @@ from fedtools.federation.model import ModelFederation
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.states import load_state
-from fedtools.methods.base import STATISTICS
+from fedtools.files.values import STATISTICS
 from fedtools.server.shares import weights_of
 
 UTILITY = ("defence", "rate", "value")

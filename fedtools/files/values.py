@@ -57,6 +57,9 @@ def check_values(
             raise UserError(f"{problem} in tensor {name!r}", path=path)
 
 
+# How the names of BatchNorm's running statistics end, which training counts and does not fit.
+STATISTICS = (".running_mean", ".running_var")
+
 # A variance is not negative: its square root is what every activation is divided by.
 _VARIANCE = Values(least=0.0)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedtools.files.config import Natural, NonNegative, Positive
 from fedtools.files.messages import Payload
+from fedtools.files.values import STATISTICS
 
 if TYPE_CHECKING:
     from fedtools.client.fit import Fitted
@@ -21,9 +22,6 @@ SHARED = "shared"  # sent by the server, trained at the clients, aggregated
 PERSONAL = "personal"  # kept at the client from round to round, never sent
 COUNTS = "counts"  # of words, in one tensor; nothing is trained
 RESET = "reset"  # put back to the initial value at the start of every round, never sent
-
-# How the names of BatchNorm's running statistics end, which training counts and does not fit.
-STATISTICS = (".running_mean", ".running_var")
 
 
 @dataclass(frozen=True)

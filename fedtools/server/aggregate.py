@@ -24,7 +24,7 @@ from fedtools.files.atomic import atomic_path
 from fedtools.files.errors import UserError
 from fedtools.files.messages import Message, Refusal
 from fedtools.files.states import Layout, Spec, make_header, read_at, read_layout, write_at
-from fedtools.files.values import Values
+from fedtools.files.values import STATISTICS, Values
 from fedtools.server.opened import Opened
 
 # Elements summed at a time: few enough for the processor's cache to hold the sum, enough for
@@ -45,7 +45,7 @@ class Bound:
     Attributes:
         base: the file of that state.
         ratio: the largest ratio of an update's norm to the median norm of the round's updates
-            (of an even number the lower one); 0 for no bound.
+            (of an even number the lower one), and of its statistics' to theirs; 0 for no bound.
     """
 
     base: Path
@@ -160,7 +160,7 @@ def _sum(
             path = bound.base if bounded else None
             work = _Work(messages, scaled, total, layout, values, base, path)
             squares = work.run(file.fileno())
-            if bounded and (far := _outside(messages, np.sqrt(squares), bound.ratio)):
+            if bounded and (far := _outside(messages, squares, bound.ratio)):
                 raise _Refused(far)
     except _Refused as refused:
         bad = refused.reasons or _unusable(messages, spec, values)
@@ -179,15 +179,32 @@ class _Refused(Exception):
         self.reasons = reasons or {}
 
 
-def _outside(messages: Sequence[Message], norms: np.ndarray, ratio: float) -> dict[str, str]:
-    """The clients whose updates are too long, and why."""
-    median = statistics.median_low(norms.tolist())
-    limit = ratio * median
-    return {
-        message.client: f"an update of norm {norm:.3g}, over {ratio:g} x the median {median:.3g}"
-        for message, norm in zip(messages, norms.tolist(), strict=True)
-        if median > 0 and norm > limit
-    }
+def _outside(
+    messages: Sequence[Message], squares: Mapping[str, np.ndarray], ratio: float
+) -> dict[str, str]:
+    """The clients of whose updates a part is too long, and why.
+
+    Args:
+        squares: part -> squared norms, (messages,).
+    """
+    found: dict[str, str] = {}
+    for part, of_part in squares.items():
+        norms = np.sqrt(of_part).tolist()
+        median = statistics.median_low(norms)
+        for message, norm in zip(messages, norms, strict=True):
+            if median > 0 and norm > ratio * median:
+                reason = f"{part} of norm {norm:.3g}, over {ratio:g} x the median {median:.3g}"
+                found.setdefault(message.client, reason)
+    return found
+
+
+def _part_of(name: str) -> str:
+    """Which tensors' norm a tensor is part of.
+
+    Statistics of BatchNorm have a norm of their own: those of raw features change by hundreds of
+    times as much as all weights together, which nobody would see in a common one.
+    """
+    return "statistics" if name.endswith(STATISTICS) else "an update"
 
 
 def _check_totals(
@@ -225,14 +242,16 @@ class _Work(NamedTuple):
     base: Layout | None
     base_path: Path | None
 
-    def run(self, out: int) -> np.ndarray:
-        """Write the sum to a file; the squared norms of the updates, (messages,)."""
+    def run(self, out: int) -> dict[str, np.ndarray]:
+        """Write the sum to a file; the squared norms of the updates' parts, (messages,)."""
         # Pieces are disjoint and the same for any number of threads, and so are the bits.
         threads = min(4, len(os.sched_getaffinity(0)))
         with ThreadPoolExecutor(threads) as pool:
             work = [pool.submit(self._fill, out, first, threads) for first in range(threads)]
             found = sorted((one for done in work for one in done.result()), key=lambda one: one[0])
-        squares = sum((one.squares for one in found), np.zeros(len(self.messages)))
+        squares: dict[str, np.ndarray] = {}
+        for one in found:
+            squares[_part_of(one.name)] = squares.get(_part_of(one.name), 0.0) + one.squares
         for name, bounds in self.values.items():
             totals = sum(one.magnitudes for one in found if one.name == name)
             _check_totals(self.messages, name, totals, bounds)
