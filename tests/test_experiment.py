@@ -26,7 +26,7 @@ from fedtools.federation.tasks import TASKS, data_of, read_evaluation
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import read_ledger
-from fedtools.files.tables import check_table_size
+from fedtools.files.received import received_lines
 
 CLIENTS = ["au", "en"]
 
@@ -225,7 +225,7 @@ READERS = {
     f"{NEW_ROUND}/global.safetensors": lambda path: Experiment(path).base(5),
     f"{NEW_ROUND}/clients": lambda path: Experiment(path).sampled(5),
     f"{NEW_ROUND}/jobs": lambda path: Experiment(path).jobs(5),
-    UPDATE: lambda path: check_table_size(path / UPDATE, 9),
+    UPDATE: lambda path: received_lines(path / UPDATE, 9),
     "evaluate_train.tsv": lambda path: read_evaluation(path / "evaluate_train.tsv", TASKS["kws"]),
 }
 

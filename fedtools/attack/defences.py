@@ -33,8 +33,8 @@ from fedtools.federation.base import Federation
 from fedtools.federation.model import ModelFederation
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
-from fedtools.methods.base import STATISTICS
-from fedtools.server.server import weights_of
+from fedtools.files.values import STATISTICS
+from fedtools.server.shares import weights_of
 
 UTILITY = ("defence", "rate", "value")
 # The row of `UTILITY` that tells what updates are worth.

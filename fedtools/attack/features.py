@@ -168,7 +168,7 @@ def open_victim(
         numbered,
         _texts(text or data.path / "text", names, required=text is not None),
         federation.gather(data, names, labelled=False),
-        federation.gather_sent(features, sent),
+        federation.gather_sent(features, sent, reader.seals),
         one_of_each(names, unperturbed(data)),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.perturb import speakers_of
+from fedtools.files.received import Seal
 from fedtools.lm.tokens import Tokenizer
 
 
@@ -49,6 +50,7 @@ class Utterances:
         labelled: whether every utterance needs a transcript.
         keep: whether the features stay in memory after they were read once.
         end_frames: zeros that follow every utterance, and count as its own.
+        seals: of arks that clients wrote, see `FeatureReader`.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Utterances:
         labelled: bool = True,
         keep: bool = False,
         end_frames: int = 0,
+        seals: Mapping[str, Seal] | None = None,
     ):
         for table, file in ((data.feats_scp, "feats.scp"), (data.text, "text")):
             lacking = [name for name in names if name not in table]
@@ -74,7 +77,7 @@ class Utterances:
         owners = [data.utt2client.get(name, "") for name in self.names]
         self._client, self.clients = _numbered(owners), sorted(set(owners))
         self.speakers = max(self._speaker) + 1
-        self._reader = FeatureReader({name: data.feats_scp[name] for name in names})
+        self._reader = FeatureReader({name: data.feats_scp[name] for name in names}, seals)
         recorded = np.array([self._reader.num_frames(name) for name in names])
         # Of each utterance, with the zeros that follow it.
         self.frames = np.maximum(recorded + end_frames, shortest)

@@ -31,6 +31,7 @@ from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED, Payload, Report
 from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.private import PERSONAL_STATE, Private
+from fedtools.files.received import Seal
 from fedtools.files.sent_features import Features, open_sent
 from fedtools.lm.tokens import Tokenizer, warn_of_unspelled
 from fedtools.methods.base import PERSONAL, Extracted, Phase
@@ -45,6 +46,7 @@ from fedtools.models.asr import (
 from fedtools.models.cut import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.score.align import count_errors
+from fedtools.server.shares import taken_of
 
 
 def read_data(
@@ -217,10 +219,12 @@ class AsrFederation(ModelFederation):
         ends = self.training.end_frames
         return Utterances(data, names, self.tokenizer, bins, shortest, labelled, end_frames=ends)
 
-    def gather_sent(self, data: DataDir, names: Sequence[str]) -> Utterances:
+    def gather_sent(
+        self, data: DataDir, names: Sequence[str], seals: Mapping[str, Seal]
+    ) -> Utterances:
         """Some utterances' features, as many in a batch as of filterbanks."""
         bins = max(1, round(self.training.batch_bins * self.cut.share))
-        return Utterances(data, names, self.tokenizer, bins, labelled=False)
+        return Utterances(data, names, self.tokenizer, bins, labelled=False, seals=seals)
 
     def _make_room(self, found: Utterances) -> None:
         limit = self.training.cache_mb << 20
@@ -297,15 +301,19 @@ class AsrFederation(ModelFederation):
         """The features that clients sent in a round, of those whose messages counted."""
         experiment = self.experiment
         if self._received is None:
-            data = DataDir(experiment.round_dir(number))
-            for row in read_round(experiment, number):
-                if row.client != SERVER_ROW and row.status in COUNTED:
-                    sent = open_sent(experiment, number, row.client).scp
-                    data.feats_scp |= sent
-                    data.utt2client |= dict.fromkeys(sent, row.client)
+            data, seals = DataDir(experiment.round_dir(number)), {}
+            sent = {
+                row.client: open_sent(experiment, number, row.client)
+                for row in read_round(experiment, number)
+                if row.client != SERVER_ROW and row.status in COUNTED
+            }
+            for client, names in taken_of(sent, self.method.max_weight_ratio).items():
+                data.feats_scp |= {name: sent[client].scp[name] for name in names}
+                data.utt2client |= dict.fromkeys(names, client)
+                seals |= sent[client].seals
             if not data.feats_scp:
                 raise UserError("no client has sent any features", path=data.path)
-            found = self.gather_sent(data, list(data.feats_scp))
+            found = self.gather_sent(data, list(data.feats_scp), seals)
             found.keep = found.bytes <= self.training.cache_mb << 20
             self._received = found
         return self._received

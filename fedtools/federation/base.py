@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fedtools.federation.tasks import ALL, data_of, task_of
 from fedtools.files.experiment import Experiment
-from fedtools.files.messages import Payload, Report
+from fedtools.files.messages import MOST_UTTERANCES, Payload, Report
 from fedtools.methods import make_method
 from fedtools.methods.base import Method, Phase
 
@@ -142,6 +142,14 @@ class Federation(ABC):
     def epochs(self, client: str, steps: int) -> float:
         """How many times a client has gone through its data in so many steps."""
         return float(self.method.local_epochs) if steps else 0.0
+
+    def most_utterances(self, client: str) -> int:
+        """More utterances than this a client cannot say that it has."""
+        return MOST_UTTERANCES
+
+    def most_steps(self, client: str, utterances: int, phase: Phase) -> int:
+        """More steps than this a client with so many utterances cannot take in a round."""
+        return self.method.most_steps(utterances) if phase.trains else 0
 
     @property
     def parameters(self) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from bisect import bisect_left
@@ -128,7 +129,9 @@ class KwsFederation(ModelFederation):
     def _stack_size(self) -> int:
         """Clients whose activations of a step fit into the configured memory."""
         data, batch = self.features("train"), self.training.batch_size
-        one = step_bytes(self._network(1, "stack"), data.plain(slice(0, 1)), batch)
+        # On one kind of device, whatever trains: the server must find the jobs that clients found.
+        network = copy.deepcopy(self._network(1, "stack")).cpu()
+        one = step_bytes(network, data.plain(slice(0, 1)).cpu(), batch)
         wanted, megabytes = self.training.stack, self.training.stack_mb
         fit = max(1, (megabytes << 20) // one)
         if fit < wanted:
@@ -192,6 +195,13 @@ class KwsFederation(ModelFederation):
             facts=facts,
             copies=lambda: self._network(len(names), "copy"),
         )
+
+    def most_utterances(self, client: str) -> int:
+        """The clips that the method was told of, before the federation began."""
+        return int(self._facts_of([client])["size"][0])
+
+    def most_steps(self, client: str, utterances: int, phase: Phase) -> int:
+        return int(self._facts_of([client])["steps"][0]) if phase.trains else 0
 
     def epochs(self, client: str, steps: int) -> float:
         rows = self.features("train").clips.rows(client)

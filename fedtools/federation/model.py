@@ -21,6 +21,7 @@ from fedtools.files.ledger import read_round
 from fedtools.files.messages import COUNTED, Payload, Report
 from fedtools.files.private import PERSONAL_STATE
 from fedtools.files.states import Spec, check_finite, load_state, spec_of
+from fedtools.files.values import check_values, of_model
 from fedtools.methods.base import PERSONAL, SHARED, Method, Phase
 
 
@@ -86,7 +87,9 @@ class ModelFederation(Federation):
         return bool(self.shared_spec)
 
     def payload(self, phase: Phase) -> Payload:
-        return Payload(self.shared_spec) if phase.sends == SHARED else phase.sends
+        if phase.sends != SHARED:
+            return phase.sends
+        return Payload(self.shared_spec, values=of_model(self.shared_spec))
 
     def of_kind(self, kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors of `state` that are of one kind."""
@@ -193,6 +196,7 @@ def begin_with(
     if beginning.start:
         state = load_state(beginning.start, spec_of(tensors))
         check_finite(state, beginning.start)
+        check_values(state, of_model(state), beginning.start)
         load_model(tensors, state)
     kinds = kinds_of(beginning.method, model, tensors, beginning.where)
     shared = {name: value for name, value in tensors.items() if kinds[name] == SHARED}

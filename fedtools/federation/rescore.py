@@ -18,13 +18,14 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload, Report
-from fedtools.lm.marginals import smoothed
+from fedtools.lm.marginals import most_of_a_word, smoothed
 from fedtools.lm.rescored import NBEST
 from fedtools.lm.reweighting import Adaptation, Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import NO_TIMES, Stream, open_stream, spoken, times_in
 from fedtools.lm.talk import Talk
 from fedtools.methods.base import COUNTS, Phase
 from fedtools.methods.fmp import FMP
+from fedtools.privacy.incoming import bounds_on_counts
 from fedtools.privacy.ledger import Amount, ledger_rows
 from fedtools.privacy.marginals import PAPER_WARNING
 from fedtools.privacy.options import CLIENT, LAPLACE, NONE, PAPER
@@ -56,7 +57,11 @@ class RescoreFederation(Federation):
 
     def payload(self, phase: Phase) -> Payload:
         assert phase.sends == COUNTS
-        return Payload({"counts": ((len(self.lists.background),), "float64")})
+        size, clients = len(self.lists.background), len(self.experiment.clients)
+        plan = self.releases.plan if self.releases else None
+        words = self.method.max_words * most_of_a_word(self.method.sigma)
+        bounds = bounds_on_counts(plan, words, size, clients)
+        return Payload({"counts": ((size,), "float64")}, values={"counts": bounds})
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
         return [[client] for client in clients]

@@ -68,10 +68,15 @@ def write_text(path: str | Path, text: str) -> None:
 
 def sha256(path: str | Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
-    digest = hashlib.sha256()
     with open_input(path) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+        return sha256_of(file)
+
+
+def sha256_of(file: IO[bytes]) -> str:
+    """The SHA-256 of the rest of an open file, in hexadecimal."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
     return digest.hexdigest()
 
 

@@ -51,12 +51,15 @@ def byte_order(keys: Iterable[str]) -> list[str]:
     return sorted(keys, key=lambda key: key.encode("utf-8"))
 
 
-def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
+def read_table(
+    path: str | Path, *, values: str = "required", lines: Iterable[str] | None = None
+) -> dict[str, str]:
     """Read a "key value" table, checking that it is sorted, unique, and cleanly spaced.
 
     Args:
         path: the table.
         values: "required", or "optional" to let a key stand alone (its value is then "").
+        lines: what is in it, where it was read already.
 
     Returns:
         key -> value, in the order of the file.
@@ -66,7 +69,8 @@ def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
     """
     table: dict[str, str] = {}
     previous = b""
-    for number, line in enumerate(read_lines(path, may_be_marked=False), 1):
+    lines = read_lines(path, may_be_marked=False) if lines is None else lines
+    for number, line in enumerate(lines, 1):
         key, _, value = line.partition("\t" if "\t" in line.partition(" ")[0] else " ")
         encoded = key.encode("utf-8")
         problem, remedy = "", None

@@ -22,19 +22,22 @@ _MARK = codecs.BOM_UTF8
 _WITHOUT_MARK = "remove it with: sed -i 's/\\xEF\\xBB\\xBF//g'"
 
 
-def open_input(path: str | Path, limit: int | None = None, remedy: str | None = None) -> BinaryIO:
+def open_input(
+    path: str | Path, limit: int | None = None, remedy: str | None = None, flags: int = 0
+) -> BinaryIO:
     """Open a file for reading bytes, without waiting for a FIFO's writer.
 
     Args:
         path: a regular file, or a link to one.
         limit: the most bytes that it may have; None for any number.
         remedy: what to do about a file that is missing or no such file.
+        flags: more of `os.open`'s.
 
     Raises:
         UserError: if it cannot be opened, is no regular file, or is too large.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     except (OSError, ValueError) as error:
         # A ValueError is of a name that no file can have.
         reason = getattr(error, "strerror", None) or error
@@ -117,7 +120,11 @@ def read_lines(
     Raises:
         UserError: if it cannot be read, is not UTF-8, has a NUL, or is cut off.
     """
-    content = read_text(path, TABLE, remedy, may_be_marked)
+    return split_lines(read_text(path, TABLE, remedy, may_be_marked), path)
+
+
+def split_lines(content: str, path: str | Path) -> list[str]:
+    """The lines of a text, each of which has an end; `path` is what errors call it."""
     if content and not content.endswith("\n"):
         last = content.count("\n") + 1
         raise UserError("the last line has no end", path=path, line=last, remedy="file cut off?")

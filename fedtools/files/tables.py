@@ -17,6 +17,7 @@ def read_tsv(
     columns: Sequence[str] | None,
     numbers: Collection[str] = (),
     unknown: Collection[str] = ("-",),
+    lines: Sequence[str] | None = None,
 ) -> list[dict[str, str]]:
     """Read a tab-separated file whose header is exactly `columns`.
 
@@ -25,6 +26,7 @@ def read_tsv(
         columns: the names that the header must have, in this order; None takes any.
         numbers: columns that must be there and hold finite numbers.
         unknown: what else may stand in them, where there is no number.
+        lines: what is in it, where it was read already.
 
     Returns:
         One mapping column -> field for each row, in the order of the file. A row's line number is
@@ -35,8 +37,7 @@ def read_tsv(
             another number of fields, or a field is no number.
     """
     path = Path(path)
-    lines = read_lines(path)
-    header, *lines = lines or [""]
+    header, *lines = (read_lines(path) if lines is None else lines) or [""]
     names = header.split("\t")
     if columns is not None and names != list(columns):
         raise UserError(
@@ -121,19 +122,6 @@ def count(row: Mapping[str, str], column: str, path: str | Path, line: int) -> i
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise UserError(f"{column} is {text!r}, not a whole number", path=path, line=line)
     return int(text)
-
-
-def check_table_size(path: Path, rows: int) -> None:
-    """Fail if a table is no regular file, or far longer than ids of 200 characters can make it."""
-    check_regular(path)
-    if path.stat().st_size > 1024 * (rows + 64):
-        raise UserError(f"too long for a table of {rows} rows", path=path)
-
-
-def check_regular(path: Path) -> None:
-    """Fail with a `UserError` if there is no regular file."""
-    if not path.is_file():
-        raise UserError("not a regular file" if path.exists() else "missing", path=path)
 
 
 def format_table(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtools.files.atomic import atomic_path
+from fedtools.files.atomic import atomic_path, atomic_write
 from fedtools.files.config import option_error, read_yaml, write_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.lines import open_input, read_bytes, read_lines
