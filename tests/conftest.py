@@ -135,6 +135,13 @@ def inside(*arguments: str | Path) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_key_of_the_user(tmp_path_factory):
+    """No test draws noise under the key of who runs it."""
+    os.environ["FEDTOOLS_NOISE_KEY"] = str(tmp_path_factory.mktemp("secret") / "noise.key")
+    os.environ.pop("FEDTOOLS_NONCE", None)
+
+
 @pytest.fixture
 def cli():
     """`inside`, as a fixture."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -17,7 +15,6 @@ from conftest import ROOT, inside
 from rescored_world import CLIENTS, WORDS, make_stream
 from safetensors.numpy import load_file
 
-from fedtools.federation.rounds import run_rounds
 from fedtools.federation.sweep import FIGURES
 from fedtools.files.tables import read_tsv
 from fedtools.lm.reweighting import Adaptation, Lists, Weights
@@ -399,56 +396,6 @@ def test_noise_is_where_it_belongs(stream, tmp_path, key, sends, trust):
     assert noise.mean() == pytest.approx(0, abs=5 * error * math.sqrt(2))
 
 
-def test_a_round_that_is_repeated_repeats_its_noise(stream, tmp_path, key):
-    privacy = {"mechanism": "laplace", "epsilon": 1.0}
-    path = begin(stream, tmp_path / "exp", privacy=privacy)
-    before = [counts_after(path, number) for number in range(1, T + 1)]
-    inside("reset", path, "--round", "2").ok()
-    inside("rounds", path).ok()
-    for number, counts in enumerate(before, 1):
-        assert (counts_after(path, number) == counts).all()
-    # Under another key it would be a second noise for the same release.
-    key.unlink()
-    inside("reset", path, "--round", "2").ok()
-    inside("rounds", path).fails(1, "noise key")
-
-
-@pytest.mark.parametrize("sends", ["increments", "cumulative"])
-def test_the_sum_is_never_there_without_noise(stream, tmp_path, key, monkeypatch, sends):
-    """Killed at any file that a round writes, a run leaves no other next state than the last one.
-
-    That is the noisy one, which a run that goes on repeats, byte by byte.
-    """
-
-    class Killed(BaseException):
-        pass
-
-    privacy = {"mechanism": "laplace", "epsilon": 1.0}
-    path = begin(stream, tmp_path / "exp", privacy=privacy, sends=sends)
-    state = path / f"round_{T + 1:04d}" / "global.safetensors"
-    expected, replace, kills = state.read_bytes(), os.replace, 0
-    for writes in range(40):
-        inside("reset", path, "--round", T).ok()
-        left = iter(range(writes))
-
-        def killed(source, target, left=left):
-            replace(source, target)
-            if next(left, None) is None:
-                raise Killed
-
-        with monkeypatch.context() as patch, contextlib.suppress(Killed):
-            patch.setattr(os, "replace", killed)
-            run_rounds(path, None, 1, "cpu", None, None)
-            break
-        kills += 1
-        assert not state.exists() or state.read_bytes() == expected
-        inside("rounds", path).ok()
-        assert state.read_bytes() == expected
-    assert 5 < kills < 40
-    # The server keeps nothing of it either.
-    assert not [file for file in (path / "server").rglob("*") if file.is_file()]
-
-
 def test_much_epsilon_is_no_noise(stream, tmp_path, key):
     privacy = {"mechanism": "laplace", "epsilon": 1e6, "cap": 100.0}
     assert best_text(begin(stream, tmp_path / "exp", privacy=privacy)) == by_hand(stream)
@@ -524,8 +471,9 @@ def test_sweeps_check_options_as_experiments_do(stream, tmp_path, cli):
     cli("rescore-sweep", stream, out, "--set", "alpha=0.9", "--vary", "beta=0.05,0.1").ok()
 
 
-def test_sweeps_of_the_papers_mechanism(stream, tmp_path, cli):
+def test_sweeps_of_the_papers_mechanism(stream, tmp_path, cli, monkeypatch):
     """They are of cumulative counts, as the paper's rounds are, and warn once."""
+    monkeypatch.setenv("FEDTOOLS_NONCE", 32 * "0")
     rows = {}
     for mechanism in ("paper", "laplace"):
         for release in ("cumulative", "increments", None):

@@ -2,6 +2,7 @@
 
     <owner>/round_0007/<name>.safetensors   tensors as they were after round 7
     <owner>/checkpoint.safetensors          a training in progress
+    <owner>/release.safetensors             noisy counts, see `fedtools.privacy.record`
 
 The owner's folder is `EXP/clients/<client>` or `EXP/server`. A round that is killed is repeated, so
 what an earlier round kept stays until the next one is complete.
@@ -35,6 +36,11 @@ class Private:
     def checkpoint(self) -> Path:
         """A training in progress."""
         return self.folder / "checkpoint.safetensors"
+
+    @property
+    def release(self) -> Path:
+        """What was released, with noise, in a round that is not complete."""
+        return self.folder / "release.safetensors"
 
     def load(self, name: str, spec: Spec | None = None) -> dict[str, np.ndarray] | None:
         """The newest tensors of this name from rounds before this one, or None."""
@@ -74,8 +80,9 @@ class Private:
         return [min(found) for found in self._found().values() if min(found) >= self.number]
 
     def remove(self) -> None:
-        """Remove what was kept in this round, and any checkpoint."""
+        """Remove what was kept in this round, any checkpoint, and any release."""
         self.checkpoint.unlink(missing_ok=True)
+        self.release.unlink(missing_ok=True)
         folder = self._path("", self.number).parent
         if folder.is_dir():
             for path in folder.iterdir():
