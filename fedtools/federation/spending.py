@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 from fedtools.federation.base import open_federation
 from fedtools.federation.rescore import RescoreFederation
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, some
 from fedtools.files.tables import write_tsv
 from fedtools.privacy.ledger import COLUMNS, FILE, LEVELS, Spent, together
+from fedtools.privacy.record import FIXED_WARNING
 
 
 class Spending(NamedTuple):
@@ -30,12 +31,13 @@ class Spending(NamedTuple):
 
 
 def spending(paths: Sequence[str | Path]) -> Spending:
-    """Count what experiments have released.
+    """Count what experiments have released; warn of what cannot be counted.
 
     Raises:
         UserError: if one of them has no differential privacy.
     """
     federations = [_open(Path(path)) for path in paths]
+    _warn(federations)
     released: dict[str, set] = {}
     for one in federations:
         released.setdefault(one.releases.experiment, set()).update(one.released())
@@ -64,9 +66,20 @@ def _open(path: Path) -> RescoreFederation:
     if not isinstance(federation, RescoreFederation) or federation.releases is None:
         remedy = "begin an experiment with method_conf.privacy"
         raise UserError("no differential privacy", path=federation.where, remedy=remedy)
-    record = federation.releases.record
-    record.nonce.warn()
-    if not record.complete:
-        print(f"warning: {path}: without the record beside its key, copies of it are not counted",
-              file=sys.stderr)  # fmt: skip
     return federation
+
+
+def _warn(federations: Sequence[RescoreFederation]) -> None:
+    """Tell what is not counted here."""
+    records = [one.releases.record for one in federations]
+    if any(one.nonce.fixed for one in records):
+        print(f"warning: {FIXED_WARNING}", file=sys.stderr)
+    for one, record in zip(federations, records, strict=True):
+        if not record.complete:
+            path = one.experiment.path
+            print(f"warning: {path}: copies are not counted: no {record.beside}", file=sys.stderr)
+    others = {nonce: path for record in records for nonce, path in record.others().items()}
+    others = {nonce: others[nonce] for nonce in others.keys() - {one.nonce.text for one in records}}
+    if others:
+        told = some(sorted(others.values()))
+        print(f"warning: not counted, though of the same clients: {told}", file=sys.stderr)

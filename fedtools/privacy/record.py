@@ -5,7 +5,8 @@
     EXP/clients/<client>/releases.tsv       the same of a client, where clients add the noise
     EXP/{server,clients/<client>}/release.safetensors
                                             the release of the open round
-    <key>.releases/<nonce>/<sender>.tsv     a second record, beside the key
+    <key>.releases/<nonce>/<sender>.tsv     a second record, beside the key, with ...
+    <key>.releases/<nonce>/{folder,clients} where the experiment began, and who its clients are
 
 The nonce is no secret. It is part of the label of all noise, so that two experiments never draw the
 same noise, whatever else they have in common.
@@ -20,7 +21,7 @@ The record beside the key is that of all folders with this nonce. What a copy of
 one that was put back from a backup, draws again has another label, and counts for all of them. A
 folder that was moved, or that other machines see under another path, stays the same one. A key that
 was copied to another machine without its records draws nothing there; with them, two machines know
-nothing of each other.
+nothing of each other. Since nothing removes it, it also tells of experiments that are gone.
 
 For tests, and to repeat published tables, $FEDTOOLS_NONCE sets the nonce, with a warning and a
 mark. Then there is no record beside the key, and copies are not told apart. Labels still have the
@@ -32,6 +33,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +44,7 @@ import numpy as np
 
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_text
+from fedtools.files.lines import read_lines, read_text
 from fedtools.files.locks import lock
 from fedtools.files.private import Private
 from fedtools.files.states import load_state, save_state
@@ -55,7 +57,7 @@ COLUMNS = ("round", "draw", "sha256")
 # The server as a sender; no client can have this name.
 SERVER_NAME = "-"
 _FIXED = " fixed"
-_FIXED_WARNING = (
+FIXED_WARNING = (
     f"the nonce of the noise was set by {VARIABLE}: other experiments may have the same noise, and "
     "releases of copies are not counted; for tests and to repeat tables alone"
 )
@@ -76,7 +78,7 @@ class Nonce:
             return cls(secrets.token_hex(16))
         if not re.fullmatch("[0-9a-f]{32}", chosen):
             raise UserError(f"{VARIABLE} is {chosen[:40]!r}, not 32 hexadecimal digits")
-        print(f"warning: {_FIXED_WARNING}", file=sys.stderr)
+        print(f"warning: {FIXED_WARNING}", file=sys.stderr)
         return cls(chosen, True)
 
     @classmethod
@@ -98,14 +100,9 @@ class Nonce:
         """Write it, for `read`."""
         write_text(path, f"{self.text}{_FIXED if self.fixed else ''}\n")
 
-    def warn(self) -> None:
-        """Tell whoever counts releases what a nonce that was set means."""
-        if self.fixed:
-            print(f"warning: {_FIXED_WARNING}", file=sys.stderr)
-
 
 class Row(NamedTuple):
-    """A release: of which round, the how manieth draw of it, and the sum of its file."""
+    """A release: its round, which draw of it this was, from 1, and the sum of its file."""
 
     number: int
     draw: int
@@ -130,7 +127,7 @@ class Record:
             raise UserError(problem, path=experiment, remedy="begin another one")
         self.nonce = Nonce.read(path)
         key = key_path(option)
-        self._beside = key.with_name(f"{key.name}.releases") / self.nonce.text
+        self.beside = key.with_name(f"{key.name}.releases") / self.nonce.text
 
     @staticmethod
     def begin(experiment: Path, option: str | Path | None = None) -> None:
@@ -138,14 +135,31 @@ class Record:
         nonce = Nonce.draw()
         nonce.write(experiment / NONCE)
         if not nonce.fixed:
-            beside = Record(experiment, option)._beside
+            beside = Record(experiment, option).beside
             beside.parent.mkdir(exist_ok=True, mode=0o700)
             beside.mkdir(mode=0o700)
+            write_text(beside / "folder", f"{experiment.resolve()}\n")
+            shutil.copyfile(experiment / "clients.txt", beside / "clients")
+
+    def others(self) -> dict[str, str]:
+        """Other experiments that have released something of clients of the same names.
+
+        Returns:
+            nonce -> where the experiment began, of those under the same key.
+        """
+        clients = set(read_lines(self._experiment / "clients.txt"))
+        found = {}
+        for folder in self.beside.parent.glob("*/folder"):
+            released = any(folder.parent.glob("*.tsv"))
+            if released and clients & set(read_lines(folder.with_name("clients"))):
+                found[folder.parent.name] = read_text(folder).strip()
+        found.pop(self.nonce.text, None)
+        return found
 
     @property
     def complete(self) -> bool:
         """Whether what other folders with this nonce have released is known."""
-        return self.nonce.fixed or self._beside.is_dir()
+        return self.nonce.fixed or self.beside.is_dir()
 
     def once(self, own: Private, sender: str, make: Callable[[int], np.ndarray]) -> np.ndarray:
         """The release of a round: what was written of it, or else what `make` gives, written now.
@@ -163,13 +177,12 @@ class Record:
             problem = f"its nonce is not the one of {VARIABLE}"
             raise UserError(problem, path=self._experiment, remedy="begin another experiment")
         if not self.complete:
-            problem = (
-                f"no record of what {self._experiment} has released, which lies beside its key"
-            )
-            remedy = "move it there with the key, or begin another experiment"
-            raise UserError(problem, path=self._beside, remedy=remedy)
-        beside = (self._beside.parent, self._beside.name)
-        with lock(*((self._experiment, "releases") if self.nonce.fixed else beside), wait=True):
+            problem = f"missing: the record of what {self._experiment} has released"
+            remedy = "put it back beside the key, or begin another experiment"
+            raise UserError(problem, path=self.beside, remedy=remedy)
+        # Where copies would draw at the same time too; one sender does not wait for another.
+        place = self._experiment if self.nonce.fixed else self.beside.parent
+        with lock(place, f"{self.nonce.text}-{sender}", wait=True):
             written = _read_release(own)
             if written is None:
                 draw = 1 + max((row.draw for row in self.of(sender, own.number)), default=0)
@@ -179,6 +192,9 @@ class Record:
             row = Row(own.number, draw, sha256(own.release))
             for path in self._paths(sender):
                 _add(path, row)
+            if len([one for one in _read(self._paths(sender)[0]) if one[:2] == row[:2]]) > 1:
+                remedy = f"run fedtools reset --round {own.number}"
+                raise UserError("not as it was released", path=own.release, remedy=remedy)
         return counts
 
     def of(self, sender: str, number: int | None = None) -> set[Row]:
@@ -188,7 +204,7 @@ class Record:
 
     def _paths(self, sender: str) -> list[Path]:
         own = self._experiment if sender == SERVER_NAME else self._experiment / "clients" / sender
-        beside = [] if self.nonce.fixed else [self._beside / f"{sender}.tsv"]
+        beside = [] if self.nonce.fixed else [self.beside / f"{sender}.tsv"]
         return [own / RELEASES, *beside]
 
 
