@@ -404,21 +404,39 @@ def test_a_moved_folder_is_the_same_and_a_backup_is_a_copy(stream, tmp_path, key
 # What is released.
 
 
-def test_the_papers_mechanism_of_nothing_is_noise(stream, tmp_path, key):
-    """Where nobody has said a word yet, the exact counts are zeros, which would say just that."""
-    late = tmp_path / "late"
+@pytest.fixture(scope="module")
+def silent(stream, tmp_path_factory) -> Path:
+    """The same, said after all groups but the last: nobody has a word to count."""
+    late = tmp_path_factory.mktemp("silent") / "stream"
     shutil.copytree(stream, late)
     lines = [line.split() for line in (late / "segments").read_text().splitlines()]
     later = [(name, audio, float(at) + 1000, float(to) + 1000) for name, audio, at, to in lines]
     (late / "segments").write_text("".join(f"{n} {a} {at} {to}\n" for n, a, at, to in later))
+    return late
+
+
+def test_the_papers_mechanism_of_nothing_is_noise(silent, tmp_path, key):
+    """Where nobody has said a word yet, the exact counts are zeros, which would say just that."""
     path = tmp_path / "exp"
     privacy = {"mechanism": "paper", "epsilon": 1.0}
-    make(late, path, T, privacy=privacy, groups="clock", span=SPAN)
+    make(silent, path, T, privacy=privacy, groups="clock", span=SPAN)
     assert not any(counts.any() for counts in sent(path, T).values())
     found = [counts_after(path, number) for number in range(1, T + 1)]
     for counts in found:
         assert counts.sum() == pytest.approx(1) and len(np.unique(counts)) > 5
-    assert apart(found[0], found[1]) or (found[0] != found[1]).any()
+    assert all((one != two).sum() > 5 for at, one in enumerate(found) for two in found[:at])
+
+
+@pytest.mark.parametrize("options", [LAPLACE, BY_CLIENT])
+def test_equal_counts_meet_other_noise_of_every_round_and_client(silent, tmp_path, key, options):
+    path = tmp_path / "exp"
+    make(silent, path, T, **options)
+    if options is LAPLACE:
+        found = [noise(path, number) for number in range(1, T + 1)]
+    else:
+        found = [counts for number in range(1, T + 1) for counts in sent(path, number).values()]
+        assert len(found) == 3 * T
+    assert all(apart(one, two) for at, one in enumerate(found) for two in found[:at])
 
 
 @pytest.mark.parametrize("sends", ["increments", "cumulative"])
