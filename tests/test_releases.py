@@ -424,7 +424,14 @@ def test_the_papers_mechanism_of_nothing_is_noise(silent, tmp_path, key):
     found = [counts_after(path, number) for number in range(1, T + 1)]
     for counts in found:
         assert counts.sum() == pytest.approx(1) and len(np.unique(counts)) > 5
+    before = total(path)
+    inside("reset", path, "--round", T).ok()
+    inside("rounds", path).ok()
+    found.append(counts_after(path, T))
     assert all((one != two).sum() > 5 for at, one in enumerate(found) for two in found[:at])
+    assert len(read_tsv(path / "releases.tsv", None)) == T + 1
+    # Nobody had anything to lose.
+    assert before == total(path) == {"word": 0, "utterance": 0, "user": 0}
 
 
 @pytest.mark.parametrize("options", [LAPLACE, BY_CLIENT])
