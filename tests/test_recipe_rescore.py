@@ -184,6 +184,8 @@ def test_the_report(recipe):
     )
     rows = read_tsv(exp / "sweeps" / "seed0" / "sigma.tsv", None)
     assert rows[0]["sigma"] == "5.0" and rows[0]["wer"] == total["wer"]
+    (nothing,) = read_tsv(exp / "sweeps" / "seed0" / "nothing.tsv", None)
+    assert nothing["alpha"] == "0.0" and cells(page, "nothing released")[3] == nothing["wer"]
 
 
 def damaged(said: dict[str, str], every: int) -> tuple[dict[str, str], dict[str, int]]:
@@ -252,7 +254,12 @@ def test_the_reports_figures(recipe, tmp_path):
     figures = ["11.00 ± 1.41", "-5.0 [-6.5, +1.0]"]
     assert cells(text, "0.5   | 0.25")[:6] == ["0.5", "0.25", "5.0", *figures, "31.24"]
     paper = cells(text, "the paper's equations")
-    assert paper[1:] == ["8.0", *figures, "-"] and "2.0                  |" not in paper
+    assert paper[1:] == ["8.0", "-", *figures, "-"]
+    # What two seeds cost the same people; and what is had without any release.
+    assert cells(text, "Laplace on bounded")[1:] == ["8.0", "16", *figures, "-"]
+    assert cells(text, "nothing released (alpha 0)")[1:] == ["0", "0", *figures, "-"]
+    # A copy of an experiment has released nothing more.
+    assert "for one utterance; of all seeds 8 for one utterance |" in text
     words = [line for line in text.splitlines() if line.startswith("| private words")]
     assert "bonus 1, 2 in the first pass" in words[1]
     assert [cell.strip() for cell in words[1].strip("|").split("|")][1:] == [

@@ -15,6 +15,9 @@ BatchNorm statistics is another, by itself, with its own norm, its own median an
 Statistics are in the units of what they are of, squared for a variance, and may change hundreds of
 times as much as weights: in one norm with them, noise would drown the weights, and a bound would
 hold for the statistics alone.
+
+This noise measures what noise would do: it is drawn from a seed that is no secret, and promises no
+differential privacy (`fedtools.privacy` does, for counts of words).
 """
 
 from __future__ import annotations

@@ -94,6 +94,11 @@ class Federation(ABC):
             the full state that everybody begins with, and of it what the server sends in round 1.
         """
 
+    @staticmethod
+    def keep_own(path: Path, method: Method) -> list[str]:
+        """Write what else an experiment begins with, for this task alone; the files' names."""
+        return []
+
     @abstractmethod
     def payload(self, phase: Phase) -> Payload:
         """What each client of a phase sends."""

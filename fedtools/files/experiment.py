@@ -5,6 +5,7 @@ EXP/data.yaml                       what tells the data from others of the same 
 EXP/clients.txt                     every client, one per line, in C order
 EXP/tokens.txt [bpe.model|token_type]  the model's output units
 EXP/init.safetensors                the model everybody begins with
+EXP/{nonce,noise_key}               with privacy: see `fedtools.privacy.record`
 EXP/sha256sums                      of all these, and of round_0001/global.safetensors
 EXP/software.yaml                   commit and versions at the start
 EXP/round_0007/global.safetensors   what the server sends in round 7: shared tensors only
@@ -15,6 +16,7 @@ EXP/round_0007/.done                written last: sums of the ledger, of what cl
                                     kept, and of the next global state
 EXP/clients/<client>/               what never leaves the client; no server command opens it
 EXP/server/                         the server's own optimiser, for methods that train there
+EXP/releases.tsv                    with privacy: all that the server has released
 EXP/resetting                       the round that a reset goes back to, until it is there
 EXP/evaluate_<split>.tsv            how good the models are, by round and client
 """

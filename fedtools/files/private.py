@@ -2,6 +2,7 @@
 
     <owner>/round_0007/<name>.safetensors   tensors as they were after round 7
     <owner>/checkpoint.safetensors          a training in progress
+    <owner>/release.safetensors             noisy counts, see `fedtools.privacy.record`
 
 The owner's folder is `EXP/clients/<client>` or `EXP/server`; other users cannot read it. A round
 that is killed is repeated, so what an earlier round kept stays until the next one is complete.
@@ -44,6 +45,11 @@ class Private:
     def checkpoint(self) -> Path:
         """A training in progress."""
         return self.folder / "checkpoint.safetensors"
+
+    @property
+    def release(self) -> Path:
+        """What was released, with noise, in a round that is not complete."""
+        return self.folder / "release.safetensors"
 
     def load(self, name: str, spec: Spec | None = None) -> dict[str, np.ndarray] | None:
         """The newest tensors of this name from rounds before this one, or None."""
@@ -89,8 +95,9 @@ class Private:
         return [min(found) for found in self._found().values() if min(found) >= self.number]
 
     def remove(self) -> None:
-        """Remove what was kept in this round, and any checkpoint."""
+        """Remove what was kept in this round, any checkpoint, and any release."""
         remove(self.checkpoint)
+        remove(self.release)
         remove(self._path("", self.number).parent)
 
     def _found(self) -> dict[str, dict[int, Path]]:

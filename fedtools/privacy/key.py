@@ -4,10 +4,11 @@ Who knows the key can subtract the noise of everything that was released under i
 federation with `trust: client` every client has a key of its own; a simulation has one, under which
 each client has its own stream.
 
-Noise is a function of the key and of all that a release is: the experiment, round, sender and
-purpose, the mechanism's numbers, and the very counts that it hides. So a run that was killed draws
-the same noise for the same release, and no second noise is ever drawn for it, while another epsilon
-or other counts never meet the same noise, which the difference of both releases would cancel.
+Noise is a function of the key and of all that a release is: the experiment with its data and its
+nonce (`fedtools.privacy.record`), round, draw, sender and purpose, the mechanism's numbers, and the
+very counts that it hides. So a run that was killed draws the same noise for the same release, while
+another experiment, another epsilon or other counts never meet the same noise, which the difference
+of both releases would cancel.
 """
 
 from __future__ import annotations

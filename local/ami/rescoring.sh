@@ -157,6 +157,8 @@ sweep() {
     fixed+=(--set sigma=0.1)
     for option in $(by_clock); do fixed+=(--set "${option}"); done
     try eval none --vary mechanism=none
+    # What clients count for themselves alone, which no noise touches.
+    try eval nothing --vary alpha=0
     try eval paper --set mechanism=paper --vary "epsilon=${epsilons}"
     for unit in utterance user; do
         try eval "${unit}" --set mechanism=laplace --set "unit=${unit}" \
