@@ -30,6 +30,7 @@ from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.sent_features import sent_name
 from fedtools.files.tables import read_tsv
 from fedtools.models.asr import build_model
+from fedtools.models.pooling import pooled
 
 # Speakers of each client, and utterances of each speaker.
 SPEAKERS, EACH = {"au": 12, "en": 3, "in": 1}, 4
@@ -197,6 +198,15 @@ def test_speakers_in_vectors_are_found():
         assert figure.low <= figure.value <= figure.high
         assert figure.low > figure.chance
         assert (figure.speakers, figure.utterances) == (15, 150)
+
+
+def test_an_utterance_is_the_mean_and_deviation_of_its_frames():
+    random, lengths = np.random.default_rng(0), [7, 4]
+    features = random.normal(3, 2, (2, 7, 5)).astype("f4")
+    found = pooled(torch.from_numpy(features), torch.tensor(lengths)).numpy()
+    for row, matrix, length in zip(found, features, lengths, strict=True):
+        own = matrix[:length].astype("f8")
+        np.testing.assert_allclose(row, [*own.mean(0), *own.std(0)], rtol=1e-5)
 
 
 def test_what_all_have_in_common_is_taken_away_before_sorting():

@@ -93,9 +93,8 @@ def test_federations_of_table_2(recipe):
 
 def test_nothing_is_chosen_on_eval(recipe):
     """Weights, lambda, bonuses and the rate: the streams, lists and transcripts are dev's."""
-    am, nnlm, found = "exp/fake/am/seed0", "exp/fake/nnlm/seed0", calls(
-        recipe.parents[2] / "recorder"
-    )  # fmt: skip
+    am, nnlm = "exp/fake/am/seed0", "exp/fake/nnlm/seed0"
+    found = calls(recipe.parents[2] / "recorder")
     assert found["tune"] == [[f"{am}/decode_dev", "data/fake/dev", f"{am}/weights.yaml"]]
     tuned = [words[:2] for words in found["rescore-tune"]]
     assert tuned == [
@@ -111,9 +110,10 @@ def test_nothing_is_chosen_on_eval(recipe):
         for name in ("dev", "eval", *(["eval_words"] if len(streams) > 2 else []))
     }
     # Rates and bonuses are compared by what is scored on dev.
-    scored = [words[0].rpartition("/")[2] for words in found["score"] if "dev" in words[2]]
-    assert len(scored) == 4 and set(scored) == {"dev"}
-    assert all("dev" in words[1] for words in found["score"] if "dev" in words[2])
+    tuned_by = {words[2]: words[0] for words in found["score"] if "dev" in words[2]}
+    compared = [f"exp/fake/finetuned_dev/seed0/{rate}/best" for rate in ("1e-5", "1e-2")]
+    assert {*compared, f"{am}/decode_dev/best"} <= tuned_by.keys()
+    assert set(tuned_by.values()) == {"data/fake/dev"}
     (words,) = found["train-nnlm"]
     assert words[words.index("--valid") + 1] == "data/fake/dev/text"
     assert not [word for word in words if "eval" in word]

@@ -278,6 +278,7 @@ def test_a_teacher_of_the_server_on_features(world, tmp_path):
         place = federation.at_server(number, federation.method.phase(number))
         plans.append([dict(batch) for (batch,) in place._batches(1, None, "train").stream(0)])
     assert {len(plan) for plan in plans} == {-(-sum(TRAIN.values()) // 2)}
+    check_clean(world, path / "round_0001", begun)
     for mistake in ("", *MISTAKES):
         learner = OnFeatures(world, masking(MASKED["features"]), {}, CLASSIFIER, mistake)
         learner.begin(begun)
@@ -287,6 +288,21 @@ def test_a_teacher_of_the_server_on_features(world, tmp_path):
                 learner.step(batch)
         found = load_file(path / f"round_{ROUNDS + 2:04d}" / "global.safetensors")
         check(begun | found, learner, begun)
+
+
+def check_clean(world: Path, folder: Path, begun: State) -> None:
+    """What clients have sent is what the first layers make of their audio, unmasked."""
+    model = load(build_model(masking(MASKED["features"]), tokens_of(world)), begun).eval()
+    for client in TRAIN:
+        ark = dict(kaldiio.load_ark(str(folder / f"features.{client}.ark")))
+        batch = batch_of(world, "train", client)
+        with torch.no_grad():
+            values, _ = model.normalize(batch["speech"], batch["speech_lengths"])
+            hidden, _ = model.encoder.embed(values, torch.ones(1, 1, FRAMES).bool())
+            own = model.encoder.encoders[0](hidden, torch.ones(1, 1, hidden.shape[1]).bool())[0]
+        # Their order tells nothing.
+        near = [[np.allclose(one, other, atol=2e-4) for other in ark.values()] for one in own]
+        assert np.sum(near, 0).tolist() == np.sum(near, 1).tolist() == [1] * TRAIN[client]
 
 
 def test_a_teacher_of_models_that_have_a_classifier_in_common(world, tmp_path):

@@ -99,6 +99,20 @@ def test_who_differs_otherwise_than_those_who_are_known_is_not_told(tmp_path):
     assert float(rows["PLDA"]["EER%"]) > 30
 
 
+def test_how_long_vectors_are_does_not_matter(tmp_path):
+    """Lengths, from the middle of the known ones on, are those of models and no speaker's."""
+    known, attacked = embedded(KNOWN, FIRST, LAST, 0), embedded(ATTACKED, FIRST, LAST, 1)
+    middle, random = np.mean(list(known.values()), 0), np.random.default_rng(5)
+    longer = {
+        name: middle + random.uniform(0.2, 5) * (value - middle) for name, value in attacked.items()
+    }
+    before, rows = scored(tmp_path, known, attacked)
+    after, others = scored(tmp_path, known, longer)
+    assert rows == others
+    for pair, score in before.items():
+        assert after[pair] == pytest.approx(score, rel=1e-6, abs=1e-6)
+
+
 def test_where_vectors_lie_does_not_matter(tmp_path):
     """Everybody's common part is no speaker's: by the cosine, too, it is taken off first."""
     shift = np.random.default_rng(5).normal(0, 30, 8)

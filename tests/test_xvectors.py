@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -115,6 +116,22 @@ def test_differences_are_equation_1():
     torch.testing.assert_close(before[0], expected, atol=1e-5, rtol=0)
     # Below the changed layer there is none.
     assert not Differences(probe, 1, "relu").of(1, differences.inputs[0]).any()
+
+
+def test_models_of_every_round_are_trained_on():
+    """Each view's, in each epoch once."""
+    probe, views, asked = asr_probe("tdnn", 3), [], []
+    models = models_of(probe, 0.05, 0.01)
+
+    def states(names: Sequence[str]) -> Iterator:
+        asked.extend(names)
+        return ((name, models[name]) for name in names)
+
+    names = list(models)
+    for some in (names[:6], names[6:10]):
+        views.append(View(probe, states, {name: name[:3] for name in some}))
+    train_xvectors(views, Training(2, width=8, epochs=3, utterances=2))
+    assert Counter(asked) == dict.fromkeys(names[:10], 3)
 
 
 def test_an_embedding_is_the_mean_over_the_indicator():
