@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from fnmatch import fnmatchcase
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +232,21 @@ def test_a_mean_is_of_other_speakers(world):
         assert len(pairs) == 1
     with pytest.raises(UserError, match="mean=9, but there are 4 models of others"):
         seen(world, "mean=9")
+
+
+def test_whom_a_mean_is_of_is_drawn(world):
+    """Of the four others each is met, and not always in the company of the same ones."""
+    key, plain = "encoder.layers.0.affine.weight", seen(world, "none")
+    met = set()
+    for seed in range(12):
+        rest = 3 * seen(world, "mean=3", seed)["ann-m1"][key] - plain["ann-m1"][key]
+        (pair,) = (
+            pair
+            for pair in combinations(CLIENTS[2:], 2)
+            if np.allclose(rest, sum(plain[one][key] for one in pair), atol=1e-5)
+        )
+        met.add(pair)
+    assert len(met) > 2 and {one for pair in met for one in pair} == set(CLIENTS[2:])
 
 
 def test_who_is_aggregated_with_a_refused_model_is_refused_too(world, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, Result, contents, kill_at_random, run
+from recorder import calls, record
 from safetensors.numpy import load_file
 
 from fedtools.files.datadir import DataDir
@@ -100,41 +100,12 @@ def outcome(recipe: Path) -> dict[str, bytes]:
     return {str(path.relative_to(exp)): path.read_bytes() for path in files}
 
 
-# Stands before fedtools on PATH, and writes down what it is called with.
-RECORDER = """\
-#!/bin/sh
-words=$(printf '%s\\t' "$@")
-printf '%s\\n' "$words" >>{listed}
-exec {program} "$@"
-"""
-
-
-def record(recipe: Path, environment: dict[str, str]) -> dict[str, str]:
-    """An environment in which every call of fedtools is listed; see `calls`."""
-    folder, program = recipe.parents[3] / "recorder", Path(sys.executable).parent / "fedtools"
-    folder.mkdir()
-    named = {"listed": folder / "calls", "program": program}
-    quoted = {name: shlex.quote(str(path)) for name, path in named.items()}
-    (folder / "fedtools").write_text(RECORDER.format(**quoted))
-    (folder / "fedtools").chmod(0o755)
-    return environment | {"PATH": f"{folder}:{environment['PATH']}"}
-
-
-def calls(recipe: Path) -> dict[str, list[list[str]]]:
-    """Command -> what it was called with, each time."""
-    found: dict[str, list[list[str]]] = {}
-    for line in (recipe.parents[3] / "recorder" / "calls").read_text().splitlines():
-        name, *words = line.removesuffix("\t").split("\t")
-        found.setdefault(name, []).append(words)
-    return found
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> tuple[Path, Result]:
     """The recipe, run to its end without a disturbance."""
     recipe = make_checkout(tmp_path_factory.mktemp("alone"))
     words, environment = command(recipe)
-    environment = record(recipe, environment)
+    environment = record(recipe.parents[3] / "recorder", environment)
     # From another directory: the recipe must not depend on where it is called.
     return recipe, run(*words, env=environment, cwd=recipe.parents[3]).ok()
 
@@ -171,7 +142,7 @@ DECODED.append((BASELINE, "server_test"))
 def test_each_command_opens_what_is_its_own(alone):
     """Nothing is chosen on test data, and nobody is decoded or scored by another's files."""
     recipe, _ = alone
-    exp, data, found = "exp/fake", "data/fake", calls(recipe)
+    exp, data, found = "exp/fake", "data/fake", calls(recipe.parents[3] / "recorder")
 
     def folder(system: str, split: str) -> str:
         return f"{exp}/{system}/decode_{split}"
