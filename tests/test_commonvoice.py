@@ -372,15 +372,6 @@ def load(name: str):
 corpus = load("corpus")
 
 
-@given(st.text())
-def test_normalised_text_is_words_and_stays_as_it_is(sentence):
-    text, reason = corpus.normalise(sentence)
-    assert bool(text) != bool(reason)
-    if text:
-        assert re.fullmatch(r"[a-z]([a-z']*[a-z])?( [a-z]([a-z']*[a-z])?)*", text)
-        assert corpus.normalise(text) == (text, "")
-
-
 @given(st.lists(st.tuples(st.text("abc ", min_size=1), st.text("ab,| ")), min_size=1))
 def test_separators_in_parentheses_belong_to_the_accent(parts):
     accents = [f"x{name}({inside})" for name, inside in parts]

@@ -327,7 +327,7 @@ def prepare(options: argparse.Namespace) -> None:
     others = not options.server and not options.server_fraction
     names = {**options.accents, **options.server}
     rows = corpus.one_accent(rows, names, others, dropped, table)
-    rows = corpus.measure(corpus.usable(rows, clips, dropped), language, dropped)
+    rows = corpus.measure(corpus.usable(rows, clips, dropped, language.name), language, dropped)
     for row in rows:
         row.speaker = f"{row.name or corpus.short_name(row.accent)}-{speakers[row.speaker]}"
     sets = choose_readable(rows, options, clips, dropped)
