@@ -205,9 +205,30 @@ def test_the_outcome_is_a_valid_text(tmp_path_factory, sentences, language):
 
 
 def test_codes():
-    for code in ("en", "zh-CN", "zh_TW", "rm-vallader", "nan-tw", "ga-IE", "cnh", "EN"):
+    for code in (
+        "en",
+        "zh-CN",
+        "zh_TW",
+        "rm-vallader",
+        "zh-Hant-TW",
+        "nan-tw",
+        "ga-IE",
+        "cnh",
+        "EN",
+    ):
         assert is_language(code), code
-    for code in ("", "e", "cv-corpus-6.1", "clips", "de/../x", "de ", "a b", "123", "mini corpus"):
+    for code in (
+        "",
+        "e",
+        "cv-corpus-6.1",
+        "cv-corpus",
+        "clips",
+        "de/../x",
+        "de ",
+        "a b",
+        "123",
+        "mini corpus",
+    ):
         assert not is_language(code), code
     unspaced = [code for code in LANGUAGES if not LANGUAGES[code].spaces]
     assert unspaced == "ja zh yue th lo km my bo dz shn nan".split()

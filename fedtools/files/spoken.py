@@ -129,8 +129,8 @@ def rules_of(language: str) -> Language:
 
 
 def is_language(code: str) -> bool:
-    """Whether this can be the code of a language, in the form that Common Voice's folders have."""
-    return re.fullmatch("[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8})?", code) is not None
+    """Whether this can be the code of a language; not that of a folder named cv-corpus."""
+    return re.fullmatch("(?!cv-)[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8}){0,3}", code) is not None
 
 
 def normalise(

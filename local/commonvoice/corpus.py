@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fedtools.files.errors import UserError
 from fedtools.files.lines import open_input
-from fedtools.files.spoken import normalise
+from fedtools.files.spoken import is_language, normalise
 
 # The codes of the first releases, and the texts that Common Voice itself replaced them by.
 CODES = {
@@ -44,8 +44,8 @@ class Row:
     """One line of validated.tsv.
 
     `clip` is as it stands there until `usable` makes it a file name, `sentence` until `usable`
-    makes it words; `locale` is "" where the table has none; `name` is what the user calls the
-    accent, "" for an accent that nobody named.
+    makes it words; `locale` until `find_languages` makes it a language; `name` is what the user
+    calls the accent, "" for an accent that nobody named.
     """
 
     clip: str
@@ -222,14 +222,32 @@ def one_accent(
     return kept
 
 
-def usable(rows: list[Row], clips: Path, dropped: Counter, language: str) -> list[Row]:
+def find_languages(rows: list[Row], folder: Path, given: str | None) -> None:
+    """Set the language of every row: its `locale`, else the folder's name, else `--language`.
+
+    Raises:
+        UserError: if there are rows that have none of the three.
+    """
+    default = folder.name if is_language(folder.name) else given or ""
+    for row in rows:
+        row.locale = row.locale if is_language(row.locale) else default
+    if any(not row.locale for row in rows):
+        problem = "neither a locale in the table nor the folder's name says which language it is"
+        raise UserError(problem, path=folder, remedy="give --language, as in --language de")
+    others = Counter(row.locale for row in rows if row.locale != given)
+    if given and others:
+        found = ", ".join(f"{count} are {language}" for language, count in others.most_common())
+        print(f"--language {given} is not that of all rows: {found}", file=sys.stderr)
+
+
+def usable(rows: list[Row], clips: Path, dropped: Counter, left_out: Counter) -> list[Row]:
     """Keep the rows with words, and with a clip that is there; `clip` becomes its file name.
 
-    `language` is that of rows without a `locale`.
+    The characters that sentences have and their words have not are added to `left_out`.
     """
     kept: dict[str, Row] = {}
     for row in rows:
-        text, reason = normalise(row.sentence, row.locale or language)
+        text, reason = normalise(row.sentence, row.locale, left_out)
         row.clip += "" if row.clip.endswith(".mp3") else ".mp3"
         if not re.fullmatch(r"[A-Za-z0-9_.+-]+", row.clip) or row.clip.startswith("."):
             reason = "not the name of a clip"
