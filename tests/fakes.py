@@ -51,6 +51,7 @@ class Clip:
     audio: str = "good"
     path: str | None = None
     seconds: float | None = None
+    locale: str = ""
 
 
 def speaker_id(name: str) -> str:
@@ -88,17 +89,22 @@ def some_clips(
 
 
 def common_voice(
-    folder: Path, clips: Iterable[Clip], release: int = 17, durations: bool | None = None
+    folder: Path,
+    clips: Iterable[Clip],
+    release: int = 17,
+    durations: bool | None = None,
+    name: str = "en",
 ) -> Path:
     """Write clips as a release of Common Voice has them; return the folder of the language.
 
     Args:
-        folder: the corpus is made in it as cv-corpus-<release>.0/en.
+        folder: the corpus is made in it as cv-corpus-<release>.0/<name>.
         clips: its rows, in the order of the table.
         release: a key of COMMON_VOICE_COLUMNS.
         durations: whether there is clip_durations.tsv; by default as in the release.
+        name: the folder of the language.
     """
-    language = folder / f"cv-corpus-{release}.0" / "en"
+    language = folder / f"cv-corpus-{release}.0" / name
     (language / "clips").mkdir(parents=True)
     columns = COMMON_VOICE_COLUMNS[release].split()
     lines, lengths = ["\t".join(columns)], ["clip\tduration[ms]"]
@@ -122,6 +128,7 @@ def common_voice(
             "accents" if "accents" in columns else "accent": "" if release == 12 else accent,
             "up_votes": "2",
         }
+        cells |= {"locale": clip.locale} if "locale" in columns else {}
         lines.append("\t".join(cells[column] for column in columns))
     (language / "validated.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if durations or (durations is None and release >= 17):

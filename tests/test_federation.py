@@ -17,6 +17,7 @@ from conftest import ROOT, fedtools, inside, ledger, torchless
 from safetensors.numpy import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fedtools.files.datadir import DataDir, write_table
 from fedtools.files.tables import read_tsv
 
 CLIENTS = ["au", "en", "in"]
@@ -496,6 +497,26 @@ def test_evaluate_average_and_ledger(world, reference, cli):
     assert {row["bytes_up"] for row in rows if row["client"] in CLIENTS} == {str(each)}
     for row in ledger(world / "reference-client"):
         assert (row["bytes_down"], row["bytes_up"]) == ("0", "0")
+
+
+def test_characters_are_evaluated_where_there_are_no_spaces(world, cli, tmp_path):
+    for name in ("train", "valid"):
+        data = shutil.copytree(world / name, tmp_path / name)
+        write_table(data / "utt2lang", dict.fromkeys(DataDir.read(data, "text").text, "zh-CN"))
+    path = tmp_path / "exp"
+    for name in ("tokens", "config.yaml"):
+        (tmp_path / name).symlink_to(world / name)
+    cli(*begin(tmp_path, path, "fedavg")).ok()
+    assert "valid CER " in cli("rounds", path, "--to", "1", "--evaluate", "valid").ok().err
+    note, _, header, *rows = cli("evaluate", path).ok().out.splitlines()
+    assert note == "CER by character, without spaces: the language is written without them"
+    assert header.split() == "round client utterances loss characters errors cer".split()
+    data = DataDir.read(tmp_path / "valid", "text", "utt2client")
+    for row in rows:
+        _, client, _, _, characters, errors, rate = row.split()
+        spoken = [data.text[name] for name in data.client_utterances(client)]
+        assert int(characters) == sum(len(text.replace(" ", "")) for text in spoken)
+        assert float(rate) == pytest.approx(100 * int(errors) / int(characters), abs=1e-3)
 
 
 def test_training_learns(world, cli, tmp_path):

@@ -37,7 +37,10 @@ def score_command(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> None:
-    """Word and character error rates as sclite counts them, by client, with 95 % intervals."""
+    """Word and character error rates as sclite counts them, by client, with 95 % intervals.
+
+    Of a language written without spaces, by utt2lang, characters alone are counted.
+    """
     from fedtools.score.wer import score, score_table
 
     rows = score(data_dir, hyp_text, out_dir, resamples, seed)
@@ -53,7 +56,10 @@ def compare_command(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> None:
-    """Two systems' word error rates: their difference, and the matched-pair test (MAPSSWE)."""
+    """Two systems' word error rates: their difference, and the matched-pair test (MAPSSWE).
+
+    Of a language written without spaces, by utt2lang, characters are counted.
+    """
     from fedtools.score.compare import compare, compare_table
 
     rows = compare(data_dir, hyp_a, hyp_b, resamples, seed, out)

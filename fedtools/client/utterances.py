@@ -15,6 +15,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.perturb import speakers_of
 from fedtools.files.received import Seal
+from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
 
 
@@ -39,6 +40,8 @@ class Batch(dict[str, torch.Tensor]):
 
 class Utterances:
     """Features and tokens of some utterances of a data directory.
+
+    `unit` is what error rates of their transcripts count.
 
     Args:
         data: a data directory with `feats_scp` and `text`.
@@ -73,6 +76,9 @@ class Utterances:
         self.names = list(names)
         self.texts = [data.text.get(name, "") for name in self.names]
         self.tokens = [tokenizer.encode(text) for text in self.texts]
+        languages = data.others.get(UTT2LANG, {})
+        spoken = {name: languages[name] for name in self.names if name in languages}
+        self.unit = unit_of(spoken, data.path / UTT2LANG)
         self._speaker = _numbered(speakers_of(data, self.names))
         owners = [data.utt2client.get(name, "") for name in self.names]
         self._client, self.clients = _numbered(owners), sorted(set(owners))

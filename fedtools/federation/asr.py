@@ -33,6 +33,7 @@ from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.private import PERSONAL_STATE, Private
 from fedtools.files.received import Seal
 from fedtools.files.sent_features import Features, open_sent
+from fedtools.files.units import UTT2LANG, Unit, unit_of
 from fedtools.lm.tokens import Tokenizer, warn_of_unspelled
 from fedtools.methods.base import PERSONAL, Extracted, Phase
 from fedtools.models.asr import (
@@ -65,6 +66,8 @@ def read_data(
     data = DataDir.read(path, "utt2spk", "feats.scp", *tables, *clients)
     if (speeds := data.path / SPEED_TABLE).exists():
         data.others[SPEED_TABLE] = read_table(speeds)
+    if (languages := data.path / UTT2LANG).exists():
+        data.others[UTT2LANG] = read_table(languages)
     wanted = config.get("input_size", INPUT_SIZE)
     for name in first_there(data) if may_lack else data.utterances[:1]:
         size = FeatureReader({name: data.feats_scp[name]}).shape(name)[1]
@@ -380,13 +383,20 @@ class AsrFederation(ModelFederation):
         decay, keep = training.decay, training.keep_teacher
         return ContinuousLabels(student, teacher, decay, keep, posteriors)
 
+    def unit(self, split: str) -> Unit:
+        data = self.read(split)
+        return unit_of(data.others.get(UTT2LANG, {}), data.path / UTT2LANG)
+
     def measure(self, split: str, client: str) -> dict[str, object]:
         return self.measured(self.utterances(split, client))
 
     @as_configured
     @torch.no_grad()
     def measured(self, data: Utterances) -> dict[str, object]:
-        """The model's mean loss on some utterances, nats per utterance, and greedy WER, %."""
+        """The model's mean loss on some utterances, nats per utterance, and greedy WER, %.
+
+        Words are characters where the language is written without spaces, see `Utterances.unit`.
+        """
         model = self.model.eval()
         loss, words, errors = 0.0, 0, 0
         batches = data.batches()
@@ -396,8 +406,8 @@ class AsrFederation(ModelFederation):
             log_probs = as_posteriors(model, values, lengths)
             hypotheses = greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
             for index, tokens in zip(indices, hypotheses, strict=True):
-                reference = data.texts[index].split()
-                counts = count_errors(reference, self.tokenizer.decode(tokens).split())
+                reference = data.unit.cut(data.texts[index])
+                counts = count_errors(reference, data.unit.cut(self.tokenizer.decode(tokens)))
                 words += len(reference)
                 errors += counts.errors
         if not words:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from fedtools.federation.tasks import ALL, data_of, task_of
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import MOST_UTTERANCES, Payload, Report
+from fedtools.files.units import WORD, Unit
 from fedtools.methods import make_method
 from fedtools.methods.base import Method, Phase
 
@@ -110,6 +111,10 @@ class Federation(ABC):
     @abstractmethod
     def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
         """Do the clients' part of a round for one unit; `finish` is called when it is on disk."""
+
+    def unit(self, split: str) -> Unit:
+        """What error rates on a split count."""
+        return WORD
 
     @abstractmethod
     def measure(self, split: str, client: str) -> dict[str, object]:

@@ -39,7 +39,8 @@ def evaluate(
         split: which data.
 
     Returns:
-        the rows of the file, see `Task.header`; loss in nats per utterance, rates in %.
+        the rows of the file, see `Task.header`; loss in nats per utterance, rates in %. Where a
+        language is written without spaces, its words are characters (`fedtools.files.units`).
     """
     experiment = federation.experiment
     path, header = experiment.evaluation(split), federation.task.header

@@ -46,7 +46,7 @@ from fedtools.files.atomic import sha256, write_text
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines, read_text
 from fedtools.files.locks import lock
-from fedtools.files.private import Private
+from fedtools.files.private import Private, make_private
 from fedtools.files.states import load_state, save_state
 from fedtools.files.tables import count, read_tsv, write_tsv
 from fedtools.privacy.key import key_path
@@ -186,6 +186,7 @@ class Record:
             written = _read_release(own)
             if written is None:
                 draw = 1 + max((row.draw for row in self.of(sender, own.number)), default=0)
+                make_private(own.folder)
                 save_state(own.release, _tensors(make(draw), own.number, draw))
                 written = _read_release(own)
             counts, draw = written

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fedtools.files.errors import UserError
 from fedtools.files.lines import open_input
+from fedtools.files.spoken import is_language, normalise
 
 # The codes of the first releases, and the texts that Common Voice itself replaced them by.
 CODES = {
@@ -43,7 +44,8 @@ class Row:
     """One line of validated.tsv.
 
     `clip` is as it stands there until `usable` makes it a file name, `sentence` until `usable`
-    makes it words; `name` is what the user calls the accent, "" for an accent that nobody named.
+    makes it words; `locale` until `find_languages` makes it a language; `name` is what the user
+    calls the accent, "" for an accent that nobody named.
     """
 
     clip: str
@@ -51,6 +53,7 @@ class Row:
     sentence: str
     accent: str
     gender: str
+    locale: str = ""
     name: str = ""
     seconds: float = 0.0
 
@@ -171,9 +174,9 @@ def read_rows(path: Path, dropped: Counter) -> list[Row]:
             dropped["several accents" if accents else "no accent"] += 1
             continue
         gender = cells.get("gender", "").lower().partition("_")[0]
-        rows.append(
-            Row(cells["path"], cells["client_id"], cells["sentence"], accents.pop(), gender)
-        )
+        row = Row(cells["path"], cells["client_id"], cells["sentence"], accents.pop(), gender)
+        row.locale = cells.get("locale", "")
+        rows.append(row)
     if not rows and dropped["no accent"] and not dropped["several accents"]:
         raise UserError(
             f"no accent in any of {dropped['no accent']} rows, as in release 12",
@@ -181,27 +184,6 @@ def read_rows(path: Path, dropped: Counter) -> list[Row]:
             remedy="take another release",
         )
     return sorted(rows, key=lambda row: (row.clip, row.speaker, row.sentence, row.accent))
-
-
-def normalise(sentence: str) -> tuple[str, str]:
-    """Spoken words of a sentence, lower case: (text, "") or ("", why there is none)."""
-    text = re.sub("[\u2018\u2019\u02bc\u0060\u00b4\u2032]", "'", sentence.lower())
-    text = unicodedata.normalize("NFKD", text)
-    if any(unicodedata.category(mark)[0] == "N" for mark in text):
-        return "", "digits"
-    if any(mark in "&%@#*/\\" or unicodedata.category(mark)[0] == "S" for mark in text):
-        return "", "symbols"
-    kept = []
-    for mark in text:
-        if "a" <= mark <= "z" or mark == "'":
-            kept.append(mark)
-        elif mark.isalpha():
-            return "", "letters outside a-z"
-        elif not unicodedata.combining(mark):
-            kept.append(" ")
-    words = [word.strip("'") for word in "".join(kept).split()]
-    text = " ".join(word for word in words if word)
-    return (text, "") if text else ("", "empty text")
 
 
 # --- sifting -------------------------------------------------------------------------------------
@@ -240,11 +222,32 @@ def one_accent(
     return kept
 
 
-def usable(rows: list[Row], clips: Path, dropped: Counter) -> list[Row]:
-    """Keep the rows with words, and with a clip that is there; `clip` becomes its file name."""
+def find_languages(rows: list[Row], folder: Path, given: str | None) -> None:
+    """Set the language of every row: its `locale`, else the folder's name, else `--language`.
+
+    Raises:
+        UserError: if there are rows that have none of the three.
+    """
+    default = folder.name if is_language(folder.name) else given or ""
+    for row in rows:
+        row.locale = row.locale if is_language(row.locale) else default
+    if any(not row.locale for row in rows):
+        problem = "neither a locale in the table nor the folder's name says which language it is"
+        raise UserError(problem, path=folder, remedy="give --language, as in --language de")
+    others = Counter(row.locale for row in rows if row.locale != given)
+    if given and others:
+        found = ", ".join(f"{count} are {language}" for language, count in others.most_common())
+        print(f"--language {given} is not that of all rows: {found}", file=sys.stderr)
+
+
+def usable(rows: list[Row], clips: Path, dropped: Counter, left_out: Counter) -> list[Row]:
+    """Keep the rows with words, and with a clip that is there; `clip` becomes its file name.
+
+    The characters that sentences have and their words have not are added to `left_out`.
+    """
     kept: dict[str, Row] = {}
     for row in rows:
-        text, reason = normalise(row.sentence)
+        text, reason = normalise(row.sentence, row.locale, left_out)
         row.clip += "" if row.clip.endswith(".mp3") else ".mp3"
         if not re.fullmatch(r"[A-Za-z0-9_.+-]+", row.clip) or row.clip.startswith("."):
             reason = "not the name of a clip"

@@ -23,8 +23,9 @@ What the releases do differently, read from `validated.tsv`, `clips/` and `clip_
 all     quotation marks are ordinary characters; a clip may be missing, empty or damaged; one
         speaker may have been given two accents or two genders.
 
-Text becomes lower-case letters and apostrophes; rows whose words cannot be known from the text
-(digits, "&") are dropped. The audio stays as it is: wav.scp names the clips.
+Text becomes lower-case words by the rules of the row's language (fedtools/files/spoken.py), which
+utt2lang names. Rows whose words cannot be known from the text (digits, "&") are dropped, and what
+is left out of the others is told by character. The audio stays as it is: wav.scp names the clips.
 """
 
 from __future__ import annotations
@@ -38,10 +39,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import corpus
+import letters
 from corpus import Row, sha256_of
 
 from fedtools.files.datadir import DataDir, check_id, write_table
 from fedtools.files.errors import UserError, exit_with_message
+from fedtools.files.spoken import is_language
+from fedtools.files.units import UTT2LANG
 
 SETS = ("train", "valid", "test")
 # Why a row that nobody asked for is left out; every other reason is a fault of the corpus.
@@ -150,7 +154,7 @@ def choose_readable(
 
 def data_dir(path: Path, rows: list[Row], clips: Path, clients: bool) -> DataDir:
     """The tables of one set; the id of an utterance is <accent>-<speaker>-<number of the clip>."""
-    data = DataDir(path)
+    data = DataDir(path, others={UTT2LANG: {}})
     for row in rows:
         number = re.search(r"_([0-9]{1,20})\.mp3$", row.clip)
         utterance = f"{row.speaker}-{number[1] if number else sha256_of(row.clip)[:16]}"
@@ -161,6 +165,7 @@ def data_dir(path: Path, rows: list[Row], clips: Path, clients: bool) -> DataDir
         data.text[utterance] = row.sentence
         data.utt2spk[utterance] = row.speaker
         data.utt2dur[utterance] = f"{row.seconds:.3f}"
+        data.others[UTT2LANG][utterance] = row.locale
         if clients:
             data.utt2client[utterance] = row.name
     return data
@@ -226,6 +231,13 @@ def fraction(text: str) -> float:
     return value
 
 
+def language_code(text: str) -> str:
+    """Read the code of a language."""
+    if not is_language(text):
+        raise argparse.ArgumentTypeError("the code of a language is wanted, as in de or zh-CN")
+    return text
+
+
 EPILOG = """
 ACCENTS is NAME=PATTERN|PATTERN,... in quotation marks.
 
@@ -276,6 +288,8 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         metavar="X",
         help="instead: the server gets this share of the speakers of each client's accent",
     )
+    languages = "the language, where neither the table's locale nor the folder's name says it"
+    add("--language", type=language_code, metavar="CODE", help=languages)
     add("--seed", type=int, default=0, help="decides who is in which set (default: 0)")
     add(
         "--max-drop",
@@ -322,12 +336,14 @@ def prepare(options: argparse.Namespace) -> None:
     language = corpus.find_language(options.corpus)
     clips, table = language / "clips", language / "validated.tsv"
     dropped: Counter = Counter()
+    left_out: Counter[str] = Counter()
     rows = corpus.read_rows(table, dropped)
+    corpus.find_languages(rows, language, options.language)
     speakers = corpus.speaker_names({row.speaker for row in rows})
     others = not options.server and not options.server_fraction
     names = {**options.accents, **options.server}
     rows = corpus.one_accent(rows, names, others, dropped, table)
-    rows = corpus.measure(corpus.usable(rows, clips, dropped), language, dropped)
+    rows = corpus.measure(corpus.usable(rows, clips, dropped, left_out), language, dropped)
     for row in rows:
         row.speaker = f"{row.name or corpus.short_name(row.accent)}-{speakers[row.speaker]}"
     sets = choose_readable(rows, options, clips, dropped)
@@ -340,6 +356,7 @@ def prepare(options: argparse.Namespace) -> None:
             remedy="mend the corpus or raise --max-drop",
         )
     write_sets(options.out, sets, clips)
+    letters.report(options.out / "left_out.tsv", left_out)
     report(sets, dropped, options)
 
 

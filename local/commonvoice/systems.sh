@@ -195,7 +195,8 @@ report_rows() {
         done
     done
     if [ -s "${exp}/cross.tsv" ]; then
-        name="each client's model on each client's test data, WER by greedy search, %"
+        name=$(awk 'NR == 1 { print toupper($NF) }' "${exp}/cross.tsv")
+        name="each client's model on each client's test data, ${name} by greedy search, %"
         rows+=(--picture "${name}=${pictures}-cross.png")
     fi
     [ "${attacks}" = true ] || return 0
