@@ -3,7 +3,7 @@
 # Zhu et al., "Decoupled federated learning for ASR with non-IID data", Interspeech 2022.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-printf -v command_line '%q ' egs/commonvoice/asr1/run.sh "$@"
+LC_ALL=C printf -v command_line '%q ' egs/commonvoice/asr1/run.sh "$@"
 
 stage=1
 stop_stage=9
