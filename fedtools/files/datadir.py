@@ -5,6 +5,8 @@ locale (byte order), every utterance id prefixed by its speaker id:
 
     wav.scp text utt2spk spk2utt [segments] [utt2dur] [feats.scp utt2num_frames]
     [utt2client client2utt] [any other utt2*, spk2*, reco2*, such as utt2accent or spk2gender]
+
+Every table has all utterances, speakers or recordings, but for PARTIAL: what speakers need not tell.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from fedtools.files.lines import read_lines
 
 # A speaker, utterance or client id becomes a file name and a column: keep it to what both allow.
 ID_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+# What not every speaker tells: these tables have a part of the speakers, one at least.
+PARTIAL = ("spk2gender", "spk2age")
 # Kaldi's extract-segments lets a segment's end lie this far (seconds) beyond its recording.
 MAX_OVERSHOOT = 0.5
 
@@ -239,8 +243,8 @@ class DataDir:
         left_out = []
         names = {name for data in inputs for name in data._tables()}
         for name in sorted(names):
-            tables = [data._tables().get(name) for data in inputs]
-            if not all(tables):
+            tables = [data._tables().get(name, {}) for data in inputs]
+            if not all(tables) and name not in PARTIAL:
                 if name == "segments":
                     raise UserError("only some of the inputs have segments", path=path)
                 left_out.append(name)
