@@ -6,7 +6,8 @@ locale (byte order), every utterance id prefixed by its speaker id:
     wav.scp text utt2spk spk2utt [segments] [utt2dur] [feats.scp utt2num_frames]
     [utt2client client2utt] [any other utt2*, spk2*, reco2*, such as utt2accent or spk2gender]
 
-Every table has all utterances, speakers or recordings, but for PARTIAL: what speakers need not tell.
+A table has all utterances, speakers or recordings, unless it is of what speakers need not tell
+(PARTIAL).
 """
 
 from __future__ import annotations
@@ -36,6 +37,25 @@ def check_id(name: str, what: str, path: str | Path | None = None, line: int | N
         remedy = "use letters, digits, '_', '-', '.' and '+', not beginning with '.', '-' or '+'"
         raise UserError(problem, path=path, line=line, remedy=remedy)
     return name
+
+
+def corpus_folder(folder: Path, what: str) -> Path:
+    """Return the absolute path of a folder; a `UserError` if wav.scp could not name its files.
+
+    Args:
+        folder: the folder.
+        what: the remedy if it is not there: what to name instead.
+    """
+    if not folder.is_dir():
+        raise UserError("no such folder", path=folder, remedy=f"name {what}")
+    folder = folder.resolve()
+    if str(folder) != " ".join(str(folder).split()):
+        raise UserError("wav.scp cannot hold doubled spaces", path=folder, remedy="rename it")
+    # What does not print, or is no UTF-8: a table with it would not be read.
+    if not str(folder).isprintable():
+        problem = f"the folder {str(folder)!r} has characters that do not print"
+        raise UserError(problem, remedy="rename it")
+    return folder
 
 
 def byte_order(keys: Iterable[str]) -> list[str]:

@@ -23,8 +23,8 @@ Times are not made up: counted from the words before, each would depend on all o
 rounds cut by such a clock would protect nobody.
 
 Beside Kaldi's tables there are utt2client, client2utt, utt2meeting, utt2person (the participant,
-or the role) and, for clients that are speakers whose names tell it, spk2gender. The audio is read where
-it lies; of a recording with two channels the first one is copied to OUT/mono.
+or the role) and, for clients that are speakers whose names tell it, spk2gender. The audio is read
+where it lies; of a recording with two channels the first one is copied to OUT/mono.
 """
 
 from __future__ import annotations
