@@ -75,7 +75,7 @@ def some_clips(
 ) -> list[Clip]:
     """A faultless corpus: so many speakers of each accent, with `each` clips.
 
-    They are men, women and, every third, people who do not tell.
+    They are men, women and, every third, people who do not tell. No two sentences are the same.
     """
     clips: list[Clip] = []
     for accent in accents or ("australia", "england", "indian", "us"):
@@ -83,9 +83,9 @@ def some_clips(
             who = Clip(speaker_id(f"{accent} {speaker}"), 0, accent=accent)
             who = replace(who, gender=("male", "female", "")[speaker % 3])
             for utterance in range(each):
-                sentence = (
-                    f"{accent} {'abcdefghijkl'[speaker % 12]} said {'so ' * (utterance + 1)}."
-                )
+                letters = "abcdefghijkl"
+                name = letters[speaker % 12] + (letters[speaker // 12] if speaker >= 12 else "")
+                sentence = f"{accent} {name} said {'so ' * (utterance + 1)}."
                 clips.append(replace(who, number=1000 + len(clips), sentence=sentence))
     return clips
 
