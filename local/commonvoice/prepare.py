@@ -4,9 +4,11 @@
     prepare.py CORPUS OUT --accents au=australia,en=england,in=indian
 
 writes OUT/{train,valid,test}, where the client of an utterance is the name of its accent, and
-OUT/{server_train,server_valid,server_test}, by default from speakers of all other accents. No
-speaker is in two of the six. The clients' split is that of Decouple-FL (section 4.1): 100 h, 10 h
-and 10 h, a third for each accent. An accent that has less gives all it has, in that ratio.
+OUT/{server_train,server_valid,server_test}, by default from speakers of all other accents and from
+those who name none, or several. No speaker is in two of the six, and no sentence of the clients'
+valid and test is in train or server_train (see choose.py). The clients' split is that of
+Decouple-FL (section 4.1): 100 h, 10 h and 10 h, a third for each accent. An accent that has less
+gives all it has, in that ratio.
 
 What the releases do differently, read from `validated.tsv`, `clips/` and `clip_durations.tsv`:
 
