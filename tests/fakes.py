@@ -74,16 +74,19 @@ def tiny_mp3() -> bytes:
 def some_clips(
     speakers: int = 4, each: int = 2, accents: Iterable[str] | None = None
 ) -> list[Clip]:
-    """A faultless corpus: so many speakers of each accent, women and men, with `each` clips."""
+    """A faultless corpus: so many speakers of each accent, with `each` clips.
+
+    They are men, women and, every third, people who do not tell. No two sentences are the same.
+    """
     clips: list[Clip] = []
     for accent in accents or ("australia", "england", "indian", "us"):
         for speaker in range(speakers):
             who = Clip(speaker_id(f"{accent} {speaker}"), 0, accent=accent)
-            who = replace(who, gender=("male", "female")[speaker % 2])
+            who = replace(who, gender=("male", "female", "")[speaker % 3])
             for utterance in range(each):
-                sentence = (
-                    f"{accent} {'abcdefghijkl'[speaker % 12]} said {'so ' * (utterance + 1)}."
-                )
+                letters = "abcdefghijkl"
+                name = letters[speaker % 12] + (letters[speaker // 12] if speaker >= 12 else "")
+                sentence = f"{accent} {name} said {'so ' * (utterance + 1)}."
                 clips.append(replace(who, number=1000 + len(clips), sentence=sentence))
     return clips
 
@@ -284,13 +287,17 @@ def ted_talk(name: str, part: str = "train", sentences: int = 8, each: float = 2
 
 
 def some_talks(train: int = 12, held_out: int = 2) -> list[TedTalk]:
-    """Persons of which every third has two talks, and as many of dev as of test."""
+    """Persons of which every third has two talks, and as many of dev as of test.
+
+    The labels of every third one, of those with one talk, do not tell the sex.
+    """
     talks = []
     for number in range(train):
         gender = ("male", "female")[number % 2]
         years = ("2005", "2009G") if number % 3 == 0 else ("2007",)
         name = f"Person{number:03}"
-        talks += [ted_talk(f"{name}_{year}", label=f"<o,f0,{gender}>") for year in years]
+        label = "<NA>" if number % 3 == 2 else f"<o,f0,{gender}>"
+        talks += [ted_talk(f"{name}_{year}", label=label) for year in years]
     for part in ("dev", "test"):
         for number in range(held_out):
             name = f"{part.title()}{number}"

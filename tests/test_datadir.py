@@ -288,6 +288,26 @@ def test_parts_combined_are_the_whole(data, tmp_path, cli):
     assert not (out / "utt2dur").exists()
 
 
+def test_what_a_part_of_the_speakers_tells_goes_wherever_its_speakers_go(data, tmp_path, cli):
+    (data / "spk2gender").write_text("a f\nc m\n")
+    (data / "spk2age").write_text("b 30\n")
+    validate(data).ok()
+    cli("subset-data", data, tmp_path / "x", "--clients", "x").ok()
+    cli("subset-data", data, tmp_path / "y", "--clients", "y").ok()
+    assert (tmp_path / "x/spk2gender").read_text() == "a f\n"
+    assert (tmp_path / "y/spk2gender").read_text() == "c m\n"
+    # Nobody of y tells the age.
+    assert not (tmp_path / "y/spk2age").exists()
+    result = cli("combine-data", tmp_path / "both", tmp_path / "x", tmp_path / "y").ok()
+    assert result.out == "5 utterances from 2 data directories\n"
+    assert contents(tmp_path / "both") == contents(data)
+    cli("perturb-speed", data, tmp_path / "sp", "--speeds", "1.0 1.1").ok()
+    genders = (tmp_path / "sp/spk2gender").read_text()
+    assert genders == "a f\nc m\nsp1.1-a f\nsp1.1-c m\n"
+    for out in ("x", "y", "both", "sp"):
+        validate(tmp_path / out, "--no-feats").ok()
+
+
 def test_what_cannot_be_combined_is_told(data, tmp_path, cli):
     out = tmp_path / "both"
     cli("combine-data", out, data, data).fails(1, "'a-1' is in another input too")
@@ -382,7 +402,10 @@ TRAPS = [
     ("utt2lang", 3, "b-1 en us", "utt2lang:3: 3 fields"),
     ("utt2accent", 5, "", "utt2accent: 'c-1' missing"),
     ("spk2gender", 2, "b male", "spk2gender:2: 'male' is neither m nor f"),
-    ("spk2gender", 3, "", "spk2gender: 'c' missing, though in spk2utt"),
+    ("spk2gender", 3, "d m", "spk2gender:3: 'd' is not in spk2utt"),
+    ("spk2gender", 0, "", "spk2gender: empty"),
+    ("spk2age", 0, "a 30\nd 40\n", "spk2age:2: 'd' is not in spk2utt"),
+    ("spk2dialect", 0, "a north\nb south\n", "spk2dialect: 'c' missing, though in spk2utt"),
     ("cmvn.scp", 0, "a x:1\nb x:2\n", "cmvn.scp: 'c' missing"),
     ("utt2warp", 0, "a-1 1\na-2 1\nb-1 9\nb-2 1\nc-1 1\n", "utt2warp:3: '9' is not between"),
     ("vad.scp", 0, "a-1 x:1\n", "vad.scp: 'a-2' and 3 more missing"),

@@ -83,7 +83,7 @@ def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--nj", "2"]
-    fixed += ["--seeds", "3", "--split_seed", "3"]
+    fixed += ["--seeds", "3", "--split_seed", "3", "--common_sentences", "keep"]
     hours = ["--hours", "0.6,0.2,0.2", "--methods", "client fedavg", "--speeds", "1.0 1.1"]
     return [str(recipe / "run.sh"), *fixed, *hours, *more], environment
 
@@ -220,6 +220,7 @@ def test_the_seed_decides_who_is_in_which_set(alone, tmp_path):
     recipe, _ = alone
     corpus = (recipe.parents[3] / "environment").read_text()
     hours = ("--hours", "0.6,0.2,0.2", "--accents", "au=australia,en=england,in=indian")
+    hours += ("--common-sentences", "keep")
     found = []
     for seed in (3, 4):
         program = (sys.executable, ROOT / "local/commonvoice/prepare.py", corpus)
@@ -324,7 +325,7 @@ ACCENTS = "--accents au=australia,en=england,in=indian --seed 3 --hours 0.6,0.2,
 @pytest.mark.parametrize(
     ("options", "made_with"),
     [
-        (("--hours", "0.5,0.2,0.2"), f"{ACCENTS} --server-hours 0.6,0.2,0.2;"),
+        (("--hours", "0.5,0.2,0.2"), f"{ACCENTS} --server-hours 0.6,0.2,0.2 --common"),
         (("--server_hours", "0.5,0.2,0.2"), ACCENTS),
         (("--server_fraction", "0.4"), ACCENTS),
         (("--accents", "au=australia"), ACCENTS),

@@ -5,6 +5,9 @@ locale (byte order), every utterance id prefixed by its speaker id:
 
     wav.scp text utt2spk spk2utt [segments] [utt2dur] [feats.scp utt2num_frames]
     [utt2client client2utt] [any other utt2*, spk2*, reco2*, such as utt2accent or spk2gender]
+
+A table has all utterances, speakers or recordings, unless it is of what speakers need not tell
+(PARTIAL).
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from fedtools.files.symbols import check_sentence
 
 # A speaker, utterance or client id becomes a file name and a column: keep it to what both allow.
 ID_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+# What not every speaker tells: these tables have a part of the speakers, one at least.
+PARTIAL = ("spk2gender", "spk2age")
 # Kaldi's extract-segments lets a segment's end lie this far (seconds) beyond its recording.
 MAX_OVERSHOOT = 0.5
 
@@ -44,6 +49,25 @@ def check_ids(table: Mapping[str, str], path: Path) -> None:
         for line, (key, value) in enumerate(table.items(), 1):
             check_id(key, "utterance", path, line)
             check_id(value, owner, path, line)
+
+
+def corpus_folder(folder: Path, what: str) -> Path:
+    """Return the absolute path of a folder; a `UserError` if wav.scp could not name its files.
+
+    Args:
+        folder: the folder.
+        what: the remedy if it is not there: what to name instead.
+    """
+    if not folder.is_dir():
+        raise UserError("no such folder", path=folder, remedy=f"name {what}")
+    folder = folder.resolve()
+    if str(folder) != " ".join(str(folder).split()):
+        raise UserError("wav.scp cannot hold doubled spaces", path=folder, remedy="rename it")
+    # What does not print, or is no UTF-8: a table with it would not be read.
+    if not str(folder).isprintable():
+        problem = f"the folder {str(folder)!r} has characters that do not print"
+        raise UserError(problem, remedy="rename it")
+    return folder
 
 
 def byte_order(keys: Iterable[str]) -> list[str]:
@@ -264,8 +288,8 @@ class DataDir:
         left_out = []
         names = {name for data in inputs for name in data._tables()}
         for name in sorted(names):
-            tables = [data._tables().get(name) for data in inputs]
-            if not all(tables):
+            tables = [data._tables().get(name, {}) for data in inputs]
+            if not all(tables) and name not in PARTIAL:
                 if name == "segments":
                     raise UserError("only some of the inputs have segments", path=path)
                 left_out.append(name)

@@ -3,7 +3,7 @@
 # "Federated marginal personalization for ASR rescoring", ICASSP 2022.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-printf -v command_line '%q ' egs/ami/rescore1/run.sh "$@"
+LC_ALL=C printf -v command_line '%q ' egs/ami/rescore1/run.sh "$@"
 
 stage=1
 stop_stage=10

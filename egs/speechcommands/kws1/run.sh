@@ -3,7 +3,7 @@
 # specific information in federated keyword spotting", Interspeech 2022.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-printf -v command_line '%q ' egs/speechcommands/kws1/run.sh "$@"
+LC_ALL=C printf -v command_line '%q ' egs/speechcommands/kws1/run.sh "$@"
 
 stage=1
 stop_stage=7

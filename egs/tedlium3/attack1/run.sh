@@ -3,7 +3,7 @@
 # for automatic speech recognition acoustic models in a federated learning framework", ICASSP 2022.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-printf -v command_line '%q ' egs/tedlium3/attack1/run.sh "$@"
+LC_ALL=C printf -v command_line '%q ' egs/tedlium3/attack1/run.sh "$@"
 
 stage=1
 stop_stage=10
