@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.lines import stream_lines
 from fedtools.files.nbest import Hypothesis, write_nbest
 
 _RANKED = re.compile(r"(?P<utterance>.+)-(?P<rank>[1-9][0-9]{0,8})")
@@ -122,7 +122,7 @@ def _numbered(folder: Path, name: str) -> list[Path]:
 def _read(path: Path) -> dict[str, tuple[int, str]]:
     """Key -> line number and the rest, of lines in any order; Kaldi ends many with a blank."""
     table: dict[str, tuple[int, str]] = {}
-    for line, text in enumerate(read_lines(path), 1):
+    for line, text in enumerate(stream_lines(path), 1):
         key, *words = text.split() or [""]
         if not key:
             raise UserError("an empty line", path=path, line=line)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.lines import stream_lines
 from fedtools.files.symbols import check_sentence
 
 # A speaker, utterance or client id becomes a file name and a column: keep it to what both allow.
@@ -93,7 +93,7 @@ def read_table(
     """
     table: dict[str, str] = {}
     previous = b""
-    lines = read_lines(path, may_be_marked=False) if lines is None else lines
+    lines = stream_lines(path, may_be_marked=False) if lines is None else lines
     for number, line in enumerate(lines, 1):
         key, _, value = line.partition("\t" if "\t" in line.partition(" ")[0] else " ")
         encoded = key.encode("utf-8")

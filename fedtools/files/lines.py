@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +19,7 @@ from fedtools.files.errors import UserError
 SMALL_FILE = 16 << 20
 TABLE = 1 << 30
 
+_BLOCK = 1 << 20
 _MARK = codecs.BOM_UTF8
 _WITHOUT_MARK = "remove it with: sed -i 's/\\xEF\\xBB\\xBF//g'"
 
@@ -110,7 +112,16 @@ def decode(
 def read_lines(
     path: str | Path, remedy: str | None = None, may_be_marked: bool = True
 ) -> list[str]:
-    """Read the lines of a UTF-8 file, without their ends; only "\\n" ends a line.
+    """Read the lines of a UTF-8 file; arguments and errors as of `stream_lines`."""
+    return list(stream_lines(path, remedy, may_be_marked))
+
+
+def stream_lines(
+    path: str | Path, remedy: str | None = None, may_be_marked: bool = True
+) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, without their ends; only "\\n" ends a line.
+
+    A block of the file is in memory at a time.
 
     Args:
         path: the file; the last line must have an end.
@@ -118,31 +129,46 @@ def read_lines(
         may_be_marked: see `decode`.
 
     Raises:
-        UserError: if it cannot be read, is not UTF-8, has a NUL, or is cut off.
+        UserError: if it cannot be read, is not UTF-8, has a NUL, or is cut off; after the lines
+            before the one that is at fault.
     """
-    return split_lines(read_text(path, TABLE, remedy, may_be_marked), path)
+    with open_input(path, TABLE, remedy) as file:
+        yield from lines_of(file, path, remedy, may_be_marked)
 
 
-def split_lines(content: str, path: str | Path) -> list[str]:
-    """The lines of a text, each of which has an end; `path` is what errors call it."""
-    if content and not content.endswith("\n"):
-        last = content.count("\n") + 1
-        raise UserError("the last line has no end", path=path, line=last, remedy="file cut off?")
-    # splitlines() would also split at characters that may stand in a word.
-    return content.split("\n")[:-1]
+def lines_of(
+    file: BinaryIO, path: str | Path, remedy: str | None = None, may_be_marked: bool = True
+) -> Iterator[str]:
+    """Yield the lines of an open file; arguments and errors as of `stream_lines`."""
+    number = 1
+    while block := file.read(_BLOCK):
+        block += file.readline()
+        # Not splitlines(), which also splits at characters that may stand in a word.
+        try:
+            lines = decode(block, path, remedy, number, may_be_marked).split("\n")
+        except UserError:
+            # The first line that is at fault, wherever blocks begin.
+            for line, raw in enumerate(block.split(b"\n"), number):
+                yield decode(raw, path, remedy, line, may_be_marked)
+            raise
+        rest = lines.pop()
+        yield from lines
+        number += len(lines)
+        if rest:
+            remedy = "file cut off?"
+            raise UserError("the last line has no end", path=path, line=number, remedy=remedy)
 
 
 def read_words(path: str | Path, remedy: str | None = None) -> list[str]:
     """Read a list of words, one a line, none twice; errors as of `read_lines`, and for no word."""
-    words = read_lines(path, remedy)
-    if not words:
-        raise UserError("empty", path=path, remedy=remedy)
-    seen: set[str] = set()
-    for line, word in enumerate(words, 1):
+    seen: dict[str, None] = {}
+    for line, word in enumerate(stream_lines(path, remedy), 1):
         if "\r" in word:
             raise UserError("carriage return", path=path, line=line, remedy="run dos2unix")
         if word in seen or word.split() != [word]:
             problem = "comes twice" if word in seen else "is not one word"
             raise UserError(f"{word!r} {problem}", path=path, line=line, remedy=remedy)
-        seen.add(word)
-    return words
+        seen[word] = None
+    if not seen:
+        raise UserError("empty", path=path, remedy=remedy)
+    return list(seen)

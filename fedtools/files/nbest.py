@@ -16,7 +16,7 @@ from pathlib import Path
 from fedtools.files.atomic import write_text
 from fedtools.files.datadir import byte_order, check_id
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.lines import stream_lines
 
 _SCORE = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
@@ -86,7 +86,7 @@ def read_nbest(path: str | Path) -> dict[str, list[Hypothesis]]:
     """
     nbest: dict[str, list[Hypothesis]] = {}
     current, rank = "", 0
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(stream_lines(path), 1):
         same = line.partition("\t")[0] == current
         utterance, hypothesis = _parse(line, path, number, rank if same else 0)
         if not same and utterance.encode() < current.encode():

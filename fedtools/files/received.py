@@ -9,12 +9,13 @@ again.
 from __future__ import annotations
 
 import os
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from fedtools.files.atomic import sha256_of
 from fedtools.files.errors import UserError
-from fedtools.files.lines import decode, open_input, split_lines
+from fedtools.files.lines import lines_of, open_input
 
 # Lines of tables are far shorter: names are at most 200 characters long.
 _ROW_BYTES = 1024
@@ -93,6 +94,7 @@ def received_lines(path: str | Path, rows: int, seal: Seal | None = None) -> tup
         seal = seal_of(file)
         if seal.size > _ROW_BYTES * (rows + 64):
             raise UserError(f"too long for a table of {rows} rows", path=path)
-        text = decode(file.read(seal.size), path)
+        # No more than it had: a client may write on.
+        lines = list(lines_of(BytesIO(file.read(seal.size)), path))
         check_seal(file, seal, path)
-    return split_lines(text, path), seal
+    return lines, seal

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.lines import stream_lines
 
 
 def read_tsv(
@@ -17,7 +17,7 @@ def read_tsv(
     columns: Sequence[str] | None,
     numbers: Collection[str] = (),
     unknown: Collection[str] = ("-",),
-    lines: Sequence[str] | None = None,
+    lines: Iterable[str] | None = None,
 ) -> list[dict[str, str]]:
     """Read a tab-separated file whose header is exactly `columns`.
 
@@ -37,7 +37,8 @@ def read_tsv(
             another number of fields, or a field is no number.
     """
     path = Path(path)
-    header, *lines = (read_lines(path) if lines is None else lines) or [""]
+    lines = iter(stream_lines(path) if lines is None else lines)
+    header = next(lines, "")
     names = header.split("\t")
     if columns is not None and names != list(columns):
         raise UserError(
@@ -45,6 +46,8 @@ def read_tsv(
         )
     if len(set(names)) != len(names):
         raise UserError("a column's name comes twice", path=path, line=1)
+    if lacking := [name for name in numbers if name not in names]:
+        raise UserError(f"no column {lacking[0]!r}", path=path, line=1)
     rows = []
     for number, line in enumerate(lines, 2):
         fields = line.split("\t")
@@ -52,14 +55,12 @@ def read_tsv(
             raise UserError(
                 f"{len(fields)} fields, the header has {len(names)}", path=path, line=number
             )
-        rows.append(dict(zip(names, fields, strict=True)))
-    if lacking := [name for name in numbers if name not in names]:
-        raise UserError(f"no column {lacking[0]!r}", path=path, line=1)
-    for number, row in enumerate(rows, 2):
+        row = dict(zip(names, fields, strict=True))
         for name in numbers:
             if row[name] not in unknown and not _is_number(row[name]):
                 problem = f"{name} is {row[name][:40]!r}, not a number"
                 raise UserError(problem, path=path, line=number)
+        rows.append(row)
     return rows
 
 

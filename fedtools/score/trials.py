@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.lines import stream_lines
 
 _KINDS = {"target": True, "nontarget": False}
 
@@ -45,7 +45,7 @@ class Trials:
                 is no trial.
         """
         rows: list[tuple[str, str, bool]] = []
-        for number, line in enumerate(read_lines(path), 1):
+        for number, line in enumerate(stream_lines(path), 1):
             fields = line.split(" ")
             problem, remedy = "", None
             if len(fields) != 3 or line.split() != fields or fields[2] not in _KINDS:

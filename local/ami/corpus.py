@@ -52,7 +52,7 @@ from words import Sentence, Token, sentences, tokens_of
 from fedtools.audio.wave import AudioError, recording_seconds
 from fedtools.files.datadir import MAX_OVERSHOOT, corpus_folder
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.lines import stream_lines
 
 ANNOTATIONS = (".", "annotations", "ami_public_manual_1.6.2", "ami_public_manual_1.6.1")
 AUDIO = (".", "amicorpus", "audio", "wav_db")
@@ -296,7 +296,7 @@ def spoken(segment: Element, tokens: Sequence[Token], most: int) -> list[Sentenc
 def read_transcript(path: Path, most: int, dropped: Dropped) -> Iterator[Utterance]:
     """Yield the utterances of <MEETING>.tsv in order; a `UserError` if it is no text."""
     meeting, roles = path.stem, {}
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(stream_lines(path), 1):
         role, tab, turn = line.partition("\t")
         person = re.sub("[^A-Za-z0-9]+", "", role)
         if not tab or "\t" in turn or not NAME.fullmatch(person):
