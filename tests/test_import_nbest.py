@@ -59,27 +59,34 @@ def test_kaldis_jobs_are_joined(tmp_path):
     )
 
 
+THREE = ("ac_cost", "lm_cost", "words_text")
+
+
 @pytest.mark.parametrize(
     "files, said",
     [
         ({"ac_cost": "u-1 1\n"}, "ac_cost: 'a-b-1' is missing (12 differ)"),
         ({"lm_cost": LM}, "lm_cost: 'a-b-3' is missing (7 differ)"),
         (
-            dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-2 1\n"),
+            dict.fromkeys(THREE, "u-2 1\n"),
             "rank 1 of 'u' is missing",
         ),
         (
-            dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u 1\n"),
+            dict.fromkeys(THREE, "u 1\n"),
             "words_text:1: 'u' is not <",
         ),
-        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-0 1\n"), "'u-0' is not <"),
-        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-1 x\n"), "ac_cost:1: score 'x'"),
-        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-1 nan\n"), "score 'nan'"),
-        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-1\n"), "score ''"),
-        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-1 1\nu-1 2\n"), ":2: 'u-1' comes"),
-        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "u-1 1\n\n"), ":2: an empty line"),
-        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), "../u-1 1\n"), "not usable as an id"),
-        (dict.fromkeys(("ac_cost", "lm_cost", "words_text"), ""), "no hypotheses"),
+        (dict.fromkeys(THREE, "u-0 1\n"), "'u-0' is not <"),
+        (dict.fromkeys(THREE, "u-1 x\n"), "ac_cost:1: score 'x'"),
+        (dict.fromkeys(THREE, "u-1 nan\n"), "score 'nan'"),
+        (dict.fromkeys(THREE, "u-1\n"), "score ''"),
+        (dict.fromkeys(THREE, "u-1 1\nu-1 2\n"), ":2: 'u-1' comes"),
+        (dict.fromkeys(THREE, "u-1 1\n\n"), ":2: an empty line"),
+        (dict.fromkeys(THREE, "../u-1 1\n"), "words_text:1: utterance '../u' is n"),
+        (dict.fromkeys(THREE, "a-1 1\nu:v-1 1\n"), "words_text:2: utterance 'u:v' is not usable"),
+        (dict.fromkeys(THREE, "a-1 1\n" + "u" * 201 + "-1 1\n"), "words_text:2: utterance 'uuu"),
+        (dict.fromkeys(THREE, "a-1 1\nu-1 1\nu-3 1\n"), "words_text:3: rank 2 of 'u' is missing"),
+        (dict.fromkeys(THREE, "a-1 1\nu-1 \0\n"), "words_text:2: a NUL byte"),
+        (dict.fromkeys(THREE, ""), "no hypotheses"),
     ],
 )
 def test_what_kaldi_did_not_write_is_told(cli, tmp_path, files, said):
@@ -144,6 +151,8 @@ def test_espnets_jobs_are_joined(cli, tmp_path, inner):
         ("a x\n", "a tensor([1.0])\n", "score:1: score 'tensor([1.0])'"),
         ("a x\na y\n", "a 1\n", "text:2: 'a' comes twice"),
         ("a x", "a 1\n", "the last line has no end"),
+        ("a x\nü y\n", "ü 1\na 1\n", "1best_recog/text:2: utterance 'ü' is not usable as an id"),
+        ("a x\nu/v y\n", "a 1\nu/v 1\n", "1best_recog/text:2: utterance 'u/v' is not usable"),
     ],
 )
 def test_what_espnet_did_not_write_is_told(cli, tmp_path, text, score, said):
@@ -154,4 +163,12 @@ def test_what_espnet_did_not_write_is_told(cli, tmp_path, text, score, said):
 def test_a_gap_between_ranks_is_told(cli, tmp_path):
     espnet(tmp_path / "dec", 1, "a x\n", "a -1\n")
     espnet(tmp_path / "dec", 3, "a y\n", "a -2\n")
-    cli("import-nbest", "espnet", tmp_path / "dec", tmp_path / "out").fails(1, "rank 2 of 'a'")
+    said = "dec/3best_recog/text:1: rank 2 of 'a' is missing"
+    cli("import-nbest", "espnet", tmp_path / "dec", tmp_path / "out").fails(1, said)
+
+
+def test_a_score_that_the_scale_makes_infinite_is_told(cli, tmp_path):
+    files = {"ac_cost": "a-1 1\nu-1 -1e308\n", **dict.fromkeys(THREE[1:], "a-1 1\nu-1 1\n")}
+    words = ("import-nbest", "kaldi", kaldi(tmp_path / "k", **files), tmp_path)
+    cli(*words).ok()
+    cli(*words, "--acoustic-scale", "10").fails(1, "ac_cost:2: score '-1e308' times 10 is not")

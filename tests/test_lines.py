@@ -17,12 +17,13 @@ import soundfile
 from conftest import ROOT, run
 
 from fedtools.audio.wave import AudioError, read_wave
+from fedtools.files import lines
 from fedtools.files.ark import AUTOMATIC, FeatureReader, write_ark
 from fedtools.files.atomic import machine, scratch_dir, sha256, write_text
 from fedtools.files.config import from_mapping, read_yaml
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
-from fedtools.files.lines import TABLE, open_input, read_lines
+from fedtools.files.lines import TABLE, open_input, read_lines, stream_lines
 from fedtools.lm.tokens import Tokenizer, train_tokens
 from fedtools.models.asr import build_model
 
@@ -328,6 +329,53 @@ def test_a_damaged_bpe_model_is_named(tmp_path, text):
 
 
 # --- lists and scores ---------------------------------------------------------------------------
+
+
+def test_blocks_do_not_show(tmp_path, monkeypatch):
+    """Lines, and the first line that is at fault, are the same wherever blocks begin."""
+    path = tmp_path / "t"
+    whole = "\ufeffa\n\n\u00e9\u2028 b\nccccc\n".encode()
+    faults = {
+        b"\0x\n": "a NUL byte",
+        b"\xff\n": "not UTF-8",
+        b"\xc3\n": "not UTF-8",
+        "b\ufeff\n".encode(): "a byte order mark",
+        b"cut off": "the last line has no end",
+    }
+    for size in (*range(1, 30), 1 << 20):
+        monkeypatch.setattr(lines, "_BLOCK", size)
+        path.write_bytes(whole)
+        assert read_lines(path) == ["a", "", "\u00e9\u2028 b", "ccccc"]
+        with pytest.raises(UserError, match=":1: a byte order mark"):
+            read_lines(path, may_be_marked=False)
+        for fault, said in faults.items():
+            # What comes later is worse, and yet is not what is told.
+            path.write_bytes(whole + fault + (b"\xff\n" if fault[-1:] == b"\n" else b""))
+            found = stream_lines(path)
+            assert [next(found) for _ in range(4)][3] == "ccccc"
+            with pytest.raises(UserError, match=f"t:5: {said}"):
+                list(found)
+
+
+def test_a_table_is_in_memory_once(tmp_path):
+    """As often as a file is held as text, the peak is higher by its size."""
+    path = tmp_path / "t"
+    with open(path, "w") as file:
+        file.writelines(f"{number:06} {'x' * 1000}\n" for number in range(20000))
+    script = (
+        "import sys, tracemalloc\n"
+        "from fedtools.files import datadir, tables\n"
+        "tracemalloc.start()\n"
+        "table = datadir.read_table(sys.argv[1])\n"
+        "now, peak = tracemalloc.get_traced_memory()\n"
+        "print(peak - now)\n"
+        "tracemalloc.reset_peak()\n"
+        "datadir.write_table(sys.argv[2], table)\n"
+        "print(tracemalloc.get_traced_memory()[1] - now)\n"
+    )
+    done = run(sys.executable, "-c", script, path, tmp_path / "again").ok()
+    assert max(map(int, done.out.split())) < path.stat().st_size // 2
+    assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
 def test_an_empty_list_is_no_transcript(tmp_path, cli):

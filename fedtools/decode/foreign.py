@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.lines import stream_lines
 from fedtools.files.nbest import Hypothesis, write_nbest
@@ -29,8 +30,19 @@ _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 _SCORE = re.compile(rf"(?:tensor\()?({_NUMBER})(?:(?:, [^()]*)?\))?")
 _NBEST_FOLDER = re.compile(r"([1-9][0-9]{0,8})best_recog")
 
-# (acoustic, lm, words) by utterance and rank.
-_Lists = dict[str, dict[int, tuple[float, float, str]]]
+
+class _Found(NamedTuple):
+    """A hypothesis, and where its words are: what is wrong with it is said of that line."""
+
+    acoustic: float
+    lm: float
+    words: str
+    path: Path
+    line: int
+
+
+# By utterance and rank.
+_Lists = dict[str, dict[int, _Found]]
 
 
 # What may be done to words: vocabularies are in one case, and other toolkits' lists in another.
@@ -52,8 +64,9 @@ def import_kaldi(
         how many utterances.
 
     Raises:
-        UserError: naming the file, and the line where there is one, if a file is missing, the three
-            do not fit each other, a score is no number, or a rank is missing or comes twice.
+        UserError: naming the file of the source, and the line where there is one, if a file is
+            missing, the three do not fit each other, an utterance's name is not usable as an id, a
+            score is no number, or a rank is missing or comes twice.
     """
     folders = [source] if (source / "words_text").exists() else _numbered(source, "archives")
     if not folders:
@@ -70,15 +83,16 @@ def import_kaldi(
             if not found:
                 problem = f"{key!r} is not <utterance>-<rank>"
                 raise UserError(problem, path=folder / "words_text", line=line)
-            acoustic, lm = (
-                -_score(*table[key], folder / name)
-                for table, name in zip(costs, ("ac_cost", "lm_cost"), strict=True)
+            acoustic = _score(*costs[0][key], folder / "ac_cost", -acoustic_scale)
+            lm = _score(*costs[1][key], folder / "lm_cost", -1.0)
+            one = _Found(acoustic, lm, spoken, folder / "words_text", line)
+            _add(
+                lists,
+                found["utterance"],
+                int(found["rank"]),
+                one,
+                f"{key!r} is in an earlier folder",
             )
-            ranks = lists.setdefault(found["utterance"], {})
-            if int(found["rank"]) in ranks:
-                problem = f"{key!r} is in an earlier folder, too"
-                raise UserError(problem, path=folder / "words_text", line=line)
-            ranks[int(found["rank"])] = (acoustic_scale * acoustic, lm, spoken)
     return _write(lists, source, out, normalise)
 
 
@@ -96,11 +110,9 @@ def import_espnet(source: Path, out: Path, normalise: str | None = None) -> int:
             text, scores = _read(folder / "text"), _read(folder / "score")
             _require_same(text, folder / "text", scores, folder / "score")
             for utterance, (line, words) in text.items():
-                ranks = lists.setdefault(utterance, {})
-                if rank in ranks:
-                    problem = f"utterance {utterance!r} is in an earlier job, too"
-                    raise UserError(problem, path=folder / "text", line=line)
-                ranks[rank] = (_score(*scores[utterance], folder / "score"), 0.0, words)
+                score = _score(*scores[utterance], folder / "score")
+                one = _Found(score, 0.0, words, folder / "text", line)
+                _add(lists, utterance, rank, one, f"utterance {utterance!r} is in an earlier job")
     if not lists:
         remedy = "give the folder that holds them, or output.1, ...; decode with --nbest"
         raise UserError("no 1best_recog/text", path=source, remedy=remedy)
@@ -132,32 +144,48 @@ def _read(path: Path) -> dict[str, tuple[int, str]]:
     return table
 
 
-def _score(line: int, text: str, path: Path) -> float:
+def _score(line: int, text: str, path: Path, scale: float = 1.0) -> float:
     found = _SCORE.fullmatch(text)
     if not found or not math.isfinite(float(found[1])):
         raise UserError(f"score {text!r} is not a finite number", path=path, line=line)
-    return float(found[1])
+    if not math.isfinite(score := scale * float(found[1])):
+        problem = f"score {text!r} times {abs(scale):g} is not a finite number"
+        raise UserError(problem, path=path, line=line)
+    return score
 
 
-def _require_same(
-    one: Mapping[str, object], path: Path, other: Mapping[str, object], other_path: Path
-) -> None:
+def _add(lists: _Lists, utterance: str, rank: int, one: _Found, twice: str) -> None:
+    """Add a hypothesis to its list; `twice` says what it is if its rank is there already."""
+    check_id(utterance, "utterance", one.path, one.line)
+    ranks = lists.setdefault(utterance, {})
+    if rank in ranks:
+        problem = f"{twice}, too: {ranks[rank].path}:{ranks[rank].line}"
+        raise UserError(problem, path=one.path, line=one.line)
+    ranks[rank] = one
+
+
+_Table = Mapping[str, tuple[int, str]]
+
+
+def _require_same(one: _Table, path: Path, other: _Table, other_path: Path) -> None:
     if different := sorted(one.keys() ^ other.keys()):
-        lacking = other_path if different[0] in one else path
-        problem = f"{different[0]!r} is missing ({len(different)} differ)"
-        raise UserError(problem, path=lacking)
+        key = different[0]
+        there, at, lacking = (one, path, other_path) if key in one else (other, other_path, path)
+        problem = f"{key!r} is missing ({len(different)} differ)"
+        raise UserError(problem, path=lacking, remedy=f"it is in {at}:{there[key][0]}")
 
 
 def _write(lists: _Lists, source: Path, out: Path, normalise: str | None) -> int:
     change = NORMALISE[normalise] if normalise else str
 
     def ranked(utterance: str) -> Sequence[Hypothesis]:
-        ranks = lists[utterance]
-        for rank in range(1, len(ranks) + 1):
-            if rank not in ranks:
-                raise UserError(f"rank {rank} of {utterance!r} is missing", path=source)
-        ordered = (Hypothesis(rank, *ranks[rank]) for rank in sorted(ranks))
-        return [replace(one, words=change(one.words)) for one in ordered]
+        ordered = []
+        for rank, (place, found) in enumerate(sorted(lists[utterance].items()), 1):
+            if place != rank:
+                problem = f"rank {rank} of {utterance!r} is missing, this is rank {place}"
+                raise UserError(problem, path=found.path, line=found.line)
+            ordered.append(Hypothesis(rank, found.acoustic, found.lm, change(found.words)))
+        return ordered
 
     if not lists:
         raise UserError("no hypotheses", path=source)

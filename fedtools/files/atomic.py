@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -64,6 +64,12 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a whole text file atomically."""
     with atomic_write(path) as file:
         file.write(text)
+
+
+def write_lines(path: str | Path, lines: Iterable[str]) -> None:
+    """Write lines, which have no ends yet, atomically, as they come."""
+    with atomic_write(path) as file:
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def sha256(path: str | Path) -> str:

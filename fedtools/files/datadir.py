@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from fedtools.files.atomic import write_text
+from fedtools.files.atomic import write_lines
 from fedtools.files.errors import UserError
 from fedtools.files.lines import stream_lines
 from fedtools.files.symbols import check_sentence
@@ -133,7 +133,7 @@ def write_table(path: str | Path, table: Mapping[str, str]) -> None:
     """Write a "key value" table, sorted in the C locale, atomically."""
     # A key alone has no whitespace after it, or `read_table` would call the line unclean.
     lines = (f"{key} {table[key]}" if table[key] else key for key in byte_order(table))
-    write_text(path, "".join(f"{line}\n" for line in lines))
+    write_lines(path, lines)
 
 
 def parse_segment(value: str, path: str | Path, line: int) -> tuple[str, float, float]:

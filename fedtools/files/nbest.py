@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtools.files.atomic import write_text
+from fedtools.files.atomic import write_lines
 from fedtools.files.datadir import byte_order, check_id
 from fedtools.files.errors import UserError
 from fedtools.files.lines import stream_lines
@@ -70,7 +70,7 @@ def write_nbest(path: str | Path, nbest: Iterable[tuple[str, Sequence[Hypothesis
         if not hypotheses:
             raise UserError(f"utterance {utterance!r} has no hypothesis", path=path)
     ordered = (line for utterance in byte_order(lines) for line in lines[utterance])
-    write_text(path, "".join(f"{line}\n" for line in ordered))
+    write_lines(path, ordered)
 
 
 def read_nbest(path: str | Path) -> dict[str, list[Hypothesis]]:

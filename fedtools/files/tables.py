@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedtools.files.atomic import write_text
+from fedtools.files.atomic import write_lines
 from fedtools.files.errors import UserError
 from fedtools.files.lines import stream_lines
 
@@ -88,13 +88,16 @@ def write_tsv(
     Raises:
         ValueError: if a field holds a tab, a line end or a NUL.
     """
-    lines = ["\t".join(columns)]
+    write_lines(path, _lines(columns, rows))
+
+
+def _lines(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> Iterator[str]:
+    yield "\t".join(columns)
     for row in rows:
         fields = [str(row[column]) for column in columns]
         if any(mark in field for field in fields for mark in "\t\n\0"):
             raise ValueError(f"a tab, a line end or a NUL in {fields}")
-        lines.append("\t".join(fields))
-    write_text(path, "\n".join(lines) + "\n")
+        yield "\t".join(fields)
 
 
 def number(row: Mapping[str, str], column: str, path: str | Path, line: int) -> float:

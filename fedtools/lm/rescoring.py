@@ -6,6 +6,7 @@ the same scores come out, to the last bit, for any number of jobs.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,11 +15,11 @@ import numpy as np
 
 from fedtools.client.options import torch_settings
 from fedtools.files.ark import FeatureReader, write_ark
-from fedtools.files.atomic import sha256, write_text
+from fedtools.files.atomic import atomic_write, sha256
 from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import byte_order, write_table
 from fedtools.files.errors import UserError
-from fedtools.files.lines import TABLE, read_text
+from fedtools.files.lines import open_input
 from fedtools.files.nbest import Hypothesis, read_nbest
 from fedtools.files.symbols import warn_of_unknown
 from fedtools.lm.density import score_hypotheses
@@ -174,7 +175,8 @@ def merge(
         entries, bins = _read_parts(nbest_dir, nnlm_dir, out, jobs)
         check_same(entries, list(lists), out / NNLM)
         # To the byte: its sum is what tells later that these are the lists that were scored.
-        write_text(out / NBEST, read_text(nbest_dir / NBEST, TABLE))
+        with atomic_write(out / NBEST, "wb") as file, open_input(nbest_dir / NBEST) as source:
+            shutil.copyfileobj(source, file)
         vocabulary.write(out)
         write_unigram(out, vocabulary, *read_unigram(nnlm_dir, vocabulary))
         reader = FeatureReader(entries)
