@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from commands import (
+    ROOT,
+    Result,
+    contents,
+    fedtools,
+    inside,
+    kill_at_random,
+    ledger,
+    run,
+    torchless,
+)
 from hypothesis import settings
+
+# Where most tests have them from.
+__all__ = [
+    "ROOT",
+    "Result",
+    "contents",
+    "fedtools",
+    "inside",
+    "kill_at_random",
+    "ledger",
+    "run",
+    "torchless",
+]
 
 # A busy machine is no failure; the same examples every time, so that a red test stays red.
 settings.register_profile("fedtools", deadline=None, derandomize=True)
 settings.load_profile("fedtools")
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,107 +45,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             not item.path.name.startswith("test_recipe"),
         )
     )
-
-
-@dataclass
-class Result:
-    """What a finished command left: exit status and its two outputs."""
-
-    code: int
-    out: str
-    err: str
-
-    def ok(self) -> Result:
-        """Assert that it worked; a failing test then shows what the command said."""
-        assert self.code == 0, f"exit {self.code}\n{self.out}\n{self.err}"
-        return self
-
-    def fails(self, code: int, *said: str) -> Result:
-        """Assert exit status, one line on stderr without a traceback, and what the line says."""
-        assert self.code == code, f"exit {self.code}\n{self.out}\n{self.err}"
-        assert "Traceback" not in self.err, self.err
-        if code == 1:
-            assert self.err.strip().count("\n") == 0, self.err
-        for text in said:
-            assert text in self.err, f"{text!r} not in {self.err!r}"
-        return self
-
-
-def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> Result:
-    """Run any command to its end."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **(env or {})},
-        cwd=cwd or ROOT,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    return Result(done.returncode, done.stdout, done.stderr)
-
-
-def kill_at_random(command: list[str], env: dict[str, str], *, times: int, longest: float) -> int:
-    """Begin a command so many times, each ended by kill -9 at a random moment; returns the seed."""
-    seed = random.SystemRandom().randrange(1 << 30)
-    dice = random.Random(seed)
-    for _ in range(times):
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        time.sleep(dice.uniform(3, longest))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return seed
-
-
-def fedtools(*arguments: str | Path, **kwargs) -> Result:
-    """Run `fedtools ...` in a process of its own."""
-    return run(sys.executable, "-m", "fedtools", *arguments, **kwargs)
-
-
-def contents(paths: Iterable[Path]) -> dict[Path, bytes]:
-    """What files hold, folders among them left out; there is one at least."""
-    found = {path: path.read_bytes() for path in paths if path.is_file()}
-    assert found
-    return found
-
-
-def ledger(experiment: Path) -> list[dict[str, str]]:
-    """The rows of an experiment's ledger, read without the reader that is tested."""
-    rows = []
-    for path in sorted(experiment.glob("round_*/ledger.tsv")):
-        header, *lines = (line.split("\t") for line in path.read_text().splitlines())
-        rows += [dict(zip(header, line, strict=True)) for line in lines]
-    return rows
-
-
-def torchless(folder: Path) -> dict[str, str]:
-    """An environment in which `import torch` fails, by means of a module in `folder`."""
-    folder.mkdir()
-    (folder / "torch.py").write_text("raise ModuleNotFoundError('no torch here', name='torch')\n")
-    return {"PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-
-
-def inside(*arguments: str | Path) -> Result:
-    """Run `fedtools ...` inside this process: the same `main`, without a second torch import."""
-    from fedtools.cli import main
-
-    out, err, code, argv = io.StringIO(), io.StringIO(), 0, sys.argv
-    sys.argv = ["fedtools", *map(str, arguments)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main()
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    finally:
-        sys.argv = argv
-    return Result(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="session", autouse=True)

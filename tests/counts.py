@@ -7,7 +7,7 @@ import random
 import sys
 from pathlib import Path
 
-from conftest import ROOT, Result, run, torchless
+from commands import ROOT, Result, run, torchless
 
 CLIENTS = [f"c{number}" for number in range(7)]
 

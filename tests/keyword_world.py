@@ -6,7 +6,7 @@ from pathlib import Path
 
 import keywords
 import numpy as np
-from conftest import inside
+from commands import inside
 
 SIZES = [40, 21, 17, 9, 6, 3, 1]
 CLIENTS = [f"{number}e{number}" for number in range(1, len(SIZES) + 1)]

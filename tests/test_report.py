@@ -475,7 +475,7 @@ def test_missing_inputs_are_refused(cli, recipe, path, said):
 
 def test_a_page_that_is_no_text_is_refused(cli, recipe):
     Path("RESULTS.md").write_bytes(b"\xff\xfe")
-    cli(*arguments()).fails(1, "RESULTS.md:1: not UTF-8")
+    cli(*arguments()).fails(1, "RESULTS.md:1: UTF-16, not UTF-8")
 
 
 def test_an_unknown_interval_is_left_out(cli, recipe):

@@ -29,6 +29,12 @@ BOMBS = [
     "a: !!bool x\n",
     "a: !!python/object/apply:os.system [false]\n",
     "? [a]\n: b\n",
+    # Integers: decimal, hexadecimal, octal, binary, and to the base 60; to print one takes long.
+    *(f"a: {number}\n" for number in ("9" * 5000, "9" * 1_000_000, "0x" + "f" * 1_000_000)),
+    *(f"a: {number}\n" for number in ("0" + "7" * 1_000_000, "0b" + "1" * 1_000_000)),
+    *(f"a: {number}\n" for number in ("1" + ":59" * 300_000, "-" + "1_" * 500_000 + "1")),
+    "rounds: 1000000000\n",
+    f"{'9' * 5000}: a\n",
 ]
 
 
@@ -48,8 +54,10 @@ def mutate(path: Path, dice: random.Random, others: list[Path]) -> str:
 
 
 def _put(path: Path, content: bytes) -> None:
+    mode = path.stat().st_mode
     path.unlink()
     path.write_bytes(content)
+    path.chmod(mode)  # A key that others can read would be refused for that.
 
 
 def _bytes(path: Path, dice: random.Random) -> str:

@@ -4,6 +4,7 @@
     python tests/soak/soak.py --inputs 10000 [--seed 1]
     python tests/soak/soak.py --only 4711 [--seed 1]     one of them again, with what it said
     python tests/soak/soak.py --kills 200 [--seed 1]     federations that are stopped, see kills.py
+    python tests/soak/soak.py --inputs 1000 --kills 20   both, one after the other
 
 A command may do its work (exit status 0) or refuse it (1, and one line that names a file). What
 else it does is a bug: a traceback, a signal, no end, memory without bounds, an error that names no
@@ -21,8 +22,9 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 
 import forks  # noqa: E402
 import world  # noqa: E402
+from more_inputs import SECRET  # noqa: E402
 from mutate import mutate  # noqa: E402
 
 from fedtools.files import tables  # noqa: E402
@@ -48,6 +51,9 @@ IMPORTED = (
     *("espnet2.asr.encoder.transformer_encoder", "espnet2.asr.encoder.conformer_encoder"),
     *("fedtools.audio.pack", "fedtools.federation.init", "fedtools.federation.asr"),
     *("fedtools.federation.kws", "fedtools.federation.decode", "fedtools.federation.rounds"),
+    *("fedtools.federation.rescore", "fedtools.federation.sweep", "fedtools.attack.membership"),
+    *("fedtools.attack.a1", "fedtools.attack.attributes", "fedtools.attack.footprints"),
+    *("fedtools.attack.run", "fedtools.speaker.ivector", "fedtools.decode.foreign"),
     *("fedtools.models.espnet", "fedtools.report.page", "fedtools.report.plots"),
 )
 # Outcomes that are no bug.
@@ -201,23 +207,58 @@ def make_world(root: Path, base: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make inputs worse and run commands on them.")
-    parser.add_argument("--inputs", type=int, default=100, help="how many")
+    parser.add_argument("--inputs", type=int, help="how many; 100 if there are to be no kills")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=int, default=0, help="number of the first")
     parser.add_argument("--only", type=int, help="the number of a single one, told in full")
-    parser.add_argument("--kills", type=int, help="how many kills of federations, and no inputs")
+    parser.add_argument("--kills", type=int, help="how many kills of federations")
     parser.add_argument("--crashes", type=int, help="how many crash points; all by default")
     parser.add_argument("--worlds", nargs="+", default=["counts", "keywords"])
     options = parser.parse_args()
+    if options.inputs is None:
+        options.inputs = 100 if options.kills is None else 0
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK) else None
+    parts = []
+    if options.inputs or options.only is not None:
+        parts.append(worsen)
+    if options.kills:
+        parts.append(stop)
+    found = False
     with tempfile.TemporaryDirectory(prefix="soak.", dir=place) as name:
-        if options.kills is None:
-            return int(worsen(options, Path(name)) > 0)
-        import kills
+        for part in parts:
+            folder = Path(name) / part.__name__
+            folder.mkdir()
+            found |= _apart(part, options, folder)
+    return int(found)
 
-        found = kills.soak(options.worlds, options.kills, options.crashes, options.seed, Path(name))
-        return int(found > 0)
+
+def _apart(part: Callable[..., int], options: argparse.Namespace, folder: Path) -> bool:
+    """Whether a part finds bugs, in a process of its own: each imports what the other must not."""
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        bugs = 1
+        try:
+            # No key, and no record of releases, of who runs this.
+            os.environ["FEDTOOLS_NOISE_KEY"] = str(folder / "world" / SECRET / "noise.key")
+            os.environ.pop("FEDTOOLS_NONCE", None)
+            bugs = part(options, folder)
+        except SystemExit as stopped:
+            print(stopped, file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(int(bugs > 0))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+
+def stop(options: argparse.Namespace, folder: Path) -> int:
+    """Stop federations as the options say; the number of bugs."""
+    import kills
+
+    return kills.soak(options.worlds, options.kills, options.crashes, options.seed, folder)
 
 
 def worsen(options: argparse.Namespace, folder: Path) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import fakes
 import keywords
+import more_inputs
 import numpy as np
 import simulated
 import soundfile
@@ -71,7 +72,7 @@ COMMANDS = [
     Command("merge-features", "merge-features {}/cut {}/jobs --nj 2", ["cut", "jobs"], ["audio"]),
     Command("partition", "partition {}/raw {}/parts --scheme iid --clients 2", ["raw"]),
     Command("partition-map", "partition {}/raw {}/parts --scheme map --by utt2spk", ["raw"]),
-    Command("combine-data", "combine-data {}/both {}/train {}/valid", ["train", "valid"]),
+    Command("combine-data", "combine-data {}/both {}/train {}/strangers", ["train", "strangers"]),
     Command("subset-data", "subset-data {}/train {}/part --clients au", ["train"]),
     Command("subset-utterances", "subset-data {}/raw {}/part --utterances 2", ["raw"]),
     Command("train-tokens", "train-tokens {}/train/text {}/new --token-type char", ["train/text"]),
@@ -173,6 +174,7 @@ COMMANDS = [
         "local/speechcommands/prepare.py {}/speech_commands {}/new --max-drop 0.5",
         ["speech_commands"],
     ),
+    *(Command(*row) for row in more_inputs.ROWS),
 ]
 
 
@@ -189,6 +191,7 @@ def build(root: Path, call: Call) -> None:
     _corpora(root)
     _speech(root, call)
     _clips(root, call)
+    more_inputs.build(root, call)
 
 
 def _audio(root: Path) -> None:
