@@ -15,7 +15,6 @@ from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.datadir import DataDir, parse_segment, read_table, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines
-from fedtools.files.nbest import read_nbest
 from fedtools.lm.private_words import covered_words, rare_words, read_phrases, write_phrases
 from fedtools.lm.rescored import (
     NBEST,
@@ -38,13 +37,18 @@ def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> 
         rescored: what `fedtools rescore` left.
 
     Raises:
-        UserError: if the two are not of the same utterances.
+        UserError: if the two are not of the same utterances, or a file is one that `open_stream`
+            would refuse.
     """
     data_dir, rescored, out = Path(data_dir), Path(rescored), Path(out)
-    data = DataDir.read(data_dir, "utt2client")
-    check_same(data.utt2client, list(read_nbest(rescored / NBEST)), data_dir / "utt2client")
+    optional = [name for name in ("text", "utt2spk", SEGMENTS) if (data_dir / name).exists()]
+    data, lists = DataDir.read(data_dir, "utt2client", *optional), open_rescored(rescored)
+    check_same(data.utt2client, lists.utterances, data_dir / "utt2client")
+    _times(data_dir, lists.utterances)
+    if (data_dir / STARTS).exists():
+        read_times(data_dir / STARTS)
     out.mkdir(parents=True, exist_ok=True)
-    files = [data_dir / name for name in ("utt2client", "text", "utt2spk", SEGMENTS, STARTS)]
+    files = [data_dir / name for name in ("utt2client", *optional, STARTS)]
     files += [rescored / name for name in (NBEST, WORDS, UNIGRAM)]
     for file in files:
         if file.exists():

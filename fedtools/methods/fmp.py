@@ -75,6 +75,10 @@ class FMP(Method):
     density: NonNegative = 0.0
     bonus: NonNegative = 0.0
 
+    def __post_init__(self) -> None:
+        # Where it is known which file the options are from, and so can be named.
+        _ = self.protection
+
     def check(self, task: str, model: Mapping[str, Any]) -> None:
         super().check(task, model)
         for name in ("smoothing", "nnlm"):
@@ -109,7 +113,7 @@ class FMP(Method):
         release = self.sends
         if release == "auto":
             release = INCREMENTS if self.privacy.get("mechanism") == LAPLACE else CUMULATIVE
-        return from_mapping(Privacy, {**self.privacy, "release": release}, "method_conf.privacy")
+        return from_mapping(Privacy, {**self.privacy, "release": release}, "privacy")
 
     @property
     def adds_up(self) -> bool:

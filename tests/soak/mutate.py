@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 TOKENS = [
@@ -20,6 +22,12 @@ VALUES: list[Any] = [
     *(True, None, [], ["a"], [1], {}, {"a": 1}, 0, 3, -1, 0.5, 10**30, -(10**30), 1e308, 1e-308),
     *(float("nan"), float("inf"), "", "x", "../x", "/dev/zero", "1", "a\0b", "é" * 300, [[[[[]]]]]),
 ]
+NUMBERS = [
+    *(float("nan"), float("inf"), -float("inf"), -40.0, -1.0, 0.0, 0.1, 1e-300, 1e38, 1e300),
+    *(2.0**40, 1.7e308),
+]
+DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
+SHAPES: list[Any] = [[], [0], [-1], [1 << 62, 4], [1 << 70], [10**4000], [1.5], ["1"], None, [[1]]]
 # YAML that is small, and large or endless when it is read.
 BOMBS = [
     "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)),
@@ -50,6 +58,8 @@ def mutate(path: Path, dice: random.Random, others: list[Path]) -> str:
     ways += [_token, _replace, lambda path, dice: _other(path, dice, others)]
     if path.suffix == ".yaml":
         ways += [_option] * 12 + [_bomb]
+    if path.suffix == ".safetensors":
+        ways += [_tensor] * 12
     return dice.choice(ways)(path, dice)
 
 
@@ -172,6 +182,41 @@ def _places(content: Any) -> list[tuple[str, ...]]:
     if not isinstance(content, dict):
         return []
     return [(key, *rest) for key, value in content.items() for rest in [(), *_places(value)]]
+
+
+def _tensor(path: Path, dice: random.Random) -> str:
+    """Numbers of a tensor are others, or what the header says of it is."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + size]), bytearray(content[8 + size :])
+    names = [name for name in header if name != "__metadata__"]
+    if not names:
+        return "no tensor"
+    name = dice.choice(names)
+    one = header[name]
+    begin, end = one["data_offsets"]
+    dtype = DTYPES.get(one["dtype"])
+    way = dice.choice(["numbers"] * 6 + ["shape", "dtype", "data_offsets", "name", "remove"])
+    if way == "numbers" and dtype and end > begin:
+        with np.errstate(all="ignore"):
+            number = np.array(dice.choice(NUMBERS)).astype(dtype).tobytes()
+        every = dice.random() < 0.3
+        for place in range(begin, end, len(number)) if every else [begin]:
+            data[place : place + len(number)] = number
+        way = f"{'all' if every else 'the first'} {number.hex()}"
+    elif way == "shape":
+        one["shape"] = dice.choice([*SHAPES, one["shape"][::-1], [*one["shape"], 1]])
+    elif way == "dtype":
+        one["dtype"] = dice.choice([*DTYPES, "F8_E4M3", "X", 3, None])
+    elif way == "data_offsets":
+        one["data_offsets"] = dice.choice([[end, begin], [begin, 1 << 70], [-1, end], [], None])
+    elif way == "name":
+        header[dice.choice(["x", "", "a\0b", "é" * 300, "../x"])] = header.pop(name)
+    else:
+        del header[name]
+    text = json.dumps(header).encode()
+    _put(path, len(text).to_bytes(8, "little") + text + data)
+    return f"tensor {name}: {way}"
 
 
 def _bomb(path: Path, dice: random.Random) -> str:
