@@ -45,6 +45,7 @@ class _Frames:
     """The features of some utterances, which can be read again and again."""
 
     def __init__(self, data: DataDir, utterances: Sequence[str]):
+        data.check_features(data.utterances)
         self._reader = FeatureReader(data.feats_scp)
         self._utterances = list(utterances)
 
@@ -78,6 +79,7 @@ def train_ivectors(data_dir: str | Path, out: Path, sizes: Sizes) -> tuple[float
 
 def _some(data: DataDir, sizes: Sizes) -> list[str]:
     """Utterances in an order that the seed decides, up to the hours asked for; in C order."""
+    data.check_features(data.utterances)
     reader, left = FeatureReader(data.feats_scp), sizes.hours * FRAMES_PER_HOUR
     chosen = []
     for utt in sorted(data.utterances, key=lambda name: seed64(sizes.seed, "ivectors", name)):
@@ -115,6 +117,7 @@ def append_ivectors(
     if out.exists() and out.samefile(data.path):
         raise UserError("would be overwritten", path=out, remedy="name another directory")
     extractor = IvectorExtractor.load(extractor_dir / FILE)
+    data.check_features(data.utterances)
     reader, size = FeatureReader(data.feats_scp), extractor.means.shape[1]
     for utt in data.utterances[:1]:
         found = reader.shape(utt)[1]

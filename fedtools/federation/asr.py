@@ -70,7 +70,8 @@ def read_data(
         data.others[UTT2LANG] = read_table(languages)
     wanted = config.get("input_size", INPUT_SIZE)
     for name in first_there(data) if may_lack else data.utterances[:1]:
-        size = FeatureReader({name: data.feats_scp[name]}).shape(name)[1]
+        data.check_features([name])
+        size = FeatureReader(data.feats_scp).shape(name)[1]
         if size != wanted:
             problem = f"{size} values in a frame of {name!r}, the model's input_size is {wanted}"
             remedy = "extract other features, or begin with another model.input_size"

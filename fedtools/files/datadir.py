@@ -250,6 +250,12 @@ class DataDir:
         """Utterance ids in C order."""
         return list(self.utt2spk)
 
+    def check_features(self, utts: Iterable[str]) -> None:
+        """Raise a `UserError` that names the file if an utterance has no entry in feats.scp."""
+        if lacking := next((utt for utt in utts if utt not in self.feats_scp), None):
+            problem = f"no features of utterance {lacking!r}"
+            raise UserError(problem, path=self.path / "feats.scp", remedy="extract them")
+
     def recordings(self, utts: Iterable[str]) -> set[str]:
         """The recordings, keys of `wav_scp`, that utterances are segments of."""
         if not self.segments:

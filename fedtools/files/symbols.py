@@ -128,11 +128,12 @@ def pieces_of(model: bytes, path: str | Path) -> list[str]:
     try:
         # SentencePiece takes no bytes for no model, and complains later.
         found = SentencePieceProcessor(model_proto=model or b"\0")
-    except RuntimeError:
+        ids = range(found.get_piece_size())
+        kept = [i for i in ids if not (found.is_control(i) or found.is_unknown(i))]
+        return [found.id_to_piece(i) for i in kept]
+    except (RuntimeError, UnicodeDecodeError):
         remedy = "make it again"
         raise UserError("not a SentencePiece model", path=path, remedy=remedy) from None
-    ids = range(found.get_piece_size())
-    return [found.id_to_piece(i) for i in ids if not (found.is_control(i) or found.is_unknown(i))]
 
 
 def check_pieces(model: bytes, tokens: Sequence[str], path: Path, where: str | Path) -> None:

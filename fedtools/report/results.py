@@ -14,7 +14,7 @@ from fedtools.federation.tasks import TASKS, Task
 from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
-from fedtools.files.lines import read_lines
+from fedtools.files.lines import stream_lines
 from fedtools.files.messages import COLLAPSED, COLLAPSED_FROM, COUNTED
 from fedtools.files.tables import count, format_table, number, read_tsv
 from fedtools.files.units import Unit
@@ -287,7 +287,7 @@ def check_comparable(runs: Sequence[Run]) -> None:
 def _read_scores(
     path: Path,
 ) -> tuple[Unit, dict[str, tuple[int, int, int]], dict[str, dict[str, Interval]]]:
-    unit = unit_of_columns(read_lines(path)[:1][0].split("\t"))
+    unit = unit_of_columns(next(stream_lines(path), "").split("\t"))
     rows = read_tsv(path, columns_of(unit))
     if [row["client"] for row in rows[-2:]] != [AVERAGE, ALL]:
         problem = f"the last rows are not {AVERAGE} and {ALL}"
