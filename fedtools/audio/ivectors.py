@@ -45,7 +45,6 @@ class _Frames:
     """The features of some utterances, which can be read again and again."""
 
     def __init__(self, data: DataDir, utterances: Sequence[str]):
-        data.check_features(data.utterances)
         self._reader = FeatureReader(data.feats_scp)
         self._utterances = list(utterances)
 
