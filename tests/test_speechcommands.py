@@ -115,7 +115,7 @@ def test_the_twelve_classes_have_silence_and_unknown_by_tenths(tmp_path):
             recording, start, end = data.segments[utterance].split()
             if label == "_silence_":
                 assert data.wav_scp[recording] == noise[recording.split("-")[1]]
-                wave, _ = read_wave(data.wav_scp[recording], float(start), float(end))
+                wave = read_wave(data.wav_scp[recording], float(start), float(end)).samples
                 assert len(wave) == pytest.approx(16000, abs=2)
             else:
                 assert (recording, start, end) == (utterance, "0", "-1")
