@@ -135,6 +135,30 @@ def inside(*arguments: str | Path) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_key_of_the_user(tmp_path_factory):
+    """No test draws noise under the key of who runs it."""
+    os.environ["FEDTOOLS_NOISE_KEY"] = str(tmp_path_factory.mktemp("secret") / "noise.key")
+    os.environ.pop("FEDTOOLS_NONCE", None)
+
+
+@pytest.fixture
+def key(tmp_path, monkeypatch) -> Path:
+    """Where noise's key will be, of a test alone."""
+    path = tmp_path / "secret" / "noise.key"
+    monkeypatch.setenv("FEDTOOLS_NOISE_KEY", str(path))
+    return path
+
+
+@pytest.fixture
+def set_key(key) -> Path:
+    """One that is always the same, where noise must not happen to change nothing."""
+    key.parent.mkdir()
+    key.write_text("00" * 32)
+    key.chmod(0o600)
+    return key
+
+
 @pytest.fixture
 def cli():
     """`inside`, as a fixture."""

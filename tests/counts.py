@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from fedtools.federation.base import Federation, Sent
 from fedtools.federation.tasks import TASKS, Task
+from fedtools.files.errors import UserError
 from fedtools.files.messages import Payload, Report
 from fedtools.methods import METHODS
 from fedtools.methods.base import Method, Phase
@@ -67,6 +68,8 @@ class CountFederation(Federation):
         names = tqdm(clients, disable=None, leave=False)
         texts = [(self.data_path("train") / name).read_text() for name in names]
         time.sleep(float(os.environ.get("SLOW", 0)))
+        if os.environ.get("FAIL"):
+            raise UserError(os.environ["FAIL"])
         found = phase.client(texts)
         reports = [Report(name, len(text.split())) for name, text in zip(clients, texts)]
         yield Sent(reports, {"counts": np.array(found, "f8")} if phase.sends.tensors else None)

@@ -51,6 +51,7 @@ class Clip:
     audio: str = "good"
     path: str | None = None
     seconds: float | None = None
+    locale: str = ""
 
 
 def speaker_id(name: str) -> str:
@@ -73,32 +74,40 @@ def tiny_mp3() -> bytes:
 def some_clips(
     speakers: int = 4, each: int = 2, accents: Iterable[str] | None = None
 ) -> list[Clip]:
-    """A faultless corpus: so many speakers of each accent, women and men, with `each` clips."""
+    """A faultless corpus: so many speakers of each accent, with `each` clips.
+
+    They are men, women and, every third, people who do not tell. No two sentences are the same.
+    """
     clips: list[Clip] = []
     for accent in accents or ("australia", "england", "indian", "us"):
         for speaker in range(speakers):
             who = Clip(speaker_id(f"{accent} {speaker}"), 0, accent=accent)
-            who = replace(who, gender=("male", "female")[speaker % 2])
+            who = replace(who, gender=("male", "female", "")[speaker % 3])
             for utterance in range(each):
-                sentence = (
-                    f"{accent} {'abcdefghijkl'[speaker % 12]} said {'so ' * (utterance + 1)}."
-                )
+                letters = "abcdefghijkl"
+                name = letters[speaker % 12] + (letters[speaker // 12] if speaker >= 12 else "")
+                sentence = f"{accent} {name} said {'so ' * (utterance + 1)}."
                 clips.append(replace(who, number=1000 + len(clips), sentence=sentence))
     return clips
 
 
 def common_voice(
-    folder: Path, clips: Iterable[Clip], release: int = 17, durations: bool | None = None
+    folder: Path,
+    clips: Iterable[Clip],
+    release: int = 17,
+    durations: bool | None = None,
+    name: str = "en",
 ) -> Path:
     """Write clips as a release of Common Voice has them; return the folder of the language.
 
     Args:
-        folder: the corpus is made in it as cv-corpus-<release>.0/en.
+        folder: the corpus is made in it as cv-corpus-<release>.0/<name>.
         clips: its rows, in the order of the table.
         release: a key of COMMON_VOICE_COLUMNS.
         durations: whether there is clip_durations.tsv; by default as in the release.
+        name: the folder of the language.
     """
-    language = folder / f"cv-corpus-{release}.0" / "en"
+    language = folder / f"cv-corpus-{release}.0" / name
     (language / "clips").mkdir(parents=True)
     columns = COMMON_VOICE_COLUMNS[release].split()
     lines, lengths = ["\t".join(columns)], ["clip\tduration[ms]"]
@@ -122,6 +131,7 @@ def common_voice(
             "accents" if "accents" in columns else "accent": "" if release == 12 else accent,
             "up_votes": "2",
         }
+        cells |= {"locale": clip.locale} if "locale" in columns else {}
         lines.append("\t".join(cells[column] for column in columns))
     (language / "validated.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if durations or (durations is None and release >= 17):
@@ -277,13 +287,17 @@ def ted_talk(name: str, part: str = "train", sentences: int = 8, each: float = 2
 
 
 def some_talks(train: int = 12, held_out: int = 2) -> list[TedTalk]:
-    """Persons of which every third has two talks, and as many of dev as of test."""
+    """Persons of which every third has two talks, and as many of dev as of test.
+
+    The labels of every third one, of those with one talk, do not tell the sex.
+    """
     talks = []
     for number in range(train):
         gender = ("male", "female")[number % 2]
         years = ("2005", "2009G") if number % 3 == 0 else ("2007",)
         name = f"Person{number:03}"
-        talks += [ted_talk(f"{name}_{year}", label=f"<o,f0,{gender}>") for year in years]
+        label = "<NA>" if number % 3 == 2 else f"<o,f0,{gender}>"
+        talks += [ted_talk(f"{name}_{year}", label=label) for year in years]
     for part in ("dev", "test"):
         for number in range(held_out):
             name = f"{part.title()}{number}"

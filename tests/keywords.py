@@ -24,21 +24,25 @@ CONFIG = {
 
 
 def pack(
-    folder: Path, clients: Mapping[str, Sequence[int]], classes: Sequence[str] = CLASSES
+    folder: Path,
+    clients: Mapping[str, Sequence[int]],
+    classes: Sequence[str] = CLASSES,
+    length: int = 16000,
 ) -> Path:
-    """Write packed clips: client -> how many it has of each class."""
+    """Write packed clips of `length` samples: client -> how many it has of each class."""
     random = np.random.default_rng(0)
-    clips, time = [], np.arange(16000) / 16000
+    clips, time = [], np.arange(length) / 16000
     for pitch, client in enumerate(sorted(clients)):
         number = 0
         for label, count in zip(classes, clients[client], strict=True):
             frequency = 300 * 2 ** classes.index(label) * (1 + 0.02 * pitch)
             for _ in range(count):
                 tone = 3000 * np.sin(2 * np.pi * (frequency * time + random.random()))
-                wave = (tone + random.normal(0, 300, 16000)).astype("<i2")
+                wave = (tone + random.normal(0, 300, length)).astype("<i2")
                 clips.append(Clip(f"{client}-{number:04d}", client, label, wave))
                 number += 1
-    write_clips(folder, clips, classes, [random.normal(0, 500, 32000).astype("<i2")])
+    noise = [random.normal(0, 500, 32000).astype("<i2")]
+    write_clips(folder, clips, classes, noise, length)
     return folder
 
 

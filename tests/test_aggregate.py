@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
+import time
+from dataclasses import replace
 
 import keyword_world
 import numpy as np
@@ -17,8 +20,11 @@ from fedtools.files.errors import UserError
 from fedtools.files.message_writer import MessageWriter
 from fedtools.files.messages import Payload, Refusal, Report, read_messages
 from fedtools.files.states import load_state, save_state, spec_of
+from fedtools.files.values import Values
+from fedtools.methods.fedavg import FedAvg
 from fedtools.server import aggregate
 from fedtools.server.aggregate import Bound, check_min_clients, combine
+from fedtools.server.shares import weights_of
 
 BASE = "0" * 64
 SHAPES = {
@@ -51,7 +57,7 @@ def send(folder, states: dict, spec: dict, jobs: list[list[str]]):
             for client in clients:
                 tensors = {name: value[None] for name, value in states[client].items()}
                 writer.send([Report(client, 1, 1)], tensors)
-    messages, refusals = read_messages(folder, len(jobs), list(states), Payload(spec), BASE)
+    messages, refusals = read_messages(folder, jobs, list(states), Payload(spec), BASE)
     assert not refusals
     return messages
 
@@ -207,12 +213,26 @@ def test_files_that_change_after_they_were_checked(tmp_path):
     messages = send(tmp_path, states, SHAPES, [list(states)[:2], list(states)[2:]])
     with open(tmp_path / "update.2.safetensors", "r+b") as file:
         file.truncate(messages[2].offset("scalar"))
-    refusals = combine(messages, [1] * 4, tmp_path / "mean", SHAPES)
-    assert [refusal.client for refusal in refusals] == ["c002", "c003"]
-    (tmp_path / "update.2.safetensors").unlink()
-    assert combine(messages, [1] * 4, tmp_path / "mean", SHAPES) == [
-        Refusal(client, "update.2.safetensors is cut off or gone") for client in ("c002", "c003")
+    path = tmp_path / "update.2.safetensors"
+    expected = [
+        Refusal(client, "update.2.safetensors is gone, or has changed")
+        for client in ("c002", "c003")
     ]
+    assert combine(messages, [1] * 4, tmp_path / "mean", SHAPES) == expected
+    # Another file of the very same bytes, a link to one, and what would be waited for.
+    path.unlink()
+    assert combine(messages, [1] * 4, tmp_path / "mean", SHAPES) == expected
+    messages = send(tmp_path, states, SHAPES, [list(states)[:2], list(states)[2:]])
+    path.rename(tmp_path / "elsewhere")
+    for put in (
+        lambda: path.write_bytes((tmp_path / "elsewhere").read_bytes()),
+        lambda: path.symlink_to(tmp_path / "elsewhere"),
+        lambda: path.hardlink_to(tmp_path / "elsewhere"),
+        lambda: os.mkfifo(path),
+    ):
+        put()
+        assert combine(messages, [1] * 4, tmp_path / "mean", SHAPES) == expected
+        path.unlink()
 
 
 def test_nobody_left(tmp_path):
@@ -388,6 +408,28 @@ def test_who_is_refused_is_what_the_definition_says(
         np.testing.assert_array_equal(got[name], expected[name])
 
 
+def test_statistics_have_a_norm_of_their_own(tmp_path):
+    """Those of raw features move hundreds of times as far as all weights: they hide nothing."""
+    spec = {"weight": ((9,), "float32"), "norm.running_var": ((4,), "float32")}
+    random = np.random.default_rng(0)
+    base = {name: np.ones(shape, kind) for name, (shape, kind) in spec.items()}
+    save_state(tmp_path / "base", base)
+    states = {}
+    for number in range(9):
+        weight = base["weight"] + random.standard_normal(9).astype("float32")
+        var = base["norm.running_var"] + (1000 * random.uniform(1, 2, 4)).astype("float32")
+        states[f"c{number}"] = {"weight": weight, "norm.running_var": var}
+    states["c3"]["weight"][2] = 400
+    states["c6"]["norm.running_var"][1] = 1e6
+    messages = send(tmp_path, states, spec, split(states, 3))
+    bound = Bound(tmp_path / "base", 20)
+    refusals = combine(messages, [1] * 9, tmp_path / "mean", spec, bound=bound)
+    reasons = {refusal.client: refusal.reason for refusal in refusals}
+    assert reasons.keys() == {"c3", "c6"}
+    assert reasons["c3"].startswith("an update of norm") and "over 20 x" in reasons["c3"]
+    assert reasons["c6"].startswith("statistics of norm") and "over 20 x" in reasons["c6"]
+
+
 def test_without_a_median_nobody_is_refused(tmp_path):
     """Most clients send what they got: what another one learned is no attack."""
     _, states = around(tmp_path, [0, 0, 0, 5, 1e9])
@@ -444,7 +486,7 @@ def test_one_nan_of_a_stack_costs_its_own_update_alone(tmp_path):
         reports = [Report(c, 1, 1, 1e308 if c == "c011" else 1.0) for c in clients]
         rows = {name: np.stack([states[c][name] for c in clients]) for name in MODEL}
         writer.send(reports, rows)
-    messages, refusals = read_messages(tmp_path, 1, clients, payload, BASE)
+    messages, refusals = read_messages(tmp_path, [clients], clients, payload, BASE)
     bound = Bound(tmp_path / "base", 100)
     refusals += combine(messages, [1] * 19, tmp_path / "mean", MODEL, bound=bound)
     assert [refusal.client for refusal in refusals] == ["c011", "c005"]
@@ -452,6 +494,30 @@ def test_one_nan_of_a_stack_costs_its_own_update_alone(tmp_path):
     expected = brute_force(left, [1] * 18, MODEL)
     for name, value in load_state(tmp_path / "mean").items():
         np.testing.assert_array_equal(value, expected[name])
+
+
+@pytest.mark.parametrize(("weighting", "most"), [("uniform", 1.1), ("utterances", 10.8)])
+def test_what_one_of_twenty_can_do_below_the_bounds(tmp_path, weighting, most):
+    """By default: honest clients go one way, the liar the other, in lengths of an honest step."""
+    rules = FedAvg(weighting=weighting)
+    base = {"a": np.zeros(8)}
+    save_state(tmp_path / "base", base)
+    spec = spec_of(base)
+    honest = np.full(8, 8**-0.5)
+    for ratio, refused in ((19.9, []), (20.1, ["c19"])):
+        folder = tmp_path / str(ratio)
+        states = {f"c{number:02}": {"a": honest} for number in range(19)}
+        states["c19"] = {"a": -ratio * honest}
+        messages = send(folder, states, spec, split(states, 4))
+        messages = [replace(one, utterances=10) for one in messages[:-1]] + [
+            replace(messages[-1], utterances=10**6)
+        ]
+        bound = Bound(tmp_path / "base", rules.max_norm_ratio)
+        weights = weights_of(rules, messages)
+        refusals = combine(messages, weights, folder / "mean", spec, bound=bound)
+        assert [refusal.client for refusal in refusals] == refused
+        moved = honest - load_state(folder / "mean")["a"]
+        assert np.linalg.norm(moved) <= (0 if refused else most) + 1e-9
 
 
 @given(counts=st.lists(st.integers(0, 2**40), min_size=1, max_size=30), jobs=st.integers(1, 4))
@@ -468,6 +534,44 @@ def test_sums_of_counts_are_exact(tmp_path_factory, counts, jobs):
     assert combine(messages, ones, folder / "sum", spec, normalise=False) == []
     expected = [sum(counts), len(counts), 2 * sum(counts) + len(counts)]
     assert load_state(folder / "sum")["counts"].tolist() == expected
+
+
+@given(
+    counts=st.lists(
+        st.lists(st.sampled_from([0.0, 0.25, 3.5, 12.0, -0.25, 0.1, 90.0]), min_size=5, max_size=5),
+        min_size=1,
+        max_size=7,
+    ),
+    chunk=st.integers(1, 6),
+    data=st.data(),
+)
+@settings(max_examples=40, deadline=None)
+def test_whose_values_are_out_of_bounds(tmp_path_factory, counts, chunk, data):
+    """Of each element and of a tensor's sum, however it is cut; nobody else is refused."""
+    folder = tmp_path_factory.mktemp("round")
+    spec = {"counts": ((5,), "float64"), "free": ((2,), "float32")}
+    values = {"counts": Values(least=0.0, most=50.0, total=30.0, grid=0.25)}
+    states = {
+        f"c{number}": {"counts": np.array(own), "free": np.full(2, -90.1, "float32")}
+        for number, own in enumerate(counts)
+    }
+    sound = {
+        client: one
+        for client, one in states.items()
+        if all(0 <= x <= 50 and x * 4 == int(x * 4) for x in one["counts"])
+        and math.fsum(one["counts"]) <= 30
+    }
+    messages = send(folder, states, spec, cut(list(states), data))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregate, "_CHUNK", max(2, chunk))
+        ones = [1.0] * len(states)
+        refusals = combine(messages, ones, folder / "sum", spec, values=values, normalise=False)
+    assert {refusal.client for refusal in refusals} == states.keys() - sound.keys()
+    assert all(refusal.reason.endswith("in tensor 'counts'") for refusal in refusals)
+    if sound:
+        rows = [one["counts"] for one in sound.values()]
+        expected = [math.fsum(row) for row in zip(*rows, strict=True)]
+        assert load_state(folder / "sum")["counts"].tolist() == expected
 
 
 @pytest.fixture(scope="module")
@@ -506,27 +610,73 @@ def assert_mean(folder, weights: dict[str, float], states) -> None:
         np.testing.assert_allclose(value, oracle, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("ratio", [100, 0])
-def test_a_client_that_says_a_billion_utterances(world, tmp_path, ratio):
-    """Its weight is 100 times the median; without a bound it owns the model."""
-    folder = open_round(world, tmp_path / "exp", f"method_conf.max_weight_ratio={ratio}")
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("utterances", 10**9, "1000000000 utterances cannot be, it has 6 at most"),
+        ("utterances", 7, "7 utterances cannot be, it has 6 at most"),
+        ("steps", 10**12, "1000000000000 steps of 6 utterances cannot be, 4 are most"),
+        ("steps", 5, "5 steps of 6 utterances cannot be, 4 are most"),
+        ("seconds", 1e9, "1e+09 seconds cannot be, the round has taken"),
+        ("loss", 1e29, "a loss of 1e+29 cannot be"),
+    ],
+)
+def test_what_no_client_can_have_done(world, tmp_path, column, value, said):
+    """Who says so is refused; the round, and its ledger, are as if it had sent nothing."""
+    folder = open_round(world, tmp_path / "exp")
     sizes = {client: size for client, (size, _) in sent(folder).items()}
     assert sorted(sizes.values()) == sorted(keyword_world.SIZES)
     (liar,) = (client for client, size in sizes.items() if size == 6)
-    for table in folder.glob("update.*.tsv"):
-        table.write_text(table.read_text().replace(f"{liar}\t6\t", f"{liar}\t1000000000\t"))
+    set_row(folder, liar, column, value)
     states = sent(folder)
-    said = inside("aggregate", tmp_path / "exp").ok().err
-    # In order: 1, 3, 9, 17, 21, 40, a billion.
-    weights = sizes | {liar: 1700 if ratio else 1e9}
+    told = inside("aggregate", tmp_path / "exp").ok().err
+    assert_mean(folder, {client: size for client, size in sizes.items() if client != liar}, states)
+    rows = {row["client"]: row for row in ledger(tmp_path / "exp")}
+    assert said in rows[liar]["status"] and rows[liar]["status"] in told
+    assert {row["status"] for client, row in rows.items() if client != liar} == {"ok"}
+    assert float(rows[liar]["client_epochs"]) == float(rows[liar]["seconds"]) == 0
+
+
+def set_row(folder, client, column, value) -> None:
+    """Change a field of a client's row."""
+    for table in folder.glob("update.*.tsv"):
+        header, *rows = (line.split("\t") for line in table.read_text().splitlines())
+        for row in rows:
+            if row[0] == client:
+                row[header.index(column)] = str(value)
+        table.write_text("".join("\t".join(row) + "\n" for row in [header, *rows]))
+
+
+def test_seconds_are_at_most_those_since_sampling(world, tmp_path):
+    """By the server's own clock, whatever a client says that is not beyond a day."""
+    begun = time.time()
+    folder = open_round(world, tmp_path / "exp")
+    liar = min(sent(folder))
+    set_row(folder, liar, "seconds", 80_000)
+    inside("aggregate", tmp_path / "exp").ok()
+    (row,) = (row for row in ledger(tmp_path / "exp") if row["client"] == liar)
+    assert row["status"] == "ok" and 0 < float(row["seconds"]) <= time.time() - begun
+
+
+@pytest.mark.parametrize("ratio", [2, 0])
+def test_weights_over_a_multiple_of_the_median_are_lowered(world, tmp_path, ratio):
+    """Of 1, 3, 6, 9, 17, 21 and 40 utterances the last two count as 18; the ledger says so."""
+    folder = open_round(world, tmp_path / "exp", f"method_conf.max_weight_ratio={ratio}")
+    states = sent(folder)
+    sizes = {client: size for client, (size, _) in states.items()}
+    told = inside("aggregate", tmp_path / "exp").ok().err
+    weights = {client: min(size, 18) if ratio else size for client, size in sizes.items()}
     assert_mean(folder, weights, states)
-    assert (f"{liar}: its weight 1e+09 counts as 1700" in said) == bool(ratio)
-    assert {row["status"] for row in ledger(tmp_path / "exp")} == {"ok"}
+    status = {row["client"]: row["status"] for row in ledger(tmp_path / "exp")}
+    for client, size in sizes.items():
+        lowered = bool(ratio) and size > 18
+        assert (f"{client}: its weight {size} counts as 18" in told) == lowered
+        assert status[client] == ("weight lowered" if lowered else "ok")
 
 
 def test_clients_without_utterances_do_not_bound_the_others(world, tmp_path):
     """The median is of those who weigh anything."""
-    folder = open_round(world, tmp_path / "exp")
+    folder = open_round(world, tmp_path / "exp", "method_conf.max_weight_ratio=100")
     for table in folder.glob("update.*.tsv"):
         text = table.read_text()
         for size in (3, 6, 9, 17, 21):
@@ -571,7 +721,7 @@ from fedtools.files.messages import Payload, read_messages
 from fedtools.server.aggregate import Bound, combine
 from pathlib import Path
 folder, spec = sys.argv[1], {spec}
-messages, _ = read_messages(Path(folder), 1, {clients}, Payload(spec), "{BASE}")
+messages, _ = read_messages(Path(folder), [{clients}], {clients}, Payload(spec), "{BASE}")
 bound = Bound(Path(folder) / "base", 100)
 before = peak()
 assert combine(messages, [1] * 8, folder + "/mean", spec, bound=bound) == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import simulated
 import torch
+from conftest import inside
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from fedtools.client.fit import Run, fit
 from fedtools.client.objectives import Transcripts
 from fedtools.client.options import UtteranceTraining, make_optimizer
 from fedtools.client.utterances import UtteranceBatches, Utterances
+from fedtools.federation.base import open_federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
@@ -120,6 +122,23 @@ def test_short_utterances_are_padded(data, model):
         log_posteriors(model, {"speech": short, "speech_lengths": torch.tensor([least - 1])})
 
 
+@pytest.mark.parametrize(("shortest", "more"), [(1, 4), (10_000, 9_000)])
+def test_frames_behind_the_end(data, shortest, more):
+    """Every utterance is followed by zeros, which are its own, also in a batch and in its size."""
+    plain = utterances(data)
+    longer = Utterances(
+        data, data.utterances, Tokenizer(TOKENS), 8000, shortest=shortest, end_frames=more
+    )
+    expected, found = plain.load([0, 5]), longer.load([0, 5])
+    for row, length in enumerate(expected["speech_lengths"].tolist()):
+        own = found["speech"][row, :length]
+        assert torch.equal(own, expected["speech"][row, :length])
+        assert found["speech_lengths"][row] == longer.frames[[0, 5][row]]
+        assert found["speech_lengths"][row] == max(length + more, shortest)
+        assert not found["speech"][row, length:].any()
+    assert longer.bytes == int(np.maximum(plain.frames + more, shortest).sum()) * simulated.BINS * 4
+
+
 def test_missing_features_and_texts(data):
     for table in ("feats_scp", "text"):
         broken = DataDir.read(data.path)
@@ -163,6 +182,34 @@ def test_what_cannot_be_read_ahead_is_told(data):
     everything._reader._records.clear()
     with pytest.raises(UserError, match=data.utterances[-1]):
         list(everything.stream(everything.batches(), torch.device("cpu")))
+
+
+def test_validation_without_a_word(tmp_path):
+    """An error rate needs a word: one line, and before anything is begun with these data."""
+    for split, seed in (("train", 0), ("valid", 1)):
+        simulated.data_dir(tmp_path / split, ["au"], 3, seed)
+    text = tmp_path / "valid" / "text"
+    names = [line.split()[0] for line in text.read_text().splitlines()]
+    good = text.read_text()
+    simulated.config_file(tmp_path / "config.yaml")
+    tokens, exp = tmp_path / "tokens", tmp_path / "exp"
+    inside("train-tokens", tmp_path / "train" / "text", tokens, "--token-type", "char").ok()
+    begin = [
+        "init", exp, "--config", tmp_path / "config.yaml", "--method", "fedavg",
+        "--data", f"train={tmp_path / 'train'}", "--data", f"valid={tmp_path / 'valid'}",
+        "--asset", f"tokens={tokens}",
+    ]  # fmt: skip
+    text.write_text("".join(f"{name}\n" for name in names))
+    inside(*begin).fails(1, f"{text}: no word in the transcripts of au, so no WER")
+    # One utterance in which nobody speaks is as good as any.
+    text.write_text(good.replace(good.splitlines()[2], names[2]))
+    inside(*begin).ok()
+    inside("rounds", exp, "--to", "1", "--evaluate", "valid").ok()
+    # Data may change under an experiment, where its files were not looked at again.
+    federation = open_federation(exp)
+    federation.read("valid").text.update(dict.fromkeys(names, ""))
+    with pytest.raises(UserError, match=f"text: no word in the transcripts of {names[0]}, "):
+        federation.measure("valid", "au")
 
 
 @pytest.mark.parametrize("accum_grad", [1, 2, 5])
@@ -213,7 +260,6 @@ def test_bf16_trains_near_float32(data):
         torch.manual_seed(0)
         model = build_model(simulated.CONFIG["model"], TOKENS)
         training = UtteranceTraining(optim_conf={"lr": 0.003}, batch_bins=8000, train_dtype=kind)
-        training.set_up_torch()
         losses[kind] = []
         for number in range(3):
             run = Run(model, make_optimizer(model, training), Transcripts(), False)

@@ -30,6 +30,7 @@ from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.sent_features import sent_name
 from fedtools.files.tables import read_tsv
 from fedtools.models.asr import build_model
+from fedtools.models.pooling import pooled
 
 # Speakers of each client, and utterances of each speaker.
 SPEAKERS, EACH = {"au": 12, "en": 3, "in": 1}, 4
@@ -197,6 +198,25 @@ def test_speakers_in_vectors_are_found():
         assert figure.low <= figure.value <= figure.high
         assert figure.low > figure.chance
         assert (figure.speakers, figure.utterances) == (15, 150)
+
+
+def test_an_utterance_is_the_mean_and_deviation_of_its_frames():
+    random, lengths = np.random.default_rng(0), [7, 4]
+    features = random.normal(3, 2, (2, 7, 5)).astype("f4")
+    found = pooled(torch.from_numpy(features), torch.tensor(lengths)).numpy()
+    for row, matrix, length in zip(found, features, lengths, strict=True):
+        own = matrix[:length].astype("f8")
+        np.testing.assert_allclose(row, [*own.mean(0), *own.std(0)], rtol=1e-5)
+
+
+def test_what_all_have_in_common_is_taken_away_before_sorting():
+    """Two speakers who differ along the common part alone, far from 0, where angles are small."""
+    random, numbers = np.random.default_rng(0), np.repeat([0, 1], 20)
+    vectors = random.normal(0, 0.1, (40, 6))
+    vectors[:, 0] += 10 + numbers
+    found = by_name(sort_speakers("II", vectors, Speakers(numbers, 100, 0, "x"), (0, "x")))
+    assert found["II", "kNN%"].value == 100
+    assert found["II", "NMI"].value == found["II", "ARI"].value == 1
 
 
 @pytest.mark.parametrize("seed", [3, 4])
@@ -511,6 +531,19 @@ def test_speech_of_one_server_speaker_is_held_out_at_all_speeds(world, done, tmp
     with pytest.raises(UserError, match="one: one utterance, which cannot be held out too"):
         shutil.rmtree(path)
         read_server_data(federation, at_speeds(whole, path, names[:1]), SPEAKERS, 0)
+
+
+def test_speakers_of_the_server_are_held_out_as_a_whole(world, done):
+    """Nobody whom the decoder was trained on is among those that it is tried on."""
+    owner, federation = DataDir.read(world / "server").utt2spk, open_federation(done)
+    drawn = set()
+    for seed in range(5):
+        parts = read_server_data(federation, world / "server", SPEAKERS, seed)[:2]
+        train, held = ({owner[name] for name in part.names} for part in parts)
+        assert held and not train & held and train | held == set(owner.values())
+        assert sum(len(part) for part in parts) == len(owner)
+        drawn.add(frozenset(held))
+    assert len(drawn) > 1
 
 
 def test_clients_speech_at_another_speed_is_still_theirs(world, done, tmp_path):

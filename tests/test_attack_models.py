@@ -13,10 +13,11 @@ import torch
 from conftest import inside
 from safetensors.numpy import load_file, save_file
 
+from fedtools.attack.a2 import Options, _views
 from fedtools.attack.prints import Look, Prints, read_footprints, write_footprints
 from fedtools.attack.verify import COLUMNS as VERIFIED
 from fedtools.attack.verify import decide, known_speakers, make_trials, read_models
-from fedtools.attack.victims import find_victims
+from fedtools.attack.victims import Victims, find_victims, sound_victims
 from fedtools.federation.base import open_federation
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir, write_table
@@ -454,6 +455,22 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
     again = tmp_path / "again"
     inside("attack", "a2", known, world / "exp", again, *options).ok()
     assert (again / "a2.h2.easy").read_bytes() == (out / "a2.h2.easy").read_bytes()
+
+
+def test_models_of_a_round_differ_from_what_that_round_began_with(world):
+    """Equation 1 is of the global model that a client was sent, in later rounds, too."""
+    federation = open_federation(world / "exp")
+    own, nobody = sound_victims(federation, [1, 2]), Victims({}, {}, {})
+    views = list(_views(federation, own, nobody, world / "indicator", Options(rounds=[1, 2])))
+    begun = []
+    for number, view in enumerate(views, 1):
+        assert set(view.speakers) == {f"{client}-r000{number}" for client in CLIENTS}
+        begun.append(load_file(world / f"exp/round_000{number}/global.safetensors"))
+        state = view.probe.models[0].state_dict()
+        for name, value in begun[-1].items():
+            assert np.array_equal(state[name].numpy(), value), (number, name)
+    assert len(views) == 2
+    assert any(not np.array_equal(value, begun[1][name]) for name, value in begun[0].items())
 
 
 def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):

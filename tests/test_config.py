@@ -63,6 +63,9 @@ def test_refused_options(options, said):
         ("a: [1\nb: 2\n", "c.yaml:2: not YAML"),
         ("- 1\n", "a mapping of options"),
         ("a: !!python/object/apply:os.system [true]\n", "not YAML"),
+        (f"b: 1\na: {'9' * 5000}\n", "c.yaml:2: not YAML: an integer of 5000 digits"),
+        (f"b: 1\na: 0x{'f' * 5000}\n", "c.yaml:2: not YAML: an integer of 5002 digits"),
+        (f"a: 1{':59' * 3000}\n", "c.yaml:1: not YAML: an integer of 9001 digits"),
     ],
 )
 def test_refused_files(tmp_path, text, said):

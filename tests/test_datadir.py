@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import soundfile
 from conftest import ROOT, run
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from fedtools.audio.features import FeatureConfig, extract_features
 from fedtools.audio.wave import recording_seconds
 from fedtools.files.ark import write_ark
 from fedtools.files.atomic import atomic_path, atomic_write, sha256, write_text
@@ -287,6 +288,26 @@ def test_parts_combined_are_the_whole(data, tmp_path, cli):
     assert not (out / "utt2dur").exists()
 
 
+def test_what_a_part_of_the_speakers_tells_goes_wherever_its_speakers_go(data, tmp_path, cli):
+    (data / "spk2gender").write_text("a f\nc m\n")
+    (data / "spk2age").write_text("b 30\n")
+    validate(data).ok()
+    cli("subset-data", data, tmp_path / "x", "--clients", "x").ok()
+    cli("subset-data", data, tmp_path / "y", "--clients", "y").ok()
+    assert (tmp_path / "x/spk2gender").read_text() == "a f\n"
+    assert (tmp_path / "y/spk2gender").read_text() == "c m\n"
+    # Nobody of y tells the age.
+    assert not (tmp_path / "y/spk2age").exists()
+    result = cli("combine-data", tmp_path / "both", tmp_path / "x", tmp_path / "y").ok()
+    assert result.out == "5 utterances from 2 data directories\n"
+    assert contents(tmp_path / "both") == contents(data)
+    cli("perturb-speed", data, tmp_path / "sp", "--speeds", "1.0 1.1").ok()
+    genders = (tmp_path / "sp/spk2gender").read_text()
+    assert genders == "a f\nc m\nsp1.1-a f\nsp1.1-c m\n"
+    for out in ("x", "y", "both", "sp"):
+        validate(tmp_path / out, "--no-feats").ok()
+
+
 def test_what_cannot_be_combined_is_told(data, tmp_path, cli):
     out = tmp_path / "both"
     cli("combine-data", out, data, data).fails(1, "'a-1' is in another input too")
@@ -381,7 +402,10 @@ TRAPS = [
     ("utt2lang", 3, "b-1 en us", "utt2lang:3: 3 fields"),
     ("utt2accent", 5, "", "utt2accent: 'c-1' missing"),
     ("spk2gender", 2, "b male", "spk2gender:2: 'male' is neither m nor f"),
-    ("spk2gender", 3, "", "spk2gender: 'c' missing, though in spk2utt"),
+    ("spk2gender", 3, "d m", "spk2gender:3: 'd' is not in spk2utt"),
+    ("spk2gender", 0, "", "spk2gender: empty"),
+    ("spk2age", 0, "a 30\nd 40\n", "spk2age:2: 'd' is not in spk2utt"),
+    ("spk2dialect", 0, "a north\nb south\n", "spk2dialect: 'c' missing, though in spk2utt"),
     ("cmvn.scp", 0, "a x:1\nb x:2\n", "cmvn.scp: 'c' missing"),
     ("utt2warp", 0, "a-1 1\na-2 1\nb-1 9\nb-2 1\nc-1 1\n", "utt2warp:3: '9' is not between"),
     ("vad.scp", 0, "a-1 x:1\n", "vad.scp: 'a-2' and 3 more missing"),
@@ -435,7 +459,39 @@ def test_speakers_out_of_step_with_utterances(data, tmp_path):
 def test_clients_that_are_no_ids(data):
     spoil(data, "utt2client", 5, "c-1 ../y")
     (data / "client2utt").write_text("../y c-1\nx a-1 a-2 b-1 b-2\n")
-    assert "client2utt:1: client '../y' is not usable" in fault(data)
+    assert "utt2client:5: client '../y' is not usable" in fault(data)
+
+
+IDS = st.text(st.sampled_from("abAZ09_-.+:/=@é~%\u200b\xa0日 \t\r"), min_size=1, max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(speaker=IDS, utterance=IDS, client=IDS)
+@example("s", "1", "a:b")
+@example("s/1", "u", "c")
+@example("José", "u", "c")
+def test_the_validator_refuses_the_ids_that_commands_refuse(
+    tmp_path_factory, speaker, utterance, client
+):
+    folder = tmp_path_factory.getbasetemp() / "ids"
+    folder.mkdir(exist_ok=True)
+    soundfile.write(folder / "a.wav", np.full(800, 0.1), 16_000)
+    name = f"{speaker}-{utterance}"
+    tables = {"wav.scp": f"{folder / 'a.wav'}", "text": "a", "utt2spk": speaker}
+    for file, value in (tables | {"utt2client": client}).items():
+        (folder / file).write_text(f"{name} {value}\n")
+    (folder / "spk2utt").write_text(f"{speaker} {name}\n")
+    (folder / "client2utt").write_text(f"{client} {name}\n")
+
+    def refused(work) -> bool:
+        try:
+            work()
+        except UserError:
+            return True
+        return False
+
+    commands = refused(lambda: extract_features(folder, folder / "ark", FeatureConfig()))
+    assert refused(lambda: validate_data_dir(folder, feats=False)) == commands
 
 
 def test_joiners_of_other_scripts_are_text(data):

@@ -291,7 +291,7 @@ def test_of_the_clients_at_a_server_those_without_labels_are_told(world, tmp_pat
     data, random = DataDir.read(root / "train"), np.random.default_rng(0)
     matrices = {name: kaldiio.load_mat(data.feats_scp[name]) for name in data.utterances}
     for name in data.client_utterances("en"):
-        matrices[name] = random.normal(0, 0.5, (40, simulated.BINS)).astype("f4")
+        matrices[name] = random.normal(0, 0.1, (80, simulated.BINS)).astype("f4")
     data.feats_scp = write_ark(root / "train" / "other.ark", sorted(matrices.items()))
     data.write()
     (root / "plain.yaml").symlink_to(world / "plain.yaml")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from fnmatch import fnmatchcase
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -233,6 +234,21 @@ def test_a_mean_is_of_other_speakers(world):
         seen(world, "mean=9")
 
 
+def test_whom_a_mean_is_of_is_drawn(world):
+    """Of the four others each is met, and not always in the company of the same ones."""
+    key, plain = "encoder.layers.0.affine.weight", seen(world, "none")
+    met = set()
+    for seed in range(12):
+        rest = 3 * seen(world, "mean=3", seed)["ann-m1"][key] - plain["ann-m1"][key]
+        (pair,) = (
+            pair
+            for pair in combinations(CLIENTS[2:], 2)
+            if np.allclose(rest, sum(plain[one][key] for one in pair), atol=1e-5)
+        )
+        met.add(pair)
+    assert len(met) > 2 and {one for pair in met for one in pair} == set(CLIENTS[2:])
+
+
 def test_who_is_aggregated_with_a_refused_model_is_refused_too(world, tmp_path):
     path = shutil.copytree(world / "exp", tmp_path / "exp")
     update = path / "round_0001" / "update.1.safetensors"
@@ -341,6 +357,18 @@ def test_defences_side_by_side(tmp_path, cli):
     # Of too few trials there is the interval alone.
     assert keep["EER% of A1 at two"] == "[1.00, 45.00]"
     assert keep["Least EER%"] == "3.00 [1.00, 45.00] at one"
+    table = tmp_path / "keep=a=b" / "a1.tsv"
+    good = table.read_text()
+    for wrong in ("five", "nan", "1_0", "1e999", ""):
+        table.write_text(good.replace("\t3.00\t", f"\t{wrong}\t", 1))
+        cli("attack", "defences", out, "--utility", tmp_path / "utility.tsv", *pairs).fails(
+            1, "a1.tsv:2: EER% is", "not a number"
+        )
+    table.write_text(good.splitlines(True)[0])
+    cli("attack", "defences", out, "--utility", tmp_path / "utility.tsv", *pairs).fails(
+        1, "a1.tsv: no row of easy trials"
+    )
+    table.write_text(good)
     pairs += ["bits=8", tmp_path / "none"]
     command = ("attack", "defences", out, "--utility", tmp_path / "utility.tsv")
     cli(*command, *pairs).fails(1, "utility.tsv", "bits=8")

@@ -26,7 +26,7 @@ from fedtools.federation.tasks import TASKS, data_of, read_evaluation
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import read_ledger
-from fedtools.files.tables import check_table_size
+from fedtools.files.received import received_lines
 
 CLIENTS = ["au", "en"]
 
@@ -225,7 +225,7 @@ READERS = {
     f"{NEW_ROUND}/global.safetensors": lambda path: Experiment(path).base(5),
     f"{NEW_ROUND}/clients": lambda path: Experiment(path).sampled(5),
     f"{NEW_ROUND}/jobs": lambda path: Experiment(path).jobs(5),
-    UPDATE: lambda path: check_table_size(path / UPDATE, 9),
+    UPDATE: lambda path: received_lines(path / UPDATE, 9),
     "evaluate_train.tsv": lambda path: read_evaluation(path / "evaluate_train.tsv", TASKS["kws"]),
 }
 
@@ -348,6 +348,59 @@ def test_a_reset_that_is_broken_off_is_finished_first(tmp_path, monkeypatch, met
             inside("reset", path, "--round", number).ok()
         inside("rounds", path, "--to", "3").ok()
         assert kept(path) == whole, left
+
+
+def test_a_reset_leaves_what_others_put_beside_events(world, copied):
+    events = copied / "tensorboard" / "train"
+    events.mkdir(parents=True, exist_ok=True)
+    other = events / "events.out.tfevents.1700000000.host.12.0"
+    own = events / "events.out.tfevents.00000002"
+    (copied / "clients").mkdir(exist_ok=True)
+    (copied / "clients" / ".DS_Store").touch()
+    for path in (other, own):
+        path.touch()
+    counts.fedtools(world, "reset", copied, "--round", "2").ok()
+    assert other.exists() and not own.exists() and not (copied / "resetting").exists()
+    assert Experiment(copied).last_round() == 1
+
+
+def test_a_folder_where_a_job_writes_does_not_stop_it(world, reference, tmp_path):
+    """Who can write into a round's folder cannot keep others out of it."""
+    path = counts.begin(world, tmp_path / "exp")
+    for name in ("update.1.tsv", "update.1.safetensors"):
+        (path / "round_0001" / name / "within").mkdir(parents=True)
+    counts.fedtools(world, "rounds", path).ok()
+    assert counts.states(path) == counts.states(reference)
+
+
+def test_what_clients_keep_is_for_their_owner_alone(tmp_path):
+    path = keyword_world.begin(keyword_world.make_world(tmp_path), tmp_path / "exp", "fedkws_ui")
+    inside("rounds", path, "--to", "1").ok()
+    folders = list((path / "clients").iterdir())
+    assert folders and {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+    # As an earlier version left them.
+    for folder in folders:
+        folder.chmod(0o755)
+    inside("rounds", path, "--to", "2").ok()
+    sampled = (path / "round_0002" / "clients").read_text().split()
+    assert {(path / "clients" / name).stat().st_mode & 0o777 for name in sampled} == {0o700}
+
+
+def test_more_rounds_than_anybody_runs_are_refused(world, tmp_path):
+    for rounds in (10**9, -1, True):
+        (tmp_path / "c.yaml").write_text(f"task: counts\nrounds: {rounds}\n")
+        counts.fedtools(
+            world, "init", tmp_path / "exp", "--config", tmp_path / "c.yaml",
+            "--method", "counting", "--data", f"train={world / 'data'}",
+        ).fails(1, "c.yaml:2", "not a whole number from 1 to 1000000")  # fmt: skip
+    assert not (tmp_path / "exp").exists()
+
+
+def test_a_start_that_was_changed_is_refused(tmp_path):
+    path = keyword_world.begin(keyword_world.make_world(tmp_path), tmp_path / "exp")
+    state = load_file(path / "init.safetensors")
+    save_file({name: value + 1 for name, value in state.items()}, path / "init.safetensors")
+    inside("rounds", path, "--to", "1").fails(1, "init.safetensors: not as the experiment began")
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from conftest import ROOT, fedtools, inside, ledger, torchless
 from safetensors.numpy import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fedtools.files.datadir import DataDir, write_table
 from fedtools.files.tables import read_tsv
 
 CLIENTS = ["au", "en", "in"]
@@ -270,7 +271,7 @@ def test_weighting_by_data(world, cli, tmp_path):
     table = path / "round_0001" / "update.1.tsv"
     lines = [line.split("\t") for line in table.read_text().splitlines()]
     for line, count in zip(lines[1:], ("1", "2", "5"), strict=True):
-        line[1] = count
+        line[1:3] = count, "1"
     table.write_text("".join("\t".join(line) + "\n" for line in lines))
     cli("aggregate", path).ok()
     sent = load_file(path / "round_0001" / "update.1.safetensors")["ctc.ctc_lo.bias"].astype("f8")
@@ -357,29 +358,35 @@ def test_another_base_is_refused(world, cli, tmp_path):
     assert [row["bytes_up"] for row in ledger(path)] == [size, size, size, "0"]
 
 
-@pytest.mark.parametrize("name", ["nobody", "au"])
-def test_strangers_and_twins_are_refused(world, cli, tmp_path, name):
-    """A client that was not sampled, or that comes twice, in another job's files."""
+@pytest.mark.parametrize("name", ["nobody", "au", "server"])
+def test_strangers_and_others_clients_cost_a_job_its_own(world, cli, tmp_path, name):
+    """A name that was not sampled, or is of another job; what it was given is nobody's."""
     path = tmp_path / "exp"
     cli(*begin(world, path)).ok()
-    cli("sample", path).ok()
-    cli("train-local", path).ok()
-    folder = path / "round_0001"
-    (folder / "jobs").write_text("2\n")
-    lines = (folder / "update.1.tsv").read_text().splitlines()
-    fields = lines[1].split("\t")
-    row = "\t".join([name, *fields[1:]])
-    (folder / "update.2.tsv").write_text(f"{lines[0]}\n{row}\n")
-    tensors = load_file(folder / "update.1.safetensors")
-    save_file({key: value[:1].copy() for key, value in tensors.items()},
-              folder / "update.2.safetensors")  # fmt: skip
+    cli("sample", path, "--nj", "3").ok()
+    for job in ("1", "2", "3"):
+        cli("train-local", path, "--job", job).ok()
+    table = path / "round_0001" / "update.2.tsv"
+    header, own = table.read_text().splitlines()
+    client, _, rest = own.partition("\t")
+    assert client != "au"
+    table.write_text(f"{header}\n{own}\n{name}\t{rest}\n")
+    _edit(table.with_suffix(".safetensors"), _twice)
     cli("aggregate", path).ok()
-    status = {row["client"]: row["status"] for row in ledger(path)}
-    assert status[name].startswith("refused: "), status
-    assert status["en"] == status["in"] == "ok"
-    assert (status["au"] == "ok") == (name == "nobody")
-    size = {row["client"]: int(row["bytes_up"]) for row in ledger(path)}
-    assert size[name] == size["en"] * (1 if name == "nobody" else 2) > 0
+    rows = {row["client"]: row for row in ledger(path)}
+    assert rows.keys() == {"au", "en", "in", "-"}
+    refused = [one for one, row in rows.items() if row["status"] != "ok"]
+    assert refused == [client]
+    assert f"update.2.tsv:3: {name!r} is no client of this job" in rows[client]["status"]
+    tensors = [load_file(path / f"round_0001/update.{job}.safetensors") for job in (1, 3)]
+    new = load_file(path / "round_0002/global.safetensors")
+    for key, value in new.items():
+        mean = np.mean([one[key][0].astype("f8") for one in tensors], 0)
+        np.testing.assert_allclose(value, mean, rtol=1e-6, atol=1e-9)
+
+
+def _twice(tensors):
+    return {name: np.concatenate([rows, rows]) for name, rows in tensors.items()}
 
 
 def test_diverged_client_is_left_out(world, cli, tmp_path):
@@ -490,6 +497,26 @@ def test_evaluate_average_and_ledger(world, reference, cli):
     assert {row["bytes_up"] for row in rows if row["client"] in CLIENTS} == {str(each)}
     for row in ledger(world / "reference-client"):
         assert (row["bytes_down"], row["bytes_up"]) == ("0", "0")
+
+
+def test_characters_are_evaluated_where_there_are_no_spaces(world, cli, tmp_path):
+    for name in ("train", "valid"):
+        data = shutil.copytree(world / name, tmp_path / name)
+        write_table(data / "utt2lang", dict.fromkeys(DataDir.read(data, "text").text, "zh-CN"))
+    path = tmp_path / "exp"
+    for name in ("tokens", "config.yaml"):
+        (tmp_path / name).symlink_to(world / name)
+    cli(*begin(tmp_path, path, "fedavg")).ok()
+    assert "valid CER " in cli("rounds", path, "--to", "1", "--evaluate", "valid").ok().err
+    note, _, header, *rows = cli("evaluate", path).ok().out.splitlines()
+    assert note == "CER by character, without spaces: the language is written without them"
+    assert header.split() == "round client utterances loss characters errors cer".split()
+    data = DataDir.read(tmp_path / "valid", "text", "utt2client")
+    for row in rows:
+        _, client, _, _, characters, errors, rate = row.split()
+        spoken = [data.text[name] for name in data.client_utterances(client)]
+        assert int(characters) == sum(len(text.replace(" ", "")) for text in spoken)
+        assert float(rate) == pytest.approx(100 * int(errors) / int(characters), abs=1e-3)
 
 
 def test_training_learns(world, cli, tmp_path):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -15,9 +13,8 @@ import pytest
 import yaml
 from conftest import ROOT, inside
 from rescored_world import CLIENTS, WORDS, make_stream
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
-from fedtools.federation.rounds import run_rounds
 from fedtools.federation.sweep import FIGURES
 from fedtools.files.tables import read_tsv
 from fedtools.lm.reweighting import Adaptation, Lists, Weights
@@ -276,6 +273,12 @@ def test_evaluation_is_of_the_next_group(stream, tmp_path):
     (total,) = (row for row in scored if row["client"] == "all")
     errors, words = (sum(int(row[name]) for row in rows) for name in ("errors", "words"))
     assert f"{100 * errors / words:.2f}" == total["wer"]
+    state = path / "round_0002" / "global.safetensors"
+    counts = load_file(state)["counts"]
+    save_file({"counts": counts[::-1].copy()}, state)
+    (path / "evaluate_train.tsv").unlink()
+    for command in (("evaluate", path, "--split", "train"), ("rescore-best", path, path / "b")):
+        inside(*command).fails(1, "round_0002/global.safetensors: not as the server wrote it")
 
 
 def test_sweeps_and_tuning(stream, tmp_path, cli):
@@ -322,13 +325,6 @@ def test_sweeps_and_tuning(stream, tmp_path, cli):
 
 
 # --- differential privacy -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def key(tmp_path, monkeypatch) -> Path:
-    path = tmp_path / "secret" / "noise.key"
-    monkeypatch.setenv("FEDTOOLS_NOISE_KEY", str(path))
-    return path
 
 
 def sent(path: Path, number: int) -> dict[str, np.ndarray]:
@@ -399,56 +395,6 @@ def test_noise_is_where_it_belongs(stream, tmp_path, key, sends, trust):
     assert noise.mean() == pytest.approx(0, abs=5 * error * math.sqrt(2))
 
 
-def test_a_round_that_is_repeated_repeats_its_noise(stream, tmp_path, key):
-    privacy = {"mechanism": "laplace", "epsilon": 1.0}
-    path = begin(stream, tmp_path / "exp", privacy=privacy)
-    before = [counts_after(path, number) for number in range(1, T + 1)]
-    inside("reset", path, "--round", "2").ok()
-    inside("rounds", path).ok()
-    for number, counts in enumerate(before, 1):
-        assert (counts_after(path, number) == counts).all()
-    # Under another key it would be a second noise for the same release.
-    key.unlink()
-    inside("reset", path, "--round", "2").ok()
-    inside("rounds", path).fails(1, "noise key")
-
-
-@pytest.mark.parametrize("sends", ["increments", "cumulative"])
-def test_the_sum_is_never_there_without_noise(stream, tmp_path, key, monkeypatch, sends):
-    """Killed at any file that a round writes, a run leaves no other next state than the last one.
-
-    That is the noisy one, which a run that goes on repeats, byte by byte.
-    """
-
-    class Killed(BaseException):
-        pass
-
-    privacy = {"mechanism": "laplace", "epsilon": 1.0}
-    path = begin(stream, tmp_path / "exp", privacy=privacy, sends=sends)
-    state = path / f"round_{T + 1:04d}" / "global.safetensors"
-    expected, replace, kills = state.read_bytes(), os.replace, 0
-    for writes in range(40):
-        inside("reset", path, "--round", T).ok()
-        left = iter(range(writes))
-
-        def killed(source, target, left=left):
-            replace(source, target)
-            if next(left, None) is None:
-                raise Killed
-
-        with monkeypatch.context() as patch, contextlib.suppress(Killed):
-            patch.setattr(os, "replace", killed)
-            run_rounds(path, None, 1, "cpu", None, None)
-            break
-        kills += 1
-        assert not state.exists() or state.read_bytes() == expected
-        inside("rounds", path).ok()
-        assert state.read_bytes() == expected
-    assert 5 < kills < 40
-    # The server keeps nothing of it either.
-    assert not [file for file in (path / "server").rglob("*") if file.is_file()]
-
-
 def test_much_epsilon_is_no_noise(stream, tmp_path, key):
     privacy = {"mechanism": "laplace", "epsilon": 1e6, "cap": 100.0}
     assert best_text(begin(stream, tmp_path / "exp", privacy=privacy)) == by_hand(stream)
@@ -489,17 +435,26 @@ def test_what_privacy_costs(stream, tmp_path, key, cli):
     cli("privacy", plain).fails(1, "no differential privacy", "privacy")
 
 
-def test_sweeps_have_noise_too(stream, tmp_path, cli):
+def test_sweeps_have_noise_too(stream, tmp_path, cli, set_key, monkeypatch):
+    monkeypatch.setenv("FEDTOOLS_NONCE", 32 * "0")
     out = tmp_path / "sweep.tsv"
-    options = ("--set", f"rounds={T}", "--set", "scale=1", "--vary", "epsilon=1000000,0.01")
+    options = (
+        "--set",
+        f"rounds={T}",
+        "--set",
+        "scale=1",
+        "--vary",
+        "epsilon=1000000,0.01,0.02,0.05",
+    )
     for mechanism in ("laplace", "paper"):
         more = ("--set", f"mechanism={mechanism}", "--set", "cap=100")
         cli("rescore-sweep", stream, out, *options, *more).ok()
-        few, many = read_tsv(out, None)
+        few, *many = read_tsv(out, None)
         cli("rescore-sweep", stream, tmp_path / "plain.tsv", "--vary", "scale=1",
             "--set", f"rounds={T}").ok()  # fmt: skip
         (plain,) = read_tsv(tmp_path / "plain.tsv", None)
-        assert few["errors"] == plain["errors"] != many["errors"]
+        assert few["errors"] == plain["errors"]
+        assert any(row["errors"] != plain["errors"] for row in many)
     cli("rescore-sweep", stream, out, "--vary", "mechanism=gauss").fails(1, "gauss")
 
 
@@ -524,8 +479,9 @@ def test_sweeps_check_options_as_experiments_do(stream, tmp_path, cli):
     cli("rescore-sweep", stream, out, "--set", "alpha=0.9", "--vary", "beta=0.05,0.1").ok()
 
 
-def test_sweeps_of_the_papers_mechanism(stream, tmp_path, cli):
+def test_sweeps_of_the_papers_mechanism(stream, tmp_path, cli, set_key, monkeypatch):
     """They are of cumulative counts, as the paper's rounds are, and warn once."""
+    monkeypatch.setenv("FEDTOOLS_NONCE", 32 * "0")
     rows = {}
     for mechanism in ("paper", "laplace"):
         for release in ("cumulative", "increments", None):
@@ -540,6 +496,27 @@ def test_sweeps_of_the_papers_mechanism(stream, tmp_path, cli):
     assert rows["paper", None] == rows["paper", "cumulative"]
     assert rows["laplace", None] == rows["laplace", "increments"]
     assert rows["laplace", None] != rows["laplace", "cumulative"]
+
+
+def test_sweeps_without_words_or_without_errors(stream, tmp_path, cli):
+    """No rate is divided by nothing: without words there is none, without errors no change."""
+    folder, out = tmp_path / "stream", tmp_path / "out"
+    shutil.copytree(stream, folder)
+    best: dict[str, tuple[float, str]] = {}
+    for line in (folder / "nbest.tsv").read_text().splitlines():
+        name, _, acoustic, _, words = line.split("\t")
+        best[name] = max(best.get(name, (-math.inf, "")), (float(acoustic), words))
+    # Only the acoustic score counts, whose best hypotheses are what was said.
+    only = [f"--set={option}=0" for option in ("lm_weight", "nnlm", "word_score", "scale")]
+    text = folder / "text"
+    text.write_text("".join(f"{name}\n" for name in sorted(best)))
+    for command in ("rescore-sweep", "rescore-tune"):
+        cli(command, folder, out, "--vary", "sigma=5").fails(1, f"{text}: no words in the")
+    text.write_text("".join(f"{name} {best[name][1]}".rstrip() + "\n" for name in sorted(best)))
+    assert cli("rescore-sweep", folder, out, *only, "--vary", f"rounds={T}").ok().err == ""
+    (row,) = read_tsv(out, None)
+    figures = ("errors", "wer", "relative", "low", "high")
+    assert [row[name] for name in figures] == ["0", "0.00", "-", "-", "-"]
 
 
 def test_tuning_of_what_is_no_number(stream, tmp_path, cli):

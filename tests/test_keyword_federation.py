@@ -335,11 +335,13 @@ def test_on_a_gpu(world, tmp_path, network):
 
 
 def test_precision_on_a_gpu_is_as_configured(world, tmp_path):
+    backends = torch.backends.cudnn, torch.backends.cuda.matmul
     for wanted in ("true", "false"):
         path = begin(world, tmp_path / wanted, "fedavg", f"training.use_tf32={wanted}")
-        open_federation(path)
-        for backend in (torch.backends.cudnn, torch.backends.cuda.matmul):
-            assert backend.allow_tf32 == (wanted == "true")
+        before = [backend.allow_tf32 for backend in backends]
+        with open_federation(path).settings():
+            assert all(backend.allow_tf32 == (wanted == "true") for backend in backends)
+        assert before == [backend.allow_tf32 for backend in backends]
 
 
 def test_ledger(reference):

@@ -81,7 +81,8 @@ def check(path: Path, steps: int, loss: Loss) -> None:
     assert len(found) == len(CLIENTS)
     federation = open_federation(path)
     for client, tensors in found.items():
-        expected = descend(federation, client, steps, loss)
+        with federation.settings():
+            expected = descend(federation, client, steps, loss)
         for name, value in tensors.items():
             by_hand = expected[name].detach().numpy()
             np.testing.assert_allclose(value, by_hand, rtol=1e-3, atol=2e-6)
@@ -339,8 +340,12 @@ State = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def heard(world) -> dict[str, Heard]:
+    """client -> what is heard of its training clips."""
+    return hear(world / "train")
+
+
+def hear(folder: Path) -> dict[str, Heard]:
     """client -> Kaldi's MFCC of its clips, scaled, and their labels, by the table for people."""
-    folder = world / "train"
     waves = np.load(folder / "clips.npy").astype(np.float32)
     rows = [line.split("\t") for line in (folder / "clips.tsv").read_text().splitlines()[1:]]
     found: dict[str, list] = {}
@@ -580,6 +585,27 @@ def test_centralised_training_is_on_everybodys_clips(world, heard, tmp_path):
     assert_near(read_state(path / "round_0004" / "global.safetensors"), expected, start)
     epochs = [(row["client"], row["server_epochs"]) for row in ledger(path)]
     assert epochs == [("-", "1")] * 3
+
+
+@pytest.mark.parametrize("method", ["fedavg", "centralized"])
+def test_models_are_measured_by_the_statistics_of_training(world, tmp_path, method):
+    """On test clips, after every round, by what BatchNorm has learnt and not by the clips' own."""
+    path = begin(world, tmp_path / "exp", method, *WHOLE)
+    inside("rounds", path, "--to", "2", "--evaluate", "test").ok()
+    inside("evaluate", path, "--split", "test").ok()
+    everything = tuple(
+        torch.cat(parts) for parts in zip(*hear(world / "test").values(), strict=True)
+    )
+    rows = read_tsv(path / "evaluate_test.tsv", None)
+    assert [row["round"] for row in rows] == ["0", "1", "2"]
+    for row in rows:
+        state = read_state(path / f"round_{int(row['round']) + 1:04d}" / "global.safetensors")
+        logits = Trainer(everything).predict(state)
+        loss = F.cross_entropy(logits, everything[1]).item()
+        assert float(row["loss"]) == pytest.approx(loss, rel=1e-3)
+        errors = int((logits.argmax(1) != everything[1]).sum())
+        assert (int(row["clips"]), int(row["errors"])) == (len(logits), errors)
+    assert len({row["loss"] for row in rows}) == 3
 
 
 def test_an_epoch_is_every_clip(world, tmp_path):

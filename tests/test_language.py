@@ -149,3 +149,24 @@ def test_mistakes_are_told(world, tuned, tmp_path, cli):
     config["model"] = {**LM, "unit": 32}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     cli("init", tmp_path / "a", *data, *start, "--method", "fedavg").fails(1, "model.safetensors")
+
+
+def test_lists_without_scores_of_a_language_model_are_warned_of(world, tmp_path):
+    """As ESPnet's are: of `nnlm: 0.5` the half of lm_weight is lost."""
+    shutil.copytree(world / "made", tmp_path / "made")
+    path = tmp_path / "made" / "nbest.tsv"
+    path.write_text(path.read_text().replace("\t-2\t", "\t0\t"))
+    inside("rescore", tmp_path / "made", world / "nnlm", tmp_path / "r").ok()
+    stream = tmp_path / "stream"
+    inside("rescore-stream", tmp_path / "made", tmp_path / "r", stream).ok()
+    said = "no score of a first pass' language model (all are 0); with nnlm 0.5 the neural one has"
+    sweep = ("rescore-sweep", stream, tmp_path / "t.tsv", "--vary", "lm_weight=1,2")
+    assert inside(*sweep).ok().err.count(said) == 1
+    assert said not in inside(*sweep, "--set", "nnlm=1").ok().err
+    for method, task, model in (("fmp", "rescore", {}), ("fedavg", "lm", LM)):
+        config = {"task": task, "rounds": T, "model": model}
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+        start = ("--start", world / "nnlm" / "model.safetensors") if model else ()
+        begun = ("init", tmp_path / task, "--config", tmp_path / "c.yaml", "--method", method)
+        done = inside(*begun, "--data", f"train={stream}", *start).ok()
+        assert f"{stream / 'nbest.tsv'}: {said}" in done.err

@@ -18,7 +18,7 @@ from conftest import ROOT, run
 
 from fedtools.audio.wave import AudioError, read_wave
 from fedtools.files.ark import AUTOMATIC, FeatureReader, write_ark
-from fedtools.files.atomic import scratch_dir, sha256, write_text
+from fedtools.files.atomic import machine, scratch_dir, sha256, write_text
 from fedtools.files.config import from_mapping, read_yaml
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
@@ -98,7 +98,7 @@ def test_what_is_no_text_is_named_with_its_line(tmp_path, content, said):
 def test_temporary_files_of_killed_processes_go_with_the_next_of_any_name(tmp_path):
     dead = subprocess.Popen(["true"])
     dead.wait()
-    host = platform.node()
+    host = machine()
     orphans = [f".feats.7.ark.{host}-{dead.pid}.x1_.tmp", f".scratch.{host}-{dead.pid}.y.tmp"]
     kept = [
         f".mine.{host}-{os.getpid()}.x.tmp",
@@ -113,6 +113,19 @@ def test_temporary_files_of_killed_processes_go_with_the_next_of_any_name(tmp_pa
     with scratch_dir(tmp_path) as scratch:
         assert scratch.parent == tmp_path and scratch.is_dir()
     assert not scratch.exists()
+
+
+def test_a_file_of_another_machine_with_the_same_name_stays(tmp_path):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    # Of another boot, or of a container beside this one, whose process ids are not ours.
+    live = tmp_path / f".model.{platform.node()}-0123456789ab-{dead.pid}.x.tmp"
+    old = tmp_path / f".model.{platform.node()}-ba9876543210-{dead.pid}.x.tmp"
+    for path in (live, old):
+        path.touch()
+    os.utime(old, (0, 0))
+    write_text(tmp_path / "text", "")
+    assert sorted(tmp_path.iterdir()) == [live, tmp_path / "text"]
 
 
 def test_a_killed_command_leaves_nothing_after_the_next(tmp_path):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+import kaldiio
 import numpy as np
 import pytest
 import simulated
+import torch
 from conftest import inside
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,8 +20,11 @@ from keyword_world import make_world
 from safetensors.numpy import load_file, save_file
 from test_attack_models import one_speaker_each
 
-from fedtools.attack.membership import ANYBODY, COLUMNS, SAME, area, draw
+from fedtools.attack.membership import ANYBODY, COLUMNS, SAME, area, draw, score
+from fedtools.federation.base import open_federation
+from fedtools.files.datadir import DataDir
 from fedtools.files.tables import read_tsv
+from fedtools.models.asr import build_model
 
 CLIENTS = [f"{speaker}-m{number}" for speaker in ("ann", "bob", "cat") for number in (1, 2)]
 
@@ -56,6 +63,75 @@ def test_what_was_learnt_by_heart_is_found(learnt, tmp_path):
     first = (tmp_path / "a" / "membership.tsv").read_bytes()
     attacked(learnt, tmp_path / "again")
     assert (tmp_path / "again" / "membership.tsv").read_bytes() == first
+
+
+@pytest.fixture(scope="module")
+def twice(learnt) -> Path:
+    """Two short rounds, the second of which begins with another model than the first."""
+    root = learnt.parent
+    settings = ("rounds=2", "method_conf.local_epochs=2", "training.optim_conf.lr=0.01")
+    inside(
+        *("init", root / "twice", "--config", root / "c.yaml", "--method", "fedavg"),
+        *("--data", f"train={root / 'train'}", "--asset", f"tokens={root / 'tokens'}"),
+        *(word for one in settings for word in ("--set", one)),
+    ).ok()
+    inside("rounds", root / "twice").ok()
+    return root / "twice"
+
+
+def test_scores_by_hand(twice):
+    """The fall of the loss from the round's global model, and the cosine of update and descent."""
+    root, number = twice.parent, 2
+    found = score(open_federation(twice), number, 20, 0)
+    tokens = (root / "tokens" / "tokens.txt").read_text().split()
+    models = {name: build_model(simulated.CONFIG["model"], tokens) for name in ("all", *CLIENTS)}
+    begun = load_file(twice / "init.safetensors")
+    begun |= load_file(twice / f"round_{number:04d}" / "global.safetensors")
+    sent = load_file(twice / f"round_{number:04d}" / "update.1.safetensors")
+    rows = read_tsv(twice / f"round_{number:04d}" / "update.1.tsv", None)
+    for name, model in models.items():
+        at = [row["client"] for row in rows].index(name) if name != "all" else -1
+        own = {key: value[at] for key, value in sent.items()} if name != "all" else {}
+        state = {key: torch.tensor(value) for key, value in (begun | own).items()}
+        model.load_state_dict(state)
+        model.eval()
+    start = torch.cat([value.detach().flatten() for value in models["all"].parameters()])
+    expected: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+    for client in CLIENTS:
+        parameters = [value.detach().flatten() for value in models[client].parameters()]
+        update = torch.cat(parameters) - start
+        # Of one speaker there are two clients, whose utterances are the others.
+        for owner in (one for one in CLIENTS if one[:3] == client[:3]):
+            for item in items(root, owner):
+                before = models["all"](**item)[0].sum()
+                gradients = torch.autograd.grad(before, list(models["all"].parameters()))
+                down = -torch.cat([one.flatten() for one in gradients])
+                with torch.no_grad():
+                    gain = (before - models[client](**item)[0].sum()).item()
+                cosine = (down @ update / (down.norm() * update.norm())).item()
+                expected.setdefault((client, owner == client), []).append((gain, cosine))
+    for (client, member), pairs in expected.items():
+        chosen = (found.clients == client) & (found.members == member)
+        assert chosen.sum() == len(pairs) == 4
+        for name, values in zip(("loss", "gradient"), zip(*pairs, strict=True), strict=True):
+            np.testing.assert_allclose(
+                np.sort(found.scores[name][chosen]), np.sort(values), rtol=2e-3, atol=1e-4
+            )
+
+
+def items(root: Path, client: str) -> Iterator[dict[str, torch.Tensor]]:
+    """A client's utterances, one by one, as ESPnet's models take them."""
+    data, tokens = DataDir.read(root / "train"), (root / "tokens" / "tokens.txt").read_text()
+    for name in data.client_utterances(client):
+        speech = torch.tensor(kaldiio.load_mat(data.feats_scp[name]))[None]
+        letters = ["<space>" if one == " " else one for one in data.text[name]]
+        text = torch.tensor([[tokens.split().index(one) for one in letters]])
+        yield {
+            "speech": speech,
+            "speech_lengths": torch.tensor([speech.shape[1]]),
+            "text": text,
+            "text_lengths": torch.tensor([text.shape[1]]),
+        }
 
 
 def test_few_members_have_an_interval_and_no_bare_rate(learnt, tmp_path):
@@ -113,6 +189,18 @@ def test_trials():
     assert len(others) == 3 and "b" not in {owners[item] for item in others}
     # A client of whom no speaker is known has nobody's utterances but others'.
     assert all(kind in ("", ANYBODY) for *_, kind in draw("c", owners, speakers, 9, 0))
+
+
+def test_trials_are_drawn_from_all():
+    """Each utterance of either kind as often as any other one."""
+    owners = {f"{client}-{n}": client for client in ("a1", "a2", "b") for n in range(8)}
+    speakers, seeds = {"a1": "a", "a2": "a", "b": "b"}, 400
+    drawn = Counter(
+        item for seed in range(seeds) for item, *_ in draw("a1", owners, speakers, 2, seed)
+    )
+    assert drawn.keys() == {name for name, owner in owners.items() if owner != "b"}
+    # Each with a chance of 2 in 8: 100 times, give or take 9.
+    assert all(abs(count - seeds / 4) < 45 for count in drawn.values())
 
 
 @given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 import tracemalloc
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
 from fedtools.files.message_writer import MessageWriter, job_complete
 from fedtools.files.messages import (
@@ -61,8 +63,12 @@ def write(folder, job, clients, left_out=(), spec=SPEC, tensors=state, base=BASE
             writer.send([report(client, left_out)], stack([client], spec, tensors))
 
 
-def read(folder, jobs, sampled=CLIENTS, spec=SPEC, base=BASE):
+def read(folder, jobs, sampled=None, spec=SPEC, base=BASE):
+    sampled = sampled or [client for job in jobs for client in job]
     return read_messages(folder, jobs, sampled, Payload(spec), base)
+
+
+HALVES = [CLIENTS[:2], CLIENTS[2:]]
 
 
 def row_of(message, name):
@@ -79,7 +85,8 @@ def test_rows_come_back_and_the_file_is_the_librarys(tmp_path):
     assert path.read_bytes() == safetensors.numpy.save(stack(CLIENTS[:3]))
     with safe_open(path, "np") as file:
         assert np.array_equal(file.get_tensor("weight"), stack(CLIENTS[:3])["weight"])
-    messages, refusals = read(tmp_path, 2)
+    jobs = [CLIENTS[:3], CLIENTS[3:]]
+    messages, refusals = read(tmp_path, jobs)
     assert not refusals and [message.client for message in messages] == CLIENTS
     for message in messages:
         assert (message.utterances, message.steps, message.loss, message.seconds) == (
@@ -89,7 +96,7 @@ def test_rows_come_back_and_the_file_is_the_librarys(tmp_path):
         assert message.bytes == 3 * 4 + 8 + 6 * 4
         for name in SPEC:
             assert np.array_equal(row_of(message, name), state(message.client)[name])
-    assert read(tmp_path, 2, CLIENTS[::-1])[0] == messages[::-1]
+    assert read(tmp_path, jobs, CLIENTS[::-1])[0] == messages[::-1]
 
 
 def files(folder) -> dict[str, bytes]:
@@ -116,7 +123,7 @@ def test_who_is_left_out_has_a_row_and_sends_zeros(tmp_path_factory, left_out):
     tmp_path = tmp_path_factory.mktemp("round")
     write(tmp_path, 1, CLIENTS, left_out, tensors=lambda client: bad_if(client in left_out, client))
     assert sorted(files(tmp_path)) == ["update.1.safetensors", "update.1.tsv"]
-    messages, refusals = read(tmp_path, 1)
+    messages, refusals = read(tmp_path, [CLIENTS])
     assert [message.client for message in messages] == [c for c in CLIENTS if c not in left_out]
     assert refusals == [
         Refusal(client, f"left out by its job: {LEFT_OUT}")
@@ -157,7 +164,7 @@ def test_memory_does_not_grow_with_clients(tmp_path):
     with MessageWriter(tmp_path, 1, clients, Payload(spec), BASE) as writer:
         for client in clients:
             writer.send([Report(client)], tensors)
-    assert len(read(tmp_path, 1, clients, spec)[0]) == 50
+    assert len(read(tmp_path, [clients], None, spec)[0]) == 50
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
@@ -168,7 +175,7 @@ def test_payloads_of_no_model(tmp_path, spec):
     """Nothing at all, and counts."""
     write(tmp_path, 1, CLIENTS, ["bob"], spec=spec, tensors=lambda client: state(client, spec))
     assert (tmp_path / "update.1.safetensors").exists() == bool(spec)
-    messages, refusals = read(tmp_path, 1, spec=spec)
+    messages, refusals = read(tmp_path, [CLIENTS], spec=spec)
     assert [message.client for message in messages] == ["alice", "carol", "dave"]
     assert [refusal.client for refusal in refusals] == ["bob"]
     assert {message.bytes for message in messages} == {11 * 8 if spec else 0}
@@ -181,7 +188,7 @@ def test_payloads_of_no_model(tmp_path, spec):
 def test_zero_utterances_and_steps_are_allowed(tmp_path):
     with MessageWriter(tmp_path, 1, ["a"], Payload(), BASE) as writer:
         writer.send([Report("a")])
-    (message,), refusals = read(tmp_path, 1, ["a"], {})
+    (message,), refusals = read(tmp_path, [["a"]], None, {})
     assert (message.utterances, message.steps, message.loss, message.bytes) == (0, 0, 0.0, 0)
     assert not refusals
 
@@ -189,7 +196,7 @@ def test_zero_utterances_and_steps_are_allowed(tmp_path):
 def test_a_job_without_clients(tmp_path):
     write(tmp_path, 1, CLIENTS)
     write(tmp_path, 2, [])
-    assert len(read(tmp_path, 2)[0]) == 4
+    assert len(read(tmp_path, [CLIENTS, []])[0]) == 4
     assert job_complete(tmp_path, 2, [], Payload(SPEC), BASE)
 
 
@@ -266,10 +273,10 @@ def test_what_a_kill_leaves_is_removed(tmp_path):
     writer = MessageWriter(tmp_path, 1, CLIENTS[:2], Payload(SPEC), BASE)
     writer.send([report("bob")], stack(["bob"]))
     assert "update.1.tsv" not in files(tmp_path)
-    assert [refusal.client for refusal in read(tmp_path, 2)[1]] == ["alice", "bob"]
+    assert [refusal.client for refusal in read(tmp_path, HALVES)[1]] == ["alice", "bob"]
     assert not job_complete(tmp_path, 1, CLIENTS[:2], Payload(SPEC), BASE)
     write(tmp_path, 1, CLIENTS[:2])
-    assert len(read(tmp_path, 2)[0]) == 4
+    assert len(read(tmp_path, HALVES)[0]) == 4
     assert {name: before[name] for name in ("update.2.tsv", "update.2.safetensors")}.items() <= (
         files(tmp_path).items()
     )
@@ -279,23 +286,22 @@ def test_messages_are_removed_and_nothing_else(tmp_path):
     write(tmp_path, 1, CLIENTS)
     for name in ("features.alice.ark", "features.alice.scp", "clients", "global.safetensors"):
         (tmp_path / name).write_text("x")
-    (tmp_path / "update.7.tsv").mkdir()
+    (tmp_path / "update.7.tsv" / "within").mkdir(parents=True)
     os.mkfifo(tmp_path / "update.8.tsv")
     for _ in range(2):
         remove_messages(tmp_path)
         left = sorted(path.name for path in tmp_path.iterdir())
-        assert left == ["clients", "global.safetensors", "update.7.tsv"]
+        assert left == ["clients", "global.safetensors"]
 
 
-def refused(folder, sampled=CLIENTS, jobs=2, payload=Payload(SPEC)) -> dict[str, str]:
+def refused(folder, jobs=HALVES, payload=Payload(SPEC), limits=None) -> dict[str, str]:
     """Clients refused -> reasons; the others must have got through, once, and in order."""
-    messages, refusals = read_messages(folder, jobs, sampled, payload, BASE)
+    sampled = [client for job in jobs for client in job]
+    messages, refusals = read_messages(folder, jobs, sampled, payload, BASE, limits)
     reasons = {refusal.client: refusal.reason for refusal in refusals}
     assert len(reasons) == len(refusals)
     assert [m.client for m in messages] == [c for c in sampled if c not in reasons]
-    known = [client for client in reasons if client in sampled]
-    assert known == [client for client in sampled if client in reasons]
-    assert list(reasons) == known + sorted(reasons.keys() - set(known))
+    assert list(reasons) == [client for client in sampled if client in reasons]
     for reason in reasons.values():
         assert reason.isprintable() and str(folder) not in reason and len(reason) < 1000
     return reasons
@@ -467,25 +473,61 @@ def test_files_of_jobs_that_do_not_exist_are_ignored_with_a_warning(jobs, capsys
     assert f"{jobs}/update.-x.tsv: no job" in warnings[0]
 
 
-def test_who_was_not_sampled(jobs):
-    assert refused(jobs, ["dave", "alice", "bob"]) == {"carol": "was not sampled"}
-    assert refused(jobs, [*CLIENTS, "eve"]) == {"eve": "sent nothing that could be read"}
+def add_row(table, client, like=2):
+    """Another row of a job's table, and of its tensors, under any name."""
+    lines = table.read_text().splitlines()
+    row = lines[like - 1].split("\t")
+    table.write_text("\n".join([*lines, "\t".join([client, *row[1:]])]) + "\n")
+    tensors = load_state(table.with_suffix(".safetensors"))
+    more = {name: np.concatenate([rows, rows[:1]]) for name, rows in tensors.items()}
+    table.with_suffix(".safetensors").write_bytes(safetensors.numpy.save(more))
 
 
-def test_who_comes_twice_is_refused_altogether(jobs):
-    for suffix in ("tsv", "safetensors"):
-        content = (jobs / f"update.2.{suffix}").read_bytes().replace(b"dave", b"eve0")
-        (jobs / f"update.3.{suffix}").write_bytes(content)
-    assert refused(jobs, jobs=3) == {"carol": "came 2 times", "eve0": "was not sampled"}
-    set_field(jobs / "update.2.tsv", 3, "client", "carol")
-    assert refused(jobs, jobs=3)["carol"] == "came 3 times"
+@pytest.mark.parametrize(
+    "names", [["alice"], ["alice", "bob"], ["eve"], ["server"], ["total"], ["alice"] * 3]
+)
+def test_a_table_that_names_others_costs_the_job_its_own_and_nobody_else(jobs, names):
+    """Clients of another job, and inventions, of which nothing is left."""
+    honest, _ = read(jobs, HALVES)
+    for name in names:
+        add_row(jobs / "update.2.tsv", name)
+    messages, refusals = read(jobs, HALVES)
+    assert messages == honest[:2]
+    said = f"sent nothing that could be read; update.2.tsv:4: {names[0]!r} is no client of this job"
+    assert refusals == [Refusal(client, said) for client in ("carol", "dave")]
+
+
+def test_one_table_that_names_all(tmp_path):
+    """Of twenty jobs of a client each."""
+    clients = [f"c{number:02}" for number in range(20)]
+    spec = {"a": ((1,), "float32")}
+    for job, client in enumerate(clients, 1):
+        with MessageWriter(tmp_path, job, [client], Payload(spec), BASE) as writer:
+            writer.send([Report(client)], {"a": np.ones((1, 1), "float32")})
+    for client in clients[:7] + clients[8:]:
+        add_row(tmp_path / "update.8.tsv", client)
+    assert list(refused(tmp_path, [[client] for client in clients], Payload(spec))) == ["c07"]
+
+
+def test_who_has_no_row_or_came_twice(jobs):
+    """Nobody can say which of two is its own; the others of the job have theirs."""
+    said = "has no row in its job's table"
+    assert refused(jobs, [CLIENTS[:2], [*CLIENTS[2:], "eve"]]) == {"eve": said}
+    add_row(jobs / "update.2.tsv", "carol")
+    assert refused(jobs) == {"carol": "came 2 times"}
+    assert bytes_of(jobs) == {"carol": 88}
     # Also one that is left out, or whose row is nonsense, is there.
-    set_field(jobs / "update.3.tsv", 2, "status", "ill")
-    assert refused(jobs, jobs=3)["carol"] == "came 3 times"
+    set_field(jobs / "update.2.tsv", 2, "status", "ill")
+    set_field(jobs / "update.2.tsv", 4, "loss", "nan")
+    assert refused(jobs) == {"carol": "came 2 times"}
+    assert refused(jobs, [CLIENTS[:2], CLIENTS[2:], ["fay"]])["fay"].endswith(
+        "update.3.tsv: cannot be read: No such file or directory"
+    )
 
 
-def bytes_of(folder, sampled=CLIENTS, jobs=2, payload=Payload(SPEC)) -> dict[str, int]:
+def bytes_of(folder, jobs=HALVES, payload=Payload(SPEC)) -> dict[str, int]:
     """Clients refused -> what came of them."""
+    sampled = [client for job in jobs for client in job]
     refusals = read_messages(folder, jobs, sampled, payload, BASE)[1]
     return {refusal.client: refusal.bytes for refusal in refusals}
 
@@ -496,12 +538,7 @@ def test_what_came_of_a_refused_client_is_counted(jobs):
         set_field(jobs / "update.2.tsv", 2, column, value)
         assert bytes_of(jobs) == {"carol": 44}
     set_field(jobs / "update.2.tsv", 2, "status", "ill")
-    assert bytes_of(jobs, [*CLIENTS, "eve"]) == {"carol": 0, "eve": 0}
-    assert bytes_of(jobs, ["alice", "bob", "carol"]) == {"carol": 0, "dave": 44}
-    for suffix in ("tsv", "safetensors"):
-        content = (jobs / f"update.1.{suffix}").read_bytes().replace(b"alice", b"bobby")
-        (jobs / f"update.3.{suffix}").write_bytes(content)
-    assert bytes_of(jobs, jobs=3) == {"bob": 88, "carol": 0, "bobby": 44}
+    assert bytes_of(jobs, [CLIENTS[:2], [*CLIENTS[2:], "eve"]]) == {"carol": 0, "eve": 0}
     (jobs / "update.2.safetensors").write_bytes(b"")
     assert bytes_of(jobs) == {"carol": 0, "dave": 0}
 
@@ -514,7 +551,7 @@ def test_one_bad_client_of_a_stack_costs_its_own_message_alone(tmp_path):
     reports[11] = reports[11]._replace(reason="diverged: loss nan")
     with MessageWriter(tmp_path, 1, clients, Payload(SPEC), BASE) as writer:
         writer.send(reports, {n: np.ones((20, *s), k) for n, (s, k) in SPEC.items()})
-    reasons = refused(tmp_path, clients, jobs=1)
+    reasons = refused(tmp_path, [clients])
     assert list(reasons) == ["c04", "c11"]
 
 
@@ -560,19 +597,21 @@ def send_features(folder, payload=SOUND, left_out=(), **sent):
 def test_features_come_back(tmp_path, payload):
     send_features(tmp_path, payload, left_out=["bob"])
     assert not (tmp_path / "features.bob.ark").exists()
-    messages, refusals = read_messages(tmp_path, 1, CLIENTS[:3], payload, BASE)
+    messages, refusals = read_messages(tmp_path, [CLIENTS[:3]], CLIENTS[:3], payload, BASE)
     assert [refusal.client for refusal in refusals] == ["bob"]
     for message in messages:
         expected = dict(matrices(message.client, 7, 9))
-        assert list(message.features.scp) == list(expected)
+        assert list(read_table(tmp_path / f"features.{message.client}.scp")) == list(expected)
         # kaldiio is the oracle: what lies there is plain Kaldi.
         ark = tmp_path / f"features.{message.client}.ark"
         by_kaldi = dict(kaldiio.load_ark(str(ark)))
         for utterance, matrix in expected.items():
-            assert np.array_equal(message.features.read(utterance), matrix)
             assert np.array_equal(by_kaldi[utterance], matrix)
         sizes = ark.stat().st_size + ark.with_suffix(".scp").stat().st_size
         assert message.bytes == sizes + (44 if payload.tensors else 0)
+        files = (ark, ark.with_suffix(".scp"))
+        digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        assert message.sums == digests
     text = (tmp_path / "features.alice.scp").read_text()
     assert str(tmp_path) not in text and "/" not in text
 
@@ -585,14 +624,14 @@ def test_the_seconds_of_features_are_those_in_which_they_are_computed(tmp_path):
 
     with MessageWriter(tmp_path, 1, ["alice"], SOUND, BASE) as writer:
         writer.send([report("alice")._replace(utterances=2)], None, slowly())
-    (message,), _ = read_messages(tmp_path, 1, ["alice"], SOUND, BASE)
+    (message,), _ = read_messages(tmp_path, [["alice"]], ["alice"], SOUND, BASE)
     # What it says of its work before that are 1.25.
     assert 1.25 + 0.4 <= message.seconds < 60
 
 
 def test_who_sends_no_features_is_refused(tmp_path):
     send_features(tmp_path, alice=[], bob=matrices("bob", 3))
-    messages, refusals = read_messages(tmp_path, 1, CLIENTS[:2], SOUND, BASE)
+    messages, refusals = read_messages(tmp_path, [CLIENTS[:2]], CLIENTS[:2], SOUND, BASE)
     assert [message.client for message in messages] == ["bob"]
     assert [(one.client, one.reason) for one in refusals] == [
         ("alice", "features.alice.scp: no utterance")
@@ -638,7 +677,7 @@ def test_features_that_were_not_announced(tmp_path, payload, reports, features):
 )
 def test_features_beyond_their_bounds(tmp_path, sent, said):
     send_features(tmp_path, alice=matrices("alice", 3), bob=sent, carol=matrices("carol", 55, 5))
-    reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
+    reasons = refused(tmp_path, [CLIENTS[:3]], SOUND)
     assert set(reasons) == {"bob"} and said in reasons["bob"]
 
 
@@ -649,20 +688,20 @@ def test_what_came_of_a_client_with_refused_features_is_counted(tmp_path, payloa
     whole, tensors = sum(path.stat().st_size for path in paths), 44 * (payload is BOTH)
     paths[1].write_bytes(paths[1].read_bytes().replace(b"bob-0 ", b"eve-0 "))
     found = {"bob": whole + tensors, "carol": 0}
-    assert bytes_of(tmp_path, CLIENTS[:3], 1, payload) == found
+    assert bytes_of(tmp_path, [CLIENTS[:3]], payload) == found
     # A sparse file is as large as its sender likes; the largest sound one has 60 frames of float32.
     os.truncate(paths[0], 10**12)
-    found = bytes_of(tmp_path, CLIENTS[:3], 1, payload)["bob"]
+    found = bytes_of(tmp_path, [CLIENTS[:3]], payload)["bob"]
     assert 60 * WIDTH * 4 < found - tensors < 10**5
     for path in paths:
         path.unlink()
-    assert bytes_of(tmp_path, CLIENTS[:3], 1, payload) == {"bob": tensors, "carol": 0}
+    assert bytes_of(tmp_path, [CLIENTS[:3]], payload) == {"bob": tensors, "carol": 0}
 
 
 def test_more_utterances_than_bound(tmp_path):
     bound = Payload(features=Features(WIDTH, utterances=2))
     send_features(tmp_path, bound, alice=matrices("alice", 1, 1), bob=matrices("bob", 1, 1, 1))
-    reasons = refused(tmp_path, CLIENTS[:2], 1, bound)
+    reasons = refused(tmp_path, [CLIENTS[:2]], bound)
     assert set(reasons) == {"bob"} and "3 utterances" in reasons["bob"]
 
 
@@ -715,7 +754,7 @@ def test_damaged_tables_of_features_lose_their_client(tmp_path, change, said):
     assert path.read_text().startswith("bob-0 features.bob.ark:6\n")
     path.write_bytes(change(path.read_text()).encode("utf-8", "surrogateescape"))
     mend_bytes(tmp_path)
-    reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
+    reasons = refused(tmp_path, [CLIENTS[:3]], SOUND)
     assert set(reasons) == {"bob"} and said in reasons["bob"]
 
 
@@ -739,7 +778,7 @@ def test_damaged_arks_lose_their_client(tmp_path, change, said):
     path = tmp_path / "features.bob.ark"
     path.write_bytes(change(path.read_bytes()))
     mend_bytes(tmp_path)
-    reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
+    reasons = refused(tmp_path, [CLIENTS[:3]], SOUND)
     assert set(reasons) == {"bob"} and said in reasons["bob"]
 
 
@@ -757,7 +796,7 @@ def test_an_ark_of_a_terabyte_of_nothing_is_refused_unread(tmp_path):
         size = path.stat().st_size
         os.truncate(path, 10**12)
         mend_bytes(folder, client)
-        reasons = refused(folder, CLIENTS[:3], 1, SOUND)
+        reasons = refused(folder, [CLIENTS[:3]], SOUND)
         assert set(reasons) == {client}
         assert f"{10**12 - size} bytes of no utterance, at byte {size}" in reasons[client]
 
@@ -774,7 +813,7 @@ def test_bytes_of_no_utterance_lose_their_client(tmp_path, where):
         moved = offset + 8 if offset > at else offset
         scp.write_text(scp.read_text().replace(f".ark:{offset}\n", f".ark:{moved}\n"))
     mend_bytes(tmp_path)
-    reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
+    reasons = refused(tmp_path, [CLIENTS[:3]], SOUND)
     assert set(reasons) == {"bob"}
     assert f"features.bob.ark: 8 bytes of no utterance, at byte {at}" in reasons["bob"]
 
@@ -793,7 +832,7 @@ def test_features_have_the_bits_that_were_asked_for(tmp_path, bits, wanted):
         writer.send([report(client)._replace(utterances=2) for client in CLIENTS[:3]])
     for client in CLIENTS[:3]:
         mend_bytes(tmp_path, client)
-    reasons = refused(tmp_path, CLIENTS[:3], 1, asked)
+    reasons = refused(tmp_path, [CLIENTS[:3]], asked)
     said = f"features.carol.scp:1: 'carol-0' is a matrix {KIND[bits]}, not {KIND[wanted]}"
     assert reasons == ({} if bits == wanted else {"carol": f"{said} ({wanted} bits a value)"})
 
@@ -809,7 +848,7 @@ def test_features_in_kinds_that_nobody_writes(tmp_path, kind):
         kaldiio.save_ark(file, {"bob-0": matrix}, compression_method=2 if kind == b"CM" else None)
     assert b"\0B" + kind + b" " in (tmp_path / "features.bob.ark").read_bytes()
     mend_bytes(tmp_path)
-    reasons = refused(tmp_path, CLIENTS[:2], 1, asked)
+    reasons = refused(tmp_path, [CLIENTS[:2]], asked)
     assert set(reasons) == {"bob"} and f"is a matrix {kind.decode()}, not" in reasons["bob"]
 
 
@@ -827,7 +866,7 @@ def test_features_that_are_no_regular_files(tmp_path, suffix, kind, utterances):
     path.unlink()
     STRANGE[kind](path)
     set_field(tmp_path / "update.1.tsv", 3, "bytes", "0")
-    reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
+    reasons = refused(tmp_path, [CLIENTS[:3]], SOUND)
     assert set(reasons) == {"bob"} and f"features.bob.{suffix}: " in reasons["bob"]
 
 
@@ -836,9 +875,9 @@ def test_bytes_of_features_are_the_sizes_of_both_files(tmp_path):
     sizes = [(tmp_path / f"features.bob.{suffix}").stat().st_size for suffix in ("ark", "scp")]
     for announced in (sizes[0], sizes[1], sum(sizes) - 1, sum(sizes) + 1):
         set_field(tmp_path / "update.1.tsv", 3, "bytes", str(announced))
-        reasons = refused(tmp_path, CLIENTS[:3], 1, SOUND)
+        reasons = refused(tmp_path, [CLIENTS[:3]], SOUND)
         assert reasons == {"bob": f"update.1.tsv:3: {announced} bytes announced, {sum(sizes)} sent"}
     mend_bytes(tmp_path)
     with open(tmp_path / "features.bob.ark", "ab") as file:
         file.write(b"more")
-    assert set(refused(tmp_path, CLIENTS[:3], 1, SOUND)) == {"bob"}
+    assert set(refused(tmp_path, [CLIENTS[:3]], SOUND)) == {"bob"}

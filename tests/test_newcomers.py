@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from test_asr_methods import begin, model_of, say, table, tokens_of
 
 from fedtools.federation.cross import read_cross
+from fedtools.files.datadir import write_table
 from fedtools.files.tables import read_tsv
 
 CLIENTS = ("au", "en", "in")
@@ -122,6 +123,15 @@ def test_each_clients_model_on_each_clients_data(world, trained, tmp_path):
         errors = sum(len(words) - (letters[model] in words) for words in spoken)
         assert rate == pytest.approx(100 * errors / sum(map(len, spoken)), abs=1e-3)
     assert len(found["FedExtract, all"]) == 9
+    # Without spaces the same models are right about some characters.
+    silent = shutil.copytree(world / "valid", tmp_path / "valid")
+    write_table(silent / "utt2lang", dict.fromkeys(texts, "th"))
+    inside("cross", silent, out, f"{{}}, all={path}").ok()
+    assert out.read_text().split("\n")[0] == "name\tmodel\tdata\tcharacters\terrors\tcer"
+    for (model, data), rate in read_cross(out)["FedExtract, all"].items():
+        spoken = [text.replace(" ", "") for name, text in texts.items() if owners[name] == data]
+        errors = sum(len(letters_) - (letters[model] in letters_) for letters_ in spoken)
+        assert rate == pytest.approx(100 * errors / sum(map(len, spoken)), abs=1e-3)
 
 
 def test_models_that_are_everybodys_are_not_crossed(world, tmp_path):

@@ -101,6 +101,18 @@ def test_unk_in_transcripts_is_let_pass_but_not_learnt(text, tmp_path):
     assert model.vocabulary.read_text() == "cat\nsat\nthe\n"
 
 
+def test_a_text_of_other_words_is_warned_of(cli, text, tmp_path):
+    out, upper = tmp_path / "lm", tmp_path / "upper"
+    write_table(upper, {f"u{i}": words.upper() for i, words in enumerate(LINES)})
+    done = cli("train-lm", text, out, "--order", 2, "--valid", upper, "--valid", text).ok()
+    said = f"warning: {upper}: 18 of 18 words (100%) are unknown to {out / 'vocabulary'}"
+    assert said in done.err and done.err.count("warning") == 1
+    train_tokens([text], tmp_path / "t", "char")
+    done = cli("train-lm", upper, out, "--unit", "token", "--tokens", tmp_path / "t", "--order", 2)
+    # All but the spaces.
+    assert "tokens (8" in done.ok().err and "are unknown to the tokens" in done.err
+
+
 def test_bad_input(cli, text, tmp_path):
     out = tmp_path / "lm"
     (tmp_path / "reserved").write_text("u1 the cat\nu2 the </s>\n")

@@ -338,6 +338,31 @@ def test_wrong_text_is_told(cli, tmp_path):
     cli("train-nnlm", tmp_path / "text", tmp_path / "m").fails(2, "--valid")
 
 
+def test_what_failed_can_be_run_again_with_the_mistake_mended(cli, tmp_path):
+    """A text without words, then a rate at which it diverges, at once and after an epoch."""
+    write_texts(tmp_path)
+    good = (tmp_path / "valid").read_text()
+    (tmp_path / "valid").write_text("v1\nv2\n")
+    cli(*command(tmp_path, tmp_path / "m")).fails(1, "no words in the text")
+    (tmp_path / "valid").write_text(good)
+    # A rate that grows by 1 a step is too large from the second epoch on.
+    late = {"scheduler": "warmuplr", "scheduler_conf": {"warmup_steps": 1e6}}
+    for epoch, rate, more in ((1, 1e30, {}), (2, 1e6, late)):
+        section = {**OPTIONS, "lm_conf": SMALL, "optim": "sgd", "grad_clip": 0.0}
+        section |= {"scheduler": None, "scheduler_conf": {}, **more, "optim_conf": {"lr": rate}}
+        (tmp_path / "nnlm.yaml").write_text(yaml.safe_dump({"nnlm": section}))
+        done = cli(*command(tmp_path, tmp_path / "m"))
+        assert done.code == 1 and f"epoch {epoch}: the training diverged" in done.err
+    write_texts(tmp_path)
+    cli(*command(tmp_path, tmp_path / "m")).ok()
+    cli(*command(tmp_path, tmp_path / "m", "--seed", "1")).fails(1, "seed: 0 -> 1")
+    # Another program's file of that name stays.
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / "config.yaml").write_text("method: fedavg\n")
+    cli(*command(tmp_path, tmp_path / "exp")).fails(1, "config.yaml: made with")
+    assert (tmp_path / "exp" / "config.yaml").read_text() == "method: fedavg\n"
+
+
 def test_damaged_models_are_refused(trained, tmp_path):
     import shutil
 

@@ -7,8 +7,9 @@ import re
 
 import keywords
 import numpy as np
+import pytest
 import yaml
-from conftest import run
+from conftest import fedtools, run
 from safetensors.numpy import load_file
 from test_keyword_networks import OWN_NETWORK
 from test_keyword_recipe import command, make_checkout
@@ -43,6 +44,32 @@ OWN_CONFIG = {
     "networks": {"mynet": {"model": {"network": "mynet", "network_conf": {"width": 5}}}},
     "methods": {"fedavg": {}, "mymethod": {"method_conf": {"part": 0.25}}},
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "broken",
+            "x = 1\nraise RuntimeError('no luck')\n",
+            "broken.py:2: cannot be imported: Run",
+        ),
+        ("broken", "import sys\nsys.exit(0)\n", "broken.py:2: cannot be imported: SystemExit: 0"),
+        ("broken", "def f(:\n", "broken.py:1: cannot be imported: SyntaxError"),
+        ("broken", "import nothing_of_the_kind\n", "broken.py:1: cannot be imported: ModuleNot"),
+        (
+            "mine",
+            OWN_METHOD.replace("mymethod", "fedavg"),
+            "mine.py: registers the method 'fedavg'",
+        ),
+        ("fedavg", OWN_METHOD, "plug/methods/fedavg.py: never imported"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(tmp_path, name, text, said):
+    (tmp_path / "plug" / "methods").mkdir(parents=True)
+    (tmp_path / "plug" / "methods" / f"{name}.py").write_text(text)
+    environment = {"FEDTOOLS_PATH": str(tmp_path / "plug")}
+    fedtools("methods", env=environment).fails(1, said)
 
 
 def test_a_recipe_takes_them_by_name(tmp_path):

@@ -82,9 +82,9 @@ def run_rounds(path: Path, parameters: int) -> Path:
         if clients:
             experiment.write_sample(number, clients, 1)
             payload = send(folder, base, phase.sends, parameters)
-            found = read_messages(folder, 1, clients, payload, base)
+            found = read_messages(folder, [clients], clients, payload, base)
             assert not found[1]
-        server = Server(experiment, number, method, payload.tensors, *found, set(), None)
+        server = Server(experiment, number, method, payload, *found, set(), None)
         rows = _ledger_rows(federation, server, clients, base, time.monotonic())
         write_ledger(folder / "ledger.tsv", rows)
         write_sums(folder / ".done", {"ledger.tsv": folder / "ledger.tsv"})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import counts
@@ -13,7 +16,7 @@ import keyword_world
 import pytest
 from conftest import ROOT, inside, ledger
 
-from fedtools.federation.ranks import Rank, find_rank
+from fedtools.federation.ranks import Rank, _Sign, find_rank
 from fedtools.files.errors import UserError
 
 SIZE = 3
@@ -42,6 +45,20 @@ def wait(process: subprocess.Popen) -> tuple[int, str]:
     _, error = process.communicate(timeout=100)
     assert "Traceback" not in error, error
     return process.returncode, error
+
+
+def eventually(so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _text(path: Path) -> str:
+    """What is in a file that somebody else may remove."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text()
+    return ""
 
 
 def test_ranks_that_train_give_the_same_bytes(tmp_path):
@@ -75,9 +92,7 @@ def test_a_rank_that_dies_ends_the_run_and_the_same_command_goes_on(
 ):
     path, env = counts.begin(world, tmp_path / "exp"), counts.environment(world)
     ranks = [start(path, rank, SLOW="0.7", **env) for rank in range(SIZE)]
-    deadline = time.monotonic() + 60
-    while not (path / "round_0001" / ".done").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: (path / "round_0001" / ".done").exists())
     ranks[dead].kill()
     ranks[dead].wait()
     for rank, process in enumerate(ranks):
@@ -93,12 +108,49 @@ def test_a_rank_that_dies_ends_the_run_and_the_same_command_goes_on(
     assert counts.states(path) == counts.states(reference)
 
 
+def test_a_rank_that_outlives_a_killed_run_does_not_end_the_next(world, reference, tmp_path):
+    path, env = counts.begin(world, tmp_path / "exp"), counts.environment(world)
+    killed, orphan = (start(path, rank, size=2, SLOW="0.5", **env) for rank in range(2))
+    eventually(lambda: (path / "round_0001" / ".done").exists())
+    # It sleeps, as on a machine that is not seen for a while, and wakes up in the next run.
+    os.kill(orphan.pid, signal.SIGSTOP)
+    killed.kill()
+    killed.wait()
+    first = start(path, 0, size=2, **env)
+    beat = path / "ranks" / "0"
+    eventually(lambda: f'"process": {first.pid},' in _text(beat))
+    os.kill(orphan.pid, signal.SIGCONT)
+    code, error = wait(orphan)
+    assert code == 1 and "another run has begun" in error
+    assert (path / "ranks" / "1.err").exists()
+    # Longer than rank 0 needs to see that the orphan stopped, and why.
+    time.sleep(2.5)
+    second = start(path, 1, size=2, **env)
+    for process in (first, second):
+        code, error = wait(process)
+        assert code == 0, error
+    assert counts.states(path) == counts.states(reference)
+
+
+def test_of_two_processes_with_one_rank_the_younger_stays(tmp_path):
+    older, younger = _Sign(tmp_path, 1), _Sign(tmp_path, 1)
+    younger._begun = older._begun + 1
+    with younger:
+        eventually((tmp_path / "1").exists)
+        with pytest.raises(UserError), older:
+            eventually(lambda: older.replaced)
+            raise UserError("rank 0 is seen no more")
+        assert younger.word in (tmp_path / "1").read_text() and not younger.replaced
+        assert not (tmp_path / "1.err").exists()
+
+
 def test_a_rank_that_fails_says_why(world, tmp_path):
     path, env = counts.begin(world, tmp_path / "exp"), counts.environment(world)
-    (path / "round_0001" / "update.2.safetensors").mkdir(parents=True)
-    errors = [wait(one) for one in [start(path, rank, **env) for rank in range(SIZE)]]
+    ranks = [start(path, rank, **env, **({"FAIL": "no room"} if rank == 1 else {}))
+             for rank in range(SIZE)]  # fmt: skip
+    errors = [wait(one) for one in ranks]
     assert errors[0][0] == errors[1][0] == 1
-    assert "rank 1 stopped" in errors[0][1] and "update.2.safetensors" in errors[0][1]
+    assert "rank 1 stopped: no room" in errors[0][1] and "no room" in errors[1][1]
 
 
 def test_launchers_name_ranks_in_their_own_ways():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
 import shutil
 import sys
 from dataclasses import replace
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, Result, contents, kill_at_random, run
+from recorder import calls, record
 from safetensors.numpy import load_file
 
 from fedtools.files.datadir import DataDir
@@ -83,7 +83,7 @@ def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
     fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--nj", "2"]
-    fixed += ["--seeds", "3", "--split_seed", "3"]
+    fixed += ["--seeds", "3", "--split_seed", "3", "--common_sentences", "keep"]
     hours = ["--hours", "0.6,0.2,0.2", "--methods", "client fedavg", "--speeds", "1.0 1.1"]
     return [str(recipe / "run.sh"), *fixed, *hours, *more], environment
 
@@ -100,41 +100,12 @@ def outcome(recipe: Path) -> dict[str, bytes]:
     return {str(path.relative_to(exp)): path.read_bytes() for path in files}
 
 
-# Stands before fedtools on PATH, and writes down what it is called with.
-RECORDER = """\
-#!/bin/sh
-words=$(printf '%s\\t' "$@")
-printf '%s\\n' "$words" >>{listed}
-exec {program} "$@"
-"""
-
-
-def record(recipe: Path, environment: dict[str, str]) -> dict[str, str]:
-    """An environment in which every call of fedtools is listed; see `calls`."""
-    folder, program = recipe.parents[3] / "recorder", Path(sys.executable).parent / "fedtools"
-    folder.mkdir()
-    named = {"listed": folder / "calls", "program": program}
-    quoted = {name: shlex.quote(str(path)) for name, path in named.items()}
-    (folder / "fedtools").write_text(RECORDER.format(**quoted))
-    (folder / "fedtools").chmod(0o755)
-    return environment | {"PATH": f"{folder}:{environment['PATH']}"}
-
-
-def calls(recipe: Path) -> dict[str, list[list[str]]]:
-    """Command -> what it was called with, each time."""
-    found: dict[str, list[list[str]]] = {}
-    for line in (recipe.parents[3] / "recorder" / "calls").read_text().splitlines():
-        name, *words = line.removesuffix("\t").split("\t")
-        found.setdefault(name, []).append(words)
-    return found
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> tuple[Path, Result]:
     """The recipe, run to its end without a disturbance."""
     recipe = make_checkout(tmp_path_factory.mktemp("alone"))
     words, environment = command(recipe)
-    environment = record(recipe, environment)
+    environment = record(recipe.parents[3] / "recorder", environment)
     # From another directory: the recipe must not depend on where it is called.
     return recipe, run(*words, env=environment, cwd=recipe.parents[3]).ok()
 
@@ -171,7 +142,7 @@ DECODED.append((BASELINE, "server_test"))
 def test_each_command_opens_what_is_its_own(alone):
     """Nothing is chosen on test data, and nobody is decoded or scored by another's files."""
     recipe, _ = alone
-    exp, data, found = "exp/fake", "data/fake", calls(recipe)
+    exp, data, found = "exp/fake", "data/fake", calls(recipe.parents[3] / "recorder")
 
     def folder(system: str, split: str) -> str:
         return f"{exp}/{system}/decode_{split}"
@@ -249,6 +220,7 @@ def test_the_seed_decides_who_is_in_which_set(alone, tmp_path):
     recipe, _ = alone
     corpus = (recipe.parents[3] / "environment").read_text()
     hours = ("--hours", "0.6,0.2,0.2", "--accents", "au=australia,en=england,in=indian")
+    hours += ("--common-sentences", "keep")
     found = []
     for seed in (3, 4):
         program = (sys.executable, ROOT / "local/commonvoice/prepare.py", corpus)
@@ -353,7 +325,7 @@ ACCENTS = "--accents au=australia,en=england,in=indian --seed 3 --hours 0.6,0.2,
 @pytest.mark.parametrize(
     ("options", "made_with"),
     [
-        (("--hours", "0.5,0.2,0.2"), f"{ACCENTS} --server-hours 0.6,0.2,0.2;"),
+        (("--hours", "0.5,0.2,0.2"), f"{ACCENTS} --server-hours 0.6,0.2,0.2 --common"),
         (("--server_hours", "0.5,0.2,0.2"), ACCENTS),
         (("--server_fraction", "0.4"), ACCENTS),
         (("--accents", "au=australia"), ACCENTS),

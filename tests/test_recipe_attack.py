@@ -13,6 +13,7 @@ import pytest
 import yaml
 from conftest import ROOT, Result, contents, run
 from fakes import some_talks, tedlium
+from recorder import calls, record
 from safetensors import safe_open
 
 from fedtools.attack.verify import COLUMNS
@@ -88,6 +89,7 @@ def call(recipe: Path, *more: str) -> Result:
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--layers", "1 3", "--speeds", "1.0 1.1")
     fixed += ("--volumes", "true", "--defences", "none clip=1+noise=9+mean=3")
     fixed += ("--parts", "relu", "--nj", "1", "--local_epochs", "1")
+    environment = record(recipe.parents[2] / "recorder", environment)
     return run(recipe / "run.sh", *fixed, *OPTIONS, *more, env=environment)
 
 
@@ -116,6 +118,27 @@ def test_a_model_without_ivectors(recipe):
     assert config["model"]["input_size"] == 40 != TINY["model"]["input_size"]
     assert Path(config["data"]["train"]).name == "train_g_sp_vol"
     assert (recipe / "exp" / "bare" / "global" / "model.safetensors").exists()
+
+
+def test_who_is_known_and_who_is_attacked(recipe):
+    """A2 learns from Part-1 and decides Part-2; the global model is chosen by its own data."""
+    found, exp = calls(recipe.parents[2] / "recorder"), "exp/fake"
+    attacks = [words for words in found["attack"] if words[0] == "a2"]
+    assert len(attacks) == 2
+    for words in attacks:
+        assert words[1:4] == [f"{exp}/part1", f"{exp}/part2", f"{exp}/a2"]
+        assert words[words.index("--indicator") + 1] == "data/fake/indicator_iv"
+    attacks = [words[1:] for words in found["attack"] if words[0] == "a1"]
+    prints = [f"{exp}/{part}/footprints.relu" for part in ("part1", "part2")]
+    assert [prints[1], f"{exp}/a1.relu.part2"] in [words[:2] for words in attacks]
+    assert [*prints, f"{exp}/a1.relu.part1+part2"] in [words[:3] for words in attacks]
+    for words in found["tune"]:
+        path = words[2].removesuffix("/weights.yaml")
+        split = "valid" if "bare" in path else "valid_iv"
+        data = "data/bare" if "bare" in path else "data/fake"
+        assert words[:2] == [f"{path}/decode_{split}", f"{data}/{split}"]
+    for name in ("train-tokens", "train-lm", "train-denominator"):
+        assert [words[0] for words in found[name]] == ["data/fake/train_g/text"]
 
 
 def test_tables_of_both_attacks(recipe):

@@ -121,6 +121,10 @@ def test_speakers_as_clients_and_newcomers(tmp_path):
     exp = run_with(recipe, "--methods", "decouplefl", *more)
     data, path = recipe / "data" / "fake", exp / "decouplefl" / "seed3"
     speakers = set(table(data / "train" / "utt2spk").values())
+    # Of a real corpus, they are speakers of any accent.
+    assert {name.partition("-")[0] for name in speakers} == {"any"}
+    assert "--accents any " in (exp / "data_options").read_text()
+    assert " --server-fraction 0.4 " in (exp / "data_options").read_text()
     # Somebody who is heard at several speeds is one client, with one speaker.
     assert set((path / "clients.txt").read_text().split()) == speakers
     # Thousands of models of their own would be of no use: nobody is tested who has one.

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from conftest import ROOT, Result, run
 from fakes_ami import ami, some_meetings
+from recorder import calls, record
 
 from fedtools.files.datadir import read_table, write_table
 from fedtools.files.tables import read_tsv, write_tsv
@@ -62,6 +63,7 @@ def call(recipe: Path, *more: str) -> Result:
     }
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--finetuning", "tuning.yaml")
     fixed += ("--rounds", "1 2", "--rates", "1e-5 1e-2", "--bonuses", "4", "--nj", "1")
+    environment = record(recipe.parents[2] / "recorder", environment)
     return run(recipe / "run.sh", *fixed, *more, env=environment)
 
 
@@ -87,6 +89,34 @@ def test_federations_of_table_2(recipe):
         assert set((path / "clients.txt").read_text().split()) == clients
         heard = read_table(path / "best" / "text", values="optional")
         assert heard.keys() == spoken.keys()
+
+
+def test_nothing_is_chosen_on_eval(recipe):
+    """Weights, lambda, bonuses and the rate: the streams, lists and transcripts are dev's."""
+    am, nnlm = "exp/fake/am/seed0", "exp/fake/nnlm/seed0"
+    found = calls(recipe.parents[2] / "recorder")
+    assert found["tune"] == [[f"{am}/decode_dev", "data/fake/dev", f"{am}/weights.yaml"]]
+    tuned = [words[:2] for words in found["rescore-tune"]]
+    assert tuned == [
+        [f"{nnlm}/stream_dev", f"{nnlm}/{name}.yaml"]
+        for name in ("weights", "scale", "bonus", "density")
+    ]
+    # What is tuned first is fixed after it: lambda alone is tuned with the weights.
+    tried = [{word.split("=")[0] for word in words[2:]} for words in found["rescore-tune"]]
+    assert {"lm_weight", "word_score"} <= set.intersection(*tried) and "scale" in tried[0]
+    streams = {tuple(words[:3]) for words in found["rescore-stream"]}
+    assert streams == {
+        (f"data/fake/{name.partition('_')[0]}", f"{nnlm}/rescored_{name}", f"{nnlm}/stream_{name}")
+        for name in ("dev", "eval", *(["eval_words"] if len(streams) > 2 else []))
+    }
+    # Rates and bonuses are compared by what is scored on dev.
+    tuned_by = {words[2]: words[0] for words in found["score"] if "dev" in words[2]}
+    compared = [f"exp/fake/finetuned_dev/seed0/{rate}/best" for rate in ("1e-5", "1e-2")]
+    assert {*compared, f"{am}/decode_dev/best"} <= tuned_by.keys()
+    assert set(tuned_by.values()) == {"data/fake/dev"}
+    (words,) = found["train-nnlm"]
+    assert words[words.index("--valid") + 1] == "data/fake/dev/text"
+    assert not [word for word in words if "eval" in word]
 
 
 def errors(path: Path) -> int:
@@ -184,6 +214,8 @@ def test_the_report(recipe):
     )
     rows = read_tsv(exp / "sweeps" / "seed0" / "sigma.tsv", None)
     assert rows[0]["sigma"] == "5.0" and rows[0]["wer"] == total["wer"]
+    (nothing,) = read_tsv(exp / "sweeps" / "seed0" / "nothing.tsv", None)
+    assert nothing["alpha"] == "0.0" and cells(page, "nothing released")[3] == nothing["wer"]
 
 
 def damaged(said: dict[str, str], every: int) -> tuple[dict[str, str], dict[str, int]]:
@@ -252,7 +284,12 @@ def test_the_reports_figures(recipe, tmp_path):
     figures = ["11.00 ± 1.41", "-5.0 [-6.5, +1.0]"]
     assert cells(text, "0.5   | 0.25")[:6] == ["0.5", "0.25", "5.0", *figures, "31.24"]
     paper = cells(text, "the paper's equations")
-    assert paper[1:] == ["8.0", *figures, "-"] and "2.0                  |" not in paper
+    assert paper[1:] == ["8.0", "-", *figures, "-"]
+    # What two seeds cost the same people; and what is had without any release.
+    assert cells(text, "Laplace on bounded")[1:] == ["8.0", "16", *figures, "-"]
+    assert cells(text, "nothing released (alpha 0)")[1:] == ["0", "0", *figures, "-"]
+    # A copy of an experiment has released nothing more.
+    assert "for one utterance; of all seeds 8 for one utterance |" in text
     words = [line for line in text.splitlines() if line.startswith("| private words")]
     assert "bonus 1, 2 in the first pass" in words[1]
     assert [cell.strip() for cell in words[1].strip("|").split("|")][1:] == [

@@ -304,12 +304,56 @@ def test_an_unknown_word_of_an_unk_that_was_never_trained_is_warned_of(world, tm
     )
 
 
+def lists_of(folder: Path, change, share: float = 1.0) -> Path:
+    """Twenty utterances of one hypothesis of five words, some of which are changed."""
+    lines = sentences(20, 3)
+    lists = {}
+    for number, line in enumerate(lines):
+        words = [*line.split(), *["w1"] * 5][:5]
+        if number < share * len(lines):
+            words = list(map(change, words))
+        lists[f"u{number:02d}"] = [Hypothesis(1, -1.0, 0.0, " ".join(words))]
+    write_nbest(folder / "nbest.tsv", lists.items())
+    return folder
+
+
+def test_many_unknown_words_are_warned_of_by_whoever_maps_words(world, tmp_path):
+    """As of lists in upper case and a vocabulary in lower case; below a fifth nothing is said."""
+    nbest = lists_of(tmp_path / "upper", str.upper)
+    options = ("--ngram", world / "lm")
+    done = inside("rescore", nbest, world / "m", tmp_path / "r", *options).ok()
+    for place, words in (("upper", world / "m" / "words.txt"), ("r", world / "lm" / "vocabulary")):
+        said = f"{tmp_path / place}/nbest.tsv: 100 of 100 words (100%) are unknown to {words}"
+        assert f"warning: {said}; write both in the same case" in done.err
+    few = lists_of(tmp_path / "few", str.upper, share=0.15)
+    assert inside("rescore", few, world / "m", tmp_path / "few_r", *options).ok().err == ""
+    fifth = lists_of(tmp_path / "fifth", str.upper, share=0.2)
+    assert "(2" in inside("rescore", fifth, world / "m", tmp_path / "fifth_r").ok().err
+
+
+def test_the_importer_can_write_words_as_the_vocabulary_has_them(world, tmp_path):
+    nbest = lists_of(tmp_path / "as_it_was", str)
+    wanted = (nbest / "nbest.tsv").read_text()
+    rows = [line.split("\t") for line in wanted.splitlines()]
+    source = tmp_path / "espnet" / "1best_recog"
+    source.mkdir(parents=True)
+    (source / "text").write_text("".join(f"{row[0]} {row[4].upper()}\n" for row in rows))
+    (source / "score").write_text("".join(f"{row[0]} {row[2]}\n" for row in rows))
+    words = ("import-nbest", "espnet", tmp_path / "espnet", tmp_path / "out")
+    assert inside(*words, "--normalise", "lower").ok().out.count("nnlm: 1") == 1
+    assert (tmp_path / "out" / "nbest.tsv").read_text() == wanted
+    assert inside("rescore", tmp_path / "out", world / "m", tmp_path / "r").ok().err == ""
+    inside(*words, "--normalise", "upper").ok()
+    assert (tmp_path / "out" / "nbest.tsv").read_text() == wanted.replace("w", "W")
+    inside(*words, "--normalise", "title").fails(2, "title")
+
+
 @pytest.mark.parametrize(
     "lines, said",
     [
         ("", "nbest.tsv: empty"),
-        ("a\t1\t-1\t-2\tw1 </s>\n", "nbest.tsv:1: '</s>' within a sentence"),
-        ("a\t1\t-1\t-2\tw1\na\t2\t-1\t-2\t<s> w1\n", "nbest.tsv:2: '<s>' within a sentence"),
+        ("a\t1\t-1\t-2\tw1 </s>\n", "nbest.tsv:1: the word </s> is reserved"),
+        ("a\t1\t-1\t-2\tw1\na\t2\t-1\t-2\t<s> w1\n", "nbest.tsv:2: the word <s> is reserved"),
         ("a\t1\t-1\t-2\tw1\na\t1\t-1\t-2\tw2\n", "nbest.tsv:2: rank '1' of 'a' where 2 belongs"),
     ],
 )

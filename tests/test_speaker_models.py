@@ -384,6 +384,8 @@ def test_models_are_read_as_they_were_written(tmp_path, plda):
         ({"means": np.zeros(3)}, "means is float64 of shape"),
         ({"variances": np.zeros((3, 2))}, "not all positive"),
         ({"means": np.full((3, 2), np.inf)}, "NaN or Inf"),
+        ({"means": np.full((3, 2), 1e300)}, "means are not all within 0 and 1e"),
+        ({"variances": np.full((3, 2), 1e-300)}, "variances are not all within 1e-30 and"),
         ({"other": np.zeros(2)}, "expected weights, means, variances"),
     ],
 )

@@ -111,12 +111,24 @@ def test_cut_off_anywhere(path):
 
 
 def with_header(header: object, data: int = 8) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    # As the library writes it: with a space in it, any header would be refused for that.
+    text = (
+        header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
+    )
     return len(text).to_bytes(8, "little") + text + bytes(data)
 
 
 def entry(kind="F32", shape=(2,), offsets=(0, 8), **more) -> dict:
     return {"dtype": kind, "shape": list(shape), "data_offsets": list(offsets), **more}
+
+
+def shaped(sizes: bytes) -> bytes:
+    return b'{"a":{"dtype":"F32","shape":[%s],"data_offsets":[0,0]}}' % sizes
+
+
+def nested(depth: int) -> bytes:
+    """Metadata that Python can read at some depths, and not print."""
+    return b'{"__metadata__":' + b'{"a":' * depth + b'"x"' + b"}" * depth + b"}"
 
 
 @pytest.mark.parametrize(
@@ -139,6 +151,20 @@ def entry(kind="F32", shape=(2,), offsets=(0, 8), **more) -> dict:
         with_header({"a": entry(shape=(2.0,))}),
         with_header({"a": entry(shape=[1] * 40 + [2])}),
         with_header({"a": entry(shape=(1 << 62, 1 << 62))}),
+        with_header({"a": entry(shape=(1 << 62,), offsets=(0, 1 << 64))}),
+        with_header(shaped(b"0,%d" % (1 << 63)), 0),
+        with_header(shaped(b"%d,0,%d" % (1 << 40, 1 << 40)), 0),
+        with_header(shaped(b"1" + b"0" * 4000), 0),
+        with_header(shaped(b"1" + b"0" * 4000 + b",1" + b"0" * 4000), 0),
+        with_header(shaped(b",".join([b"9" * 4000] * 32)), 0),
+        with_header(shaped(b"0,1" + b"0" * 4000), 0),
+        with_header(shaped(b"-0"), 0),
+        with_header(shaped(b"1e0,2"), 0),
+        with_header(shaped(b"NaN"), 0),
+        *(with_header(nested(depth), 0) for depth in (100, 900, 960, 990, 1000, 50_000)),
+        with_header({"__metadata__": {"format": 1}}, 0),
+        with_header({"__metadata__": ["pt"]}, 0),
+        with_header(b'{"__metadata__":{},"__metadata__":{}}', 0),
         with_header({"a": entry(offsets=(8, 0))}),
         with_header({"a": entry(offsets=(0, 8, 9))}),
         with_header({"a": entry(extra=1)}),

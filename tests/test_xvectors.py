@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -10,7 +11,14 @@ import pytest
 import torch
 from test_footprints import asr_probe
 
-from fedtools.attack.xvectors import Differences, Training, View, embeddings, train_xvectors
+from fedtools.attack.xvectors import (
+    Differences,
+    Training,
+    View,
+    XVectors,
+    embeddings,
+    train_xvectors,
+)
 from fedtools.files.errors import UserError
 
 TRAINED, HELD_OUT = 16, 8
@@ -108,3 +116,50 @@ def test_differences_are_equation_1():
     torch.testing.assert_close(before[0], expected, atol=1e-5, rtol=0)
     # Below the changed layer there is none.
     assert not Differences(probe, 1, "relu").of(1, differences.inputs[0]).any()
+
+
+def test_models_of_every_round_are_trained_on():
+    """Each view's, in each epoch once."""
+    probe, views, asked = asr_probe("tdnn", 3), [], []
+    models = models_of(probe, 0.05, 0.01)
+
+    def states(names: Sequence[str]) -> Iterator:
+        asked.extend(names)
+        return ((name, models[name]) for name in names)
+
+    names = list(models)
+    for some in (names[:6], names[6:10]):
+        views.append(View(probe, states, {name: name[:3] for name in some}))
+    train_xvectors(views, Training(2, width=8, epochs=3, utterances=2))
+    assert Counter(asked) == dict.fromkeys(names[:10], 3)
+
+
+def test_an_embedding_is_the_mean_over_the_indicator():
+    """Of all utterances, of different lengths; differences by plain hooks, one model at a time."""
+    probe = asr_probe("tdnn", 2)
+    models = dict(list(models_of(probe, 0.5, 0.1).items())[:3])
+    speakers = {name: name[:3] for name in models}
+
+    def states(names: Sequence[str]) -> Iterator:
+        return ((name, models[name]) for name in names)
+
+    torch.manual_seed(1)
+    network = XVectors(8, 16, 3).eval()
+    begun, model = probe.models[0].state_dict(), copy.deepcopy(probe.models[0])
+    found = embeddings(View(probe, states, speakers), network, Training(2))
+    assert list(found) == list(models)
+    seen: list[torch.Tensor] = []
+    model.encoder.layers[1].relu.register_forward_hook(lambda *given: seen.append(given[2]))
+    for name, state in models.items():
+        each = []
+        for frames in probe.inputs():
+            seen.clear()
+            for values in (begun, {**begun, **state}):
+                model.load_state_dict(values)
+                with torch.no_grad():
+                    model.encode(frames.clone(), torch.tensor([frames.shape[1]]))
+            apart = (seen[1] - seen[0]).transpose(1, 2)
+            with torch.no_grad():
+                each.append(network.embed(apart)[0].double().numpy())
+        assert len(each) == 3 and np.ptp(each, 0).max() > 1e-3
+        np.testing.assert_allclose(found[name], np.mean(each, 0), atol=1e-5)

@@ -38,7 +38,7 @@ train() { # experiment, seed, section of the config, method, data for training, 
 decode() { # experiment, set, options: N-best lists of all utterances
     ${decode_cmd} "JOB=1:${nj}" "$1/decode_$2/log/decode.JOB.log" \
         fedtools decode "$1" "${data}/$2" "$1/decode_$2" --lm "${exp}/lm" \
-        --config "${config}" --job JOB --nj "${nj}" "${@:3}"
+        --config "${config}" --job JOB --nj "${nj}" --ngpu "${ngpu}" "${@:3}"
     fedtools merge-nbest "$1/decode_$2" "${data}/$2" --nj "${nj}"
 }
 

@@ -30,8 +30,6 @@ check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none
     fail 2 "--defences '${defences}': none comes first, which others are compared with"
 read -r -a others <<<"${with}"
 experiments=("${exp}" "${others[@]}")
-# shellcheck disable=SC2154  # cuda_cmd of cmd.sh
-[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
 of_rounds=() named=() protected=() attributes=(${models:+--models "${models}"})
 for round in ${rounds}; do of_rounds+=(--round "${round}"); done
 read -r -a list <<<"${defences}"

@@ -7,6 +7,7 @@
 # needed. CMake comes from PyPI where it is missing, and Boost from the Debian or Ubuntu archive,
 # unpacked for this build alone: nothing is installed, and no root is needed.
 set -euo pipefail
+export LC_ALL=C
 
 version=0.3.0
 

@@ -11,6 +11,10 @@
 # options. Where the default is true or false, the value must be; stage, stop_stage, nj, ngpu and
 # seed take whole numbers. --help prints the help_message, then the options as the script defines
 # them, with defaults and comments; a comment may go on in lines that begin with blanks and a "#".
+#
+# From here on the script and what it calls are in the C locale: in that of Turkish or Estonian,
+# [a-z] lacks letters, and in many a number has a comma.
+export LC_ALL=C
 
 # The names may not meet those of a script's options, which do not begin with "_".
 _po_error() {

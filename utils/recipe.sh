@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by a recipe's run.sh after utils/parse_options.sh: the functions that recipes share. No
 # argument may be left over; path.sh, cmd.sh and db.sh of the current folder are sourced.
-# shellcheck disable=SC1091,SC2154  # the recipe's files and options
+# shellcheck disable=SC1091,SC2034,SC2154  # the recipe's files, commands and options
 
 fail() { # exit status, message...
     echo "$0: ${*:2}" >&2
@@ -12,6 +12,8 @@ fail() { # exit status, message...
 . ./path.sh
 . ./cmd.sh
 . ./db.sh
+# What computes runs where there is a GPU.
+[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd} decode_cmd=${cuda_cmd}
 
 log() { echo "$(date '+%Y-%m-%d %H:%M:%S') $*"; }
 begins() { [ "${stage}" -le "$1" ] && [ "${stop_stage}" -ge "$1" ]; }

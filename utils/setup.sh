@@ -10,6 +10,7 @@
 # Environment: FEDTOOLS_PYTHON  the Python to build on, instead of a search on PATH
 #              FEDTOOLS_TORCH   what to install as PyTorch, e.g. 'torch==2.4.1+cpu'
 set -euo pipefail
+export LC_ALL=C
 
 torch_version=2.13.0
 espnet_version=202511

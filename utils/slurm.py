@@ -149,7 +149,7 @@ def submit(request: Request) -> list[Path]:
     ranks(request)
     config = request.options.get("config")
     try:
-        text = Path(config).read_text(encoding="utf-8") if config else DEFAULT_CONFIG
+        text = Path(config).read_text(encoding="utf-8-sig") if config else DEFAULT_CONFIG
     except OSError as error:
         usage_error(f"--config {config}: {error.strerror}")
     except UnicodeDecodeError:

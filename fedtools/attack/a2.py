@@ -15,7 +15,7 @@ import numpy as np
 from fedtools.attack.verify import Model, decide, known_speakers
 from fedtools.attack.victims import Victims, make_probe, sound_victims
 from fedtools.attack.xvectors import Training, View, embeddings, train_xvectors
-from fedtools.federation.base import Federation
+from fedtools.federation.base import Federation, as_configured
 from fedtools.files.ark import write_ark
 from fedtools.files.config import write_yaml
 from fedtools.files.datadir import write_table
@@ -43,6 +43,7 @@ class Options:
     seed: int = 0
 
 
+@as_configured
 def attack(
     known: Federation,
     attacked: Federation,

@@ -15,6 +15,9 @@ BatchNorm statistics is another, by itself, with its own norm, its own median an
 Statistics are in the units of what they are of, squared for a variance, and may change hundreds of
 times as much as weights: in one norm with them, noise would drown the weights, and a bound would
 hold for the statistics alone.
+
+This noise measures what noise would do: it is drawn from a seed that is no secret, and promises no
+differential privacy (`fedtools.privacy` does, for counts of words).
 """
 
 from __future__ import annotations
@@ -33,9 +36,8 @@ from fedtools.federation.base import Federation
 from fedtools.federation.model import ModelFederation
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
-from fedtools.files.states import load_state
-from fedtools.methods.base import STATISTICS
-from fedtools.server.server import weights_of
+from fedtools.files.values import STATISTICS
+from fedtools.server.shares import weights_of
 
 UTILITY = ("defence", "rate", "value")
 # The row of `UTILITY` that tells what updates are worth.
@@ -185,7 +187,7 @@ def defended(
     """
     folder = federation.experiment.round_dir(number)
     own = {name: one for name, one in victims.messages.items() if one.path.parent == folder}
-    start = load_state(federation.experiment.global_state(number))
+    start = federation.experiment.shared_state(number)
     of_round = Victims(own, victims.refused, victims.speakers)
     chosen = Defence.parse(defence)
     for pattern in chosen.keep:

@@ -156,7 +156,7 @@ def open_victim(
     secret = federation.gather(data, names[:1], labelled=False).load([0]).secret
     sent = sent_names(secret, client, len(names))
     scp = feature_paths(round_dir, client)[1]
-    _check(reader, sent, FeatureReader(data.feats_scp), names, window(federation), scp)
+    _check(reader, sent, federation.gather(data, names, labelled=False), window(federation), scp)
     if len(names) > most:
         drawn = generator(seed, "attack", client).choice(len(names), most, replace=False)
         names, sent = ([one[index] for index in np.sort(drawn)] for one in (names, sent))
@@ -168,7 +168,7 @@ def open_victim(
         numbered,
         _texts(text or data.path / "text", names, required=text is not None),
         federation.gather(data, names, labelled=False),
-        federation.gather_sent(features, sent),
+        federation.gather_sent(features, sent, reader.seals),
         one_of_each(names, unperturbed(data)),
     )
 
@@ -247,8 +247,7 @@ def stream(
 def _check(
     reader: FeatureReader,
     sent: Sequence[str],
-    audio: FeatureReader,
-    names: Sequence[str],
+    audio: Utterances,
     window: Window,
     where: Path,
 ) -> None:
@@ -257,11 +256,9 @@ def _check(
     if set(reader.scp) != set(sent):
         problem = f"{len(reader.scp)} utterances sent, {len(sent)} in the train data, or other ones"
         raise UserError(problem, path=where, remedy=remedy)
-    for name, number in zip(names, sent, strict=True):
-        frames, length = audio.num_frames(name), reader.num_frames(number)
-        # In a padded batch the convolutions go on for a little.
-        least, most = (frames - window.width) // window.step + 1, -(-frames // window.step)
-        if not max(1, least) <= length <= max(1, most):
+    for name, frames, number in zip(audio.names, audio.frames, sent, strict=True):
+        length = reader.num_frames(number)
+        if length != (frames - window.width) // window.step + 1:
             problem = f"{number!r} has {length} frames, too many or too few for {name!r}"
             raise UserError(problem, path=where, remedy=remedy)
 

@@ -164,6 +164,7 @@ def open_inverter(
         "model": sha256(federation.experiment.path / "init.safetensors"),
         "options": federation.experiment.config["model"],
         "batch_bins": federation.training.batch_bins,
+        "end_frames": federation.training.end_frames,
         "blocks": federation.cut.blocks,
         "data": of_utterances(server_data, labels=False),
         "utterances": audio.names,

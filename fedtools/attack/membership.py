@@ -29,7 +29,7 @@ from tqdm import tqdm
 from fedtools.attack.victims import sound_victims, speakers_of_clients
 from fedtools.client.options import load_model
 from fedtools.federation.asr import AsrFederation, read_data
-from fedtools.federation.base import Federation
+from fedtools.federation.base import Federation, as_configured
 from fedtools.federation.kws import KwsFederation, tensors_of
 from fedtools.federation.model import ModelFederation
 from fedtools.files.errors import UserError
@@ -70,6 +70,7 @@ class Scored:
     scores: Mapping[str, np.ndarray]
 
 
+@as_configured
 def attack(
     federation: Federation,
     number: int,

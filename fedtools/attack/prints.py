@@ -25,7 +25,7 @@ from tqdm import tqdm
 from fedtools.attack.defences import Defence, defended
 from fedtools.attack.footprints import State, footprints
 from fedtools.attack.victims import Victims, find_victims, make_probe
-from fedtools.federation.base import Federation
+from fedtools.federation.base import Federation, as_configured
 from fedtools.files.ark import FeatureReader, write_ark
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
@@ -85,6 +85,7 @@ class Prints:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
+@as_configured
 def write_footprints(
     federation: Federation, indicator: Path, out: Path, look: Look, job: int = 1, jobs: int = 1
 ) -> Path:

@@ -25,7 +25,7 @@ from fedtools.attack.picture import draw_speakers
 from fedtools.attack.retrieval import find_speakers
 from fedtools.attack.transcripts import read_transcripts
 from fedtools.federation.asr import AsrFederation
-from fedtools.federation.base import Federation
+from fedtools.federation.base import Federation, as_configured
 from fedtools.files.errors import UserError
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.tables import write_tsv
@@ -57,6 +57,7 @@ class Options:
     decoders: Path | None = None
 
 
+@as_configured
 def attack_features(federation: Federation, out: Path, options: Options) -> list[dict[str, object]]:
     """Attack what clients sent; write OUT/attacks.tsv and OUT/tsne.<client>.png.
 

@@ -45,16 +45,17 @@ def word_error_rate(
     speakers: Speakers,
     attack: str,
 ) -> Figure:
-    """The greedy word error rate, in %, of a client's utterances."""
+    """The greedy error rate, in %, of a client's utterances, by what their language has."""
+    unit = victim.audio.unit
     errors, words = np.zeros(len(victim.texts)), np.zeros(len(victim.texts))
     for indices, log_probs, lengths in posteriors:
         hypotheses = greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
         for index, tokens in zip(indices, hypotheses, strict=True):
-            reference = victim.texts[index].split()
-            found = federation.tokenizer.decode(tokens).split()
+            reference = unit.cut(victim.texts[index])
+            found = unit.cut(federation.tokenizer.decode(tokens))
             errors[index] = count_errors(reference, found).errors
             words[index] = len(reference)
-    return speakers.ratio(attack, "WER%", errors, words, factor=100)
+    return speakers.ratio(attack, f"{unit.title}%", errors, words, factor=100)
 
 
 def _with_classifier(

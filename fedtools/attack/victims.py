@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.federation.base import Federation
 from fedtools.federation.kws import KwsFederation, tensors_of
 from fedtools.federation.model import ModelFederation
-from fedtools.files.clips import Clips
+from fedtools.federation.steps import jobs_of
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
-from fedtools.files.messages import Message, Refusal, read_messages
+from fedtools.files.messages import Message, Refusal, read_messages, sums_of
 from fedtools.files.perturb import speakers_of
 from fedtools.files.states import read_at
 from fedtools.methods.base import SHARED
@@ -108,19 +108,32 @@ def _sent(federation: ModelFederation, number: int) -> Iterator[Message | Refusa
         raise UserError(problem, path=folder, remedy=remedy)
     messages, refusals = read_messages(
         folder,
-        experiment.jobs(number),
+        jobs_of(federation, number),
         experiment.sampled(number),
         federation.payload(phase),
         experiment.base(number),
     )
     yield from messages
     yield from refusals
+    _warn_of_changes(experiment.sums(number), messages)
+
+
+def _warn_of_changes(sums: Mapping[str, str], messages: Sequence[Message]) -> None:
+    """Tell of files that are not as they were when their round was closed.
+
+    They were checked again, and nothing but attacks reads them; rounds of earlier versions have no
+    sums of them.
+    """
+    found = sums_of(messages) if any(name.startswith("update.") for name in sums) else {}
+    for path in sorted({path for message in messages for path in message.seals}):
+        if found and sums.get(path.name) != found.get(path.name):
+            print(f"warning: {path}: changed since its round was closed", file=sys.stderr)
 
 
 def read_state(message: Message) -> dict[str, np.ndarray]:
     """The tensors that one client sent."""
     state = {}
-    with open(message.path, "rb") as file:
+    with message.open() as file:
         for name, (shape, kind) in message.layout.spec.items():
             state[name] = np.empty(shape[1:], kind)
             if not read_at(file.fileno(), state[name], message.offset(name)):
@@ -198,7 +211,7 @@ def make_probe(
         return Probe(models, lambda model: model.state_dict(), encode, utterances)
     if not isinstance(federation, KwsFederation):
         raise UserError("no attack knows these models", path=federation.where)
-    clips = Clips.read(indicator)
+    clips = federation.read_clips(indicator)
     _check_people(indicator, set(clips.clients), federation.experiment.clients)
     mfcc = ClipFeatures(clips, federation.device).plain(slice(0, len(clips.labels)))
 

@@ -63,6 +63,7 @@ def plan(
     batch_size: int,
     noise_samples: int,
     options: Augment,
+    clip_samples: int = CLIP_SAMPLES,
 ) -> Plan:
     """Draw the batches of one client in one round: a function of these arguments alone.
 
@@ -78,6 +79,7 @@ def plan(
         batch_size: B is this, or `size` if that is smaller.
         noise_samples: the length of all background noise; 0 for none, else at least a clip's.
         options: the augmentation.
+        clip_samples: the length of a clip.
     """
     random = generator(seed, round, client, "augment")
     width = min(batch_size, size)
@@ -87,7 +89,7 @@ def plan(
     largest = options.time_shift_ms * RATE // 1000
     shift = (moved * (2 * largest + 1)).astype(np.int64) - largest
     noisy = noisy < (options.noise_probability if noise_samples and options.noise_volume else 0)
-    start = (place * (noise_samples - CLIP_SAMPLES + 1)).astype(np.int64)
+    start = (place * (noise_samples - clip_samples + 1)).astype(np.int64)
     volume = (loudness * options.noise_volume).astype(np.float32)
     return Plan(clips, shift, np.where(noisy, start, -1), np.where(noisy, volume, 0))
 
@@ -98,14 +100,14 @@ def apply(
     """Shift clips, filling with zeros, and add noise; all at once, on the device of the clips.
 
     Args:
-        waves: int16 or float (..., 16000).
-        shift: whole numbers (...), in samples, from -16000 to 16000; above 0 is later.
+        waves: int16 or float (..., samples).
+        shift: whole numbers (...), by no more than a clip's samples; above 0 is later.
         noise_start: whole numbers (...), the first sample of the noise, or -1 for none.
         volume: floats (...), the factor of the noise.
         noise: int16 or float (samples,), all background noise; may be empty where nothing uses it.
 
     Returns:
-        float32 (..., 16000), within the range of 16-bit integers.
+        float32 (..., samples), within the range of 16-bit integers.
     """
     samples = waves.shape[-1]
     count = shift.numel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +76,13 @@ class Mfcc(nn.Module):
         spectrum = torch.view_as_real(torch.fft.rfft(padded)).flatten(-2)
         energies = spectrum.square_() @ self.bank
         return energies.clamp_(min=torch.finfo(torch.float32).eps).log_() @ self.cosine
+
+
+@cache
+def frames_of(samples: int) -> int:
+    """Return how many frames `Mfcc` makes of a clip at its defaults."""
+    default = Mfcc()
+    return (samples - default.length) // default.shift + 1
 
 
 def _povey(length: int) -> Tensor:

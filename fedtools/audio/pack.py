@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -18,10 +19,10 @@ from fedtools.audio.features import (
     client_order,
     progress,
 )
+from fedtools.audio.speech_end import end_of_speech
 from fedtools.audio.wave import AudioError, Wave, read_wave, resample
 from fedtools.files.audio_files import audio_place
 from fedtools.files.clips import (
-    CLIP_SAMPLES,
     RATE,
     Clip,
     check_noise,
@@ -32,10 +33,18 @@ from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
 from fedtools.files.perturb import SPEED_TABLE
 
+# Of a corpus of clips as long as they should be, this share of them is too long at most.
+MAY_LOSE = 0.1
+
 
 @dataclass
 class Packing:
-    """What `pack_clips` has written: counts of clips, and samples of noise."""
+    """What `pack_clips` has written: counts of clips, and samples of noise and of a clip.
+
+    Of clips that were cut and lost speech by it, `ends` has the samples at which that ends.
+    """
+
+    length: int
 
     clips: int = 0
     clients: int = 0
@@ -45,6 +54,17 @@ class Packing:
     cut: int = 0
     noise_samples: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    ends: list[int] = field(default_factory=list)
+
+    def warn(self, path: Path) -> None:
+        """Say on stderr where more than `MAY_LOSE` of the clips lose speech, and what helps."""
+        allowed = int(MAY_LOSE * self.clips)
+        if len(self.ends) > allowed:
+            needed = sorted(self.ends)[len(self.ends) - allowed - 1]
+            lost = f"{len(self.ends)} of {self.clips} clips lose speech beyond"
+            seconds = math.ceil(10 * needed / RATE) / 10
+            remedy = f"give --clip-seconds {seconds:g} (run.sh: --clip_seconds)"
+            print(f"warning: {path}: {lost} {self.length / RATE:g} s; {remedy}", file=sys.stderr)
 
     @property
     def extraction(self) -> Extraction:
@@ -59,8 +79,12 @@ def pack_clips(
     noise: str | Path | None = None,
     *,
     max_drop: float = 0.02,
+    clip_seconds: float = 1.0,
 ) -> Packing:
-    """Pack a data directory of one-word utterances, each about a second long.
+    """Pack a data directory of one-word utterances as clips of equal length.
+
+    Longer ones are cut, shorter ones filled up with zeros; where more than `MAY_LOSE` of the clips
+    lose speech so (see `fedtools.audio.speech_end`), a warning goes to stderr.
 
     Clips whose audio cannot be used are dropped and counted. Other sample rates are resampled.
 
@@ -71,6 +95,7 @@ def pack_clips(
         classes: the labels, one a line; the line is the class index.
         noise: a Kaldi table, name and path, of recordings of background noise.
         max_drop: the largest share of clips that may be dropped, 0 to 1.
+        clip_seconds: the length of a clip.
 
     Raises:
         UserError: if the tables do not fit together, a label is no class, noise cannot be read or
@@ -85,9 +110,10 @@ def pack_clips(
     if not data.utterances:
         raise UserError("no utterances", path=data.path / "utt2spk")
     _check_labels(data, names, classes)
-    waves = _noise(noise)
+    length = round(clip_seconds * RATE)
+    waves = _noise(noise, length)
     recordings = [wave.samples for wave in waves]
-    done = Packing(classes=len(names), noise_samples=sum(map(len, recordings)))
+    done = Packing(length, classes=len(names), noise_samples=sum(map(len, recordings)))
     done.mixed = sum(wave.channels > 1 for wave in waves)
 
     def clips() -> Iterator[Clip]:
@@ -97,7 +123,8 @@ def pack_clips(
             remedy = "mend the audio or raise --max-drop"
             raise UserError(problem, path=data.path, remedy=remedy)
 
-    write_clips(folder, clips(), names, recordings)
+    write_clips(folder, clips(), names, recordings, length)
+    done.warn(data.path)
     return done
 
 
@@ -117,8 +144,11 @@ def _clips(data: DataDir, done: Packing) -> Iterator[Clip]:
         upsampled += rate < RATE
         done.clips += 1
         done.mixed += channels > 1
-        done.padded += len(wave) < CLIP_SAMPLES
-        done.cut += len(wave) > CLIP_SAMPLES
+        done.padded += len(wave) < done.length
+        if len(wave) > done.length:
+            done.cut += 1
+            if end := end_of_speech(wave, done.length):
+                done.ends.append(end)
         clients.add(data.utt2client[utt])
         yield Clip(utt, data.utt2client[utt], data.text[utt], wave)
     done.clients = len(clients)
@@ -138,13 +168,13 @@ def _check_labels(data: DataDir, classes: list[str], path: str | Path) -> None:
             raise UserError(problem, path=data.path / "text", line=line, remedy=remedy)
 
 
-def _noise(table: str | Path | None) -> list[Wave]:
+def _noise(table: str | Path | None, length: int) -> list[Wave]:
     """All recordings of background noise, a few minutes in all, as of `_wave`."""
     recordings = []
     for line, spec in enumerate(read_table(table).values() if table else (), 1):
         audio_place(spec, table, line)
         recordings.append(_wave(spec))
-    check_noise(sum(len(wave.samples) for wave in recordings), table or "")
+    check_noise(sum(len(wave.samples) for wave in recordings), table or "", length)
     return recordings
 
 

@@ -81,8 +81,11 @@ def pack_clips(
         None, metavar="SCP", help="Table of background noise: name and path."
     ),
     max_drop: float = MAX_DROP,
+    clip_seconds: float = typer.Option(
+        1.0, min=0.1, max=60, help="Of every clip: longer ones are cut, shorter ones filled up."
+    ),
 ) -> None:
-    """Pack one-word utterances into one file of one-second clips, client by client.
+    """Pack one-word utterances into one file of clips of equal length, client by client.
 
     A client is a speaker where DATA_DIR has no utt2client.
     """
@@ -90,7 +93,9 @@ def pack_clips(
     from fedtools.files.clips import RATE
     from fedtools.files.tables import format_table
 
-    done = pack_clips(data_dir, folder, classes, noise, max_drop=max_drop)
+    done = pack_clips(
+        data_dir, folder, classes, noise, max_drop=max_drop, clip_seconds=clip_seconds
+    )
     print(done.extraction)
     header = ["clips", "clients", "classes", "padded", "cut", "noise"]
     seconds = f"{done.noise_samples / RATE:.1f} s"

@@ -117,20 +117,21 @@ def export(
     """Write an averaged model as ESPnet's Speech2Text reads it."""
     from fedtools.federation.asr import AsrFederation
     from fedtools.federation.evaluate import load_average
-    from fedtools.files.lines import read_bytes
+    from fedtools.files.symbols import read_tokens
     from fedtools.models.espnet import export_espnet
 
     federation = AsrFederation(experiment)
     load_average(federation, client or "")
-    bpe = experiment / "bpe.model"
     for path in export_espnet(
         out,
         federation.experiment.config["model"],
         federation.model.state_dict(),
-        federation.tokenizer.tokens,
-        read_bytes(bpe) if bpe.exists() else None,
+        *read_tokens(experiment),
     ):
         print(path)
+    if ends := federation.training.end_frames:
+        said = f"the model is used to {ends} frames of zeros behind every utterance (end_frames)"
+        print(f"{said}: append them to the features that ESPnet decodes", file=sys.stderr)
 
 
 @app.command("import")
@@ -142,7 +143,6 @@ def import_(
     """Take over encoder and CTC of an ESPnet model, for fedtools init --start."""
     from fedtools.models.espnet import import_espnet
 
-    left_out = import_espnet(config, model, out)
-    if left_out:
-        print(f"left out: {len(left_out)} tensors of the attention decoder")
+    for said in import_espnet(config, model, out):
+        print(said)
     print(out / "model.safetensors")

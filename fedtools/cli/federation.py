@@ -160,7 +160,10 @@ def evaluate(
     every: int = typer.Option(None, min=1, help="Every so many rounds only."),
     ngpu: int = NGPU,
 ) -> None:
-    """Loss and greedy WER, or accuracy, of every client's model after every round."""
+    """Loss and greedy WER, or accuracy, of every client's model after every round.
+
+    Where the language is written without spaces, characters count as words, and WER is CER.
+    """
     from fedtools.federation.evaluate import evaluate as measure
     from fedtools.files.tables import format_table
 
@@ -169,6 +172,10 @@ def evaluate(
     rounds = range(0, last + 1, every) if every else None
     header, rows = federation.task.header, measure(federation, rounds, split)
     rows = [[row[name] for name in header] for row in rows]
+    unit = federation.unit(split)
+    if unit.note:
+        header = [{"words": unit.plural, "wer": unit.rate}.get(name, name) for name in header]
+        print(f"{unit.title} {unit.note}\n")
     print(format_table(header, rows), end="")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from fedtools.cli.app import app
-from fedtools.cli.federation import EXPERIMENT
+from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 
 STREAM = typer.Argument(..., metavar="STREAM", help="A folder made by fedtools rescore-stream.")
 SET = typer.Option([], "--set", metavar="OPTION=VALUE", help="Of FMP, of its privacy, or rounds.")
@@ -119,11 +119,9 @@ def rescore_tune(
     import sys
 
     from fedtools.federation.sweep import tune
-    from fedtools.files.config import write_yaml
 
     varied = _values(vary, True)
-    best, wer = tune(stream, _values(fixed, False), varied)
-    write_yaml(out, best)
+    best, wer = tune(stream, out, _values(fixed, False), varied)
     shown = {name: f"{value:g}" if _is_number(value) else value for name, value in best.items()}
     chosen = ", ".join(f"{name} {value}" for name, value in shown.items())
     print(f"{out}: {chosen}, WER {wer:.2f} % on {stream}")
@@ -145,15 +143,15 @@ def rescore_best(
     out: Path = typer.Argument(
         ..., metavar="OUT", help="Gets text; of FMP also marginals.ark and .scp."
     ),
+    ngpu: int = NGPU,
 ) -> None:
     """What clients make of all their utterances, by FMP or fine-tuning, for fedtools score."""
-    from fedtools.federation.base import open_federation
     from fedtools.federation.rescore import RescoreFederation
     from fedtools.files.ark import write_ark
     from fedtools.files.datadir import byte_order, write_table
     from fedtools.files.errors import UserError
 
-    federation = open_federation(experiment)
+    federation = open_experiment(experiment, ngpu)
     if not hasattr(federation, "best_text"):
         raise UserError("its clients rescore nothing", path=federation.where)
     found = federation.best_text()
@@ -166,21 +164,27 @@ def rescore_best(
 
 
 @app.command("privacy")
-def privacy(experiment: Path = EXPERIMENT) -> None:
+def privacy(
+    experiments: list[Path] = typer.Argument(..., metavar="EXP...", help="Experiments' folders."),
+) -> None:
     """What FMP's releases cost: epsilon for a word, an utterance and a user, in EXP/dp.tsv.
 
-    The numbers depend on the clients' data: they are for who runs the experiment.
+    Of several experiments, such as seeds on the same data, it adds up what each utterance and each
+    user pays. The numbers depend on the clients' data: they are for who runs the experiment.
     """
-    from fedtools.federation.base import open_federation
-    from fedtools.federation.rescore import RescoreFederation
-    from fedtools.files.errors import UserError
-    from fedtools.files.tables import format_table, write_tsv
-    from fedtools.privacy.ledger import COLUMNS, FILE
+    from fedtools.federation.spending import write_spending
+    from fedtools.files.tables import format_table
+    from fedtools.privacy.ledger import COLUMNS, LEVELS
 
-    federation = open_federation(experiment)
-    if not isinstance(federation, RescoreFederation):
-        raise UserError("no differential privacy", path=federation.where)
-    rows = federation.ledger()
-    write_tsv(experiment / FILE, COLUMNS, rows)
-    cells = [[row[name] for name in COLUMNS] for row in rows]
-    print(format_table(list(COLUMNS), cells, "rlllrrrrlrrrr"[: len(COLUMNS)]), end="")
+    found = write_spending(experiments)
+    if len(experiments) == 1:
+        cells = [[row[name] for name in COLUMNS] for row in found.rows[0]]
+        print(format_table(list(COLUMNS), cells, "rlllrrrrlrrrr"[: len(COLUMNS)]), end="")
+        return
+    shown = ("mechanism", "unit", "trust", "composition", *LEVELS)
+    cells = [
+        [path, len(rows) - 1, *(rows[-1][name] for name in shown)]
+        for path, rows in zip(experiments, found.rows, strict=True)
+    ]
+    cells.append(["together", *("",) * 5, *(f"{value:.6g}" for value in found.total)])
+    print(format_table(["experiment", "releases", *shown], cells, "lrllllrrr"), end="")

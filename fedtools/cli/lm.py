@@ -86,13 +86,13 @@ def train_denominator(
     ),
 ) -> None:
     """Make the denominator graph of LF-MMI: an n-gram of tokens (model.criterion lfmmi)."""
-    from fedtools.files.datadir import read_table
+    from fedtools.files.datadir import read_transcripts
     from fedtools.files.errors import UserError
     from fedtools.lm.tokens import Tokenizer
     from fedtools.models.lfmmi import lattice
 
     tokenizer = Tokenizer.load(tokens)
-    lines = [line for line in read_table(text, values="optional").values() if line.strip()]
+    lines = [line for line in read_transcripts(text).values() if line.strip()]
     if not lines:
         raise UserError("no words in the text", path=text)
     transcripts = [tokenizer.encode(line) for line in lines]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from datetime import datetime
@@ -36,7 +37,10 @@ def score_command(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> None:
-    """Word and character error rates as sclite counts them, by client, with 95 % intervals."""
+    """Word and character error rates as sclite counts them, by client, with 95 % intervals.
+
+    Of a language written without spaces, by utt2lang, characters alone are counted.
+    """
     from fedtools.score.wer import score, score_table
 
     rows = score(data_dir, hyp_text, out_dir, resamples, seed)
@@ -52,7 +56,10 @@ def compare_command(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> None:
-    """Two systems' word error rates: their difference, and the matched-pair test (MAPSSWE)."""
+    """Two systems' word error rates: their difference, and the matched-pair test (MAPSSWE).
+
+    Of a language written without spaces, by utt2lang, characters are counted.
+    """
     from fedtools.score.compare import compare, compare_table
 
     rows = compare(data_dir, hyp_a, hyp_b, resamples, seed, out)
@@ -93,7 +100,7 @@ def report_command(
     from fedtools.report.page import Page, Row, write_report
 
     facts = page_facts(section, corpus, release, mini, command, date)
-    if plot is not None and (plot.suffix != ".png" or plot.parent.resolve() != _folder(results)):
+    if plot is not None and (plot.suffix != ".png" or _folder(plot) != _folder(results)):
         raise typer.BadParameter(f"--plot {plot}: name a .png in the folder of {results}")
     further: dict[str, list[Row]] = {}
     for text in also:
@@ -101,7 +108,7 @@ def report_command(
         further.setdefault(caption, []).append(_row(rest, "--also"))
     pictures = [pair(text, "--picture", "CAPTION=PNG") for text in picture]
     for _, name in pictures:
-        if Path(name).parent.resolve() != _folder(results):
+        if _folder(Path(name)) != _folder(results):
             raise typer.BadParameter(f"--picture {name}: it must be in the folder of {results}")
     measured = [pair(text, "--table", "CAPTION=TABLE.tsv") for text in table]
     others = [pair(text, "--elsewhere", "CAPTION=SCORE_DIR") for text in elsewhere]
@@ -166,4 +173,5 @@ def pair(text: str, option: str, form: str) -> tuple[str, str]:
 
 
 def _folder(path: Path) -> Path:
-    return path.resolve().parent
+    # Of a loop of links Path.resolve raises what is no error of a file.
+    return Path(os.path.realpath(path)).parent

@@ -95,18 +95,24 @@ def import_nbest(
     source: Path = typer.Argument(..., metavar="DIR", help="What the other toolkit left."),
     out: Path = typer.Argument(..., metavar="OUT", help="Gets nbest.tsv."),
     acoustic_scale: float = typer.Option(1.0, help="Of Kaldi's acoustic scores, its acwt."),
+    normalise: Literal["lower", "upper"] = typer.Option(
+        None, help="Write all words so, as the vocabulary of the neural model has them."
+    ),
 ) -> None:
     """Take over N-best lists of Kaldi or of ESPnet.
 
     Of Kaldi, DIR has ac_cost, lm_cost and words_text, lines `<utterance>-<rank> ...`. Of ESPnet, it
-    is a decoding folder with 1best_recog, 2best_recog, ..., or the logdir with output.1, ...
+    is a decoding folder with 1best_recog, 2best_recog, ..., or the logdir with output.1, ...; its
+    one score is no language model's, and so nnlm: 1 belongs to it.
     """
     from fedtools.decode.foreign import import_espnet, import_kaldi
 
     if not 0 < acoustic_scale < float("inf"):
         raise typer.BadParameter("a number over 0", param_hint="--acoustic-scale")
     if form == "kaldi":
-        count = import_kaldi(source, out, acoustic_scale)
+        count = import_kaldi(source, out, acoustic_scale, normalise)
     else:
-        count = import_espnet(source, out)
+        count = import_espnet(source, out, normalise)
     print(f"{out / 'nbest.tsv'}: {count} utterances")
+    if form == "espnet":
+        print("no scores of a language model of their own: rescore them with nnlm: 1")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,7 @@ from fedtools.files.config import (
 OptimizerName = Literal["adam", "adamw", "sgd"]
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 # Far above what is of use.
-MAX_THREADS, MAX_STACK = 1024, 1 << 16
+MAX_THREADS, MAX_STACK, MAX_END_FRAMES = 1024, 1 << 16, 1000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -76,13 +77,36 @@ class Training:
         warmup = self.warmup_steps
         return base * warmup**0.5 * min(step**-0.5, step * warmup**-1.5)
 
-    def set_up_torch(self) -> None:
-        """Threads and precision of this process; on a GPU too, reruns shall be alike."""
-        torch.set_num_threads(self.num_threads)
-        # torch's default is True for convolutions alone.
-        torch.backends.cudnn.allow_tf32 = self.use_tf32
-        torch.backends.cuda.matmul.allow_tf32 = self.use_tf32
-        torch.backends.cudnn.deterministic = True
+    def settings(self, threads: int | None = None) -> AbstractContextManager[None]:
+        """Compute as these options say; with `threads` in the place of `num_threads`."""
+        return torch_settings(threads or self.num_threads, self.use_tf32)
+
+
+@contextmanager
+def torch_settings(threads: int, tf32: bool = False) -> Iterator[None]:
+    """Set what torch keeps for the whole process, and put back what was there before.
+
+    Results depend on it to the last bit, so that it is set around work, not where an experiment is
+    opened: a process may open several.
+
+    Args:
+        threads: of an operation.
+        tf32: see `Training.use_tf32`. On a GPU, reruns are made alike.
+    """
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = torch.get_num_threads(), cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic
+
+    def use(threads: int, convolutions: bool, products: bool, deterministic: bool) -> None:
+        torch.set_num_threads(threads)
+        cudnn.allow_tf32, matmul.allow_tf32 = convolutions, products
+        cudnn.deterministic = deterministic
+
+    # torch's default of TF32 is True for convolutions alone.
+    use(threads, tf32, tf32, True)
+    try:
+        yield
+    finally:
+        use(*before)
 
 
 @dataclass(frozen=True)
@@ -97,6 +121,8 @@ class UtteranceTraining(Training):
         keep_teacher: whether a client's teacher lives on from round to round; otherwise each round
             begins with what the client was sent.
         cache_mb: features that a process keeps in memory between rounds.
+        end_frames: frames of zeros, a log energy as of silence in 16 bits, behind every utterance's
+            own, whatever it is read for: training, decoding, sent features, attacks.
     """
 
     grad_clip: NonNegative = 5.0
@@ -107,6 +133,7 @@ class UtteranceTraining(Training):
     decay: Annotated[float, Ge(0), Le(1)] = 0.9998
     keep_teacher: bool = True
     cache_mb: Natural = 2000
+    end_frames: Annotated[int, Ge(0), Le(MAX_END_FRAMES)] = 0
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fedtools.client.options import Training, load_model, load_optimizer, make_o
 from fedtools.client.options import optimizer_state as state_of
 from fedtools.files.private import Private
 from fedtools.files.sent_features import sent_names
-from fedtools.files.states import load_state, save_state, spec_of
+from fedtools.files.states import load_state, spec_of
 
 if TYPE_CHECKING:
     from fedtools.models.cut import Cut
@@ -221,7 +221,7 @@ class Place:
         return np.array([self.number, zlib.crc32(purpose.encode())])
 
     def _save(self, state: State, purpose: str) -> None:
-        save_state(self._own[0].checkpoint, {**state, "key": self._key(purpose)})
+        self._own[0].save_checkpoint({**state, "key": self._key(purpose)})
 
     def _resume(self, run: Run, purpose: str) -> None:
         if len(self._own) != 1 or not self._own[0].checkpoint.exists():

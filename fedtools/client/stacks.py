@@ -52,6 +52,7 @@ class ClipBatches:
                 training.batch_size,
                 noise,
                 training.augmentation,
+                data.clips.samples,
             )
             for name, place, count in zip(names, rows, steps, strict=True)
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.perturb import speakers_of
+from fedtools.files.received import Seal
+from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
 
 
@@ -39,14 +41,19 @@ class Batch(dict[str, torch.Tensor]):
 class Utterances:
     """Features and tokens of some utterances of a data directory.
 
+    `unit` is what error rates of their transcripts count.
+
     Args:
         data: a data directory with `feats_scp` and `text`.
         names: the utterances, usually those of one client.
         tokenizer: turns transcripts into token ids.
         batch_bins: the largest size of a batch, padding included, in frames x bins.
-        shortest: the fewest frames that the model accepts; shorter ones are padded with zeros.
+        shortest: the fewest frames that the model accepts; shorter ones are padded with zeros,
+            which then count as the utterance's own.
         labelled: whether every utterance needs a transcript.
         keep: whether the features stay in memory after they were read once.
+        end_frames: zeros that follow every utterance, and count as its own.
+        seals: of arks that clients wrote, see `FeatureReader`.
     """
 
     def __init__(
@@ -58,23 +65,29 @@ class Utterances:
         shortest: int = 1,
         labelled: bool = True,
         keep: bool = False,
+        end_frames: int = 0,
+        seals: Mapping[str, Seal] | None = None,
     ):
         for table, file in ((data.feats_scp, "feats.scp"), (data.text, "text")):
             lacking = [name for name in names if name not in table]
             if lacking and (labelled or table is data.feats_scp):
                 raise UserError(f"no entry of utterance {lacking[0]!r}", path=data.path / file)
-        self.tokenizer, self.labelled = tokenizer, labelled
+        self.tokenizer, self.labelled, self.path = tokenizer, labelled, data.path
         self.names = list(names)
         self.texts = [data.text.get(name, "") for name in self.names]
         self.tokens = [tokenizer.encode(text) for text in self.texts]
+        languages = data.others.get(UTT2LANG, {})
+        spoken = {name: languages[name] for name in self.names if name in languages}
+        self.unit = unit_of(spoken, data.path / UTT2LANG)
         self._speaker = _numbered(speakers_of(data, self.names))
         owners = [data.utt2client.get(name, "") for name in self.names]
         self._client, self.clients = _numbered(owners), sorted(set(owners))
         self.speakers = max(self._speaker) + 1
-        self._reader = FeatureReader({name: data.feats_scp[name] for name in names})
-        self._frames = np.array([max(self._reader.num_frames(name), shortest) for name in names])
+        self._reader = FeatureReader({name: data.feats_scp[name] for name in names}, seals)
+        recorded = np.array([self._reader.num_frames(name) for name in names])
+        # Of each utterance, with the zeros that follow it.
+        self.frames = np.maximum(recorded + end_frames, shortest)
         self._bins = self._reader.shape(self.names[0])[1]
-        self._shortest = shortest
         self._batch_bins = batch_bins
         self.keep = keep
         self._features: list[torch.Tensor] | None = None
@@ -89,16 +102,16 @@ class Utterances:
             generator: shuffles the batches, and blurs the lengths by a few per cent so that an
                 utterance meets others in every epoch; None keeps the order of length.
         """
-        lengths = self._frames.astype(float)
+        lengths = self.frames.astype(float)
         if generator is not None:
             lengths = lengths * generator.uniform(0.95, 1.05, len(lengths))
         batches: list[list[int]] = [[]]
         longest = 0
         for index in np.argsort(-lengths, kind="stable").tolist():
-            longest = max(longest, int(self._frames[index]))
+            longest = max(longest, int(self.frames[index]))
             if batches[-1] and longest * (len(batches[-1]) + 1) * self._bins > self._batch_bins:
                 batches.append([])
-                longest = int(self._frames[index])
+                longest = int(self.frames[index])
             batches[-1].append(index)
         if generator is not None:
             generator.shuffle(batches)
@@ -109,7 +122,10 @@ class Utterances:
 
         `speakers` and `clients` (B,) are numbers from 0 among those of these utterances.
         """
-        features = [self._pad(matrix) for matrix in self._read(indices)]
+        features = [
+            torch.nn.functional.pad(matrix, (0, 0, 0, int(self.frames[index]) - len(matrix)))
+            for index, matrix in zip(indices, self._read(indices), strict=True)
+        ]
         speech = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
         tokens = [torch.tensor(self.tokens[index], dtype=torch.long) for index in indices]
         return Batch(
@@ -160,7 +176,7 @@ class Utterances:
     @property
     def bytes(self) -> int:
         """The size of the features in memory."""
-        return int(self._frames.sum()) * self._bins * 4
+        return int(self.frames.sum()) * self._bins * 4
 
     def _read(self, indices: Sequence[int]) -> list[torch.Tensor]:
         if not self.keep:
@@ -170,10 +186,6 @@ class Utterances:
             matrices = self._reader.read_many(self.names)
             self._features = [torch.from_numpy(matrix) for matrix in matrices]
         return [self._features[index] for index in indices]
-
-    def _pad(self, matrix: torch.Tensor) -> torch.Tensor:
-        lacking = self._shortest - len(matrix)
-        return torch.nn.functional.pad(matrix, (0, 0, 0, lacking)) if lacking > 0 else matrix
 
 
 def _numbered(owners: Iterable[str]) -> list[int]:

@@ -28,8 +28,9 @@ from fedtools.files.config import AboveZero, NonNegative, Positive
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_words
 from fedtools.files.nbest import Hypothesis
+from fedtools.files.symbols import SPACE, warn_of_unknown
 from fedtools.lm.ngram import NgramFolder
-from fedtools.lm.tokens import SPACE, Tokenizer
+from fedtools.lm.tokens import Tokenizer
 
 LN10 = math.log(10.0)
 # Below every posterior that matters, and finite, so that every score is.
@@ -234,6 +235,7 @@ class CtcBeamDecoder:
                 self.left_out.append(word)
             else:
                 spellings[word] = ids
+        warn_of_unknown(len(self.left_out), len(units), vocabulary, "the tokens")
         if not spellings:
             remedy = "make tokens and n-gram from text in the same spelling"
             problem = "the tokens can spell none of its words"

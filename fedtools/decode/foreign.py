@@ -7,14 +7,16 @@ are `<utterance>-<rank> ...`, in any order. The folder may also hold such folder
 
 ESPnet: `<n>best_recog/text` and `<n>best_recog/score` for each n, of one decoding folder or of the
 jobs' folders `output.1`, `output.2`, ... (in it or in its `logdir`). Its one score is the weighted
-sum of all that its beam search used, attention decoder and language model among them.
+sum of all that its beam search used, attention decoder and language model among them: with it
+alone, only `nnlm: 1` gives a neural model all of `lm_weight`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedtools.files.errors import UserError
@@ -31,13 +33,20 @@ _NBEST_FOLDER = re.compile(r"([1-9][0-9]{0,8})best_recog")
 _Lists = dict[str, dict[int, tuple[float, float, str]]]
 
 
-def import_kaldi(source: Path, out: Path, acoustic_scale: float = 1.0) -> int:
+# What may be done to words: vocabularies are in one case, and other toolkits' lists in another.
+NORMALISE: Mapping[str, Callable[[str], str]] = {"lower": str.lower, "upper": str.upper}
+
+
+def import_kaldi(
+    source: Path, out: Path, acoustic_scale: float = 1.0, normalise: str | None = None
+) -> int:
     """Write Kaldi's lists to OUT/nbest.tsv.
 
     Args:
         source: the folder, see above.
         out: gets nbest.tsv.
         acoustic_scale: what acoustic scores are multiplied by, Kaldi's acwt.
+        normalise: one of `NORMALISE`, done to all words; None leaves them.
 
     Returns:
         how many utterances.
@@ -70,10 +79,10 @@ def import_kaldi(source: Path, out: Path, acoustic_scale: float = 1.0) -> int:
                 problem = f"{key!r} is in an earlier folder, too"
                 raise UserError(problem, path=folder / "words_text", line=line)
             ranks[int(found["rank"])] = (acoustic_scale * acoustic, lm, spoken)
-    return _write(lists, source, out)
+    return _write(lists, source, out, normalise)
 
 
-def import_espnet(source: Path, out: Path) -> int:
+def import_espnet(source: Path, out: Path, normalise: str | None = None) -> int:
     """Write ESPnet's lists to OUT/nbest.tsv; arguments, result and errors as of `import_kaldi`.
 
     The score is the acoustic one of our lists; that of the language model is 0.
@@ -95,7 +104,7 @@ def import_espnet(source: Path, out: Path) -> int:
     if not lists:
         remedy = "give the folder that holds them, or output.1, ...; decode with --nbest"
         raise UserError("no 1best_recog/text", path=source, remedy=remedy)
-    return _write(lists, source, out)
+    return _write(lists, source, out, normalise)
 
 
 def _recognised(folder: Path) -> dict[int, Path]:
@@ -139,13 +148,16 @@ def _require_same(
         raise UserError(problem, path=lacking)
 
 
-def _write(lists: _Lists, source: Path, out: Path) -> int:
+def _write(lists: _Lists, source: Path, out: Path, normalise: str | None) -> int:
+    change = NORMALISE[normalise] if normalise else str
+
     def ranked(utterance: str) -> Sequence[Hypothesis]:
         ranks = lists[utterance]
         for rank in range(1, len(ranks) + 1):
             if rank not in ranks:
                 raise UserError(f"rank {rank} of {utterance!r} is missing", path=source)
-        return [Hypothesis(rank, *ranks[rank]) for rank in sorted(ranks)]
+        ordered = (Hypothesis(rank, *ranks[rank]) for rank in sorted(ranks))
+        return [replace(one, words=change(one.words)) for one in ordered]
 
     if not lists:
         raise UserError("no hypotheses", path=source)

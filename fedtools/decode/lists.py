@@ -13,6 +13,7 @@ from fedtools.files.config import from_mapping, read_yaml, write_yaml
 from fedtools.files.datadir import DataDir, byte_order, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, best_text, read_nbest, write_nbest
+from fedtools.files.units import WORD, Unit, read_unit
 from fedtools.score.align import count_errors
 
 # What `tune` tries on validation data; of N-best lists, so that even this many take seconds.
@@ -68,8 +69,9 @@ def best_weights(
     lm_weights: Sequence[float],
     word_scores: Sequence[float] = (0.0,),
     where: str | Path | None = None,
+    unit: Unit = WORD,
 ) -> tuple[Weights, float]:
-    """The weights whose rescored N-best lists have the fewest word errors; the first on a tie.
+    """The weights whose rescored N-best lists have the fewest errors; the first on a tie.
 
     Args:
         nbest: utterance -> hypotheses.
@@ -77,9 +79,10 @@ def best_weights(
         lm_weights: candidates; the LM's scores are natural logarithms.
         word_scores: candidates for what is added for each word.
         where: the file of the hypotheses, for messages.
+        unit: what errors are counted of; the word score is of words all the same.
 
     Returns:
-        The weights, and the word error rate (a fraction) that they give.
+        The weights, and the error rate (a fraction) that they give.
 
     Raises:
         UserError: if the two have other utterances, or the reference has no words.
@@ -89,7 +92,7 @@ def best_weights(
         problem = f"utterance {different[0]!r} is missing in the {place} ({len(different)} differ)"
         remedy = "decode and tune on the same data directory"
         raise UserError(problem, path=where, remedy=remedy)
-    length = sum(len(words.split()) for words in reference.values())
+    length = sum(len(unit.cut(words)) for words in reference.values())
     if not length:
         remedy = "tune on a set with transcripts"
         raise UserError("the reference has no words", path=where, remedy=remedy)
@@ -97,11 +100,11 @@ def best_weights(
     acoustic, lm = np.full(shape, -np.inf), np.zeros(shape)
     words, errors = np.zeros(shape), np.zeros(shape, dtype=int)
     for row, (utterance, hypotheses) in enumerate(nbest.items()):
-        spoken = reference[utterance].split()
+        spoken = unit.cut(reference[utterance])
         for column, hypothesis in enumerate(hypotheses):
-            found = hypothesis.words.split()
+            found = unit.cut(hypothesis.words)
             acoustic[row, column], lm[row, column] = hypothesis.acoustic, hypothesis.lm
-            words[row, column] = len(found)
+            words[row, column] = len(hypothesis.words.split())
             errors[row, column] = count_errors(spoken, found).errors
     rows = np.arange(shape[0])
     grid = [
@@ -124,7 +127,8 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
     nbest = _read_merged(out)
     where = Path(out) / "nbest.tsv"
     # On a tie the word score nearest to 0 is taken: an edge is chosen only where it is better.
-    best, wer = best_weights(nbest, reference, LM_WEIGHTS, sorted(WORD_SCORES, key=abs), where)
+    tried, unit = sorted(WORD_SCORES, key=abs), read_unit(data_path)
+    best, rate = best_weights(nbest, reference, LM_WEIGHTS, tried, where, unit)
     write_yaml(weights, asdict(best))
     if best.at_edge:
         spans = (f"{tried[0]:g} to {tried[-1]:g}" for tried in (LM_WEIGHTS, WORD_SCORES))
@@ -132,7 +136,7 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
         print(f"warning: {weights}: {edge}; a better value may lie beyond", file=sys.stderr)
     return (
         f"{weights}: lm_weight {best.lm_weight}, word_score {best.word_score}, "
-        f"WER {100 * wer:.2f} % on {data_path}"
+        f"{unit.title} {100 * rate:.2f} % on {data_path}"
     )
 
 

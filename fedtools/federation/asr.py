@@ -19,20 +19,22 @@ from fedtools.client.options import UtteranceTraining, check_optimizer, load_mod
 from fedtools.client.place import Place
 from fedtools.client.utterances import Batch, UtteranceBatches, Utterances
 from fedtools.decode.greedy import greedy
-from fedtools.federation.base import Beginning, Sent, State
+from fedtools.federation.base import Beginning, Sent, State, as_configured
 from fedtools.federation.gone import first_there, missing_archive
 from fedtools.federation.model import ModelFederation, begin_with, kinds_of
 from fedtools.federation.tasks import ALL
 from fedtools.files.ark import FRAMES_PER_HOUR, FeatureReader
 from fedtools.files.config import from_mapping
 from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.errors import UserError
+from fedtools.files.errors import UserError, some
 from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED, Payload, Report
 from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.private import PERSONAL_STATE, Private
+from fedtools.files.received import Seal
 from fedtools.files.sent_features import Features, open_sent
-from fedtools.lm.tokens import Tokenizer
+from fedtools.files.units import UTT2LANG, Unit, unit_of
+from fedtools.lm.tokens import Tokenizer, warn_of_unspelled
 from fedtools.methods.base import PERSONAL, Extracted, Phase
 from fedtools.models.asr import (
     INPUT_SIZE,
@@ -45,6 +47,7 @@ from fedtools.models.asr import (
 from fedtools.models.cut import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.score.align import count_errors
+from fedtools.server.shares import taken_of
 
 
 def read_data(
@@ -63,6 +66,8 @@ def read_data(
     data = DataDir.read(path, "utt2spk", "feats.scp", *tables, *clients)
     if (speeds := data.path / SPEED_TABLE).exists():
         data.others[SPEED_TABLE] = read_table(speeds)
+    if (languages := data.path / UTT2LANG).exists():
+        data.others[UTT2LANG] = read_table(languages)
     wanted = config.get("input_size", INPUT_SIZE)
     for name in first_there(data) if may_lack else data.utterances[:1]:
         size = FeatureReader({name: data.feats_scp[name]}).shape(name)[1]
@@ -71,6 +76,19 @@ def read_data(
             remedy = "extract other features, or begin with another model.input_size"
             raise UserError(problem, path=data.path / "feats.scp", remedy=remedy)
     return data
+
+
+def check_words(path: Path) -> None:
+    """Fail unless everybody who is measured by data has a word in them: an error rate needs one."""
+    clients = ("utt2client",) if (path / "utt2client").exists() else ()
+    data = DataDir.read(path, "text", *clients)
+    said: dict[str, int] = {}
+    for name, text in data.text.items():
+        owner = data.utt2client.get(name, "")
+        said[owner] = said.get(owner, 0) + len(text.split())
+    if silent := sorted(owner for owner, words in said.items() if not words):
+        who = f" of {some(silent)}" if clients else ""
+        raise UserError(f"no word in the transcripts{who}, so no WER", path=path / "text")
 
 
 def read_lattice(folder: Path | None, tokens: int) -> Lattice | None:
@@ -101,19 +119,24 @@ class AsrFederation(ModelFederation):
         self.tokenizer = Tokenizer.load(self.experiment.path)
         self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
         self._received: Utterances | None = None
-        self.training.set_up_torch()
 
     @staticmethod
     def begin(beginning: Beginning) -> tuple[State, State]:
         config, where = beginning.config, beginning.where
         training = from_mapping(UtteranceTraining, config["training"], f"{where}: training")
-        units = Tokenizer.load(beginning.assets["tokens"]).tokens
+        tokenizer = Tokenizer.load(beginning.assets["tokens"])
+        units = tokenizer.tokens
         lattice = read_lattice(beginning.assets.get("denominator"), len(units))
         model = build_model(config["model"], units, f"{where}: model", lattice)
         if lattice and training.labels != "transcripts":
             problem = f"labels: {training.labels} are of models of criterion ctc"
             raise UserError(problem, path=f"{where}: training")
         read_data(beginning.data["train"], config["model"])
+        for split, folder in beginning.data.items():
+            if split != "train":
+                check_words(folder)
+            if split != "train" or training.labels == "transcripts":
+                warn_of_unspelled(tokenizer, folder / "text", beginning.assets["tokens"])
         check_optimizer(training, f"{where}: training")
         states = begin_with(beginning, model, model.state_dict())
         phases = map(beginning.method.phase, range(1, config["rounds"] + 1))
@@ -196,12 +219,15 @@ class AsrFederation(ModelFederation):
         """
         bins, shortest = self.training.batch_bins, shortest_input(self.model)
         labelled = bool(data.text) if labelled is None else labelled
-        return Utterances(data, names, self.tokenizer, bins, shortest, labelled=labelled)
+        ends = self.training.end_frames
+        return Utterances(data, names, self.tokenizer, bins, shortest, labelled, end_frames=ends)
 
-    def gather_sent(self, data: DataDir, names: Sequence[str]) -> Utterances:
+    def gather_sent(
+        self, data: DataDir, names: Sequence[str], seals: Mapping[str, Seal]
+    ) -> Utterances:
         """Some utterances' features, as many in a batch as of filterbanks."""
         bins = max(1, round(self.training.batch_bins * self.cut.share))
-        return Utterances(data, names, self.tokenizer, bins, labelled=False)
+        return Utterances(data, names, self.tokenizer, bins, labelled=False, seals=seals)
 
     def _make_room(self, found: Utterances) -> None:
         limit = self.training.cache_mb << 20
@@ -278,15 +304,19 @@ class AsrFederation(ModelFederation):
         """The features that clients sent in a round, of those whose messages counted."""
         experiment = self.experiment
         if self._received is None:
-            data = DataDir(experiment.round_dir(number))
-            for row in read_round(experiment, number):
-                if row.client != SERVER_ROW and row.status in COUNTED:
-                    sent = open_sent(experiment, number, row.client).scp
-                    data.feats_scp |= sent
-                    data.utt2client |= dict.fromkeys(sent, row.client)
+            data, seals = DataDir(experiment.round_dir(number)), {}
+            sent = {
+                row.client: open_sent(experiment, number, row.client)
+                for row in read_round(experiment, number)
+                if row.client != SERVER_ROW and row.status in COUNTED
+            }
+            for client, names in taken_of(sent, self.method.max_weight_ratio).items():
+                data.feats_scp |= {name: sent[client].scp[name] for name in names}
+                data.utt2client |= dict.fromkeys(names, client)
+                seals |= sent[client].seals
             if not data.feats_scp:
                 raise UserError("no client has sent any features", path=data.path)
-            found = self.gather_sent(data, list(data.feats_scp))
+            found = self.gather_sent(data, list(data.feats_scp), seals)
             found.keep = found.bytes <= self.training.cache_mb << 20
             self._received = found
         return self._received
@@ -322,7 +352,7 @@ class AsrFederation(ModelFederation):
             return UtteranceBatches(data, epochs, training.accum_grad, self.device, key)
 
         def everything(order: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
-            # One at a time: what is sent must not depend on the padding of a batch.
+            # One at a time: what is sent must not depend on the shape of a batch, by no bit.
             plan = [[index] for index in order]
             return zip(plan, data.stream(plan, self.device), strict=True)
 
@@ -353,12 +383,20 @@ class AsrFederation(ModelFederation):
         decay, keep = training.decay, training.keep_teacher
         return ContinuousLabels(student, teacher, decay, keep, posteriors)
 
+    def unit(self, split: str) -> Unit:
+        data = self.read(split)
+        return unit_of(data.others.get(UTT2LANG, {}), data.path / UTT2LANG)
+
     def measure(self, split: str, client: str) -> dict[str, object]:
         return self.measured(self.utterances(split, client))
 
+    @as_configured
     @torch.no_grad()
     def measured(self, data: Utterances) -> dict[str, object]:
-        """The model's mean loss on some utterances, nats per utterance, and greedy WER, %."""
+        """The model's mean loss on some utterances, nats per utterance, and greedy WER, %.
+
+        Words are characters where the language is written without spaces, see `Utterances.unit`.
+        """
         model = self.model.eval()
         loss, words, errors = 0.0, 0, 0
         batches = data.batches()
@@ -368,13 +406,13 @@ class AsrFederation(ModelFederation):
             log_probs = as_posteriors(model, values, lengths)
             hypotheses = greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
             for index, tokens in zip(indices, hypotheses, strict=True):
-                reference = data.texts[index].split()
-                counts = count_errors(reference, self.tokenizer.decode(tokens).split())
+                reference = data.unit.cut(data.texts[index])
+                counts = count_errors(reference, data.unit.cut(self.tokenizer.decode(tokens)))
                 words += len(reference)
                 errors += counts.errors
         if not words:
-            some_of = f"{data.names[0]} and {len(data) - 1} more"
-            raise UserError(f"no word in the transcripts of {some_of}, so no WER", path=data.path)
+            problem = f"no word in the transcripts of {some(data.names)}, so no WER"
+            raise UserError(problem, path=data.path / "text")
         return {
             "utterances": len(data),
             "loss": f"{loss / len(data):.6f}",

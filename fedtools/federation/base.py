@@ -7,15 +7,17 @@ adds models to it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fedtools.federation.tasks import ALL, data_of, task_of
 from fedtools.files.experiment import Experiment
-from fedtools.files.messages import Payload, Report
+from fedtools.files.messages import MOST_UTTERANCES, Payload, Report
+from fedtools.files.units import WORD, Unit
 from fedtools.methods import make_method
 from fedtools.methods.base import Method, Phase
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from fedtools.server.server import Release
 
 State = Mapping[str, Any]
+Work = TypeVar("Work", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,11 @@ class Federation(ABC):
             the full state that everybody begins with, and of it what the server sends in round 1.
         """
 
+    @staticmethod
+    def keep_own(path: Path, method: Method) -> list[str]:
+        """Write what else an experiment begins with, for this task alone; the files' names."""
+        return []
+
     @abstractmethod
     def payload(self, phase: Phase) -> Payload:
         """What each client of a phase sends."""
@@ -104,6 +112,10 @@ class Federation(ABC):
     def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
         """Do the clients' part of a round for one unit; `finish` is called when it is on disk."""
 
+    def unit(self, split: str) -> Unit:
+        """What error rates on a split count."""
+        return WORD
+
     @abstractmethod
     def measure(self, split: str, client: str) -> dict[str, object]:
         """Measure the state, as it is loaded, on the data of a client: `Task.columns`."""
@@ -115,6 +127,10 @@ class Federation(ABC):
         Args:
             client: whose personal state; None takes the initial one, as a newcomer has it.
         """
+
+    def settings(self) -> AbstractContextManager[None]:
+        """What of the process' state the experiment's results depend on, while it works."""
+        return nullcontext()
 
     def finish(self, client: str, number: int) -> None:
         """A client's result is on disk: what was kept in case of a kill is no longer needed."""
@@ -136,6 +152,14 @@ class Federation(ABC):
     def epochs(self, client: str, steps: int) -> float:
         """How many times a client has gone through its data in so many steps."""
         return float(self.method.local_epochs) if steps else 0.0
+
+    def most_utterances(self, client: str) -> int:
+        """More utterances than this a client cannot say that it has."""
+        return MOST_UTTERANCES
+
+    def most_steps(self, client: str, utterances: int, phase: Phase) -> int:
+        """More steps than this a client with so many utterances cannot take in a round."""
+        return self.method.most_steps(utterances) if phase.trains else 0
 
     @property
     def parameters(self) -> set[str]:
@@ -172,8 +196,20 @@ class Federation(ABC):
         return client if self.experiment.knows(client) else None
 
 
+def as_configured(work: Work) -> Work:
+    """Let a function of an opened experiment, its first argument, work with its `settings`."""
+
+    @wraps(work)
+    def settled(federation: Federation, *arguments: Any, **options: Any) -> Any:
+        with federation.settings():
+            return work(federation, *arguments, **options)
+
+    return settled
+
+
 def open_federation(path: str | Path, device: str = "cpu") -> Federation:
-    """Open the experiment in a folder."""
+    """Open the experiment in a folder; all that it began with must be as it was."""
     experiment = Experiment(path)
+    experiment.check_frozen()
     task = task_of(experiment.config["task"], experiment.path / "config.yaml")
     return task.federation_class(path, device)

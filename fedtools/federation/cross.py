@@ -11,15 +11,22 @@ from tqdm import tqdm
 from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.federation.evaluate import load_average
 from fedtools.files.errors import UserError
+from fedtools.files.lines import read_lines
 from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.files.units import CHARACTER, WORD, Unit, read_unit
 
-COLUMNS = ("name", "model", "data", "words", "errors", "wer")
+
+def columns_of(unit: Unit) -> tuple[str, ...]:
+    """The columns of the table."""
+    return "name", "model", "data", unit.plural, "errors", unit.rate
 
 
 def cross(
     experiments: Sequence[tuple[str, AsrFederation]], data_path: str | Path, out: str | Path
 ) -> bool:
     """Write WER by greedy search of every client's averaged model on every client's utterances.
+
+    CER where the language is written without spaces (`fedtools.files.units`).
 
     Figure 3 of Zhu et al. (Interspeech 2022) is of such rates.
 
@@ -36,7 +43,7 @@ def cross(
     Raises:
         UserError: if the data are of no client.
     """
-    rows = []
+    rows, columns = [], columns_of(read_unit(data_path))
     for name, federation in experiments:
         path, clients = federation.experiment.path, federation.experiment.clients
         if not isinstance(federation, AsrFederation):
@@ -54,21 +61,24 @@ def cross(
             load_average(federation, model)
             for one, utterances in own.items():
                 found = federation.measured(utterances)
-                measured = {key: found[key] for key in COLUMNS if key in found}
-                rows.append({"name": name, "model": model, "data": one, **measured})
+                figures = (found["words"], found["errors"], found["wer"])
+                values = (name, model, one, *figures)
+                rows.append(dict(zip(columns, values, strict=True)))
     if rows:
-        write_tsv(out, COLUMNS, rows)
+        write_tsv(out, columns, rows)
     else:
         Path(out).unlink(missing_ok=True)
     return bool(rows)
 
 
 def read_cross(path: Path) -> dict[str, dict[tuple[str, str], float]]:
-    """name -> (model's client, data's client) -> WER, %, the mean over seeds."""
+    """name -> (model's client, data's client) -> WER or CER, %, the mean over seeds."""
     found: dict[str, dict[tuple[str, str], list[float]]] = {}
-    for row in read_tsv(path, COLUMNS):
+    header = read_lines(path)[:1]
+    unit = CHARACTER if header == ["\t".join(columns_of(CHARACTER))] else WORD
+    for row in read_tsv(path, columns_of(unit), (unit.rate,), ()):
         pair = row["model"], row["data"]
-        found.setdefault(row["name"], {}).setdefault(pair, []).append(float(row["wer"]))
+        found.setdefault(row["name"], {}).setdefault(pair, []).append(float(row[unit.rate]))
     return {
         name: {pair: statistics.fmean(rates) for pair, rates in of_name.items()}
         for name, of_name in found.items()

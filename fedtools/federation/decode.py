@@ -114,12 +114,11 @@ def decode(
         return path
     path.unlink(missing_ok=True)
     write_yaml(made_from, origin)
-    # Jobs are what runs at the same time here; threads of several would wait for each other.
-    torch.set_num_threads(1)
     decoder = search.decoder(federation.tokenizer, "") if search else None
     lists: dict[str, list[Hypothesis]] = {}
     bar = tqdm(total=len(share), desc=f"decode {data.path.name}", unit="utt", disable=None)
-    with bar:
+    # Jobs are what runs at the same time here; threads of several would wait for each other.
+    with bar, federation.training.settings(threads=1):
         for client, names in by_client.items():
             _load(federation, client, model)
             if search and search.phrases:
@@ -187,8 +186,8 @@ def _posteriors(
 ) -> Iterator[tuple[str, np.ndarray]]:
     model = federation.model.eval()
     utterances = federation.gather(data, names, labelled=False)
-    # One at a time: at its end an utterance sees the padding of a batch, and a hypothesis must not
-    # depend on which others share its job.
+    # One at a time: the order of sums follows a batch's shape, and a hypothesis must not depend on
+    # which others share its job, not by its last bit.
     singles = [[index] for index in range(len(utterances))]
     stream = utterances.stream(singles, federation.device)
     for name, batch in zip(utterances.names, stream, strict=True):

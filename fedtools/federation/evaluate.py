@@ -17,6 +17,7 @@ from fedtools.federation.tasks import read_evaluation
 from fedtools.files.errors import UserError
 from fedtools.files.events import write_scalars
 from fedtools.files.locks import lock
+from fedtools.files.private import make_private
 from fedtools.files.states import check_finite, load_state, save_state, spec_of
 from fedtools.files.tables import read_tsv, write_tsv
 
@@ -38,7 +39,8 @@ def evaluate(
         split: which data.
 
     Returns:
-        the rows of the file, see `Task.header`; loss in nats per utterance, rates in %.
+        the rows of the file, see `Task.header`; loss in nats per utterance, rates in %. Where a
+        language is written without spaces, its words are characters (`fedtools.files.units`).
     """
     experiment = federation.experiment
     path, header = experiment.evaluation(split), federation.task.header
@@ -112,6 +114,8 @@ def average(
             chosen = sorted(_best_rounds(rows, client, column, sign)[:best])
             own = federation.experiment.client_dir(client) if client else federation.experiment.path
             state = _mean_state(federation, client, chosen)
+            if client:
+                make_private(own)
             check_finite(state, f"{own}, mean of rounds {' '.join(map(str, chosen))}")
             save_state(own / AVERAGE, state)
             written.append(own / AVERAGE)

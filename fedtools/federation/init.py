@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtools.federation.base import Beginning, State
+from fedtools.federation.base import Beginning, Federation, State
 from fedtools.federation.tasks import Task, task_of
 from fedtools.files.atomic import atomic_path, sha256
 from fedtools.files.config import freeze, merge, option_error, override, read_yaml, unknown
@@ -19,8 +19,14 @@ from fedtools.files.locks import lock
 from fedtools.files.provenance import record
 from fedtools.files.states import save_state
 from fedtools.methods import make_method
+from fedtools.methods.base import Method
 from fedtools.server.sample import SAMPLINGS
 
+# Rounds are folders, and groups of utterances: far more than anybody runs is a slip of the pen.
+MOST_ROUNDS = 1_000_000
+
+# The state that round 1 begins with.
+FIRST = "round_0001/global.safetensors"
 # What else recipes' files hold: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", "newcomers")
 _SECTIONS += ("tokens", "lm", "decode", "denominator", "ivectors", "a2", "nnlm")
@@ -80,7 +86,7 @@ def init(
         "clients": len(clients),
     }
     if made.rounds:
-        frozen["rounds"] = made.rounds
+        frozen["rounds"] = _whole({"rounds": made.rounds}, "rounds", 1, where)
     # Apart from the options: data of the same name can be made again from something else.
     reads_labels = task.reads_labels(frozen["training"])
     known = {
@@ -91,7 +97,7 @@ def init(
         made.check(frozen["task"], frozen["model"])
     except ValueError as error:
         raise UserError(str(error), path=where) from None
-    begun = (path / "round_0001/global.safetensors").exists() and (path / "sha256sums").exists()
+    begun = (path / FIRST).exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})
     if not begun:
         # Before anything is frozen: a model that cannot be made leaves nothing behind.
@@ -104,6 +110,7 @@ def init(
         freeze(path / "data.yaml", known, "other data")
         if not begun:
             _write(path, files, clients, states)
+            _close(path, files, task.federation_class, made)
         Experiment(path).check_frozen()
 
 
@@ -120,7 +127,7 @@ def _begin(task: Task, beginning: Beginning, seed: int) -> tuple[State, State]:
 def _write(
     path: Path, files: Sequence[Path], clients: Sequence[str], states: tuple[State, State]
 ) -> None:
-    """Write what the experiment begins with; its sums last, which mark it as begun.
+    """Write what the experiment begins with.
 
     What somebody removed is written again, and must then be the same.
     """
@@ -129,13 +136,20 @@ def _write(
         with atomic_path(path / file.name) as temporary:
             shutil.copyfile(file, temporary)
     write_clients(path / "clients.txt", clients)
-    first = "round_0001/global.safetensors"
-    for name, state in zip(("init.safetensors", first), states, strict=True):
+    for name, state in zip(("init.safetensors", FIRST), states, strict=True):
         save_state(path / name, state)
+
+
+def _close(path: Path, files: Sequence[Path], federation: type[Federation], made: Method) -> None:
+    """Write the sums of what the experiment begins with, which mark it as begun.
+
+    What was drawn at random is of the first time alone.
+    """
+    if (path / "sha256sums").exists():
+        return
     names = ["config.yaml", "data.yaml", "clients.txt", *(file.name for file in files)]
-    names += ["init.safetensors", first]
-    if not (path / "sha256sums").exists():
-        write_sums(path / "sha256sums", {name: path / name for name in names})
+    names += ["init.safetensors", FIRST, *federation.keep_own(path, made)]
+    write_sums(path / "sha256sums", {name: path / name for name in names})
 
 
 def _options(config: Mapping[str, Any], clients: int, where: str | Path) -> dict[str, Any]:
@@ -169,8 +183,8 @@ def _options(config: Mapping[str, Any], clients: int, where: str | Path) -> dict
 
 def _whole(config: Mapping[str, Any], key: str, least: int, where: str | Path) -> int:
     value = config.get(key, least)
-    if type(value) is not int or value < least:
-        problem = f"option {key!r} is {value!r}, not a whole number from {least}"
+    if type(value) is not int or not least <= value <= MOST_ROUNDS:
+        problem = f"option {key!r} is {value!r}, not a whole number from {least} to {MOST_ROUNDS}"
         raise option_error(problem, where, key, value)
     return value
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -14,17 +16,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fedtools.audio.mfcc import frames_of
 from fedtools.client.clips import ClipFeatures
 from fedtools.client.fit import Objective
 from fedtools.client.memory import keep_freed_memory
 from fedtools.client.options import ClipTraining, check_optimizer, load_model
 from fedtools.client.place import Place
 from fedtools.client.stacks import ClipBatches, cross_entropy, stacks_of, step_bytes
-from fedtools.federation.base import Beginning, State
+from fedtools.federation.base import Beginning, State, as_configured
 from fedtools.federation.model import ModelFederation, begin_with
 from fedtools.federation.tasks import ALL
-from fedtools.files.clips import Clips, read_classes
-from fedtools.files.config import from_mapping
+from fedtools.files.clips import RATE, Clips, read_classes, read_length
+from fedtools.files.config import from_mapping, option_error
 from fedtools.files.errors import UserError
 from fedtools.files.private import Private
 from fedtools.methods.base import Method, Phase
@@ -42,18 +45,27 @@ class KwsFederation(ModelFederation):
         options = self.experiment.config["training"]
         self.training = from_mapping(ClipTraining, options, f"{self.where}: training")
         self._classes = read_classes(self.experiment.path / "classes.txt")
+        self._samples = read_length(self.experiment.path)
         self._features: dict[str, ClipFeatures] = {}
         self._plain: dict[str, torch.Tensor] = {}
         self._networks: dict[tuple[int, str], Network] = {}
-        self.training.set_up_torch()
+
+    def settings(self) -> AbstractContextManager[None]:
         keep_freed_memory()
+        return super().settings()
 
     @staticmethod
     def begin(beginning: Beginning) -> tuple[State, State]:
         config, where = beginning.config, beginning.where
         training = from_mapping(ClipTraining, config["training"], f"{where}: training")
         classes = len(read_classes(beginning.data["train"] / "classes.txt"))
-        network = build_network(config["model"], classes, f"{where}: model")
+        samples = read_length(beginning.data["train"])
+        network = build_network(
+            config["model"], classes, f"{where}: model", frames=frames_of(samples)
+        )
+        if (shift := training.augmentation.time_shift_ms) > 1000 * samples / RATE:
+            problem = f"training: augment: time_shift_ms {shift} is more than a clip"
+            raise option_error(problem, where, "time_shift_ms", shift)
         check_optimizer(training, f"{where}: training")
         return begin_with(beginning, network, tensors_of(network))
 
@@ -65,7 +77,10 @@ class KwsFederation(ModelFederation):
         """A network for so many clients, made once for each use; who uses it loads its tensors."""
         if (clients, use) not in self._networks:
             config, where = self.experiment.config["model"], f"{self.where}: model"
-            network = build_network(config, len(self._classes), where, clients=clients)
+            frames = frames_of(self._samples)
+            network = build_network(
+                config, len(self._classes), where, clients=clients, frames=frames
+            )
             self._networks[clients, use] = network.to(self.device)
         return self._networks[clients, use].requires_grad_(True)
 
@@ -75,13 +90,23 @@ class KwsFederation(ModelFederation):
     def features(self, split: str) -> ClipFeatures:
         """The clips of a split, read when they are first needed."""
         if split not in self._features:
-            clips = Clips.read(self.data_path(split))
+            clips = self.read_clips(self.data_path(split))
             if clips.classes != self._classes:
                 where = self.data_path(split) / "classes.txt"
                 remedy = "pack the clips again, or begin another experiment"
                 raise UserError("not the classes of the experiment", path=where, remedy=remedy)
             self._features[split] = ClipFeatures(clips, self.device)
         return self._features[split]
+
+    def read_clips(self, folder: Path) -> Clips:
+        """Clips of any classes; a `UserError` if they are not as long as the experiment's."""
+        clips = Clips.read(folder)
+        if clips.samples != self._samples:
+            there, wanted = clips.samples / RATE, self._samples / RATE
+            remedy = f"pack them with --clip-seconds {wanted:g}"
+            problem = f"clips of {there:g} s, the experiment's have {wanted:g} s"
+            raise UserError(problem, path=folder, remedy=remedy)
+        return clips
 
     @cached_property
     def facts(self) -> dict[str, np.ndarray]:
@@ -104,7 +129,9 @@ class KwsFederation(ModelFederation):
     def _stack_size(self) -> int:
         """Clients whose activations of a step fit into the configured memory."""
         data, batch = self.features("train"), self.training.batch_size
-        one = step_bytes(self._network(1, "stack"), data.plain(slice(0, 1)), batch)
+        # On one kind of device, whatever trains: the server must find the jobs that clients found.
+        network = copy.deepcopy(self._network(1, "stack")).cpu()
+        one = step_bytes(network, data.plain(slice(0, 1)).cpu(), batch)
         wanted, megabytes = self.training.stack, self.training.stack_mb
         fit = max(1, (megabytes << 20) // one)
         if fit < wanted:
@@ -169,11 +196,19 @@ class KwsFederation(ModelFederation):
             copies=lambda: self._network(len(names), "copy"),
         )
 
+    def most_utterances(self, client: str) -> int:
+        """The clips that the method was told of, before the federation began."""
+        return int(self._facts_of([client])["size"][0])
+
+    def most_steps(self, client: str, utterances: int, phase: Phase) -> int:
+        return int(self._facts_of([client])["steps"][0]) if phase.trains else 0
+
     def epochs(self, client: str, steps: int) -> float:
         rows = self.features("train").clips.rows(client)
         size = rows.stop - rows.start
         return steps * min(size, self.training.batch_size) / size
 
+    @as_configured
     def measure(self, split: str, client: str) -> dict[str, object]:
         """Mean cross-entropy, nats per clip, and accuracy, %."""
         logits, labels = self.logits(split, client)
@@ -186,6 +221,7 @@ class KwsFederation(ModelFederation):
             "accuracy": f"{100 * (1 - errors / len(labels)):.4f}",
         }
 
+    @as_configured
     def logits(self, split: str, client: str = ALL) -> tuple[torch.Tensor, torch.Tensor]:
         """The model's logits (clips, classes) of a client's clips, or all, and their labels."""
         data = self.features(split)

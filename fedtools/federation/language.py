@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +17,17 @@ from torch import Tensor, nn
 from fedtools.client.fit import Objective
 from fedtools.client.options import Training, check_optimizer
 from fedtools.client.place import Place
-from fedtools.federation.base import Beginning, State
+from fedtools.federation.base import Beginning, State, as_configured
 from fedtools.federation.model import ModelFederation, begin_with
 from fedtools.federation.rescore import check_planned, check_split, measure_text
 from fedtools.files.config import Positive, from_mapping, read_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.lm.nnlm import Nnlm
+from fedtools.lm.rescored import NBEST
 from fedtools.lm.rescoring import score
-from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
-from fedtools.lm.vocabulary import Vocabulary
 from fedtools.models.nnlm import NnlmOptions, build_nnlm, losses, pad
 
 # Utterances whose lists are scored together.
@@ -101,11 +102,7 @@ class LmFederation(ModelFederation):
         super().__init__(path, device)
         config = self.experiment.config
         self.training = from_mapping(LmTraining, config["training"], f"{self.where}: training")
-        self.training.set_up_torch()
-        weights = self.experiment.path / "weights.yaml"
-        self._weights = from_mapping(
-            Weights, read_yaml(weights) if weights.exists() else {}, weights
-        )
+        self._weights = _read_weights(self.experiment.path)
 
     @staticmethod
     def begin(beginning: Beginning) -> tuple[State, State]:
@@ -115,7 +112,10 @@ class LmFederation(ModelFederation):
             remedy = "give --start NNLM/model.safetensors"
             raise UserError("fine-tuning wants a model to begin with", path=where, remedy=remedy)
         options = from_mapping(NnlmOptions, config["model"], f"{where}: model")
-        model = build_nnlm(options, len(Vocabulary.read(beginning.data["train"])))
+        rescored = open_stream(beginning.data["train"]).rescored
+        weights = _read_weights(beginning.assets.get("weights"))
+        warn_of_no_lm(rescored, weights, beginning.data["train"] / NBEST)
+        model = build_nnlm(options, len(rescored.vocabulary))
         check_optimizer(training, f"{where}: training")
         return begin_with(beginning, model, model.state_dict())
 
@@ -191,6 +191,7 @@ class LmFederation(ModelFederation):
         starts, ends = rescored.first_word[first], rescored.first_word[first + 1]
         return [rescored.word_ids[at:to].tolist() for at, to in zip(starts, ends, strict=True)]
 
+    @as_configured
     def _rescored(self, group: slice) -> dict[str, str]:
         """Utterance -> words, by the model as it is loaded."""
         rescored = self._stream.rescored
@@ -225,3 +226,10 @@ class LmFederation(ModelFederation):
     @cached_property
     def _text(self) -> dict[str, str]:
         return spoken(self.data_path("train"), self._stream.rescored.utterances)
+
+
+def _read_weights(folder: Path | None) -> Weights:
+    """The weights in a folder; the defaults where it has none."""
+    path = (folder or Path()) / "weights.yaml"
+    there = folder is not None and path.exists()
+    return from_mapping(Weights, read_yaml(path) if there else {}, path)

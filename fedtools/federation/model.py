@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from fedtools.client.fit import Fitted
-from fedtools.client.options import load_model
+from fedtools.client.options import Training, load_model
 from fedtools.client.place import Place
 from fedtools.federation.base import Beginning, Federation, Sent, State
 from fedtools.files.errors import UserError
@@ -20,6 +21,7 @@ from fedtools.files.ledger import read_round
 from fedtools.files.messages import COUNTED, Payload, Report
 from fedtools.files.private import PERSONAL_STATE
 from fedtools.files.states import Spec, check_finite, load_state, spec_of
+from fedtools.files.values import check_values, of_model
 from fedtools.methods.base import PERSONAL, SHARED, Method, Phase
 
 
@@ -36,6 +38,12 @@ class ModelFederation(Federation):
         # The first round in which a client trained, of the rounds whose ledger was read.
         self._trained: dict[str, int] = {}
         self._read = 0
+
+    # How its clients train; set by each task.
+    training: Training
+
+    def settings(self) -> AbstractContextManager[None]:
+        return self.training.settings()
 
     @property
     @abstractmethod
@@ -79,7 +87,9 @@ class ModelFederation(Federation):
         return bool(self.shared_spec)
 
     def payload(self, phase: Phase) -> Payload:
-        return Payload(self.shared_spec) if phase.sends == SHARED else phase.sends
+        if phase.sends != SHARED:
+            return phase.sends
+        return Payload(self.shared_spec, values=of_model(self.shared_spec))
 
     def of_kind(self, kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors of `state` that are of one kind."""
@@ -151,8 +161,7 @@ class ModelFederation(Federation):
     def start(self, number: int) -> State:
         """What every client begins round `number` with, but for what is personal."""
         if self._start[0] != number:
-            self.experiment.base(number)
-            shared = load_state(self.experiment.global_state(number), self.shared_spec)
+            shared = self.experiment.shared_state(number, self.shared_spec)
             tensors = {name: torch.as_tensor(value) for name, value in shared.items()}
             self._start = number, {**self.initial, **tensors}
         return self._start[1]
@@ -187,6 +196,7 @@ def begin_with(
     if beginning.start:
         state = load_state(beginning.start, spec_of(tensors))
         check_finite(state, beginning.start)
+        check_values(state, of_model(state), beginning.start)
         load_model(tensors, state)
     kinds = kinds_of(beginning.method, model, tensors, beginning.where)
     shared = {name: value for name, value in tensors.items() if kinds[name] == SHARED}

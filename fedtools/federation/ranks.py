@@ -5,12 +5,15 @@ WORLD_SIZE. Rank 0 samples and aggregates; every rank trains its jobs of a round
 experiment's folder alone, which all see (a network file system will do), so that what they do is
 what single commands would:
 
-    EXP/ranks/<rank>      host, process and a random word of a rank; touched every few seconds
+    EXP/ranks/<rank>      JSON of a rank: host, process, a random word, when it began, and the word
+                          of the rank 0 that it follows; written every few seconds
     EXP/ranks/run         JSON of rank 0: the words of the ranks it has accepted, its last round,
                           and whether it has ended
-    EXP/ranks/<rank>.err  why a rank stopped: one line
+    EXP/ranks/<rank>.err  the same as EXP/ranks/<rank>, and why the rank stopped
 
-A rank that is seen no more ends the run with one line; the same command goes on from there.
+A rank that is seen no more ends the run with one line; the same command goes on from there. Ranks
+that outlive a killed run do not count in the next: they follow another rank 0, and of two processes
+with one rank the younger stays.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import secrets
 import threading
 import time
@@ -28,7 +30,7 @@ from pathlib import Path
 
 from fedtools.federation.base import Federation
 from fedtools.federation.steps import train_local
-from fedtools.files.atomic import is_running, write_text
+from fedtools.files.atomic import is_running, machine, write_text
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 
@@ -68,20 +70,33 @@ def find_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
 
 
 class _Sign:
-    """A rank's sign of life, given by a thread as long as a block lasts."""
+    """A rank's sign of life, given by a thread as long as a block lasts.
+
+    Attributes:
+        leader: the word of the rank 0 that this one follows, "" before it has met one.
+        replaced: whether a younger process has this rank.
+    """
 
     def __init__(self, folder: Path, rank: int):
-        self.word = secrets.token_hex(8)
+        self.word, self.leader, self.replaced = secrets.token_hex(8), "", False
+        self._begun = time.time()
         self._path, self._error = folder / str(rank), folder / f"{rank}.err"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
+    def _told(self, **more: str) -> str:
+        told = {"host": machine(), "process": os.getpid(), "word": self.word}
+        return json.dumps({**told, "begun": self._begun, "leader": self.leader, **more}) + "\n"
+
     def _beat(self) -> None:
-        text = json.dumps({"host": platform.node(), "process": os.getpid(), "word": self.word})
         while True:
+            begun = _read_json(self._path).get("begun")
+            if isinstance(begun, float) and begun > self._begun:
+                self.replaced = True
+                return
             # Anew each time: rank 0 clears away what an earlier run has left.
             with contextlib.suppress(OSError):
-                self._path.write_text(f"{text}\n")
+                self._path.write_text(self._told())
             if self._stop.wait(_BEAT):
                 return
 
@@ -92,9 +107,11 @@ class _Sign:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         self._stop.set()
         self._thread.join()
-        if error is not None and kind is not _Ended:
+        if error is not None and kind is not _Ended and not self.replaced:
+            reason = " ".join(str(error).split()) or kind.__name__
             with contextlib.suppress(OSError):
-                write_text(self._error, f"{' '.join(str(error).split()) or kind.__name__}\n")
+                self._path.write_text(self._told())
+                write_text(self._error, self._told(reason=reason))
 
 
 class _Ended(Exception):
@@ -102,13 +119,18 @@ class _Ended(Exception):
 
 
 class _Watch:
-    """Whether another rank is alive: its file changes, and on this machine its process exists."""
+    """Whether another rank is alive: its file changes, and on this machine its process exists.
 
-    def __init__(self, folder: Path, rank: int, *, cleared: bool):
+    Args:
+        leader: the word of the rank 0 that it is to follow, or "" of rank 0 itself; what follows
+            another one is left of an earlier run.
+    """
+
+    def __init__(self, folder: Path, rank: int, leader: str = ""):
         self.rank = rank
-        # Whether it is known to be of this run: before that nobody misses it, and an error may be
-        # of an earlier run, if the folder was not cleared.
-        self.met, self._cleared = False, cleared
+        # Whether it is known to be of this run: before that nobody misses it.
+        self.met = False
+        self._leader = leader
         self._path, self._error = folder / str(rank), folder / f"{rank}.err"
         self._content: dict = {}
         self._changed: tuple[float, int] = (time.monotonic(), 0)
@@ -116,12 +138,14 @@ class _Watch:
 
     def read(self) -> dict:
         """What the rank wrote, {} if nothing."""
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError):
             status = self._path.stat()
             if status.st_mtime_ns != self._changed[1]:
                 self._changed = time.monotonic(), status.st_mtime_ns
-                found = json.loads(self._path.read_text())
-                self._content = found if isinstance(found, dict) else {}
+                found = _read_json(self._path)
+                # It is written in place, and may be empty for a moment.
+                if found and found.get("leader") in ("", self._leader):
+                    self._content = found
         return self._content
 
     def check(self, experiment: Path) -> None:
@@ -130,13 +154,13 @@ class _Watch:
         if now - self._looked < 1.0:
             return
         self._looked = now
-        if (self.met or self._cleared) and self._error.exists():
-            raise UserError(f"rank {self.rank} stopped: {self._error.read_text().strip()}")
-        found = self.read()
+        found, error = self.read(), _read_json(self._error)
+        if found and error.get("word") == found.get("word") and (self.met or self._leader):
+            raise UserError(f"rank {self.rank} stopped: {error.get('reason')}")
         if not self.met:
             return
         gone = now - self._changed[0] > _PATIENCE
-        if found.get("host") == platform.node():
+        if found.get("host") == machine():
             process = found.get("process")
             gone = gone or not (isinstance(process, int) and is_running(process))
         if gone:
@@ -155,8 +179,8 @@ def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], No
     folder.mkdir(exist_ok=True)
     for left in folder.iterdir():
         left.unlink(missing_ok=True)
-    others = [_Watch(folder, number, cleared=True) for number in range(1, rank.size)]
-    with _Sign(folder, 0):
+    with _Sign(folder, 0) as sign:
+        others = [_Watch(folder, number, sign.word) for number in range(1, rank.size)]
         _await(lambda: all(one.read() for one in others), _COMING, others, path)
         for other in others:
             other.met = True
@@ -194,7 +218,7 @@ def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], No
 def follow(path: str | Path, rank: Rank, open_federation: Callable[[], Federation]) -> None:
     """As another rank, train this rank's jobs of every round until rank 0 has ended the run."""
     folder = Path(path) / "ranks"
-    leader = _Watch(folder, 0, cleared=False)
+    leader = _Watch(folder, 0)
     with contextlib.suppress(_Ended), _Sign(_made(folder), rank.number) as sign:
         federation = open_federation()
         done, begun, words = 0, time.monotonic(), set()
@@ -205,9 +229,10 @@ def follow(path: str | Path, rank: Rank, open_federation: Callable[[], Federatio
                 leader.met = leader.met or bool(run)
                 if leader.met:
                     words.add(leader.read().get("word"))
+                    sign.leader = sign.leader or leader.read().get("word", "")
                 elif time.monotonic() - begun > _COMING:
                     raise UserError("rank 0 has not come", path=path)
-                if len(words) > 1:
+                if len(words) > 1 or sign.replaced:
                     raise UserError("another run has begun", path=path)
                 if run.get("ended"):
                     raise _Ended
@@ -234,10 +259,16 @@ def _needed(experiment: Experiment, number: int) -> list[Path]:
 
 def _read_run(folder: Path, rank: int, word: str) -> dict:
     """What rank 0 has announced to this very process; {} before that."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        run = json.loads((folder / "run").read_text())
-        if run["words"].get(str(rank)) == word:
-            return run
+    run = _read_json(folder / "run")
+    words = run.get("words")
+    return run if isinstance(words, dict) and words.get(str(rank)) == word else {}
+
+
+def _read_json(path: Path) -> dict:
+    """The mapping in a file; {} if there is none, or it is half-written."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text())
+        return found if isinstance(found, dict) else {}
     return {}
 
 

@@ -7,36 +7,50 @@ No model is opened: what the neural language model says of every word was stored
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from fedtools.federation.base import Beginning, Federation, Sent, State
+from fedtools.federation.steps import draw
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload, Report
-from fedtools.files.states import load_state
-from fedtools.lm.marginals import smoothed
-from fedtools.lm.reweighting import Adaptation, Lists, Weights
+from fedtools.lm.marginals import most_of_a_word, smoothed
+from fedtools.lm.rescored import NBEST
+from fedtools.lm.reweighting import Adaptation, Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import NO_TIMES, Stream, open_stream, spoken, times_in
 from fedtools.lm.talk import Talk
-from fedtools.lm.vocabulary import Vocabulary
 from fedtools.methods.base import COUNTS, Phase
 from fedtools.methods.fmp import FMP
+from fedtools.privacy.incoming import bounds_on_counts
+from fedtools.privacy.key import RECORD as KEY_RECORD
+from fedtools.privacy.key import open_key
 from fedtools.privacy.ledger import Amount, ledger_rows
 from fedtools.privacy.marginals import PAPER_WARNING
 from fedtools.privacy.options import CLIENT, LAPLACE, NONE, PAPER
 from fedtools.privacy.plan import Plan
+from fedtools.privacy.record import NONCE, Record, Row, close
 from fedtools.privacy.releases import ReleasesOf
 from fedtools.score.align import count_errors
 from fedtools.server.server import Release
 
 
 class RescoreFederation(Federation):
-    """FMP's: the state is one tensor of counts, (V,), that all clients share."""
+    """FMP's: the state is one tensor of counts, (V,), that all clients share.
+
+    Raises:
+        UserError: beside what is wrong with any experiment, if this one has privacy and no nonce.
+    """
+
+    def __init__(self, path: str | Path, device: str = "cpu"):
+        super().__init__(path, device)
+        self.releases = self._releases()
 
     @staticmethod
     def begin(beginning: Beginning) -> tuple[State, State]:
@@ -50,13 +64,27 @@ class RescoreFederation(Federation):
             print(f"warning: {PAPER_WARNING}", file=sys.stderr)
         if method.clock and not times_in(beginning.data["train"]):
             raise UserError(NO_TIMES, path=beginning.data["train"], remedy="take groups: even")
-        size = len(Vocabulary.read(beginning.data["train"]))
-        state = {"counts": np.zeros(size)}
+        rescored = open_stream(beginning.data["train"]).rescored
+        warn_of_no_lm(rescored, part_of(method, Weights), beginning.data["train"] / NBEST)
+        state = {"counts": np.zeros(len(rescored.vocabulary))}
         return state, state
+
+    @staticmethod
+    def keep_own(path: Path, method: FMP) -> list[str]:
+        """The nonce of noise, and which key it is drawn under."""
+        if method.protection.mechanism == NONE:
+            return []
+        open_key(path, method.noise_key)
+        Record.begin(path, method.noise_key)
+        return [NONCE, KEY_RECORD]
 
     def payload(self, phase: Phase) -> Payload:
         assert phase.sends == COUNTS
-        return Payload({"counts": ((len(self.lists.background),), "float64")})
+        size, clients = len(self.lists.background), len(self.experiment.clients)
+        plan = self.releases.plan if self.releases else None
+        words = self.method.max_words * most_of_a_word(self.method.sigma)
+        bounds = bounds_on_counts(plan, words, size, clients)
+        return Payload({"counts": ((size,), "float64")}, values={"counts": bounds})
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
         return [[client] for client in clients]
@@ -73,7 +101,7 @@ class RescoreFederation(Federation):
 
     def load_result(self, client: str | None, number: int) -> None:
         self._number = number
-        self._counts = load_state(self.experiment.global_state(number + 1))["counts"]
+        self._counts = self.experiment.shared_state(number + 1)["counts"]
 
     def measure(self, split: str, client: str) -> dict[str, object]:
         """The group after the round that is loaded, rescored with that round's counts."""
@@ -114,37 +142,51 @@ class RescoreFederation(Federation):
 
         return released
 
-    def ledger(self) -> list[dict[str, str]]:
-        """What the releases of all rounds so far cost whom: rows of `fedtools.privacy.ledger`.
+    def closed(self, number: int, clients: Sequence[str]) -> None:
+        super().closed(number, clients)
+        if self.releases is not None:
+            for own in (
+                self.experiment.at_server(number),
+                *(self.experiment.own(client, number) for client in clients),
+            ):
+                close(own)
 
-        Raises:
-            UserError: if there is no differential privacy, or a round is missing.
+    def released(self) -> set[tuple[str, Row]]:
+        """What one with privacy has released, by sender; that of its copies too."""
+        return self.releases.rows(self.experiment.clients)
+
+    def ledger(self, released: Iterable[tuple[str, Row]]) -> list[dict[str, str]]:
+        """What releases cost whom: rows of `fedtools.privacy.ledger`.
+
+        Args:
+            released: as `released` gives it.
         """
-        if self.releases is None:
-            remedy = "begin an experiment with method_conf.privacy"
-            raise UserError("no differential privacy", path=self.where, remedy=remedy)
-        rounds = self.experiment.config["rounds"]
-        if self.experiment.last_round() < rounds:
-            remedy = f"run fedtools rounds {self.experiment.path}"
-            raise UserError(
-                f"{rounds} rounds are planned", path=self.experiment.path, remedy=remedy
-            )
-        amounts = []
-        for number in range(1, rounds + 1):
-            sampled = self._sampled(number)
-            amounts.append([
-                Amount.of(self.talk(client, number).new) if client in sampled else Amount()
+        rounds = range(1, self.experiment.config["rounds"] + 1)
+        senders = Counter((sender, row.number) for sender, row in released)
+        draws = [max((senders[one] for one in senders if one[1] == at), default=0) for at in rounds]
+        amounts = [
+            [
+                Amount.of(self.talk(client, number).new)
+                if count and client in self._sampled(number)
+                else Amount()
                 for client in self.experiment.clients
-            ])  # fmt: skip
-        return ledger_rows(self.releases.plan, amounts)
+            ]
+            for number, count in zip(rounds, draws, strict=True)
+        ]
+        return ledger_rows(self.releases.plan, amounts, draws)
 
-    @cached_property
-    def releases(self) -> ReleasesOf | None:
+    @property
+    def owners(self) -> dict[str, str]:
+        """Utterance -> client, of all that clients count."""
+        names = self._stream.rescored.utterances
+        return {name: client for client, run in self._stream.runs.items() for name in names[run]}
+
+    def _releases(self) -> ReleasesOf | None:
         """Bounds and noise; None without differential privacy."""
         if self.method.protection.mechanism == NONE:
             return None
         plan = plan_of(self.method, self.experiment.config["rounds"])
-        return ReleasesOf(plan, self.experiment.path, self.method.noise_key)
+        return ReleasesOf(plan, self.experiment, self.method.noise_key)
 
     def rescored(self, talk: Talk) -> list[str]:
         """The best hypotheses of a client's round, with the counts that are loaded."""
@@ -164,9 +206,13 @@ class RescoreFederation(Federation):
         return Talk(client, self.lists, groups, number, sent, options, self.releases)
 
     def _sampled(self, number: int) -> frozenset[str]:
-        """Who took part in a round; read once, since all clients ask of all rounds before."""
+        """Who takes part in a round, drawn once, since all clients ask of all rounds before.
+
+        Not as a file says it, by which a server could have a client count something twice.
+        """
         if number not in self._known_samples:
-            self._known_samples[number] = frozenset(self.experiment.sampled(number))
+            drawn = draw(self.experiment, number, self.method.phase(number))
+            self._known_samples[number] = frozenset(drawn)
         return self._known_samples[number]
 
     @cached_property

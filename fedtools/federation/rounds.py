@@ -98,7 +98,7 @@ def _measured(federation: Federation, number: int, split: str) -> str:
     rate = federation.task.rate
     rows = evaluate(federation, [number], split)
     values = [float(row[rate]) for row in rows if int(row["round"]) == number]
-    name = rate.upper() if rate == "wer" else rate
+    name = federation.unit(split).title if rate == "wer" else rate
     return f"{split} {name} {math.fsum(values) / len(values):.1f} %"
 
 

@@ -7,16 +7,18 @@ bytes. Whatever is complete on disk is not done again, and nothing in an open ro
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedtools.federation.base import Federation
+from fedtools.federation.base import Federation, as_configured
 from fedtools.federation.tasks import read_evaluation
+from fedtools.files.atomic import remove
 from fedtools.files.errors import UserError, some
-from fedtools.files.events import write_scalars
+from fedtools.files.events import step_of, write_scalars
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, LedgerRow, write_ledger
 from fedtools.files.locks import lock
@@ -24,13 +26,14 @@ from fedtools.files.message_writer import MessageWriter, job_complete
 from fedtools.files.messages import (
     COLLAPSED,
     OK,
+    Limits,
     Report,
     read_messages,
     remove_messages,
     status_of,
+    sums_of,
 )
 from fedtools.files.private import Private
-from fedtools.files.sent_features import feature_paths
 from fedtools.files.tables import write_tsv
 from fedtools.methods.base import Method, Phase
 from fedtools.server.sample import sample_clients
@@ -71,6 +74,7 @@ def train_job(federation: Federation, number: int, job: int) -> None:
         train_local(federation, number, job)
 
 
+@as_configured
 def train_local(federation: Federation, number: int, job: int) -> None:
     """Do the clients' part of a round for one of its jobs, and write what they send."""
     experiment = federation.experiment
@@ -80,7 +84,7 @@ def train_local(federation: Federation, number: int, job: int) -> None:
     if job > jobs or experiment.is_done(number):
         return
     phase = federation.method.phase(number)
-    units = units_of(federation, sampled, number, job, jobs)
+    units = units_of(federation, sampled, number, jobs)[job - 1]
     clients = [client for unit in units for client in unit]
     payload, base = federation.payload(phase), experiment.base(number)
     if job_complete(folder, job, clients, payload, base):
@@ -110,15 +114,40 @@ def _tell(number: int, reports: Sequence[Report]) -> None:
 
 
 def units_of(
-    federation: Federation, sampled: Sequence[str], number: int, job: int, jobs: int
-) -> list[list[str]]:
-    """The job's share of those who train together."""
+    federation: Federation, sampled: Sequence[str], number: int, jobs: int
+) -> list[list[list[str]]]:
+    """Each job's share of those who train together."""
     units = federation.units(sampled, number) if sampled else []
     # The first have most to do: there and back through the jobs, so that none gets more each time.
-    turns = [*range(1, jobs + 1), *range(jobs, 0, -1)]
-    return [unit for index, unit in enumerate(units) if turns[index % len(turns)] == job]
+    turns = [*range(jobs), *reversed(range(jobs))]
+    shares: list[list[list[str]]] = [[] for _ in range(jobs)]
+    for index, unit in enumerate(units):
+        shares[turns[index % len(turns)]].append(unit)
+    return shares
 
 
+def jobs_of(federation: Federation, number: int) -> list[list[str]]:
+    """The clients of each job of a round that is sampled, in the order of the rows of its table."""
+    experiment = federation.experiment
+    shares = units_of(federation, experiment.sampled(number), number, experiment.jobs(number))
+    return [[client for unit in units for client in unit] for units in shares]
+
+
+def limits_of(federation: Federation, number: int, seconds: float = math.inf) -> Limits:
+    """What a client can have done in a round that began so many seconds ago."""
+    phase = federation.method.phase(number)
+    return Limits(
+        federation.most_utterances,
+        lambda client, utterances: federation.most_steps(client, utterances, phase),
+        seconds,
+    )
+
+
+def _seconds_since_sampled(experiment: Experiment, number: int) -> float:
+    return max(0.0, time.time() - experiment.sampled_at(number))
+
+
+@as_configured
 def aggregate(federation: Federation, number: int) -> float:
     """Check a round's messages, make the next round's shared tensors, and close the round.
 
@@ -137,15 +166,21 @@ def aggregate(federation: Federation, number: int) -> float:
     sampled, base = draw(experiment, number, phase), experiment.base(number)
     messages, refusals = [], []
     if sampled:
-        jobs = _check_sampled(experiment, number, sampled)
-        folder = experiment.round_dir(number)
-        payload = federation.payload(phase)
-        messages, refusals = read_messages(folder, jobs, sampled, payload, base)
+        _check_sampled(experiment, number, sampled)
+        limits = limits_of(federation, number, _seconds_since_sampled(experiment, number))
+        messages, refusals = read_messages(
+            experiment.round_dir(number),
+            jobs_of(federation, number),
+            sampled,
+            federation.payload(phase),
+            base,
+            limits,
+        )
     server = Server(
         experiment,
         number,
         method,
-        federation.payload(phase).tensors,
+        federation.payload(phase),
         messages,
         refusals,
         federation.parameters,
@@ -153,6 +188,8 @@ def aggregate(federation: Federation, number: int) -> float:
         federation.release(number),
     )
     phase.server(server)
+    if federation.payload(phase).features:
+        server.lower_shares()
     if server.collapsed:
         shares = server.collapsed.items()
         named = some([f"{client or 'all'} ({100 * share:.0f} %)" for client, share in shares])
@@ -163,9 +200,7 @@ def aggregate(federation: Federation, number: int) -> float:
         write_scalars(experiment.tensorboard, "train", number, scalars)
     rows = _ledger_rows(federation, server, sampled, base, begun)
     write_ledger(experiment.round_dir(number) / "ledger.tsv", rows)
-    features = federation.payload(phase).features
-    sent = [feature_paths(Path(), one.client) for one in messages] if features else []
-    experiment.close(number, (path.name for pair in sent for path in pair))
+    experiment.close(number, sums_of(messages) if _kept(experiment, method, number) else {})
     federation.closed(number, sampled)
     remove_unwanted(experiment, method, number)
     return server.mean_loss()
@@ -181,22 +216,26 @@ def tidy(federation: Federation, number: int) -> None:
 
 def remove_unwanted(experiment: Experiment, method: Method, number: int) -> None:
     """Remove the messages of a complete round, where nobody asked to keep them."""
-    if number > 0 and not experiment.config["keep_updates"] and not method.phase(number).keep:
+    if number > 0 and not _kept(experiment, method, number):
         remove_messages(experiment.round_dir(number))
 
 
-def _check_sampled(experiment: Experiment, number: int, sampled: Sequence[str]) -> int:
-    """Insist that those were sampled who are drawn, and that all jobs are there; their number."""
+def _kept(experiment: Experiment, method: Method, number: int) -> bool:
+    """Whether what clients sent in a round stays when it is complete."""
+    return experiment.config["keep_updates"] or method.phase(number).keep
+
+
+def _check_sampled(experiment: Experiment, number: int, sampled: Sequence[str]) -> None:
+    """Insist that those were sampled who are drawn, and that all jobs are there."""
     path = experiment.round_dir(number) / "clients"
     if experiment.sampled(number) != list(sampled):
         problem = "not the clients that seed and round draw"
         raise UserError(problem, path=path, remedy="run fedtools reset, then fedtools sample")
-    jobs = experiment.jobs(number)
-    for job in range(1, jobs + 1):
+    for job in range(1, experiment.jobs(number) + 1):
         table = experiment.round_dir(number) / f"update.{job}.tsv"
-        if not table.exists():
+        # A link to nowhere is there, too: whoever put it in place is refused.
+        if not os.path.lexists(table):
             raise UserError("missing", path=table, remedy=f"run fedtools train-local --job {job}")
-    return jobs
 
 
 def _scalars(server: Server) -> dict[str, float]:
@@ -270,18 +309,19 @@ def reset(federation: Federation, number: int) -> None:
         _check_kept(federation, number)
         experiment.write_reset(number)
         _forget_measured(federation, number)
-        owners = [path / "server", *(path / "clients").glob("*")]
+        clients = (one for one in (path / "clients").glob("*") if one.is_dir())
+        owners = [path / "server", *clients]
         for owner in (path, *owners):
-            (owner / "model.safetensors").unlink(missing_ok=True)
+            remove(owner / "model.safetensors")
         # Backwards, the mark first: wherever it is killed, it goes on from there.
         for later in range(last + 1, number - 1, -1):
             folder, made = experiment.round_dir(later), experiment.global_state(later + 1)
-            (folder / ".done").unlink(missing_ok=True)
+            remove(folder / ".done")
             for owner in owners:
                 Private(owner, later).remove()
             remove_messages(folder)
             for file in (folder / "jobs", folder / "clients", folder / "ledger.tsv", made):
-                file.unlink(missing_ok=True)
+                remove(file)
             _remove_empty(made.parent)
         experiment.resetting.unlink()
 
@@ -309,9 +349,10 @@ def _forget_measured(federation: Federation, number: int) -> None:
         if table.exists():
             rows = read_evaluation(table, task)
             write_tsv(table, task.header, [row for (at, _), row in rows.items() if at < number])
-    for path in experiment.tensorboard.glob("*/events.out.tfevents.*"):
-        if int(path.name.rpartition(".")[2]) >= number:
-            path.unlink()
+    for path in experiment.tensorboard.glob("*/*"):
+        at = step_of(path)
+        if at is not None and at >= number:
+            remove(path)
 
 
 def _remove_empty(folder: Path) -> None:

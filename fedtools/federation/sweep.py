@@ -5,30 +5,32 @@ No neural network runs: `fedtools.lm.reweighting.simulate` re-weights what was s
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtools.federation.identity import of_rescored
 from fedtools.federation.rescore import part_of, plan_of
-from fedtools.files.config import from_mapping
+from fedtools.files.config import from_mapping, write_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.tables import write_tsv
-from fedtools.lm.rescored import Rescored
-from fedtools.lm.reweighting import Adaptation, Lists, Weights
+from fedtools.lm.rescored import NBEST, Rescored
+from fedtools.lm.reweighting import Adaptation, Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.talk import simulate
 from fedtools.methods.fmp import FMP
-from fedtools.privacy.key import NoiseKey
+from fedtools.privacy.key import NoiseKey, key_path, make_key, read_key
 from fedtools.privacy.marginals import PAPER_WARNING
 from fedtools.privacy.options import NONE, PAPER, Privacy
 from fedtools.privacy.plan import Plan
+from fedtools.privacy.record import Nonce
 from fedtools.privacy.releases import Releases
 from fedtools.score.align import count_errors
 from fedtools.score.bootstrap import interval, speaker_draws
@@ -143,14 +145,22 @@ class Sweep:
 
     Args:
         folder: see `open_stream`; with text.
+        out: what results are written to: beside it, in OUT.nonce, is the nonce of noise, so that
+            the same sweep gives the same table again.
         seed: of noise.
     """
 
-    def __init__(self, folder: str | Path, seed: int = 0):
+    def __init__(self, folder: str | Path, out: str | Path, seed: int = 0):
+        self._folder, self._nonce = Path(folder), Path(f"{out}.nonce")
         self.stream = open_stream(folder)
         rescored = self.stream.rescored
         text = spoken(folder, rescored.utterances)
         self.errors = Errors(rescored, text)
+        if not self.errors.words.any():
+            remedy = "give a stream with transcripts"
+            raise UserError(
+                "no words in the transcripts", path=Path(folder) / "text", remedy=remedy
+            )
         self.listed = Listed(self.stream, text)
         self.seed = seed
         self._lists: dict[Weights, Lists] = {}
@@ -158,7 +168,8 @@ class Sweep:
     def best(self, setting: Setting) -> np.ndarray:
         """(utterances,) the best hypotheses under a setting.
 
-        Noise is drawn under a key that the seed gives: nothing is released here.
+        Noise is drawn under the user's own key, as if this were an experiment, but no counts leave
+        the memory: of what is written, errors against what was said, nothing is protected.
         """
         method, rounds, plan = setting
         weights = part_of(method, Weights)
@@ -169,9 +180,21 @@ class Sweep:
         }
         releases = None
         if plan.options.mechanism != NONE:
-            key = NoiseKey(hashlib.sha256(f"sweep {self.seed}".encode()).digest())
-            releases = Releases(plan, key, "sweep")
+            label = repr((*self._label, weights, part_of(method, Adaptation), plan, method.clock))
+            releases = Releases(plan, self._key, label)
         return simulate(self._lists[weights], groups, part_of(method, Adaptation), releases)
+
+    @cached_property
+    def _key(self) -> NoiseKey:
+        path = key_path()
+        make_key(path)
+        return read_key(path)
+
+    @cached_property
+    def _label(self) -> tuple:
+        """What noise is for, beside a setting; a nonce is drawn the first time."""
+        nonce = Nonce.kept(self._nonce)
+        return "sweep", nonce.text, self.seed, of_rescored(self._folder, False)
 
     def by_client(self, values: np.ndarray) -> np.ndarray:
         """(clients,) sums of (utterances,) values."""
@@ -188,17 +211,28 @@ class Sweep:
         own = self.by_client(self.errors.of(best))
         words = self.by_client(self.errors.words)
         draws = speaker_draws(len(own), 1000, seed, "sweep")
-        low, high = interval(100 * (draws @ own / (draws @ against) - 1))
+        # Without an error there is nothing that errors could be fewer than.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            change = 100 * (np.divide(own.sum(), against.sum()) - 1)
+            low, high = interval(100 * (draws @ own / (draws @ against) - 1))
+        signed = [f"{value:+.2f}" if np.isfinite(value) else "-" for value in (change, low, high)]
         return {
             "words": words.sum(),
             "errors": own.sum(),
             "wer": f"{100 * own.sum() / words.sum():.2f}",
-            "relative": f"{100 * (own.sum() / against.sum() - 1):+.2f}",
-            "low": "-" if np.isnan(low) else f"{low:+.2f}",
-            "high": "-" if np.isnan(high) else f"{high:+.2f}",
+            **dict(zip(("relative", "low", "high"), signed, strict=True)),
             "listed": self.listed.count,
             "missed": self.listed.missed(best),
         }
+
+
+def _warn_of_no_lm(
+    tried: Sweep, settings: Sequence[tuple[dict[str, Any], Setting]], folder: str | Path
+) -> None:
+    """Say, once, where settings share out the weight of a language model that is not there."""
+    shared = (part_of(one.method, Weights) for _, one in settings)
+    if one := next((weights for weights in shared if 0 < weights.nnlm < 1), None):
+        warn_of_no_lm(tried.stream.rescored, one, Path(folder) / NBEST)
 
 
 def sweep(
@@ -222,7 +256,8 @@ def sweep(
         UserError: if FMP refuses a combination; nothing is tried then.
     """
     settings = settings_of(fixed, varied)
-    tried = Sweep(folder, seed)
+    tried = Sweep(folder, out, seed)
+    _warn_of_no_lm(tried, settings, folder)
     against = tried.by_client(tried.errors.of(tried.best(setting_of({**fixed, **UNADAPTED}))))
     rows = [{**options, **tried.row(one, against, seed)} for options, one in settings]
     write_tsv(out, [*varied, *FIGURES], rows)
@@ -230,15 +265,20 @@ def sweep(
 
 
 def tune(
-    folder: str | Path, fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]
+    folder: str | Path,
+    out: str | Path,
+    fixed: Mapping[str, Any],
+    varied: Mapping[str, Sequence[Any]],
 ) -> tuple[dict[str, Any], float]:
-    """The combination with the fewest word errors on validation data, the first of equals.
+    """Write the combination with the fewest word errors on validation data, the first of equals.
 
     Returns:
         the options, and the WER in %.
     """
     settings = settings_of(fixed, varied)
-    tried = Sweep(folder)
+    tried = Sweep(folder, out)
+    _warn_of_no_lm(tried, settings, folder)
     grid = [(options, tried.errors.of(tried.best(one)).sum()) for options, one in settings]
     best, errors = min(grid, key=lambda one: one[1])
+    write_yaml(out, best)
     return best, 100 * errors / tried.errors.words.sum()

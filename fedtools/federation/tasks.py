@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedtools.federation import identity
-from fedtools.files.clips import Clips
+from fedtools.files import symbols
+from fedtools.files.clips import LENGTH, Clips
 from fedtools.files.config import read_yaml, unknown
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import Missing, UserError
@@ -82,7 +83,7 @@ def check_assets(
 
 def _tokens(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
     check_assets(assets, ("tokens",), where, ("denominator",))
-    files = [assets["tokens"] / name for name in ("tokens.txt", "bpe.model")]
+    files = [assets["tokens"] / name for name in symbols.FILES]
     files = [file for file in files if file.exists()]
     # That it is there is seen when it is read.
     return files + [assets[name] / f"{name}.safetensors" for name in assets if name != "tokens"]
@@ -90,7 +91,8 @@ def _tokens(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | P
 
 def _classes(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
     check_assets(assets, (), where)
-    return [data["train"] / "classes.txt"]
+    length = data["train"] / LENGTH
+    return [data["train"] / "classes.txt", *([length] if length.exists() else [])]
 
 
 def _nothing(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
@@ -221,7 +223,9 @@ def is_finished(path: str | Path, last: int | None = None, split: str | None = N
 
 def read_evaluation(path: Path, task: Task) -> dict[tuple[int, str], dict[str, str]]:
     """The rows of `Experiment.evaluation` by round and client; none if it is not there."""
-    rows = read_tsv(path, task.header) if path.exists() else []
+    # Of data without a word or a clip there is no rate.
+    unknown = ("nan", "inf")
+    rows = read_tsv(path, task.header, task.columns, unknown) if path.exists() else []
     return {
         (count(row, "round", path, line), row["client"]): row for line, row in enumerate(rows, 2)
     }

@@ -24,6 +24,7 @@ import numpy as np
 from fedtools.files.atomic import atomic_write
 from fedtools.files.errors import UserError
 from fedtools.files.lines import open_input
+from fedtools.files.received import Seal, check_seal, open_received
 
 MAX_OPEN_FILES = 32
 # One matrix may not be larger: 2 GiB is what one read can return (18 hours of 80 filters).
@@ -84,10 +85,11 @@ class FeatureReader:
 
     Args:
         scp: utterance -> "path:offset", as `DataDir.feats_scp` holds it.
+        seals: path -> the seal of an ark that a client wrote: what is read is what had that seal.
     """
 
-    def __init__(self, scp: Mapping[str, str]):
-        self.scp = scp
+    def __init__(self, scp: Mapping[str, str], seals: Mapping[str, Seal] | None = None):
+        self.scp, self.seals = scp, seals or {}
         self._records: dict[str, _Record] = {}
         self._files: OrderedDict[str, tuple[BinaryIO, int]] = OrderedDict()
 
@@ -140,6 +142,8 @@ class FeatureReader:
                     if not _is_finite(array):
                         raise _damaged(records[i].path, utts[i], "a value is NaN or infinite")
                     matrices[i] = array
+        for path in {record.path for record in records} & self.seals.keys():
+            check_seal(self._open(path, utts[0])[0], self.seals[path], path)
         return matrices
 
     def _read_run(self, run: list[_Record], utt: str) -> list[np.ndarray]:
@@ -185,8 +189,11 @@ class FeatureReader:
         if path in self._files:
             self._files.move_to_end(path)
             return self._files[path]
-        remedy = f"extract the features of {utt!r} again, or mend the path in feats.scp"
-        file = open_input(path, remedy=remedy)
+        if path in self.seals:
+            file = open_received(path, seal=self.seals[path])
+        else:
+            remedy = f"extract the features of {utt!r} again, or mend the path in feats.scp"
+            file = open_input(path, remedy=remedy)
         while len(self._files) >= MAX_OPEN_FILES:
             self._files.popitem(last=False)[1][0].close()
         self._files[path] = file, os.fstat(file.fileno()).st_size

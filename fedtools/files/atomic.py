@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from fedtools.files.lines import open_input
+
+# A temporary file that nothing can vouch for, and that was not touched for so long, is an orphan.
+_FORSAKEN = 7 * 24 * 3600.0
 
 # Folders that this process has looked for orphans in: once is enough, and a folder may be large.
 _cleaned: set[tuple[int, Path]] = set()
@@ -63,10 +68,15 @@ def write_text(path: str | Path, text: str) -> None:
 
 def sha256(path: str | Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal."""
-    digest = hashlib.sha256()
     with open_input(path) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+        return sha256_of(file)
+
+
+def sha256_of(file: IO[bytes]) -> str:
+    """The SHA-256 of the rest of an open file, in hexadecimal."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
     return digest.hexdigest()
 
 
@@ -84,20 +94,56 @@ def _marks(folder: Path, name: str) -> tuple[str, str]:
     if (os.getpid(), folder) not in _cleaned:
         _remove_orphans(folder)
         _cleaned.add((os.getpid(), folder))
-    return ".tmp", f".{name}.{platform.node()}-{os.getpid()}."
+    return ".tmp", f".{name}.{machine()}-{os.getpid()}."
 
 
 def _remove_orphans(folder: Path) -> None:
-    """Remove what processes of this machine that were killed left in a folder."""
-    temporary = re.compile(rf"\..+\.{re.escape(platform.node())}-(\d+)\.[^.]+\.tmp")
+    """Remove what killed processes of this machine left in a folder.
+
+    Other machines, containers and earlier boots may have its name. Of those, process ids say
+    nothing: what they left is removed when it is old.
+    """
+    node, here = re.escape(platform.node()), re.escape(machine())
+    own = re.compile(rf"\..+\.{here}-(\d+)\.[^.]+\.tmp")
+    namesake = re.compile(rf"\..+\.{node}(-[0-9a-f]{{12}})?-\d+\.[^.]+\.tmp")
     for left in os.scandir(folder):
-        if owner := temporary.fullmatch(left.name):
-            if is_running(int(owner[1])):
-                continue
-            if left.is_dir(follow_symlinks=False):
-                shutil.rmtree(left.path, ignore_errors=True)
-            else:
-                Path(left.path).unlink(missing_ok=True)
+        orphan = False
+        if owner := own.fullmatch(left.name):
+            orphan = not is_running(int(owner[1]))
+        elif namesake.fullmatch(left.name):
+            with suppress(FileNotFoundError):
+                orphan = time.time() - left.stat(follow_symlinks=False).st_mtime > _FORSAKEN
+        if orphan:
+            remove(Path(left.path))
+
+
+def remove(path: Path) -> None:
+    """Remove whatever lies at a path, a folder with all that is in it; nothing there is no error.
+
+    Others can write into an experiment's folder: a directory where a file belongs must not stay in
+    the way for good.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except (IsADirectoryError, PermissionError):
+        if not path.is_dir() or path.is_symlink():
+            raise
+        shutil.rmtree(path)
+
+
+@functools.cache
+def machine() -> str:
+    """The name of this machine and 12 digits for its boot and its process ids.
+
+    Two machines, or two containers of one, may have the same name; a process id of one says nothing
+    of the other's. Linux alone tells these things; elsewhere the name is all.
+    """
+    told = ""
+    with suppress(OSError):
+        told += Path("/proc/sys/kernel/random/boot_id").read_text()
+    with suppress(OSError):
+        told += str(Path("/proc/self/ns/pid").readlink())
+    return f"{platform.node()}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
 def is_running(process: int) -> bool:

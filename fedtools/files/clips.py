@@ -1,6 +1,7 @@
-"""Clips of one second, as the keyword engine reads them: all waveforms in one file, and an index.
+"""Clips of equal length, as the keyword engine reads them: all waveforms in one file, and an index.
 
-    clips.npy    int16 (clips, 16000) at 16 kHz: shorter clips end in zeros, longer ones were cut
+    clips.npy    int16 (clips, samples) at 16 kHz: shorter clips end in zeros, longer ones were cut
+    clip_samples how many samples; where it is not there, they are 16000, a second
     labels.npy   int64 (clips,): the class index of each clip
     clients.tsv  client clips: the clients in C order, and how many clips each has
     classes.txt  the labels, one a line; the line of a label, from 0, is its index
@@ -36,8 +37,11 @@ from fedtools.files.lines import open_input, read_lines, read_words
 
 RATE = 16_000
 CLIP_SAMPLES = 16_000
+# A minute: whatever is longer is no clip of a word.
+MOST_SAMPLES = 60 * RATE
 COLUMNS = ("utterance", "client", "label", "samples")
 CLIENT_COLUMNS = ("client", "clips")
+LENGTH = "clip_samples"
 INDEX = ("classes.txt", "clients.tsv", "labels.npy")
 """What is compared with sha256sums at every opening; the waveforms and their table are large."""
 
@@ -67,7 +71,7 @@ class Clips:
         classes: the labels, in the order of their indices.
         labels: int64 (clips,), class indices, memory-mapped; what is written there stays with the
             process that writes.
-        waves: int16 (clips, 16000), memory-mapped.
+        waves: int16 (clips, samples), memory-mapped.
         noise: int16 (samples,), memory-mapped; no samples where there is no noise.
     """
 
@@ -93,9 +97,10 @@ class Clips:
             remedy = "run fedtools pack-clips"
             raise UserError("no packed clips", path=folder / "clips.tsv", remedy=remedy)
         classes = read_classes(folder / "classes.txt")
-        waves = _map_npy(folder / "clips.npy", (CLIP_SAMPLES,))
+        samples = read_length(folder)
+        waves = _map_npy(folder / "clips.npy", (samples,))
         noise = _map_npy(folder / "noise.npy", ())
-        check_noise(len(noise), folder / "noise.npy")
+        check_noise(len(noise), folder / "noise.npy", samples)
         # Mapped so that torch takes it without a copy and without a warning: it could be written.
         labels = _map_npy(folder / "labels.npy", (), "<i8", "c")
         clients, edges = _read_clients(folder / "clients.tsv")
@@ -108,8 +113,13 @@ class Clips:
         if not 0 <= labels[worst] < len(classes):
             problem = f"clip {worst} has label {labels[worst]} of {len(classes)} classes"
             raise UserError(problem, path=folder / "labels.npy", remedy=_REMEDY)
-        check_sums(folder, INDEX)
+        check_sums(folder, (*INDEX, LENGTH) if samples != CLIP_SAMPLES else INDEX)
         return cls(folder, clients, edges, classes, labels, waves, noise)
+
+    @property
+    def samples(self) -> int:
+        """Of a clip."""
+        return self.waves.shape[1]
 
     @property
     def sizes(self) -> np.ndarray:
@@ -158,11 +168,27 @@ def read_classes(path: str | Path) -> list[str]:
     return read_words(path, "write one label a line")
 
 
+def read_length(folder: str | Path) -> int:
+    """Return how many samples the clips of a folder have, or those of an experiment's data.
+
+    Raises:
+        UserError: if the file that says so is damaged.
+    """
+    path = Path(folder) / LENGTH
+    if not path.exists():
+        return CLIP_SAMPLES
+    (text, *more) = read_lines(path, _REMEDY) or [""]
+    if more or not re.fullmatch("[1-9][0-9]{0,6}", text) or int(text) > MOST_SAMPLES:
+        raise UserError("not a number of samples", path=path, remedy=_REMEDY)
+    return int(text)
+
+
 def write_clips(
     folder: str | Path,
     clips: Iterable[Clip],
     classes: Iterable[str],
     noise: Iterable[np.ndarray] = (),
+    length: int = CLIP_SAMPLES,
 ) -> None:
     """Write clips one after the other; the files appear when all are written.
 
@@ -171,6 +197,7 @@ def write_clips(
         clips: in C order of client and utterance; consumed one by one.
         classes: the labels, in the order of their indices.
         noise: recordings of background noise, int16 (N,) at 16 kHz.
+        length: samples of each clip, to which longer ones are cut and shorter ones are filled up.
 
     Raises:
         UserError: if an id cannot be used.
@@ -185,25 +212,34 @@ def write_clips(
             open(table, "w", encoding="utf-8", newline="\n") as rows,
         ):
             _write_npy(noise_path, noise, ())
-            waves = _take_down(clips, classes, rows, labels, sizes)
-            _write_npy(clips_path, waves, (CLIP_SAMPLES,))
+            waves = _take_down(clips, classes, rows, labels, sizes, length)
+            _write_npy(clips_path, waves, (length,))
             # The old table must not be taken for that of the new waveforms, should we be killed.
             (folder / "clips.tsv").unlink(missing_ok=True)
+        (folder / LENGTH).unlink(missing_ok=True)
+        if length != CLIP_SAMPLES:
+            write_text(folder / LENGTH, f"{length}\n")
         write_text(folder / "classes.txt", "".join(f"{label}\n" for label in classes))
         with atomic_write(folder / "clients.tsv") as file:
             file.write("\t".join(CLIENT_COLUMNS) + "\n")
             file.writelines(f"{client}\t{size}\n" for client, size in sizes.items())
         with atomic_write(folder / "labels.npy", "wb") as file:
             np.save(file, np.array(labels, "<i8"))
-        files = {name: folder / name for name in (*INDEX, "clips.npy", "noise.npy")}
+        names = [*INDEX, "clips.npy", "noise.npy", *([LENGTH] if length != CLIP_SAMPLES else [])]
+        files = {name: folder / name for name in names}
         lines = [sum_line(path, name) for name, path in (files | {"clips.tsv": table}).items()]
         write_text(folder / "sha256sums", "".join(f"{line}\n" for line in lines))
 
 
 def _take_down(
-    clips: Iterable[Clip], classes: list[str], table: TextIO, labels: array, sizes: dict[str, int]
+    clips: Iterable[Clip],
+    classes: list[str],
+    table: TextIO,
+    labels: array,
+    sizes: dict[str, int],
+    length: int,
 ) -> Iterator[np.ndarray]:
-    """Clips' waveforms padded or cut, int16 (1, 16000); the rest of them goes to their tables."""
+    """Clips' waveforms padded or cut, int16 (1, length); the rest of them goes to their tables."""
     numbers = {label: number for number, label in enumerate(classes)}
     previous = ("", "")
     table.write("\t".join(COLUMNS) + "\n")
@@ -218,8 +254,8 @@ def _take_down(
         sizes[client] = sizes.get(client, 0) + 1
         labels.append(numbers[clip.label])
         table.write(f"{utterance}\t{client}\t{clip.label}\t{samples}\n")
-        wave = np.zeros((1, CLIP_SAMPLES), dtype="<i2")
-        wave[0, :samples] = clip.wave[:CLIP_SAMPLES]
+        wave = np.zeros((1, length), dtype="<i2")
+        wave[0, :samples] = clip.wave[:length]
         yield wave
 
 
@@ -237,10 +273,10 @@ def check_sums(folder: Path, names: Iterable[str]) -> None:
             raise UserError(problem, path=folder / "sha256sums", remedy=_REMEDY)
 
 
-def check_noise(samples: int, path: str | Path) -> None:
+def check_noise(samples: int, path: str | Path, length: int = CLIP_SAMPLES) -> None:
     """Refuse background noise, `samples` in all, that is there but too short to fill a clip."""
-    if 0 < samples < CLIP_SAMPLES:
-        problem = f"{samples} samples of noise, a clip has {CLIP_SAMPLES}"
+    if 0 < samples < length:
+        problem = f"{samples} samples of noise, a clip has {length}"
         remedy = "give longer recordings, or none"
         raise UserError(problem, path=path, remedy=remedy)
 

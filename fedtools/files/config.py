@@ -34,10 +34,18 @@ Share = Annotated[float, Ge(0), Lt(1)]
 
 # Aliases can make a few lines a tree of any size, which would be walked through and printed.
 _MAX_NODES = 1 << 21
+_MAX_DIGITS = 400
 
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.2's floats (`1e-4` is a number, not a string) and no key twice."""
+
+    def construct_integer(self, node: yaml.ScalarNode) -> int:
+        """An integer; thousands of digits are none, and Python cannot even print so many."""
+        if len(node.value) > _MAX_DIGITS:
+            problem = f"an integer of {len(node.value)} digits"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return self.construct_yaml_int(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()
@@ -49,6 +57,9 @@ class _Loader(yaml.SafeLoader):
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=node_of_key.start_mark)
                 seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
 
 
 class _Dumper(yaml.SafeDumper):

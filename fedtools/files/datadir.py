@@ -5,6 +5,9 @@ locale (byte order), every utterance id prefixed by its speaker id:
 
     wav.scp text utt2spk spk2utt [segments] [utt2dur] [feats.scp utt2num_frames]
     [utt2client client2utt] [any other utt2*, spk2*, reco2*, such as utt2accent or spk2gender]
+
+A table has all utterances, speakers or recordings, unless it is of what speakers need not tell
+(PARTIAL).
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ from pathlib import Path
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines
+from fedtools.files.symbols import check_sentence
 
 # A speaker, utterance or client id becomes a file name and a column: keep it to what both allow.
 ID_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+# What not every speaker tells: these tables have a part of the speakers, one at least.
+PARTIAL = ("spk2gender", "spk2age")
 # Kaldi's extract-segments lets a segment's end lie this far (seconds) beyond its recording.
 MAX_OVERSHOOT = 0.5
 
@@ -34,17 +40,50 @@ def check_id(name: str, what: str, path: str | Path | None = None, line: int | N
     return name
 
 
+def check_ids(table: Mapping[str, str], path: Path) -> None:
+    """Raise a `UserError`, naming the line, if a table of utterances' owners has a bad id.
+
+    These tables say what utterances, speakers and clients there are: no other is looked at.
+    """
+    if owner := {"utt2spk": "speaker", "utt2client": "client"}.get(path.name):
+        for line, (key, value) in enumerate(table.items(), 1):
+            check_id(key, "utterance", path, line)
+            check_id(value, owner, path, line)
+
+
+def corpus_folder(folder: Path, what: str) -> Path:
+    """Return the absolute path of a folder; a `UserError` if wav.scp could not name its files.
+
+    Args:
+        folder: the folder.
+        what: the remedy if it is not there: what to name instead.
+    """
+    if not folder.is_dir():
+        raise UserError("no such folder", path=folder, remedy=f"name {what}")
+    folder = folder.resolve()
+    if str(folder) != " ".join(str(folder).split()):
+        raise UserError("wav.scp cannot hold doubled spaces", path=folder, remedy="rename it")
+    # What does not print, or is no UTF-8: a table with it would not be read.
+    if not str(folder).isprintable():
+        problem = f"the folder {str(folder)!r} has characters that do not print"
+        raise UserError(problem, remedy="rename it")
+    return folder
+
+
 def byte_order(keys: Iterable[str]) -> list[str]:
     """Sort as `LC_ALL=C sort` does: by UTF-8 bytes."""
     return sorted(keys, key=lambda key: key.encode("utf-8"))
 
 
-def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
+def read_table(
+    path: str | Path, *, values: str = "required", lines: Iterable[str] | None = None
+) -> dict[str, str]:
     """Read a "key value" table, checking that it is sorted, unique, and cleanly spaced.
 
     Args:
         path: the table.
         values: "required", or "optional" to let a key stand alone (its value is then "").
+        lines: what is in it, where it was read already.
 
     Returns:
         key -> value, in the order of the file.
@@ -54,7 +93,8 @@ def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
     """
     table: dict[str, str] = {}
     previous = b""
-    for number, line in enumerate(read_lines(path), 1):
+    lines = read_lines(path, may_be_marked=False) if lines is None else lines
+    for number, line in enumerate(lines, 1):
         key, _, value = line.partition("\t" if "\t" in line.partition(" ")[0] else " ")
         encoded = key.encode("utf-8")
         problem, remedy = "", None
@@ -74,6 +114,18 @@ def read_table(path: str | Path, *, values: str = "required") -> dict[str, str]:
             raise UserError(problem, path=path, line=number, remedy=remedy)
         previous = encoded
         table[key] = value
+    return table
+
+
+def read_transcripts(path: str | Path) -> dict[str, str]:
+    """Read a Kaldi `text`, utterance -> words; no words are "".
+
+    Raises:
+        UserError: as of `read_table`, and for a word that programs keep for themselves.
+    """
+    table = read_table(path, values="optional")
+    for line, sentence in enumerate(table.values(), 1):
+        check_sentence(sentence, path, line)
     return table
 
 
@@ -140,7 +192,8 @@ class DataDir:
 
         Raises:
             UserError: if a named table is missing, a table is empty or breaks a rule of
-                `read_table`, or the id of an utterance, speaker or client is not usable.
+                `read_table` (text: of `read_transcripts`), or the id of an utterance, speaker or
+                client is not usable.
         """
         path = Path(path)
         if not path.is_dir():
@@ -148,15 +201,11 @@ class DataDir:
         data = cls(path)
         for attribute, name in _FILES.items():
             if name in tables or attribute in tables or (not tables and (path / name).exists()):
-                optional = "optional" if name == "text" else "required"
-                table = read_table(path / name, values=optional)
+                table = (read_transcripts if name == "text" else read_table)(path / name)
                 if not table:
                     remedy = "remove it or make it again"
                     raise UserError("empty", path=path / name, remedy=remedy)
-                if owner := {"utt2spk": "speaker", "utt2client": "client"}.get(name):
-                    for line, (key, value) in enumerate(table.items(), 1):
-                        check_id(key, "utterance", path / name, line)
-                        check_id(value, owner, path / name, line)
+                check_ids(table, path / name)
                 setattr(data, attribute, table)
         if not tables:
             data.others = {name: read_table(path / name) for name in other_tables(path)}
@@ -222,8 +271,8 @@ class DataDir:
         left_out = []
         names = {name for data in inputs for name in data._tables()}
         for name in sorted(names):
-            tables = [data._tables().get(name) for data in inputs]
-            if not all(tables):
+            tables = [data._tables().get(name, {}) for data in inputs]
+            if not all(tables) and name not in PARTIAL:
                 if name == "segments":
                     raise UserError("only some of the inputs have segments", path=path)
                 left_out.append(name)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedtools.files.atomic import atomic_path
+
+_PREFIX = "events.out.tfevents."
 
 
 def write_scalars(folder: str | Path, part: str, step: int, scalars: Mapping[str, float]) -> None:
@@ -27,9 +30,15 @@ def write_scalars(folder: str | Path, part: str, step: int, scalars: Mapping[str
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
     now = time.time()
     # TensorBoard reads the files of a folder in the order of their names.
-    path = Path(folder) / part / f"events.out.tfevents.{step:08d}"
+    path = Path(folder) / part / f"{_PREFIX}{step:08d}"
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         writer = RecordWriter(file)
         writer.write(Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
         event = Event(wall_time=now, step=step, summary=Summary(value=values))
         writer.write(event.SerializeToString())
+
+
+def step_of(path: Path) -> int | None:
+    """The step of a file that `write_scalars` wrote; None of any other, such as TensorBoard's."""
+    found = re.fullmatch(rf"{re.escape(_PREFIX)}(\d{{8,9}})", path.name, re.ASCII)
+    return int(found[1]) if found else None

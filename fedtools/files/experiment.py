@@ -3,18 +3,20 @@
 EXP/config.yaml                     frozen at the start, as all named here up to sha256sums
 EXP/data.yaml                       what tells the data from others of the same name
 EXP/clients.txt                     every client, one per line, in C order
-EXP/tokens.txt [bpe.model]          the model's output units
+EXP/tokens.txt [bpe.model|token_type]  the model's output units
 EXP/init.safetensors                the model everybody begins with
+EXP/{nonce,noise_key}               with privacy: see `fedtools.privacy.record`
 EXP/sha256sums                      of all these, and of round_0001/global.safetensors
 EXP/software.yaml                   commit and versions at the start
 EXP/round_0007/global.safetensors   what the server sends in round 7: shared tensors only
 EXP/round_0007/{clients,jobs}       who was sampled; into how many jobs they are cut
 EXP/round_0007/update.<job>.*       what clients send, see `fedtools.files.messages`
 EXP/round_0007/ledger.tsv           bytes, epochs and seconds by client
-EXP/round_0007/.done                written last: sums of the ledger, of features that were sent,
-                                    and of the next global state
+EXP/round_0007/.done                written last: sums of the ledger, of what clients sent and is
+                                    kept, and of the next global state
 EXP/clients/<client>/               what never leaves the client; no server command opens it
 EXP/server/                         the server's own optimiser, for methods that train there
+EXP/releases.tsv                    with privacy: all that the server has released
 EXP/resetting                       the round that a reset goes back to, until it is there
 EXP/evaluate_<split>.tsv            how good the models are, by round and client
 """
@@ -28,11 +30,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.config import read_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines
 from fedtools.files.private import Private
+from fedtools.files.states import Spec, load_state
 
 # What `fedtools init` freezes, and of which kind; `start` and others may be missing.
 _OPTIONS: dict[str, type | tuple[type, ...]] = {
@@ -141,6 +146,11 @@ class Experiment:
             raise UserError(problem, path=path, remedy=remedy)
         return known
 
+    def shared_state(self, number: int, spec: Spec | None = None) -> dict[str, np.ndarray]:
+        """What the server sends in round `number`; errors as of `base` and `load_state`."""
+        self.base(number)
+        return load_state(self.global_state(number), spec)
+
     def recorded_base(self, number: int) -> str:
         """The SHA-256 of `global_state` as it was written; the file itself is not looked at."""
         name = str(self.global_state(number).relative_to(self.path))
@@ -193,16 +203,25 @@ class Experiment:
                 f"round {number} cannot {what}: round {number - 1} is not complete", path=self.path
             )
 
-    def close(self, number: int, received: Iterable[str] = ()) -> None:
-        """Mark a round as complete, with the sums of what it made and of files for later rounds."""
+    def close(self, number: int, received: Mapping[str, str] | None = None) -> None:
+        """Mark a round as complete, with the sums of what it made.
+
+        Args:
+            received: name -> SHA-256 of what clients sent and stays, as it was checked.
+        """
         folder, following = self.round_dir(number), self.global_state(number + 1)
-        names = ["ledger.tsv", *received, f"../{following.relative_to(self.path)}"]
-        write_sums(folder / ".done", {name: folder / name for name in names})
+        sums = {"ledger.tsv": sha256(folder / "ledger.tsv"), **(received or {})}
+        sums[f"../{following.relative_to(self.path)}"] = sha256(following)
+        _write_sums(folder / ".done", sums)
+
+    def sums(self, number: int) -> dict[str, str]:
+        """name -> SHA-256 of the files of a complete round, as they were when it was closed."""
+        return read_sums(self.round_dir(number) / ".done")
 
     def check_closed(self, number: int, *names: str) -> None:
         """Insist that files of a complete round, by default its ledger, are as they were then."""
         folder = self.round_dir(number)
-        sums = read_sums(folder / ".done")
+        sums = self.sums(number)
         for name in names or ("ledger.tsv",):
             path = folder / name
             if not path.is_file() or sums.get(name) != sha256(path):
@@ -230,6 +249,10 @@ class Experiment:
         if not path.exists():
             raise UserError("missing", path=path, remedy="run fedtools sample")
         return _read_number(path, "jobs")
+
+    def sampled_at(self, number: int) -> float:
+        """When the clients of a round were cut into jobs, seconds of the epoch."""
+        return (self.round_dir(number) / "jobs").stat().st_mtime
 
     @property
     def resetting(self) -> Path:
@@ -259,7 +282,11 @@ def _read_number(path: Path, what: str) -> int:
 
 def write_sums(path: Path, files: Mapping[str, Path]) -> None:
     """Write the SHA-256 of files by name, as sha256sum -c reads them."""
-    write_text(path, "".join(f"{sha256(file)}  {name}\n" for name, file in files.items()))
+    _write_sums(path, {name: sha256(file) for name, file in files.items()})
+
+
+def _write_sums(path: Path, sums: Mapping[str, str]) -> None:
+    write_text(path, "".join(f"{digest}  {name}\n" for name, digest in sums.items()))
 
 
 def read_sums(path: Path) -> dict[str, str]:

@@ -25,8 +25,8 @@ class LedgerRow(NamedTuple):
 
     `bytes_down` and `bytes_up` are sizes of what was sent, also by a client that was refused, whose
     epochs and seconds are 0: what it says of its work does not count. `status` is OK, the reason
-    for which the client's message was refused, or COLLAPSED. A client whose labels collapsed where
-    the server trained has a row of no cost; if the data have no clients, it is the server's row.
+    for which the client's message was refused, COLLAPSED or CAPPED. A client whose labels collapsed
+    where the server trained has a row of no cost; if the data have no clients, it is the server's.
     """
 
     round: int

@@ -1,7 +1,12 @@
-"""Files that come from outside, opened in one way: regular, of bounded size, UTF-8, no NUL."""
+"""Files that come from outside, opened in one way: regular, of bounded size, UTF-8, no NUL.
+
+A byte order mark at the beginning of a file is no part of its text; anywhere else, where it would
+be an invisible part of a word, it is an error.
+"""
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 from pathlib import Path
@@ -13,20 +18,26 @@ from fedtools.files.errors import UserError
 SMALL_FILE = 16 << 20
 TABLE = 1 << 30
 
+_MARK = codecs.BOM_UTF8
+_WITHOUT_MARK = "remove it with: sed -i 's/\\xEF\\xBB\\xBF//g'"
 
-def open_input(path: str | Path, limit: int | None = None, remedy: str | None = None) -> BinaryIO:
+
+def open_input(
+    path: str | Path, limit: int | None = None, remedy: str | None = None, flags: int = 0
+) -> BinaryIO:
     """Open a file for reading bytes, without waiting for a FIFO's writer.
 
     Args:
         path: a regular file, or a link to one.
         limit: the most bytes that it may have; None for any number.
         remedy: what to do about a file that is missing or no such file.
+        flags: more of `os.open`'s.
 
     Raises:
         UserError: if it cannot be opened, is no regular file, or is too large.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     except (OSError, ValueError) as error:
         # A ValueError is of a name that no file can have.
         reason = getattr(error, "strerror", None) or error
@@ -49,40 +60,71 @@ def read_bytes(path: str | Path, limit: int = SMALL_FILE, remedy: str | None = N
         return file.read()
 
 
-def read_text(path: str | Path, limit: int = SMALL_FILE, remedy: str | None = None) -> str:
-    """The content of a UTF-8 file; a `UserError` names the line of what is no text."""
-    return decode(read_bytes(path, limit, remedy), path, remedy)
+def read_text(
+    path: str | Path,
+    limit: int = SMALL_FILE,
+    remedy: str | None = None,
+    may_be_marked: bool = True,
+) -> str:
+    """Return the content of a UTF-8 file; arguments and errors as of `open_input` and `decode`."""
+    raw = read_bytes(path, limit, remedy)
+    return decode(raw, path, remedy, may_be_marked=may_be_marked)
 
 
-def decode(raw: bytes, path: str | Path, remedy: str | None = None, first_line: int = 1) -> str:
-    """Bytes of a UTF-8 file, which begin with line `first_line`, as text.
+def decode(
+    raw: bytes,
+    path: str | Path,
+    remedy: str | None = None,
+    first_line: int = 1,
+    may_be_marked: bool = True,
+) -> str:
+    """Return bytes of a UTF-8 file, which begin with line `first_line`, as text.
+
+    Args:
+        may_be_marked: whether the file may begin with a byte order mark, which is then left out.
 
     Raises:
-        UserError: naming file and line, if they are not UTF-8, or there is a NUL.
+        UserError: naming file and line, if they are not UTF-8, or there is a NUL, or a byte order
+            mark anywhere else.
     """
+    if may_be_marked and first_line == 1:
+        raw = raw.removeprefix(_MARK)
+    remedy = remedy or "convert the file"
     try:
         text, position = raw.decode("utf-8"), raw.find(b"\0")
         problem = "a NUL byte"
+        if position < 0:
+            position = raw.find(_MARK)
+            problem, remedy = "a byte order mark (U+FEFF) within the text", _WITHOUT_MARK
     except UnicodeDecodeError as error:
         text, position = "", error.start
         problem = "not UTF-8"
+        if first_line == 1 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            problem, remedy = "UTF-16, not UTF-8", "convert it with: iconv -f UTF-16 -t UTF-8"
     if position >= 0:
         line = first_line + raw.count(b"\n", 0, position)
-        raise UserError(problem, path=path, line=line, remedy=remedy or "convert the file")
+        raise UserError(problem, path=path, line=line, remedy=remedy)
     return text
 
 
-def read_lines(path: str | Path, remedy: str | None = None) -> list[str]:
+def read_lines(
+    path: str | Path, remedy: str | None = None, may_be_marked: bool = True
+) -> list[str]:
     """Read the lines of a UTF-8 file, without their ends; only "\\n" ends a line.
 
     Args:
         path: the file; the last line must have an end.
         remedy: what to do about a file that is missing or no text.
+        may_be_marked: see `decode`.
 
     Raises:
         UserError: if it cannot be read, is not UTF-8, has a NUL, or is cut off.
     """
-    content = read_text(path, TABLE, remedy)
+    return split_lines(read_text(path, TABLE, remedy, may_be_marked), path)
+
+
+def split_lines(content: str, path: str | Path) -> list[str]:
+    """The lines of a text, each of which has an end; `path` is what errors call it."""
     if content and not content.endswith("\n"):
         last = content.count("\n") + 1
         raise UserError("the last line has no end", path=path, line=last, remedy="file cut off?")
@@ -97,6 +139,8 @@ def read_words(path: str | Path, remedy: str | None = None) -> list[str]:
         raise UserError("empty", path=path, remedy=remedy)
     seen: set[str] = set()
     for line, word in enumerate(words, 1):
+        if "\r" in word:
+            raise UserError("carriage return", path=path, line=line, remedy="run dos2unix")
         if word in seen or word.split() != [word]:
             problem = "comes twice" if word in seen else "is not one word"
             raise UserError(f"{word!r} {problem}", path=path, line=line, remedy=remedy)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from fedtools.files.atomic import atomic_path
+from fedtools.files.atomic import atomic_path, remove
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.messages import COLUMNS, Payload, Report, paths_of, stacked, status_of
@@ -53,12 +53,12 @@ class MessageWriter:
         self._payload, self._base = payload, base
         self._written: dict[str, dict[str, object]] = {}
         # The table first: without its mark, the others do not count.
-        self._table.unlink(missing_ok=True)
-        self._tensors.unlink(missing_ok=True)
+        remove(self._table)
+        remove(self._tensors)
         if payload.features:
             for client in clients:
                 for path in feature_paths(round_dir, client):
-                    path.unlink(missing_ok=True)
+                    remove(path)
         self._file: BinaryIO | None = None
         self._stack = ExitStack()
         if payload.tensors:

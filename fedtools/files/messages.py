@@ -6,8 +6,9 @@
                                order of the rows; a client that sends nothing has zeros there
     features.<client>.ark .scp features that a client sends, where a method asks for them
 
-`fedtools.files.message_writer` writes them; of tensors the reader looks at headers only. Nothing
-that comes from a client is trusted: no pickle, no size, no name, no path, no value.
+`fedtools.files.message_writer` writes them; of tensors the reader looks at headers only, and their
+values are checked as `fedtools.server.aggregate` reads them. Nothing that comes from a client is
+trusted: no pickle, no size, no name, no path, no value, no file that is not its own.
 """
 
 from __future__ import annotations
@@ -15,41 +16,37 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
-from fedtools.files.ark import FeatureReader
+from fedtools.files.atomic import remove
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
-from fedtools.files.sent_features import (
-    Features,
-    check_features,
-    open_features,
-    received_bytes,
-)
-from fedtools.files.states import (
-    Layout,
-    Spec,
-    check_spec,
-    read_layout,
-    row_bytes,
-)
-from fedtools.files.tables import check_table_size, count, read_tsv
+from fedtools.files.received import Seal, open_received, received_lines, seal_of, sum_of
+from fedtools.files.sent_features import Features, check_features, received_bytes
+from fedtools.files.states import Layout, Spec, check_spec, layout_of, row_bytes
+from fedtools.files.tables import count, read_tsv
+from fedtools.files.values import Values
 
 COLUMNS = ("client", "utterances", "steps", "loss", "seconds", "bytes", "base", "status")
 
 # The status of a message that counts, and of one whose pseudo-labels were nearly all empty: it
-# counts too, but its model is learning to say nothing.
-OK, COLLAPSED = "ok", "collapsed"
-COUNTED = OK, COLLAPSED
+# counts too, but its model is learning to say nothing. Of a third one the server has lowered the
+# weight, by `Method.max_weight_ratio`.
+OK, COLLAPSED, CAPPED = "ok", "collapsed", "weight lowered"
+COUNTED = OK, COLLAPSED, CAPPED
 COLLAPSED_FROM = 0.95  # of the labels of a round
 
-_MAX_UTTERANCES, _MAX_STEPS, _MAX_SECONDS = 10**9, 10**12, 1e9
-# What TensorBoard writes, and a sum of any number of clients, has room for. More is no loss.
-MAX_LOSS = 1e30
+# Far more than anybody has, or can do.
+MOST_UTTERANCES, _MOST_STEPS = 10**6, 10**9
+# Of a mean over utterances or clips, nats. More is no loss: training has diverged.
+MAX_LOSS = 1e6
+# Clocks of several machines may be apart; nobody gains by a day.
+_MORE_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -59,10 +56,27 @@ class Payload:
     Attributes:
         tensors: as one client has them, of a model or of none (counts).
         features: bounds on features, or None.
+        values: bounds on the elements of tensors by name; all others need only be finite.
     """
 
     tensors: Spec = field(default_factory=dict)
     features: Features | None = None
+    values: Mapping[str, Values] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client can have, and have done, in a round: more is refused.
+
+    Attributes:
+        utterances: of a client.
+        steps: of a client that has so many utterances.
+        seconds: since the clients were sampled, by the server's own clock.
+    """
+
+    utterances: Callable[[str], int] = lambda client: MOST_UTTERANCES
+    steps: Callable[[str, int], int] = lambda client, utterances: _MOST_STEPS
+    seconds: float = 1e9
 
 
 class Report(NamedTuple):
@@ -84,7 +98,11 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """One client's message that passed all checks; its tensors are row `row` of a job's file."""
+    """One client's message that passed all checks; its tensors are row `row` of a job's file.
+
+    `seals` are of the job's files, `sums` name -> SHA-256 of the client's features, which have so
+    many `frames`.
+    """
 
     client: str
     utterances: int
@@ -96,6 +114,13 @@ class Message:
     layout: Layout | None
     row: int
     status: str = OK
+    seals: Mapping[Path, Seal] = field(default_factory=dict)
+    sums: Mapping[str, str] = field(default_factory=dict)
+    frames: int = 0
+
+    def open(self) -> BinaryIO:
+        """Open the file of its tensors; a `UserError` if it is not as it was checked."""
+        return open_received(self.path, seal=self.seals.get(self.path))
 
     def offset(self, name: str) -> int:
         """The byte of the file at which this client's row of a tensor begins."""
@@ -105,11 +130,6 @@ class Message:
     def tensor_bytes(self) -> int:
         """The bytes of its tensors alone."""
         return sum(self.layout.strides.values()) if self.layout else 0
-
-    @property
-    def features(self) -> FeatureReader:
-        """The features that the client sent."""
-        return open_features(self.path.parent, self.client)
 
 
 @dataclass(frozen=True)
@@ -125,57 +145,63 @@ class Refusal:
 
 
 def read_messages(
-    round_dir: Path, jobs: int, sampled: Sequence[str], payload: Payload, base: str
+    round_dir: Path,
+    jobs: Sequence[Sequence[str]],
+    sampled: Sequence[str],
+    payload: Payload,
+    base: str,
+    limits: Limits | None = None,
 ) -> tuple[list[Message], list[Refusal]]:
     """Validate every message of a round, without reading any tensor; features are read.
 
-    A job whose tensor file is damaged, or does not fit its table, loses all of its clients, and so
-    does one whose table cannot be read; a row with nonsense or another base loses its client. A
-    client that comes twice is refused altogether: nobody can say which of the two is its own. NaN
-    and Inf are left to `fedtools.server.aggregate`. Files that no job was to write are ignored,
-    with a warning.
+    A job whose table cannot be read, or names somebody who is not of the job, or whose tensor file
+    is damaged or does not fit its table, loses all of its clients, and nobody else's; a row with
+    nonsense or another base loses its client, as does one that comes twice. The values of tensors
+    are left to `fedtools.server.aggregate`. Files that no job was to write are ignored, with a
+    warning.
 
     Args:
         round_dir: the round's directory.
-        jobs: how many jobs the clients were cut into.
-        sampled: the clients of the round.
+        jobs: the clients of each job.
+        sampled: the clients of the round, in the order in which they are returned.
         payload, base: as of `MessageWriter`.
+        limits: what a client can have done.
 
     Returns:
-        The messages that count, in the order of `sampled`, and one refusal for each other client
-        of `sampled`, in that order, followed by those who were not sampled.
+        The messages that count, and one refusal for each other client.
     """
-
-    def refuse(client: str, reason: str, items: Sequence[Message | Refusal]) -> None:
-        size = sum(item.tensor_bytes if isinstance(item, Message) else item.bytes for item in items)
-        if payload.features:
-            size += received_bytes(round_dir, client, payload.features)
-        refusals.append(Refusal(client, reason, size))
-
-    expected = {path for job in range(1, jobs + 1) for path in paths_of(round_dir, job)}
+    expected = {path for job in range(1, len(jobs) + 1) for path in paths_of(round_dir, job)}
     for path in sorted(set(round_dir.glob("update.*")) - expected):
-        print(f"{path}: no job was to write this file; ignored", file=sys.stderr)
-    came: dict[str, list[Message | Refusal]] = {}
-    unreadable: list[str] = []
-    for job in range(1, jobs + 1):
+        name = path.name if path.name.isprintable() else ascii(path.name)
+        print(f"{round_dir}/{name}: no job was to write this file; ignored", file=sys.stderr)
+    came: dict[str, Message | Refusal] = {}
+    for job, clients in enumerate(jobs, 1):
         try:
-            for item in _read_job(round_dir, job, len(sampled), payload, base):
-                came.setdefault(item.client, []).append(item)
+            rows = _Job(round_dir, job, clients, payload, base, limits or Limits()).rows()
         except UserError as error:
-            unreadable.append(_reason_of(error, round_dir))
-    nothing = Refusal("", "; ".join(["sent nothing that could be read", *unreadable[:3]]))
+            reason = f"sent nothing that could be read; {_reason_of(error, round_dir)}"
+            rows = {client: Refusal(client, reason) for client in clients}
+        came |= rows
     messages, refusals = [], []
     for client in sampled:
-        items = came.pop(client, [nothing])
-        if len(items) > 1:
-            refuse(client, f"came {len(items)} times", items)
-        elif isinstance(items[0], Message):
-            messages.append(items[0])
-        else:
-            refuse(client, items[0].reason, items)
-    for client in sorted(came):
-        refuse(client, "was not sampled", came[client])
+        item = came.get(client, Refusal(client, "is of no job"))
+        if isinstance(item, Message):
+            messages.append(item)
+            continue
+        more = received_bytes(round_dir, client) if payload.features else 0
+        refusals.append(replace(item, bytes=item.bytes + more))
     return messages, refusals
+
+
+def sums_of(messages: Sequence[Message]) -> dict[str, str]:
+    """Name -> SHA-256 of the files of messages; of one that changed since it was checked, none."""
+    sums: dict[str, str] = {}
+    for path, seal in {pair for message in messages for pair in message.seals.items()}:
+        with suppress(UserError):
+            sums[path.name] = sum_of(path, seal)
+    for message in messages:
+        sums |= message.sums
+    return dict(sorted(sums.items()))
 
 
 def find_messages(round_dir: Path) -> Iterator[Path]:
@@ -187,9 +213,7 @@ def find_messages(round_dir: Path) -> Iterator[Path]:
 def remove_messages(round_dir: Path) -> None:
     """Remove everything that clients sent in a round, the tables of jobs first."""
     for path in find_messages(round_dir):
-        # No job writes a folder.
-        with suppress(IsADirectoryError):
-            path.unlink(missing_ok=True)
+        remove(path)
 
 
 def paths_of(round_dir: Path, job: int) -> tuple[Path, Path]:
@@ -202,72 +226,104 @@ def stacked(spec: Spec, clients: int) -> Spec:
     return {name: ((clients, *shape), kind) for name, (shape, kind) in spec.items()}
 
 
-def _read_job(
-    round_dir: Path, job: int, sampled: int, payload: Payload, base: str
-) -> list[Message | Refusal]:
-    """What each row of a job's table amounts to; a `UserError` if the table cannot be read.
+@dataclass(frozen=True)
+class _Job:
+    """A job's files, and what is expected of them; arguments as of `read_messages`."""
 
-    The bytes of refusals are of tensors alone: of who has a row in a file that can be read.
-    """
-    tensors, table = paths_of(round_dir, job)
-    check_table_size(table, sampled)
-    rows = read_tsv(table, COLUMNS)
-    for line, row in enumerate(rows, 2):
-        check_id(row["client"], "client", table, line)
-    layout, problem = None, ""
-    if payload.tensors:
-        try:
-            layout = read_layout(tensors)
-            check_spec(layout.spec, stacked(payload.tensors, len(rows)), tensors)
-        except UserError as error:
-            problem = _reason_of(error, round_dir)
-    items: list[Message | Refusal] = []
-    for index, row in enumerate(rows):
-        reason, came = problem, row_bytes(payload.tensors) if not problem else 0
-        if row["status"] not in COUNTED:
-            said = "".join(c if c.isprintable() else "?" for c in row["status"][:300])
-            reason, came = f"left out by its job: {said}", 0
-        try:
-            items.append(
-                Refusal(row["client"], reason, came)
-                if reason
-                else _message(row, index, table, layout, payload, base)
-            )
-        except UserError as error:
-            items.append(Refusal(row["client"], _reason_of(error, round_dir), came))
-    return items
+    round_dir: Path
+    number: int
+    clients: Sequence[str]
+    payload: Payload
+    base: str
+    limits: Limits
 
+    def rows(self) -> dict[str, Message | Refusal]:
+        """What each client's row amounts to; a `UserError` if the table cannot be believed.
 
-def _message(
-    row: Mapping[str, str],
-    index: int,
-    table: Path,
-    layout: Layout | None,
-    payload: Payload,
-    base: str,
-) -> Message:
-    line, client = index + 2, row["client"]
-    utterances, steps, announced = (
-        count(row, column, table, line) for column in ("utterances", "steps", "bytes")
-    )
-    loss, seconds = (_real(row, column, table, line) for column in ("loss", "seconds"))
-    if utterances > _MAX_UTTERANCES or steps > _MAX_STEPS:
-        problem = f"{utterances} utterances and {steps} steps cannot be"
-        raise UserError(problem, path=table, line=line)
-    if abs(loss) > MAX_LOSS or not 0 <= seconds <= _MAX_SECONDS:
-        problem = f"a loss of {loss:g} in {seconds:g} seconds cannot be"
-        raise UserError(problem, path=table, line=line)
-    if row["base"] != base:
-        raise UserError("started from another global state", path=table, line=line)
-    size = row_bytes(payload.tensors)
-    if payload.features:
-        size += check_features(table.parent, client, payload.features, utterances)
-    if announced != size:
-        raise UserError(f"{announced} bytes announced, {size} sent", path=table, line=line)
-    path = table.with_suffix(".safetensors")
-    return Message(
-        client, utterances, steps, loss, seconds, size, path, layout, index, row["status"]
-    )
+        The bytes of refusals are of tensors alone: of who has a row in a file that can be read.
+        """
+        path, table = paths_of(self.round_dir, self.number)
+        lines, seal = received_lines(table, len(self.clients))
+        rows, seals = read_tsv(table, COLUMNS, lines=lines), {table: seal}
+        self._check_names(rows, table)
+        layout, problem = None, ""
+        if self.payload.tensors:
+            try:
+                with open_received(path) as file:
+                    layout, seals[path] = layout_of(file, path), seal_of(file)
+                check_spec(layout.spec, stacked(self.payload.tensors, len(rows)), path)
+            except UserError as error:
+                problem = _reason_of(error, self.round_dir)
+        size = 0 if problem else row_bytes(self.payload.tensors)
+        missing = "has no row in its job's table"
+        found = {client: Refusal(client, missing) for client in self.clients}
+        times = Counter(row["client"] for row in rows)
+        for index, row in enumerate(rows):
+            client, reason, came = row["client"], problem, size
+            if times[client] > 1:
+                reason, came = f"came {times[client]} times", times[client] * size
+            elif row["status"] not in (OK, COLLAPSED):
+                said = "".join(c if c.isprintable() else "?" for c in row["status"][:300])
+                reason, came = f"left out by its job: {said}", 0
+            try:
+                found[client] = (
+                    Refusal(client, reason, came)
+                    if reason
+                    else self._message(row, index, path, layout, seals)
+                )
+            except UserError as error:
+                found[client] = Refusal(client, _reason_of(error, self.round_dir), came)
+        return found
+
+    def _check_names(self, rows: Sequence[Mapping[str, str]], table: Path) -> None:
+        """Insist that only the job's own clients have rows."""
+        known = set(self.clients)
+        for line, row in enumerate(rows, 2):
+            check_id(row["client"], "client", table, line)
+            if row["client"] not in known:
+                problem = f"{row['client'][:80]!r} is no client of this job"
+                raise UserError(problem, path=table, line=line)
+
+    def _message(
+        self,
+        row: Mapping[str, str],
+        index: int,
+        path: Path,
+        layout: Layout | None,
+        seals: Mapping[Path, Seal],
+    ) -> Message:
+        line, client, table = index + 2, row["client"], path.with_suffix(".tsv")
+        utterances, steps, announced = (
+            count(row, column, table, line) for column in ("utterances", "steps", "bytes")
+        )
+        loss, seconds = (_real(row, column, table, line) for column in ("loss", "seconds"))
+        if problem := self._beyond(client, utterances, steps, loss, seconds):
+            raise UserError(problem, path=table, line=line)
+        if row["base"] != self.base:
+            raise UserError("started from another global state", path=table, line=line)
+        size, frames, sums = row_bytes(self.payload.tensors), 0, {}
+        if self.payload.features:
+            bounds = self.payload.features
+            more, frames, sums = check_features(self.round_dir, client, bounds, utterances)
+            size += more
+        if announced != size:
+            raise UserError(f"{announced} bytes announced, {size} sent", path=table, line=line)
+        # It cannot have taken longer than the round has.
+        seconds = min(seconds, self.limits.seconds)
+        numbers = utterances, steps, loss, seconds, size
+        return Message(client, *numbers, path, layout, index, row["status"], seals, sums, frames)
+
+    def _beyond(self, client: str, utterances: int, steps: int, loss: float, seconds: float) -> str:
+        """Which number of a row no client can have; "" if none."""
+        if utterances > (most := self.limits.utterances(client)):
+            return f"{utterances} utterances cannot be, it has {most} at most"
+        if steps > (most := self.limits.steps(client, utterances)):
+            return f"{steps} steps of {utterances} utterances cannot be, {most} are most"
+        if abs(loss) > MAX_LOSS:
+            return f"a loss of {loss:g} cannot be"
+        if not 0 <= seconds <= self.limits.seconds + _MORE_SECONDS:
+            return f"{seconds:g} seconds cannot be, the round has taken {self.limits.seconds:.0f}"
+        return ""
 
 
 def _real(row: Mapping[str, str], column: str, table: Path, line: int) -> float:

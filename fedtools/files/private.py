@@ -2,9 +2,10 @@
 
     <owner>/round_0007/<name>.safetensors   tensors as they were after round 7
     <owner>/checkpoint.safetensors          a training in progress
+    <owner>/release.safetensors             noisy counts, see `fedtools.privacy.record`
 
-The owner's folder is `EXP/clients/<client>` or `EXP/server`. A round that is killed is repeated, so
-what an earlier round kept stays until the next one is complete.
+The owner's folder is `EXP/clients/<client>` or `EXP/server`; other users cannot read it. A round
+that is killed is repeated, so what an earlier round kept stays until the next one is complete.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedtools.files.atomic import remove
 from fedtools.files.states import Spec, load_state, save_state
 
 if TYPE_CHECKING:
@@ -23,6 +25,14 @@ if TYPE_CHECKING:
 
 # The personal part of a client's model. It is kept of every round, for `fedtools average`.
 PERSONAL_STATE = "personal"
+
+
+def make_private(folder: Path) -> Path:
+    """Make a folder that its owner alone can read; one that is there becomes so."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder
 
 
 class Private:
@@ -35,6 +45,11 @@ class Private:
     def checkpoint(self) -> Path:
         """A training in progress."""
         return self.folder / "checkpoint.safetensors"
+
+    @property
+    def release(self) -> Path:
+        """What was released, with noise, in a round that is not complete."""
+        return self.folder / "release.safetensors"
 
     def load(self, name: str, spec: Spec | None = None) -> dict[str, np.ndarray] | None:
         """The newest tensors of this name from rounds before this one, or None."""
@@ -50,7 +65,13 @@ class Private:
 
     def save(self, name: str, tensors: Mapping[str, np.ndarray | torch.Tensor]) -> None:
         """Keep tensors for a later round."""
+        make_private(self.folder)
         save_state(self._path(name, self.number), tensors)
+
+    def save_checkpoint(self, tensors: Mapping[str, np.ndarray | torch.Tensor]) -> None:
+        """Keep a training in progress."""
+        make_private(self.folder)
+        save_state(self.checkpoint, tensors)
 
     def finish(self) -> None:
         """The round's result is on disk: remove what was kept in case of a kill."""
@@ -74,13 +95,10 @@ class Private:
         return [min(found) for found in self._found().values() if min(found) >= self.number]
 
     def remove(self) -> None:
-        """Remove what was kept in this round, and any checkpoint."""
-        self.checkpoint.unlink(missing_ok=True)
-        folder = self._path("", self.number).parent
-        if folder.is_dir():
-            for path in folder.iterdir():
-                path.unlink()
-            folder.rmdir()
+        """Remove what was kept in this round, any checkpoint, and any release."""
+        remove(self.checkpoint)
+        remove(self.release)
+        remove(self._path("", self.number).parent)
 
     def _found(self) -> dict[str, dict[int, Path]]:
         """The files of each name by round, the personal state apart."""

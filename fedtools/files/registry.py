@@ -11,6 +11,7 @@ import importlib
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,8 @@ from fedtools.files.config import unknown
 from fedtools.files.errors import UserError
 
 T = TypeVar("T")
+
+_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class Registry(Generic[T]):
@@ -35,13 +38,18 @@ class Registry(Generic[T]):
         self._found: dict[str, T] = {}
         folders = os.environ.get("FEDTOOLS_PATH", "").split(os.pathsep)
         last = package.rpartition(".")[2]
-        own = [str(Path(folder).resolve() / last) for folder in folders if folder]
-        sys.modules[package].__path__.extend(own)
+        own = [str(Path(os.path.realpath(folder)) / last) for folder in folders if folder]
+        sys.modules[package].__path__.extend(dict.fromkeys(own))
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that makes a class known by a name."""
 
         def keep(registered: T) -> T:
+            known = self._found.get(name)
+            if known is not None and known.__module__ != registered.__module__:
+                problem = f"registers the {self._what} {name!r}, which {_file_of(known)} is"
+                remedy = "choose another name"
+                raise UserError(problem, path=_file_of(registered), remedy=remedy)
             self._found[name] = registered
             return registered
 
@@ -53,6 +61,7 @@ class Registry(Generic[T]):
         Args:
             where: what the name was read from, if it was a file.
         """
+        self._check_hidden()
         # A file usually has the name of what it registers: the others need not be imported.
         if isinstance(name, str) and name not in self._found and name.isidentifier():
             module = f"{self._package}.{name}"
@@ -68,12 +77,34 @@ class Registry(Generic[T]):
             self._import(f"{self._package}.{module.name}")
         return sorted(self._found)
 
+    def _check_hidden(self) -> None:
+        """Refuse a user's file that one of the same name hides, so that it is never imported."""
+        files: dict[str, Path] = {}
+        for folder in sys.modules[self._package].__path__:
+            for file in sorted(Path(folder).glob("*.py")):
+                if file.stem != "__init__" and file.stem in files:
+                    problem = f"never imported: {files[file.stem]} has the same name"
+                    raise UserError(problem, path=file, remedy="rename it")
+                files[file.stem] = file
+
     def _import(self, module: str) -> None:
+        """Import a file; whatever a user's own does wrong is an error that names it."""
         try:
             importlib.import_module(module)
-        except ModuleNotFoundError:
+        except (UserError, KeyboardInterrupt):
             raise
-        except (SyntaxError, ImportError, AttributeError, NameError, TypeError) as error:
-            path = getattr(find_spec(module), "origin", module)
+        except BaseException as error:
+            path = str(getattr(find_spec(module), "origin", module))
+            # The package's own files lack nothing but what is not installed, which is said above.
+            if Path(path).is_relative_to(_PACKAGE):
+                raise
+            lines = [one.lineno for one in traceback.extract_tb(error.__traceback__)
+                     if one.filename == path]  # fmt: skip
+            line = error.lineno if isinstance(error, SyntaxError) else max(lines[-1:], default=None)
             problem = f"cannot be imported: {type(error).__name__}: {error}"
-            raise UserError(problem, path=path) from None
+            raise UserError(problem, path=path, line=line) from None
+
+
+def _file_of(registered: object) -> str:
+    module = sys.modules.get(getattr(registered, "__module__", ""))
+    return str(getattr(module, "__file__", registered))

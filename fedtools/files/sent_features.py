@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from fedtools.files.datadir import read_table, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.keyed import generator
-from fedtools.files.tables import check_regular, check_table_size
+from fedtools.files.received import open_received, received_lines, seal_of, sum_of
 
 _COMPRESSION = {32: None, 16: TWO_BYTES, 8: ONE_BYTE}
 # What Kaldi calls these.
@@ -80,51 +82,61 @@ def write_features(
     return ark.stat().st_size + scp.stat().st_size
 
 
-def check_features(round_dir: Path, client: str, bounds: Features, announced: int) -> int:
-    """The bytes of a client's features, all of which are read.
+def check_features(
+    round_dir: Path, client: str, bounds: Features, announced: int
+) -> tuple[int, int, dict[str, str]]:
+    """Check a client's features, all of which are read.
 
     Args:
         announced: the utterances that the client says it has.
 
+    Returns:
+        Their bytes and frames, and name -> SHA-256 of their files, by which `open_sent` knows them.
+
     Raises:
-        UserError: if ids, sizes or values are not within bounds, or the utterances do not just fill
-            the ark. Two in the same bytes could make a small file as large as one likes, and what
-            is of no utterance would be counted, but read by nobody.
+        UserError: if ids, sizes or values are not within bounds, the utterances do not just fill
+            the ark, or a file changes meanwhile. Two in the same bytes could make a small file as
+            large as one likes, and what is of no utterance would be counted, but read by nobody.
     """
     ark, scp = feature_paths(round_dir, client)
-    entries = _entries(round_dir, client, bounds.utterances)
-    check_regular(ark)
+    lines, table = received_lines(scp, bounds.utterances)
+    entries = _entries(lines, ark, scp)
+    with open_received(ark) as file:
+        seal = seal_of(file)
     if not entries:
         raise UserError("no utterance", path=scp)
     if len(entries) > bounds.utterances:
         raise UserError(f"{len(entries)} utterances, over {bounds.utterances}", path=scp)
     if len(entries) != announced:
         raise UserError(f"{len(entries)} utterances, {announced} announced", path=scp)
-    reader = FeatureReader(entries)
-    _check_shapes(reader, client, bounds, scp)
+    reader = FeatureReader(entries, {str(ark): seal})
+    frames = _check_shapes(reader, client, bounds, scp)
     # Before any value is read.
-    _check_filled(reader, ark, scp)
+    _check_filled(reader, ark, seal.size, scp)
     for line, utterance in enumerate(entries, 1):
         if np.abs(reader.read(utterance)).max() > bounds.largest:
             problem = f"{utterance!r} has values beyond {bounds.largest:g}"
             raise UserError(problem, path=scp, line=line)
-    return ark.stat().st_size + scp.stat().st_size
+    sums = {path.name: sum_of(path, one) for path, one in ((ark, seal), (scp, table))}
+    return seal.size + table.size, frames, sums
 
 
-def received_bytes(round_dir: Path, client: str, bounds: Features) -> int:
-    """The size of what lies there under a client's name, sound or not.
+def received_bytes(round_dir: Path, client: str) -> int:
+    """What lies there under a client's name, sound or not, in bytes on the disk.
 
-    It is at most what a sound message could have: nobody takes more, and a sparse file of any size
-    costs its sender nothing.
+    A sparse file of any size costs its sender nothing.
     """
-    # Ids, headers and lines of the scp are far shorter.
-    most = bounds.frames * bounds.size * bounds.bits // 8 + bounds.utterances * 2048
-    found = [path for path in feature_paths(round_dir, client) if path.is_file()]
-    return min(most, sum(path.stat().st_size for path in found))
+    found = 0
+    for path in feature_paths(round_dir, client):
+        with suppress(OSError):
+            status = path.lstat()
+            if S_ISREG(status.st_mode):
+                found += min(status.st_size, 512 * status.st_blocks)
+    return found
 
 
-def _check_shapes(reader: FeatureReader, client: str, bounds: Features, scp: Path) -> None:
-    """Headers and ids are within bounds, and the matrices are of the kind that was asked for."""
+def _check_shapes(reader: FeatureReader, client: str, bounds: Features, scp: Path) -> int:
+    """Insist on headers and ids within bounds, and the kind that was asked for; all frames."""
     frames = 0
     for line, utterance in enumerate(reader.scp, 1):
         if not re.fullmatch(re.escape(client) + r"-\d{1,9}", utterance, re.ASCII):
@@ -140,9 +152,10 @@ def _check_shapes(reader: FeatureReader, client: str, bounds: Features, scp: Pat
         if kind != wanted:
             problem = f"{utterance!r} is a matrix {kind}, not {wanted} ({bounds.bits} bits a value)"
             raise UserError(problem, path=scp, line=line)
+    return frames
 
 
-def _check_filled(reader: FeatureReader, ark: Path, scp: Path) -> None:
+def _check_filled(reader: FeatureReader, ark: Path, size: int, scp: Path) -> None:
     """The ark has its utterances one after the other, each behind its name, and nothing else."""
     end = 0
     for (start, stop), utterance in sorted((reader.extent(one), one) for one in reader.scp):
@@ -153,7 +166,7 @@ def _check_filled(reader: FeatureReader, ark: Path, scp: Path) -> None:
             raise UserError(problem, path=scp, line=list(reader.scp).index(utterance) + 1)
         _check_gap(end, begin, ark)
         end = stop
-    _check_gap(end, ark.stat().st_size, ark)
+    _check_gap(end, size, ark)
 
 
 def _check_gap(end: int, begin: int, ark: Path) -> None:
@@ -161,28 +174,30 @@ def _check_gap(end: int, begin: int, ark: Path) -> None:
         raise UserError(f"{begin - end} bytes of no utterance, at byte {end}", path=ark)
 
 
-def open_features(round_dir: Path, client: str) -> FeatureReader:
-    """The features that a client sent, which `check_features` has accepted."""
-    return FeatureReader(_entries(round_dir, client, Features.utterances))
-
-
 def open_sent(experiment: Experiment, number: int, client: str) -> FeatureReader:
     """The features that a client sent in a complete round.
 
     Raises:
-        UserError: if they are not as they were when the round was closed.
+        UserError: if they are not as they were when they were checked.
     """
-    round_dir = experiment.round_dir(number)
-    experiment.check_closed(number, *(path.name for path in feature_paths(round_dir, client)))
-    return open_features(round_dir, client)
+    ark, scp = feature_paths(experiment.round_dir(number), client)
+    known, remedy = experiment.sums(number), f"run fedtools reset --round {number}"
+    seals = {}
+    for path in (scp, ark):
+        if not path.exists():
+            raise UserError("missing", path=path, remedy=remedy)
+        with open_received(path) as file:
+            seals[path] = seal_of(file)
+        if known.get(path.name) != sum_of(path, seals[path]):
+            raise UserError("not as it was written", path=path, remedy=remedy)
+    lines, _ = received_lines(scp, Features.utterances, seals[scp])
+    return FeatureReader(_entries(lines, ark, scp), {str(ark): seals[ark]})
 
 
-def _entries(round_dir: Path, client: str, most: int) -> dict[str, str]:
+def _entries(lines: Sequence[str], ark: Path, scp: Path) -> dict[str, str]:
     """utterance -> "path:offset" in the client's own ark, whatever path the client wrote."""
-    ark, scp = feature_paths(round_dir, client)
-    check_table_size(scp, most)
     entries = {}
-    for line, (utterance, value) in enumerate(read_table(scp).items(), 1):
+    for line, (utterance, value) in enumerate(read_table(scp, lines=lines).items(), 1):
         name, _, offset = value.rpartition(":")
         if name != ark.name or not (offset.isascii() and offset.isdecimal()):
             raise UserError(f"{value[:80]!r} is not in {ark.name}", path=scp, line=line)

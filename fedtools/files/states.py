@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -34,6 +34,8 @@ _RANK = {name: rank for rank, name in enumerate(_CODES)}
 
 # A model of ten thousand tensors has a header of about one MiB.
 _MAX_HEADER = 4 << 20
+# No file is larger, and sizes up to it are whole numbers of 64 bits.
+_MAX_BYTES = 1 << 62
 _REMEDY = "the file is damaged, or no safetensors file"
 
 
@@ -168,17 +170,25 @@ def read_layout(path: str | Path) -> Layout:
             the file exactly.
     """
     with open_input(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if length > _MAX_HEADER:
-            raise UserError(f"a header of {length} bytes", path=path, remedy=_REMEDY)
-        text = file.read(length)
+        return layout_of(file, path)
+
+
+def layout_of(file: BinaryIO, path: str | Path) -> Layout:
+    """`read_layout` of a file that is open, at its beginning; `path` is what errors call it."""
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if length > _MAX_HEADER:
+        raise UserError(f"a header of {length} bytes", path=path, remedy=_REMEDY)
+    text = file.read(length)
     try:
         found = json.loads(text.decode("utf-8"))
         metadata = {key: found.pop(key) for key in ("__metadata__",) if key in found}
         spec = {name: _shape_and_kind(entry) for name, entry in found.items()}
+        sound = all(map(_is_metadata, metadata.values()))
     except (ValueError, RecursionError, AttributeError, TypeError):
-        raise UserError("the header is not what it should be", path=path, remedy=_REMEDY) from None
+        sound = False
+    if not sound:
+        raise UserError("the header is not what it should be", path=path, remedy=_REMEDY)
     wrong = [name for name in found if spec[name] is None]
     entries = {} if wrong else _entries(spec)
     if _json(metadata | entries) != text.rstrip(b" "):
@@ -255,7 +265,19 @@ def _shape_and_kind(entry: Any) -> tuple[tuple[int, ...], str] | None:
         return None
     if code not in _TYPES or not all(type(size) is int and size >= 0 for size in shape):
         return None
+    # One by one: a product of such numbers may have more digits than Python will print. To numpy a
+    # dimension of 0 does not make the others small.
+    room = _MAX_BYTES // np.dtype(_TYPES[code]).itemsize
+    for size in shape:
+        if max(size, 1) > room:
+            return None
+        room //= max(size, 1)
     return tuple(shape), _TYPES[code]
+
+
+def _is_metadata(value: Any) -> bool:
+    """Whether this is what the format has as metadata: texts by name."""
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
 
 
 def _short(value: Any) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedtools.files.atomic import write_text
@@ -10,24 +12,32 @@ from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines
 
 
-def read_tsv(path: str | Path, columns: Sequence[str] | None) -> list[dict[str, str]]:
+def read_tsv(
+    path: str | Path,
+    columns: Sequence[str] | None,
+    numbers: Collection[str] = (),
+    unknown: Collection[str] = ("-",),
+    lines: Sequence[str] | None = None,
+) -> list[dict[str, str]]:
     """Read a tab-separated file whose header is exactly `columns`.
 
     Args:
         path: the file: UTF-8, "\\n" line ends, a header line, no quoting.
         columns: the names that the header must have, in this order; None takes any.
+        numbers: columns that must be there and hold finite numbers.
+        unknown: what else may stand in them, where there is no number.
+        lines: what is in it, where it was read already.
 
     Returns:
         One mapping column -> field for each row, in the order of the file. A row's line number is
         its index + 2.
 
     Raises:
-        UserError: naming file and line, if the file cannot be read, has another header, or a row
-            has another number of fields.
+        UserError: naming file and line, if the file cannot be read, has another header, a row has
+            another number of fields, or a field is no number.
     """
     path = Path(path)
-    lines = read_lines(path)
-    header, *lines = lines or [""]
+    header, *lines = (read_lines(path) if lines is None else lines) or [""]
     names = header.split("\t")
     if columns is not None and names != list(columns):
         raise UserError(
@@ -43,7 +53,25 @@ def read_tsv(path: str | Path, columns: Sequence[str] | None) -> list[dict[str, 
                 f"{len(fields)} fields, the header has {len(names)}", path=path, line=number
             )
         rows.append(dict(zip(names, fields, strict=True)))
+    if lacking := [name for name in numbers if name not in names]:
+        raise UserError(f"no column {lacking[0]!r}", path=path, line=1)
+    for number, row in enumerate(rows, 2):
+        for name in numbers:
+            if row[name] not in unknown and not _is_number(row[name]):
+                problem = f"{name} is {row[name][:40]!r}, not a number"
+                raise UserError(problem, path=path, line=number)
     return rows
+
+
+def _is_number(text: str) -> bool:
+    # float() alone would let whitespace, underscores and other scripts' digits pass.
+    known = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text, re.ASCII)
+    return bool(known) and math.isfinite(float(text))
+
+
+def known_number(text: str, otherwise: float) -> float:
+    """A field of `numbers`, or what stands for one that is unknown."""
+    return float(text) if _is_number(text) else otherwise
 
 
 def write_tsv(
@@ -94,19 +122,6 @@ def count(row: Mapping[str, str], column: str, path: str | Path, line: int) -> i
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise UserError(f"{column} is {text!r}, not a whole number", path=path, line=line)
     return int(text)
-
-
-def check_table_size(path: Path, rows: int) -> None:
-    """Fail if a table is no regular file, or far longer than ids of 200 characters can make it."""
-    check_regular(path)
-    if path.stat().st_size > 1024 * (rows + 64):
-        raise UserError(f"too long for a table of {rows} rows", path=path)
-
-
-def check_regular(path: Path) -> None:
-    """Fail with a `UserError` if there is no regular file."""
-    if not path.is_file():
-        raise UserError("not a regular file" if path.exists() else "missing", path=path)
 
 
 def format_table(

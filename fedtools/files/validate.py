@@ -13,8 +13,9 @@ from fedtools.files.ark import FeatureReader
 from fedtools.files.audio_files import AudioPlace, audio_place, open_entry
 from fedtools.files.datadir import (
     MAX_OVERSHOOT,
+    PARTIAL,
     byte_order,
-    check_id,
+    check_ids,
     invert,
     keyed_by,
     other_tables,
@@ -22,6 +23,7 @@ from fedtools.files.datadir import (
     read_table,
 )
 from fedtools.files.errors import UserError
+from fedtools.files.symbols import check_sentence
 
 Tables = Mapping[str, Mapping[str, str]]
 # What is wrong, one after the other: the table, its line if it is of one, problem, remedy if any.
@@ -29,8 +31,6 @@ Faults = Iterator[tuple[str, int | None, str, str | None]]
 
 # The options of utils/validate_data_dir.py for tables that may be absent.
 OPTIONS = {"text": "--no-text", "wav.scp": "--no-wav", "feats.scp": "--no-feats"}
-# Words that language model tools keep for themselves (as Kaldi's check has them).
-RESERVED_WORDS = {"<s>", "</s>", "#0"}
 # Tables of one positive number a line.
 NUMBERS = {"utt2dur", "reco2dur", "utt2num_frames", "utt2speed"}
 # Tables of one word a line; other utt2* maps may hold what they like.
@@ -91,8 +91,8 @@ def validate_data_dir(
     names = [*required, "segments", "utt2dur", "utt2num_frames", "utt2client", "client2utt"]
     names += other_tables(path)
     tables = {name: read_table(path / name) for name in names if (path / name).exists()}
-    for line, client in enumerate(tables.get("client2utt", ()), 1):
-        check_id(client, "client", path / "client2utt", line)
+    for line, sentence in enumerate(tables.get("text", {}).values(), 1):
+        check_sentence(sentence, path / "text", line)
     faults = itertools.chain(
         *(_value_faults(name, table) for name, table in tables.items()),
         _speaker_faults(tables["utt2spk"]),
@@ -104,6 +104,8 @@ def validate_data_dir(
     )
     for name, line, problem, remedy in faults:
         raise UserError(problem, path=path / name, line=line, remedy=remedy)
+    for name, table in tables.items():
+        check_ids(table, path / name)
     return Summary(
         len(tables["utt2spk"]),
         len(tables["spk2utt"]),
@@ -124,8 +126,6 @@ def _value_faults(name: str, table: Mapping[str, str]) -> Faults:
             yield name, line, f"{len(value.split()) + 1} fields", "write two"
         if name in NUMBERS and not _positive(value, whole=name == "utt2num_frames"):
             yield name, line, f"{value!r} is not a positive number", None
-        if name == "text" and (reserved := RESERVED_WORDS.intersection(value.split(" "))):
-            yield name, line, f"the word {min(reserved)} is reserved", "remove it"
         if name == "spk2gender" and value not in ("m", "f"):
             yield name, line, f"{value!r} is neither m nor f", None
         if name in ("spk2warp", "utt2warp") and not (_positive(value) and 0.5 < float(value) < 1.5):
@@ -178,10 +178,15 @@ def _lines(keys: Iterable[str]) -> dict[str, int]:
 
 
 def _set_faults(tables: Tables, name: str, expected: Mapping[str, int], other: str) -> Faults:
-    """The keys of a table are exactly those expected, by their lines in the table `other`."""
+    """The keys of a table are those expected, by their lines in the table `other`.
+
+    None is missing, unless the table may be partial.
+    """
     for line, key in enumerate(tables[name], 1):
         if key not in expected:
             yield name, line, f"{key!r} is not in {other}", "remove it"
+    if name in PARTIAL:
+        return
     if missing := byte_order(set(expected) - set(tables[name])):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         problem = f"{missing[0]!r}{more} missing, though in {other}:{expected[missing[0]]}"

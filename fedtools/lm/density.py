@@ -8,22 +8,25 @@ as the score of a language model of that text, before another language model's i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedtools.files.errors import UserError
+from fedtools.files.symbols import warn_of_unknown
 from fedtools.lm.ngram import NgramFolder
 
 _LN10 = math.log(10)
 
 
-def score_hypotheses(ngram: Path, hypotheses: Sequence[str]) -> np.ndarray:
+def score_hypotheses(ngram: Path, hypotheses: Sequence[str], path: Path) -> np.ndarray:
     """ln P of each hypothesis with its end, (hypotheses,) float32.
 
     Args:
         ngram: folder made by `train_ngram`, of words; words that it does not know are its `<unk>`.
+        path: the file of the hypotheses, for a warning of many such words.
 
     Raises:
         UserError: if the folder is damaged, or the n-gram is one of tokens.
@@ -38,4 +41,7 @@ def score_hypotheses(ngram: Path, hypotheses: Sequence[str]) -> np.ndarray:
     for words in hypotheses:
         if words not in known:
             known[words] = model.score(words) * _LN10
+    counts = Counter(word for words in hypotheses for word in words.split())
+    unknown = sum(count for word, count in counts.items() if word not in model)
+    warn_of_unknown(unknown, counts.total(), path, folder.vocabulary)
     return np.array([known[words] for words in hypotheses], dtype=np.float32)

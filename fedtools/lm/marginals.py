@@ -20,6 +20,11 @@ def kernel(ranks: np.ndarray, sigma: float) -> np.ndarray:
     return np.exp(-((ranks - 1.0) ** 2) / (2 * sigma**2))
 
 
+def most_of_a_word(sigma: float) -> float:
+    """What a word counts that is in every hypothesis of a list, however long, up to a thousand."""
+    return float(kernel(np.arange(1, 1001), sigma).sum())
+
+
 def background_of(counts: np.ndarray) -> np.ndarray:
     """u(w) of the words' counts in the background text, (V,), one added to each; 0 for `</s>`.
 

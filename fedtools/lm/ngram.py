@@ -11,20 +11,21 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedtools.files.atomic import atomic_path, scratch_dir, sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
-from fedtools.files.datadir import byte_order, read_table
+from fedtools.files.datadir import byte_order, read_transcripts
 from fedtools.files.errors import UserError
 from fedtools.files.lines import decode, open_input
-from fedtools.lm.tokens import UNKNOWN, Tokenizer
+from fedtools.files.symbols import UNKNOWN, check_sentence, warn_of_unknown, words_of
+from fedtools.lm.tokens import Tokenizer
 
 UNITS = ("word", "token")
 ORDERS = range(2, 7)  # what KenLM is built for
-_RESERVED = ("<s>", "</s>")
 
 
 @dataclass(frozen=True)
@@ -133,8 +134,12 @@ def train_ngram(
     (target.path / "lm.yaml").unlink(missing_ok=True)
     with scratch_dir(target.path) as scratch:
         corpus = scratch / "corpus"
-        vocabulary = _write_corpus(corpus, read_sentences(texts, plain), tokenizer)
-        if not vocabulary:
+        counts = _write_corpus(corpus, read_sentences(texts, plain), tokenizer)
+        unknown = counts.pop(UNKNOWN, 0)
+        if tokenizer:
+            total = unknown + counts.total()
+            warn_of_unknown(unknown, total, [*texts, *plain][0], "the tokens", "tokens")
+        if not counts:
             raise UserError("no words in the text", path=[*texts, *plain][0])
         with atomic_path(target.arpa) as arpa:
             # --skip_symbols: <unk> may be in transcripts, and what no token covers becomes <unk>.
@@ -145,7 +150,7 @@ def train_ngram(
                 print(f"lmplz: {said}", file=sys.stderr)
             with atomic_path(target.binary) as binary:
                 _run_program(build_binary, "-T", f"{scratch}/", "probing", arpa, binary)
-    write_text(target.vocabulary, "".join(f"{word}\n" for word in byte_order(vocabulary)))
+    write_text(target.vocabulary, "".join(f"{word}\n" for word in byte_order(counts)))
     target = replace(target, sum=sha256(target.binary))
     content = {"order": order, "unit": unit, "sha256": target.sum}
     write_yaml(target.path / "lm.yaml", content)
@@ -185,6 +190,7 @@ def perplexity(
             log10_known += 0.0 if is_unknown else score
     if not sentences:
         raise UserError("no words in the text", path=[*texts, *plain][0])
+    warn_of_unknown(unknown, units, [*texts, *plain][0], model.vocabulary, f"{model.unit}s")
     scored = units + sentences
     return Perplexity(
         sentences,
@@ -198,19 +204,21 @@ def perplexity(
 def read_sentences(
     texts: Sequence[str | Path], plain: Sequence[str | Path] = ()
 ) -> Iterator[list[str]]:
-    """The words of every sentence that has any, Kaldi texts first.
+    """Yield the words of every sentence that has any, unknown ones as `<unk>`; Kaldi texts first.
 
     Raises:
-        UserError: naming file and line, if a text cannot be read or has a word that KenLM keeps
-            for itself.
+        UserError: naming file and line, if a text cannot be read or has a word that KenLM, or we,
+            keep for ourselves.
     """
     for path in texts:
-        for line, words in enumerate(read_table(path, values="optional").values(), 1):
-            yield from _sentence(words, path, line)
+        yield from filter(None, map(words_of, read_transcripts(path).values()))
     for path in plain:
         with open_input(path) as file:
             for line, raw in enumerate(file, 1):
-                yield from _sentence(decode(raw, path, first_line=line), path, line)
+                sentence = decode(raw, path, first_line=line)
+                check_sentence(sentence, path, line)
+                if words := words_of(sentence):
+                    yield words
 
 
 def find_program(name: str) -> Path:
@@ -226,25 +234,16 @@ def find_program(name: str) -> Path:
     raise UserError(problem, remedy="run utils/setup.sh, which builds it")
 
 
-def _sentence(text: str, path: str | Path, line: int) -> Iterable[list[str]]:
-    words = text.split()
-    for word in _RESERVED:
-        if word in words:
-            problem = f"the word {word}, which KenLM adds itself"
-            raise UserError(problem, path=path, line=line, remedy="remove it from the text")
-    return [words] if words else []
-
-
 def _write_corpus(
     path: Path, sentences: Iterable[list[str]], tokenizer: Tokenizer | None
-) -> set[str]:
-    vocabulary: set[str] = set()
+) -> Counter[str]:
+    counts: Counter[str] = Counter()
     with open(path, "w", encoding="utf-8", newline="\n") as file:
         for words in sentences:
             units = tokenizer.split(" ".join(words)) if tokenizer else words
-            vocabulary.update(units)
+            counts.update(units)
             file.write(" ".join(units) + "\n")
-    return vocabulary - {UNKNOWN}
+    return counts
 
 
 def _run_program(*command: str | Path) -> str:

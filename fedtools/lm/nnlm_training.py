@@ -33,11 +33,12 @@ from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator, seed64
 from fedtools.files.locks import lock
 from fedtools.files.states import load_state, save_state
+from fedtools.files.symbols import warn_of_unknown
 from fedtools.files.tables import write_tsv
 from fedtools.lm.ngram import read_sentences
 from fedtools.lm.nnlm import CONFIG, MODEL, network_options
 from fedtools.lm.progress import WordProgress
-from fedtools.lm.vocabulary import Vocabulary, make_vocabulary, write_unigram
+from fedtools.lm.vocabulary import UNKNOWN_ID, WORDS, Vocabulary, make_vocabulary, write_unigram
 from fedtools.models.nnlm import build_nnlm, losses, pad
 
 STATE, PERPLEXITY = "state.safetensors", "perplexity.tsv"
@@ -116,7 +117,7 @@ def train_nnlm(
     with lock(out, "train"):
         origin = {"seed": seed, **texts.origin()}
         content = {**asdict(training), "lm_conf": asdict(options), **origin}
-        freeze(out / CONFIG, content, "other options or other text")
+        _freeze(out, content)
         sentences = list(read_sentences(texts.texts, texts.plain))
         held_out = list(read_sentences(texts.valid))
         for found, paths in ((sentences, [*texts.texts, *texts.plain]), (held_out, texts.valid)):
@@ -125,12 +126,24 @@ def train_nnlm(
         vocabulary, *counts = make_vocabulary(sentences, training.vocab_size, training.min_count)
         vocabulary.write(out)
         write_unigram(out, vocabulary, *counts)
-        training.set_up_torch()
+        spoken = [word for sentence in held_out for word in sentence]
+        unknown = sum(vocabulary.ids.get(word, UNKNOWN_ID) == UNKNOWN_ID for word in spoken)
+        warn_of_unknown(unknown, len(spoken), texts.valid[0], out / WORDS)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed64(seed, "nnlm"))
             model = build_nnlm(options, len(vocabulary))
         run = _Run(model.to(device), vocabulary, training, seed, out)
-        return run.train(*(_encode(vocabulary, part) for part in (sentences, held_out)))
+        with training.settings():
+            return run.train(*(_encode(vocabulary, part) for part in (sentences, held_out)))
+
+
+def _freeze(out: Path, content: dict[str, Any]) -> None:
+    """Write what a training is begun with; insist on it from its first complete epoch on."""
+    path, begun = out / CONFIG, any((out / name).exists() for name in (STATE, MODEL))
+    # Left by a training that came to nothing, and whose options may have been the reason.
+    if not begun and path.exists() and read_yaml(path).keys() == content.keys():
+        path.unlink()
+    freeze(path, content, "other options or other text")
 
 
 def perplexity(model: nn.Module, sentences: Sequence[list[int]], batch_words: int) -> float:
@@ -170,6 +183,8 @@ class _Run:
                 train = self._epoch(epoch, sentences, progress)
                 held_out = perplexity(self.model, valid, self.training.batch_words)
                 if not math.isfinite(train + held_out):
+                    # With these options it would diverge again, from wherever it went on.
+                    (self.out / STATE).unlink(missing_ok=True)
                     remedy = "begin anew with a smaller learning rate"
                     problem = f"epoch {epoch}: the training diverged"
                     raise UserError(problem, path=self.out, remedy=remedy)
@@ -246,7 +261,7 @@ class _Run:
 
         # A kill between the two last steps leaves it.
         (self.out / STATE).unlink(missing_ok=True)
-        rows = read_tsv(self.out / PERPLEXITY, _COLUMNS)
+        rows = read_tsv(self.out / PERPLEXITY, _COLUMNS, ("train", "valid"), ("nan", "inf"))
         return [(float(row["train"]), float(row["valid"])) for row in rows]
 
 

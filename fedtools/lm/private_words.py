@@ -14,6 +14,7 @@ import numpy as np
 
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
+from fedtools.files.symbols import is_unknown
 from fedtools.files.tables import read_tsv, write_tsv
 
 COLUMNS = ("client", "phrase")
@@ -79,6 +80,8 @@ def rare_words(
 ) -> dict[str, list[str]]:
     """Words that a client has said several times and the background text hardly has.
 
+    The unknown word is none of them: a bonus of it would be one of any word.
+
     Args:
         said: client -> sentences.
         background: word -> its count in the background text.
@@ -91,7 +94,7 @@ def rare_words(
         found[client] = sorted(
             word
             for word, count in counts.items()
-            if count >= times and background.get(word, 0) <= most
+            if count >= times and background.get(word, 0) <= most and not is_unknown(word)
         )
     return found
 

@@ -27,6 +27,7 @@ from fedtools.files.config import read_yaml
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, read_nbest
+from fedtools.files.symbols import check_sentence, warn_of_unknown
 from fedtools.lm.vocabulary import END_ID, UNIGRAM, UNKNOWN_ID, WORDS, Vocabulary, read_unigram
 
 NBEST, NNLM, NGRAM, MADE_FROM = "nbest.tsv", "nnlm.scp", "ngram.scp", "nnlm.yaml"
@@ -102,6 +103,8 @@ def open_rescored(folder: str | Path) -> Rescored:
         raise UserError("empty", path=folder / NBEST, remedy=_REMEDY)
     flat = [hypothesis for hypotheses in nbest.values() for hypothesis in hypotheses]
     ids, lengths = encode_all(vocabulary, flat, folder / NBEST)
+    unknown_words = int((ids == UNKNOWN_ID).sum())
+    warn_of_unknown(unknown_words, len(ids) - len(flat), folder / NBEST, folder / WORDS)
     first_hypothesis = _offsets(map(len, nbest.values()))
     first_word = _offsets(lengths)
     ends = first_word[first_hypothesis]
@@ -147,18 +150,14 @@ def encode_all(
     """The ids of all words, each hypothesis' `</s>` after them, and how many each has.
 
     Raises:
-        UserError: if a hypothesis has `<s>` or `</s>` among its words.
+        UserError: if a hypothesis has a reserved word, such as `<s>`.
     """
     ids, lengths, found = vocabulary.ids, [], []
     # Not `Vocabulary.encode`: a whole evaluation set has two million words.
     for line, hypothesis in enumerate(hypotheses, 1):
         row = [ids.get(word, UNKNOWN_ID) for word in hypothesis.words.split(" ")]
         row = row if hypothesis.words else []
-        if END_ID in row or "<s>" in hypothesis.words:
-            try:
-                vocabulary.encode(hypothesis.words)
-            except UserError as error:
-                raise UserError(str(error), path=path, line=line) from None
+        check_sentence(hypothesis.words, path, line)
         row.append(END_ID)
         found += row
         lengths.append(len(row))

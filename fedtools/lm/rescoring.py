@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from fedtools.client.options import torch_settings
 from fedtools.files.ark import FeatureReader, write_ark
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
@@ -20,6 +20,7 @@ from fedtools.files.datadir import byte_order, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.lines import TABLE, read_text
 from fedtools.files.nbest import Hypothesis, read_nbest
+from fedtools.files.symbols import warn_of_unknown
 from fedtools.lm.density import score_hypotheses
 from fedtools.lm.nnlm import MODEL, Nnlm, require_model
 from fedtools.lm.prefixes import make_tree, score_tree
@@ -76,17 +77,16 @@ def rescore(
     path.unlink(missing_ok=True)
     lists = _read_lists(nbest_dir)
     nnlm = Nnlm.open(nnlm_dir, device)
-    # Jobs are what runs at the same time here; threads of several would wait for each other.
-    torch.set_num_threads(1)
     sentences = _sentences(nnlm.vocabulary, lists, nbest_dir / NBEST)
-    _warn_of_unknown(nnlm, sentences, nbest_dir / NBEST)
+    _warn(nnlm, sentences, nbest_dir / NBEST, nnlm_dir)
     cut = list(batches([list(map(len, ids)) for ids in sentences.values()], bins))
     share = cut[len(cut) * (job - 1) // jobs : len(cut) * job // jobs]
     names = list(sentences)
     parts = ({names[i]: sentences[names[i]] for i in batch} for batch in share)
     total = sum(len(ids) for batch in share for i in batch for ids in sentences[names[i]])
     scores: dict[str, np.ndarray] = {}
-    with WordProgress(f"rescore {nbest_dir.name}", total) as progress:
+    # Jobs are what runs at the same time here; threads of several would wait for each other.
+    with WordProgress(f"rescore {nbest_dir.name}", total) as progress, torch_settings(1):
         for name, found in (pair for part in parts for pair in score(nnlm, part)):
             if not np.isfinite(found).all():
                 problem = f"a log-probability of {name!r} is NaN or infinite"
@@ -116,10 +116,12 @@ def score(nnlm: Nnlm, sentences: dict[str, list[list[int]]]) -> Iterator[tuple[s
         begin = end
 
 
-def _warn_of_unknown(nnlm: Nnlm, sentences: dict[str, list[list[int]]], path: Path) -> None:
-    """Say so where words have the probability of an `<unk>` that no training text had."""
-    flat = [word for hypotheses in sentences.values() for ids in hypotheses for word in ids]
+def _warn(nnlm: Nnlm, sentences: dict[str, list[list[int]]], path: Path, model: Path) -> None:
+    """Say so where many words are unknown, or have the probability of an `<unk>` that no training
+    text had."""
+    flat = [word for hypotheses in sentences.values() for ids in hypotheses for word in ids[:-1]]
     count = flat.count(UNKNOWN_ID)
+    warn_of_unknown(count, len(flat), path, model / WORDS)
     if count and not nnlm.unigram[UNKNOWN_ID]:
         problem = f"{count} of {len(flat)} words are <unk>, which no training text had"
         remedy = "train the model with a larger min_count, or a smaller vocab_size"
@@ -184,7 +186,7 @@ def merge(
     (out / NGRAM).unlink(missing_ok=True)
     if ngram is not None:
         flat = [hypothesis.words for hypotheses in lists.values() for hypothesis in hypotheses]
-        found = iter(score_hypotheses(ngram, flat))
+        found = iter(score_hypotheses(ngram, flat, out / NBEST))
         vectors = (
             (name, np.array([[next(found)] for _ in hypotheses]))
             for name, hypotheses in lists.items()

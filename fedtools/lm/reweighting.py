@@ -6,8 +6,10 @@ The neural language model is not asked again: its log-probabilities of all words
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -50,6 +52,20 @@ class Adaptation:
     smoothing: float = 0.1
     normalise: bool = False
     continuous: bool = False
+
+
+def warn_of_no_lm(rescored: Rescored, weights: Weights, path: str | Path) -> None:
+    """Say on stderr where the NNLM shares its weight with a language model that is not there.
+
+    Lists of ESPnet, and those of greedy search, have no score of a first pass' language model.
+
+    Args:
+        path: the file of the lists.
+    """
+    if 0 < weights.nnlm < 1 and not rescored.lm.any():
+        problem = "no score of a first pass' language model (all are 0)"
+        effect = f"with nnlm {weights.nnlm:g} the neural one has {weights.nnlm:.0%} of lm_weight"
+        print(f"warning: {path}: {problem}; {effect}: set nnlm: 1", file=sys.stderr)
 
 
 class Lists:

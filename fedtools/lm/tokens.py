@@ -1,8 +1,4 @@
-"""Tokens: characters or SentencePiece BPE, in a folder laid out as ESPnet's token lists are.
-
-tokens.txt   one token a line: <blank> first, <unk> second, <sos/eos> last (ESPnet's token_list)
-bpe.model    the SentencePiece model; a folder without it holds characters
-"""
+"""Tokens: characters, BPE or words; `fedtools.files.symbols` describes their folder."""
 
 from __future__ import annotations
 
@@ -10,38 +6,58 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fedtools.files.atomic import atomic_write, write_text
-from fedtools.files.datadir import read_table
+from fedtools.files.datadir import read_transcripts
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_bytes, read_words
+from fedtools.files.symbols import (
+    BLANK,
+    BPE,
+    CHAR,
+    SOS_EOS,
+    SPACE,
+    TOKENS,
+    UNKNOWN,
+    WORD,
+    is_unknown,
+    pieces_of,
+    read_tokens,
+    warn_of_unknown,
+    words_of,
+    write_tokens,
+)
 
-if TYPE_CHECKING:
-    from sentencepiece import SentencePieceProcessor
-
-BLANK, UNKNOWN, SPACE, SOS_EOS = "<blank>", "<unk>", "<space>", "<sos/eos>"
 WORD_START = "▁"  # SentencePiece's mark in front of the first piece of a word
 # SentencePiece leaves out longer lines silently (its default is 4192 bytes).
 _LONGEST_LINE = 1 << 24
+# So many transcripts are spelled, at most, to see whether tokens can.
+_SPELLED = 500
 
 
 class Tokenizer:
-    """Words to token ids and back; characters and BPE behave alike.
+    """Words to token ids and back; characters, BPE and words behave alike.
+
+    A word `<unk>` is the token `<unk>`, as a word is that no token covers.
 
     Args:
         tokens: the token list; an id is a position in it. `tokens[0]` is the CTC blank.
-        model: the bytes of a SentencePiece model, or None for characters.
+        model: the bytes of a SentencePiece model, or None for other tokens than its pieces.
+        words: whether tokens without a model are words, and not characters.
     """
 
     blank = 0
     unknown = 1
 
-    def __init__(self, tokens: Sequence[str], model: bytes | None = None):
+    def __init__(self, tokens: Sequence[str], model: bytes | None = None, words: bool = False):
         self.tokens = list(tokens)
+        self.token_type = BPE if model is not None else WORD if words else CHAR
         self._ids = {token: index for index, token in enumerate(self.tokens)}
-        self._pieces = None
+        # Of characters: a symbol of several wherever it stands, as ESPnet has it.
+        special = (BLANK, UNKNOWN, SPACE, SOS_EOS)
+        symbols = [token for token in self.tokens if len(token) > 1 and token not in special]
+        longest_first = sorted(symbols, key=len, reverse=True)
+        self._character = re.compile("|".join([*map(re.escape, longest_first), "."]), re.DOTALL)
         if model is not None:
             from sentencepiece import SentencePieceProcessor
 
@@ -55,39 +71,34 @@ class Tokenizer:
             UserError: if tokens.txt is missing, is no ESPnet token list, or does not belong to
                 bpe.model.
         """
-        folder = Path(folder)
-        path = folder / "tokens.txt"
-        tokens = _read_tokens(path)
-        model, remedy = folder / "bpe.model", "run fedtools train-tokens again"
-        if not model.exists():
-            return cls(tokens)
-        try:
-            # SentencePiece takes no bytes for no model, and complains later.
-            tokenizer = cls(tokens, read_bytes(model) or b"\0")
-        except RuntimeError:
-            raise UserError("not a SentencePiece model", path=model, remedy=remedy) from None
-        for piece in _pieces_of(tokenizer._pieces):
-            if piece not in tokenizer._ids:
-                problem = f"the model's piece {piece!r} is not in {path}"
-                raise UserError(problem, path=model, remedy=remedy)
-        return tokenizer
+        tokens, token_type, model = read_tokens(folder)
+        return cls(tokens, model, words=token_type == WORD)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def token_type(self) -> str:
-        """ "char" or "bpe"."""
-        return "char" if self._pieces is None else "bpe"
-
     def split(self, words: str) -> list[str]:
         """Words, separated by whitespace, to tokens; what no token covers becomes <unk>."""
-        words = " ".join(words.split())
-        if self._pieces is None:
-            tokens = [SPACE if character == " " else character for character in words]
-        else:
-            tokens = self._pieces.encode(words, out_type=str)
-        return [token if token in self._ids else UNKNOWN for token in tokens]
+        found = words_of(words)
+        if self.token_type == CHAR:
+            spelled: list[str] = []
+            for word in found:
+                spelled += [SPACE] * bool(spelled)
+                spelled += [word] if word == UNKNOWN else self._character.findall(word)
+            found = spelled
+        elif self.token_type == BPE:
+            pieces: list[str] = []
+            for unknown, run in groupby(found, key=is_unknown):
+                if unknown:
+                    # As SentencePiece has it for a word that it has no piece of.
+                    mark = [WORD_START] * (WORD_START in self._ids)
+                    pieces += [*mark, UNKNOWN] * len(list(run))
+                else:
+                    pieces += self._pieces.encode(" ".join(run), out_type=str)
+            found = pieces
+        # No word is the blank, whatever words the tokens are.
+        known = self._ids.keys() - {BLANK, SOS_EOS}
+        return [token if token in known else UNKNOWN for token in found]
 
     def encode(self, words: str) -> list[int]:
         """Words, separated by whitespace, to token ids; what no token covers becomes <unk>."""
@@ -95,16 +106,34 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Token ids to words, separated by single blanks; <blank> and <sos/eos> are left out."""
-        silent = (BLANK, SOS_EOS)
-        text = "".join(token for token in map(self.tokens.__getitem__, ids) if token not in silent)
-        mark = SPACE if self._pieces is None else WORD_START
-        return " ".join(text.replace(mark, " ").split())
+        tokens = [self.tokens[index] for index in ids]
+        tokens = [token for token in tokens if token not in (BLANK, SOS_EOS)]
+        if self.token_type == CHAR:
+            tokens = [" " if token == SPACE else token for token in tokens]
+        text = (" " if self.token_type == WORD else "").join(tokens)
+        if self.token_type == BPE:
+            text = text.replace(WORD_START, " ")
+        return " ".join(text.split())
+
+
+def warn_of_unspelled(tokenizer: Tokenizer, path: Path, folder: str | Path) -> None:
+    """Say on stderr where the tokens cannot spell a good part of transcripts, of some of them.
+
+    Args:
+        path: a Kaldi `text`; where there is none, nothing is said.
+        folder: of the tokens.
+    """
+    texts = list(read_transcripts(path).values()) if path.exists() else []
+    some = texts[:: len(texts) // _SPELLED + 1]
+    spelled = [token for words in some for token in tokenizer.encode(words)]
+    unknown = spelled.count(tokenizer.unknown)
+    warn_of_unknown(unknown, len(spelled), path, Path(folder) / TOKENS, "tokens")
 
 
 def train_tokens(
     texts: Sequence[str | Path],
     folder: str | Path,
-    token_type: str = "bpe",
+    token_type: str = BPE,
     vocab_size: int | None = None,
 ) -> Tokenizer:
     """Make the tokens of one or several Kaldi text files and write them to `folder`.
@@ -122,35 +151,30 @@ def train_tokens(
         The tokenizer, as `Tokenizer.load` reads it back.
 
     Raises:
-        UserError: if a text breaks a rule of `read_table`, there is nothing in them, or the
+        UserError: if a text breaks a rule of `read_transcripts`, there is nothing in them, or the
             vocabulary is too large or too small for them; the message says what is possible.
     """
-    folder = Path(folder)
-    sentences = [" ".join(w.split()) for path in texts for w in _read_words(path) if w]
+    sentences = [sentence for path in texts for sentence in _spelled(path) if sentence]
     if not sentences:
         raise UserError("no words in the text", path=texts[0])
-    model = folder / "bpe.model"
-    if token_type == "bpe":
-        pieces, content = _train_bpe(sentences, vocab_size, texts[0])
-        # tokens.txt is written last: where it is, the folder is whole.
-        with atomic_write(model, "wb") as file:
-            file.write(content)
+    if token_type == BPE:
+        pieces, model = _train_bpe(sentences, vocab_size, texts[0])
     else:
-        pieces = _characters(sentences, vocab_size, texts[0])
-        model.unlink(missing_ok=True)
-    tokens = [BLANK, UNKNOWN, *pieces, SOS_EOS]
-    write_text(folder / "tokens.txt", "".join(f"{token}\n" for token in tokens))
+        pieces, model = _characters(sentences, vocab_size, texts[0]), None
+    write_tokens(folder, [BLANK, UNKNOWN, *pieces, SOS_EOS], token_type, model)
     return Tokenizer.load(folder)
 
 
-def _read_words(path: str | Path) -> Iterable[str]:
-    return read_table(path, values="optional").values()
+def _spelled(path: str | Path) -> Iterable[str]:
+    """Yield the sentences of a text without unknown words, which have no spelling."""
+    for sentence in read_transcripts(path).values():
+        yield " ".join(word for word in words_of(sentence) if word != UNKNOWN)
 
 
 def _train_bpe(
     sentences: list[str], vocab_size: int | None, path: str | Path
 ) -> tuple[list[str], bytes]:
-    from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+    from sentencepiece import SentencePieceTrainer
 
     model = io.BytesIO()
     try:
@@ -168,13 +192,7 @@ def _train_bpe(
         )
     except RuntimeError as error:
         raise _sentencepiece_error(str(error), vocab_size, path) from None
-    return _pieces_of(SentencePieceProcessor(model_proto=model.getvalue())), model.getvalue()
-
-
-def _pieces_of(model: SentencePieceProcessor) -> list[str]:
-    """The pieces of a model but <unk>, <s> and </s>: the token list has three in their stead."""
-    ids = range(model.get_piece_size())
-    return [model.id_to_piece(i) for i in ids if not (model.is_control(i) or model.is_unknown(i))]
+    return pieces_of(model.getvalue(), path), model.getvalue()
 
 
 def _sentencepiece_error(said: str, vocab_size: int | None, path: str | Path) -> UserError:
@@ -197,15 +215,3 @@ def _characters(sentences: list[str], vocab_size: int | None, path: str | Path) 
             raise UserError(problem, path=path, remedy=remedy)
         ordered = ordered[: vocab_size - 3]
     return [SPACE if character == " " else character for character in ordered]
-
-
-def _read_tokens(path: Path) -> list[str]:
-    remedy = "make it with fedtools train-tokens"
-    tokens = read_words(path, remedy)
-    for line, token in ((1, BLANK), (2, UNKNOWN), (len(tokens), SOS_EOS)):
-        if tokens[line - 1 : line] != [token]:
-            problem = f"{token!r} belongs there"
-            raise UserError(problem, path=path, line=line, remedy=remedy)
-    if len(tokens) < 4:
-        raise UserError("no tokens but <blank>, <unk> and <sos/eos>", path=path, remedy=remedy)
-    return tokens

@@ -25,11 +25,10 @@ import numpy as np
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_words
+from fedtools.files.symbols import END, START, UNKNOWN, check_sentence
 from fedtools.files.tables import count, read_tsv, write_tsv
-from fedtools.lm.tokens import UNKNOWN
 
 WORDS, UNIGRAM = "words.txt", "unigram.tsv"
-START, END = "<s>", "</s>"
 END_ID, UNKNOWN_ID = 0, 1
 _COLUMNS = ("word", "count", "words")
 _REMEDY = "make it with fedtools train-nnlm"
@@ -62,13 +61,10 @@ class Vocabulary:
         """Ids of words separated by whitespace, then that of `</s>`.
 
         Raises:
-            UserError: if `<s>` or `</s>` is among the words.
+            UserError: if a reserved one, as `<s>` and `</s>`, is among the words.
         """
-        found = words.split()
-        if START in found or END in found:
-            problem = f"{START if START in found else END!r} within a sentence"
-            raise UserError(problem, remedy="remove it")
-        return [*(self.ids.get(word, UNKNOWN_ID) for word in found), END_ID]
+        check_sentence(words)
+        return [*(self.ids.get(word, UNKNOWN_ID) for word in words.split()), END_ID]
 
     @classmethod
     def read(cls, folder: str | Path) -> Vocabulary:
@@ -95,7 +91,7 @@ def make_vocabulary(
     """The vocabulary of a text, its unigram counts, and how many words `<unk>` stands for.
 
     Args:
-        sentences: words of each; without `<s>` and `</s>`.
+        sentences: words of each, as of `read_sentences`.
         size: at most so many lines, `</s>` and `<unk>` among them; None for any number.
         min_count: words that are rarer are `<unk>`.
 

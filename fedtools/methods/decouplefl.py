@@ -77,11 +77,19 @@ class DecoupleFL(Method):
         if number == sending:
             sends = Extracted(self.bits, self.max_hours)
             return Phase(
-                self.send_features, self.keep, sends, everybody=True, keep=True, may_lack=True
+                self.send_features,
+                self.keep,
+                sends,
+                everybody=True,
+                keep=True,
+                trains=False,
+                may_lack=True,
             )
         if number <= sending + self.stage2:
             return Phase(None, self.train_classifier, server_trains=True, on_features=sending)
-        return Phase(self.receive, self.keep, sends=nothing, everybody=True, may_lack=True)
+        return Phase(
+            self.receive, self.keep, sends=nothing, everybody=True, trains=False, may_lack=True
+        )
 
     def train_extractor(self, client: Place) -> list[Fitted]:
         """Stage 1, section 2.2.1: the classifier is fixed, the optimiser lives on."""

@@ -46,6 +46,8 @@ class FMP(Method):
             and must not be taken from the data that privacy is promised to.
         privacy: options of `fedtools.privacy.options.Privacy`, but for `release`, which is `sends`.
         noise_key: where the key of its noise is, see `fedtools.privacy.key`.
+        max_words: a client is refused whose counts are more than of so many words, each in every
+            hypothesis. The default is more than three hours of speech.
         lm_weight, word_score, nnlm, density, bonus: of scores, see
             `fedtools.lm.reweighting.Weights`.
     """
@@ -66,6 +68,7 @@ class FMP(Method):
     span: AboveZero | None = None
     privacy: dict = field(default_factory=dict)
     noise_key: str | None = None
+    max_words: AboveZero = 30_000.0
     lm_weight: NonNegative = 1.0
     word_score: float = 0.0
     nnlm: NonNegative = 0.5
@@ -119,7 +122,7 @@ class FMP(Method):
         return self.span if self.groups == "clock" else None
 
     def phase(self, number: int) -> Phase:
-        return Phase(client=self.count_words, server=self.collect, sends=COUNTS)
+        return Phase(self.count_words, self.collect, sends=COUNTS, trains=False)
 
     def count_words(self, client: Talk) -> np.ndarray:
         """Equation 5 for each word, over what a client has said by the end of the round."""

@@ -21,6 +21,8 @@ from torch import nn
 
 from fedtools.files.config import option_error, unknown
 from fedtools.files.errors import UserError
+from fedtools.models.padding import keep_to_own_frames
+from fedtools.models.tdnn import TdnnEncoder
 
 if TYPE_CHECKING:
     from fedtools.models.lfmmi.lattice import Lattice
@@ -34,7 +36,7 @@ _CLASSES = {
         "tdnn": "fedtools.models.tdnn:TdnnEncoder",
     },
     "normalize": {
-        "utterance_mvn": "espnet2.layers.utterance_mvn:UtteranceMVN",
+        "utterance_mvn": "fedtools.models.padding:OwnUtteranceMVN",
         "global_mvn": "espnet2.layers.global_mvn:GlobalMVN",
     },
     "specaug": {"specaug": "espnet2.asr.specaug.specaug:SpecAug"},
@@ -99,8 +101,14 @@ def build_model(
     if type(input_size) is not int or not 0 < input_size <= 1 << 16:
         problem = f"option 'input_size' is {input_size!r}, no number of filters"
         raise option_error(problem, where, "input_size", input_size)
+    conf = config.get("model_conf")
+    if isinstance(conf, Mapping) and (weight := conf.get("interctc_weight")):
+        problem = "interctc_weight: no loss of intermediate layers is trained"
+        raise option_error(problem, where, "interctc_weight", weight)
     with _quiet():
         encoder = _make(config, "encoder", where, input_size=input_size)
+        if not isinstance(encoder, TdnnEncoder):
+            keep_to_own_frames(encoder)
         outputs = lattice.outputs if lattice else len(tokens)
         ctc_conf = {"odim": outputs, "encoder_output_size": encoder.output_size()}
         model = _make(
@@ -153,9 +161,12 @@ def outputs(
 
     Arguments and shapes as of `log_posteriors`.
     """
-    # ESPnet's utterance normalisation works in place: without the copy a second pass over the
-    # same batch would begin with other padding, and see another input.
+    # SpecAugment and global_mvn work in place: without the copy a second pass over the same batch
+    # would see another input.
     encoded, lengths, *_ = model.encode(batch["speech"].clone(), batch["speech_lengths"])
+    if isinstance(encoded, tuple):
+        # With intermediate CTC; its layers' outputs come after the encoder's.
+        encoded = encoded[0]
     if model.lattice:
         return model.ctc.ctc_lo(encoded), lengths
     return model.ctc.log_softmax(encoded).float(), lengths

@@ -10,10 +10,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
-from espnet.nets.pytorch_backend.nets_utils import make_pad_mask
 from torch import Tensor, nn
 
 from fedtools.models.asr import log_posteriors
+from fedtools.models.padding import embed
+from fedtools.models.pooling import inside
 
 # Long enough for every convolution.
 _TRIAL_FRAMES = 200
@@ -96,8 +97,7 @@ class Cut:
                 speech, lengths = model.specaug(speech, lengths)
             if model.normalize is not None:
                 speech, lengths = model.normalize(speech, lengths)
-        mask = (~make_pad_mask(lengths)[:, None, :]).to(speech.device)
-        hidden, mask = encoder.embed(speech, mask)
+        hidden, mask = embed(encoder, speech, lengths)
         for block in encoder.encoders[: self.blocks]:
             hidden, mask = block(hidden, mask)
         # With relative positions, these go beside the features from block to block.
@@ -107,8 +107,7 @@ class Cut:
     def classify(self, model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
         """CTC log posteriors, natural log, (B, T, tokens), from what `extract` gave."""
         encoder = model.encoder
-        mask = ~make_pad_mask(lengths, maxlen=features.shape[1])[:, None, :]
-        mask = mask.to(features.device)
+        mask = inside(features, lengths)[:, None]
         positions = _relative_positions(encoder, features)
         hidden = features if positions is None else (features, positions)
         for block in encoder.encoders[self.blocks :]:
@@ -121,7 +120,7 @@ class Cut:
 
 def _relative_positions(encoder: nn.Module, features: Tensor) -> Tensor | None:
     """The table that an encoder with relative positions gives its blocks; other kinds have none."""
-    for module in encoder.embed.modules():
+    for module in encoder.modules():
         if "RelPositionalEncoding" in type(module).__name__:
             return module(features)[1]
     return None

@@ -1,7 +1,8 @@
 """ESPnet's own model files: `espnet2.bin.asr_inference` decodes ours, and theirs begin ours.
 
 A model folder of ESPnet holds config.yaml and a .pth of tensors. Only what works on features from
-disk can be taken over: `frontend: null` (ESPnet's feats_type fbank), an encoder, and CTC.
+disk can be taken over: `frontend: null` (ESPnet's feats_type fbank), an encoder, and CTC. Every
+option that changes what an encoder sees, or what tokens mean, is honoured or refused by its name.
 """
 
 from __future__ import annotations
@@ -13,12 +14,42 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtools.files.atomic import atomic_path, atomic_write, write_text
+from fedtools.files.atomic import atomic_path, atomic_write
 from fedtools.files.config import option_error, read_yaml, write_yaml
 from fedtools.files.errors import UserError
-from fedtools.files.lines import open_input, read_bytes
+from fedtools.files.lines import open_input, read_bytes, read_lines
 from fedtools.files.states import check_spec, save_state, spec_of
+from fedtools.files.symbols import (
+    BLANK,
+    BPE,
+    BPE_MODEL,
+    CHAR,
+    SPACE,
+    WORD,
+    check_pieces,
+    check_tokens,
+    write_tokens,
+)
 from fedtools.models.asr import INPUT_SIZE, KEYS, build_model
+
+# What of ESPnet's options is not honoured: the values with which nothing is lost, and why others
+# are refused.
+_REFUSED = {
+    "model": (("espnet",), "is another kind of model"),
+    "preencoder": ((), "changes what the encoder sees"),
+    "postencoder": ((), "is one more network after the encoder"),
+    "preprocessor": (("default",), "changes speech or transcripts"),
+    "speech_volume_normalize": ((), "changes what the encoder sees"),
+    "cleaner": ((), "changes transcripts before they become tokens"),
+    "use_lang_prompt": ((False,), "changes what tokens mean"),
+    "use_nlp_prompt": ((False,), "changes what tokens mean"),
+    "use_adapter": ((False,), "is tensors beside the encoder's own"),
+    "aux_ctc_tasks": (([],), "is further layers of CTC"),
+}
+# ESPnet's token types, and ours; phones without a g2p are words of the transcripts.
+_TOKEN_TYPES = {"bpe": BPE, "char": CHAR, "word": WORD, "phn": WORD}
+# What belongs to decoders that CTC does without.
+_DECODERS = ("decoder.", "joint_network.")
 
 
 def export_espnet(
@@ -26,6 +57,7 @@ def export_espnet(
     config: Mapping[str, Any],
     state: Mapping[str, np.ndarray],
     tokens: list[str],
+    token_type: str,
     bpe_model: bytes | None,
 ) -> list[Path]:
     """Write a model as ESPnet's `Speech2Text(asr_train_config, asr_model_file)` reads it.
@@ -34,8 +66,7 @@ def export_espnet(
         out: the folder to be made.
         config: the experiment's `model` section.
         state: the full model.
-        tokens: the token list.
-        bpe_model: SentencePiece's model, None for characters.
+        tokens, token_type, bpe_model: as of `fedtools.files.symbols.read_tokens`.
 
     Returns:
         the configuration and the model file.
@@ -50,15 +81,14 @@ def export_espnet(
     model["encoder"] = config.get("encoder", "transformer")
     model["input_size"] = config.get("input_size", INPUT_SIZE)
     model["model_conf"] = {"ctc_weight": 1.0} | dict(config.get("model_conf") or {})
-    if bpe_model is not None:
-        with atomic_write(out / "bpe.model", "wb") as file:
-            file.write(bpe_model)
-    write_text(out / "tokens.txt", "".join(f"{token}\n" for token in tokens))
-    with atomic_path(out / "model.pth") as temporary:
-        torch.save({name: torch.as_tensor(value) for name, value in state.items()}, temporary)
+    write_tokens(out, tokens, token_type, bpe_model)
+    with atomic_write(out / "model.pth", "wb") as file:
+        # Not by its name, which torch would write into the file.
+        torch.save({name: torch.as_tensor(value) for name, value in state.items()}, file)
     units = {
-        "token_type": "char" if bpe_model is None else "bpe",
-        "bpemodel": None if bpe_model is None else str((out / "bpe.model").resolve()),
+        "token_type": token_type,
+        "bpemodel": None if bpe_model is None else str((out / BPE_MODEL).resolve()),
+        "non_linguistic_symbols": _symbols(tokens) if token_type == CHAR else None,
         "token_list": list(tokens),
         "frontend": None,
         "frontend_conf": {},
@@ -73,28 +103,23 @@ def import_espnet(config_path: str | Path, model_path: str | Path, out: str | Pa
     """Take over the encoder and the CTC layer of an ESPnet model; strictly, by name and shape.
 
     Writes `OUT/model.safetensors` for `fedtools init --start`, `OUT/model.yaml` for its
-    configuration, `OUT/tokens.txt`, and `OUT/bpe.model` if there is one.
+    configuration, and its tokens as `fedtools.files.symbols` has them.
 
     Returns:
-        names of tensors that are left out, all of them an attention decoder's.
+        what is left out, a sentence for each: an attention decoder, intermediate losses.
 
     Raises:
-        UserError: if the model cannot work on features from disk, or does not fit its own
-            configuration, or is no file of tensors.
+        UserError: if the model cannot work on features from disk, has an option that would be
+            lost, does not fit its own configuration, or is no file of tensors.
     """
     config_path, model_path, out = Path(config_path), Path(model_path), Path(out)
     config = read_yaml(config_path)
-    if config.get("frontend") is not None:
-        problem = f"frontend {config['frontend']!r} works on waveforms"
-        remedy = "only models trained on filterbanks (frontend: null) can be taken over"
-        raise UserError(problem, path=config_path, remedy=remedy)
-    tokens = config.get("token_list")
-    if not isinstance(tokens, list) or not all(
-        isinstance(token, str) and token and "\n" not in token for token in tokens
-    ):
-        problem = "token_list is not a list of tokens"
-        raise option_error(problem, config_path, "token_list")
+    _check_options(config, config_path)
+    tokens, token_type, bpe_model = _tokens_of(config, config_path)
     state = _load_tensors(model_path)
+    if not any(name.startswith("ctc.") for name in state):
+        remedy = "only models with a CTC layer can be taken over"
+        raise UserError("no tensor of a CTC layer", path=model_path, remedy=remedy)
     model_config = {key: config[key] for key in KEYS if config.get(key) not in (None, {})}
     model_config["model_conf"] = {}
     out.mkdir(parents=True, exist_ok=True)
@@ -102,21 +127,83 @@ def import_espnet(config_path: str | Path, model_path: str | Path, out: str | Pa
         model_config["normalize_conf"] = _statistics(config, state, out, model_path)
     model = build_model(model_config, tokens, str(config_path))
     wanted = spec_of(model.state_dict())
-    left_out = [name for name in state if name.startswith("decoder.")]
+    left_out = [name for name in state if name.startswith(_DECODERS)]
     found = {name: value for name, value in state.items() if name not in set(left_out)}
     check_spec(spec_of(found), wanted, model_path)
-    bpe = config.get("bpemodel")
-    if config.get("token_type") == "bpe":
-        if not isinstance(bpe, str):
-            raise option_error(f"bpemodel is {bpe!r}, not a file", config_path, "bpemodel")
-        source = Path(bpe) if Path(bpe).exists() else config_path.parent / Path(bpe).name
-        content = read_bytes(source, remedy="put it beside config.yaml")
-        with atomic_write(out / "bpe.model", "wb") as file:
-            file.write(content)
-    write_text(out / "tokens.txt", "".join(f"{token}\n" for token in tokens))
+    write_tokens(out, tokens, token_type, bpe_model)
     save_state(out / "model.safetensors", found)
     write_yaml(out / "model.yaml", {"model": model_config})
-    return left_out
+    said = []
+    if left_out:
+        kind = "transducer" if config.get("decoder") == "transducer" else "attention decoder"
+        said.append(f"left out: {len(left_out)} tensors of the {kind}; CTC alone is taken over")
+    if weight := _model_conf(config).get("interctc_weight"):
+        said.append(f"left out: interctc_weight {weight}, the loss of intermediate layers")
+    return said
+
+
+def _check_options(config: Mapping[str, Any], path: Path) -> None:
+    """Raise a `UserError` for an option that would be lost."""
+    frontend = config.get("frontend")
+    if frontend is not None or config.get("input_size") is None:
+        name = "input_size" if frontend is None else "frontend"
+        problem = f"{name} {config.get(name)!r}: the model works on waveforms"
+        remedy = "only models trained on filterbanks (frontend: null) can be taken over"
+        raise UserError(problem, path=path, remedy=remedy)
+    for name, (harmless, reason) in _REFUSED.items():
+        if (value := config.get(name)) is not None and value not in harmless:
+            remedy = "such a model cannot be taken over"
+            raise option_error(f"{name} {value!r} {reason}; {remedy}", path, name, value)
+    if _model_conf(config).get("ctc_weight") == 0:
+        problem = "ctc_weight 0: a model without CTC cannot be taken over"
+        raise option_error(problem, path, "ctc_weight")
+    if (blank := _model_conf(config).get("sym_blank", BLANK)) != BLANK:
+        problem = f"sym_blank {blank!r}: the blank must be {BLANK}"
+        raise option_error(problem, path, "sym_blank", blank)
+
+
+def _model_conf(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = config.get("model_conf")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _tokens_of(config: Mapping[str, Any], path: Path) -> tuple[list[str], str, bytes | None]:
+    """The tokens of a configuration, as of `fedtools.files.symbols.read_tokens`."""
+    name = config.get("token_type", "bpe")
+    if name not in _TOKEN_TYPES:
+        problem = f"token_type {name!r}: only tokens of {', '.join(_TOKEN_TYPES)} can be taken over"
+        raise option_error(problem, path, "token_type", name)
+    g2p = config.get("g2p")
+    if name == "phn" and g2p not in (None, "none"):
+        problem = f"g2p {g2p!r} makes phones of transcripts; only transcripts of phones are read"
+        raise option_error(problem, path, "g2p", g2p)
+    listed = config.get("token_list")
+    if isinstance(listed, str):
+        source = _beside(listed, path)
+        tokens = check_tokens(read_lines(source, "put it beside config.yaml"), source)
+    elif isinstance(listed, list):
+        tokens = check_tokens(listed, path, lines=False)
+    else:
+        raise option_error("token_list is not a list of tokens", path, "token_list")
+    if (token_type := _TOKEN_TYPES[name]) != BPE:
+        return tokens, token_type, None
+    bpe = config.get("bpemodel")
+    if not isinstance(bpe, str):
+        raise option_error(f"bpemodel is {bpe!r}, not a file", path, "bpemodel")
+    source = _beside(bpe, path)
+    content = read_bytes(source, remedy="put it beside config.yaml")
+    check_pieces(content, tokens, source, path)
+    return tokens, token_type, content
+
+
+def _beside(name: str, path: Path) -> Path:
+    """A file that a configuration names: where it says, or else beside it."""
+    return Path(name) if Path(name).exists() else path.parent / Path(name).name
+
+
+def _symbols(tokens: list[str]) -> list[str] | None:
+    """What ESPnet calls non-linguistic symbols: tokens of several characters among characters."""
+    return [token for token in tokens[2:-1] if len(token) > 1 and token != SPACE] or None
 
 
 def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -139,13 +226,15 @@ def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _statistics(
-    config: Mapping[str, Any], state: Mapping[str, torch.Tensor], out: Path, path: Path
+    config: Mapping[str, Any], state: dict[str, torch.Tensor], out: Path, path: Path
 ) -> dict[str, Any]:
     """ESPnet reads mean and variance from a file, though they are in the model: write that file."""
-    try:
-        mean, std = (state[f"normalize.{name}"].double().numpy() for name in ("mean", "std"))
-    except KeyError:
-        raise UserError("no normalize.mean and normalize.std", path=path) from None
+    names = ("normalize.mean", "normalize.std")
+    if not state.keys() >= set(names):
+        raise UserError(f"no {' and '.join(names)}", path=path)
+    # They are of the type of the file's sums, of which float64 is one.
+    state.update({name: state[name].float() for name in names})
+    mean, std = (state[name].double().numpy() for name in names)
     with atomic_path(out / "feats_stats.npz") as temporary, open(temporary, "wb") as file:
         np.savez(file, count=1, sum=mean, sum_square=std**2 + mean**2)
     options = dict(config.get("normalize_conf") or {})

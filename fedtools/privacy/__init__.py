@@ -5,8 +5,9 @@
     plan        sensitivity and scale of the noise, fixed before the first round; the release itself
     noise       exact discrete Laplace noise from a stream of a secret key
     key         the secret key: made once, outside the experiment, for its owner alone
+    record      the nonce of an experiment; each release is made once, and counted
     marginals   noisy counts -> a distribution; the paper's own equations 8 and 9
-    ledger      epsilon by release and in total, for words, utterances and users
+    ledger      epsilon by release and in total, for words, utterances and users, and of experiments
 
 The order of use: `Plan` once; in every round each client calls `Plan.bound` on its new utterances,
 and whoever is to add noise (`Privacy.trust`) calls `Plan.release`; the receiver makes a

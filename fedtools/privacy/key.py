@@ -4,10 +4,11 @@ Who knows the key can subtract the noise of everything that was released under i
 federation with `trust: client` every client has a key of its own; a simulation has one, under which
 each client has its own stream.
 
-Noise is a function of the key and of all that a release is: the experiment, round, sender and
-purpose, the mechanism's numbers, and the very counts that it hides. So a run that was killed draws
-the same noise for the same release, and no second noise is ever drawn for it, while another epsilon
-or other counts never meet the same noise, which the difference of both releases would cancel.
+Noise is a function of the key and of all that a release is: the experiment with its data and its
+nonce (`fedtools.privacy.record`), round, draw, sender and purpose, the mechanism's numbers, and the
+very counts that it hides. So a run that was killed draws the same noise for the same release, while
+another experiment, another epsilon or other counts never meet the same noise, which the difference
+of both releases would cancel.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def open_key(experiment: Path, option: str | Path | None = None) -> NoiseKey:
             is not, or no longer, the one that the experiment began with.
     """
     path, record = key_path(option), experiment / RECORD
-    if path.resolve().is_relative_to(experiment.resolve()):
+    # Not Path.resolve, which fails on a loop of links; opening one fails, and says so.
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(experiment)):
         remedy = f"keep it elsewhere: method_conf.noise_key or ${VARIABLE}"
         raise UserError("the noise key lies inside the experiment", path=path, remedy=remedy)
     known = read_text(record).strip() if record.exists() else None

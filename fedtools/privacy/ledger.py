@@ -3,7 +3,8 @@
     dp.tsv    release  released  mechanism  unit  trust  cap  sensitivity  scale  composition
               epsilon_word  epsilon_utterance  epsilon_user  delta
 
-A row for each release, and one for all of them, `total`. Each epsilon is a bound for leaving out
+A row for each release, and one for all of them, `total`; what was taken back and drawn again is
+`2.2`, the second draw of round 2. Each epsilon is a bound for leaving out
 one word of one utterance, one utterance, or one user, from the data of the experiment. It is of
 what those see who are not trusted: with `trust: server`, of what the server makes of the sum; with
 `trust: client`, of the messages too. Who takes part is taken to be public: that one is left out is
@@ -18,12 +19,17 @@ Bounds of other levels than the unit's follow from what one of them holds:
   "utterance" as many of them as there are. These amounts are the data's, so the ledger itself is
   for who runs the experiment, not for publication, unless the unit is "user".
 
-Experiments on the same data add up: ten values of epsilon tried on them cost their sum.
+What is drawn again costs again. The releases of all rounds that were drawn once are bounded
+together, and so are those that were drawn a second time, and a third; these bounds add up.
+
+Experiments on the same data add up: ten values of epsilon tried on them cost their sum, and so do
+three seeds; see `Spent` and `together`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,9 +40,11 @@ from fedtools.privacy.bounds import Utterances
 from fedtools.privacy.options import CLIENT, CUMULATIVE, LAPLACE, PAPER, SERVER, USER, UTTERANCE
 from fedtools.privacy.plan import Plan
 
+# Epsilon for a word of an utterance, for an utterance, and for a user.
+LEVELS = ("epsilon_word", "epsilon_utterance", "epsilon_user")
 COLUMNS = (
     *("release", "released", "mechanism", "unit", "trust", "cap", "sensitivity", "scale"),
-    *("composition", "epsilon_word", "epsilon_utterance", "epsilon_user", "delta"),
+    *("composition", *LEVELS, "delta"),
 )
 FILE = "dp.tsv"
 TOTAL = "total"
@@ -78,13 +86,20 @@ class Amount(NamedTuple):
 Amounts = Sequence[Sequence[Amount]]
 
 
-def ledger_rows(plan: Plan, amounts: Amounts) -> list[dict[str, str]]:
-    """The rows of the ledger, from nothing but the plan and the amounts; see the module.
+def ledger_rows(
+    plan: Plan, amounts: Amounts, draws: Sequence[int] | None = None
+) -> list[dict[str, str]]:
+    """The rows of the ledger, from nothing but the plan, the amounts and the draws; see the module.
+
+    Args:
+        amounts: those of a round that has not released anything are of no account.
+        draws: how often each round was released, (rounds,); by default once.
 
     Raises:
-        ValueError: if the amounts are not of as many releases as were planned.
+        ValueError: if the amounts or draws are not of as many releases as were planned.
     """
-    if len(amounts) != plan.releases:
+    draws = [1] * plan.releases if draws is None else draws
+    if not len(amounts) == len(draws) == plan.releases:
         raise ValueError(f"{len(amounts)} releases, planned were {plan.releases}")
     mechanism, releases = plan.options.mechanism, plan.releases
     if mechanism == LAPLACE:
@@ -95,17 +110,36 @@ def ledger_rows(plan: Plan, amounts: Amounts) -> list[dict[str, str]]:
         each, total = _paper(plan, amounts) if mechanism == PAPER else _nothing(releases)
         sensitivity = joint = 1.0 if mechanism == PAPER else float("inf")
         scale = 1 / plan.options.epsilon if mechanism == PAPER else 0.0
+    found = [
+        (f"{number}.{at}" if at > 1 else number, sensitivity, epsilons, "one release")
+        for number, (count, epsilons) in enumerate(zip(draws, each, strict=True), 1)
+        for at in range(1, count + 1)
+    ]
+    words = _composition(plan)
+    if more := sum(count - 1 for count in draws if count):
+        words += f"; {more} drawn again"
+    total = TOTAL, max(1, *draws) * joint, _of_draws(each, total, draws), words
     rows = []
-    for name, epsilons in [*enumerate(each, 1), (TOTAL, total)]:
-        changed = joint if name == TOTAL else sensitivity
-        words = _composition(plan) if name == TOTAL else "one release"
-        values = (name, *_what(plan), f"{changed:.9g}", f"{scale:.9g}", words)
+    for name, changed, epsilons, how in [*found, total]:
+        values = (name, *_what(plan), f"{changed:.9g}", f"{scale:.9g}", how)
         rows.append(dict(zip(COLUMNS, map(str, (*values, *_texts(epsilons), 0)), strict=True)))
     return rows
 
 
-# Epsilon for a word of an utterance, for an utterance, and for a user.
+# Those of `LEVELS`.
 _Epsilons = tuple[float, float, float]
+
+
+def _of_draws(each: Sequence[_Epsilons], total: _Epsilons, draws: Sequence[int]) -> Sequence[float]:
+    """What all releases cost that were made: `total` bounds what all rounds cost, each drawn once.
+
+    So it does for those rounds that were drawn at least once, for those drawn twice, and so on.
+    """
+    spent = np.zeros(3)
+    for at in range(max(draws)):
+        again = [one for one, count in zip(each, draws, strict=True) if count > at]
+        spent += np.minimum(total, np.sum(again, 0))
+    return spent
 
 
 def _laplace(plan: Plan, amounts: Amounts) -> tuple[list[_Epsilons], _Epsilons]:
@@ -189,6 +223,61 @@ def _composition(plan: Plan) -> str:
 
 def _texts(epsilons: _Epsilons) -> list[str]:
     return [f"{value:.6g}" for value in epsilons]
+
+
+class Spent(NamedTuple):
+    """What an experiment has cost, and of whose data it was.
+
+    Attributes:
+        epsilons: the last row of its ledger, for a word, an utterance and a user.
+        owners: utterance -> client.
+    """
+
+    epsilons: _Epsilons
+    owners: Mapping[str, str]
+
+
+def together(experiments: Sequence[Spent]) -> _Epsilons:
+    """What several experiments cost together whoever it costs most.
+
+    An utterance pays in every experiment that has one of its name, and its words with it. A user
+    is all clients that share a name or an utterance, in whatever experiment, and pays for each of
+    them: where clients are meetings in one and speakers in another, a user is a meeting with all
+    its speakers. Experiments on other people's data cost these nothing.
+    """
+    sets: dict[str, set[int]] = {}
+    for at, one in enumerate(experiments):
+        for name in one.owners:
+            sets.setdefault(name, set()).add(at)
+    shared = {frozenset(one) for one in sets.values()}
+    word, utterance = (
+        max((sum(experiments[at].epsilons[level] for at in one) for one in shared), default=0.0)
+        for level in (0, 1)
+    )
+    users = (
+        sum(count * experiments[at].epsilons[2] for at, count in one.items())
+        for one in _people(experiments)
+    )
+    return word, utterance, max(users, default=0.0)
+
+
+def _people(experiments: Sequence[Spent]) -> Iterable[Counter[int]]:
+    """Of each user, how many clients of which experiment it is; see `together`."""
+    above: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def first(one: tuple[str, str]) -> tuple[str, str]:
+        while (next_ := above.setdefault(one, one)) != one:
+            above[one] = one = above.setdefault(next_, next_)
+        return one
+
+    for one in experiments:
+        for utterance, client in one.owners.items():
+            above[first(("utterance", utterance))] = first(("client", client))
+    found: dict[tuple[str, str], Counter[int]] = {}
+    for at, one in enumerate(experiments):
+        for client in set(one.owners.values()):
+            found.setdefault(first(("client", client)), Counter())[at] += 1
+    return found.values()
 
 
 def write_ledger(path: Path, plan: Plan, amounts: Amounts) -> None:

@@ -48,6 +48,7 @@ def paper_release(
     *,
     experiment: str,
     number: int,
+    draw: int = 1,
 ) -> np.ndarray:
     """Equations 8 and 9, as they are written; warn users by `PAPER_WARNING`.
 
@@ -57,7 +58,7 @@ def paper_release(
         marginals: (clients, size), q_i of equation 4, after smoothing.
         totals: (clients,), c_i of equation 5, not negative.
         epsilon: of equation 9, above 0.
-        key, experiment, number: as of `Plan.release`.
+        key, experiment, number, draw: as of `Plan.release`.
 
     Returns:
         (size,): adds up to 1, unless the noisy sum is 0 and it is not finite; may be negative
@@ -70,7 +71,7 @@ def paper_release(
     grid = ldexp(1.0, frexp(1 / epsilon)[1] - 30)
     scale = 1 / Fraction(epsilon) / Fraction(grid)
     inputs = np.concatenate([weighted, totals]).astype("<f8").tobytes()
-    stream = key.stream("paper", experiment, number, repr(epsilon), inputs)
+    stream = key.stream("paper", experiment, number, draw, repr(epsilon), inputs)
     noise = discrete_laplace(stream, scale, len(weighted)) * grid
     with np.errstate(divide="ignore", invalid="ignore"):
         return (weighted + noise) / (totals.sum() + noise.sum())

@@ -139,7 +139,14 @@ class Plan:
         return total * self.grid, spent
 
     def release(
-        self, counts: np.ndarray, key: NoiseKey, *, experiment: str, number: int, sender: str
+        self,
+        counts: np.ndarray,
+        key: NoiseKey,
+        *,
+        experiment: str,
+        number: int,
+        sender: str,
+        draw: int = 1,
     ) -> np.ndarray:
         """Noisy counts: of a client with `trust: client`, of all clients' sum with `trust: server`.
 
@@ -149,9 +156,11 @@ class Plan:
         Args:
             counts: (size,), float64: what `bound` gave, or sums of it.
             key: the secret; see `key`.
-            experiment: what tells the experiment from others, such as a hash of its configuration.
+            experiment: what tells the experiment from others: a hash of its configuration, its data
+                and its nonce.
             number: of the release.
             sender: the client, or "" for the server.
+            draw: 1; one more for each time that a release was taken back and made again.
 
         Returns:
             (size,), float64, whole multiples of the grid, of either sign. Without the mechanism
@@ -170,6 +179,6 @@ class Plan:
         exact = whole.astype(np.int64)
         scale = self.scale_steps
         stream = key.stream(
-            *("release", experiment, number, sender, repr(self.grid), str(scale)), exact
+            *("release", experiment, number, sender, draw, repr(self.grid), str(scale)), exact
         )
         return (exact + discrete_laplace(stream, scale, len(exact))) * self.grid

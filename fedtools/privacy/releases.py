@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from fedtools.files.atomic import sha256
+from fedtools.files.experiment import Experiment
 from fedtools.privacy.key import NoiseKey, open_key
 from fedtools.privacy.marginals import mend, paper_release
 from fedtools.privacy.options import CLIENT, LAPLACE, PAPER, SERVER
 from fedtools.privacy.plan import Plan
+from fedtools.privacy.record import SERVER_NAME, Record, Row
 
 
 class Releases:
@@ -20,16 +23,19 @@ class Releases:
     Args:
         plan: what the options mean for the experiment.
         key: the secret.
-        experiment: what tells the experiment from others.
+        experiment: what tells the experiment, its data and its nonce from all others; kept as an
+            attribute.
     """
 
     def __init__(self, plan: Plan, key: NoiseKey, experiment: str):
-        self.plan, self._key, self._experiment = plan, key, experiment
+        self.plan, self._key, self.experiment = plan, key, experiment
 
     def by_client(self, counts: np.ndarray, number: int, client: str) -> np.ndarray:
         """What a client sends of its bounded counts in a round, (V,)."""
         if self._by(CLIENT):
-            return self._noisy(counts, number, client)
+            return self._once(
+                number, client, lambda draw: self._noisy(counts, number, client, draw)
+            )
         return counts
 
     def by_server(
@@ -40,42 +46,71 @@ class Releases:
         Of the mechanism "paper" it is not counts but the marginal of equation 8, whose smoothing is
         that of equation 4.
         """
-        if self.plan.options.mechanism == PAPER and counts.sum() > 0:
-            total = counts.sum()
-            marginal = (1 - smoothing) * counts / total + smoothing * background
-            noisy = paper_release(
-                *(marginal[None], np.array([total]), self.plan.options.epsilon, self._key),
-                experiment=self._experiment,
-                number=number,
+        if self.plan.options.mechanism == PAPER:
+            return self._once(
+                number, "", lambda draw: self._paper(counts, number, draw, background, smoothing)
             )
-            return mend(noisy, background)
-        return self._noisy(counts, number, "") if self._by(SERVER) else counts
+        if self._by(SERVER):
+            return self._once(number, "", lambda draw: self._noisy(counts, number, "", draw))
+        return counts
+
+    def _once(self, number: int, sender: str, make: Callable[[int], np.ndarray]) -> np.ndarray:
+        """A release, made by `make` from the number of its draw; in memory, there is one draw."""
+        return make(1)
 
     def _by(self, who: str) -> bool:
         return self.plan.options.mechanism == LAPLACE and self.plan.options.trust == who
 
-    def _noisy(self, counts: np.ndarray, number: int, sender: str) -> np.ndarray:
-        return self.plan.release(
-            counts, self._key, experiment=self._experiment, number=number, sender=sender
+    def _noisy(self, counts: np.ndarray, number: int, sender: str, draw: int) -> np.ndarray:
+        label = {"experiment": self.experiment, "number": number, "sender": sender, "draw": draw}
+        return self.plan.release(counts, self._key, **label)
+
+    def _paper(
+        self, counts: np.ndarray, number: int, draw: int, background: np.ndarray, smoothing: float
+    ) -> np.ndarray:
+        """Equation 8, as a distribution; where nobody has said a word, of noise alone."""
+        total = max(counts.sum(), 0.0)
+        marginal = background
+        if total > 0:
+            marginal = (1 - smoothing) * counts / total + smoothing * background
+        noisy = paper_release(
+            *(marginal[None], np.array([total]), self.plan.options.epsilon, self._key),
+            experiment=self.experiment,
+            number=number,
+            draw=draw,
         )
+        return mend(noisy, background)
 
 
 class ReleasesOf(Releases):
-    """Those of an experiment on disk, whose key is opened when noise is first drawn.
+    """Those of an experiment on disk, each made once; its key is opened when noise is first drawn.
 
     Args:
         plan: what the options mean for it.
-        path: its folder.
+        experiment: the experiment.
         option: where the key is, see `fedtools.privacy.key.key_path`.
+
+    Raises:
+        UserError: as of `Record`.
     """
 
-    def __init__(self, plan: Plan, path: Path, option: str | Path | None = None):
-        self.plan, self._path, self._option = plan, path, option
+    def __init__(self, plan: Plan, experiment: Experiment, option: str | Path | None = None):
+        self.plan, self._opened, self._option = plan, experiment, option
+        self.record = Record(experiment.path, option)
+        # Of the sums of all that it began with, the nonce among it.
+        self.experiment = sha256(experiment.path / "sha256sums")
+
+    def rows(self, clients: Iterable[str]) -> set[tuple[str, Row]]:
+        """All that was released, by sender."""
+        by_client = self._by(CLIENT)
+        senders = clients if by_client else [SERVER_NAME]
+        return {(sender, row) for sender in senders for row in self.record.of(sender)}
+
+    def _once(self, number: int, sender: str, make: Callable[[int], np.ndarray]) -> np.ndarray:
+        opened = self._opened
+        own = opened.own(sender, number) if sender else opened.at_server(number)
+        return self.record.once(own, sender or SERVER_NAME, make)
 
     @cached_property
     def _key(self) -> NoiseKey:
-        return open_key(self._path, self._option)
-
-    @cached_property
-    def _experiment(self) -> str:
-        return sha256(self._path / "config.yaml")
+        return open_key(self._opened.path, self._option)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from fedtools.attack.attributes import COLUMNS as OF_ATTRIBUTES
 from fedtools.attack.defences import NOTHING, UTILITY
 from fedtools.attack.verify import COLUMNS, EASY
 from fedtools.files.errors import UserError
-from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.files.tables import known_number, read_tsv, write_tsv
 
 # How the rates of `UTILITY` are called: another WER of the same model, of a search, is lower.
 _RATES = {"wer": "greedy WER%"}
@@ -39,8 +40,10 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
         if name not in costs:
             raise UserError(f"no row of {name!r}", path=utility)
     for name, folder in defences:
-        found = read_tsv(folder / "a1.tsv", COLUMNS)
+        found = read_tsv(folder / "a1.tsv", COLUMNS, ("EER%", "low", "high"))
         layers = [row for row in found if row["trials"] == EASY and row["scores"] == "both"]
+        if not layers:
+            raise UserError(f"no row of {EASY} trials and both scores", path=folder / "a1.tsv")
         best = min(layers, key=_middle)
         fixed = fixed or best["layer"]
         told = next((row for row in layers if row["layer"] == fixed), None)
@@ -51,7 +54,9 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
             "Least EER%": f"{_rate(best)} at {best['layer']}",
         }
         if (path := folder / "attributes.tsv").exists():
-            row["Most accuracy% of sex"] = _most_accuracy(read_tsv(path, OF_ATTRIBUTES))
+            row["Most accuracy% of sex"] = _most_accuracy(
+                read_tsv(path, OF_ATTRIBUTES, ("accuracy%",))
+            )
         rows.append(row)
     columns = list(rows[0])
     nothing = {**dict.fromkeys(columns, "-"), "Defence": NOTHING, **_cost(costs[NOTHING])}
@@ -63,7 +68,7 @@ def _most_accuracy(layers: Sequence[Mapping[str, str]]) -> str:
     """Of the layer that tells sex best; "-" where no layer has figures."""
     if not layers:
         return "-"
-    best = max(layers, key=lambda one: float(one["accuracy%"]))
+    best = max(layers, key=lambda one: known_number(one["accuracy%"], -math.inf))
     return f"{best['accuracy%']} [{best['low']}, {best['high']}] at {best['layer']}"
 
 
@@ -75,7 +80,7 @@ def _middle(row: dict[str, str]) -> float:
     """The error rate, or the middle of its interval where there are too few trials to tell it."""
     if row["EER%"] != "-":
         return float(row["EER%"])
-    return (float(row["low"]) + float(row["high"])) / 2
+    return (known_number(row["low"], math.inf) + known_number(row["high"], math.inf)) / 2
 
 
 def _rate(row: dict[str, str]) -> str:

@@ -161,7 +161,7 @@ def _section(
 ) -> str:
     caption = page.corpus.caption
     runs = [run for method in methods for run in method.runs]
-    over_seeds = len(methods[0].runs) > 1
+    over_seeds, rate = len(methods[0].runs) > 1, runs[0].unit
     parts = [
         f"## {caption}",
         provenance(
@@ -172,34 +172,39 @@ def _section(
             pictures=[one.name for one in (page.plot, *dict(page.pictures).values()) if one],
             experiments=[run.experiment for run in runs if run.experiment],
         ),
-        f"**{caption}: communication, computation and WER (%)** on {_scored(methods[0])}. "
-        "Comm./client: bytes of all messages of one client in all rounds, both ways; Comm.: of all "
-        "clients. Client epochs: of training, mean over clients. AVG: mean over clients. "
+        f"**{caption}: communication, computation and {rate.title} (%)** on "
+        f"{_scored(methods[0])}. "
+        + f"{rate.title} is {rate.note}. "
+        * bool(rate.note)
+        + "Comm./client: bytes of all messages of one client in all rounds, both ways; Comm.: of "
+        "all clients. Client epochs: of training, mean over clients. AVG: mean over clients. "
         + f"Means ± standard deviations over {len(methods[0].runs)} seeds. " * over_seeds
         + "The best in bold."
         + f" {page.note}" * bool(page.note),
         main_table(methods),
         *weight_lines(methods),
     ]
-    for rate in ("wer", "cer"):
+    for name in runs[0].rates:
         parts += [
-            f"**{caption}: {rate.upper()} (%) with 95 % intervals** by bootstrap over speakers; "
+            f"**{caption}: {name.upper()} (%) with 95 % intervals** by bootstrap over speakers; "
             f"none for fewer than {MIN_SPEAKERS} speakers."
             + " Rates and bounds are means over the seeds."
             * over_seeds,
-            interval_table(methods, rate),
+            interval_table(methods, name),
         ]
     parts += [f"{caption}, {one.name}: {pooled_line(one)}." for one in read_each(page.elsewhere)]
     if page.plot is not None:
-        shown = "validation WER by round, greedy search, mean over clients"
+        shown = f"validation {rate.title} by round, greedy search, mean over clients"
         parts += [
             f"**{caption}: {shown}**" + ", mean and range over seeds." * over_seeds,
-            image(f"WER by round, {caption}", page.plot.name),
+            image(f"{rate.title} by round, {caption}", page.plot.name),
         ]
     for title, rows in page.tables:
         read = _read(rows)
         parts += [f"**{caption}: {title}**, as above.", main_table(read)]
-        parts += ["The same, WER (%) with 95 % intervals as above:", interval_table(read, "wer")]
+        shown = read[0].runs[0].unit
+        parts += [f"The same, {shown.title} (%) with 95 % intervals as above:"]
+        parts += [interval_table(read, shown.rate)]
     for title, file in page.measured:
         parts += [f"**{caption}: {title}**", _table_of(file)]
     for title, picture in page.pictures:
@@ -237,7 +242,8 @@ def _scored(method: Method) -> str:
     scored = method.runs[0].scored
     speakers, utterances, words = scored[AVERAGE]
     each = ", ".join(f"{name} {one[0]}" for name, one in scored.items() if name != AVERAGE)
-    counts = f"{utterances} utterances, {words} words, {speakers} speaker{'s' * (speakers != 1)}"
+    unit = method.runs[0].unit.plural
+    counts = f"{utterances} utterances, {words} {unit}, {speakers} speaker{'s' * (speakers != 1)}"
     return f"{counts} ({each})" if each else counts
 
 
@@ -311,9 +317,12 @@ def _table_of(path: Path) -> str:
 def main_table(methods: Sequence[Method]) -> str:
     """Communication, computation and WER, as in table 3 of Zhu et al. 2022; the best in bold.
 
+    CER where the language is written without spaces.
+
     Below it a note, where methods are marked.
     """
-    clients = list(methods[0].runs[0].rates["wer"])
+    rate = methods[0].runs[0].unit.rate
+    clients = list(methods[0].runs[0].rates[rate])
     costs = ["Comm./client", "Comm.", "Client epochs", "Server epochs"]
     header = ["Method", *costs, *map(_heading, clients)]
     cells = [
@@ -323,7 +332,7 @@ def main_table(methods: Sequence[Method]) -> str:
             size_text(method.cost.bytes),
             epochs_text(method.cost.client_epochs),
             epochs_text(method.cost.server_epochs),
-            *(_with_spread(method.values("wer", client)) for client in clients),
+            *(_with_spread(method.values(rate, client)) for client in clients),
         ]
         for method in methods
     ]
@@ -344,9 +353,10 @@ def interval_table(methods: Sequence[Method], rate: str) -> str:
 
 
 def pooled_line(method: Method) -> str:
-    """WER over all utterances, with its interval, in words."""
-    rate = _with_interval(method.interval("wer", AVERAGE))
-    return f"WER {rate} % on {_scored(method)}"
+    """The error rate over all utterances, with its interval, in words."""
+    unit = method.runs[0].unit
+    rate = _with_interval(method.interval(unit.rate, AVERAGE))
+    return f"{unit.title} {rate} % on {_scored(method)}"
 
 
 def _heading(client: str) -> str:

@@ -37,7 +37,7 @@ STYLE = {
 
 
 def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
-    """Draw the validation WER of each method by round, the mean over clients and seeds.
+    """Draw the validation error rate of each method by round, the mean over clients and seeds.
 
     A band goes from the lowest to the highest of several seeds.
 
@@ -62,7 +62,8 @@ def plot_wer(path: str | Path, methods: Sequence[Method], title: str) -> None:
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("Round")
         axes.margins(x=0.02)
-        axes.set_ylabel("WER on validation data,\nmean over clients (%)")
+        rate = next(run.unit.title for method in methods for run in method.runs)
+        axes.set_ylabel(f"{rate} on validation data,\nmean over clients (%)")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 

@@ -14,11 +14,14 @@ from fedtools.federation.tasks import TASKS, Task
 from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
+from fedtools.files.lines import read_lines
 from fedtools.files.messages import COLLAPSED, COLLAPSED_FROM, COUNTED
 from fedtools.files.tables import count, format_table, number, read_tsv
+from fedtools.files.units import Unit
 from fedtools.methods import METHODS
 from fedtools.score.bootstrap import ALL, AVERAGE
-from fedtools.score.wer import COLUMNS as SCORE_COLUMNS
+from fedtools.score.pairs import cuts_of
+from fedtools.score.wer import columns_of, unit_of_columns
 
 # Stands in tables after the name of a method whose pseudo-labels collapsed.
 MARK = "†"
@@ -55,9 +58,11 @@ class Run:
         name: as the table shows it.
         cost: all zero for a model that no federation trained.
         seed: of the experiment, if there is one.
-        scored: client -> (speakers, utterances, words).
-        rates: "wer" or "cer" -> client -> rate; the last client is `average`.
-        curve: round -> client -> WER on validation data in percent; empty if not evaluated.
+        unit: what the error rates count.
+        scored: client -> (speakers, utterances, words or characters).
+        rates: "wer" or "cer" -> client -> rate; the last client is `average`. The unit's comes
+            first, of characters alone.
+        curve: round -> client -> its rate on validation data in percent; empty if not evaluated.
         experiment: its folder, if there is one.
         scores: the folder of its scores.
         weights: of the language model and of words, if hypotheses were re-ranked by any.
@@ -67,6 +72,7 @@ class Run:
     name: str
     cost: Cost
     seed: int | None
+    unit: Unit
     scored: dict[str, tuple[int, int, int]]
     rates: dict[str, dict[str, Interval]]
     curve: dict[int, dict[str, float]]
@@ -106,7 +112,7 @@ class Method:
 
     @property
     def curve(self) -> dict[int, list[float]]:
-        """Round -> WER on validation data in %, the mean over clients, with each seed."""
+        """Round -> the rate on validation data in %, the mean over clients, with each seed."""
         curves = [run.curve for run in self.runs]
         shared = set.intersection(*map(set, curves))
         return {at: [statistics.fmean(c[at].values()) for c in curves] for at in sorted(shared)}
@@ -150,10 +156,10 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
     Raises:
         UserError: if a file is missing or malformed.
     """
-    scored, rates = _read_scores(scores / "wer.tsv")
+    unit, scored, rates = _read_scores(scores / "wer.tsv")
     weights = used_weights(scores)
     if experiment is None:
-        return Run(name, Cost(), None, scored, rates, {}, None, scores, weights, {})
+        return Run(name, Cost(), None, unit, scored, rates, {}, None, scores, weights, {})
     opened = Experiment(experiment)
     title = METHODS.get(opened.config["method"], experiment / "config.yaml").title
     name = name.replace("{}", title) or title
@@ -165,7 +171,7 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
         # The scores are newcomers', who train in an experiment of their own.
         collapsed.update(read_collapsed(Experiment(adapted)))
     return Run(
-        name, cost, opened.seed, scored, rates, curve, experiment, scores, weights, collapsed
+        name, cost, opened.seed, unit, scored, rates, curve, experiment, scores, weights, collapsed
     )
 
 
@@ -273,32 +279,33 @@ def epochs_text(epochs: float) -> str:
 def check_comparable(runs: Sequence[Run]) -> None:
     """Insist that all were scored on the same clients, speakers, utterances and words."""
     for run in runs[1:]:
-        if run.scored != runs[0].scored:
+        if (run.unit, run.scored) != (runs[0].unit, runs[0].scored):
             problem = f"{run.name!r} was not scored on the same test data as {runs[0].name!r}"
             raise UserError(problem, remedy="score both on one data directory")
 
 
 def _read_scores(
     path: Path,
-) -> tuple[dict[str, tuple[int, int, int]], dict[str, dict[str, Interval]]]:
-    rows = read_tsv(path, SCORE_COLUMNS)
+) -> tuple[Unit, dict[str, tuple[int, int, int]], dict[str, dict[str, Interval]]]:
+    unit = unit_of_columns(read_lines(path)[:1][0].split("\t"))
+    rows = read_tsv(path, columns_of(unit))
     if [row["client"] for row in rows[-2:]] != [AVERAGE, ALL]:
         problem = f"the last rows are not {AVERAGE} and {ALL}"
         raise UserError(problem, path=path, remedy="run fedtools score")
-    for column in ("utterances", "words"):
+    for column in ("utterances", unit.plural):
         *clients, _, total = (count(row, column, path, line) for line, row in enumerate(rows, 2))
         # Without clients, the total alone is there.
         if clients and sum(clients) != total:
             problem = f"the clients' {column} are {sum(clients)}, {ALL} has {total}"
             raise UserError(problem, path=path, remedy="run fedtools score again")
     scored: dict[str, tuple[int, int, int]] = {}
-    rates: dict[str, dict[str, Interval]] = {"wer": {}, "cer": {}}
+    rates: dict[str, dict[str, Interval]] = {rate: {} for rate in cuts_of(unit)}
     for line, row in enumerate(rows[:-1], 2):
         client = row["client"]
-        counts = (count(row, name, path, line) for name in ("speakers", "utterances", "words"))
+        counts = (count(row, name, path, line) for name in ("speakers", "utterances", unit.plural))
         scored[client] = tuple(counts)
         for rate, of_client in rates.items():
             columns = (f"{rate}_low", f"{rate}_high")
             bounds = (None if row[c] == "-" else number(row, c, path, line) for c in columns)
             of_client[client] = Interval(number(row, rate, path, line), *bounds)
-    return scored, rates
+    return unit, scored, rates

@@ -7,24 +7,24 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedtools.files.tables import format_table, write_tsv
+from fedtools.files.units import CHARACTER, WORD, Unit
 from fedtools.score.align import Counts
 from fedtools.score.bootstrap import AVERAGE, interval
 from fedtools.score.mapsswe import mapsswe
 from fedtools.score.pairs import References, align_all, estimate, read_hypotheses, tokenise
-from fedtools.score.wer import interval_text, percent
+from fedtools.score.wer import interval_text, percent, with_note
 
-COLUMNS = (
-    "client",
-    "wer_a",
-    "wer_b",
-    "difference",
-    "difference_low",
-    "difference_high",
-    "segments",
-    "segment_difference",
-    "z",
-    "p",
-)
+# Beside the systems' rates; in `compare`'s table those of a test come last.
+_DIFFERENCE = ("difference", "difference_low", "difference_high")
+_TEST = ("segments", "segment_difference", "z", "p")
+
+
+def columns_of(unit: Unit) -> tuple[str, ...]:
+    """The columns of what `compare` writes."""
+    return "client", f"{unit.rate}_a", f"{unit.rate}_b", *_DIFFERENCE, *_TEST
+
+
+COLUMNS = columns_of(WORD)
 
 
 def compare(
@@ -37,12 +37,13 @@ def compare(
 ) -> list[dict[str, object]]:
     """Compare two systems' word errors, for each client, on average, and over all.
 
-    The difference of the WERs, A minus B, comes with the 95 % interval of a bootstrap that draws
+    Where a language is written without spaces, characters are counted (`fedtools.files.units`).
+    The difference of the rates, A minus B, comes with the 95 % interval of a bootstrap that draws
     the same speakers for both; z and p are of the matched-pair test (see `mapsswe`), which has no
     average over clients.
 
     Args:
-        data_dir: holds `text`, `utt2spk` and, optionally, `utt2client`.
+        data_dir: holds `text`, `utt2spk` and, optionally, `utt2client` and `utt2lang`.
         hyp_a: a Kaldi `text` of system A's hypotheses.
         hyp_b: that of system B.
         resamples: draws of the bootstrap.
@@ -56,23 +57,24 @@ def compare(
         UserError: if the utterances are not exactly the same, or a file breaks a rule.
     """
     references = References.read(data_dir)
+    unit = references.unit
     operations = [
-        align_all(tokenise(references, read_hypotheses(path, references), "wer"))
+        align_all(tokenise(references, read_hypotheses(path, references), unit.rate))
         for path in (hyp_a, hyp_b)
     ]
     counts = [{utt: Counts.of(letters) for utt, letters in system.items()} for system in operations]
     rates, draws = estimate(references, counts, resamples, seed)
     rows = []
-    for client, (wer_a, wer_b) in rates.items():
+    for client, (rate_a, rate_b) in rates.items():
         low, high = interval(draws[client][:, 0] - draws[client][:, 1])
         row: dict[str, object] = {
             "client": client,
-            "wer_a": percent(wer_a),
-            "wer_b": percent(wer_b),
-            "difference": percent(wer_a - wer_b),
+            f"{unit.rate}_a": percent(rate_a),
+            f"{unit.rate}_b": percent(rate_b),
+            "difference": percent(rate_a - rate_b),
             "difference_low": percent(low),
             "difference_high": percent(high),
-            **dict.fromkeys(COLUMNS[6:], "-"),
+            **dict.fromkeys(_TEST, "-"),
         }
         if client != AVERAGE:
             utts = references.clients.get(client, list(references.text))
@@ -83,19 +85,22 @@ def compare(
             row["p"] = "-" if math.isnan(test.p) else f"{test.p:.3g}"
         rows.append(row)
     if out is not None:
-        write_tsv(out, COLUMNS, rows)
+        write_tsv(out, columns_of(unit), rows)
     return rows
 
 
 def compare_table(rows: Iterable[dict[str, object]]) -> str:
-    """The rows of `compare` as an aligned table."""
-    header = ["client", "WER% A", "WER% B", "A - B", "95%", "segments", "z", "p (MAPSSWE)"]
+    """The rows of `compare` as an aligned table, which says so if characters are counted."""
+    rows = list(rows)
+    unit = next(one for one in (WORD, CHARACTER) if f"{one.rate}_a" in rows[0])
+    header = ["client", f"{unit.title}% A", f"{unit.title}% B", "A - B", "95%"]
+    header += ["segments", "z", "p (MAPSSWE)"]
     cells = [
         [
-            *(row[column] for column in ("client", "wer_a", "wer_b", "difference")),
+            *(row[column] for column in columns_of(unit)[:4]),
             interval_text(row["difference_low"], row["difference_high"]),
             *(row[column] for column in ("segments", "z", "p")),
         ]
         for row in rows
     ]
-    return format_table(header, cells)
+    return with_note(unit, format_table(header, cells))

@@ -11,28 +11,38 @@ import numpy as np
 from fedtools.files import trn
 from fedtools.files.datadir import DataDir, invert, read_table
 from fedtools.files.errors import UserError
+from fedtools.files.units import WORD, Unit, read_unit
 from fedtools.score.align import Counts, align
 from fedtools.score.bootstrap import ALL, AVERAGE, error_rates, resample
 
 # The rate's name -> how a transcript is cut into the tokens that are counted.
-TOKENS: dict[str, Callable[[str], list[str]]] = {"wer": trn.words, "cer": trn.characters}
+Cuts = dict[str, Callable[[str], list[str]]]
+
+
+def cuts_of(unit: Unit) -> Cuts:
+    """The rates of a language, the main one first; without words there is no rate of them."""
+    if unit is WORD:
+        return {"wer": trn.words, "cer": trn.characters}
+    return {unit.rate: unit.cut}
 
 
 @dataclass(frozen=True)
 class References:
     """What hypotheses are scored against: all tables have the same utterances, in C order.
 
-    Without `utt2client` in the data directory, `clients` has the one group `all`.
+    Without `utt2client` in the data directory, `clients` has the one group `all`. `unit` is what
+    its error rates count.
     """
 
     path: Path
     text: dict[str, str]
     utt2spk: dict[str, str]
     clients: dict[str, list[str]]
+    unit: Unit
 
     @classmethod
     def read(cls, data_dir: str | Path) -> References:
-        """Read `text`, `utt2spk` and, where it is there, `utt2client`.
+        """Read `text`, `utt2spk` and, where they are there, `utt2client` and `utt2lang`.
 
         Raises:
             UserError: if a table is missing or has other utterances, or a client is named as a
@@ -56,7 +66,7 @@ class References:
             if not any(trn.words(data.text[utt]) for utt in utts):
                 problem = f"client {client!r} has no word, so no error rate"
                 raise UserError(problem, path=path / "text")
-        return cls(path, data.text, data.utt2spk, clients)
+        return cls(path, data.text, data.utt2spk, clients, read_unit(path))
 
     def by_speaker(self, columns: Sequence[Mapping[str, int]]) -> dict[str, np.ndarray]:
         """Sum numbers per utterance over speakers: client -> (speakers in C order, columns)."""
@@ -96,7 +106,7 @@ Tokens = dict[str, tuple[list[str], list[str]]]
 
 def tokenise(references: References, hypotheses: Mapping[str, str], rate: str) -> Tokens:
     """Cut as a rate ("wer" or "cer") wants it: utterance -> reference, hypothesis."""
-    cut = TOKENS[rate]
+    cut = cuts_of(references.unit)[rate]
     return {utt: (cut(text), cut(hypotheses[utt])) for utt, text in references.text.items()}
 
 

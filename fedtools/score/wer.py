@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +10,30 @@ import numpy as np
 from fedtools.files import trn
 from fedtools.files.atomic import write_text
 from fedtools.files.tables import format_table, write_tsv
+from fedtools.files.units import CHARACTER, WORD, Unit
 from fedtools.score.align import Counts
 from fedtools.score.bootstrap import interval
-from fedtools.score.pairs import TOKENS, References, align_all, estimate, read_hypotheses, tokenise
+from fedtools.score.pairs import (
+    References,
+    align_all,
+    cuts_of,
+    estimate,
+    read_hypotheses,
+    tokenise,
+)
 from fedtools.score.result import result_text
 
-# What is counted of words, by the names of `Counts`; the end of a rate's column is its interval's.
+# What is counted of words, by the names of `Counts`.
 COUNTED = ("substitutions", "deletions", "insertions")
-RATES = tuple(f"{rate}{end}" for rate in TOKENS for end in ("", "_low", "_high"))
-COLUMNS = ("client", "speakers", "utterances", "words", *COUNTED, *RATES)
+
+
+def columns_of(unit: Unit) -> tuple[str, ...]:
+    """The columns of `wer.tsv`; the end of a rate's column is its interval's."""
+    rates = (f"{rate}{end}" for rate in cuts_of(unit) for end in ("", "_low", "_high"))
+    return "client", "speakers", "utterances", unit.plural, *COUNTED, *rates
+
+
+COLUMNS = columns_of(WORD)
 
 
 def score(
@@ -28,10 +43,12 @@ def score(
 
     Writes `score_wer/` and `score_cer/`, each with `ref.trn`, `hyp.trn` (for `sclite -i rm`) and
     `result.txt`, and last `wer.tsv`: a row for each client, then `average`, the mean of the
-    clients' rates, and `all`, the rate over all utterances.
+    clients' rates, and `all`, the rate over all utterances. Of a language that is written without
+    spaces (see `fedtools.files.units`) there are no words: `score_wer/` is left out, and the table
+    has `characters` and their rate alone.
 
     Args:
-        data_dir: holds `text`, `utt2spk` and, optionally, `utt2client`.
+        data_dir: holds `text`, `utt2spk` and, optionally, `utt2client` and `utt2lang`.
         hyp_text: a Kaldi `text`; an id alone is an empty hypothesis.
         out_dir: made if it is missing.
         resamples: draws of the bootstrap.
@@ -47,7 +64,7 @@ def score(
     hypotheses = read_hypotheses(hyp_text, references)
     names = trn.trn_ids(references.utt2spk)
     counts: dict[str, dict[str, Counts]] = {}
-    for rate in TOKENS:
+    for rate in cuts_of(references.unit):
         tokens = tokenise(references, hypotheses, rate)
         operations = align_all(tokens)
         counts[rate] = {utt: Counts.of(letters) for utt, letters in operations.items()}
@@ -57,20 +74,33 @@ def score(
         result = result_text(references.utt2spk, names, tokens, operations, counts[rate])
         write_text(folder / "result.txt", result)
     rows = _rows(references, counts, resamples, seed)
-    write_tsv(Path(out_dir) / "wer.tsv", COLUMNS, rows)
+    write_tsv(Path(out_dir) / "wer.tsv", columns_of(references.unit), rows)
     return rows
 
 
 def score_table(rows: Iterable[dict[str, object]]) -> str:
-    """The rows of `wer.tsv` as an aligned table."""
-    counts = ["client", "speakers", "utterances", "words", "sub", "del", "ins"]
+    """The rows of `wer.tsv` as an aligned table, which says so if characters are counted."""
+    rows = list(rows)
+    unit = unit_of_columns(rows[0])
+    counts = ["client", "speakers", "utterances", unit.plural, "sub", "del", "ins"]
     cells = []
     for row in rows:
-        values = [row[column] for column in COLUMNS[: len(counts)]]
-        for rate in TOKENS:
+        values = [row[column] for column in columns_of(unit)[: len(counts)]]
+        for rate in cuts_of(unit):
             values += [row[rate], interval_text(row[f"{rate}_low"], row[f"{rate}_high"])]
         cells.append(values)
-    return format_table([*counts, "WER%", "95%", "CER%", "95%"], cells)
+    rates = [head for rate in cuts_of(unit) for head in (f"{rate.upper()}%", "95%")]
+    return with_note(unit, format_table([*counts, *rates], cells))
+
+
+def unit_of_columns(columns: Collection[str]) -> Unit:
+    """What a table of these columns counts."""
+    return CHARACTER if CHARACTER.plural in columns else WORD
+
+
+def with_note(unit: Unit, table: str) -> str:
+    """A table below a line that says what its rates are, if they are not of words."""
+    return f"{unit.title} {unit.note}\n\n{table}" if unit.note else table
 
 
 def _rows(
@@ -81,12 +111,12 @@ def _rows(
     rows = []
     for client in rates:
         utts = references.clients.get(client, everyone)
-        total = sum((counts["wer"][utt] for utt in utts), Counts(0, 0, 0, 0))
+        total = sum((counts[references.unit.rate][utt] for utt in utts), Counts(0, 0, 0, 0))
         speakers = len({references.utt2spk[utt] for utt in utts})
         row: dict[str, object] = {"client": client, "speakers": speakers, "utterances": len(utts)}
-        row["words"] = total.tokens
+        row[references.unit.plural] = total.tokens
         row |= {name: getattr(total, name) for name in COUNTED}
-        for column, rate in enumerate(TOKENS):
+        for column, rate in enumerate(counts):
             low, high = interval(draws[client][:, column])
             row[rate] = percent(rates[client][column])
             row[f"{rate}_low"], row[f"{rate}_high"] = percent(low), percent(high)

@@ -11,7 +11,7 @@ import math
 import operator
 import os
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -24,6 +24,8 @@ from fedtools.files.atomic import atomic_path
 from fedtools.files.errors import UserError
 from fedtools.files.messages import Message, Refusal
 from fedtools.files.states import Layout, Spec, make_header, read_at, read_layout, write_at
+from fedtools.files.values import STATISTICS, Values
+from fedtools.server.opened import Opened
 
 # Elements summed at a time: few enough for the processor's cache to hold the sum, enough for
 # threads to seldom wait for each other's turn in the interpreter.
@@ -43,7 +45,7 @@ class Bound:
     Attributes:
         base: the file of that state.
         ratio: the largest ratio of an update's norm to the median norm of the round's updates
-            (of an even number the lower one); 0 for no bound.
+            (of an even number the lower one), and of its statistics' to theirs; 0 for no bound.
     """
 
     base: Path
@@ -56,6 +58,7 @@ def combine(
     out_path: str | Path,
     spec: Spec,
     *,
+    values: Mapping[str, Values] | None = None,
     bound: Bound | None = None,
     normalise: bool = True,
     min_clients: int = 1,
@@ -65,14 +68,15 @@ def combine(
     Each element is summed in float64, client after client in the order of `messages`, so that the
     result is the same bit for bit however the clients were split into jobs. Files are read once,
     in pieces, straight into the sum; memory does not grow with the number of clients or the size
-    of the model. Clients whose tensors are not finite, or lie outside of the bound, are refused,
-    and the sum starts again without them.
+    of the model. Clients whose tensors are not finite, or lie outside of a bound, are refused, and
+    the sum starts again without them.
 
     Args:
         messages: as `read_messages` returns them.
         weights: one for each message, finite, not negative, not all zero; any scale.
         out_path: the safetensors file to be written, with the tensors of `spec`.
         spec: the tensors, as one client has them.
+        values: bounds on the elements of tensors by name.
         bound: on the norms of updates.
         normalise: False writes sum_k w_k x_k, which is for counts.
         min_clients: with fewer clients left nothing is written.
@@ -91,7 +95,7 @@ def combine(
     refusals: list[Refusal] = []
     # Without who is refused the median is another one, and may refuse more.
     while len(kept) >= max(1, min_clients):
-        found = _sum(*zip(*kept, strict=True), out_path, spec, bound, normalise)
+        found = _sum(*zip(*kept, strict=True), out_path, spec, values or {}, bound, normalise)
         if not found:
             break
         refusals += [Refusal(client, why) for client, why in found.items()]
@@ -135,6 +139,7 @@ def _sum(
     weights: Sequence[float],
     out_path: str | Path,
     spec: Spec,
+    values: Mapping[str, Values],
     bound: Bound | None,
     normalise: bool,
 ) -> dict[str, str]:
@@ -152,12 +157,13 @@ def _sum(
             file.write(header)
             file.flush()
             base = read_layout(bound.base) if bounded else None
-            work = _Work(messages, scaled, total, layout, base, bound.base if bounded else None)
+            path = bound.base if bounded else None
+            work = _Work(messages, scaled, total, layout, values, base, path)
             squares = work.run(file.fileno())
-            if bounded and (far := _outside(messages, np.sqrt(squares), bound.ratio)):
+            if bounded and (far := _outside(messages, squares, bound.ratio)):
                 raise _Refused(far)
     except _Refused as refused:
-        bad = refused.reasons or _unusable(messages, spec)
+        bad = refused.reasons or _unusable(messages, spec, values)
         if not bad:
             raise UserError(
                 "an update changed while it was read", remedy="run the command again"
@@ -173,15 +179,56 @@ class _Refused(Exception):
         self.reasons = reasons or {}
 
 
-def _outside(messages: Sequence[Message], norms: np.ndarray, ratio: float) -> dict[str, str]:
-    """The clients whose updates are too long, and why."""
-    median = statistics.median_low(norms.tolist())
-    limit = ratio * median
-    return {
-        message.client: f"an update of norm {norm:.3g}, over {ratio:g} x the median {median:.3g}"
-        for message, norm in zip(messages, norms.tolist(), strict=True)
-        if median > 0 and norm > limit
+def _outside(
+    messages: Sequence[Message], squares: Mapping[str, np.ndarray], ratio: float
+) -> dict[str, str]:
+    """The clients of whose updates a part is too long, and why.
+
+    Args:
+        squares: part -> squared norms, (messages,).
+    """
+    found: dict[str, str] = {}
+    for part, of_part in squares.items():
+        norms = np.sqrt(of_part).tolist()
+        median = statistics.median_low(norms)
+        for message, norm in zip(messages, norms, strict=True):
+            if median > 0 and norm > ratio * median:
+                reason = f"{part} of norm {norm:.3g}, over {ratio:g} x the median {median:.3g}"
+                found.setdefault(message.client, reason)
+    return found
+
+
+def _part_of(name: str) -> str:
+    """Which tensors' norm a tensor is part of.
+
+    Statistics of BatchNorm have a norm of their own: those of raw features change by hundreds of
+    times as much as all weights together, which nobody would see in a common one.
+    """
+    return "statistics" if name.endswith(STATISTICS) else "an update"
+
+
+def _check_totals(
+    messages: Sequence[Message], name: str, totals: np.ndarray, bounds: Values
+) -> None:
+    """Refuse the clients whose tensor has too large a sum of magnitudes; `totals` (messages,)."""
+    over = {
+        message.client: f"{problem} in tensor {name!r}"
+        for message, total in zip(messages, totals.tolist(), strict=True)
+        if (problem := bounds.total_problem(total))
     }
+    if over:
+        raise _Refused(over)
+
+
+class _Summed(NamedTuple):
+    """A piece that was summed: of each message the squared norm of its update there, (messages,),
+    and the sum of magnitudes, where the tensor has bounds.
+    """
+
+    number: int
+    name: str
+    squares: np.ndarray
+    magnitudes: np.ndarray
 
 
 class _Work(NamedTuple):
@@ -191,46 +238,67 @@ class _Work(NamedTuple):
     weights: np.ndarray
     total: float
     layout: Layout
+    values: Mapping[str, Values]
     base: Layout | None
     base_path: Path | None
 
-    def run(self, out: int) -> np.ndarray:
-        """Write the sum to a file; the squared norms of the updates, (messages,)."""
+    def run(self, out: int) -> dict[str, np.ndarray]:
+        """Write the sum to a file; the squared norms of the updates' parts, (messages,)."""
         # Pieces are disjoint and the same for any number of threads, and so are the bits.
         threads = min(4, len(os.sched_getaffinity(0)))
         with ThreadPoolExecutor(threads) as pool:
             work = [pool.submit(self._fill, out, first, threads) for first in range(threads)]
-            found = [squares for done in work for squares in done.result()]
-        squares = np.zeros(len(self.messages))
-        for _, of_piece in sorted(found, key=lambda item: item[0]):
-            squares += of_piece
+            found = sorted((one for done in work for one in done.result()), key=lambda one: one[0])
+        squares: dict[str, np.ndarray] = {}
+        for one in found:
+            squares[_part_of(one.name)] = squares.get(_part_of(one.name), 0.0) + one.squares
+        for name, bounds in self.values.items():
+            totals = sum(one.magnitudes for one in found if one.name == name)
+            _check_totals(self.messages, name, totals, bounds)
         return squares
 
-    def _fill(self, out: int, first: int, step: int) -> list[tuple[int, np.ndarray]]:
-        """Sum and write the pieces number `first`, `first + step`, ...; their squared norms."""
+    def _fill(self, out: int, first: int, step: int) -> list[_Summed]:
+        """Sum and write the pieces number `first`, `first + step`, ..."""
         runs, found = _runs(self.messages), []
         # Reused for every block: fresh memory would cost as much as the sum.
         buffer, scratch = np.empty(_CHUNK), np.empty(2 * _CHUNK)
         numbered = enumerate(_pieces(self.layout.spec))
-        for number, piece in islice(numbered, first, None, step):
-            sums, squares = np.zeros(piece.size), np.zeros(len(self.messages))
-            base = self._base(piece)
-            with _Files() as files, np.errstate(all="ignore"):
-                for start, stop in _blocks(runs, piece):
-                    block = _as_rows(buffer.view(piece.kind), stop - start, piece.size)
-                    if not files.read(self.messages[start], piece, block):
-                        raise _Refused
-                    _add(sums, block, self.weights[start:stop], scratch)
-                    if base is not None:
-                        apart = _as_rows(scratch, stop - start, piece.size)
-                        np.subtract(block, base, out=apart)
-                        squares[start:stop] = np.square(apart, out=apart).sum(1)
-            if not np.isfinite(sums).all():
-                raise _Refused
-            sums /= self.total
-            write_at(out, sums.astype(piece.kind), self.layout.offsets[piece.name] + piece.skip)
-            found.append((number, squares))
+        with Opened() as files, np.errstate(all="ignore"):
+            for number, piece in islice(numbered, first, None, step):
+                sums, squares, magnitudes = self._sum(piece, files, runs, buffer, scratch)
+                if not np.isfinite(sums).all():
+                    raise _Refused
+                sums /= self.total
+                write_at(out, sums.astype(piece.kind), self.layout.offsets[piece.name] + piece.skip)
+                found.append(_Summed(number, piece.name, squares, magnitudes))
         return found
+
+    def _sum(
+        self,
+        piece: _Piece,
+        files: Opened,
+        runs: list[tuple[int, int]],
+        buffer: np.ndarray,
+        scratch: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The sum of a piece, and of each message what `_Summed` has."""
+        sums = np.zeros(piece.size)
+        squares, magnitudes = np.zeros(len(self.messages)), np.zeros(len(self.messages))
+        base, bounds = self._base(piece), self.values.get(piece.name)
+        for start, stop in _blocks(runs, piece):
+            block = _as_rows(buffer.view(piece.kind), stop - start, piece.size)
+            if not files.read(self.messages[start], piece.name, piece.skip, block):
+                raise _Refused
+            if bounds is not None:
+                if not bounds.allow(block):
+                    raise _Refused
+                magnitudes[start:stop] = np.abs(block).sum(1, dtype=np.float64)
+            _add(sums, block, self.weights[start:stop], scratch)
+            if base is not None:
+                apart = _as_rows(scratch, stop - start, piece.size)
+                np.subtract(block, base, out=apart)
+                squares[start:stop] = np.square(apart, out=apart).sum(1)
+        return sums, squares, magnitudes
 
     def _base(self, piece: _Piece) -> np.ndarray | None:
         """This piece of the state that the clients started from."""
@@ -311,52 +379,28 @@ def _blocks(runs: list[tuple[int, int]], piece: _Piece) -> Iterator[tuple[int, i
             yield begin, min(begin + rows, stop)
 
 
-def _unusable(messages: Sequence[Message], spec: Spec) -> dict[str, str]:
+def _unusable(
+    messages: Sequence[Message], spec: Spec, values: Mapping[str, Values]
+) -> dict[str, str]:
     """The clients whose messages hold what cannot be summed, and why."""
     reasons: dict[str, str] = {}
-    with _Files() as files:
+    with Opened() as files, np.errstate(all="ignore"):
         for message in messages:
             for piece in _pieces(spec):
                 row = np.empty(piece.size, piece.kind)
-                if not files.read(message, piece, row):
-                    reasons[message.client] = f"{message.path.name} is cut off or gone"
-                elif not np.isfinite(row).all():
-                    reasons[message.client] = f"NaN or Inf in tensor {piece.name!r}"
-                elif float(np.abs(row).max()) > _LARGEST:
-                    reasons[message.client] = f"a value over {_LARGEST:g} in tensor {piece.name!r}"
+                if not files.read(message, piece.name, piece.skip, row):
+                    reasons[message.client] = f"{message.path.name} is gone, or has changed"
+                elif reason := _problem(row, values.get(piece.name, Values())):
+                    reasons[message.client] = f"{reason} in tensor {piece.name!r}"
                 if message.client in reasons:
                     break
     return reasons
 
 
-class _Files:
-    """The file read last, kept open: clients that follow each other mostly share theirs."""
-
-    def __init__(self) -> None:
-        self._path: Path | None = None
-        self._descriptor = -1
-
-    def read(self, message: Message, piece: _Piece, block: np.ndarray) -> bool:
-        """Fill a block with a piece of a client's tensor, and of the next clients' in the file.
-
-        Returns:
-            False if the file is gone, or ends before the block does.
-        """
-        try:
-            if message.path != self._path:
-                self._close()
-                self._descriptor, self._path = os.open(message.path, os.O_RDONLY), message.path
-            return read_at(self._descriptor, block, message.offset(piece.name) + piece.skip)
-        except OSError:
-            return False
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        if self._path is not None:
-            os.close(self._descriptor)
-            self._path = None
+def _problem(row: np.ndarray, bounds: Values) -> str:
+    """What is wrong with some elements of a client's tensor; "" if nothing is."""
+    if not np.isfinite(row).all():
+        return "NaN or Inf"
+    if row.size and float(np.abs(row).max()) > _LARGEST:
+        return f"a value over {_LARGEST:g}"
+    return bounds.problem(row)

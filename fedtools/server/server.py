@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-import statistics
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fedtools.files.atomic import scratch_dir
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
-from fedtools.files.messages import COLLAPSED, Message, Refusal, status_of
-from fedtools.files.states import Spec, load_state, save_state
+from fedtools.files.messages import CAPPED, COLLAPSED, OK, Message, Payload, Refusal, status_of
+from fedtools.files.states import load_state, save_state
 from fedtools.server.aggregate import Bound, check_min_clients, combine
+from fedtools.server.shares import Rules, most_of, weights_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,26 +24,6 @@ if TYPE_CHECKING:
 
 # What the server makes known of a sum of what clients sent.
 Release = Callable[["dict[str, np.ndarray]"], "dict[str, np.ndarray]"]
-
-
-class Rules(Protocol):
-    """What a method says of its server; see `fedtools.methods.base.Method`."""
-
-    min_clients: int
-    max_norm_ratio: float
-    max_weight_ratio: float
-
-    def weight(self, utterances: int) -> float:
-        """A client's weight in the mean."""
-
-
-def weights_of(rules: Rules, messages: Sequence[Message]) -> list[float]:
-    """Each client's weight in the mean, none of them over `Method.max_weight_ratio`."""
-    weights = [rules.weight(message.utterances) for message in messages]
-    if not rules.max_weight_ratio or not weights:
-        return weights
-    median = statistics.median_low([weight for weight in weights if weight] or [0.0])
-    return [min(weight, rules.max_weight_ratio * median) for weight in weights]
 
 
 class Server:
@@ -64,7 +44,7 @@ class Server:
         experiment: Experiment,
         number: int,
         rules: Rules,
-        spec: Spec,
+        payload: Payload,
         messages: Sequence[Message],
         refusals: Sequence[Refusal],
         parameters: Collection[str],
@@ -75,7 +55,7 @@ class Server:
         self.messages, self.refusals = list(messages), list(refusals)
         self.place, self.epochs = place, 0.0
         self.collapsed: dict[str, float] = {}
-        self._rules, self._spec = rules, spec
+        self._rules, self._payload, self._spec = rules, payload, payload.tensors
         self._experiment, self._own = experiment, experiment.at_server(number)
         self._parameters, self._release = set(parameters), release
         self._trained: dict[str, float] = {}
@@ -147,6 +127,7 @@ class Server:
             weights,
             out,
             self._spec,
+            values=self._payload.values,
             bound=bound,
             normalise=bound is not None,
             min_clients=self._least,
@@ -159,15 +140,29 @@ class Server:
 
     def _weights(self) -> list[float]:
         weights = weights_of(self._rules, self.messages)
-        for message, weight in zip(self.messages, weights, strict=True):
-            own, ratio = self._rules.weight(message.utterances), self._rules.max_weight_ratio
+        for index, weight in enumerate(weights):
+            own = self._rules.weight(self.messages[index].utterances)
             if own > weight:
-                print(
-                    f"round {self.number}, {message.client}: its weight {own:g} counts as "
-                    f"{weight:g}, {ratio:g} times the median (max_weight_ratio)",
-                    file=sys.stderr,
-                )
+                self._lower(index, f"its weight {own:g} counts as {weight:g}")
         return weights
+
+    def lower_shares(self) -> None:
+        """Mark the clients of whose features a part alone will be taken: `max_weight_ratio`."""
+        ratio = self._rules.max_weight_ratio
+        for what in ("utterances", "frames"):
+            amounts = [getattr(message, what) for message in self.messages]
+            most = most_of(amounts, ratio)
+            for index, amount in enumerate(amounts):
+                if amount > most:
+                    self._lower(index, f"of its {amount} {what} {most:g} are taken")
+
+    def _lower(self, index: int, what: str) -> None:
+        message = self.messages[index]
+        if message.status == OK:
+            self.messages[index] = replace(message, status=CAPPED)
+        ratio = self._rules.max_weight_ratio
+        said = f"{what}, {ratio:g} times the median (max_weight_ratio)"
+        print(f"round {self.number}, {message.client}: {said}", file=sys.stderr)
 
     def keep(self) -> None:
         """The next state is this round's."""

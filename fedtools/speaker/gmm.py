@@ -26,6 +26,8 @@ _SPLIT = 0.2
 # A Gaussian of fewer frames stays where it is: a variance of them says nothing.
 _MIN_FRAMES = 10.0
 _MIN_WEIGHT = 1e-10
+# What variances and all else of a model can be: features are far from either.
+_LEAST, _LARGEST = 1e-30, 1e30
 
 
 class Moments(NamedTuple):
@@ -192,6 +194,11 @@ def load_model(path: str | Path, axes: Mapping[str, str]) -> dict[str, np.ndarra
             raise UserError(f"{name} is {kind} of shape {shape}", path=path, remedy=remedy)
         if ("variances" in name or "weights" in name) and not (arrays[name] > 0).all():
             raise UserError(f"{name} are not all positive", path=path, remedy=remedy)
+        # Beyond these, squares of differences over variances are infinite, and posteriors NaN.
+        low = _LEAST if "variances" in name else 0.0
+        if not ((low <= np.abs(arrays[name])) & (np.abs(arrays[name]) <= _LARGEST)).all():
+            problem = f"{name} are not all within {low:g} and {_LARGEST:g}"
+            raise UserError(problem, path=path, remedy=remedy)
     return arrays
 
 

@@ -50,7 +50,7 @@ from split import MEETING
 from words import Sentence, Token, sentences, tokens_of
 
 from fedtools.audio.wave import AudioError, describe_recording
-from fedtools.files.datadir import MAX_OVERSHOOT
+from fedtools.files.datadir import MAX_OVERSHOOT, corpus_folder
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines
 
@@ -104,11 +104,7 @@ class Dropped(Counter):
 
 def find(folder: Path, places: Sequence[str], pattern: str, what: str, option: str) -> Path:
     """The first of some places below a folder that has files of a pattern, absolute."""
-    if not folder.is_dir():
-        raise UserError("no such folder", path=folder, remedy=f"name the folder with the {what}")
-    folder = folder.resolve()
-    if str(folder) != " ".join(str(folder).split()):
-        raise UserError("wav.scp cannot hold doubled spaces", path=folder, remedy="rename it")
+    folder = corpus_folder(folder, f"the folder with the {what}")
     for place in places:
         if any((folder / place).glob(pattern)):
             return (folder / place).resolve()

@@ -23,8 +23,8 @@ Times are not made up: counted from the words before, each would depend on all o
 rounds cut by such a clock would protect nobody.
 
 Beside Kaldi's tables there are utt2client, client2utt, utt2meeting, utt2person (the participant,
-or the role) and, for a client that is a speaker of the corpus, spk2gender. The audio is read where
-it lies; of a recording with two channels the first one is copied to OUT/mono.
+or the role) and, for clients that are speakers whose names tell it, spk2gender. The audio is read
+where it lies; of a recording with two channels the first one is copied to OUT/mono.
 """
 
 from __future__ import annotations
@@ -84,10 +84,8 @@ def data_dir(path: Path, utterances: Iterable[Utterance], client: str, audio: di
             )
             data.segments[name] = f"{utterance.audio} {start} {end}"
             data.utt2dur[name] = f"{(utterance.end - utterance.start) / 100:.2f}"
-            data.others["spk2gender"][owner] = utterance.person[0].lower()
-    told = set(data.others["spk2gender"].values())
-    if client == "meeting" or not told <= {"m", "f"}:
-        data.others["spk2gender"] = {}
+            if client == "speaker" and utterance.person[0] in "FM":
+                data.others["spk2gender"][owner] = utterance.person[0].lower()
     return data
 
 

@@ -97,7 +97,7 @@ federation() { # experiment, options
     log "Stage 8: $1"
     fedtools init "$1" --config conf/fmp.yaml --method fmp --seed "${seed}" \
         --data "train=${nnlm}/stream_eval" "${weights[@]}" "${@:2}"
-    ${train_cmd} "$1/log/rounds.log" fedtools rounds "$1"
+    ${train_cmd} "$1/log/rounds.log" fedtools rounds "$1" --ngpu "${ngpu}"
     best_of "$1" eval
 }
 
@@ -113,7 +113,8 @@ fine_tune() { # experiment, set, rate
 }
 
 best_of() { # experiment, set
-    ${train_cmd} "$1/log/best.log" fedtools rescore-best "$1" "$1/best"
+    ${train_cmd} "$1/log/best.log" fedtools rescore-best "$1" "$1/best" \
+        --ngpu "${ngpu}"
     fedtools score "${data}/$2" "$1/best/text" "$1/best"
 }
 
@@ -156,6 +157,8 @@ sweep() {
     fixed+=(--set sigma=0.1)
     for option in $(by_clock); do fixed+=(--set "${option}"); done
     try eval none --vary mechanism=none
+    # What clients count for themselves alone, which no noise touches.
+    try eval nothing --vary alpha=0
     try eval paper --set mechanism=paper --vary "epsilon=${epsilons}"
     for unit in utterance user; do
         try eval "${unit}" --set mechanism=laplace --set "unit=${unit}" \

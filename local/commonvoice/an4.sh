@@ -30,8 +30,6 @@ set --
 # shellcheck source=../../utils/asr_steps.sh
 . utils/asr_steps.sh
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} baseline=exp/${tag}/baseline
-# shellcheck disable=SC2034,SC2154  # of cmd.sh
-[[ ${ngpu} -gt 0 ]] && train_cmd=${cuda_cmd}
 
 if begins 1; then
     log "Stage 1: data directories in ${data}, features in ${dump}"

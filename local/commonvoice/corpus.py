@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtools.files.datadir import corpus_folder
 from fedtools.files.errors import UserError
 from fedtools.files.lines import open_input
+from fedtools.files.spoken import is_language, normalise
 
 # The codes of the first releases, and the texts that Common Voice itself replaced them by.
 CODES = {
@@ -38,20 +40,30 @@ CODES = {
 }
 
 
+# What --accents takes for speakers of every accent and of none, and how messages tell of it.
+ANY = "any"
+UNCLEAR = "unclear"
+EVERYBODY = f"--accents {ANY} --server-fraction 0.4 (run.sh: --clients speaker)"
+
+
 @dataclass
 class Row:
     """One line of validated.tsv.
 
     `clip` is as it stands there until `usable` makes it a file name, `sentence` until `usable`
-    makes it words; `name` is what the user calls the accent, "" for an accent that nobody named.
+    makes it words; `locale` until `find_languages` makes it a language; `accents` are all that it
+    names. `sift_accents` sets `name`, what the user calls the accent, "" for an accent that nobody
+    named; and `group`, which is never empty.
     """
 
     clip: str
     speaker: str
     sentence: str
-    accent: str
+    accents: tuple[str, ...]
     gender: str
+    locale: str = ""
     name: str = ""
+    group: str = ""
     seconds: float = 0.0
 
 
@@ -85,6 +97,8 @@ def parse_accents(text: str) -> dict[str, list[str]]:
         name = name.strip() if equals else short_name(entry)
         if not re.fullmatch("[A-Za-z0-9_]{1,60}", name):
             raise argparse.ArgumentTypeError(f"{name!r}: a name is letters, digits and '_'")
+        if entry == ANY:
+            patterns, equals = "*", "="
         if name in accents:
             raise argparse.ArgumentTypeError(f"{name!r} is given twice")
         found = separate(patterns, "|") if equals else [entry]
@@ -97,7 +111,10 @@ def parse_accents(text: str) -> dict[str, list[str]]:
 
 
 def name_of(accent: str, names: dict[str, list[str]]) -> str:
-    """The name whose patterns match an accent, "" without one; two names are a `UserError`."""
+    """The name whose patterns match an accent, "" without one; two names are a `UserError`.
+
+    The accent "" of a row that has none is matched by "*" alone.
+    """
     found = [
         name
         for name, patterns in names.items()
@@ -115,8 +132,7 @@ def name_of(accent: str, names: dict[str, list[str]]) -> str:
 
 def find_language(corpus: Path) -> Path:
     """The folder with validated.tsv: the one given, or the only one below it."""
-    if not corpus.is_dir():
-        raise UserError("no such folder", path=corpus)
+    corpus = corpus_folder(corpus, "the folder of the language")
     found = [corpus] if (corpus / "validated.tsv").is_file() else []
     found = found or sorted(path.parent for path in corpus.glob("*/validated.tsv"))
     if not found:
@@ -124,9 +140,7 @@ def find_language(corpus: Path) -> Path:
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise UserError(f"several languages: {names}", path=corpus, remedy="name the folder of one")
-    language = found[0].resolve()
-    if str(language) != " ".join(str(language).split()):
-        raise UserError("wav.scp cannot hold doubled spaces", path=language, remedy="rename it")
+    language = corpus_folder(found[0], "the folder of the language")
     if not (language / "clips").is_dir():
         raise UserError("no such folder", path=language / "clips", remedy="unpack the audio")
     return language
@@ -156,95 +170,132 @@ def is_text(value: str) -> bool:
     return not any("\ud800" <= mark <= "\udfff" for mark in value)
 
 
-def read_rows(path: Path, dropped: Counter) -> list[Row]:
-    """Read what has one accent, in an order that does not depend on the file's."""
+def read_rows(path: Path, dropped: Counter, all_accents: bool) -> list[Row]:
+    """Read the table, in an order that does not depend on the file's.
+
+    With `all_accents` the column of accents may be missing.
+    """
     rows = []
     for cells in read_tsv(path, "client_id", "path", "sentence"):
         if not cells or not cells["client_id"]:
             dropped["malformed line"] += 1
             continue
         value = cells.get("accents", cells.get("accent"))
-        if value is None:
-            raise UserError("no column 'accents' or 'accent'", path=path, line=1)
-        accents = {canonical(part) for part in separate(value, ",|")}
-        if len(accents) != 1:
-            dropped["several accents" if accents else "no accent"] += 1
-            continue
+        if value is None and not all_accents:
+            remedy = f"make speakers the clients: {EVERYBODY}"
+            raise UserError("no column 'accents' or 'accent'", path=path, line=1, remedy=remedy)
+        accents = tuple(sorted({canonical(part) for part in separate(value or "", ",|")}))
         gender = cells.get("gender", "").lower().partition("_")[0]
-        rows.append(
-            Row(cells["path"], cells["client_id"], cells["sentence"], accents.pop(), gender)
-        )
-    if not rows and dropped["no accent"] and not dropped["several accents"]:
-        raise UserError(
-            f"no accent in any of {dropped['no accent']} rows, as in release 12",
-            path=path,
-            remedy="take another release",
-        )
-    return sorted(rows, key=lambda row: (row.clip, row.speaker, row.sentence, row.accent))
-
-
-def normalise(sentence: str) -> tuple[str, str]:
-    """Spoken words of a sentence, lower case: (text, "") or ("", why there is none)."""
-    text = re.sub("[\u2018\u2019\u02bc\u0060\u00b4\u2032]", "'", sentence.lower())
-    text = unicodedata.normalize("NFKD", text)
-    if any(unicodedata.category(mark)[0] == "N" for mark in text):
-        return "", "digits"
-    if any(mark in "&%@#*/\\" or unicodedata.category(mark)[0] == "S" for mark in text):
-        return "", "symbols"
-    kept = []
-    for mark in text:
-        if "a" <= mark <= "z" or mark == "'":
-            kept.append(mark)
-        elif mark.isalpha():
-            return "", "letters outside a-z"
-        elif not unicodedata.combining(mark):
-            kept.append(" ")
-    words = [word.strip("'") for word in "".join(kept).split()]
-    text = " ".join(word for word in words if word)
-    return (text, "") if text else ("", "empty text")
+        row = Row(cells["path"], cells["client_id"], cells["sentence"], accents, gender)
+        row.locale = cells.get("locale", "")
+        rows.append(row)
+    return sorted(rows, key=lambda row: (row.clip, row.speaker, row.sentence, row.accents))
 
 
 # --- sifting -------------------------------------------------------------------------------------
 
 
-def one_accent(
-    rows: list[Row], names: dict[str, list[str]], others: bool, dropped: Counter, path: Path
+def sift_accents(
+    rows: list[Row],
+    names: dict[str, list[str]],
+    others: bool,
+    unclear: bool,
+    dropped: Counter,
+    path: Path,
 ) -> list[Row]:
-    """Name the accents that are asked for, and leave out speakers that were given two.
+    """Name the accents that are asked for; leave out speakers that were given two, and more.
+
+    Rows with no accent, or with several, say nothing of whether their speaker has one that is asked
+    for. Where other rows of the speaker name one that is, they are left out; otherwise they are
+    kept with the rows of other accents.
 
     Args:
         rows: what `read_rows` gave.
         names: name -> patterns.
         others: whether accents without a name are asked for too.
+        unclear: whether, with them, rows without an accent or with several are.
         dropped: reason -> rows, added to.
         path: the table they are from, for messages.
     """
-    name = {accent: name_of(accent, names) for accent in {row.accent for row in rows}}
-    for missing in sorted(names.keys() - set(name.values())):
-        counts = Counter(row.accent for row in rows).most_common(12)
-        there = "; ".join(f"{accent} ({count})" for accent, count in counts) or "none"
-        problem = f"no row has the accent {missing!r}"
-        raise UserError(problem, path=path, remedy=f"accents there: {there}")
-    accents: dict[str, set[str]] = {}
+    # The group of each accent: its name, or itself behind a blank, which no name has.
+    groups = {accent: name_of(accent, names) or f" {accent}" for accent in _accents(rows)}
+    said = {row.accents: {groups[accent] for accent in row.accents or ("",)} for row in rows}
+    # Of rows that say one thing, and not that there is no accent.
+    clear = {accents: min(own) for accents, own in said.items() if len(own) == 1 and own != {" "}}
+    speakers: dict[str, set[str]] = {row.speaker: set() for row in rows}
     for row in rows:
-        row.name = name[row.accent]
-        accents.setdefault(row.speaker, set()).add(row.name or " " + row.accent)
+        if row.accents in clear:
+            speakers[row.speaker].add(clear[row.accents])
+    _check_names(rows, names, set().union(*speakers.values()), path)
     kept = []
     for row in rows:
-        if len(accents[row.speaker]) > 1:
+        own = speakers[row.speaker]
+        group = min(own, default=f" {UNCLEAR}")
+        is_named = group[0] != " "
+        if row.accents in clear and len(own) > 1:
             dropped["contradictory accents of one speaker"] += 1
-        elif not row.name and not others:
+        elif row.accents not in clear and (is_named or len(own) > 1 or not (others and unclear)):
+            dropped["several accents" if row.accents else "no accent"] += 1
+        elif not is_named and not others:
             dropped["accent not asked for"] += 1
         else:
+            row.name = group if is_named else ""
+            row.group = row.name or short_name(group)
             kept.append(row)
     return kept
 
 
-def usable(rows: list[Row], clips: Path, dropped: Counter) -> list[Row]:
-    """Keep the rows with words, and with a clip that is there; `clip` becomes its file name."""
+def _accents(rows: list[Row]) -> set[str]:
+    """Every accent that rows name, and "" of those that name none."""
+    return {accent for row in rows for accent in row.accents or ("",)}
+
+
+def _check_names(rows: list[Row], names: dict[str, list[str]], there: set[str], path: Path) -> None:
+    """A `UserError` for a name of which there is no row."""
+    missing = sorted(names.keys() - there)
+    if not missing:
+        return
+    if rows and _accents(rows) == {""}:
+        raise UserError(
+            f"no accent in any of {len(rows)} rows, as in release 12",
+            path=path,
+            remedy=f"take another release, or make speakers the clients: {EVERYBODY}",
+        )
+    counts = Counter(accent for row in rows for accent in row.accents).most_common(12)
+    listed = "; ".join(f"{accent} ({count})" for accent, count in counts) or "none"
+    raise UserError(
+        f"no row has the accent {missing[0]!r}",
+        path=path,
+        remedy=f"accents there: {listed}; or make speakers the clients: {EVERYBODY}",
+    )
+
+
+def find_languages(rows: list[Row], folder: Path, given: str | None) -> None:
+    """Set the language of every row: its `locale`, else the folder's name, else `--language`.
+
+    Raises:
+        UserError: if there are rows that have none of the three.
+    """
+    default = folder.name if is_language(folder.name) else given or ""
+    for row in rows:
+        row.locale = row.locale if is_language(row.locale) else default
+    if any(not row.locale for row in rows):
+        problem = "neither a locale in the table nor the folder's name says which language it is"
+        raise UserError(problem, path=folder, remedy="give --language, as in --language de")
+    others = Counter(row.locale for row in rows if row.locale != given)
+    if given and others:
+        found = ", ".join(f"{count} are {language}" for language, count in others.most_common())
+        print(f"--language {given} is not that of all rows: {found}", file=sys.stderr)
+
+
+def usable(rows: list[Row], clips: Path, dropped: Counter, left_out: Counter) -> list[Row]:
+    """Keep the rows with words, and with a clip that is there; `clip` becomes its file name.
+
+    The characters that sentences have and their words have not are added to `left_out`.
+    """
     kept: dict[str, Row] = {}
     for row in rows:
-        text, reason = normalise(row.sentence)
+        text, reason = normalise(row.sentence, row.locale, left_out)
         row.clip += "" if row.clip.endswith(".mp3") else ".mp3"
         if not re.fullmatch(r"[A-Za-z0-9_.+-]+", row.clip) or row.clip.startswith("."):
             reason = "not the name of a clip"
@@ -307,6 +358,12 @@ def speaker_names(speakers: set[str]) -> dict[str, str]:
             names[digests.pop(digest)] = digest[:length]
         length += 4
     return names
+
+
+def told(dropped: Counter) -> str:
+    """Reasons and their counts, the most frequent first."""
+    reasons = sorted((-count, reason) for reason, count in dropped.items() if count)
+    return ", ".join(f"{reason}: {-count}" for count, reason in reasons)
 
 
 def sha256_of(text: str) -> str:

@@ -85,8 +85,12 @@ class Clip:
         sentence_id = hash_of(self.sentence.encode()).hexdigest()
         spoken = self.sentence.capitalize() + "."
         speaker = self.speaker
-        cells = [speaker.client_id, self.name, sentence_id, spoken, "", "2", "0", speaker.age]
-        return "\t".join([*cells, speaker.gender, speaker.accent.text, "", "en", ""])
+        # As in a real release, a third of the speakers do not tell their sex, or their age.
+        digits = int(speaker.client_id[:8], 16)
+        age = speaker.age if digits % 3 else ""
+        gender = speaker.gender if digits // 3 % 3 else ""
+        cells = [speaker.client_id, self.name, sentence_id, spoken, "", "2", "0", age, gender]
+        return "\t".join([*cells, speaker.accent.text, "", "en", ""])
 
 
 def sentences(seed: int) -> Iterator[str]:

@@ -4,9 +4,11 @@
     prepare.py CORPUS OUT --accents au=australia,en=england,in=indian
 
 writes OUT/{train,valid,test}, where the client of an utterance is the name of its accent, and
-OUT/{server_train,server_valid,server_test}, by default from speakers of all other accents. No
-speaker is in two of the six. The clients' split is that of Decouple-FL (section 4.1): 100 h, 10 h
-and 10 h, a third for each accent. An accent that has less gives all it has, in that ratio.
+OUT/{server_train,server_valid,server_test}, by default from speakers of all other accents and from
+those who name none, or several. No speaker is in two of the six, and no sentence of the clients'
+valid and test is in train or server_train (see choose.py). The clients' split is that of
+Decouple-FL (section 4.1): 100 h, 10 h and 10 h, a third for each accent. An accent that has less
+gives all it has, in that ratio.
 
 What the releases do differently, read from `validated.tsv`, `clips/` and `clip_durations.tsv`:
 
@@ -23,13 +25,15 @@ What the releases do differently, read from `validated.tsv`, `clips/` and `clip_
 all     quotation marks are ordinary characters; a clip may be missing, empty or damaged; one
         speaker may have been given two accents or two genders.
 
-Text becomes lower-case letters and apostrophes; rows whose words cannot be known from the text
-(digits, "&") are dropped. The audio stays as it is: wav.scp names the clips.
+Text becomes lower-case words by the rules of the row's language (fedtools/files/spoken.py), which
+utt2lang names. Rows whose words cannot be known from the text (digits, "&") are dropped, and what
+is left out of the others is told by character. The audio stays as it is: wav.scp names the clips.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shutil
 import sys
@@ -38,91 +42,25 @@ from contextlib import suppress
 from pathlib import Path
 
 import corpus
+import letters
+from choose import SETS, UNFIT, choose
 from corpus import Row, sha256_of
 
 from fedtools.files.datadir import DataDir, check_id, write_table
 from fedtools.files.errors import UserError, exit_with_message
+from fedtools.files.spoken import is_language
+from fedtools.files.units import UTT2LANG
 
-SETS = ("train", "valid", "test")
+# Clips that are longer rarely are one sentence; of frames of 40 ms, CTC writes no more characters.
+LONG_SECONDS, FAST_CHARACTERS = 30, 25
 # Why a row that nobody asked for is left out; every other reason is a fault of the corpus.
-NOT_ASKED = ("no accent", "several accents", "accent not asked for", "beyond the hours asked for")
-
-
-def by_speaker(rows: list[Row], seed: int) -> dict[str, list[Row]]:
-    """speaker -> rows, the speakers in a random order that only they and the seed decide."""
-    speakers: dict[str, list[Row]] = {}
-    for row in rows:
-        speakers.setdefault(row.speaker, []).append(row)
-    return {
-        name: speakers[name] for name in sorted(speakers, key=lambda n: sha256_of(f"{seed} {n}"))
-    }
-
-
-def fill(speakers: dict[str, list[Row]], seconds: float, leave: int) -> list[Row]:
-    """Move speakers, whole, out of `speakers` until they come nearest to `seconds`.
-
-    At least one is moved, and at least `leave` stay. Those who give little are asked first, so
-    that in a large corpus no speaker makes up more than a tenth of a set: intervals that are
-    resampled by speaker would otherwise mean nothing.
-    """
-    length = {name: sum(row.seconds for row in rows) for name, rows in speakers.items()}
-    taken: dict[str, None] = {}
-    missing = seconds
-    for share in (0.1, 0.3, float("inf")):
-        for name in speakers:
-            room = len(speakers) - len(taken) > leave and name not in taken
-            if room and length[name] <= min(share * seconds, 2 * missing):
-                taken[name] = None
-                missing -= length[name]
-    names = list(taken) or [min(speakers, key=lambda name: length[name])]
-    return [row for name in names for row in speakers.pop(name)]
-
-
-def split(name: str, speakers: dict[str, list[Row]], hours: list[float]) -> list[list[Row]]:
-    """Share speakers out to train, valid and test: `hours` each, or all there is in that ratio."""
-    if len(speakers) < len(SETS):
-        raise UserError(
-            f"{name} has usable clips of {len(speakers)} speakers, but train, valid and test need "
-            f"one each",
-            remedy="choose another accent, or another seed or fraction",
-        )
-    speakers = dict(speakers)
-    there = sum(row.seconds for rows in speakers.values() for row in rows)
-    part = min(3600.0, there / sum(hours))
-    test = fill(speakers, hours[2] * part, leave=2)
-    valid = fill(speakers, hours[1] * part, leave=1)
-    if part == 3600.0:
-        return [fill(speakers, hours[0] * part, leave=0), valid, test]
-    return [[row for rows in speakers.values() for row in rows], valid, test]
-
-
-def choose(rows: list[Row], options: argparse.Namespace) -> dict[str, list[Row]]:
-    """Choose the rows of the six sets."""
-    sets: dict[str, list[Row]] = {prefix + name: [] for prefix in ("", "server_") for name in SETS}
-
-    def add(prefix: str, name: str, speakers: dict[str, list[Row]], hours: list[float]) -> None:
-        for which, part in zip(SETS, split(name, speakers, hours), strict=True):
-            sets[prefix + which] += part
-
-    third = [hours / len(options.accents) for hours in options.hours]
-    server_hours = options.server_hours or options.hours
-    server_third = [hours / len(options.accents) for hours in server_hours]
-    for name in options.accents:
-        speakers = by_speaker([row for row in rows if row.name == name], options.seed)
-        if options.server_fraction:
-            first = list(speakers)[: round(options.server_fraction * len(speakers))]
-            theirs = {speaker: speakers.pop(speaker) for speaker in first}
-            add("server_", f"the server's part of {name!r}", theirs, server_third)
-        add("", f"accent {name!r}", speakers, third)
-    if not options.server_fraction:
-        others = [row for row in rows if row.name not in options.accents]
-        if not others:
-            raise UserError(
-                "no speaker of another accent is left for the server's labelled data",
-                remedy="use --server-fraction 0.4 to give it 40 % of each accent's speakers",
-            )
-        add("server_", "the server", by_speaker(others, options.seed), server_hours)
-    return sets
+NOT_ASKED = (
+    "no accent",
+    "several accents",
+    "accent not asked for",
+    "beyond the hours asked for",
+    *UNFIT,
+)
 
 
 def choose_readable(
@@ -134,11 +72,14 @@ def choose_readable(
     """
     opened: set[str] = set()
     while True:
-        sets = choose(rows, options)
+        left_out: Counter = Counter()
+        sets = choose(rows, options, dropped, left_out)
         chosen = [row for part in sets.values() for row in part if row.clip not in opened]
         damaged = {row.clip for row in chosen if not corpus.seconds_of(clips / row.clip)}
         if not damaged:
-            dropped["beyond the hours asked for"] += len(rows) - sum(map(len, sets.values()))
+            beyond = len(rows) - sum(map(len, sets.values())) - left_out.total()
+            dropped["beyond the hours asked for"] += beyond
+            dropped.update(left_out)
             return sets
         opened |= {row.clip for row in chosen}
         dropped["unreadable clip"] += len(damaged)
@@ -150,7 +91,7 @@ def choose_readable(
 
 def data_dir(path: Path, rows: list[Row], clips: Path, clients: bool) -> DataDir:
     """The tables of one set; the id of an utterance is <accent>-<speaker>-<number of the clip>."""
-    data = DataDir(path)
+    data = DataDir(path, others={UTT2LANG: {}})
     for row in rows:
         number = re.search(r"_([0-9]{1,20})\.mp3$", row.clip)
         utterance = f"{row.speaker}-{number[1] if number else sha256_of(row.clip)[:16]}"
@@ -161,6 +102,7 @@ def data_dir(path: Path, rows: list[Row], clips: Path, clients: bool) -> DataDir
         data.text[utterance] = row.sentence
         data.utt2spk[utterance] = row.speaker
         data.utt2dur[utterance] = f"{row.seconds:.3f}"
+        data.others[UTT2LANG][utterance] = row.locale
         if clients:
             data.utt2client[utterance] = row.name
     return data
@@ -210,9 +152,20 @@ def three_hours(text: str) -> list[float]:
         hours = [float(part) for part in text.split(",")]
     except ValueError:
         hours = []
-    if len(hours) != 3 or not all(0 < value < float("inf") for value in hours):
+    if len(hours) != 3 or not all(0 < value < math.inf for value in hours):
         raise argparse.ArgumentTypeError("three hours above 0 are wanted, as in 100,10,10")
     return hours
+
+
+def limit(text: str) -> float:
+    """Read a number from 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise argparse.ArgumentTypeError("a number from 0 is wanted, as in 0.5")
+    return value
 
 
 def fraction(text: str) -> float:
@@ -224,6 +177,13 @@ def fraction(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError("a number above 0 and at most 1 is wanted, as in 0.4")
     return value
+
+
+def language_code(text: str) -> str:
+    """Read the code of a language."""
+    if not is_language(text):
+        raise argparse.ArgumentTypeError("the code of a language is wanted, as in de or zh-CN")
+    return text
 
 
 EPILOG = """
@@ -238,7 +198,28 @@ NAME= is named by its code, or else by its letters. Examples:
   --accents 'au=australia,en=england|Estuary English,in=India*'
   --accents 'in=India and South Asia (India, Pakistan, Sri Lanka)'
   --accents 'Child English,Male adult English'      (child_english, male_adult_english)
+  --accents any --server-fraction 0.4       speakers of every accent, and of none: for clients that
+                                            are speakers, and releases that have no accents
 """
+
+
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """Add what training sets leave out; validation and test sets stay as they are."""
+    add = parser.add_argument
+    add(
+        "--common-sentences",
+        choices=("drop", "keep"),
+        default="drop",
+        help="what train and server_train do with sentences of valid and test; keep: of a closed "
+        "vocabulary, such as digits (default: drop)",
+    )
+    for name, least, most, unit in (
+        ("seconds", "shorter", "longer", "S"),
+        ("chars-per-second", "of fewer characters, blanks included,", "of more", "X"),
+    ):
+        told = "leave training clips {} than this out (default: none)"
+        add(f"--min-{name}", type=limit, default=0.0, metavar=unit, help=told.format(least))
+        add(f"--max-{name}", type=limit, default=math.inf, metavar=unit, help=told.format(most))
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
@@ -276,7 +257,17 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         metavar="X",
         help="instead: the server gets this share of the speakers of each client's accent",
     )
+    languages = "the language, where neither the table's locale nor the folder's name says it"
+    add("--language", type=language_code, metavar="CODE", help=languages)
+    add(
+        "--unclear",
+        choices=("server", "drop"),
+        default="server",
+        help="rows with no accent or several, of speakers who name none of --accents: with those "
+        "of all other accents the server's (default), or dropped",
+    )
     add("--seed", type=int, default=0, help="decides who is in which set (default: 0)")
+    add_training_options(parser)
     add(
         "--max-drop",
         type=fraction,
@@ -288,6 +279,18 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     if twice := sorted(options.accents.keys() & options.server.keys()):
         parser.error(f"{twice[0]!r} is in --accents and in --server")
     return options
+
+
+def warn_of_odd_clips(rows: list[Row]) -> None:
+    """Say how many training clips are of a kind that recipes usually leave out."""
+    long = sum(row.seconds > LONG_SECONDS for row in rows)
+    fast = sum(len(row.sentence) > FAST_CHARACTERS * row.seconds for row in rows)
+    if long or fast:
+        print(
+            f"training: {long} clips of more than {LONG_SECONDS} s (see --max-seconds), {fast} of "
+            f"more than {FAST_CHARACTERS} characters a second (see --max-chars-per-second)",
+            file=sys.stderr,
+        )
 
 
 def report(sets: dict[str, list[Row]], dropped: Counter, options: argparse.Namespace) -> None:
@@ -307,14 +310,8 @@ def report(sets: dict[str, list[Row]], dropped: Counter, options: argparse.Names
             who = "the server has" if prefix else "the clients have"
             ratio = ":".join(f"{value:g}" for value in asked)
             print(f"{who} {hours:.2f} h, not {sum(asked):g} h: all there is, in ratio {ratio}")
-    reasons = f" ({told(dropped)})" if dropped.total() else ""
+    reasons = f" ({corpus.told(dropped)})" if dropped.total() else ""
     print(f"kept {sum(map(len, sets.values()))}, dropped {dropped.total()}{reasons}")
-
-
-def told(dropped: Counter) -> str:
-    """Reasons and their counts, the most frequent first."""
-    reasons = sorted((-count, reason) for reason, count in dropped.items() if count)
-    return ", ".join(f"{reason}: {-count}" for count, reason in reasons)
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -322,24 +319,29 @@ def prepare(options: argparse.Namespace) -> None:
     language = corpus.find_language(options.corpus)
     clips, table = language / "clips", language / "validated.tsv"
     dropped: Counter = Counter()
-    rows = corpus.read_rows(table, dropped)
+    left_out: Counter[str] = Counter()
+    rows = corpus.read_rows(table, dropped, bool(corpus.name_of("", options.accents)))
+    corpus.find_languages(rows, language, options.language)
     speakers = corpus.speaker_names({row.speaker for row in rows})
     others = not options.server and not options.server_fraction
     names = {**options.accents, **options.server}
-    rows = corpus.one_accent(rows, names, others, dropped, table)
-    rows = corpus.measure(corpus.usable(rows, clips, dropped), language, dropped)
+    rows = corpus.sift_accents(rows, names, others, options.unclear == "server", dropped, table)
+    rows = corpus.measure(corpus.usable(rows, clips, dropped, left_out), language, dropped)
     for row in rows:
-        row.speaker = f"{row.name or corpus.short_name(row.accent)}-{speakers[row.speaker]}"
+        row.speaker = f"{row.group}-{speakers[row.speaker]}"
     sets = choose_readable(rows, options, clips, dropped)
     faults = sum(count for reason, count in dropped.items() if reason not in NOT_ASKED)
     asked = faults + sum(map(len, sets.values())) + dropped["beyond the hours asked for"]
+    asked += sum(dropped[reason] for reason in UNFIT)
     if faults > options.max_drop * asked:
         raise UserError(
-            f"{faults} of {asked} rows are faulty ({told(dropped)})",
+            f"{faults} of {asked} rows are faulty ({corpus.told(dropped)})",
             path=language,
             remedy="mend the corpus or raise --max-drop",
         )
     write_sets(options.out, sets, clips)
+    letters.report(options.out / "left_out.tsv", left_out)
+    warn_of_odd_clips(sets["train"] + sets["server_train"])
     report(sets, dropped, options)
 
 

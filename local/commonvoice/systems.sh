@@ -125,6 +125,18 @@ attack_features() {
     fedtools attack merge "${exp}/attacks.tsv" "${merged[@]}"
 }
 
+cross() {
+    local seed system named=()
+    log "Stage 8: each client's model on each client's data"
+    for seed in ${seeds}; do
+        for system in ${main}; do
+            named+=("$(title "${system}")=${exp}/${system}/seed${seed}")
+        done
+    done
+    ${train_cmd} "${exp}/log/cross.log" fedtools cross "${data}/test" "${exp}/cross.tsv" \
+        "${named[@]}" --plot "${pictures}-cross.png" --ngpu "${ngpu}"
+}
+
 # A newcomer, whose speech no training has heard: with what all share, and adapted to the first
 # seconds of its own. Both are scored on the rest of it.
 newcomers() {
@@ -147,6 +159,13 @@ newcomers() {
             fedtools score "${set}_rest" "${part}/text" "${part}"
         done
     done; done
+}
+
+write_report() {
+    report_rows
+    fedtools report "${results}" --section "${section}" --corpus "${corpus_name}" \
+        --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${pictures}.png" \
+        --published "Zhu et al. 2022, table 3=conf/published.tsv" --command "${command_line% }"
 }
 
 # The rows of the main table, and those of further ones.
@@ -195,7 +214,8 @@ report_rows() {
         done
     done
     if [ -s "${exp}/cross.tsv" ]; then
-        name="each client's model on each client's test data, WER by greedy search, %"
+        name=$(awk 'NR == 1 { print toupper($NF) }' "${exp}/cross.tsv")
+        name="each client's model on each client's test data, ${name} by greedy search, %"
         rows+=(--picture "${name}=${pictures}-cross.png")
     fi
     [ "${attacks}" = true ] || return 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtools.audio.wave import AudioError, recording_seconds
-from fedtools.files.datadir import byte_order, check_id
+from fedtools.files.datadir import byte_order, check_id, corpus_folder
 from fedtools.files.errors import UserError
 from fedtools.files.lines import TABLE, read_bytes
 
@@ -31,7 +31,7 @@ Dropped = dict[str, list[str]]
 class Clip:
     """One clip, and the utterance that is made of it.
 
-    `name` is the utterance's id, <speaker>-<word>-<number>; `start` is where a clip of one second
+    `name` is the utterance's id, <speaker>-<word>-<number>; `start` is where a clip of silence
     begins within its recording, in seconds, or None where the clip is a recording of its own.
     """
 
@@ -46,19 +46,9 @@ class Clip:
 # --- the folder -----------------------------------------------------------------------------------
 
 
-def find(folder: Path, what: str) -> Path:
-    """The absolute path of a folder that wav.scp can name files of."""
-    if not folder.is_dir():
-        raise UserError("no such folder", path=folder, remedy=f"name {what}")
-    folder = folder.resolve()
-    if str(folder) != " ".join(str(folder).split()):
-        raise UserError("wav.scp cannot hold doubled spaces", path=folder, remedy="rename it")
-    return folder
-
-
 def find_corpus(folder: Path) -> Path:
     """The absolute path of the corpus, by its two lists."""
-    folder = find(folder, "the folder that the archive was unpacked in")
+    folder = corpus_folder(folder, "the folder that the archive was unpacked in")
     if (folder / UNKNOWN).is_dir():
         remedy = "name the corpus first, and this folder by --test-archive"
         raise UserError(f"with {UNKNOWN}, this is a test archive", path=folder, remedy=remedy)
@@ -124,7 +114,8 @@ def read_clips(folder: Path, words: Iterable[str], dropped: Dropped) -> dict[str
 def read_list(path: Path) -> dict[str, int]:
     """Read validation_list.txt or testing_list.txt: <word>/<name>.wav -> its line, from 1."""
     listed: dict[str, int] = {}
-    for line, name in enumerate(read_bytes(path, TABLE).decode("utf-8", "replace").splitlines(), 1):
+    text = read_bytes(path, TABLE).decode("utf-8-sig", "replace")
+    for line, name in enumerate(text.splitlines(), 1):
         word, _, clip = name.partition("/")
         if not (word and word.isprintable() and "\ufffd" not in word and CLIP_NAME.fullmatch(clip)):
             remedy = "lines are <word>/<speaker>_nohash_<number>.wav: unpack the archive again"
@@ -191,7 +182,7 @@ def read_test_archive(
     Raises:
         UserError: if a label has no folder.
     """
-    folder = find(folder, "the folder that the test archive was unpacked in")
+    folder = corpus_folder(folder, "the folder that the test archive was unpacked in")
     labels, there = byte_order(labels), words_of(folder)
     for label in labels:
         if label not in there:

@@ -13,6 +13,7 @@
 #   true    the same, and FedKWS-UI with other values of mu and lambda (figure 3): for DSCNN and
 #           ResNet, on the first task, with the first seed
 set -euo pipefail
+export LC_ALL=C
 
 exp=$1 dump=$2
 read -r -a seeds <<<"$3"

@@ -247,7 +247,8 @@ def draw_landscape(options: argparse.Namespace) -> None:
     classes = len(federation.features("train").clips.classes)
     config = config_for("alo", classes, options.config)
     alo = from_mapping(Alo, config.get("method_conf"), options.config or "")
-    found = landscape(federation, alo, options)
+    with federation.settings():
+        found = landscape(federation, alo, options)
     rows = [
         dict(zip(COLUMNS, (panel, f"{g1:.4f}", f"{g2:.4f}", f"{grid[i, j]:.4f}"), strict=True))
         for panel, grid in found.accuracy.items()

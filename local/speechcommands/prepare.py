@@ -24,7 +24,8 @@ keywords    The words of --keywords, `_silence_` and `_unknown_` (unless --silen
             chosen by a key of the seed and the clip. Silence are `segments` of one second of the
             noise, at its own volume (Google's pipeline draws one); each is given to the speaker of
             one of the set's keyword clips, drawn by a key of the seed and its number, so that a
-            client has silence in proportion to its keywords. Unlike in Google's pipeline each set
+            client has silence in proportion to its keywords. With --clip-seconds, it is as long,
+            and so are pieces in proportion. Unlike in Google's pipeline each set
             has noise of its own, so that no silence of the test is in training (but with --split
             paper all is): every recording is cut into pieces of two seconds, of which valid and
             test get a fifth each, and no piece is used again before all others are. (What training
@@ -73,7 +74,8 @@ ALIASES = {"12": KEYWORD_TASK, "35": WORD_TASK}
 # Silence and unknown, each: one clip for so many clips of keywords.
 KEYWORDS_TO_ONE = 10
 ALONE = "make --task words alone (run.sh: --tasks words)"
-PIECE_SECONDS = 2.0
+# A piece of noise is so many clips long.
+PIECE_CLIPS = 2.0
 # Of the pieces of noise: one for valid, and one for test, of so many.
 PIECES_TO_ONE = 5
 Sets = dict[str, list[Clip]]
@@ -100,22 +102,26 @@ class Piece(NamedTuple):
 # --- choosing -------------------------------------------------------------------------------------
 
 
-def share_noise(noise: list[Clip], seed: int, folder: Path) -> dict[str, list[Piece]]:
-    """Cut the recordings into pieces of two seconds, and give every set pieces of its own.
+def share_noise(
+    noise: list[Clip], seed: int, folder: Path, seconds: float
+) -> dict[str, list[Piece]]:
+    """Cut the recordings into pieces of two clips' length, and give every set pieces of its own.
 
-    A recording of less than four seconds is one piece, and one of less than a second none. Valid
-    and test have the same share of each recording, as far as whole pieces allow.
+    A recording of less than four clips' length is one piece, and one of less than a clip's none.
+    Valid and test have the same share of each recording, as far as whole pieces allow.
     """
     pieces = []
     for recording in sorted(noise, key=lambda recording: recording.path.name):
         milliseconds = int(1000 * recording.seconds)
-        count = max(1, int(recording.seconds / PIECE_SECONDS))
+        count = max(1, int(recording.seconds / (PIECE_CLIPS * seconds)))
         edges = [milliseconds * number // count for number in range(count + 1)]
-        own = [Piece(recording.path, *edge) for edge in pairwise(edges) if milliseconds >= 1000]
+        long_enough = milliseconds >= round(1000 * seconds)
+        own = [Piece(recording.path, *edge) for edge in pairwise(edges) if long_enough]
         own.sort(key=lambda piece: seed64(seed, "noise", piece.path.name, piece.begin))
         pieces += own
     if len(pieces) < len(SETS):
-        remedy = f"put {len(SETS)} recordings of a second or more there, or give --silence false"
+        length = "a second" if seconds == 1 else f"{seconds:g} seconds"
+        remedy = f"put {len(SETS)} recordings of {length} or more there, or give --silence false"
         problem = "too little noise to cut each set's silence from its own"
         raise UserError(problem, path=folder, remedy=remedy)
     shares: dict[str, list[Piece]] = {name: [] for name in SETS}
@@ -125,21 +131,21 @@ def share_noise(noise: list[Clip], seed: int, folder: Path) -> dict[str, list[Pi
 
 
 def cut_silence(
-    name: str, words: list[Clip], noise: list[Piece], count: int, seed: int
+    name: str, words: list[Clip], noise: list[Piece], count: int, seed: int, seconds: float
 ) -> list[Clip]:
-    """Cut `count` seconds of silence for a set, and give each to the speaker of one of its words.
+    """Cut `count` clips of silence for a set, and give each to the speaker of one of its words.
 
     No piece is used again before all others are.
     """
     order = sorted(noise, key=lambda piece: seed64(seed, "piece", piece.path.name, piece.begin))
-    silence = []
+    silence, milliseconds = [], round(1000 * seconds)
     for number in range(count):
         random = generator(seed, "silence", name, number)
         piece = order[number % len(order)]
-        start = int(random.integers(piece.begin, piece.end - 999)) / 1000
+        start = int(random.integers(piece.begin, piece.end - milliseconds + 1)) / 1000
         speaker = words[random.integers(len(words))].speaker
         utterance = f"{speaker}-{SILENCE}-{name}{number}"
-        silence.append(Clip(utterance, speaker, SILENCE, piece.path, 1.0, start))
+        silence.append(Clip(utterance, speaker, SILENCE, piece.path, seconds, start))
     return silence
 
 
@@ -148,7 +154,8 @@ def keyword_sets(
 ) -> Sets:
     """The sets of the keyword task: clips of the keywords, of other words, and of silence."""
     if options.silence:
-        pieces = share_noise(noise, options.seed, options.corpus / corpus.NOISE)
+        where = options.corpus / corpus.NOISE
+        pieces = share_noise(noise, options.seed, where, options.clip_seconds)
     chosen = {}
     for name, clips in sets.items():
         words = [clip for clip in clips if clip.label in options.keywords]
@@ -166,7 +173,9 @@ def keyword_sets(
                                 path=options.corpus, remedy="give --unknown false")  # fmt: skip
             chosen[name] += unknown
         if options.silence:
-            chosen[name] += cut_silence(name, words, pieces[name], count, options.seed)
+            chosen[name] += cut_silence(
+                name, words, pieces[name], count, options.seed, options.clip_seconds
+            )
     return chosen
 
 
@@ -231,7 +240,8 @@ def data_dir(path: Path, clips: list[Clip]) -> DataDir:
         recording = clip.name if clip.start is None else f"{corpus.NOISE}-{clip.path.stem}"
         data.wav_scp[recording] = str(clip.path)
         if cut:
-            interval = "0 -1" if clip.start is None else f"{clip.start:.3f} {clip.start + 1:.3f}"
+            start, end = (0, -1) if clip.start is None else (clip.start, clip.start + clip.seconds)
+            interval = "0 -1" if clip.start is None else f"{start:.3f} {end:.3f}"
             data.segments[clip.name] = f"{recording} {interval}"
         data.text[clip.name] = clip.label
         data.utt2spk[clip.name] = data.utt2client[clip.name] = clip.speaker
@@ -351,6 +361,17 @@ def share(text: str) -> float:
     return value
 
 
+def clip_length(text: str) -> float:
+    """Read a number of seconds, in whole milliseconds, as pack-clips has it."""
+    try:
+        value = round(float(text), 3)
+    except (ValueError, OverflowError):
+        value = 0.0
+    if not 0.1 <= value <= 60:
+        raise argparse.ArgumentTypeError("seconds from 0.1 to 60 are wanted, as in 1.5")
+    return value
+
+
 def parse_options(arguments: list[str]) -> argparse.Namespace:
     """Read the command line; wrong usage exits 2."""
     parser = argparse.ArgumentParser(
@@ -373,6 +394,8 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     least = "leave smaller clients out of train (default: 5 with --split paper, or else 1)"
     add("--min-clips", type=whole, metavar="N", help=least)
     add("--seed", type=int, default=0, help="decides unknown and silence (default: 0)")
+    length = "of a clip, and so of the silence that is cut from noise (default: 1)"
+    add("--clip-seconds", type=clip_length, default=1.0, metavar="S", help=length)
     drop = "fail if more than this share of the clips cannot be used (default: 0.02)"
     add("--max-drop", type=share, default=0.02, metavar="X", help=drop)
     options = parser.parse_args(arguments)

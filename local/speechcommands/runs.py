@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtools.audio.mfcc import frames_of
 from fedtools.client.options import ClipTraining
 from fedtools.federation.tasks import TASKS, data_of
-from fedtools.files.clips import Clips, read_classes
+from fedtools.files.clips import Clips, read_classes, read_length
 from fedtools.files.config import differences, from_mapping, unknown
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
@@ -118,7 +119,8 @@ class Run:
     @cached_property
     def parameters(self) -> int:
         """The number of the network's parameters."""
-        network = build_network(self.config["model"], self.classes, f"{self.where}: model")
+        frames, where = frames_of(read_length(self.path)), f"{self.where}: model"
+        network = build_network(self.config["model"], self.classes, where, frames=frames)
         return sum(value.numel() for value in network.parameters())
 
     def costs(self, sizes: Mapping[str, int]) -> dict[str, float]:

@@ -11,6 +11,7 @@
 # where every SECTION of CONFIG is laid over its top level, and tasks.<number of classes>.METHOD, if
 # there is one, after them. Runs in the recipe's directory; a killed one goes on.
 set -euo pipefail
+export LC_ALL=C
 
 list=$1 job=$2 config=$3 ngpu=$4 half=${5:-}
 read -r -a line < <(sed -n "${job}p" "${list}")

@@ -32,7 +32,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 from fedtools.audio.wave import AudioError, recording_seconds
-from fedtools.files.datadir import MAX_OVERSHOOT
+from fedtools.files.datadir import MAX_OVERSHOOT, corpus_folder
 from fedtools.files.errors import UserError
 from fedtools.files.lines import TABLE, read_bytes
 
@@ -201,11 +201,7 @@ def parse_line(line: str, audio_of: Path) -> Utterance | None:
 
 def find_partition(corpus: Path, partition: str) -> Path:
     """The absolute path of a partition's folder, which has train, dev and test."""
-    if not corpus.is_dir():
-        raise UserError("no such folder", path=corpus, remedy="name the unpacked TEDLIUM_release-3")
-    corpus = corpus.resolve()
-    if str(corpus) != " ".join(str(corpus).split()):
-        raise UserError("wav.scp cannot hold doubled spaces", path=corpus, remedy="rename it")
+    corpus = corpus_folder(corpus, "the unpacked TEDLIUM_release-3")
     for part in SETS:
         folder = corpus / partition / part / "stm"
         if not any(folder.glob("*.stm")):

@@ -35,7 +35,8 @@ if [ -n "${spk2gender}" ]; then
     # A speaker's models are of the same clips, as they would be of one talk.
     for number in $((rounds - 1)) "${rounds}"; do
         awk -v OFS='\t' -v r="$(printf '%04d' "${number}")" \
-            'NR == FNR { sex[$1] = $2; next } { print $1 "-r" r, $1, sex[$1], $1 }' \
+            'NR == FNR { sex[$1] = $2; next }
+            { print $1 "-r" r, $1, ($1 in sex ? sex[$1] : "--"), $1 }' \
             "${spk2gender}" "${exp}/clients.txt"
     done | cat <(printf 'model\tspeaker\tgender\ttalks\n') - >"${out}/models.tsv"
     models=(--models "${out}/models.tsv")

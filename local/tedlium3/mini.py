@@ -194,6 +194,9 @@ def stm_of(talk: Talk, path: Path) -> str:
     gender = talk.speaker.gender.partition("_")[0]
     old = {"male": "<F0_M>", "female": "<F0_F>"}[gender]
     label = old if talk.part == "dev" else f"<o,f0,{gender}>"
+    # The labels of a third of the persons say nothing, as those of the talks that release 3 added.
+    if talk.person // len(ACCENTS) % 3 == 1:
+        label = "<NA>"
     speaker = talk.name if talk.part == "train" else talk.name.partition("_")[0]
     lines = []
     times = times_of(path)

@@ -14,8 +14,8 @@ acoustic models in a federated learning framework", ICASSP 2022 (see partition.p
     OUT/models.tsv              model, part, speaker, gender, talks, utterances, seconds
     OUT/partition.txt           hours and counts beside the paper's Table 1
 
-Data directories have utt2talk and utt2person, whatever the unit, and spk2gender where the labels
-tell it of all speakers. An utterance is <speaker>-<audio>-<start>-<end>, in hundredths of a second
+Data directories have utt2talk and utt2person, whatever the unit, and spk2gender of the speakers
+whose labels tell it. An utterance is <speaker>-<audio>-<start>-<end>, in hundredths of a second
 (without <audio> where the speaker is called the same). The audio is read where it lies. See
 corpus.py for what is done about the corpus' quirks.
 """
@@ -86,9 +86,8 @@ def write_all(out: Path, result: Partitions, unit: str, report: str) -> None:
                 for model, own in models.items()
                 for u in own
             }
-            speakers = set(data.utt2spk.values())
-            if speakers <= result.genders.keys():
-                data.others["spk2gender"] = {name: result.genders[name] for name in speakers}
+            told = set(data.utt2spk.values()) & result.genders.keys()
+            data.others["spk2gender"] = {name: result.genders[name] for name in told}
             data.write()
             if models:
                 owners = {model: UNITS[unit](own[0]) for model, own in models.items()}

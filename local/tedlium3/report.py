@@ -40,6 +40,7 @@ PAPER = "Tomashenko et al. 2022"
 # Table 2, EER in %, on 463 target trials of Part-2.
 TABLE_2 = {("A1", "1"): "0.86", ("A1", "5"): "7.11", ("A2", "1"): "12.31", ("A2", "5"): "1.94"}
 PLACES = {"affine": "before the ReLU", "relu": "after the ReLU"}
+NUMBERS = ("EER%", "low", "high")
 SETS = {"part2": "Part-2", "part1+part2": "Part-1 + Part-2"}
 MEASURES = ("minDCF", "minCllr", "Dsys", "TPR@0.1%", "TPR@1%", "targets", "others")
 LEGAL = ("linked%", "singled%", "speakers")
@@ -50,14 +51,14 @@ Rows = Sequence[dict[str, str]]
 def read_figures(exp: Path) -> tuple[dict[tuple[str, str], Rows], dict[str, Rows]]:
     """The rows of A1 by part of the layer and set of models, and of A2 by layer."""
     first = {
-        (place, sets): read_tsv(path, COLUMNS)
+        (place, sets): read_tsv(path, COLUMNS, NUMBERS)
         for place in PLACES
         for sets in SETS
         if (path := exp / f"a1.{place}.{sets}" / "a1.tsv").exists()
     }
     paths = sorted((exp / "a2").glob("a2.h*.tsv"), key=lambda path: (len(path.name), path.name))
     second = {
-        path.stem.partition(".h")[2]: read_tsv(path, COLUMNS)
+        path.stem.partition(".h")[2]: read_tsv(path, COLUMNS, NUMBERS)
         for path in paths
         if ".det" not in path.name
     }
@@ -227,7 +228,7 @@ def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None
     with drawing(path, (4.4, 4.0)) as figure:
         axes = figure.subplots()
         for index, (name, file) in enumerate(curves):
-            rows = read_tsv(file, columns)
+            rows = read_tsv(file, columns, columns[1:])
             points = [(float(r["false_accepts"]), float(r["false_rejects"])) for r in rows]
             inside = [(x, y) for x, y in points if 0 < x < 1 and 0 < y < 1]
             if inside:

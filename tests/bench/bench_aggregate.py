@@ -66,11 +66,11 @@ def read_only(messages: list[Message], spec: Spec) -> None:
 
     def work(first: int) -> None:
         runs, buffer = aggregate._runs(messages), np.empty(aggregate._CHUNK)
-        for piece in islice(aggregate._pieces(spec), first, None, threads):
-            with aggregate._Files() as files:
+        with aggregate.Opened() as files:
+            for piece in islice(aggregate._pieces(spec), first, None, threads):
                 for start, stop in aggregate._blocks(runs, piece):
                     block = aggregate._as_rows(buffer.view(piece.kind), stop - start, piece.size)
-                    assert files.read(messages[start], piece, block)
+                    assert files.read(messages[start], piece.name, piece.skip, block)
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads)))
@@ -85,7 +85,8 @@ def peak() -> int:
 def child(what: str, folder: Path, clients: list[str], jobs: int, spec: Spec) -> None:
     """Do one of the four things; print seconds, processor seconds, peak memory over imports."""
     before = peak()
-    messages, refusals = read_messages(folder, jobs, clients, Payload(spec), BASE)
+    cut = [clients[job::jobs] for job in range(jobs)]
+    messages, refusals = read_messages(folder, cut, clients, Payload(spec), BASE)
     assert not refusals, refusals
     start, processor = time.perf_counter(), time.process_time()
     if what == "read":

@@ -75,7 +75,7 @@ def main() -> None:
     options = parser.parse_args()
     config = read_yaml(options.config)
     training = from_mapping(UtteranceTraining, config["training"], options.config)
-    training.set_up_torch()
+    torch.set_num_threads(training.num_threads)
     with tempfile.TemporaryDirectory() as name:
         data = make_data(Path(name), options.utterances, training.batch_bins)
         torch.manual_seed(0)

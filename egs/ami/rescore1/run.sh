@@ -3,7 +3,7 @@
 # "Federated marginal personalization for ASR rescoring", ICASSP 2022.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-printf -v command_line '%q ' egs/ami/rescore1/run.sh "$@"
+LC_ALL=C printf -v command_line '%q ' egs/ami/rescore1/run.sh "$@"
 
 stage=1
 stop_stage=10
@@ -67,7 +67,6 @@ check_word clients 'speaker|meeting' ngpu '0|1' dp 'laplace|paper|none' \
 check_tag "${tag}"
 [[ ${epsilon} = *[1-9]* ]] || fail 2 "--epsilon ${epsilon}: it must be above 0"
 most=$(tr ' ' '\n' <<<"${rounds}" | sort -n | tail -n 1) private=fmp-${dp}-${dp_unit}-${epsilon}
-[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd} decode_cmd=${cuda_cmd}
 name_corpora AMI AMI_TRANSCRIPTS
 
 if begins 1; then

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Federated and personalised ASR on Common Voice accents: from audio to a table of word error rates.
 # Zhu et al., "Decoupled federated learning for ASR with non-IID data", Interspeech 2022.
+# shellcheck disable=SC2034  # options that local/data.sh and local/systems.sh look at
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-printf -v command_line '%q ' egs/commonvoice/asr1/run.sh "$@"
+LC_ALL=C printf -v command_line '%q ' egs/commonvoice/asr1/run.sh "$@"
 
 stage=1
 stop_stage=9
@@ -21,17 +22,24 @@ clients=accent          # speaker: every speaker is a client, test speakers are 
 newcomer_seconds=60     # of its own speech to which a newcomer's model is adapted
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
-accents="au=australia,en=england,in=indian"
+accents=                # of the clients; default: Australia, England, India; with --clients speaker
+                        # of a real corpus: any, speakers of every accent and of none
+unclear=server          # rows without an accent, or with several: the server's, or drop
 hours=                  # train,valid,test hours of all clients, or their ratio; default: 100,10,10, mini 20,6,7
 server_hours=           # the same of the server's own data; default: as hours, mini 56,2,3.5
-server_fraction=        # take this share of every accent's speakers as the server's, e.g. 0.4
+server_fraction=        # take this share of every accent's speakers as the server's; default with
+                        # --accents any: 0.4
+common_sentences=drop   # training leaves out sentences of valid and test; keep: closed vocabularies
+min_seconds=            # training leaves out clips that are shorter, ...
+max_seconds=            # ... or longer, ...
+min_chars_per_second=   # ... or of fewer characters a second, ...
+max_chars_per_second=   # ... or of more; default: no limits
 max_drop=0.5            # fail if more than this share of the wanted clips, or of a set, is unusable
 speeds=                 # also train on audio spoken faster and slower: "0.9 1.0 1.1"
 corpus_name="Common Voice"   # the corpus, and ...
 release=                # ... its release, as tables shall call them
 results=                # default: exp/<tag>/RESULTS.md
 
-# shellcheck disable=SC2034  # printed by parse_options.sh
 help_message="Usage: $0 [--option value]...
 Stages: 1 data directories (COMMONVOICE in db.sh is empty: a mini corpus), 2 features, 3 tokens and
   n-gram, 4 the baseline, 5 every method, 6 decoding, 7 scoring, 8 attacks, newcomers, each client's
@@ -39,6 +47,7 @@ Stages: 1 data directories (COMMONVOICE in db.sh is empty: a mini corpus), 2 fea
 . utils/parse_options.sh
 . utils/recipe.sh
 . utils/asr_steps.sh
+. local/data.sh
 . local/systems.sh
 
 mini=() rows=() corpus=${COMMONVOICE}
@@ -53,10 +62,10 @@ above=$(basename "$(dirname "${corpus}")")
 : "${tag:=${above}}" "${release:=${above}}" "${config:=conf/paper.yaml}" "${hours:=100,10,10}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"
+name_data               # options
 : "${methods:=client centralized fedavg fednorm fedextract decouplefl}"
-[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*'
-check_word sit 'true|false' attacks 'true|false' clients 'accent|speaker' ngpu '0|1'
+check_word sit 'true|false' attacks 'true|false' ngpu '0|1'
 check_tag "${tag}"
 pictures=${results%.md}-${tag}
 [ "${clients}" = accent ] && plain=train || plain=train_spk
@@ -67,13 +76,10 @@ sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # data of several speeds; cl
 name_systems            # systems, of_table
 
 # Other data need another tag: looked at for both stages before the first makes anything anew.
-options=(--accents "${accents}" --seed "${split_seed}" --hours "${hours}")
-options+=(--server-hours "${server_hours}")
-options+=(${server_fraction:+--server-fraction "${server_fraction}"})
 corpora=${COMMONVOICE:+"COMMONVOICE=.../${above}/$(basename "${corpus}") "}
 command_line=${corpora}${command_line}
-! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
 ! begins 2 || keep_options "${exp}" "--clients ${clients}${speeds:+" --speeds ${speeds}"}" 2
+! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
@@ -134,26 +140,12 @@ for seed in ${seeds}; do
 done
 
 if begins 8; then
-    named=()
-    for seed in ${seeds}; do
-        for system in ${main}; do
-            named+=("$(title "${system}")=${exp}/${system}/seed${seed}")
-        done
-    done
     rm -f "${exp}/cross.tsv"
     [ "${attacks}" = false ] || attack_features
-    [ "${clients}" = accent ] || newcomers
-    if [ "${clients}" = accent ]; then
-        log "Stage 8: each client's model on each client's data"
-        ${train_cmd} "${exp}/log/cross.log" fedtools cross "${data}/test" "${exp}/cross.tsv" \
-            "${named[@]}" --plot "${pictures}-cross.png" --ngpu "${ngpu}"
-    fi
+    if [ "${clients}" = accent ]; then cross; else newcomers; fi
 fi
 
 if begins 9; then
-    report_rows
-    fedtools report "${results}" --section "${section}" --corpus "${corpus_name}" \
-        --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${pictures}.png" \
-        --published "Zhu et al. 2022, table 3=conf/published.tsv" --command "${command_line% }"
+    write_report
     log "Stage 9: wrote ${results}"
 fi

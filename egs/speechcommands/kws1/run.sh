@@ -3,7 +3,7 @@
 # specific information in federated keyword spotting", Interspeech 2022.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-printf -v command_line '%q ' egs/speechcommands/kws1/run.sh "$@"
+LC_ALL=C printf -v command_line '%q ' egs/speechcommands/kws1/run.sh "$@"
 
 stage=1
 stop_stage=7
@@ -19,6 +19,7 @@ keywords=               # yes,no,...: two or more, of the task keywords; default
 silence=true            # whether the task keywords has the class _silence_
 unknown=true            # whether the task keywords has the class _unknown_
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
+clip_seconds=1          # the length of a clip: longer ones are cut, and shorter ones filled up
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 split=official          # or paper: test clips are in training, as the paper's counts say
 min_clips=              # leave smaller clients out; default: 5 with --split paper or released.yaml
@@ -48,9 +49,9 @@ Stages:
 tasks=$(sed -E 's/\b12\b/keywords/g; s/\b35\b/words/g' <<<"${tasks:-keywords}")
 check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' networks '[a-z0-9_]+' \
     methods '[a-z0-9_]+'
-check_word ngpu '0|1' ablations 'true|clips|false'
+check_word ngpu '0|1' ablations 'true|clips|false' clip_seconds '[0-9]+(\.[0-9]{1,3})?'
 
-mini=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml clips=100 name=$(basename "${corpus}")
+mini=() length=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml clips=100 name=$(basename "${corpus}")
 if [ -z "${corpus}" ]; then
     mini=(--mini) corpus=downloads/speech_commands_mini default=conf/mini.yaml clips=10 name=mini
     log "SPEECHCOMMANDS is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
@@ -60,6 +61,7 @@ name_corpora SPEECHCOMMANDS SPEECHCOMMANDS_TEST
 # Other clips or other options are other experiments, and so need a tag of their own.
 [ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)
 [ "${split}" = official ] || name+=-${split}
+[ "${clip_seconds}" = 1 ] || name+=-${clip_seconds}s length=(--clip-seconds "${clip_seconds}")
 # The authors' code leaves small clients out, as the paper's counts of clients do.
 [[ ${config##*/} != released.yaml && ${split} != paper ]] || : "${min_clips:=5}"
 : "${min_clips:=1}" "${tag:=${name//[!A-Za-z0-9._-]/_}}" "${results:=exp/${tag}/RESULTS.md}"
@@ -67,7 +69,6 @@ check_tag "${tag}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
 figures=${results%.md}-${section} last=${tasks##* } sets=()
 for task in ${tasks}; do sets+=("${task}"/{train,valid,test}); done
-[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
 
 # Rather now than after hours of preparing a corpus.
 read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// / methods.}"
@@ -76,7 +77,7 @@ read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// /
 if begins 1; then
     log "Stage 1: data directories in ${data}"
     options=(--split "${split}" --min-clips "${min_clips}" --silence "${silence}")
-    options+=(--unknown "${unknown}" ${keywords:+--keywords "${keywords}"})
+    options+=(--unknown "${unknown}" ${keywords:+--keywords "${keywords}"} "${length[@]}")
     keep_options "${exp}" "${corpora}${options[*]}"
     [ -n "${SPEECHCOMMANDS}" ] || local/mini.py downloads
     [[ ${tasks} = *" "* ]] || options+=(--task "${tasks}")
@@ -89,7 +90,7 @@ if begins 2; then
     log "Stage 2: packed clips in ${dump}"
     for set in "${sets[@]}"; do
         fedtools pack-clips "${data}/${set}" "${dump}/${set}" --max-drop "${max_drop}" \
-            --classes "${data}/${set%/*}/classes.txt" --noise "${data}/noise.scp"
+            --noise "${data}/noise.scp" --classes "${data}/${set%/*}/classes.txt" "${length[@]}"
     done
 fi
 

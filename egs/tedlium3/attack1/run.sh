@@ -3,7 +3,7 @@
 # for automatic speech recognition acoustic models in a federated learning framework", ICASSP 2022.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-printf -v command_line '%q ' egs/tedlium3/attack1/run.sh "$@"
+LC_ALL=C printf -v command_line '%q ' egs/tedlium3/attack1/run.sh "$@"
 
 stage=1
 stop_stage=10
@@ -59,7 +59,6 @@ check_words parts 'affine|relu' layers '[1-9][0-9]*'
 check_word unit 'person|talk' volumes 'true|false' ivectors 'true|false' criterion 'ctc|lfmmi' \
     ngpu '0|1'
 check_tag "${tag}"
-[ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd}
 name_corpora TEDLIUM
 sp=${speeds:+_sp} iv=
 [ "${volumes}" = false ] || sp+=_vol

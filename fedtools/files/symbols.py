@@ -1,0 +1,188 @@
+"""What in a text is a symbol and no word, decided in one place; and token lists, made of both.
+
+`<unk>`, in upper or lower case, is a word that nobody can tell: each reader of text takes it for
+the one unknown word that models have, and no tokenizer spells it out. (KenLM takes `<UNK>` for
+`<unk>` when it reads a model, and not when it makes one.) Whatever else stands for an unknown word
+in some corpus, as `[UNK]`, is a word.
+
+`RESERVED` are what programs add or look for themselves, in upper or lower case: no transcript and
+no text of a language model may have one as a word.
+
+A folder of tokens, as `fedtools train-tokens` and `fedtools import` write it:
+
+    tokens.txt   one token a line: <blank> first, <unk> second, <sos/eos> last (ESPnet's token_list)
+    bpe.model    the SentencePiece model, where the tokens are its pieces
+    token_type   "word", where each token is a whole word (or a phone): what blanks separate
+
+Without the last two, tokens are characters; one of several characters is a symbol such as
+`<noise>`, which is one token wherever it stands.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedtools.files.atomic import atomic_write, write_text
+from fedtools.files.errors import UserError
+from fedtools.files.lines import read_bytes, read_lines
+
+BLANK, UNKNOWN, SPACE, SOS_EOS = "<blank>", "<unk>", "<space>", "<sos/eos>"
+START, END = "<s>", "</s>"
+RESERVED = (START, END, BLANK, SPACE, SOS_EOS, "#0")
+
+TOKENS, BPE_MODEL, TOKEN_TYPE = FILES = ("tokens.txt", "bpe.model", "token_type")
+CHAR, BPE, WORD = "char", "bpe", "word"
+_REMEDY = "make it with fedtools train-tokens"
+# From this share on, a text is likely to be written in another way than a vocabulary is.
+UNKNOWN_SHARE = 0.2
+
+
+def is_unknown(word: str) -> bool:
+    """Return whether a word stands for one that nobody can tell."""
+    return word[:1] == "<" and word.lower() == UNKNOWN
+
+
+def words_of(sentence: str) -> list[str]:
+    """Return the words of a sentence, every unknown one as `<unk>`."""
+    words = sentence.split()
+    # Most sentences have no symbol at all.
+    return [UNKNOWN if is_unknown(word) else word for word in words] if "<" in sentence else words
+
+
+def check_sentence(sentence: str, path: str | Path | None = None, line: int | None = None) -> None:
+    """Raise a `UserError`, naming `path` and `line`, for a sentence with a word of `RESERVED`."""
+    if "<" not in sentence and "#" not in sentence:
+        return
+    for word in sentence.split():
+        if word.lower() in RESERVED:
+            problem = f"the word {word} is reserved"
+            raise UserError(problem, path=path, line=line, remedy="remove it from the text")
+
+
+def warn_of_unknown(
+    unknown: int, total: int, path: str | Path, vocabulary: str | Path, units: str = "words"
+) -> None:
+    """Say on stderr where `UNKNOWN_SHARE` of a text's words, or more, are not in a vocabulary.
+
+    Args:
+        unknown, total: how many of how many.
+        path: of the text.
+        vocabulary: whose words they are not.
+    """
+    if total and unknown >= UNKNOWN_SHARE * total:
+        problem = (
+            f"{unknown} of {total} {units} ({unknown / total:.0%}) are unknown to {vocabulary}"
+        )
+        remedy = "write both in the same case and spelling (import-nbest has --normalise)"
+        print(f"warning: {path}: {problem}; {remedy}", file=sys.stderr)
+
+
+def check_tokens(tokens: Sequence[object], path: str | Path, lines: bool = True) -> list[str]:
+    """Return a token list if it is one.
+
+    Args:
+        lines: whether each token is a line of the file.
+
+    Raises:
+        UserError: naming the file, and the line if `lines`.
+    """
+
+    remedy = _REMEDY if lines else "a model of such tokens cannot be taken over"
+
+    def refuse(index: int, problem: str, remedy: str = remedy) -> UserError:
+        place = "" if lines else f"token_list, token {index + 1}: "
+        line = index + 1 if lines else None
+        return UserError(place + problem, path=path, line=line, remedy=remedy)
+
+    seen: set[str] = set()
+    for index, token in enumerate(tokens):
+        if not isinstance(token, str) or not token or set(token) & set(" \n\0"):
+            raise refuse(index, f"{token!r} is no token")
+        if "\r" in token:
+            raise refuse(index, "carriage return", "run dos2unix")
+        if token in seen:
+            raise refuse(index, f"{token!r} comes twice")
+        seen.add(token)
+    for index, token in ((0, BLANK), (1, UNKNOWN), (len(tokens) - 1, SOS_EOS)):
+        if tokens[index : index + 1] != [token]:
+            found = f", not {tokens[index]!r}" if 0 <= index < len(tokens) else ""
+            raise refuse(max(index, 0), f"{token!r} belongs there{found}")
+    if len(tokens) < 4:
+        problem = f"no tokens but {BLANK}, {UNKNOWN} and {SOS_EOS}"
+        raise UserError(problem, path=path, remedy=remedy)
+    return [str(token) for token in tokens]
+
+
+def pieces_of(model: bytes, path: str | Path) -> list[str]:
+    """Return the pieces of a SentencePiece model but <unk>, <s> and </s>.
+
+    A token list has <blank>, <unk> and <sos/eos> in their stead.
+
+    Raises:
+        UserError: if it is no model.
+    """
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        # SentencePiece takes no bytes for no model, and complains later.
+        found = SentencePieceProcessor(model_proto=model or b"\0")
+    except RuntimeError:
+        remedy = "make it again"
+        raise UserError("not a SentencePiece model", path=path, remedy=remedy) from None
+    ids = range(found.get_piece_size())
+    return [found.id_to_piece(i) for i in ids if not (found.is_control(i) or found.is_unknown(i))]
+
+
+def check_pieces(model: bytes, tokens: Sequence[str], path: Path, where: str | Path) -> None:
+    """Raise a `UserError` unless the token list that `where` has covers a SentencePiece model."""
+    known = set(tokens)
+    for piece in pieces_of(model, path):
+        if piece not in known:
+            problem = f"the model's piece {piece!r} is not in {where}"
+            raise UserError(problem, path=path, remedy="give the model that the tokens are of")
+
+
+def read_tokens(folder: str | Path) -> tuple[list[str], str, bytes | None]:
+    """Read a folder of tokens.
+
+    Returns:
+        the tokens, their type, and SentencePiece's model of type "bpe".
+
+    Raises:
+        UserError: naming file and line, if there is no token list, or it is none, or the model is
+            not the one that the tokens are of.
+    """
+    folder = Path(folder)
+    tokens = read_lines(folder / TOKENS, _REMEDY)
+    if not tokens:
+        raise UserError("empty", path=folder / TOKENS, remedy=_REMEDY)
+    check_tokens(tokens, folder / TOKENS)
+    if (folder / BPE_MODEL).exists():
+        model = read_bytes(folder / BPE_MODEL)
+        check_pieces(model, tokens, folder / BPE_MODEL, folder / TOKENS)
+        return tokens, BPE, model
+    if not (folder / TOKEN_TYPE).exists():
+        return tokens, CHAR, None
+    if (found := read_lines(folder / TOKEN_TYPE)) != [WORD]:
+        problem = f"{chr(10).join(found)!r}, not {WORD}"
+        raise UserError(problem, path=folder / TOKEN_TYPE, remedy=_REMEDY)
+    return tokens, WORD, None
+
+
+def write_tokens(
+    folder: str | Path, tokens: Sequence[str], token_type: str, model: bytes | None
+) -> None:
+    """Write a folder of tokens, tokens.txt last: where it is, the folder is whole."""
+    folder = Path(folder)
+    if model is None:
+        (folder / BPE_MODEL).unlink(missing_ok=True)
+    else:
+        with atomic_write(folder / BPE_MODEL, "wb") as file:
+            file.write(model)
+    if token_type == WORD:
+        write_text(folder / TOKEN_TYPE, f"{WORD}\n")
+    else:
+        (folder / TOKEN_TYPE).unlink(missing_ok=True)
+    write_text(folder / TOKENS, "".join(f"{token}\n" for token in tokens))

@@ -1,0 +1,243 @@
+"""Which noise was drawn: the nonce of an experiment, and the record of its releases.
+
+    EXP/nonce                               128 random bits, drawn when the experiment began
+    EXP/releases.tsv                        round, draw and sha256 of each release of the server
+    EXP/clients/<client>/releases.tsv       the same of a client, where clients add the noise
+    EXP/{server,clients/<client>}/release.safetensors
+                                            the release of the open round
+    <key>.releases/<nonce>/<sender>.tsv     a second record, beside the key, with ...
+    <key>.releases/<nonce>/{folder,clients} where the experiment began, and who its clients are
+
+The nonce is no secret. It is part of the label of all noise, so that two experiments never draw the
+same noise, whatever else they have in common.
+
+A release is made once. It is written before anything uses it, and until its round is reset, whoever
+comes again is given what was written, even if counts have changed meanwhile: otherwise somebody
+who changes a message and has the round repeated gets a second noise for all others' counts. Where
+there is a row but no file, as after a reset, the next draw has another label, and is counted too:
+no command takes a row away.
+
+The record beside the key is that of all folders with this nonce. What a copy of the experiment, or
+one that was put back from a backup, draws again has another label, and counts for all of them. A
+folder that was moved, or that other machines see under another path, stays the same one. A key that
+was copied to another machine without its records draws nothing there; with them, two machines know
+nothing of each other. Since nothing removes it, it also tells of experiments that are gone.
+
+For tests, and to repeat published tables, $FEDTOOLS_NONCE sets the nonce, with a warning and a
+mark. Then there is no record beside the key, and copies are not told apart. Labels still have the
+sums of configuration and data, so that noise is the same only where all of these are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtools.files.atomic import sha256, write_text
+from fedtools.files.errors import UserError
+from fedtools.files.lines import read_lines, read_text
+from fedtools.files.locks import lock
+from fedtools.files.private import Private, make_private
+from fedtools.files.states import load_state, save_state
+from fedtools.files.tables import count, read_tsv, write_tsv
+from fedtools.privacy.key import key_path
+
+NONCE, RELEASES = "nonce", "releases.tsv"
+VARIABLE = "FEDTOOLS_NONCE"
+COLUMNS = ("round", "draw", "sha256")
+# The server as a sender; no client can have this name.
+SERVER_NAME = "-"
+_FIXED = " fixed"
+FIXED_WARNING = (
+    f"the nonce of the noise was set by {VARIABLE}: other experiments may have the same noise, and "
+    "releases of copies are not counted; for tests and to repeat tables alone"
+)
+
+
+@dataclass(frozen=True)
+class Nonce:
+    """A nonce, as 32 hexadecimal digits, and whether somebody has set it."""
+
+    text: str
+    fixed: bool = False
+
+    @classmethod
+    def draw(cls) -> Nonce:
+        """A new one; or that of $FEDTOOLS_NONCE, with a warning."""
+        chosen = os.environ.get(VARIABLE)
+        if not chosen:
+            return cls(secrets.token_hex(16))
+        if not re.fullmatch("[0-9a-f]{32}", chosen):
+            raise UserError(f"{VARIABLE} is {chosen[:40]!r}, not 32 hexadecimal digits")
+        print(f"warning: {FIXED_WARNING}", file=sys.stderr)
+        return cls(chosen, True)
+
+    @classmethod
+    def read(cls, path: Path) -> Nonce:
+        """Read what `write` wrote; a `UserError` if it is anything else."""
+        found = re.fullmatch(rf"([0-9a-f]{{32}})({_FIXED})?\n", read_text(path))
+        if not found:
+            raise UserError("not a nonce: 32 hexadecimal digits", path=path, line=1)
+        return cls(found[1], bool(found[2]))
+
+    @classmethod
+    def kept(cls, path: Path) -> Nonce:
+        """That of a file; the first time, or where $FEDTOOLS_NONCE is set, it is written."""
+        if os.environ.get(VARIABLE) or not path.exists():
+            cls.draw().write(path)
+        return cls.read(path)
+
+    def write(self, path: Path) -> None:
+        """Write it, for `read`."""
+        write_text(path, f"{self.text}{_FIXED if self.fixed else ''}\n")
+
+
+class Row(NamedTuple):
+    """A release: its round, which draw of it this was, from 1, and the sum of its file."""
+
+    number: int
+    draw: int
+    sha256: str
+
+
+class Record:
+    """The releases of an experiment, and of all other folders with its nonce.
+
+    Args:
+        experiment: its folder.
+        option: where the key is, see `fedtools.privacy.key.key_path`.
+
+    Raises:
+        UserError: if the experiment has no nonce, since it was begun by an earlier version.
+    """
+
+    def __init__(self, experiment: Path, option: str | Path | None = None):
+        self._experiment, path = experiment, experiment / NONCE
+        if not path.exists():
+            problem = "an experiment with privacy that was begun before its noise had a nonce"
+            raise UserError(problem, path=experiment, remedy="begin another one")
+        self.nonce = Nonce.read(path)
+        key = key_path(option)
+        self.beside = key.with_name(f"{key.name}.releases") / self.nonce.text
+
+    @staticmethod
+    def begin(experiment: Path, option: str | Path | None = None) -> None:
+        """Draw the nonce of a new experiment, and begin its record beside the key."""
+        nonce = Nonce.draw()
+        nonce.write(experiment / NONCE)
+        if not nonce.fixed:
+            beside = Record(experiment, option).beside
+            beside.parent.mkdir(exist_ok=True, mode=0o700)
+            beside.mkdir(mode=0o700)
+            write_text(beside / "folder", f"{experiment.resolve()}\n")
+            shutil.copyfile(experiment / "clients.txt", beside / "clients")
+
+    def others(self) -> dict[str, str]:
+        """Other experiments that have released something of clients of the same names.
+
+        Returns:
+            nonce -> where the experiment began, of those under the same key.
+        """
+        clients = set(read_lines(self._experiment / "clients.txt"))
+        found = {}
+        for folder in self.beside.parent.glob("*/folder"):
+            released = any(folder.parent.glob("*.tsv"))
+            if released and clients & set(read_lines(folder.with_name("clients"))):
+                found[folder.parent.name] = read_text(folder).strip()
+        found.pop(self.nonce.text, None)
+        return found
+
+    @property
+    def complete(self) -> bool:
+        """Whether what other folders with this nonce have released is known."""
+        return self.nonce.fixed or self.beside.is_dir()
+
+    def once(self, own: Private, sender: str, make: Callable[[int], np.ndarray]) -> np.ndarray:
+        """The release of a round: what was written of it, or else what `make` gives, written now.
+
+        Args:
+            own: what the sender keeps, seen from the round.
+            sender: a client, or `SERVER_NAME`.
+            make: from the number of the draw, from 1, to noisy counts, (V,).
+
+        Raises:
+            UserError: if there is no record beside the key.
+        """
+        chosen = os.environ.get(VARIABLE, self.nonce.text)
+        if chosen not in ("", self.nonce.text):
+            problem = f"its nonce is not the one of {VARIABLE}"
+            raise UserError(problem, path=self._experiment, remedy="begin another experiment")
+        if not self.complete:
+            problem = f"missing: the record of what {self._experiment} has released"
+            remedy = "put it back beside the key, or begin another experiment"
+            raise UserError(problem, path=self.beside, remedy=remedy)
+        # Where copies would draw at the same time too; one sender does not wait for another.
+        place = self._experiment if self.nonce.fixed else self.beside.parent
+        with lock(place, f"{self.nonce.text}-{sender}", wait=True):
+            written = _read_release(own)
+            if written is None:
+                draw = 1 + max((row.draw for row in self.of(sender, own.number)), default=0)
+                make_private(own.folder)
+                save_state(own.release, _tensors(make(draw), own.number, draw))
+                written = _read_release(own)
+            counts, draw = written
+            row = Row(own.number, draw, sha256(own.release))
+            for path in self._paths(sender):
+                _add(path, row)
+            if len([one for one in _read(self._paths(sender)[0]) if one[:2] == row[:2]]) > 1:
+                remedy = f"run fedtools reset --round {own.number}"
+                raise UserError("not as it was released", path=own.release, remedy=remedy)
+        return counts
+
+    def of(self, sender: str, number: int | None = None) -> set[Row]:
+        """What a sender has released, of one round or of all; in other folders too."""
+        rows = {row for path in self._paths(sender) for row in _read(path)}
+        return {row for row in rows if number in (None, row.number)}
+
+    def _paths(self, sender: str) -> list[Path]:
+        own = self._experiment if sender == SERVER_NAME else self._experiment / "clients" / sender
+        beside = [] if self.nonce.fixed else [self.beside / f"{sender}.tsv"]
+        return [own / RELEASES, *beside]
+
+
+def close(own: Private) -> None:
+    """Remove the release of a round that is complete; that of a later one stays."""
+    if own.release.exists() and int(load_state(own.release)["round"]) <= own.number:
+        own.release.unlink()
+
+
+def _tensors(counts: np.ndarray, number: int, draw: int) -> dict[str, np.ndarray]:
+    return {"counts": counts, "round": np.array(number), "draw": np.array(draw)}
+
+
+def _read_release(own: Private) -> tuple[np.ndarray, int] | None:
+    """The counts that were written in the round, and their draw; None if there are none."""
+    if not own.release.exists():
+        return None
+    found = load_state(own.release)
+    # That of an earlier round may be left.
+    return (found["counts"], int(found["draw"])) if int(found["round"]) == own.number else None
+
+
+def _read(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    return [
+        Row(count(row, "round", path, line), count(row, "draw", path, line), row["sha256"])
+        for line, row in enumerate(read_tsv(path, COLUMNS), 2)
+    ]
+
+
+def _add(path: Path, row: Row) -> None:
+    rows = _read(path)
+    if row not in rows:
+        write_tsv(path, COLUMNS, [dict(zip(COLUMNS, one, strict=True)) for one in [*rows, row]])

@@ -1,0 +1,21 @@
+# shellcheck shell=bash
+# Sourced by run.sh after utils/recipe.sh: what local/prepare.py is told of accents and training sets.
+# shellcheck disable=SC2034,SC2154  # run.sh's options; options
+
+# Defaults that depend on other options, and prepare.py's options: those of later versions only where
+# they are given, so that the options of older experiments stay as they were written down.
+name_data() {
+    local name
+    check_word clients 'accent|speaker' unclear 'server|drop' common_sentences 'drop|keep'
+    [ "${clients}" = accent ] || [ -z "${COMMONVOICE}" ] || : "${accents:=any}"
+    : "${accents:=au=australia,en=england,in=indian}"
+    [ "${accents}" != any ] || : "${server_fraction:=0.4}"
+    options=(--accents "${accents}" --seed "${split_seed}" --hours "${hours}")
+    options+=(--server-hours "${server_hours}")
+    options+=(${server_fraction:+--server-fraction "${server_fraction}"})
+    [ "${unclear}" = server ] || options+=(--unclear "${unclear}")
+    [ "${common_sentences}" = drop ] || options+=(--common-sentences "${common_sentences}")
+    for name in {min,max}_{seconds,chars_per_second}; do
+        [ -z "${!name}" ] || options+=("--${name//_/-}" "${!name}")
+    done
+}

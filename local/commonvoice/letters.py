@@ -1,0 +1,41 @@
+"""What sentences have and their words have not: told by character, so that no letter is missed."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+from fedtools.files.tables import format_table, write_tsv
+
+COLUMNS = ("character", "code", "name", "count")
+# Lines on the screen; the file has all.
+MOST = 20
+
+
+def report(path: Path, left_out: Counter[str]) -> None:
+    """Write the characters that were left out to a table, and print the first of them.
+
+    Letters and marks come before punctuation, and the most frequent first.
+    """
+    ordered = sorted(left_out.items(), key=lambda one: (not _is_letter(one[0]), -one[1], one[0]))
+    rows = [dict(zip(COLUMNS, (*_described(mark), count), strict=True)) for mark, count in ordered]
+    write_tsv(path, COLUMNS, rows)
+    if not rows:
+        return
+    kinds = f"{len(rows)} character{'s' * (len(rows) > 1)}"
+    rest = f"; {len(rows) - MOST} more of them in {path}" if len(rows) > MOST else ""
+    print(f"left out of the sentences: {kinds}, {left_out.total()} times{rest}")
+    print(format_table(COLUMNS, [list(row.values()) for row in rows[:MOST]]))
+
+
+def _is_letter(mark: str) -> bool:
+    return unicodedata.category(mark)[0] in "LM"
+
+
+def _described(mark: str) -> tuple[str, str, str]:
+    """A character as it can be shown, its code and its name."""
+    # A mark would sit on what stands before it.
+    shown = "\u25cc" + mark if unicodedata.category(mark)[0] == "M" else mark
+    name = unicodedata.name(mark, "control character").lower()
+    return shown if shown.isprintable() else "-", f"U+{ord(mark):04X}", name

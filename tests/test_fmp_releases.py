@@ -1,0 +1,191 @@
+"""FMP's noise from release to release, what the ledger says of all of them, and scores by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+import yaml
+from conftest import inside
+from rescored_world import CLIENTS, make_stream
+from test_fmp import counts_after, sent, simulated
+
+from fedtools.files.ark import write_ark
+from fedtools.files.datadir import write_table
+from fedtools.files.tables import read_tsv
+
+# Of rounds 13 to 20 of so many, nobody has anything to say: each utterance is a group of its own.
+ROUNDS, UTTERANCES = 20, 12
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory) -> Path:
+    return make_stream(tmp_path_factory.mktemp("world") / "stream", UTTERANCES)
+
+
+@pytest.fixture(autouse=True)
+def key(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FEDTOOLS_NOISE_KEY", str(tmp_path / "secret" / "noise.key"))
+
+
+def federation(stream: Path, path: Path, rounds: int, seed: int = 0, **options) -> Path:
+    config = {"task": "rescore", "rounds": rounds, "method_conf": options}
+    path.with_suffix(".yaml").write_text(yaml.safe_dump(config))
+    arguments = ("--config", path.with_suffix(".yaml"), "--method", "fmp", "--seed", seed)
+    inside("init", path, *arguments, "--data", f"train={stream}").ok()
+    inside("rounds", path).ok()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("sends", "mechanism", "trust"),
+    [
+        ("increments", "laplace", "client"),
+        ("increments", "laplace", "server"),
+        ("cumulative", "laplace", "client"),
+        ("cumulative", "laplace", "server"),
+        ("cumulative", "paper", "server"),
+    ],
+)
+def test_equal_counts_have_other_noise_in_each_release(stream, tmp_path, sends, mechanism, trust):
+    """In every round, of every sender, in every experiment: no difference of two is without it."""
+    privacy = {"mechanism": mechanism, "epsilon": 0.5, "trust": trust}
+    released: dict[tuple, np.ndarray] = {}
+    for seed in (0, 1):
+        path = federation(stream, tmp_path / f"{seed}", ROUNDS, seed, sends=sends, privacy=privacy)
+        for number in range(UTTERANCES + 1, ROUNDS + 1):
+            if trust == "client":
+                messages = sent(path, number)
+                assert set(messages) == set(CLIENTS)
+            else:
+                before = counts_after(path, number - 1) if sends == "increments" else 0.0
+                messages = {"-": counts_after(path, number) - before}
+            released |= {(seed, number, sender): one for sender, one in messages.items()}
+    assert len(released) == 2 * (ROUNDS - UTTERANCES) * (3 if trust == "client" else 1)
+    for one, other in combinations(released.values(), 2):
+        # Of the paper's mechanism, what would be negative is 0.
+        noisy = (one != 0) | (other != 0)
+        assert (one == other)[noisy].mean() < 1 / 4
+
+
+def test_smoothing_of_equation_8(stream, tmp_path):
+    """With next to no noise the marginal is that of equation 6, of smoothed distributions."""
+    privacy = {"mechanism": "paper", "epsilon": 1e9}
+    path = federation(stream, tmp_path / "exp", 3, smoothing=0.3, privacy=privacy)
+    unigram = np.array([int(row["count"]) + 1 for row in read_tsv(stream / "unigram.tsv", None)])
+    unigram[0] = 0  # `</s>`
+    for number in (1, 2, 3):
+        messages = sent(path, number)
+        smooth = {
+            client: 0.7 * counts / counts.sum() + 0.3 * unigram / unigram.sum()
+            for client, counts in messages.items()
+        }
+        total = sum(counts.sum() for counts in messages.values())
+        expected = sum(messages[client].sum() * smooth[client] for client in messages) / total
+        np.testing.assert_allclose(counts_after(path, number), expected, rtol=1e-6, atol=1e-9)
+
+
+# --- the ledger
+
+
+def words_of(stream: Path, name: str, sigma: float) -> dict[str, float]:
+    """The words of an utterance's list, weighted by rank; those that are not known are one."""
+    known, found = set((stream / "words.txt").read_text().split()), {}
+    for line in (stream / "nbest.tsv").read_text().splitlines():
+        utterance, rank, *_, words = line.split("\t")
+        if utterance == name:
+            weight = math.exp(-((int(rank) - 1) ** 2) / (2 * sigma**2))
+            for word in words.split():
+                word = word if word in known else "<unk>"
+                found[word] = found.get(word, 0.0) + weight
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sends", "unit"),
+    [
+        *(
+            (sends, unit)
+            for sends in ("increments", "cumulative")
+            for unit in ("word", "utterance")
+        ),
+        ("cumulative", "paper"),
+    ],
+)
+def test_the_ledger_is_of_the_words_of_every_round(stream, tmp_path, cli, sends, unit):
+    """By the clock there are five utterances in groups 1 and 2, and two in group 3."""
+    epsilon, sigma, rounds, span = 0.25, 1.0, 3, 80.0
+    privacy = {"mechanism": "laplace", "unit": unit} if unit != "paper" else {"mechanism": unit}
+    options = {"sends": sends, "sigma": sigma, "privacy": privacy | {"epsilon": epsilon}}
+    path = federation(stream, tmp_path / "exp", rounds, groups="clock", span=span, **options)
+    cli("privacy", path).ok()
+    rows = read_tsv(path / "dp.tsv", None)
+    segments = [line.split() for line in (stream / "segments").read_text().splitlines()]
+    round_of = {name: int(float(begin) // (span / 4)) + 1 for name, _, begin, _ in segments}
+    heard = {name: words_of(stream, name, sigma) for name in round_of if round_of[name] <= rounds}
+    # How much of a client's is new in each round: words, utterances, or all that is counted.
+    size = {"word": len, "utterance": lambda _: 1, "paper": lambda words: sum(words.values())}[unit]
+    new = np.array([
+        [
+            sum(size(heard[name]) for name in heard if round_of[name] == at and name[:3] == client)
+            for client in CLIENTS
+        ]
+        for at in range(1, rounds + 1)
+    ])  # fmt: skip
+    assert len({tuple(row) for row in new}) > 1 and new.any(1).all()
+    in_release = np.cumsum(new, 0) if sends == "cumulative" else new
+    widest = max(len(words) for words in heard.values())
+    heaviest = max(sum(words.values()) for words in heard.values())
+    word = max(max(words.values()) for words in heard.values())
+    # Laplace noise is for all releases: where each has all counts again, one has its share.
+    share = epsilon / rounds if sends == "cumulative" and unit != "paper" else epsilon
+    utterance = {"word": widest, "utterance": 1, "paper": heaviest}[unit]
+    inside_it = {"word": 1, "utterance": 2, "paper": word}[unit]
+    again = rounds if sends == "cumulative" else 1
+    expected = [(inside_it * share, utterance * share, users.max() * share) for users in in_release]
+    expected += [
+        (inside_it * share * again, utterance * share * again, in_release.sum(0).max() * share)
+    ]
+    for row, epsilons in zip(rows, expected, strict=True):
+        found = [float(row[f"epsilon_{level}"]) for level in ("word", "utterance", "user")]
+        assert found == pytest.approx(epsilons, rel=1e-5)
+
+
+# --- scores
+
+
+def test_what_is_added_and_taken_away(tmp_path):
+    """The density ratio's n-gram is taken off, and the weights of all parts are the options'."""
+    stream = make_stream(tmp_path / "stream", UTTERANCES)
+    lists: dict[str, list[list[str]]] = {}
+    for line in (stream / "nbest.tsv").read_text().splitlines():
+        lists.setdefault(line.split("\t")[0], []).append(line.split("\t"))
+    random = np.random.default_rng(3)
+    ngram = {
+        name: -random.gamma(4.0, 1.0, (len(one), 1)).astype("f4") for name, one in lists.items()
+    }
+    write_table(stream / "ngram.scp", write_ark(stream / "ngram.ark", sorted(ngram.items())))
+    scores, found = kaldiio.load_scp(str(stream / "nnlm.scp")), {}
+    known = set((stream / "words.txt").read_text().split())
+    # Three words are `<unk>`, as `make_stream` has it.
+    for density in (0.0, 0.4, -0.4):
+        found[density] = {}
+        for name, one in lists.items():
+            at, totals = 0, []
+            for number, (_, _, acoustic, lm, words) in enumerate(one):
+                split = words.split()
+                nnlm = float(scores[name][at : at + len(split) + 1].sum())
+                nnlm -= math.log(3) * sum(word not in known for word in split)
+                at += len(split) + 1
+                both = 0.7 * float(lm) + 0.3 * nnlm - density * float(ngram[name][number, 0])
+                totals.append(float(acoustic) + 1.3 * both + 0.5 * len(split))
+            found[density][name] = one[totals.index(max(totals))][4]
+    weights = {"lm_weight": 1.3, "word_score": 0.5, "nnlm": 0.3, "scale": 0.0}
+    for density in (0.0, 0.4):
+        assert simulated(stream, density=density, **weights) == found[density]
+    # It is a difference, and its sign is another one.
+    assert found[0.4] != found[0.0] != found[-0.4] != found[0.4]

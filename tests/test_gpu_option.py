@@ -1,0 +1,93 @@
+"""--ngpu reaches every command that can use a GPU; without one it is refused in one line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import torch
+import typer
+from conftest import ROOT, run
+
+from fedtools.cli import attack, decode, federation, fmp, keywords, rescore
+from fedtools.cli.app import app
+
+# Importing a group of commands registers it.
+GROUPS = [attack, decode, federation, fmp, keywords, rescore]
+
+SCRIPTS = [*ROOT.glob("egs/*/*/run.sh"), *ROOT.glob("local/*/*.sh"), *ROOT.glob("utils/*.sh")]
+
+
+def with_ngpu(command, name: str = "") -> set[str]:
+    """The commands, "decode" or "attack a2", that have an option --ngpu."""
+    if hasattr(command, "commands"):
+        parts = command.commands.items()
+        return {found for part, one in parts for found in with_ngpu(one, f"{name} {part}".strip())}
+    return {name} if any("--ngpu" in option.opts for option in command.params) else set()
+
+
+def test_every_script_passes_it_on():
+    commands = with_ngpu(typer.main.get_command(app))
+    assert {"decode", "rounds", "attack a2", "train-nnlm"} <= commands
+    called = set()
+    for script in SCRIPTS:
+        text = re.sub(r"\\\n\s*", "", script.read_text())
+        for line in text.splitlines():
+            for name in re.findall(r"\bfedtools ((?:attack )?[a-z0-9-]+)(?= )", line):
+                if name in commands and not line.startswith("#"):
+                    assert '--ngpu "${ngpu}"' in line, f"{script}: {line}"
+                    called.add(name)
+    assert {"decode", "cross", "rescore", "rescore-best", "detection", "attack a2"} <= called
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A script that sources what recipes source, and decodes; commands are only printed."""
+    (tmp_path / "path.sh").write_text("")
+    (tmp_path / "db.sh").write_text("")
+    (tmp_path / "cmd.sh").write_text(
+        'train_cmd="echo on train" decode_cmd="echo on decode" cuda_cmd="echo on cuda"\n'
+    )
+    script = tmp_path / "run.sh"
+    utils = shlex.quote(str(ROOT / "utils"))
+    script.write_text(
+        f"""set -euo pipefail
+cd {shlex.quote(str(tmp_path))}
+nj=2
+ngpu=0
+config=mini.yaml data=data exp=exp
+. {utils}/parse_options.sh
+. {utils}/recipe.sh
+. {utils}/asr_steps.sh
+fedtools() {{ :; }}
+train exp/one 0 base fedavg train valid
+decode exp/one test --model start
+"""
+    )
+    return script
+
+
+@pytest.mark.parametrize(
+    ("ngpu", "train", "decode"), [("0", "train", "decode"), ("1", "cuda", "cuda")]
+)
+def test_recipes_decode_on_the_gpu(recipe, ngpu, train, decode):
+    lines = run("bash", recipe, "--ngpu", ngpu).ok().out.splitlines()
+    assert [line.split()[1] for line in lines] == [train, train, decode]
+    assert all(f"--ngpu {ngpu}" in line for line in lines)
+    assert lines[2] == (
+        f"on {decode} JOB=1:2 exp/one/decode_test/log/decode.JOB.log fedtools decode exp/one "
+        f"data/test exp/one/decode_test --lm exp/lm --config mini.yaml --job JOB --nj 2 "
+        f"--ngpu {ngpu} --model start"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    "command", [("decode", "EXP", "DATA", "OUT"), ("rescore-best", "EXP", "OUT")]
+)
+def test_refused_without_a_gpu(cli, tmp_path, command):
+    names = [str(tmp_path / name) if name.isupper() else name for name in command]
+    result = cli(*names, "--ngpu", "1")
+    result.fails(1, "--ngpu 1, but torch sees no GPU")
+    assert result.err.count("\n") == 1
