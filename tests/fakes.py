@@ -59,16 +59,28 @@ def speaker_id(name: str) -> str:
     return hashlib.sha512(name.encode()).hexdigest()
 
 
+TINY_SECONDS = 15 * 576 / 16000
+
+
 @cache
 def tiny_mp3() -> bytes:
-    """Half a second of a tone at 16 kHz."""
+    """A tone at 16 kHz, of `TINY_SECONDS`, as Common Voice has it: without an Info frame."""
     import numpy as np
     import soundfile
 
     tone = 0.3 * np.sin(2 * np.pi * 440 * np.arange(8000) / 16000)
     file = io.BytesIO()
-    soundfile.write(file, tone, 16000, format="MP3", subtype="MPEG_LAYER_III")
-    return file.getvalue()
+    options = {"bitrate_mode": "CONSTANT", "compression_level": 0.85}
+    soundfile.write(file, tone, 16000, format="MP3", subtype="MPEG_LAYER_III", **options)
+    # 32 kbit/s: all frames have 144 bytes, and the first is the Info frame.
+    content = file.getvalue()
+    assert b"Info" in content[:144] and len(content) == 16 * 144
+    return content[144:]
+
+
+def silent_mp3(seconds: float) -> bytes:
+    """So many seconds of silence, give or take 36 ms: frames of 72 bytes and 72 ms, at 8 kHz."""
+    return b"\xff\xe3\x18\xc0".ljust(72, b"\0") * round(seconds / 0.072)
 
 
 def some_clips(
@@ -115,11 +127,12 @@ def common_voice(
         stem = f"common_voice_en_{clip.number}"
         if release == 1:
             stem = hashlib.sha512(stem.encode()).hexdigest()
-        content = {"good": tiny_mp3(), "empty": b"", "damaged": b"not an MP3 " * 50}.get(clip.audio)
+        good = tiny_mp3() if clip.seconds is None else silent_mp3(clip.seconds)
+        content = {"good": good, "empty": b"", "damaged": b"not an MP3 " * 50}.get(clip.audio)
         if content is not None:
             (language / "clips" / f"{stem}.mp3").write_bytes(content)
         if clip.audio != "missing":
-            lengths.append(f"{stem}.mp3\t{round(1000 * (clip.seconds or 0.5))}")
+            lengths.append(f"{stem}.mp3\t{round(1000 * (clip.seconds or TINY_SECONDS))}")
         cells = dict.fromkeys(columns, "")
         accent = COMMON_VOICE_TEXTS.get(clip.accent, clip.accent) if release > 6 else clip.accent
         gender = {"male": "male_masculine", "female": "female_feminine"}.get(clip.gender)

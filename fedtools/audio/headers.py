@@ -24,7 +24,9 @@ from fedtools.files.audio_files import UNKNOWN_LENGTH
 
 # SPHERE files consist of blocks of so many bytes: what fills the last one is no audio.
 _SPHERE_BLOCK = 1024
+# More than the longest frame of two channels has, of 65,535 samples of 32 bits.
 _FLAC_TAIL = 1 << 20
+_FLAC_FRAME = re.compile(rb"\xff[\xf8\xf9]")
 # Where a FLAC's header has the last four bits of something else, and 36 of the number of samples.
 _FLAC_SAMPLES = slice(21, 26)
 # By its first bytes: a decoder that begins in the middle gives other samples.
@@ -170,7 +172,7 @@ def _check_flac(file: BinaryIO) -> Checked:
     info = info[4:]
     told = int.from_bytes(info[13:18], "big") & 0xF_FFFF_FFFF
     largest = int.from_bytes(info[7:10], "big")
-    tail = max(42, size - (2 * largest + 16 if largest else _FLAC_TAIL))
+    tail = max(42, size - min(2 * largest + 16 if largest else _FLAC_TAIL, _FLAC_TAIL))
     file.seek(tail)
     there = _last_sample(file.read(), info)
     if there is None:
@@ -187,8 +189,7 @@ def _check_flac(file: BinaryIO) -> Checked:
 def _last_sample(raw: bytes, info: bytes) -> int | None:
     """The number of samples up to the end of the last FLAC frame that begins in `raw`."""
     fixed = int.from_bytes(info[2:4], "big")
-    place = len(raw)
-    while (place := max(raw.rfind(b"\xff\xf8", 0, place), raw.rfind(b"\xff\xf9", 0, place))) >= 0:
+    for place in reversed([match.start() for match in _FLAC_FRAME.finditer(raw)]):
         if found := _flac_frame(raw[place : place + 16]):
             number, samples, variable = found
             return (number if variable else number * fixed) + samples

@@ -44,14 +44,21 @@ class Stream:
     """The audio of an MP3.
 
     Attributes:
-        raw: an Info frame that tells `frames`, and the frames, nothing else.
-        frames: how many frames of audio there are.
+        lead: an Info frame that tells `frames`.
+        audio: the frames of audio, nothing else.
+        frames: how many they are.
         told: how many the file's own Info, Xing or VBRI frame tells; None without one.
     """
 
-    raw: bytes
+    lead: bytes
+    audio: bytes
     frames: int
     told: int | None
+
+    @property
+    def raw(self) -> bytes:
+        """What a decoder is given."""
+        return self.lead + self.audio
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ def read_stream(raw: bytes) -> Stream:
         raise MpegError(f"cut off: {len(frames)} frames of {told}")
     if told != len(frames) or surplus:
         info = _lead(kind, len(frames))
-    return Stream(info + b"".join(frames), len(frames), told)
+    return Stream(info, b"".join(frames), len(frames), told)
 
 
 @lru_cache(maxsize=4096)

@@ -20,12 +20,14 @@ and makes what is missing or damaged; so does the run after one that was killed.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256 as hash_of
 from pathlib import Path
 
+from fedtools.audio.mpeg import read_stream
 from fedtools.files.atomic import atomic_path, write_text
 
 # What the makers of all corpora share lies in the folder above; this one may be a link to ours.
@@ -128,21 +130,24 @@ def speak(synthesiser: Synthesiser, clip: Clip, path: Path) -> None:
     import soundfile
 
     wave = synthesiser.speak(clip.sentence, clip.speaker, clip.name)
+    encoded = io.BytesIO()
+    soundfile.write(
+        encoded,
+        wave,
+        RATE,
+        format="MP3",
+        subtype="MPEG_LAYER_III",
+        bitrate_mode="CONSTANT",
+        compression_level=0.85,
+    )
+    # As Common Voice publishes clips: without the Info frame that tells how many frames there are.
     with atomic_path(path) as temporary:
-        soundfile.write(
-            str(temporary),
-            wave,
-            RATE,
-            format="MP3",
-            subtype="MPEG_LAYER_III",
-            bitrate_mode="CONSTANT",
-            compression_level=0.85,
-        )
+        temporary.write_bytes(read_stream(encoded.getvalue()).audio)
 
 
 def write_tables(clips: list[Clip], language: Path) -> None:
     """Write validated.tsv, the three splits and clip_durations.tsv."""
-    import soundfile
+    from fedtools.audio.wave import recording_seconds
 
     header = "\t".join(COLUMNS)
     ordered = sorted(clips, key=lambda clip: (clip.speaker.client_id, clip.name))
@@ -151,7 +156,7 @@ def write_tables(clips: list[Clip], language: Path) -> None:
         write_text(language / f"{table}.tsv", "\n".join([header, *rows]) + "\n")
     lines = ["clip\tduration[ms]"]
     for clip in clips:
-        seconds = soundfile.info(str(language / "clips" / clip.name)).duration
+        seconds = recording_seconds(str(language / "clips" / clip.name))
         lines.append(f"{clip.name}\t{round(1000 * seconds)}")
     write_text(language / "clip_durations.tsv", "\n".join(lines) + "\n")
 
