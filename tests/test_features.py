@@ -276,10 +276,32 @@ def test_what_is_no_audio_is_told(tmp_path, name):
     assert name in str(caught.value)
 
 
-def test_several_channels_and_pipes_are_refused(data, tmp_path, cli):
-    soundfile.write(tmp_path / "two.wav", np.zeros((RATE, 2)), RATE)
-    set_audio(data, "s0-u0", str(tmp_path / "two.wav"))
-    cli("extract-features", data, tmp_path / "ark").fails(1, "two.wav", "2 channels", "mono")
+def test_two_channels_are_mixed_down_and_counted_once(data, tmp_path, cli):
+    left, right = (sound(0.6, seed) / 32768 for seed in (1, 2))
+    soundfile.write(tmp_path / "two.wav", np.stack([left, right], 1), RATE, subtype="DOUBLE")
+    soundfile.write(tmp_path / "mean.wav", (left + right) / 2, RATE, subtype="DOUBLE")
+    soundfile.write(tmp_path / "five.wav", np.zeros((RATE, 5)), RATE)
+    set_audio(data, "s0-u0", str(tmp_path / "mean.wav"))
+    set_audio(data, "s1-u2", str(tmp_path / "two.wav"))
+    set_audio(data, "s2-u4", str(tmp_path / "five.wav"))
+    tables = DataDir.read(data)
+    tables.segments = {utt: f"{utt} 0 -1" for utt in tables.wav_scp}
+    tables.utt2spk["s1-u2b"], tables.segments["s1-u2b"] = "s1", "s1-u2 0.1 0.5"
+    tables.text["s1-u2b"], tables.utt2client["s1-u2b"] = "SOME WORDS", "a"
+    tables.others["utt2lang"]["s1-u2b"] = "en"
+    tables.write()
+    for job in (1, 2):
+        cli("extract-features", data, tmp_path / "ark", "--job", job, "--nj", 2).ok()
+    result = cli("merge-features", data, tmp_path / "ark", "--nj", 2, "--max-drop", 0.5).ok()
+    said = "kept 6, dropped 1 (more than two channels: 1); mixed down from stereo: 2"
+    assert said in result.out
+    found = read_all(data)
+    np.testing.assert_array_equal(found["s1-u2"], found["s0-u0"])
+    assert DataDir.read(data).utt2dur["s1-u2"] == "0.600"
+    assert DataDir.read(data).utt2dur["s1-u2b"] == "0.400"
+
+
+def test_pipes_are_refused(data, tmp_path, cli):
     set_audio(data, "s0-u0", f"touch {tmp_path}/ran |")
     cli("extract-features", data, tmp_path / "ark").fails(1, "wav.scp:1: ", "pipe")
     assert not (tmp_path / "ran").exists()

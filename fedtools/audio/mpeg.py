@@ -31,6 +31,8 @@ _LAYER_3 = 0b01
 _MONO = 0b11
 # Samples by which decoders are late, which mpg123 adds to what an Info frame says.
 _DELAY = 529
+# Samples of silence to be left out: whole frames, after which mpg123 rounds as from the beginning.
+_SILENCE = 4608
 # Valid headers at the right distances, that many in a row, are audio: of a file, and after a gap.
 _ROW, _ROW_AGAIN = 3, 2
 
@@ -44,21 +46,14 @@ class Stream:
     """The audio of an MP3.
 
     Attributes:
-        lead: an Info frame that tells `frames`.
-        audio: the frames of audio, nothing else.
-        frames: how many they are.
+        raw: an Info frame that tells `frames`, and the frames, nothing else.
+        frames: how many frames of audio there are.
         told: how many the file's own Info, Xing or VBRI frame tells; None without one.
     """
 
-    lead: bytes
-    audio: bytes
+    raw: bytes
     frames: int
     told: int | None
-
-    @property
-    def raw(self) -> bytes:
-        """What a decoder is given."""
-        return self.lead + self.audio
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,7 @@ def read_stream(raw: bytes) -> Stream:
         raise MpegError(f"cut off: {len(frames)} frames of {told}")
     if told != len(frames) or surplus:
         info = _lead(kind, len(frames))
-    return Stream(info, b"".join(frames), len(frames), told)
+    return Stream(info + b"".join(frames), len(frames), told)
 
 
 @lru_cache(maxsize=4096)
@@ -241,18 +236,19 @@ def _tag(frame: bytes, kind: _Kind) -> tuple[int | None, int] | None:
 
 
 def _lead(kind: _Kind, frames: int) -> bytes:
-    """An Info frame and one of silence, after which a decoder gives all samples of the frames.
+    """An Info frame and a few of silence, after which a decoder gives all samples of the frames.
 
     By an Info frame, a decoder leaves out what the encoder says it has added, and its own delay:
-    mpg123 at least that. The frame of silence is there to be left out in its place.
+    mpg123 at least that. The frames of silence are there to be left out in its place.
     """
     index = _ROOMY[kind.lsf] << 4 | _RATES[kind.version].index(kind.rate) << 2
     header = bytes(
         (0xFF, 0xE0 | kind.version << 3 | _LAYER_3 << 1 | 1, index, _MONO * kind.mono << 6)
     )
     _, size = _parse(*header[1:])
-    told = b"Xing" + (1).to_bytes(4, "big") + (frames + 1).to_bytes(4, "big")
+    silent = _SILENCE // kind.samples
+    told = b"Xing" + (1).to_bytes(4, "big") + (frames + silent).to_bytes(4, "big")
     # LAME's name, 12 bytes of other things, and two numbers of 12 bits: samples at both ends.
-    added = (kind.samples - _DELAY << 12 | _DELAY).to_bytes(3, "big")
+    added = (_SILENCE - _DELAY << 12 | _DELAY).to_bytes(3, "big")
     info = header.ljust(kind.side, b"\0") + told + b"LAME".ljust(21, b"\0") + added
-    return info.ljust(size, b"\0") + header.ljust(size, b"\0")
+    return info.ljust(size, b"\0") + silent * header.ljust(size, b"\0")
