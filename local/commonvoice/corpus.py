@@ -53,8 +53,8 @@ class Row:
     `clip` is as it stands there until `usable` makes it a file name, `sentence` until `usable`
     makes it words; `locale` until `find_languages` makes it a language; `accents` are all that it
     names. `sift_accents` sets `name`, what the user calls the accent, "" for an accent that nobody
-    named; and `group`, which is never empty. `lengths.measure` sets `seconds`, and `opened` of a clip
-    that was read.
+    named; and `group`, which is never empty. `lengths.measure` sets `seconds`, and `opened` of a
+    clip that was read.
     """
 
     clip: str
