@@ -240,7 +240,8 @@ def test_the_language_is_the_locale_or_the_folder_or_the_option(
     ]
     corpus = common_voice(tmp_path, clips, release, name=name)
     out = tmp_path / "data"
-    result = prepare(corpus, out, "--accents", ACCENTS, *options).ok()
+    common = ("--common-sentences", "keep")
+    result = prepare(corpus, out, "--accents", ACCENTS, *options, *common).ok()
     assert set(texts_of(out)) == {"schon wurden" if language == "en" else "sch\u00f6n w\u00fcrden"}
     for part in SETS:
         assert set(DataDir.read(out / part).others["utt2lang"].values()) == {language}
@@ -368,7 +369,7 @@ def test_bad_input_is_told_in_one_line(tmp_path):
     overlapping = "a=australia,b=Austral*"
     prepare(language, out, "--accents", overlapping).fails(1, "matched by 'a' and by 'b'")
     durations = language / "clip_durations.tsv"
-    durations.write_text(durations.read_text().replace("500\n", "long\n", 1))
+    durations.write_text(durations.read_text().replace("\t576\n", "\tlong\n", 1))
     prepare(language, out, "--accents", ACCENTS).fails(1, "clip_durations.tsv:2: not a number")
     shutil.copytree(language, language.parent / "de")
     prepare(language.parent, out, "--accents", ACCENTS).fails(1, "several languages: de, en")
