@@ -26,14 +26,8 @@ def clip_of(language: Path, index: int) -> Path:
 def reasons(said: str) -> dict[str, int]:
     """The reasons of `kept N, dropped M (reason: count, ...)`."""
     listed = re.search(r"dropped \d+ \((.*)\)", said)
-    return (
-        {}
-        if not listed
-        else {
-            reason.strip(): int(count)
-            for reason, count in re.findall(r"([^,:]+): (\d+)", listed[1])
-        }
-    )
+    parts = [part.rpartition(": ") for part in listed[1].split(", ")] if listed else []
+    return {reason: int(count) for reason, _, count in parts}
 
 
 @pytest.mark.parametrize("durations", [True, False])

@@ -4,7 +4,7 @@ One rule for all formats: less than the header tells is "cut off", more is a hea
 and both are refused. A header that does not know, because it was written into a pipe, is no fault:
 all that is there is read. What is compared:
 
-WAV, RF64   bytes of the data chunk; other chunks, or the file's end, have to follow it
+WAV, RF64   bytes of the data chunk; other chunks, a tag, or the file's end have to follow it
 AIFF        the same, and its count of samples
 SPHERE      its count of samples, with the bytes
 FLAC        its count of samples, with the number that the last frame has
@@ -29,6 +29,8 @@ _FLAC_TAIL = 1 << 20
 _FLAC_FRAME = re.compile(rb"\xff[\xf8\xf9]")
 # Where a FLAC's header has the last four bits of something else, and 36 of the number of samples.
 _FLAC_SAMPLES = slice(21, 26)
+# What programs put behind a file that has no place for it.
+_TAGS = (b"TAG", b"ID3", b"APET", b"LYRI")
 # By its first bytes: a decoder that begins in the middle gives other samples.
 LOSSY = {b"OggS"}
 
@@ -110,8 +112,8 @@ def _compare_chunk(
 ) -> None:
     """Compare the length of a chunk of audio with what is there.
 
-    If no chunk follows where one should, all the rest of the file is audio. What lies behind the
-    outer chunk, which ends at `whole` by its header, is somebody else's.
+    If no chunk follows where one should, all the rest of the file is audio. `whole` is where the
+    outer chunk ends by its header.
     """
     there = min(length, size - begin)
     if there == length and not _are_chunks(file, begin + length, whole, size, order):
@@ -120,16 +122,22 @@ def _compare_chunk(
 
 
 def _are_chunks(file: BinaryIO, place: int, whole: int, size: int, order: str) -> bool:
-    """Whether chunks follow each other from a place to the end of the outer chunk."""
-    while place + 8 <= min(whole, size):
+    """Whether chunks follow each other from a place to the file's end, or a tag, or nothing."""
+    while place + 8 <= size:
         name, length = _chunk(file, place, order)
         is_name = all(0x20 <= byte < 0x7F for byte in name)
+        if name.startswith(_TAGS):
+            return True
         if not is_name and place % 2:
             place += 1
             continue
-        if not is_name or place + 8 + length > size:
-            # Zeros fill up a file; and the end of one that is cut off after its audio is not there.
-            return not any(name) or (is_name and whole > size)
+        if not is_name:
+            # Zeros fill up a file.
+            file.seek(place)
+            return not file.read().strip(b"\0")
+        if place + 8 + length > size:
+            # The end of a file that is cut off after its audio is not there.
+            return whole > size
         place += 8 + length
     return True
 
