@@ -185,7 +185,8 @@ def _source(file: BinaryIO) -> tuple[int | BinaryIO, int | None]:
         file.seek(0)
         return io.BytesIO(read_stream(file.read(MAX_BYTES)).raw), None
     source, frames = check(file)
-    if source is not file or isinstance(file, io.BytesIO):
+    if isinstance(source, io.BytesIO):
+        source.seek(0)
         return source, frames
     os.lseek(file.fileno(), 0, os.SEEK_SET)
     return file.fileno(), frames
