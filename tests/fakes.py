@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from mp3s import TINY_SECONDS, silent_mp3, tiny_mp3
+
 # --- Common Voice --------------------------------------------------------------------------------
 
 _OLD = "client_id path sentence up_votes down_votes age gender accent"
@@ -57,32 +59,6 @@ class Clip:
 def speaker_id(name: str) -> str:
     """A client_id as Common Voice has it: 128 hexadecimal digits."""
     return hashlib.sha512(name.encode()).hexdigest()
-
-
-TINY_SECONDS = 16 * 576 / 16000
-# What ffmpeg writes before the frames, and so real clips have.
-ID3 = b"ID3\x04\0\0\0\0\0\x23TSSE\0\0\0\x0f\0\0\x03Lavf57.83.100\0" + bytes(10)
-
-
-@cache
-def tiny_mp3() -> bytes:
-    """A tone at 16 kHz, of `TINY_SECONDS`, with a tag and no Info frame, as Common Voice has it."""
-    import numpy as np
-    import soundfile
-
-    tone = 0.3 * np.sin(2 * np.pi * 440 * np.arange(8000) / 16000)
-    file = io.BytesIO()
-    options = {"bitrate_mode": "CONSTANT", "compression_level": 0.85}
-    soundfile.write(file, tone, 16000, format="MP3", subtype="MPEG_LAYER_III", **options)
-    # 32 kbit/s: all frames have 144 bytes.
-    content = file.getvalue()
-    assert b"Info" not in content and len(content) == 16 * 144
-    return ID3 + content
-
-
-def silent_mp3(seconds: float) -> bytes:
-    """So many seconds of silence, give or take 36 ms: frames of 72 bytes and 72 ms, at 8 kHz."""
-    return b"\xff\xe3\x18\xc0".ljust(72, b"\0") * round(seconds / 0.072)
 
 
 def some_clips(

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Result, run
-from fakes import TINY_SECONDS, Clip, common_voice, some_clips, speaker_id
+from fakes import Clip, common_voice, some_clips, speaker_id
 from hypothesis import given
 from hypothesis import strategies as st
+from mp3s import TINY_SECONDS
 
 from fedtools.files.datadir import DataDir
 from fedtools.files.validate import validate_data_dir

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from fakes import ID3, TINY_SECONDS, common_voice, silent_mp3, some_clips, tiny_mp3
+from fakes import common_voice, some_clips
+from mp3s import ID3, TINY_SECONDS, silent_mp3, tiny_mp3
 from test_commonvoice import ACCENTS, content, prepare
 
 from fedtools.files.datadir import DataDir

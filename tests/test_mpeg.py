@@ -12,9 +12,9 @@ import miniaudio
 import numpy as np
 import pytest
 import soundfile
-from fakes import ID3, silent_mp3
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mp3s import ID3, frames_of, silent_mp3
 
 from fedtools.audio.mpeg import MpegError, read_stream
 from fedtools.audio.wave import AudioError, Wave, describe_recording, read_wave
@@ -32,27 +32,6 @@ FRAMES = [
     ("ffe320c0", 104, 576, 11_025),
     ("ffe318c0", 72, 576, 8_000),
 ]
-# kbit/s and Hz by index, as the standards list them.
-KBITS = {
-    1: [0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320],
-    2: [0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160],
-}
-HERTZ = {1: [44_100, 48_000, 32_000], 2: [22_050, 24_000, 16_000], 0: [11_025, 12_000, 8_000]}
-
-
-def frames_of(raw: bytes) -> list[bytes]:
-    """Every frame of a faultless file without tags, found one after the other."""
-    place, frames = 0, []
-    while place < len(raw):
-        assert raw[place] == 0xFF and raw[place + 1] & 0xE6 == 0xE2
-        version = {3: 1, 2: 2, 0: 0}[raw[place + 1] >> 3 & 3]
-        rate = HERTZ[version][raw[place + 2] >> 2 & 3]
-        bits = 1000 * KBITS[version or 2][raw[place + 2] >> 4]
-        size = (144 if version == 1 else 72) * bits // rate + (raw[place + 2] >> 1 & 1)
-        frames.append(raw[place : place + size])
-        place += size
-    assert place == len(raw)
-    return frames
 
 
 def tones(rate: int, channels: int, seconds: float = 0.7) -> np.ndarray:

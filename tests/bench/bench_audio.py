@@ -23,16 +23,16 @@ import numpy as np
 import soundfile
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.append(str(ROOT / "tests"))
+
+from mp3s import ID3, frames_of  # noqa: E402
+
 FORMATS = {"mp3": "MP3", "wav": "WAV", "flac": "FLAC", "sphere": "NIST", "aiff": "AIFF"}
 RATE = 48_000
 
 
 def write_clips(folder: Path, count: int) -> dict[str, tuple[list[Path], list[Path]]]:
     """Format -> the clips that we read, and those that libsndfile reads; 3 to 6 s each."""
-    sys.path.append(str(ROOT / "tests"))
-    from fakes import ID3
-    from test_mpeg import frames_of
-
     random = np.random.default_rng(0)
     clips: dict[str, tuple[list[Path], list[Path]]] = {}
     for name, kind in FORMATS.items():
