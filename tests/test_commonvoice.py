@@ -241,8 +241,8 @@ def test_the_language_is_the_locale_or_the_folder_or_the_option(
     ]
     corpus = common_voice(tmp_path, clips, release, name=name)
     out = tmp_path / "data"
-    common = ("--common-sentences", "keep")
-    result = prepare(corpus, out, "--accents", ACCENTS, *options, *common).ok()
+    same = ("--common-sentences", "keep")
+    result = prepare(corpus, out, "--accents", ACCENTS, *same, *options).ok()
     assert set(texts_of(out)) == {"schon wurden" if language == "en" else "sch\u00f6n w\u00fcrden"}
     for part in SETS:
         assert set(DataDir.read(out / part).others["utt2lang"].values()) == {language}
