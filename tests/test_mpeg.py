@@ -107,6 +107,16 @@ def test_all_samples_are_read_with_and_without_an_info_frame(tmp_path, rate, cha
     np.testing.assert_allclose(late, expected[: len(late)], atol=1e-4)
 
 
+@pytest.mark.parametrize("rate", [48_000, 16_000])
+def test_what_libsndfile_reads_to_the_end_has_the_same_bits(tmp_path, rate):
+    # Of one bit rate and without a tag, its estimate from the file's size is right.
+    frames = b"".join(bare(rate, 1, "CONSTANT"))
+    sizes = {len(frame) for frame in bare(rate, 1, "CONSTANT")}
+    expected = soundfile.read(io.BytesIO(frames), dtype="float32")[0]
+    assert len(sizes) == 1
+    np.testing.assert_array_equal(read(tmp_path, ID3 + frames).samples, expected)
+
+
 def test_a_segment_is_a_slice_of_an_mp3_without_an_info_frame(tmp_path):
     whole = read(tmp_path, b"".join(bare())).samples
     for start, end in ((0.0, 0.2), (0.31, 0.53), (0.5, -1)):
