@@ -59,6 +59,7 @@ setup(
         "test": [
             "hypothesis>=6.100",
             "jiwer>=4.0",
+            "miniaudio>=1.60",
             # Up to 0.14.1, its noise of small scales is not discrete Laplace noise.
             "opendp>=0.15",
             "psutil>=5.9",

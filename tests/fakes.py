@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from mp3s import TINY_SECONDS, silent_mp3, tiny_mp3
+
 # --- Common Voice --------------------------------------------------------------------------------
 
 _OLD = "client_id path sentence up_votes down_votes age gender accent"
@@ -59,18 +61,6 @@ def speaker_id(name: str) -> str:
     return hashlib.sha512(name.encode()).hexdigest()
 
 
-@cache
-def tiny_mp3() -> bytes:
-    """Half a second of a tone at 16 kHz."""
-    import numpy as np
-    import soundfile
-
-    tone = 0.3 * np.sin(2 * np.pi * 440 * np.arange(8000) / 16000)
-    file = io.BytesIO()
-    soundfile.write(file, tone, 16000, format="MP3", subtype="MPEG_LAYER_III")
-    return file.getvalue()
-
-
 def some_clips(
     speakers: int = 4, each: int = 2, accents: Iterable[str] | None = None
 ) -> list[Clip]:
@@ -115,11 +105,12 @@ def common_voice(
         stem = f"common_voice_en_{clip.number}"
         if release == 1:
             stem = hashlib.sha512(stem.encode()).hexdigest()
-        content = {"good": tiny_mp3(), "empty": b"", "damaged": b"not an MP3 " * 50}.get(clip.audio)
+        good = tiny_mp3() if clip.seconds is None else silent_mp3(clip.seconds)
+        content = {"good": good, "empty": b"", "damaged": b"not an MP3 " * 50}.get(clip.audio)
         if content is not None:
             (language / "clips" / f"{stem}.mp3").write_bytes(content)
         if clip.audio != "missing":
-            lengths.append(f"{stem}.mp3\t{round(1000 * (clip.seconds or 0.5))}")
+            lengths.append(f"{stem}.mp3\t{round(1000 * (clip.seconds or TINY_SECONDS))}")
         cells = dict.fromkeys(columns, "")
         accent = COMMON_VOICE_TEXTS.get(clip.accent, clip.accent) if release > 6 else clip.accent
         gender = {"male": "male_masculine", "female": "female_feminine"}.get(clip.gender)

@@ -242,7 +242,7 @@ def test_a_wave_file_written_into_a_pipe_has_no_length_and_is_read(tmp_path):
     raw = (tmp_path / "whole.wav").read_bytes()
     unknown = b"\xff\xff\xff\x7f"
     (tmp_path / "piped.wav").write_bytes(raw[:4] + unknown + raw[8:40] + unknown + raw[44:])
-    samples, _ = read_wave(str(tmp_path / "piped.wav"))
+    samples = read_wave(str(tmp_path / "piped.wav")).samples
     np.testing.assert_array_equal(samples * 32768, sound(1))
 
 
@@ -276,10 +276,32 @@ def test_what_is_no_audio_is_told(tmp_path, name):
     assert name in str(caught.value)
 
 
-def test_several_channels_and_pipes_are_refused(data, tmp_path, cli):
-    soundfile.write(tmp_path / "two.wav", np.zeros((RATE, 2)), RATE)
-    set_audio(data, "s0-u0", str(tmp_path / "two.wav"))
-    cli("extract-features", data, tmp_path / "ark").fails(1, "two.wav", "2 channels", "mono")
+def test_two_channels_are_mixed_down_and_counted_once(data, tmp_path, cli):
+    left, right = (sound(0.6, seed) / 32768 for seed in (1, 2))
+    soundfile.write(tmp_path / "two.wav", np.stack([left, right], 1), RATE, subtype="DOUBLE")
+    soundfile.write(tmp_path / "mean.wav", (left + right) / 2, RATE, subtype="DOUBLE")
+    soundfile.write(tmp_path / "five.wav", np.zeros((RATE, 5)), RATE)
+    set_audio(data, "s0-u0", str(tmp_path / "mean.wav"))
+    set_audio(data, "s1-u2", str(tmp_path / "two.wav"))
+    set_audio(data, "s2-u4", str(tmp_path / "five.wav"))
+    tables = DataDir.read(data)
+    tables.segments = {utt: f"{utt} 0 -1" for utt in tables.wav_scp}
+    tables.utt2spk["s1-u2b"], tables.segments["s1-u2b"] = "s1", "s1-u2 0.1 0.5"
+    tables.text["s1-u2b"], tables.utt2client["s1-u2b"] = "SOME WORDS", "a"
+    tables.others["utt2lang"]["s1-u2b"] = "en"
+    tables.write()
+    for job in (1, 2):
+        cli("extract-features", data, tmp_path / "ark", "--job", job, "--nj", 2).ok()
+    result = cli("merge-features", data, tmp_path / "ark", "--nj", 2, "--max-drop", 0.5).ok()
+    said = "kept 6, dropped 1 (more than two channels: 1); mixed down from stereo: 2"
+    assert said in result.out
+    found = read_all(data)
+    np.testing.assert_array_equal(found["s1-u2"], found["s0-u0"])
+    assert DataDir.read(data).utt2dur["s1-u2"] == "0.600"
+    assert DataDir.read(data).utt2dur["s1-u2b"] == "0.400"
+
+
+def test_pipes_are_refused(data, tmp_path, cli):
     set_audio(data, "s0-u0", f"touch {tmp_path}/ran |")
     cli("extract-features", data, tmp_path / "ark").fails(1, "wav.scp:1: ", "pipe")
     assert not (tmp_path / "ran").exists()
@@ -290,8 +312,8 @@ def test_several_channels_and_pipes_are_refused(data, tmp_path, cli):
 def test_a_segment_is_a_slice_of_its_recording(tmp_path, kind):
     file = tmp_path / f"long.{kind}"
     soundfile.write(file, sound(2), RATE)
-    whole, rate = read_wave(str(file))
-    assert rate == RATE and whole.dtype == np.float32 and np.abs(whole).max() <= 1
+    whole, rate, channels = read_wave(str(file))
+    assert rate == RATE and channels == 1 and whole.dtype == np.float32 and np.abs(whole).max() <= 1
     for start, end in ((0.0, 0.5), (0.73, 1.31), (1.5, -1), (1.0, 2.4)):
         first, last = int(start * rate), len(whole) if end == -1 else int(end * rate)
         np.testing.assert_array_equal(read_wave(str(file), start, end)[0], whole[first:last])

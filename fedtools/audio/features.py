@@ -1,10 +1,10 @@
 """Features on disk: Kaldi's make_fbank.sh and make_mfcc.sh, for data directories with clients.
 
-Every job writes `feats.J.ark` and `feats.J.scp` (and the small tables `utt2dur.J`, `dropped.J`)
-under the ark directory; merging checks that all are whole and makes them `feats.scp` of the data
-directory. Utterances are written client by client, so that the data of one client are one read. A
-matrix' bytes depend on its audio and on the options alone, not on the number of jobs. A job that
-was killed leaves no scp, and is done again from its start.
+Every job writes `feats.J.ark` and `feats.J.scp` (and the small tables `utt2dur.J`, `mixed.J` and
+`dropped.J`) under the ark directory; merging checks that all are whole and makes them `feats.scp`
+of the data directory. Utterances are written client by client, so that the data of one client are
+one read. A matrix' bytes depend on its audio and on the options alone, not on the number of jobs. A
+job that was killed leaves no scp, and is done again from its start.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tqdm import tqdm
 
 from fedtools.audio.wave import AudioError, read_wave, resample
 from fedtools.files.ark import AUTOMATIC, FeatureReader, write_ark
+from fedtools.files.audio_files import audio_place
 from fedtools.files.datadir import (
     DataDir,
-    audio_file,
     byte_order,
     parse_segment,
     read_table,
@@ -58,15 +58,19 @@ class FeatureConfig:
 
 @dataclass
 class Extraction:
-    """What became of the utterances: kept ones, and the counts of dropped ones by reason."""
+    """What became of the utterances: how many were kept, how many of these were mixed down from
+    two channels, and the counts of dropped ones by reason.
+    """
 
     kept: int
+    mixed: int
     dropped: Counter[str]
 
     def __str__(self) -> str:
         reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(self.dropped.items()))
         total = f"kept {self.kept}, dropped {self.dropped.total()}"
-        return f"{total} ({reasons})" if reasons else total
+        mixed = f"; mixed down from stereo: {self.mixed}" if self.mixed else ""
+        return f"{total} ({reasons}){mixed}" if reasons else f"{total}{mixed}"
 
 
 def compute(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
@@ -132,14 +136,14 @@ def extract_features(
     Args:
         data_dir: needs utt2spk and wav.scp; segments, utt2client, utt2speed and utt2volume are used
             where there are any.
-        ark_dir: receives feats.JOB.ark, feats.JOB.scp, utt2dur.JOB and dropped.JOB.
+        ark_dir: receives feats.JOB.ark, feats.JOB.scp, utt2dur.JOB, mixed.JOB and dropped.JOB.
         config: the options of the features.
         job: which share, from 1 to `jobs`: consecutive utterances of `client_order`.
         jobs: into how many shares of equal length the data directory is cut.
         compress: see `write_ark`.
 
     Raises:
-        UserError: if the tables do not fit together, or audio has several channels.
+        UserError: if the tables do not fit together.
     """
     data, ark_dir = DataDir.read(data_dir), Path(ark_dir)
     order = client_order(data)
@@ -154,13 +158,14 @@ def extract_features(
 
     durations: dict[str, str] = {}
     dropped: dict[str, str] = {}
+    mixed: dict[str, str] = {}
     upsampled = 0
 
     def matrices() -> Iterator[tuple[str, np.ndarray]]:
         nonlocal upsampled
         for utt in progress(share, "utterances"):
             try:
-                samples, recorded = read_wave(*places[utt])
+                samples, recorded, channels = read_wave(*places[utt])
                 # As sox' `speed`: samples that come faster, which then are resampled once.
                 rate = recorded * speeds[utt]
                 heard = resample(samples, rate, config.sample_rate) * np.float32(volumes[utt])
@@ -175,6 +180,8 @@ def extract_features(
                 continue
             upsampled += recorded < config.sample_rate
             durations[utt] = f"{len(samples) / rate:.3f}"
+            if channels > 1:
+                mixed[utt] = str(channels)
             yield utt, features
 
     kind = AUTOMATIC if compress else None
@@ -183,9 +190,10 @@ def extract_features(
         below = f"recorded below {config.sample_rate} Hz, so that the upper filters are empty"
         print(f"warning: {upsampled} utterances were {below}", file=sys.stderr)
     write_table(ark_dir / f"utt2dur.{job}", durations)
+    write_table(ark_dir / f"mixed.{job}", mixed)
     write_table(ark_dir / f"dropped.{job}", dropped)
     write_table(ark_dir / f"feats.{job}.scp", scp)
-    return Extraction(len(scp), Counter(dropped.values()))
+    return Extraction(len(scp), len(mixed), Counter(dropped.values()))
 
 
 def merge_features(
@@ -194,7 +202,7 @@ def merge_features(
     """Make the features of all jobs the features of the data directory.
 
     Checks every matrix against its file, takes the dropped utterances out of all tables of the
-    data directory, and writes feats.scp, utt2num_frames, and utt2dur if there is none.
+    data directory, and writes feats.scp, utt2num_frames, and utt2dur as it was measured.
 
     Args:
         data_dir: as for `extract_features`.
@@ -210,14 +218,16 @@ def merge_features(
     scp: dict[str, str] = {}
     durations: dict[str, str] = {}
     dropped: dict[str, str] = {}
+    mixed: dict[str, str] = {}
     for job in range(1, jobs + 1):
         if not (path := ark_dir / f"feats.{job}.scp").exists():
             raise UserError("not there", path=path, remedy=f"job {job} of {jobs} has to run first")
         scp.update(read_table(path))
         durations.update(read_table(ark_dir / f"utt2dur.{job}"))
+        mixed.update(read_table(ark_dir / f"mixed.{job}"))
         dropped.update(read_table(ark_dir / f"dropped.{job}"))
     _check_complete(data, ark_dir, scp, dropped, jobs)
-    extraction = Extraction(len(scp), Counter(dropped.values()))
+    extraction = Extraction(len(scp), len(mixed), Counter(dropped.values()))
     if not scp or len(dropped) > max_drop * (len(scp) + len(dropped)):
         remedy = f"see {ark_dir}/dropped.*, mend the audio or raise --max-drop"
         raise UserError(f"{extraction}: over {max_drop:.1%}", path=data_dir, remedy=remedy)
@@ -228,7 +238,7 @@ def merge_features(
         print(f"{data_dir}: no usable utterance of {some(gone)}: left out", file=sys.stderr)
     data.feats_scp = scp
     data.utt2num_frames = {utt: str(count) for utt, count in frames.items()}
-    data.utt2dur = data.utt2dur or durations
+    data.utt2dur = durations
     data.write()
     return extraction
 
@@ -252,7 +262,7 @@ def progress(items: Sequence[str], what: str) -> Iterator[str]:
 def audio_places(data: DataDir, utts: list[str]) -> dict[str, tuple]:
     """utterance -> the arguments of `read_wave`."""
     for number, spec in enumerate(data.wav_scp.values(), 1):
-        audio_file(spec, data.path / "wav.scp", number)
+        audio_place(spec, data.path / "wav.scp", number)
     line = {utt: number for number, utt in enumerate(data.segments, 1)}
     places: dict[str, tuple] = {}
     for utt in utts:

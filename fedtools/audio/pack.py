@@ -20,7 +20,8 @@ from fedtools.audio.features import (
     progress,
 )
 from fedtools.audio.speech_end import end_of_speech
-from fedtools.audio.wave import AudioError, read_wave, resample
+from fedtools.audio.wave import AudioError, Wave, read_wave, resample
+from fedtools.files.audio_files import audio_place
 from fedtools.files.clips import (
     RATE,
     Clip,
@@ -28,7 +29,7 @@ from fedtools.files.clips import (
     read_classes,
     write_clips,
 )
-from fedtools.files.datadir import DataDir, audio_file, read_table
+from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
 from fedtools.files.perturb import SPEED_TABLE
 
@@ -48,6 +49,7 @@ class Packing:
     clips: int = 0
     clients: int = 0
     classes: int = 0
+    mixed: int = 0
     padded: int = 0
     cut: int = 0
     noise_samples: int = 0
@@ -66,8 +68,8 @@ class Packing:
 
     @property
     def extraction(self) -> Extraction:
-        """How many clips were kept, and how many dropped, by reason."""
-        return Extraction(self.clips, self.dropped)
+        """How many clips were kept, mixed down, and dropped by reason."""
+        return Extraction(self.clips, self.mixed, self.dropped)
 
 
 def pack_clips(
@@ -96,9 +98,9 @@ def pack_clips(
         clip_seconds: the length of a clip.
 
     Raises:
-        UserError: if the tables do not fit together, a label is no class, audio has several
-            channels, noise cannot be read or is shorter than a clip, or more than `max_drop` or
-            all clips were dropped. What lies in `folder` is then as it was.
+        UserError: if the tables do not fit together, a label is no class, noise cannot be read or
+            is shorter than a clip, or more than `max_drop` or all clips were dropped. What lies in
+            `folder` is then as it was.
     """
     data, names = DataDir.read(data_dir), read_classes(classes)
     data.utt2client = data.utt2client or data.utt2spk
@@ -109,8 +111,10 @@ def pack_clips(
         raise UserError("no utterances", path=data.path / "utt2spk")
     _check_labels(data, names, classes)
     length = round(clip_seconds * RATE)
-    recordings = _noise(noise, length)
+    waves = _noise(noise, length)
+    recordings = [wave.samples for wave in waves]
     done = Packing(length, classes=len(names), noise_samples=sum(map(len, recordings)))
+    done.mixed = sum(wave.channels > 1 for wave in waves)
 
     def clips() -> Iterator[Clip]:
         yield from _clips(data, done)
@@ -131,7 +135,7 @@ def _clips(data: DataDir, done: Packing) -> Iterator[Clip]:
     upsampled, clients = 0, set()
     for utt in progress(order, "clips"):
         try:
-            wave, rate = _wave(*places[utt])
+            wave, rate, channels = _wave(*places[utt])
         except AudioError as error:
             done.dropped[error.reason] += 1
             if done.dropped.total() <= MESSAGES_SHOWN:
@@ -139,6 +143,7 @@ def _clips(data: DataDir, done: Packing) -> Iterator[Clip]:
             continue
         upsampled += rate < RATE
         done.clips += 1
+        done.mixed += channels > 1
         done.padded += len(wave) < done.length
         if len(wave) > done.length:
             done.cut += 1
@@ -163,21 +168,22 @@ def _check_labels(data: DataDir, classes: list[str], path: str | Path) -> None:
             raise UserError(problem, path=data.path / "text", line=line, remedy=remedy)
 
 
-def _noise(table: str | Path | None, length: int) -> list[np.ndarray]:
-    """All recordings of background noise, a few minutes in all: int16 (N,) each."""
+def _noise(table: str | Path | None, length: int) -> list[Wave]:
+    """All recordings of background noise, a few minutes in all, as of `_wave`."""
     recordings = []
     for line, spec in enumerate(read_table(table).values() if table else (), 1):
-        audio_file(spec, table, line)
-        recordings.append(_wave(spec)[0])
-    check_noise(sum(map(len, recordings)), table or "", length)
+        audio_place(spec, table, line)
+        recordings.append(_wave(spec))
+    check_noise(sum(len(wave.samples) for wave in recordings), table or "", length)
     return recordings
 
 
-def _wave(spec: str, *interval: float) -> tuple[np.ndarray, int]:
-    """int16 (N,) at `RATE`, N > 0, and the sample rate of the file; errors as of `read_wave`."""
-    samples, rate = read_wave(spec, *interval)
+def _wave(spec: str, *interval: float) -> Wave:
+    """int16 (N,) at `RATE`, N > 0, with the file's rate and channels; errors as of `read_wave`."""
+    wave = read_wave(spec, *interval)
+    samples, rate = wave.samples, wave.rate
     samples = np.rint(resample(samples, rate, RATE) * INT16_SCALE)
     if not len(samples):
         raise AudioError("no samples", "the recording has no samples", path=spec)
     # Resampling can overshoot full scale.
-    return samples.clip(-32768, 32767).astype("<i2"), rate
+    return wave._replace(samples=samples.clip(-32768, 32767).astype("<i2"))

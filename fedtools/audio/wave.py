@@ -1,31 +1,43 @@
-"""Reading audio: WAV, FLAC, MP3 and SPHERE through libsndfile, whole or a segment, mono only."""
+"""Reading audio: WAV, RF64, AIFF, FLAC, MP3, SPHERE and Ogg, whole or a segment, as mono.
+
+libsndfile decodes; how much there is to decode is checked first, for every format by one rule (see
+`fedtools.audio.headers` and `fedtools.audio.mpeg`). Two channels become their mean, and the caller
+is told, to count them. A recording of more than two (microphone arrays, surround sound) is refused:
+in which of them the speech is, only the corpus' owner knows, and a mean of all would blur it.
+"""
 
 from __future__ import annotations
 
 import functools
-import re
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import soundfile
 import soxr
 
-from fedtools.files.datadir import MAX_OVERSHOOT, audio_file
+from fedtools.audio.headers import CHECKS, LOSSY, LengthError
+from fedtools.audio.mpeg import MpegError, read_stream
+from fedtools.files.audio_files import AudioPlace, audio_place, open_entry
+from fedtools.files.datadir import MAX_OVERSHOOT
 from fedtools.files.errors import UserError
 from fedtools.files.lines import open_input
 
 # A damaged header must not make us allocate more than 2 GiB (9 hours at 16 kHz).
 MAX_SAMPLES = 1 << 29
+# Nor a file that is read whole before it is decoded.
+MAX_BYTES = 1 << 31
 SAMPLE_RATES = range(4_000, 384_001)
-# What programs that write into a pipe put for a length that they do not know yet.
-UNKNOWN_LENGTH = 0x7FFF_0000
-_CUT_OFF = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 
 
 class AudioError(UserError):
     """One recording or segment cannot be used; `reason` is the name to count it under."""
 
-    def __init__(self, reason: str, problem: str, *, path: str | Path | None = None):
+    def __init__(self, reason: str, problem: str, *, path: str | Path | AudioPlace | None = None):
         super().__init__(problem, path=path)
         self.reason = reason
 
@@ -33,53 +45,64 @@ class AudioError(UserError):
 _unreadable = functools.partial(AudioError, "unreadable audio")
 
 
-def read_wave(
-    spec: str, start: float | None = None, end: float | None = None
-) -> tuple[np.ndarray, int]:
+class Wave(NamedTuple):
+    """Audio as it was recorded, mixed down to one channel.
+
+    Attributes:
+        samples: float32 (N,); in [-1, 1) but for what a lossy format overshoots.
+        rate: in Hz.
+        channels: how many there were, 1 or 2.
+    """
+
+    samples: np.ndarray
+    rate: int
+    channels: int
+
+
+class Recording(NamedTuple):
+    """What is known of a recording before it is decoded."""
+
+    seconds: float
+    channels: int
+
+
+def read_wave(spec: str, start: float | None = None, end: float | None = None) -> Wave:
     """Read a recording, or a segment of it, at its own sample rate.
 
     Args:
-        spec: the value in wav.scp: a file name, relative to the current directory if not absolute.
+        spec: the value in wav.scp: a file name, relative to the current directory if not absolute,
+            or a place in an ark.
         start: the segment's start in seconds; None for the whole recording.
         end: the segment's end in seconds; None or -1 for the recording's end. Up to
             `MAX_OVERSHOOT` beyond the recording, it is the recording's end.
 
-    Returns:
-        Samples, float32 in [-1, 1), shape (N,), and the sample rate in Hz.
-
     Raises:
-        AudioError: if this recording is missing, empty, unreadable or cut off, or the segment is
-            not within it.
-        UserError: if the audio has several channels, or `spec` is a pipe.
+        AudioError: if this recording is missing, empty, unreadable, cut off or of more than two
+            channels, or the segment is not within it.
+        UserError: if `spec` is a pipe, or otherwise no place of audio.
     """
-    path = audio_file(spec)
+    place = audio_place(spec)
     if start is None:
-        return _read(path, 0, None)
-    with _open(path) as file:
-        rate, frames, format_ = file.samplerate, file.frames, file.format
-    # Truncation towards zero, as Kaldi's extract-segments does it.
-    first = int(start * rate)
-    last = frames if end is None or end == -1 else int(end * rate)
-    if not 0 <= first < last or first >= frames or last > frames + MAX_OVERSHOOT * rate:
-        length = f"{frames / rate:.2f} s"
-        raise AudioError(
-            "segment outside of its recording",
-            f"the segment {start} to {end} is not within {length} of audio",
-            path=path,
-        )
-    last = min(last, frames)
-    if format_ == "MP3":
+        return _read_whole(place)
+    if not _seeks(place):
         # A decoder that jumps into an MP3 lacks the bits kept in earlier frames, and says so on
         # stderr for every segment: decode from the start, once for the segments of a recording.
-        samples, rate = _whole_recording(path)
-        return samples[first:last].copy(), rate
-    return _read(path, first, last)
+        wave = _last_whole(place)
+        first, last = _interval(place, start, end, wave.rate, len(wave.samples))
+        return wave._replace(samples=wave.samples[first:last].copy())
+    with _opened(place) as (sound, frames):
+        return _read(sound, place, *_interval(place, start, end, sound.samplerate, frames))
+
+
+def describe_recording(spec: str) -> Recording:
+    """The length and channels of a recording, not decoded; errors as of `read_wave`."""
+    with _opened(audio_place(spec)) as (sound, frames):
+        return Recording(frames / sound.samplerate, sound.channels)
 
 
 def recording_seconds(spec: str) -> float:
-    """The length of a recording in seconds, from its header; errors as of `read_wave`."""
-    with _open(audio_file(spec)) as file:
-        return file.frames / file.samplerate
+    """The length of a recording in seconds, as of `describe_recording`."""
+    return describe_recording(spec).seconds
 
 
 def resample(samples: np.ndarray, rate: float, target: int) -> np.ndarray:
@@ -87,49 +110,111 @@ def resample(samples: np.ndarray, rate: float, target: int) -> np.ndarray:
     return samples if rate == target else soxr.resample(samples, rate, target, quality="HQ")
 
 
-def _open(path: Path) -> soundfile.SoundFile:
+def _interval(
+    place: AudioPlace, start: float, end: float | None, rate: int, frames: int
+) -> tuple[int, int]:
+    """First sample of a segment, and the one after its last."""
+    # Truncation towards zero, as Kaldi's extract-segments does it.
+    first = int(start * rate)
+    last = frames if end is None or end == -1 else int(end * rate)
+    if not 0 <= first < last or first >= frames or last > frames + MAX_OVERSHOOT * rate:
+        raise AudioError(
+            "segment outside of its recording",
+            f"the segment {start} to {end} is not within {frames / rate:.2f} s of audio",
+            path=place,
+        )
+    return first, min(last, frames)
+
+
+def _seeks(place: AudioPlace) -> bool:
+    """Whether a segment is read without what comes before it."""
+    if place.offset is not None:
+        return False
+    with _file(place) as file:
+        return file.read(4) in CHECKS.keys() - LOSSY
+
+
+@contextmanager
+def _file(place: AudioPlace) -> Iterator[BinaryIO]:
+    """Open a file of audio, or the content of an ark at a place."""
     try:
-        with open_input(path) as opened:
-            if not opened.read(1):
-                raise AudioError("empty file", "the audio file has no bytes", path=path)
-        file = soundfile.SoundFile(path)
-    except AudioError:
-        raise
+        if place.offset is None:
+            file = open_input(place.path)
+        else:
+            ark, begin, length = open_entry(place)
+            with ark:
+                file = io.BytesIO(os.pread(ark.fileno(), length, begin))
     except UserError as error:
-        raise AudioError("no such file", str(error)) from None
-    except (soundfile.LibsndfileError, TypeError) as error:
-        # soundfile takes *.raw for headerless audio, and raises TypeError for want of its rate.
-        reason = getattr(error, "error_string", "no header")
-        raise _unreadable(f"not audio: {reason}", path=path) from None
-    if file.channels != 1:
-        problem = f"{file.channels} channels of audio"
-        remedy = "make it mono, for example: sox in.wav out.wav remix 1"
-        raise UserError(problem, path=path, remedy=remedy)
-    if file.samplerate not in SAMPLE_RATES:
-        raise _unreadable(f"a sample rate of {file.samplerate} Hz", path=path)
-    said = _CUT_OFF.search(file.extra_info)
-    if said and int(said[2]) < int(said[1]) < UNKNOWN_LENGTH:
-        raise _unreadable(f"cut off: {said[2]} bytes of audio of {said[1]}", path=path)
-    return file
+        reason = "unreadable audio" if place.path.is_file() else "no such file"
+        raise AudioError(reason, str(error)) from None
+    with file:
+        yield file
 
 
-def _read(path: Path, first: int, last: int | None) -> tuple[np.ndarray, int]:
-    with _open(path) as file:
-        count = (file.frames if last is None else last) - first
-        if count > MAX_SAMPLES:
-            raise _unreadable(f"{count} samples are too many", path=path)
+@contextmanager
+def _opened(place: AudioPlace) -> Iterator[tuple[soundfile.SoundFile, int]]:
+    """Open a recording, and say how many samples of each channel there are."""
+    with _file(place) as file:
+        if not file.read(1):
+            raise AudioError("empty file", "the audio file has no bytes", path=place)
         try:
-            file.seek(first)
-            samples = file.read(count, dtype="float32")
+            source, frames = _source(file)
+            sound = soundfile.SoundFile(source, closefd=False)
+        except (LengthError, MpegError) as error:
+            raise _unreadable(str(error), path=place) from None
         except soundfile.LibsndfileError as error:
-            raise _unreadable(f"damaged: {error.error_string}", path=path) from None
-        if len(samples) < count:
-            raise _unreadable(f"cut off: {len(samples)} samples of {count}", path=path)
-        if not np.isfinite(samples).all():
-            raise _unreadable("samples that are not finite", path=path)
-        return samples, file.samplerate
+            raise _unreadable(f"not audio: {error.error_string}", path=place) from None
+        with sound:
+            if sound.samplerate not in SAMPLE_RATES:
+                raise _unreadable(f"a sample rate of {sound.samplerate} Hz", path=place)
+            if sound.channels > 2:
+                problem = f"{sound.channels} channels of audio"
+                raise AudioError("more than two channels", problem, path=place)
+            yield sound, sound.frames if frames is None else frames
 
 
-@functools.lru_cache(maxsize=1)
-def _whole_recording(path: Path) -> tuple[np.ndarray, int]:
-    return _read(path, 0, None)
+def _source(file: BinaryIO) -> tuple[int | BinaryIO, int | None]:
+    """What libsndfile is to read, and how many samples of it; None for all that it knows of.
+
+    It is the opened file itself wherever the header is right. `LengthError` and `MpegError` are of
+    a length that is not, and of what is no audio.
+    """
+    file.seek(0)
+    check = CHECKS.get(file.read(4))
+    if check is None:
+        file.seek(0)
+        return io.BytesIO(read_stream(file.read(MAX_BYTES)).raw), None
+    source, frames = check(file)
+    if isinstance(source, io.BytesIO):
+        source.seek(0)
+        return source, frames
+    os.lseek(file.fileno(), 0, os.SEEK_SET)
+    return file.fileno(), frames
+
+
+def _read_whole(place: AudioPlace) -> Wave:
+    with _opened(place) as (sound, frames):
+        return _read(sound, place, 0, frames)
+
+
+_last_whole = functools.lru_cache(maxsize=1)(_read_whole)
+
+
+def _read(sound: soundfile.SoundFile, place: AudioPlace, first: int, last: int) -> Wave:
+    """Decode some samples of each channel, and mix them."""
+    count = last - first
+    if count * sound.channels > MAX_SAMPLES:
+        raise _unreadable(f"{count} samples are too many", path=place)
+    try:
+        # To the start, too: an MP3's decoder that was asked to gives samples that differ by 1e-7.
+        if first or sound.seekable():
+            sound.seek(first)
+        samples = sound.read(count, dtype="float32", always_2d=True)
+    except soundfile.LibsndfileError as error:
+        raise _unreadable(f"damaged: {error.error_string}", path=place) from None
+    if len(samples) < count:
+        raise _unreadable(f"cut off: {len(samples)} samples of {count}", path=place)
+    if not np.isfinite(samples).all():
+        raise _unreadable("samples that are not finite", path=place)
+    mixed = samples[:, 0] if sound.channels == 1 else samples.mean(axis=1)
+    return Wave(mixed, sound.samplerate, sound.channels)

@@ -157,23 +157,6 @@ def parse_segment(value: str, path: str | Path, line: int) -> tuple[str, float, 
     return recording, start, end
 
 
-def audio_file(spec: str, path: str | Path | None = None, line: int | None = None) -> Path:
-    """The file that a value in wav.scp names, relative to the current directory if not absolute.
-
-    Raises:
-        UserError: naming `path` and `line`, if the value is a pipe, or begins with "~".
-    """
-    if spec.endswith("|") or spec.startswith("|"):
-        # A data file that runs commands would run them as whoever reads it.
-        problem = f"a pipe, {spec!r}, which is not run"
-        remedy = "write the file's name: WAV, FLAC, MP3 and SPHERE are read directly"
-        raise UserError(problem, path=path, line=line, remedy=remedy)
-    if spec.startswith("~"):
-        remedy = "write the whole path: no program expands '~' within a file"
-        raise UserError(f"the file name {spec!r}", path=path, line=line, remedy=remedy)
-    return Path(spec)
-
-
 def invert(utt2x: Mapping[str, str]) -> dict[str, list[str]]:
     """utt -> x to x -> sorted utts, keys sorted."""
     x2utt: dict[str, list[str]] = {}

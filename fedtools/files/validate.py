@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtools.files.ark import FeatureReader
+from fedtools.files.audio_files import AudioPlace, audio_place, open_entry
 from fedtools.files.datadir import (
     MAX_OVERSHOOT,
     PARTIAL,
-    audio_file,
     byte_order,
     check_ids,
     invert,
@@ -216,10 +216,16 @@ def _audio_faults(
 ) -> Faults:
     """Audio files are there and not empty; segments are well formed and within their recording."""
     for line, (recording, spec) in enumerate(tables.get("wav.scp", {}).items(), 1):
-        file = audio_file(spec, path / "wav.scp", line)
-        if not file.is_file() or file.stat().st_size == 0:
-            problem = "is empty" if file.is_file() else "is not there"
-            yield "wav.scp", line, f"the audio of {recording!r} {problem}: {spec}", None
+        place = audio_place(spec, path / "wav.scp", line)
+        problem = ""
+        if not place.path.is_file():
+            problem = f"is not there: {spec}"
+        elif place.path.stat().st_size == 0:
+            problem = f"is empty: {spec}"
+        elif place.offset is not None:
+            problem = _entry_problem(place)
+        if problem:
+            yield "wav.scp", line, f"the audio of {recording!r} {problem}", None
     seconds: dict[str, float] = {}
     for line, value in enumerate(tables.get("segments", {}).values(), 1):
         recording, start, end = parse_segment(value, path / "segments", line)
@@ -230,6 +236,15 @@ def _audio_faults(
         if start >= seconds[recording] or end > seconds[recording] + MAX_OVERSHOOT:
             within = f"{recording!r} of {seconds[recording]:.2f} s"
             yield "segments", line, f"{start} to {end} s is not within {within}", None
+
+
+def _entry_problem(place: AudioPlace) -> str:
+    """Why there is no audio at a place in an ark; empty if there is."""
+    try:
+        open_entry(place)[0].close()
+    except UserError as error:
+        return f"cannot be read: {error}"
+    return ""
 
 
 def _feature_faults(tables: Tables, values: bool) -> Faults:

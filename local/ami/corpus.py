@@ -49,7 +49,7 @@ from nxt import (
 from split import MEETING
 from words import Sentence, Token, sentences, tokens_of
 
-from fedtools.audio.wave import AudioError, recording_seconds
+from fedtools.audio.wave import AudioError, describe_recording
 from fedtools.files.datadir import MAX_OVERSHOOT, corpus_folder
 from fedtools.files.errors import UserError
 from fedtools.files.lines import stream_lines
@@ -140,7 +140,7 @@ class Headsets:
         if name not in self._seconds:
             path = self.folder / meeting / "audio" / f"{meeting}.Headset-{channel}.wav"
             try:
-                self._seconds[name], self.channels[name] = _measure(path)
+                self._seconds[name], self.channels[name] = describe_recording(str(path))
                 self.paths[name] = path
             except AudioError as error:
                 self._seconds[name] = f"audio: {error.reason}"
@@ -161,20 +161,6 @@ class Headsets:
 def recording_of(meeting: str, channel: int) -> str:
     """The id of a recording: ES2011a-H00."""
     return f"{meeting}-H{channel:02}"
-
-
-def _measure(path: Path) -> tuple[float, int]:
-    """Seconds and channels of a recording, from its header."""
-    try:
-        return recording_seconds(str(path)), 1
-    except AudioError:
-        raise
-    except UserError:
-        # All else is well with it: it has several channels.
-        import soundfile
-
-        info = soundfile.info(str(path))
-        return info.frames / info.samplerate, info.channels
 
 
 # --- annotations ----------------------------------------------------------------------------------

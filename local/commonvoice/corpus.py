@@ -53,7 +53,8 @@ class Row:
     `clip` is as it stands there until `usable` makes it a file name, `sentence` until `usable`
     makes it words; `locale` until `find_languages` makes it a language; `accents` are all that it
     names. `sift_accents` sets `name`, what the user calls the accent, "" for an accent that nobody
-    named; and `group`, which is never empty.
+    named; and `group`, which is never empty. `lengths.measure` sets `seconds`, and `opened` of a
+    clip that was read.
     """
 
     clip: str
@@ -65,6 +66,7 @@ class Row:
     name: str = ""
     group: str = ""
     seconds: float = 0.0
+    opened: bool = False
 
 
 # --- accents ------------------------------------------------------------------------------------
@@ -312,37 +314,6 @@ def usable(rows: list[Row], clips: Path, dropped: Counter, left_out: Counter) ->
         row.sentence = text
         kept[row.clip] = row
     return list(kept.values())
-
-
-def seconds_of(clip: Path) -> float:
-    """The length of a clip in seconds by its header; 0 if it cannot be read."""
-    import soundfile
-
-    try:
-        return soundfile.info(str(clip)).duration
-    except (soundfile.SoundFileError, RuntimeError):
-        return 0.0
-
-
-def measure(rows: list[Row], language: Path, dropped: Counter) -> list[Row]:
-    """Set the seconds of every row, from clip_durations.tsv or else from the clip itself."""
-    table = language / "clip_durations.tsv"
-    durations: dict[str, float] = {}
-    wanted = {row.clip for row in rows}
-    if table.exists():
-        for line, cells in enumerate(read_tsv(table, "clip", "duration[ms]"), 2):
-            if cells and cells["clip"] in wanted:
-                try:
-                    durations[cells["clip"]] = int(cells["duration[ms]"]) / 1000
-                except ValueError:
-                    raise UserError("not a number", path=table, line=line) from None
-    for done, row in enumerate(rows):
-        row.seconds = durations.get(row.clip) or seconds_of(language / "clips" / row.clip)
-        if not durations and done % 10000 == 9999:
-            print(f"read the lengths of {done + 1} of {len(rows)} clips", file=sys.stderr)
-    kept = [row for row in rows if row.seconds > 0]
-    dropped["unreadable clip"] += len(rows) - len(kept)
-    return kept
 
 
 def speaker_names(speakers: set[str]) -> dict[str, str]:

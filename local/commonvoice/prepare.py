@@ -42,6 +42,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import corpus
+import lengths
 import letters
 from choose import SETS, UNFIT, choose
 from corpus import Row, sha256_of
@@ -64,26 +65,23 @@ NOT_ASKED = (
 
 
 def choose_readable(
-    rows: list[Row], options: argparse.Namespace, clips: Path, dropped: Counter
+    rows: list[Row], options: argparse.Namespace, language: Path, dropped: Counter
 ) -> dict[str, list[Row]]:
-    """Choose the six sets, again without those clips that turn out to be no audio.
+    """Choose the six sets, again without those clips that turn out to be no audio, or cut off.
 
     Only what is chosen is opened: a release has far more clips than a run asks for.
     """
-    opened: set[str] = set()
     while True:
         left_out: Counter = Counter()
         sets = choose(rows, options, dropped, left_out)
-        chosen = [row for part in sets.values() for row in part if row.clip not in opened]
-        damaged = {row.clip for row in chosen if not corpus.seconds_of(clips / row.clip)}
-        if not damaged:
+        chosen = [row for part in sets.values() for row in part if not row.opened]
+        usable = lengths.open_clips(rows, chosen, language, options.nj, dropped)
+        if len(usable) == len(rows):
             beyond = len(rows) - sum(map(len, sets.values())) - left_out.total()
             dropped["beyond the hours asked for"] += beyond
             dropped.update(left_out)
             return sets
-        opened |= {row.clip for row in chosen}
-        dropped["unreadable clip"] += len(damaged)
-        rows = [row for row in rows if row.clip not in damaged]
+        rows = usable
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -166,6 +164,13 @@ def limit(text: str) -> float:
     if not value >= 0:
         raise argparse.ArgumentTypeError("a number from 0 is wanted, as in 0.5")
     return value
+
+
+def count(text: str) -> int:
+    """Read a whole number above 0."""
+    if not re.fullmatch("[1-9][0-9]{0,3}", text):
+        raise argparse.ArgumentTypeError("a whole number above 0 is wanted, as in 4")
+    return int(text)
 
 
 def fraction(text: str) -> float:
@@ -268,6 +273,8 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     )
     add("--seed", type=int, default=0, help="decides who is in which set (default: 0)")
     add_training_options(parser)
+    jobs = "processes that open clips; no result depends on it (default: 1)"
+    add("--nj", type=count, default=1, metavar="N", help=jobs)
     add(
         "--max-drop",
         type=fraction,
@@ -326,10 +333,11 @@ def prepare(options: argparse.Namespace) -> None:
     others = not options.server and not options.server_fraction
     names = {**options.accents, **options.server}
     rows = corpus.sift_accents(rows, names, others, options.unclear == "server", dropped, table)
-    rows = corpus.measure(corpus.usable(rows, clips, dropped, left_out), language, dropped)
+    rows = corpus.usable(rows, clips, dropped, left_out)
+    rows = lengths.measure(rows, language, options.nj, dropped)
     for row in rows:
         row.speaker = f"{row.group}-{speakers[row.speaker]}"
-    sets = choose_readable(rows, options, clips, dropped)
+    sets = choose_readable(rows, options, language, dropped)
     faults = sum(count for reason, count in dropped.items() if reason not in NOT_ASKED)
     asked = faults + sum(map(len, sets.values())) + dropped["beyond the hours asked for"]
     asked += sum(dropped[reason] for reason in UNFIT)

@@ -91,7 +91,7 @@ def read_clips(folder: Path, words: Iterable[str], dropped: Dropped) -> dict[str
         dropped: reason -> clips that cannot be used, added to.
 
     Raises:
-        UserError: if a word cannot be part of an id, or a clip has several channels.
+        UserError: if a word cannot be part of an id.
     """
     clips: dict[str, Clip] = {}
     opened = 0

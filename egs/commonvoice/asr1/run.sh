@@ -84,7 +84,7 @@ command_line=${corpora}${command_line}
 if begins 1; then
     log "Stage 1: data directories in ${data}"
     [ -n "${COMMONVOICE}" ] || local/mini.py downloads
-    local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}"
+    local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}" --nj "${nj}"
     for set in {server_,}{train,valid,test}; do
         utils/validate_data_dir.py --no-feats "${data}/${set}"
     done

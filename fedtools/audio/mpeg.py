@@ -1,0 +1,254 @@
+"""MPEG audio, layer III: its frames are counted, and handed on behind a header that tells how many.
+
+An MP3 has no length of its own. An encoder may write an Info (or Xing, or VBRI) frame before the
+others that tells how many there are; ffmpeg into a pipe, and so Common Voice, writes none, and
+libsndfile then estimates the length from the first bit rate and the file's size, and never reads
+beyond it. Here every frame is found by its header (ISO 11172-3, 2.4.1.3 and 2.4.2.3; ISO 13818-3;
+MPEG 2.5 as decoders have it). What a decoder is given are an Info frame and these frames, nothing
+else; where the file's own Info frame tells their number, it gives the samples that it gives of the
+file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+# Bit rates in kbit/s by index: of MPEG 1, and of MPEG 2 and 2.5. Index 0 is "free format".
+_BIT_RATES = (
+    (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+)
+# The index of 64 kbit/s in each: its frames have room for an Info frame's content at any rate.
+_ROOMY = (5, 8)
+# Sample rates in Hz by the header's two bits of the version, then by index.
+_RATES = {
+    0b11: (44_100, 48_000, 32_000),
+    0b10: (22_050, 24_000, 16_000),
+    0b00: (11_025, 12_000, 8_000),
+}
+_LAYER_3 = 0b01
+_MONO = 0b11
+# Samples by which decoders are late, which mpg123 adds to what an Info frame says.
+_DELAY = 529
+# Samples of silence to be left out: whole frames, after which mpg123 rounds as from the beginning.
+_SILENCE = 4608
+# Valid headers at the right distances, that many in a row, are audio: of a file, and after a gap.
+_ROW, _ROW_AGAIN = 3, 2
+
+
+class MpegError(Exception):
+    """The bytes are no MP3 that can be read, or one that is cut off."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The audio of an MP3.
+
+    Attributes:
+        raw: an Info frame that tells `frames`, and the frames, nothing else.
+        frames: how many frames of audio there are.
+        told: how many the file's own Info, Xing or VBRI frame tells; None without one.
+    """
+
+    raw: bytes
+    frames: int
+    told: int | None
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What all frames of a stream have in common."""
+
+    version: int
+    rate: int
+    mono: bool
+
+    @property
+    def lsf(self) -> bool:
+        """Low sampling frequencies: MPEG 2 and 2.5, which have half the samples in a frame."""
+        return self.version != 0b11
+
+    @property
+    def samples(self) -> int:
+        """How many samples a frame has of each channel."""
+        return 576 if self.lsf else 1152
+
+    @property
+    def side(self) -> int:
+        """Bytes of a header and its side information, after which an Info frame says so."""
+        return 4 + ((32, 17), (17, 9))[self.lsf][self.mono]
+
+
+def read_stream(raw: bytes) -> Stream:
+    """Find the frames of an MP3.
+
+    An Info frame that tells fewer frames than there are is not believed: so are files that were
+    joined. Nor is then what it says of samples to leave out at both ends.
+
+    Args:
+        raw: the content of the file, with any tags.
+
+    Raises:
+        MpegError: if there is no audio of layer III, it is of free format, its rate or number of
+            channels changes, its last frame is incomplete, or an Info frame tells more frames.
+    """
+    place, end = _after_id3(raw), _before_tags(raw)
+    kind, place = _begin(raw, place, end)
+    frames: list[bytes] = []
+    info, told, surplus = b"", None, 0
+    while place + 4 <= end:
+        found = _frame_at(raw, place)
+        if not found or found[0] != kind:
+            if found and _row(raw, place, end, found[0]) >= _ROW:
+                raise MpegError("the sample rate or the number of channels changes")
+            place = _next(raw, place + 1, end, kind)
+            continue
+        size = found[1]
+        if place + size > end:
+            raise MpegError(f"cut off: {end - place} bytes of {size} in the last frame")
+        frame = raw[place : place + size]
+        place += size
+        if not (tag := _tag(frame, kind)):
+            frames.append(frame)
+        elif not frames and not info:
+            info, (told, surplus) = frame, tag
+    if place < end and raw[place] == 0xFF:
+        raise MpegError(f"cut off: {end - place} bytes of a header at the end")
+    if not frames:
+        raise MpegError("no frame of audio")
+    if told is not None and told > len(frames) + surplus:
+        raise MpegError(f"cut off: {len(frames)} frames of {told}")
+    if told != len(frames) or surplus:
+        info = _lead(kind, len(frames))
+    return Stream(info + b"".join(frames), len(frames), told)
+
+
+@lru_cache(maxsize=4096)
+def _parse(second: int, third: int, fourth: int) -> tuple[_Kind, int] | None:
+    """The kind and size in bytes of a frame by the last three bytes of its header.
+
+    The size is 0 in free format, which tells none; None is of what is no header of layer III.
+    """
+    version, layer = second >> 3 & 3, second >> 1 & 3
+    bit_rate, rate = third >> 4, third >> 2 & 3
+    valid = second >> 5 == 7 and version in _RATES and layer == _LAYER_3
+    if not valid or bit_rate == 15 or rate == 3 or fourth & 3 == 2:
+        return None
+    kind = _Kind(version, _RATES[version][rate], fourth >> 6 == _MONO)
+    bits = 1000 * _BIT_RATES[kind.lsf][bit_rate]
+    return kind, bits and kind.samples // 8 * bits // kind.rate + (third >> 1 & 1)
+
+
+def _frame_at(raw: bytes, place: int) -> tuple[_Kind, int] | None:
+    """What `_parse` says of the four bytes at `place`."""
+    if raw[place] != 0xFF:
+        return None
+    return _parse(raw[place + 1], raw[place + 2], raw[place + 3])
+
+
+def _row(raw: bytes, place: int, end: int, kind: _Kind) -> int:
+    """How many frames of a kind follow each other from `place`, up to `_ROW`.
+
+    It is `_ROW`, too, if at least one whole frame and the audio's end are reached.
+    """
+    for done in range(_ROW):
+        if done and place + 4 > end:
+            return _ROW
+        found = _frame_at(raw, place) if place + 4 <= end else None
+        if not found or found[0] != kind or not found[1]:
+            return done
+        place += found[1]
+        if place > end:
+            return _ROW if done else 0
+    return _ROW
+
+
+def _next(raw: bytes, place: int, end: int, kind: _Kind) -> int:
+    """The place of the next frame of a kind after a gap, or `end`."""
+    while (place := raw.find(0xFF, place, end - 3)) >= 0:
+        if _row(raw, place, end, kind) >= _ROW_AGAIN:
+            return place
+        place += 1
+    return end
+
+
+def _begin(raw: bytes, first: int, end: int) -> tuple[_Kind, int]:
+    """The kind of a file's frames, and the place of the first."""
+    place = first
+    while (place := raw.find(0xFF, place, max(end - 3, 0))) >= 0:
+        found = _frame_at(raw, place)
+        if found and _row(raw, place, end, found[0]) == _ROW:
+            return found[0], place
+        if found and place == first:
+            if not found[1]:
+                raise MpegError("an MP3 of free format")
+            if place + found[1] > end:
+                raise MpegError("cut off within its first frame")
+        place += 1
+    raise MpegError("not audio: neither WAV, AIFF, FLAC, MP3, SPHERE nor Ogg")
+
+
+def _after_id3(raw: bytes) -> int:
+    """Where what follows ID3v2 tags begins; after the header of one that would leave nothing."""
+    place = 0
+    while raw[place : place + 3] == b"ID3" and len(raw) >= place + 10:
+        size = sum(
+            byte << shift
+            for byte, shift in zip(raw[place + 6 : place + 10], (21, 14, 7, 0), strict=True)
+        )
+        behind = place + 10 + size + (10 if raw[place + 5] & 0x10 else 0)
+        place = behind if behind < len(raw) else place + 10
+    return place
+
+
+def _before_tags(raw: bytes) -> int:
+    """Where the tags at a file's end begin: ID3v1, APE and Lyrics3, in any order."""
+    end = len(raw)
+    while True:
+        if raw[max(end - 128, 0) : end][:3] == b"TAG" and end >= 128:
+            size = 128
+        elif raw[max(end - 32, 0) : end][:8] == b"APETAGEX" and end >= 32:
+            # The size leaves out the tag's header, which a flag promises.
+            size = int.from_bytes(raw[end - 20 : end - 16], "little")
+            size += 32 * (raw[end - 9] >> 7)
+        elif raw[end - 9 : end] == b"LYRICS200" and raw[end - 15 : end - 9].isdigit():
+            size = 15 + int(raw[end - 15 : end - 9])
+        else:
+            return end
+        if not 0 < size <= end:
+            return end
+        end -= size
+
+
+def _tag(frame: bytes, kind: _Kind) -> tuple[int | None, int] | None:
+    """What an Info, Xing or VBRI frame tells: the number of frames, and by how many it may be
+    too large because it counts itself; None if the frame is audio.
+    """
+    side = kind.side
+    if frame[side : side + 4] in (b"Info", b"Xing") and not any(frame[6:side]):
+        flags, number = frame[side + 7 : side + 8], frame[side + 8 : side + 12]
+        told = int.from_bytes(number, "big") if flags and flags[0] & 1 else None
+        return told, 0
+    if frame[36:40] == b"VBRI":
+        return int.from_bytes(frame[50:54], "big"), 1
+    return None
+
+
+def _lead(kind: _Kind, frames: int) -> bytes:
+    """An Info frame and a few of silence, after which a decoder gives all samples of the frames.
+
+    By an Info frame, a decoder leaves out what the encoder says it has added, and its own delay:
+    mpg123 at least that. The frames of silence are there to be left out in its place.
+    """
+    index = _ROOMY[kind.lsf] << 4 | _RATES[kind.version].index(kind.rate) << 2
+    header = bytes(
+        (0xFF, 0xE0 | kind.version << 3 | _LAYER_3 << 1 | 1, index, _MONO * kind.mono << 6)
+    )
+    _, size = _parse(*header[1:])
+    silent = _SILENCE // kind.samples
+    told = b"Xing" + (1).to_bytes(4, "big") + (frames + silent).to_bytes(4, "big")
+    # LAME's name, 12 bytes of other things, and two numbers of 12 bits: samples at both ends.
+    added = (_SILENCE - _DELAY << 12 | _DELAY).to_bytes(3, "big")
+    info = header.ljust(kind.side, b"\0") + told + b"LAME".ljust(21, b"\0") + added
+    return info.ljust(size, b"\0") + silent * header.ljust(size, b"\0")

@@ -1,0 +1,118 @@
+"""Where the audio of a recording lies: in a file of its own, or in a wave ark ("wav.ark:1234").
+
+Wave arks are what kaldiio writes, and with it ESPnet's format_wav_scp: after each name a WAV, or
+the word AUDIO, a length, and a whole file of any audio format. What else such an ark can hold
+(matrices, NumPy arrays, pickles, a FLAC that does not say where it ends) is refused by its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from fedtools.files.errors import UserError
+from fedtools.files.lines import open_input
+
+# What programs that write into a pipe put for a length that they do not know yet.
+UNKNOWN_LENGTH = 0x7FFF_0000
+_ENTRY = re.compile(r"(.+):([0-9]{1,18})")
+_RANGE = re.compile(r".+:[0-9]+\[[^\]]*\]")
+_LONGEST = (1 << 31) - 1
+_NO_AUDIO = {
+    b"\0B": "a Kaldi matrix or vector",
+    b"NPY": "a NumPy array",
+    b"PKL": "a pickle",
+    b"fLaC": "a FLAC that does not say where it ends",
+}
+
+
+class AudioPlace(NamedTuple):
+    """A file, and where in it the audio begins; None if it is the file."""
+
+    path: Path
+    offset: int | None
+
+    def __str__(self) -> str:
+        return str(self.path) if self.offset is None else f"{self.path}:{self.offset}"
+
+
+def audio_place(spec: str, path: str | Path | None = None, line: int | None = None) -> AudioPlace:
+    """Where the audio is that a value in wav.scp names.
+
+    A relative file name is relative to the current directory. "name:12" is byte 12 of an ark,
+    unless there is a file of that whole name.
+
+    Raises:
+        UserError: naming `path` and `line`, if the value is a pipe, several files, a range of an
+            ark, or begins with "~".
+    """
+
+    def refused(problem: str, remedy: str) -> UserError:
+        return UserError(problem, path=path, line=line, remedy=remedy)
+
+    if spec.endswith("|") or spec.startswith("|"):
+        # A data file that runs commands would run them as whoever reads it.
+        remedy = "write the file's name: WAV, AIFF, FLAC, MP3, SPHERE and Ogg are read directly"
+        raise refused(f"a pipe, {spec!r}, which is not run", remedy)
+    if spec.startswith("~"):
+        remedy = "write the whole path: no program expands '~' within a file"
+        raise refused(f"the file name {spec!r}", remedy)
+    if (entry := _ENTRY.fullmatch(spec)) and not Path(spec).exists():
+        place = AudioPlace(Path(entry[1]), int(entry[2]))
+    elif _RANGE.fullmatch(spec) and not Path(spec).exists():
+        raise refused(f"a range of an ark, {spec!r}", "name the utterance's part in segments")
+    else:
+        place = AudioPlace(Path(spec), None)
+    if " " in spec and not place.path.exists():
+        parts = [_ENTRY.fullmatch(part) or (part, part) for part in spec.split()]
+        if all(Path(part[1]).is_file() for part in parts):
+            remedy = "write one file with the channels in it, or name one of them"
+            raise refused(f"{len(parts)} files, one for each channel, in one line", remedy)
+    return place
+
+
+def open_entry(place: AudioPlace) -> tuple[BinaryIO, int, int]:
+    """Open an ark for reading bytes, and find the audio at a place in it.
+
+    Returns:
+        The opened file; where the audio's own bytes begin, and how many they are.
+
+    Raises:
+        UserError: if the ark cannot be read, or what is there is not audio or not all there.
+    """
+    file = open_input(place.path)
+    try:
+        return file, *_extent(file, place.offset)
+    except UserError as error:
+        file.close()
+        raise UserError(str(error), path=place) from None
+
+
+def _extent(file: BinaryIO, offset: int) -> tuple[int, int]:
+    """Begin and size of the audio at a byte of an ark."""
+    size = os.fstat(file.fileno()).st_size
+    head = os.pread(file.fileno(), 16, offset)
+    if not head:
+        raise UserError(f"the file has {size} bytes")
+    begin = offset
+    if head[:4] == b"RIFF":
+        length = int.from_bytes(head[4:8], "little") + 8
+        if length == 8 or length >= UNKNOWN_LENGTH:
+            raise UserError("a WAV that does not say where it ends", remedy=_REMEDY)
+    elif head[:5] == b"AUDIO":
+        digits = head[5] if len(head) > 5 else 0
+        length = int.from_bytes(head[6 : 6 + digits], "little")
+        begin = offset + 6 + digits
+        if not 1 <= digits <= 8 or length > _LONGEST:
+            raise UserError("a damaged header")
+    else:
+        kinds = (kind for start, kind in _NO_AUDIO.items() if head.startswith(start))
+        raise UserError(f"{next(kinds, 'no audio')} is there, not a WAV", remedy=_REMEDY)
+    if begin + length > size:
+        raise UserError(f"cut off: {max(size - begin, 0)} bytes of {length}")
+    return begin, length
+
+
+_REMEDY = "write WAV files, or a wave ark as ESPnet's format_wav_scp does"

@@ -1,0 +1,230 @@
+"""How long recordings are by their headers, in every format but MP3: whole, cut off, and lying."""
+
+from __future__ import annotations
+
+import io
+import struct
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtools.audio.wave import AudioError, Wave, describe_recording, read_wave
+
+RATE = 16_000
+COUNT = 20_001
+SAMPLES = (np.random.default_rng(3).standard_normal((COUNT, 2)) * 3000).astype(np.int16)
+# What libsndfile writes, and how many bytes of each sample of a channel there are.
+FORMATS = {
+    "wav": ("WAV", "PCM_16", 2),
+    "wav24": ("WAV", "PCM_24", 3),
+    "wavex": ("WAVEX", "PCM_16", 2),
+    "rf64": ("RF64", "PCM_16", 2),
+    "mulaw": ("WAV", "ULAW", 1),
+    "aiff": ("AIFF", "PCM_16", 2),
+    "aifc": ("AIFF", "ALAW", 1),
+    "sphere": ("NIST", "PCM_16", 2),
+    "flac": ("FLAC", "PCM_16", 0),
+    "flac24": ("FLAC", "PCM_24", 0),
+    "vorbis": ("OGG", "VORBIS", 0),
+    "opus": ("OGG", "OPUS", 0),
+}
+CHUNKS = ["wav", "wav24", "wavex", "rf64", "mulaw", "aiff", "aifc"]
+
+
+@cache
+def encoded(name: str, channels: int = 1) -> bytes:
+    kind, subtype, _ = FORMATS[name]
+    file = io.BytesIO()
+    soundfile.write(file, SAMPLES[:, :channels], RATE, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
+def read(folder: Path, raw: bytes) -> Wave:
+    (folder / "x.audio").write_bytes(raw)
+    wave = read_wave(str(folder / "x.audio"))
+    seconds, channels = describe_recording(str(folder / "x.audio"))
+    assert (seconds, channels) == (len(wave.samples) / wave.rate, wave.channels)
+    return wave
+
+
+def refused(folder: Path, raw: bytes, said: str) -> None:
+    with pytest.raises(AudioError, match=said) as caught:
+        read(folder, raw)
+    assert caught.value.reason in ("unreadable audio", "empty file")
+
+
+# --- whole ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("channels", [1, 2])
+def test_all_samples_of_a_whole_file_are_read(tmp_path, name, channels):
+    wave = read(tmp_path, encoded(name, channels))
+    # Of an odd number of bytes in an AIFF, libsndfile takes the one that fills them up for audio.
+    count = COUNT + (name == "aifc" and channels == 1)
+    assert (len(wave.samples), wave.rate, wave.channels) == (count, RATE, channels)
+    expected = SAMPLES[:, :channels].mean(axis=1) / 32768
+    lossy = name in ("vorbis", "opus", "mulaw", "aifc")
+    if lossy:
+        assert np.corrcoef(wave.samples[:COUNT], expected)[0, 1] > 0.8
+    else:
+        np.testing.assert_allclose(wave.samples, expected, atol=1e-7)
+    found = read_wave(str(tmp_path / "x.audio"), 0.25, 0.75).samples
+    np.testing.assert_array_equal(found, wave.samples[4000:12000])
+
+
+# --- cut off --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_that_is_cut_off_anywhere_is_refused(tmp_path, name):
+    raw = encoded(name)
+    # An odd number of bytes is filled up.
+    audio = len(raw) - (name in CHUNKS and FORMATS[name][2] % 2)
+    for place in (3, 30, 200, len(raw) // 3, len(raw) // 2, audio - 1000, audio - 2, audio - 1):
+        refused(tmp_path, raw[:place], "cut off|not audio|damaged|no .* chunk|STREAMINFO|no bytes")
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(list(FORMATS)), st.data())
+def test_a_cut_never_gives_other_samples(tmp_path_factory, name, data):
+    folder, raw = tmp_path_factory.getbasetemp(), encoded(name)
+    place = data.draw(st.integers(1, len(raw) - 1))
+    try:
+        found = read(folder, raw[:place]).samples
+    except AudioError:
+        return
+    # What fills an odd number of bytes up was lost.
+    assert place == len(raw) - 1 and name in CHUNKS and FORMATS[name][2] % 2
+    np.testing.assert_array_equal(found, read(folder, raw).samples)
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from(list(FORMATS)),
+    st.lists(st.tuples(st.integers(0, 120), st.binary(min_size=1, max_size=4)), max_size=3),
+    st.integers(100, 60_000),
+)
+def test_changed_headers_give_audio_or_one_error(tmp_path_factory, name, changes, length):
+    raw = bytearray(encoded(name, 2))
+    for place, piece in changes:
+        raw[place : place + len(piece)] = piece
+    try:
+        wave = read(tmp_path_factory.getbasetemp(), bytes(raw[:length]))
+    except AudioError:
+        return
+    assert len(wave.samples) <= 4 * COUNT
+
+
+# --- headers that lie -----------------------------------------------------------------------------
+
+
+def chunk_of(name: str, raw: bytes) -> int:
+    """Where the length of the chunk of audio is."""
+    return raw.index(b"SSND" if name.startswith("aif") else b"data") + 4
+
+
+def with_length(name: str, change: int) -> bytes:
+    """A file whose chunk of audio, and whose whole, are longer or shorter by its header."""
+    raw, order = bytearray(encoded(name)), ">" if name.startswith("aif") else "<"
+    places = [(4, "I"), (chunk_of(name, raw), "I")]
+    if name == "rf64":
+        places = [(20, "Q"), (28, "Q")]
+    for place, kind in places:
+        (length,) = struct.unpack_from(order + kind, raw, place)
+        struct.pack_into(order + kind, raw, place, length + change)
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_chunks_that_tell_another_length_are_refused(tmp_path, name):
+    width = FORMATS[name][2]
+    for change in (2 * width, 1000 * width, 1_000_000 * width):
+        refused(tmp_path, with_length(name, change), "cut off")
+    for change in (-1000 * width, -10_000 * width):
+        refused(tmp_path, with_length(name, change), "its header tells")
+
+
+@pytest.mark.parametrize("name", ["wav", "aiff"])
+def test_chunks_behind_the_audio_are_left_out(tmp_path, name):
+    order = ">" if name == "aiff" else "<"
+    raw = bytearray(encoded(name))
+    raw += (
+        b"LIST" + struct.pack(order + "I", 5) + b"words\0" + b"id3 " + struct.pack(order + "I", 4)
+    )
+    raw += b"more"
+    struct.pack_into(order + "I", raw, 4, len(raw) - 8)
+    for end in (b"", bytes(300), b"TAG".ljust(128, b"\0")):
+        assert len(read(tmp_path, bytes(raw) + end).samples) == COUNT
+
+
+@pytest.mark.parametrize("unknown", [0, 0xFFFF_FFFF, 0x7FFF_FFFF, 0x7FFF_F000])
+def test_a_wav_that_was_written_into_a_pipe_is_read_to_its_end(tmp_path, unknown):
+    raw = bytearray(encoded("wav"))
+    struct.pack_into("<I", raw, 4, unknown)
+    struct.pack_into("<I", raw, chunk_of("wav", raw), unknown)
+    if unknown:
+        assert len(read(tmp_path, bytes(raw)).samples) == COUNT
+    else:
+        refused(tmp_path, bytes(raw), "its header tells 0 bytes")
+
+
+def test_the_count_of_samples_of_an_aiff_is_compared(tmp_path):
+    raw = encoded("aiff")
+    place = raw.index(b"COMM") + 10
+    for told, said in ((COUNT + 1, "cut off"), (COUNT - 1, "tells"), (0, "tells")):
+        changed = raw[:place] + struct.pack(">I", told) + raw[place + 4 :]
+        refused(tmp_path, changed, said)
+
+
+def test_the_count_of_samples_of_a_sphere_is_compared(tmp_path):
+    raw = encoded("sphere")
+    told = f"sample_count -i {COUNT}".encode()
+    assert raw.count(told) == 1
+    for change, said in ((1, "cut off"), (5000, "cut off"), (-5000, "tells")):
+        other = f"sample_count -i {COUNT + change}".encode().ljust(len(told))
+        refused(tmp_path, raw.replace(told, other), said)
+    # What fills the last block of 1,024 bytes is no audio.
+    filled = raw + bytes(1024 - len(raw) % 1024)
+    assert len(read(tmp_path, filled).samples) == COUNT
+    np.testing.assert_array_equal(read(tmp_path, filled).samples, read(tmp_path, raw).samples)
+
+
+@pytest.mark.parametrize("name", ["flac", "flac24"])
+def test_the_count_of_samples_of_a_flac_is_compared(tmp_path, name):
+    raw = encoded(name)
+    # RFC 9639, 8.2: the lowest 36 of the 64 bits from the 18th byte on.
+    (word,) = struct.unpack_from(">Q", raw, 18)
+    assert word & (2**36 - 1) == COUNT
+    for told, said in (
+        (COUNT + 1, "cut off"),
+        (10**9, "cut off"),
+        (COUNT - 1, "tells"),
+        (1, "tells"),
+    ):
+        refused(tmp_path, raw[:18] + struct.pack(">Q", word - COUNT + told) + raw[26:], said)
+    # 0 is of a length that is not known: written into a pipe.
+    piped = raw[:18] + struct.pack(">Q", word - COUNT) + raw[26:]
+    np.testing.assert_array_equal(read(tmp_path, piped).samples, SAMPLES[:, 0] / np.float32(32768))
+    refused(tmp_path, piped[:-100], "cut off|damaged")
+
+
+@pytest.mark.parametrize("name", ["vorbis", "opus"])
+def test_an_ogg_without_its_last_page_is_refused(tmp_path, name):
+    raw = encoded(name)
+    last = raw.rindex(b"OggS")
+    assert raw.count(b"OggS") > 3 or name == "vorbis"
+    refused(tmp_path, raw[:last], "cut off: no page that ends the stream")
+    refused(tmp_path, raw[: last + 20], "cut off: the last page is incomplete")
+
+
+def test_other_formats_are_refused_by_name(tmp_path):
+    for kind in ("AU", "CAF", "W64"):
+        file = io.BytesIO()
+        soundfile.write(file, SAMPLES[:, 0], RATE, format=kind, subtype="PCM_16")
+        refused(tmp_path, file.getvalue(), "neither WAV, AIFF, FLAC, MP3, SPHERE nor Ogg")
