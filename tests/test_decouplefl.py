@@ -946,9 +946,9 @@ KILLED = """\
 import os, signal, sys
 import fedtools.federation.asr
 from fedtools.cli import main
-from fedtools.client import place
+from fedtools.files.private import Private
 
-kept, at, *paths = place.save_state, int(sys.argv[1]), *sys.argv[2:]
+kept, at, *paths = Private.save_checkpoint, int(sys.argv[1]), *sys.argv[2:]
 
 def save(*arguments):
     global at
@@ -957,7 +957,7 @@ def save(*arguments):
     if not at:
         os.kill(os.getpid(), signal.SIGKILL)
 
-place.save_state = save
+Private.save_checkpoint = save
 for path in paths:
     if not os.fork():
         sys.argv = ["fedtools", "rounds", path]

@@ -230,6 +230,8 @@ LAPLACE = {"mechanism": "laplace", "epsilon": 5.0, "cap": 4.0}
 )
 def test_counts_that_nobody_has(stream, tmp_path, monkeypatch, change, said, options):
     monkeypatch.setenv("FEDTOOLS_NOISE_KEY", str(tmp_path / "secret" / "noise.key"))
+    # The copy without bob has the same noise, which it would not have otherwise.
+    monkeypatch.setenv("FEDTOOLS_NONCE", "0123456789abcdef" * 2)
     path = counting(stream, tmp_path / "exp", **options)
     expected = without(path, tmp_path / "left", "bob")
     jobs = {first_of(path, job): job for job in (1, 2, 3)}

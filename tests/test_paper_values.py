@@ -55,7 +55,9 @@ def in_force(recipe: str, key: str) -> object:
         return found[key]
     kind, _, name = key.rpartition(".")
     if key.startswith("run.sh "):
-        text = (ROOT / "egs" / recipe / RECIPES[recipe] / "run.sh").read_text()
+        scripts = [ROOT / "egs" / recipe / RECIPES[recipe] / "run.sh"]
+        scripts += sorted((ROOT / "local" / recipe).glob("data.sh"))
+        text = "\n".join(path.read_text() for path in scripts)
         name = key.partition(" ")[2]
         # The last assignment is that of a real corpus.
         pattern = rf'^{name}="?([^"#\n]+?)"?(?:\s+#.*)?$|\$\{{{name}:=([^}}]*)\}}'

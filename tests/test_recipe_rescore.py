@@ -260,7 +260,8 @@ def test_the_reports_figures(recipe, tmp_path):
     options = ("--seeds", "0 1", "--rounds", "1 2", "--section", "fake", "--corpus", "AMI")
     options += ("--release", "fake", "--command", "run.sh")
     report = (ROOT / "local" / "ami" / "report.py", exp, data, page)
-    run(sys.executable, *report, *options, "--private", "fmp-laplace-utterance-8").ok()
+    private = ("--private", "fmp-laplace-utterance-8")
+    run(sys.executable, *report, *options, *private, cwd=recipe).ok()
     run(sys.executable, *report, *options, "--seeds", "x").fails(2, "--seeds")
     text = page.read_text()
     means = {name: (wer[name, 0] + wer[name, 1]) / 2 for name in ("rescored", "fmp2")}

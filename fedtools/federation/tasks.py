@@ -188,7 +188,8 @@ def data_of(experiment: Experiment, split: str, may_lack: bool = False) -> Path:
     known = read_yaml(experiment.path / "data.yaml").get(split)
     if found != known:
         known = known if isinstance(known, dict) else {}
-        differing = [name for name in found if found[name] != known.get(name)]
+        names = sorted(found.keys() | known.keys())
+        differing = [name for name in names if found.get(name) != known.get(name)]
         problem = f"not the {', '.join(differing)} that {experiment.path} began with"
         remedy = "make those again, or begin another experiment"
         raise UserError(problem, path=folder, remedy=remedy)
