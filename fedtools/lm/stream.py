@@ -41,14 +41,15 @@ def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> 
             would refuse.
     """
     data_dir, rescored, out = Path(data_dir), Path(rescored), Path(out)
-    optional = [name for name in ("text", "utt2spk", SEGMENTS) if (data_dir / name).exists()]
-    data, lists = DataDir.read(data_dir, "utt2client", *optional), open_rescored(rescored)
+    tables = ("utt2client", "text", "utt2spk", SEGMENTS)
+    there = [name for name in tables[1:] if (data_dir / name).exists()]
+    data, lists = DataDir.read(data_dir, "utt2client", *there), open_rescored(rescored)
     check_same(data.utt2client, lists.utterances, data_dir / "utt2client")
     _times(data_dir, lists.utterances)
     if (data_dir / STARTS).exists():
         read_times(data_dir / STARTS)
     out.mkdir(parents=True, exist_ok=True)
-    files = [data_dir / name for name in ("utt2client", *optional, STARTS)]
+    files = [data_dir / name for name in (*tables, STARTS)]
     files += [rescored / name for name in (NBEST, WORDS, UNIGRAM)]
     for file in files:
         if file.exists():
