@@ -431,8 +431,8 @@ def test_statistics_have_a_norm_of_their_own(tmp_path):
 
 
 def test_without_a_median_nobody_is_refused(tmp_path):
-    """Most clients send what they got: what another one learned is no attack."""
-    _, states = around(tmp_path, [0, 0, 0, 5, 1e9])
+    """All others send what they got: what one learned is no attack."""
+    _, states = around(tmp_path, [0, 0, 0, 0, 1e9])
     messages = send(tmp_path, states, MODEL, [list(states)])
     bound = Bound(tmp_path / "base", 100)
     assert combine(messages, [1] * 5, tmp_path / "mean", MODEL, bound=bound) == []
@@ -451,6 +451,15 @@ def test_the_bound_of_two_clients_and_of_one(tmp_path):
         refusals = combine(messages, [1, 1], folder / "mean", MODEL, bound=bound)
         assert [refusal.client for refusal in refusals] == refused
         assert combine(messages[1:], [1], folder / "mean", MODEL, bound=bound) == []
+
+
+def test_clients_who_did_not_move_do_not_lift_the_bound(tmp_path):
+    """As those with nothing to learn from in a round: of five, three stay where they were."""
+    _, states = around(tmp_path, [0, 0, 1, 0, 1e9, 1, 1])
+    messages = send(tmp_path, states, MODEL, [list(states)])
+    bound = Bound(tmp_path / "base", 20)
+    refusals = combine(messages, [1] * len(states), tmp_path / "mean", MODEL, bound=bound)
+    assert [refusal.client for refusal in refusals] == ["c004"]
 
 
 def test_no_bound_and_a_bound_of_zero(tmp_path):

@@ -19,7 +19,7 @@ from conftest import ROOT, run
 from fedtools.audio.wave import AudioError, read_wave
 from fedtools.files import lines
 from fedtools.files.ark import AUTOMATIC, FeatureReader, write_ark
-from fedtools.files.atomic import machine, scratch_dir, sha256, write_text
+from fedtools.files.atomic import machine, remove, scratch_dir, sha256, write_text
 from fedtools.files.config import from_mapping, read_yaml
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
@@ -127,6 +127,23 @@ def test_a_file_of_another_machine_with_the_same_name_stays(tmp_path):
     os.utime(old, (0, 0))
     write_text(tmp_path / "text", "")
     assert sorted(tmp_path.iterdir()) == [live, tmp_path / "text"]
+
+
+def test_folders_within_folders_are_removed_however_deep(tmp_path):
+    top = tmp_path / "update.2.tsv"
+    for _ in range(12):
+        # From the inside out: the whole path is longer than the system takes at once.
+        outer = tmp_path / "outer"
+        deep = outer
+        for _ in range(99):
+            deep = deep / "d"
+        deep.parent.mkdir(parents=True)
+        if top.exists():
+            top.rename(deep)
+        outer.rename(top)
+    remove(top)
+    assert not list(tmp_path.iterdir())
+    remove(top)
 
 
 def test_a_killed_command_leaves_nothing_after_the_next(tmp_path):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
 import platform
 import re
-import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -120,7 +121,8 @@ def _remove_orphans(folder: Path) -> None:
             with suppress(FileNotFoundError):
                 orphan = time.time() - left.stat(follow_symlinks=False).st_mtime > _FORSAKEN
         if orphan:
-            remove(Path(left.path))
+            with suppress(OSError):
+                remove(Path(left.path))
 
 
 def remove(path: Path) -> None:
@@ -134,7 +136,12 @@ def remove(path: Path) -> None:
     except (IsADirectoryError, PermissionError):
         if not path.is_dir() or path.is_symlink():
             raise
-        shutil.rmtree(path)
+        # Not shutil.rmtree, which fails where somebody has put a thousand folders into each other.
+        done = subprocess.run(
+            ["rm", "-rf", "--", path], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        if done.returncode:
+            raise OSError(errno.EIO, " ".join(done.stderr.split()), str(path)) from None
 
 
 @functools.cache

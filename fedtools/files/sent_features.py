@@ -99,16 +99,17 @@ def check_features(
             large as one likes, and what is of no utterance would be counted, but read by nobody.
     """
     ark, scp = feature_paths(round_dir, client)
-    lines, table = received_lines(scp, bounds.utterances)
-    entries = _entries(lines, ark, scp)
+    if announced > bounds.utterances:
+        raise UserError(f"{announced} utterances, over {bounds.utterances}", path=scp)
+    lines, table = received_lines(scp, announced)
     with open_received(ark) as file:
         seal = seal_of(file)
-    if not entries:
+    # Before anything is made of them: a table may be as long as names may be.
+    if not lines:
         raise UserError("no utterance", path=scp)
-    if len(entries) > bounds.utterances:
-        raise UserError(f"{len(entries)} utterances, over {bounds.utterances}", path=scp)
-    if len(entries) != announced:
-        raise UserError(f"{len(entries)} utterances, {announced} announced", path=scp)
+    if len(lines) != announced:
+        raise UserError(f"{len(lines)} utterances, {announced} announced", path=scp)
+    entries = _entries(lines, ark, scp)
     reader = FeatureReader(entries, {str(ark): seal})
     frames = _check_shapes(reader, client, bounds, scp)
     # Before any value is read.

@@ -10,7 +10,6 @@ import functools
 import math
 import operator
 import os
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from fedtools.files.messages import Message, Refusal
 from fedtools.files.states import Layout, Spec, make_header, read_at, read_layout, write_at
 from fedtools.files.values import STATISTICS, Values
 from fedtools.server.opened import Opened
+from fedtools.server.shares import most_of
 
 # Elements summed at a time: few enough for the processor's cache to hold the sum, enough for
 # threads to seldom wait for each other's turn in the interpreter.
@@ -190,11 +190,12 @@ def _outside(
     found: dict[str, str] = {}
     for part, of_part in squares.items():
         norms = np.sqrt(of_part).tolist()
-        median = statistics.median_low(norms)
+        # The median of those who moved: with many who did not, any other one would be unbounded.
+        most = most_of(norms, ratio)
         for message, norm in zip(messages, norms, strict=True):
-            if median > 0 and norm > ratio * median:
-                reason = f"{part} of norm {norm:.3g}, over {ratio:g} x the median {median:.3g}"
-                found.setdefault(message.client, reason)
+            if norm > most:
+                median = f"{ratio:g} x the median {most / ratio:.3g}"
+                found.setdefault(message.client, f"{part} of norm {norm:.3g}, over {median}")
     return found
 
 

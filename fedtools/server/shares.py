@@ -27,10 +27,11 @@ def most_of(amounts: Sequence[float], ratio: float) -> float:
     """What one client's amount counts as, at most: a multiple of the median of those above 0.
 
     Args:
-        amounts: one for each client; of an even number the lower median is taken.
+        amounts: one for each client; of an even number the lower median is taken, so that of two
+            clients the one with less bounds the other.
         ratio: 0 for no bound.
     """
-    given = [amount for amount in amounts if amount]
+    given = [amount for amount in amounts if amount > 0]
     return ratio * statistics.median_low(given) if ratio and given else math.inf
 
 
