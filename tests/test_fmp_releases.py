@@ -189,3 +189,31 @@ def test_what_is_added_and_taken_away(tmp_path):
         assert simulated(stream, density=density, **weights) == found[density]
     # It is a difference, and its sign is another one.
     assert found[0.4] != found[0.0] != found[-0.4] != found[0.4]
+
+
+def test_no_honest_client_can_be_refused_for_its_words(stream, tmp_path, cli):
+    """It would tell, without noise, that the client said so much."""
+    longest = {client: 0 for client in CLIENTS}
+    for line in (stream / "utt2client").read_text().splitlines():
+        utterance, client = line.split()
+        lists = [
+            row.split("\t")[4].split()
+            for row in (stream / "nbest.tsv").read_text().splitlines()
+            if row.split("\t")[0] == utterance
+        ]
+        # With the sentence's end.
+        longest[client] += 1 + max(map(len, lists))
+    most = max(longest.values())
+    privacy = {"mechanism": "laplace", "epsilon": 5.0, "cap": 2.0}
+    for words in (most - 1, most):
+        options = {"max_words": float(words), "privacy": privacy}
+        config = {"task": "rescore", "rounds": 2, "method_conf": options}
+        (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+        path = tmp_path / f"exp{words}"
+        arguments = ("--config", tmp_path / "c.yaml", "--method", "fmp")
+        result = cli("init", path, *arguments, "--data", f"train={stream}")
+        if words < most:
+            result.fails(1, f"may count {most} words, over max_words of {words}")
+            assert not path.exists()
+        else:
+            result.ok()

@@ -64,7 +64,10 @@ class RescoreFederation(Federation):
             print(f"warning: {PAPER_WARNING}", file=sys.stderr)
         if method.clock and not times_in(beginning.data["train"]):
             raise UserError(NO_TIMES, path=beginning.data["train"], remedy="take groups: even")
-        rescored = open_stream(beginning.data["train"]).rescored
+        stream = open_stream(beginning.data["train"])
+        rescored = stream.rescored
+        if method.protection.mechanism != NONE:
+            _check_words(stream, method.max_words, beginning.data["train"])
         warn_of_no_lm(rescored, part_of(method, Weights), beginning.data["train"] / NBEST)
         state = {"counts": np.zeros(len(rescored.vocabulary))}
         return state, state
@@ -286,6 +289,17 @@ def measure_text(said: Mapping[str, str], text: Mapping[str, str]) -> dict[str, 
         errors += count_errors(spoken, heard.split()).errors
     rate = f"{100 * errors / words:.4f}" if words else "nan"
     return {"utterances": len(said), "words": words, "errors": errors, "wer": rate}
+
+
+def _check_words(stream: Stream, most: float, path: Path) -> None:
+    """Insist that no honest client can be refused for its words, which would tell of them."""
+    rescored = stream.rescored
+    longest = np.maximum.reduceat(np.diff(rescored.first_word), rescored.first_hypothesis[:-1])
+    for client, run in stream.runs.items():
+        if (words := int(longest[run].sum())) > most:
+            problem = f"client {client!r} may count {words} words, over max_words of {most:g}"
+            remedy = "with privacy, raise method_conf.max_words: who is refused would tell of them"
+            raise UserError(problem, path=path, remedy=remedy)
 
 
 def plan_of(method: FMP, rounds: int) -> Plan:
