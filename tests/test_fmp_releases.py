@@ -193,7 +193,7 @@ def test_what_is_added_and_taken_away(tmp_path):
 
 def test_no_honest_client_can_be_refused_for_its_words(stream, tmp_path, cli):
     """It would tell, without noise, that the client said so much."""
-    longest = {client: 0 for client in CLIENTS}
+    longest = dict.fromkeys(CLIENTS, 0)
     for line in (stream / "utt2client").read_text().splitlines():
         utterance, client = line.split()
         lists = [
