@@ -24,9 +24,11 @@ FORMATS = {
     "wav24": ("WAV", "PCM_24", 3),
     "wavex": ("WAVEX", "PCM_16", 2),
     "rf64": ("RF64", "PCM_16", 2),
+    "w64": ("W64", "PCM_16", 2),
     "mulaw": ("WAV", "ULAW", 1),
     "aiff": ("AIFF", "PCM_16", 2),
     "aifc": ("AIFF", "ALAW", 1),
+    "au": ("AU", "PCM_16", 2),
     "sphere": ("NIST", "PCM_16", 2),
     "flac": ("FLAC", "PCM_16", 0),
     "flac24": ("FLAC", "PCM_24", 0),
@@ -168,10 +170,68 @@ def test_a_wav_that_was_written_into_a_pipe_is_read_to_its_end(tmp_path, unknown
     raw = bytearray(encoded("wav"))
     struct.pack_into("<I", raw, 4, unknown)
     struct.pack_into("<I", raw, chunk_of("wav", raw), unknown)
-    if unknown:
-        assert len(read(tmp_path, bytes(raw)).samples) == COUNT
-    else:
-        refused(tmp_path, bytes(raw), "its header tells 0 bytes")
+    assert len(read(tmp_path, bytes(raw)).samples) == COUNT
+
+
+def patched(raw: bytes, *fields: tuple[int, bytes]) -> bytes:
+    """The same with other fields at some places."""
+    changed = bytearray(raw)
+    for place, field in fields:
+        changed[place : place + len(field)] = field
+    return bytes(changed)
+
+
+def test_a_length_that_was_never_written_is_not_known(tmp_path):
+    wav, rf64, aiff, w64, au = (encoded(name) for name in ("wav", "rf64", "aiff", "w64", "au"))
+    sound, count = aiff.index(b"SSND") + 4, aiff.index(b"COMM") + 10
+    unknown = [
+        patched(wav, (40, bytes(4))),
+        patched(wav, (4, bytes(4)), (40, bytes(4))),
+        patched(rf64, (20, bytes(16))),
+        patched(aiff, (sound, bytes(4))),
+        patched(aiff, (sound, bytes(4)), (count, bytes(4))),
+        patched(aiff, (4, bytes(4)), (sound, b"\0\0\0\x08"), (count, bytes(4))),
+        patched(au, (8, bytes(4))),
+        patched(au, (8, b"\xff" * 4)),
+        *(
+            patched(w64, (w64.index(b"data") + 16, n.to_bytes(8, "little")))
+            for n in (0, 24, 2**63 - 1)
+        ),
+    ]
+    for raw in unknown:
+        np.testing.assert_array_equal(
+            read(tmp_path, raw).samples, SAMPLES[:, 0] / np.float32(32768)
+        )
+    # No audio is none, whatever is behind it; and a recorder may have recorded silence.
+    for end, found in ((b"", 0), (b"LIST\x06\0\0\0INFOxy", 0), (bytes(2000), 1000)):
+        assert len(read(tmp_path, patched(wav, (40, bytes(4)))[:44] + end).samples) == found
+
+
+@pytest.mark.parametrize("name", ["w64", "au"])
+def test_w64_and_au_that_tell_another_length_are_refused(tmp_path, name):
+    raw = encoded(name)
+    place, size, order = (raw.index(b"data") + 16, 8, "little") if name == "w64" else (8, 4, "big")
+    told = int.from_bytes(raw[place : place + size], order)
+    filled = raw + bytes(-len(raw) % 8 if name == "w64" else 0)
+    for change, said in ((2, "cut off"), (10**6, "cut off"), (-2000, "its header tells")):
+        field = (told + change).to_bytes(size, order)
+        refused(tmp_path, patched(raw, (place, field)), said)
+    for end in (bytes(300), b"TAG".ljust(128, b"\0")):
+        assert len(read(tmp_path, filled + end).samples) == COUNT
+    if name == "w64":
+        chunk = b"levl" + raw[place - 12 : place] + (40).to_bytes(8, "little") + bytes(range(16))
+        assert len(read(tmp_path, filled + chunk).samples) == COUNT
+    refused(tmp_path, filled + b"junkjunk" * 9, "its header tells")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_tag_of_an_mp3_before_any_format_is_left_out(tmp_path, name):
+    tag = b"ID3\x04\0\0\0\0\0\x0a" + bytes(10)
+    expected = read(tmp_path, encoded(name)).samples
+    np.testing.assert_array_equal(read(tmp_path, tag + encoded(name)).samples, expected)
+    found = read_wave(str(tmp_path / "x.audio"), 0.25, 0.75).samples
+    np.testing.assert_array_equal(found, expected[4000:12000])
+    refused(tmp_path, (tag + encoded(name))[:-1000], "cut off|damaged")
 
 
 def test_the_count_of_samples_of_an_aiff_is_compared(tmp_path):
@@ -224,7 +284,6 @@ def test_an_ogg_without_its_last_page_is_refused(tmp_path, name):
 
 
 def test_other_formats_are_refused_by_name(tmp_path):
-    for kind in ("AU", "CAF", "W64"):
-        file = io.BytesIO()
-        soundfile.write(file, SAMPLES[:, 0], RATE, format=kind, subtype="PCM_16")
-        refused(tmp_path, file.getvalue(), "neither WAV, AIFF, FLAC, MP3, SPHERE nor Ogg")
+    file = io.BytesIO()
+    soundfile.write(file, SAMPLES[:, 0], RATE, format="CAF", subtype="PCM_16")
+    refused(tmp_path, file.getvalue(), "neither WAV, W64, AIFF, AU, FLAC, MP3, SPHERE nor Ogg")

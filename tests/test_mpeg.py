@@ -159,12 +159,60 @@ def test_what_is_before_and_behind_the_frames_changes_nothing(tmp_path, tags, in
     np.testing.assert_array_equal(read(tmp_path, before + raw + behind).samples, expected)
 
 
-@pytest.mark.parametrize("junk", [b"\0" * 77, b"\xff" * 41, b"\xff\xfb\x90" * 30, ID3, b"TAG" * 50])
-def test_junk_between_frames_is_left_out(tmp_path, junk):
+JOINTS = {
+    "ID3v1": b"TAG".ljust(128, b"\xff"),
+    "ID3v2": ID3,
+    "frames in ID3v2": TAGS["frames in ID3v2"][0],
+    "ID3v1 and ID3v2": b"TAG".ljust(128, b"\0") + id3(bytes(300)),
+    "APE": APE,
+    "Lyrics3": TAGS["Lyrics3"][1],
+    "zeros and tags": bytes(500) + APE + ID3 + bytes(80),
+    "a few bytes": b"\xff\xfb\x90" * 4,
+}
+
+
+@pytest.mark.parametrize("joint", JOINTS)
+def test_tags_between_frames_are_left_out(tmp_path, joint):
     frames = bare()
     expected = read(tmp_path, b"".join(frames)).samples
-    raw = b"".join(frames[:9]) + junk + b"".join(frames[9:])
+    raw = b"".join(frames[:9]) + JOINTS[joint] + b"".join(frames[9:])
     np.testing.assert_array_equal(read(tmp_path, raw).samples, expected)
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"\0" * 77, b"\xff" * 41, b"\xff\xfb\x90" * 30, b"TAG" * 50, bytes(5000) + ID3, b"ID3" * 20],
+)
+def test_other_bytes_between_frames_are_damage(tmp_path, junk):
+    frames = bare()
+    with pytest.raises(AudioError, match=r"damaged: \d+ bytes between frames") as caught:
+        read(tmp_path, b"".join(frames[:9]) + junk + b"".join(frames[9:]))
+    assert caught.value.reason == "unreadable audio"
+
+
+def test_a_hole_is_damage_wherever_it_is(tmp_path):
+    # Frames of 72 bytes that are not the same.
+    frames = [frame[:40] + bytes([n]) * 32 for n, frame in enumerate([silent_mp3(0.072)] * 200, 1)]
+    raw = b"".join(frames)
+    for lost in (10, 50, 72 * 3 + 10):
+        for place in (72 * 20, 72 * 20 + 30):
+            with pytest.raises(AudioError, match=r"damaged: \d+ bytes between frames"):
+                read(tmp_path, raw[:place] + raw[place + lost :])
+    for begin, end in ((1000, 1200), (1000, 9000), (72 * 20, 72 * 40), (9000, len(raw))):
+        zeroed = raw[:begin] + bytes(end - begin) + raw[end:]
+        for tag in (b"", b"TAG".ljust(128, b"\0")):
+            with pytest.raises(AudioError, match=r"damaged: \d+ bytes"):
+                read(tmp_path, zeroed + tag)
+    with pytest.raises(AudioError, match="damaged: 72 bytes after the last frame"):
+        read(tmp_path, raw + b"x" * 72)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 9])
+@pytest.mark.parametrize("lost", [0, 5])
+def test_frames_of_another_kind_at_the_end_are_told(tmp_path, frames, lost):
+    other = bytes.fromhex("fff348c0").ljust(144, b"\0") * frames
+    with pytest.raises(AudioError, match="the sample rate or the number of channels changes"):
+        read(tmp_path, silent_mp3(1) + other[: len(other) - lost])
 
 
 def test_joined_files_are_read_to_their_end(tmp_path):

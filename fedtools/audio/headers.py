@@ -1,11 +1,14 @@
 """How much audio a file's header tells, against how much there is.
 
 One rule for all formats: less than the header tells is "cut off", more is a header of other audio,
-and both are refused. A header that does not know, because it was written into a pipe, is no fault:
-all that is there is read. What is compared:
+and both are refused. A header that does not know, because it was written into a pipe or its writer
+was killed, is no fault: all that is there is read. It tells a length of 0, with audio behind it, or
+one that no file has. What is compared:
 
 WAV, RF64   bytes of the data chunk; other chunks, a tag, or the file's end have to follow it
+W64         the same
 AIFF        the same, and its count of samples
+AU          bytes of the audio
 SPHERE      its count of samples, with the bytes
 FLAC        its count of samples, with the number that the last frame has
 Ogg         the last page is whole, and ends the stream
@@ -28,7 +31,7 @@ _SPHERE_BLOCK = 1024
 _FLAC_TAIL = 1 << 20
 _FLAC_FRAME = re.compile(rb"\xff[\xf8\xf9]")
 # Where a FLAC's header has the last four bits of something else, and 36 of the number of samples.
-_FLAC_SAMPLES = slice(21, 26)
+_FLAC_SAMPLES = 21
 # What programs put behind a file that has no place for it.
 _TAGS = (b"TAG", b"ID3", b"APET", b"LYRI")
 # By its first bytes: a decoder that begins in the middle gives other samples.
@@ -64,7 +67,7 @@ def _check_wav(file: BinaryIO) -> Checked:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     order = "big" if file.read(4) == b"RIFX" else "little"
-    whole, place, wide = 8 + int.from_bytes(file.read(4), order), 12, b""
+    whole, place, wide, field = 8 + int.from_bytes(file.read(4), order), 12, b"", 0
     while True:
         name, length = _chunk(file, place, order)
         if not name:
@@ -72,13 +75,21 @@ def _check_wav(file: BinaryIO) -> Checked:
         if name == b"data":
             break
         if name == b"ds64":
-            wide = file.read(16)
+            wide, field = file.read(16), place + 16
             whole = 8 + int.from_bytes(wide[:8], order)
         place += 8 + length + length % 2
+    begin = place + 8
     if wide and length == 0xFFFF_FFFF:
         length = int.from_bytes(wide[8:], order)
-    if length < UNKNOWN_LENGTH or place + 8 + length <= size:
-        _compare_chunk(file, place + 8, length, whole, size, order)
+    else:
+        field = place + 4
+    if not length:
+        if not _is_audio(file, begin, size, order):
+            return file, 0
+        told = (size - begin).to_bytes(8, "little") if field < place else b"\xff" * 4
+        return _amended(file, field, told), None
+    if length < UNKNOWN_LENGTH or begin + length <= size:
+        _compare_chunk(file, begin, length, whole, size, order)
     return file, None
 
 
@@ -93,18 +104,72 @@ def _check_aiff(file: BinaryIO) -> Checked:
         if name == b"COMM":
             common = file.read(22)
         elif name == b"SSND":
-            # 0 is of a length that is not known. The samples follow two numbers of four bytes.
-            sound = place + 8, length or size - place - 8
+            sound = place + 8, length
         elif not name:
             raise LengthError(f"no {'sound' if common else 'COMM'} chunk")
         place += 8 + length + length % 2
     begin, length = sound
+    told, source = int.from_bytes(common[2:6], "big"), file
+    # The samples follow two numbers of four bytes.
+    if length in (0, 8) and _is_audio(file, begin + 8, size, "big"):
+        length = size - begin
+        source = _amended(file, begin - 4, length.to_bytes(4, "big"))
+        if not told:
+            return source, None
     _compare_chunk(file, begin, length, whole, size, "big")
     if kind == b"AIFF" or common[18:] in (b"NONE", b"sowt"):
         channels, bits = int.from_bytes(common[:2], "big"), int.from_bytes(common[6:8], "big")
         there = (length - 8) // max(1, channels * -(-bits // 8))
-        compare(int.from_bytes(common[2:6], "big"), there, "samples")
-    return file, None
+        compare(told, there, "samples")
+    return source, None
+
+
+def _check_w64(file: BinaryIO) -> Checked:
+    """W64: as of WAV. Names have 16 bytes, and lengths 8, count themselves, and are filled up to 8.
+
+    (Sony Pictures Digital, Sony Wave64.)
+    """
+    size, place, begin, width = file.seek(0, os.SEEK_END), 40, 0, 0
+    while place < size:
+        file.seek(place)
+        name = file.read(16)
+        length = int.from_bytes(file.read(8), "little") - 24
+        if name.startswith(b"fmt "):
+            fields = file.read(14)
+            # Of PCM, floats and the G.711 laws: what has no blocks of several samples.
+            if int.from_bytes(fields[:2], "little") in (1, 3, 6, 7, 0xFFFE):
+                width = int.from_bytes(fields[12:], "little")
+        if name.startswith(b"data") and not begin:
+            told, begin = length, place + 24
+            # ffmpeg tells 2^63 - 1 before it knows.
+            if length <= 0 or length >> 62:
+                return file, None
+        if length < 0 or place + 24 + length > size:
+            break
+        place += 24 + length + -length % 8
+    if not begin:
+        raise LengthError("no data chunk")
+    file.seek(place)
+    rest = file.read()
+    # As of WAV: zeros fill up a file, and a tag may follow.
+    is_whole = not rest.strip(b"\0") or rest.startswith(_TAGS)
+    compare(told, told if is_whole else size - begin, "bytes of audio")
+    # libsndfile takes what follows for audio.
+    return file, told // width if width else None
+
+
+def _is_audio(file: BinaryIO, begin: int, size: int, order: str) -> bool:
+    """Whether what follows the head of a chunk of length 0 is audio: some bytes, and no chunks."""
+    name, _ = _chunk(file, begin, order)
+    return begin < size and not (any(name) and _are_chunks(file, begin, 0, size, order))
+
+
+def _amended(file: BinaryIO, place: int, field: bytes) -> BinaryIO:
+    """The content of a file with another field in its header: where libsndfile needs one."""
+    file.seek(0)
+    raw = bytearray(file.read())
+    raw[place : place + len(field)] = field
+    return io.BytesIO(raw)
 
 
 def _compare_chunk(
@@ -188,10 +253,9 @@ def _check_flac(file: BinaryIO) -> Checked:
     if told:
         compare(told, there, "samples")
         return file, None
-    file.seek(0)
-    raw = bytearray(file.read())
-    raw[_FLAC_SAMPLES] = ((raw[_FLAC_SAMPLES.start] << 32) + there).to_bytes(5, "big")
-    return io.BytesIO(raw), None
+    file.seek(_FLAC_SAMPLES)
+    field = (file.read(1)[0] << 32) + there
+    return _amended(file, _FLAC_SAMPLES, field.to_bytes(5, "big")), None
 
 
 def _last_sample(raw: bytes, info: bytes) -> int | None:
@@ -255,11 +319,27 @@ def _check_ogg(file: BinaryIO) -> Checked:
     return file, None
 
 
+def _check_au(file: BinaryIO) -> Checked:
+    """AU: as many bytes as are told follow its header; 0xffffffff is of what is not known."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    order = "big" if file.read(4) == b".snd" else "little"
+    begin, length = (int.from_bytes(file.read(4), order) for _ in range(2))
+    if not length and begin < size:
+        return _amended(file, 8, b"\xff" * 4), None
+    if length != 0xFFFF_FFFF:
+        _compare_chunk(file, begin, length, begin + length, size, order)
+    return file, None
+
+
 CHECKS: dict[bytes, Callable[[BinaryIO], Checked]] = {
     b"RIFF": _check_wav,
     b"RIFX": _check_wav,
     b"RF64": _check_wav,
+    b"riff": _check_w64,
     b"FORM": _check_aiff,
+    b".snd": _check_au,
+    b"dns.": _check_au,
     b"fLaC": _check_flac,
     b"NIST": _check_sphere,
     b"OggS": _check_ogg,

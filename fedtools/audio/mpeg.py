@@ -4,13 +4,14 @@ An MP3 has no length of its own. An encoder may write an Info (or Xing, or VBRI)
 others that tells how many there are; ffmpeg into a pipe, and so Common Voice, writes none, and
 libsndfile then estimates the length from the first bit rate and the file's size, and never reads
 beyond it. Here every frame is found by its header (ISO 11172-3, 2.4.1.3 and 2.4.2.3; ISO 13818-3;
-MPEG 2.5 as decoders have it). What a decoder is given are an Info frame and these frames, nothing
-else; where the file's own Info frame tells their number, it gives the samples that it gives of the
-file.
+MPEG 2.5 as decoders have it), and what is between frames has to be tags, as of joined files: else
+frames were lost. What a decoder is given are an Info frame and these frames, nothing else; where
+the file's own Info frame tells their number, it gives the samples that it gives of the file.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,6 +36,10 @@ _DELAY = 529
 _SILENCE = 4608
 # Valid headers at the right distances, that many in a row, are audio: of a file, and after a gap.
 _ROW, _ROW_AGAIN = 3, 2
+# What may be a frame or a tag.
+_MARK = re.compile(rb"\xff|ID3|TAG(?!EX)")
+# So many zeros fill up a file to a block of its disk; more are a part that is not there.
+_BLOCK = 4096
 
 
 class MpegError(Exception):
@@ -84,25 +89,31 @@ def read_stream(raw: bytes) -> Stream:
     """Find the frames of an MP3.
 
     An Info frame that tells fewer frames than there are is not believed: so are files that were
-    joined. Nor is then what it says of samples to leave out at both ends.
+    joined. Nor is then what it says of samples to leave out at both ends. Behind the last frame,
+    zeros up to `_BLOCK` and less than a frame of anything are let pass.
 
     Args:
         raw: the content of the file, with any tags.
 
     Raises:
         MpegError: if there is no audio of layer III, it is of free format, its rate or number of
-            channels changes, its last frame is incomplete, or an Info frame tells more frames.
+            channels changes, its last frame is incomplete, bytes between frames are neither frames
+            nor tags, or an Info frame tells more frames.
     """
-    place, end = _after_id3(raw), _before_tags(raw)
+    place, end = after_id3(raw), _before_tags(raw)
     kind, place = _begin(raw, place, end)
     frames: list[bytes] = []
-    info, told, surplus = b"", None, 0
+    info, told, surplus, size = b"", None, 0, 0
     while place + 4 <= end:
         found = _frame_at(raw, place)
         if not found or found[0] != kind:
-            if found and _row(raw, place, end, found[0]) >= _ROW:
+            if found and (place + found[1] > end or _row(raw, place, end, found[0]) >= _ROW):
                 raise MpegError("the sample rate or the number of channels changes")
-            place = _next(raw, place + 1, end, kind)
+            place, lost = _gap(raw, place, end, kind)
+            # Fewer bytes than any frame has are not what is left of one.
+            if lost >= (size if place == end else kind.side):
+                where = "after the last frame" if place == end else "between frames"
+                raise MpegError(f"damaged: {lost} bytes {where} are no audio")
             continue
         size = found[1]
         if place + size > end:
@@ -164,13 +175,38 @@ def _row(raw: bytes, place: int, end: int, kind: _Kind) -> int:
     return _ROW
 
 
-def _next(raw: bytes, place: int, end: int, kind: _Kind) -> int:
-    """The place of the next frame of a kind after a gap, or `end`."""
-    while (place := raw.find(0xFF, place, end - 3)) >= 0:
-        if _row(raw, place, end, kind) >= _ROW_AGAIN:
-            return place
-        place += 1
-    return end
+def _gap(raw: bytes, begin: int, end: int, kind: _Kind) -> tuple[int, int]:
+    """The place of the next frame of a kind after a gap, or `end`; and how many bytes are lost.
+
+    These are neither tags, nor zeros beside a tag or at the end.
+    """
+    place, lost, joined = begin, 0, False
+    while found := _MARK.search(raw, place, end):
+        place = found.start()
+        if size := _leading_tag(raw, place, end):
+            lost += _untagged(raw[begin:place], True)
+            begin = place = place + size
+            joined = True
+        elif raw[place] == 0xFF and _row(raw, place, end, kind) >= _ROW_AGAIN:
+            break
+        else:
+            place += 1
+    else:
+        place = end
+    return place, lost + _untagged(raw[begin:place], joined or place == end)
+
+
+def _leading_tag(raw: bytes, place: int, end: int) -> int:
+    """How many bytes the ID3 tag at `place` has; 0 of none that is whole."""
+    size = 128 if raw[place : place + 3] == b"TAG" else _id3_size(raw, place)
+    return size if place + size <= end else 0
+
+
+def _untagged(raw: bytes, padded: bool) -> int:
+    """How many bytes are not of tags at the end; zeros beside a tag, or if `padded`, are none."""
+    rest = raw[: _before_tags(raw)]
+    bare = rest.strip(b"\0") if padded or len(rest) < len(raw) else rest
+    return len(bare if len(rest) - len(bare) <= _BLOCK else rest)
 
 
 def _begin(raw: bytes, first: int, end: int) -> tuple[_Kind, int]:
@@ -186,20 +222,26 @@ def _begin(raw: bytes, first: int, end: int) -> tuple[_Kind, int]:
             if place + found[1] > end:
                 raise MpegError("cut off within its first frame")
         place += 1
-    raise MpegError("not audio: neither WAV, AIFF, FLAC, MP3, SPHERE nor Ogg")
+    raise MpegError("not audio: neither WAV, W64, AIFF, AU, FLAC, MP3, SPHERE nor Ogg")
 
 
-def _after_id3(raw: bytes) -> int:
+def after_id3(raw: bytes) -> int:
     """Where what follows ID3v2 tags begins; after the header of one that would leave nothing."""
     place = 0
-    while raw[place : place + 3] == b"ID3" and len(raw) >= place + 10:
-        size = sum(
-            byte << shift
-            for byte, shift in zip(raw[place + 6 : place + 10], (21, 14, 7, 0), strict=True)
-        )
-        behind = place + 10 + size + (10 if raw[place + 5] & 0x10 else 0)
-        place = behind if behind < len(raw) else place + 10
+    while size := _id3_size(raw, place):
+        place += size if place + size < len(raw) else 10
     return place
+
+
+def _id3_size(raw: bytes, place: int) -> int:
+    """How many bytes the ID3v2 tag at `place` has by its header; 0 if there is none."""
+    if raw[place : place + 3] != b"ID3" or len(raw) < place + 10:
+        return 0
+    size = sum(
+        byte << shift
+        for byte, shift in zip(raw[place + 6 : place + 10], (21, 14, 7, 0), strict=True)
+    )
+    return 10 + size + (10 if raw[place + 5] & 0x10 else 0)
 
 
 def _before_tags(raw: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Reading audio: WAV, RF64, AIFF, FLAC, MP3, SPHERE and Ogg, whole or a segment, as mono.
+"""Reading audio, whole or a segment, as mono: WAV, W64, AIFF, AU, FLAC, MP3, SPHERE and Ogg.
 
 libsndfile decodes; how much there is to decode is checked first, for every format by one rule (see
 `fedtools.audio.headers` and `fedtools.audio.mpeg`). Two channels become their mean, and the caller
@@ -21,7 +21,7 @@ import soundfile
 import soxr
 
 from fedtools.audio.headers import CHECKS, LOSSY, LengthError
-from fedtools.audio.mpeg import MpegError, read_stream
+from fedtools.audio.mpeg import MpegError, after_id3, read_stream
 from fedtools.files.audio_files import AudioPlace, audio_place, open_entry
 from fedtools.files.datadir import MAX_OVERSHOOT
 from fedtools.files.errors import UserError
@@ -183,7 +183,13 @@ def _source(file: BinaryIO) -> tuple[int | BinaryIO, int | None]:
     check = CHECKS.get(file.read(4))
     if check is None:
         file.seek(0)
-        return io.BytesIO(read_stream(file.read(MAX_BYTES)).raw), None
+        raw = file.read(MAX_BYTES)
+        # Some programs put an MP3's tag before any format.
+        begin = after_id3(raw)
+        check = CHECKS.get(raw[begin : begin + 4])
+        if check is None:
+            return io.BytesIO(read_stream(raw).raw), None
+        file = io.BytesIO(raw[begin:])
     source, frames = check(file)
     if isinstance(source, io.BytesIO):
         source.seek(0)

@@ -54,7 +54,9 @@ def audio_place(spec: str, path: str | Path | None = None, line: int | None = No
 
     if spec.endswith("|") or spec.startswith("|"):
         # A data file that runs commands would run them as whoever reads it.
-        remedy = "write the file's name: WAV, AIFF, FLAC, MP3, SPHERE and Ogg are read directly"
+        remedy = (
+            "write the file's name: WAV, W64, AIFF, AU, FLAC, MP3, SPHERE and Ogg are read directly"
+        )
         raise refused(f"a pipe, {spec!r}, which is not run", remedy)
     if spec.startswith("~"):
         remedy = "write the whole path: no program expands '~' within a file"

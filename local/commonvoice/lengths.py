@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -107,9 +108,12 @@ def _read_table(path: Path, wanted: set[str]) -> dict[str, float]:
     for line, cells in enumerate(read_tsv(path, "clip", "duration[ms]"), 2):
         if cells and cells["clip"] in wanted:
             try:
-                told = int(cells["duration[ms]"]) / 1000
+                told = float(cells["duration[ms]"]) / 1000
             except ValueError:
-                raise UserError("not a number", path=path, line=line) from None
+                told = math.nan
+            if not math.isfinite(told):
+                problem = f"{cells['duration[ms]']!r} is not a number"
+                raise UserError(problem, path=path, line=line)
             if told > 0:
                 seconds[cells["clip"]] = told
     return seconds
