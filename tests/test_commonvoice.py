@@ -370,8 +370,11 @@ def test_bad_input_is_told_in_one_line(tmp_path):
     overlapping = "a=australia,b=Austral*"
     prepare(language, out, "--accents", overlapping).fails(1, "matched by 'a' and by 'b'")
     durations = language / "clip_durations.tsv"
-    durations.write_text(durations.read_text().replace("\t576\n", "\tlong\n", 1))
-    prepare(language, out, "--accents", ACCENTS).fails(1, "clip_durations.tsv:2: not a number")
+    told = durations.read_text()
+    for number in ("long", "nan", "inf"):
+        durations.write_text(told.replace("\t576\n", f"\t{number}\n", 1))
+        said = f"clip_durations.tsv:2: {number!r} is not a number"
+        prepare(language, out, "--accents", ACCENTS).fails(1, said)
     shutil.copytree(language, language.parent / "de")
     prepare(language.parent, out, "--accents", ACCENTS).fails(1, "several languages: de, en")
     table = language / "validated.tsv"
