@@ -176,9 +176,10 @@ def _row(raw: bytes, place: int, end: int, kind: _Kind) -> int:
 
 
 def _gap(raw: bytes, begin: int, end: int, kind: _Kind) -> tuple[int, int]:
-    """The place of the next frame of a kind after a gap, or `end`; and how many bytes are lost.
+    """The place of the next frame after a gap, or `end`; and how many bytes are lost.
 
-    These are neither tags, nor zeros beside a tag or at the end.
+    The frame may be of another kind, if more follow. The bytes are neither tags, nor zeros beside a
+    tag or at the end.
     """
     place, lost, joined = begin, 0, False
     while found := _MARK.search(raw, place, end):
@@ -187,13 +188,21 @@ def _gap(raw: bytes, begin: int, end: int, kind: _Kind) -> tuple[int, int]:
             lost += _untagged(raw[begin:place], True)
             begin = place = place + size
             joined = True
-        elif raw[place] == 0xFF and _row(raw, place, end, kind) >= _ROW_AGAIN:
+        elif _again(raw, place, end, kind):
             break
         else:
             place += 1
     else:
         place = end
     return place, lost + _untagged(raw[begin:place], joined or place == end)
+
+
+def _again(raw: bytes, place: int, end: int, kind: _Kind) -> bool:
+    """Whether frames begin at `place`: two of a kind, or more of another."""
+    found = _frame_at(raw, place) if place + 4 <= end else None
+    if not found:
+        return False
+    return _row(raw, place, end, found[0]) >= (_ROW_AGAIN if found[0] == kind else _ROW)
 
 
 def _leading_tag(raw: bytes, place: int, end: int) -> int:
