@@ -207,6 +207,17 @@ def test_a_hole_is_damage_wherever_it_is(tmp_path):
         read(tmp_path, raw + b"x" * 72)
 
 
+def test_a_header_of_free_format_between_frames_ends_nothing(tmp_path):
+    header = bytes.fromhex("ffe308c0")
+    for end in (b"", silent_mp3(1)):
+        expected = read(tmp_path, silent_mp3(1) + end).samples
+        np.testing.assert_array_equal(
+            read(tmp_path, silent_mp3(1) + header + end).samples, expected
+        )
+        with pytest.raises(AudioError, match="damaged"):
+            read(tmp_path, silent_mp3(1) + header.ljust(144, b"x") + end)
+
+
 @pytest.mark.parametrize(("frames", "lost"), [(1, 0), (1, 5), (2, 0), (2, 5), (9, 0), (9, 5)])
 @pytest.mark.parametrize("tag", [b"", b"TAG".ljust(128, b"\0") + ID3])
 def test_frames_of_another_kind_at_the_end_are_told(tmp_path, frames, lost, tag):

@@ -106,7 +106,7 @@ def read_stream(raw: bytes) -> Stream:
     info, told, surplus, size = b"", None, 0, 0
     while place + 4 <= end:
         found = _frame_at(raw, place)
-        if not found or found[0] != kind:
+        if not found or found[0] != kind or not found[1]:
             if found and (place + found[1] > end or _row(raw, place, end, found[0]) >= _ROW):
                 raise MpegError("the sample rate or the number of channels changes")
             place, lost = _gap(raw, place, end, kind)
