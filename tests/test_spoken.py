@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtools.files.datadir import DataDir
-from fedtools.files.spoken import LANGUAGES, is_language, normalise, rules_of
+from fedtools.files.languages import is_language
+from fedtools.files.spoken import LANGUAGES, normalise, rules_of
 from fedtools.files.validate import validate_data_dir
 
 # What prepare.py gave before there were other languages.

@@ -47,7 +47,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
 
-from fedtools.files.languages import is_language as is_language
 from fedtools.files.languages import main_code
 
 # What people type for an apostrophe, in Greek also accents that stand alone; U+02BC is a letter by
@@ -89,6 +88,7 @@ class Language:
         aside: a regular expression of what is written, but not spoken.
         spelling: regular expressions, and what is written for what they match; apostrophes are
             still as they were typed.
+        capitals: capital letters, and the small ones of them, that are not as elsewhere.
         inner: marks that stay between two letters, beside the apostrophe.
         letters: marks that are letters.
         edges: whether an apostrophe at an end of a word is a letter.
@@ -98,6 +98,7 @@ class Language:
 
     aside: str = ""
     spelling: tuple[tuple[str, str], ...] = ()
+    capitals: tuple[tuple[str, str], ...] = ()
     inner: str = ""
     letters: str = ""
     edges: bool = False
@@ -108,7 +109,7 @@ class Language:
 _HAN = "\u3007\u3400-\u9fff\U00020000-\U0003ffff"
 _HEBREW = "[\u05d0-\u05ea\u05ef-\u05f2]"
 _AFTER_HEBREW = f"(?:(?<={_HEBREW})|(?<={_HEBREW}[\u05b0-\u05c7]))"
-_DOTLESS = Language(spelling=(("İ", "i"), ("I", "ı")))
+_DOTLESS = Language(capitals=(("İ", "i"), ("I", "ı")))
 _GLOTTAL = Language(edges=True)
 _UNSPACED = Language(spaces=False)
 _APOSTROPHE_CLASS = f"[{_APOSTROPHES}]"
@@ -278,7 +279,27 @@ def _spelled(template: str, lost: Counter[str], found: re.Match[str]) -> str:
     return spelled
 
 
+def lower(words: str, language: str) -> str:
+    """Words in lower case, by the rules of a language; "" has none of its own."""
+    return _lower(words, rules_of(language))
+
+
+def upper(words: str, language: str) -> str:
+    """Words in upper case, likewise; a letter that no single one is the capital of, as ß, stays."""
+    rules = rules_of(language)
+    words = unicodedata.normalize("NFC", words)
+    words = words if rules.dots else re.sub("i\u0307+", "i", words)
+    for capital, small in rules.capitals:
+        words = words.replace(small, capital)
+    capitals = (unicodedata.normalize("NFC", mark.upper()) for mark in words)
+    pairs = zip(words, capitals, strict=True)
+    return "".join(capital if len(capital) == 1 else mark for mark, capital in pairs)
+
+
 def _lower(word: str, rules: Language) -> str:
+    word = unicodedata.normalize("NFC", word)
+    for capital, small in rules.capitals:
+        word = word.replace(capital, small)
     word = word.lower()
     # Python's lower case of İ is an i with a second dot.
     return unicodedata.normalize("NFC", word if rules.dots else re.sub("i\u0307+", "i", word))
