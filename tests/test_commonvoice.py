@@ -228,10 +228,10 @@ def test_text_is_lower_case_words(tmp_path):
     [
         (8, "de", "en", [], "de"),
         (8, "de", "clips of mine", ["--language", "en"], "de"),
-        (8, "", "de", ["--language", "en"], "en"),
-        (8, "", "en", ["--language", "deu"], "deu"),
+        (8, "", "de", ["--language", "en"], "de"),
+        (8, "", "en", ["--language", "deu"], "en"),
         (8, "xx", "de", [], "de"),
-        (8, "xx", "en", ["--language", "de"], "de"),
+        (8, "xx", "en", ["--language", "de"], "en"),
         (8, "", "nan", [], "nan"),
         (8, "nan-tw", "en", [], "nan-tw"),
         (8, "no", "en", [], "no"),

@@ -300,14 +300,14 @@ def _check_names(rows: list[Row], names: dict[str, list[str]], there: set[str], 
 
 
 def find_languages(rows: list[Row], folder: Path, given: str | None) -> None:
-    """Set the language of every row: its `locale`, else `--language`, else the folder's name.
+    """Set the language of every row: its `locale`, else the folder's name, else `--language`.
 
     A locale, or a name, that is the code of no known language is none.
 
     Raises:
         UserError: if there are rows that have none of the three.
     """
-    default = given or (folder.name if is_language(folder.name) else "")
+    default = folder.name if is_language(folder.name) else given or ""
     unknown = Counter(row.locale for row in rows if row.locale and not is_language(row.locale))
     for row in rows:
         row.locale = row.locale if is_language(row.locale) else default

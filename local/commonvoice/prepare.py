@@ -262,9 +262,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         metavar="X",
         help="instead: the server gets this share of the speakers of each client's accent",
     )
-    languages = (
-        "the language, where the table's locale does not say it (default: the folder's name)"
-    )
+    languages = "the language, where neither the table's locale nor the folder's name says it"
     add("--language", type=language_code, metavar="CODE", help=languages)
     add(
         "--unclear",
