@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedtools.client.fit import Run, fit
 from fedtools.client.objectives import Transcripts
-from fedtools.client.options import UtteranceTraining, make_optimizer
+from fedtools.client.options import UtteranceTraining
 from fedtools.client.utterances import UtteranceBatches, Utterances
 from fedtools.federation.base import open_federation
 from fedtools.files.datadir import DataDir
@@ -26,6 +26,7 @@ from fedtools.models.asr import (
     outputs,
     shortest_input,
 )
+from fedtools.models.training import make_optimizer
 
 TOKENS = ["<blank>", "<unk>", "<space>", *simulated.LETTERS, "<sos/eos>"]
 

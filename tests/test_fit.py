@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtools.client.fit import Objective, Run, clip, finite, fit
-from fedtools.client.options import Training, make_optimizer
 from fedtools.client.place import Place
 from fedtools.files.messages import MAX_LOSS
 from fedtools.files.private import Private
 from fedtools.files.states import load_state, save_state
+from fedtools.models.training import Training, make_optimizer
 
 WIDTH, HIDDEN, CLASSES, BATCH = 6, 5, 3, 4
 RAGGED = [9, 9, 7, 4, 1]

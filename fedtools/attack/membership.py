@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from fedtools.attack.victims import sound_victims, speakers_of_clients
-from fedtools.client.options import load_model
 from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.federation.base import Federation, as_configured
 from fedtools.federation.kws import KwsFederation, tensors_of
@@ -36,6 +35,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator
 from fedtools.files.tables import write_tsv
 from fedtools.models.asr import losses, outputs
+from fedtools.models.training import load_model
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.verification import MIN_TARGETS, estimate_error_rate, true_positive_rate
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.client.fit import Objective, State
-from fedtools.client.options import load_model
 from fedtools.client.utterances import Batch
 from fedtools.decode.greedy import greedy
 from fedtools.models.asr import losses, outputs
+from fedtools.models.training import load_model
 
 # (model, batch) to CTC log posteriors (B, T, tokens) and their numbers of frames (B,).
 Posteriors = Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedtools.client.fit import Batches, Fitted, Loss, Objective, Run, State, finite, fit
-from fedtools.client.options import Training, load_model, load_optimizer, make_optimizer
-from fedtools.client.options import optimizer_state as state_of
 from fedtools.files.private import Private
 from fedtools.files.sent_features import sent_names
 from fedtools.files.states import load_state, spec_of
+from fedtools.models.training import Training, load_model, load_optimizer, make_optimizer
+from fedtools.models.training import optimizer_state as state_of
 
 if TYPE_CHECKING:
     from fedtools.models.cut import Cut

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedtools.client.joint import Joint, JointPlace
 from fedtools.client.objectives import ContinuousLabels, Posteriors, Transcripts
-from fedtools.client.options import UtteranceTraining, check_optimizer, load_model
+from fedtools.client.options import UtteranceTraining
 from fedtools.client.place import Place
 from fedtools.client.utterances import Batch, UtteranceBatches, Utterances
 from fedtools.decode.greedy import greedy
@@ -46,6 +46,7 @@ from fedtools.models.asr import (
 )
 from fedtools.models.cut import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
+from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
 from fedtools.server.shares import taken_of
 

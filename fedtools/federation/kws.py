@@ -20,7 +20,7 @@ from fedtools.audio.mfcc import frames_of
 from fedtools.client.clips import ClipFeatures
 from fedtools.client.fit import Objective
 from fedtools.client.memory import keep_freed_memory
-from fedtools.client.options import ClipTraining, check_optimizer, load_model
+from fedtools.client.options import ClipTraining
 from fedtools.client.place import Place
 from fedtools.client.stacks import ClipBatches, cross_entropy, stacks_of, step_bytes
 from fedtools.federation.base import Beginning, State, as_configured
@@ -33,6 +33,7 @@ from fedtools.files.private import Private
 from fedtools.methods.base import Method, Phase
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
+from fedtools.models.training import check_optimizer, load_model
 
 _MEASURED_AT_ONCE = 256
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.client.fit import Objective
-from fedtools.client.options import Training, check_optimizer
 from fedtools.client.place import Place
 from fedtools.federation.base import Beginning, State, as_configured
 from fedtools.federation.model import ModelFederation, begin_with
@@ -29,6 +28,7 @@ from fedtools.lm.rescoring import score
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.models.nnlm import NnlmOptions, build_nnlm, losses, pad
+from fedtools.models.training import Training, check_optimizer
 
 # Utterances whose lists are scored together.
 _AT_ONCE = 16

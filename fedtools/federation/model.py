@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from fedtools.client.fit import Fitted
-from fedtools.client.options import Training, load_model
 from fedtools.client.place import Place
 from fedtools.federation.base import Beginning, Federation, Sent, State
 from fedtools.files.errors import UserError
@@ -23,6 +22,7 @@ from fedtools.files.private import PERSONAL_STATE
 from fedtools.files.states import Spec, check_finite, load_state, spec_of
 from fedtools.files.values import check_values, of_model
 from fedtools.methods.base import PERSONAL, SHARED, Method, Phase
+from fedtools.models.training import Training, load_model
 
 
 class ModelFederation(Federation):

@@ -18,15 +18,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedtools.client.options import (
-    DTYPES,
-    Training,
-    check_optimizer,
-    load_model,
-    load_optimizer,
-    make_optimizer,
-    optimizer_state,
-)
 from fedtools.files.atomic import sha256
 from fedtools.files.config import Natural, Positive, freeze, from_mapping, read_yaml
 from fedtools.files.errors import UserError
@@ -40,6 +31,15 @@ from fedtools.lm.nnlm import CONFIG, MODEL, network_options
 from fedtools.lm.progress import WordProgress
 from fedtools.lm.vocabulary import UNKNOWN_ID, WORDS, Vocabulary, make_vocabulary, write_unigram
 from fedtools.models.nnlm import build_nnlm, losses, pad
+from fedtools.models.training import (
+    DTYPES,
+    Training,
+    check_optimizer,
+    load_model,
+    load_optimizer,
+    make_optimizer,
+    optimizer_state,
+)
 
 STATE, PERPLEXITY = "state.safetensors", "perplexity.tsv"
 _COLUMNS = ("epoch", "train", "valid")

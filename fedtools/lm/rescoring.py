@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.client.options import torch_settings
 from fedtools.files.ark import FeatureReader, write_ark
 from fedtools.files.atomic import atomic_write, sha256
 from fedtools.files.config import read_yaml, write_yaml
@@ -35,6 +34,7 @@ from fedtools.lm.vocabulary import (
     read_unigram,
     write_unigram,
 )
+from fedtools.models.training import torch_settings
 
 # What a batch has at most by default: near the fastest on one thread, and little memory.
 BATCH_BINS = 4000

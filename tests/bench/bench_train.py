@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from fedtools.client.objectives import Transcripts  # noqa: E402
-from fedtools.client.options import UtteranceTraining, make_optimizer  # noqa: E402
+from fedtools.client.options import UtteranceTraining  # noqa: E402
 from fedtools.client.place import Place  # noqa: E402
 from fedtools.client.utterances import UtteranceBatches, Utterances  # noqa: E402
 from fedtools.files.ark import write_ark  # noqa: E402
@@ -34,6 +34,7 @@ from fedtools.files.private import Private  # noqa: E402
 from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.lm.tokens import Tokenizer  # noqa: E402
 from fedtools.models.asr import build_model, losses, outputs  # noqa: E402
+from fedtools.models.training import make_optimizer  # noqa: E402
 
 CPU = torch.device("cpu")
 
