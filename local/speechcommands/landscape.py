@@ -42,13 +42,13 @@ from fedtools.federation.detection import require_keywords
 from fedtools.federation.kws import KwsFederation, predict, prepare, tensors_of
 from fedtools.files.clips import Clips
 from fedtools.files.config import from_mapping
+from fedtools.files.drawing import drawing
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.keyed import generator
 from fedtools.files.private import Private
 from fedtools.files.tables import format_table, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.models.keywords.base import Network
-from fedtools.report.plots import drawing
 
 COLUMNS = ("panel", "gamma_1", "gamma_2", "accuracy")
 _LOW, _HIGH = -0.1, 1.1
