@@ -211,7 +211,7 @@ def subset_data(
     elif utterances is not None:
         keep = evenly_spread(data.utterances, utterances, "utterances", data_dir)
     elif first is not None:
-        from fedtools.files.parts import first_of_speakers, rest_of_speakers
+        from fedtools.files.subsets import first_of_speakers, rest_of_speakers
 
         keep = first_of_speakers(data, first)
     else:
@@ -236,7 +236,7 @@ def relabel(
     out_dir: Path = OUT_DIR,
 ) -> None:
     """Write a data directory with other transcripts; utterances with an empty one are left out."""
-    from fedtools.files.parts import relabel as work
+    from fedtools.files.subsets import relabel as work
 
     print(work(data_dir, text, out_dir))
 
