@@ -40,7 +40,7 @@ from fedtools.client.objectives import ContinuousLabels
 from fedtools.client.utterances import Batch
 from fedtools.files.ark import write_ark
 from fedtools.files.datadir import DataDir
-from fedtools.files.keyed import seed64
+from fedtools.files.seeds import seed64
 from fedtools.files.sent_features import sent_names, write_features
 from fedtools.models.asr import build_model, log_posteriors
 from fedtools.models.cut import Cut

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtools.attack.prints import Prints
 from fedtools.attack.verify import Model
-from fedtools.files.keyed import seed64
+from fedtools.files.seeds import seed64
 from fedtools.files.tables import write_tsv
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.verification import binomial_bounds

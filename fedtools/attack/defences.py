@@ -35,7 +35,7 @@ from fedtools.attack.victims import Victims, read_state
 from fedtools.federation.base import Federation
 from fedtools.federation.model import ModelFederation
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.files.values import STATISTICS
 from fedtools.server.shares import weights_of
 

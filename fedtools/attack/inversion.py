@@ -35,8 +35,8 @@ from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.federation.identity import of_utterances
 from fedtools.files.atomic import sha256
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator, seed64
 from fedtools.files.perturb import speakers_of, unperturbed
+from fedtools.files.seeds import generator, seed64
 from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.models.asr import log_posteriors
 from fedtools.models.pooling import inside

@@ -32,7 +32,7 @@ from fedtools.federation.base import Federation, as_configured
 from fedtools.federation.kws import KwsFederation, tensors_of
 from fedtools.federation.model import ModelFederation
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.files.tables import write_tsv
 from fedtools.models.asr import losses, outputs
 from fedtools.models.training import load_model

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from fedtools.attack.features import Victim
 from fedtools.files.drawing import COLOURS, drawing
-from fedtools.files.keyed import generator, seed64
+from fedtools.files.seeds import generator, seed64
 
 _SPEAKERS, _UTTERANCES = 5, 40
 _PERPLEXITY = 30.0

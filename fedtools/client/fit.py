@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.client.progress import Progress
-from fedtools.files.keyed import seed64
 from fedtools.files.messages import MAX_LOSS
+from fedtools.files.seeds import seed64
 from fedtools.models.training import DTYPES, Training, load_model, load_optimizer, optimizer_state
 
 # The loss of each model of a batch, shape (K,); K is 1 for a model that is no stack.

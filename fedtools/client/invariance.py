@@ -19,7 +19,7 @@ from fedtools.client.fit import Fitted
 from fedtools.client.objectives import Transcripts
 from fedtools.client.place import Place
 from fedtools.client.utterances import Batch
-from fedtools.files.keyed import seed64
+from fedtools.files.seeds import seed64
 from fedtools.models.asr import ctc_losses
 from fedtools.models.cut import Cut
 from fedtools.models.pooling import pooled

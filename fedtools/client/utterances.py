@@ -12,9 +12,9 @@ import torch
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
 from fedtools.files.perturb import speakers_of
 from fedtools.files.received import Seal
+from fedtools.files.seeds import generator
 from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
 

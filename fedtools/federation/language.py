@@ -21,7 +21,7 @@ from fedtools.federation.model import ModelFederation, begin_with
 from fedtools.federation.rescore import check_planned, check_split, measure_text
 from fedtools.files.config import Positive, from_mapping, read_yaml
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.lm.nnlm import Nnlm
 from fedtools.lm.rescored import NBEST
 from fedtools.lm.rescoring import score

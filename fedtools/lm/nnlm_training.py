@@ -21,8 +21,8 @@ from torch import nn
 from fedtools.files.atomic import sha256
 from fedtools.files.config import Natural, Positive, freeze, from_mapping, read_yaml
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator, seed64
 from fedtools.files.locks import lock
+from fedtools.files.seeds import generator, seed64
 from fedtools.files.states import load_state, save_state
 from fedtools.files.symbols import warn_of_unknown
 from fedtools.files.tables import write_tsv

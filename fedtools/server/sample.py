@@ -14,7 +14,7 @@ from math import ldexp
 import numpy as np
 
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import seed64
+from fedtools.files.seeds import seed64
 
 SAMPLINGS = ("fixed", "poisson")
 

@@ -44,8 +44,8 @@ from fedtools.files.clips import Clips
 from fedtools.files.config import from_mapping
 from fedtools.files.drawing import drawing
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.keyed import generator
 from fedtools.files.private import Private
+from fedtools.files.seeds import generator
 from fedtools.files.tables import format_table, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.models.keywords.base import Network
