@@ -35,9 +35,9 @@ import numpy as np
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.config import read_yaml
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
 from fedtools.files.private import Private
 from fedtools.files.states import Spec, load_state
+from fedtools.files.text_files import read_lines
 
 # What `fedtools init` freezes, and of which kind; `start` and others may be missing.
 _OPTIONS: dict[str, type | tuple[type, ...]] = {

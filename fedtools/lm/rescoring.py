@@ -18,9 +18,9 @@ from fedtools.files.atomic import atomic_write, sha256
 from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import byte_order, write_table
 from fedtools.files.errors import UserError
-from fedtools.files.lines import open_input
 from fedtools.files.nbest import Hypothesis, read_nbest
 from fedtools.files.symbols import warn_of_unknown
+from fedtools.files.text_files import open_input
 from fedtools.lm.density import score_hypotheses
 from fedtools.lm.nnlm import MODEL, Nnlm, require_model
 from fedtools.lm.prefixes import make_tree, score_tree

@@ -14,7 +14,7 @@ import numpy as np
 from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.datadir import DataDir, parse_segment, read_table, write_table
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.text_files import read_lines
 from fedtools.lm.private_words import covered_words, rare_words, read_phrases, write_phrases
 from fedtools.lm.rescored import (
     NBEST,

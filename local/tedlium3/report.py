@@ -21,8 +21,8 @@ from scipy.stats import norm
 from fedtools.attack.verify import COLUMNS, EASY, STRICT
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.lines import read_text
 from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.files.text_files import read_text
 from fedtools.report.page import (
     Page,
     Row,
