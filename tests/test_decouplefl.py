@@ -43,7 +43,7 @@ from fedtools.files.datadir import DataDir
 from fedtools.files.seeds import seed64
 from fedtools.files.sent_features import sent_names, write_features
 from fedtools.models.asr import build_model, log_posteriors
-from fedtools.models.cut import Cut
+from fedtools.models.extractor import Cut
 
 EXTRACTOR = ("encoder.embed.", "encoder.encoders.0.")
 PERSONAL = '["encoder.embed.*", "encoder.encoders.0.*"]'

@@ -21,7 +21,7 @@ from fedtools.client.place import Place
 from fedtools.client.utterances import Batch
 from fedtools.files.seeds import seed64
 from fedtools.models.asr import ctc_losses
-from fedtools.models.cut import Cut
+from fedtools.models.extractor import Cut
 from fedtools.models.pooling import pooled
 
 _NAME = "speakers"

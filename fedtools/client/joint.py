@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedtools.client.fit import Fitted
 from fedtools.client.place import Place
 from fedtools.client.utterances import Batch
-from fedtools.models.cut import Cut
+from fedtools.models.extractor import Cut
 
 
 class Joint(nn.Module):

@@ -21,7 +21,7 @@ from fedtools.models.training import Training, load_model, load_optimizer, make_
 from fedtools.models.training import optimizer_state as state_of
 
 if TYPE_CHECKING:
-    from fedtools.models.cut import Cut
+    from fedtools.models.extractor import Cut
 
 # (epochs, steps of all or of each, purpose) to batches; None is what the round has.
 MakeBatches = Callable[["int | None", "int | Sequence[int] | None", str], Batches]

@@ -44,7 +44,7 @@ from fedtools.models.asr import (
     outputs,
     shortest_input,
 )
-from fedtools.models.cut import Cut
+from fedtools.models.extractor import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
