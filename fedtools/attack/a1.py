@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.prints import Prints
+from fedtools.attack.footprint_files import Prints
 from fedtools.attack.verify import Model, decide
 
 # Weights of means and standard deviations, section 4.3.1.

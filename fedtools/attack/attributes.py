@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.prints import Prints
+from fedtools.attack.footprint_files import Prints
 from fedtools.attack.verify import Model
 from fedtools.files.seeds import seed64
 from fedtools.files.tables import write_tsv

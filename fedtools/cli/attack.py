@@ -12,7 +12,7 @@ from fedtools.cli.app import app
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 
 if TYPE_CHECKING:
-    from fedtools.attack.prints import Prints
+    from fedtools.attack.footprint_files import Prints
     from fedtools.attack.verify import Model
 
 attack = typer.Typer(
@@ -49,7 +49,7 @@ def _rounds(given: list[int]) -> list[int]:
 
 def _read(folders: list[Path], models: Path | None) -> tuple[Prints, dict[str, Model], Path]:
     """DIR... OUT: the footprints in all folders, what is known of their models, and OUT."""
-    from fedtools.attack.prints import join, read_footprints
+    from fedtools.attack.footprint_files import join, read_footprints
     from fedtools.attack.verify import known_speakers
 
     if len(folders) < 2:
@@ -140,7 +140,7 @@ def footprints(
 
     Mean and deviation of the differences of activations on an Indicator, speech of anybody.
     """
-    from fedtools.attack.prints import Look, write_footprints
+    from fedtools.attack.footprint_files import Look, write_footprints
 
     if job > nj:
         raise typer.BadParameter(f"--job {job} of --nj {nj}")
