@@ -22,9 +22,9 @@ from fedtools.files.text_files import read_lines, read_text
 from fedtools.lm.density import score_hypotheses
 from fedtools.lm.ngram import NgramFolder, perplexity, train_ngram
 from fedtools.lm.private_words import covered_words, rare_words
-from fedtools.lm.rescored import encode_all
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.vocabulary import Vocabulary, make_vocabulary
+from fedtools.lm.word_scores import encode_all
 
 MARK = "\ufeff"
 WORDS = "the cat sat on a mat and ran".split()

@@ -23,10 +23,10 @@ from fedtools.files.config import Positive, from_mapping, read_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator
 from fedtools.lm.nnlm import Nnlm
-from fedtools.lm.rescored import NBEST
 from fedtools.lm.rescoring import score
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
+from fedtools.lm.word_scores import NBEST
 from fedtools.models.nnlm import NnlmOptions, build_nnlm, losses, pad
 from fedtools.models.training import Training, check_optimizer
 

@@ -23,10 +23,10 @@ from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload, Report
 from fedtools.files.symbols import words_of
 from fedtools.lm.marginals import most_of_a_word, smoothed
-from fedtools.lm.rescored import NBEST
 from fedtools.lm.reweighting import Adaptation, Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import NO_TIMES, Stream, open_stream, spoken, times_in
 from fedtools.lm.talk import Talk
+from fedtools.lm.word_scores import NBEST
 from fedtools.methods.base import COUNTS, Phase
 from fedtools.methods.fmp import FMP
 from fedtools.privacy.incoming import bounds_on_counts

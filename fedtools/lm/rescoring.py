@@ -25,7 +25,6 @@ from fedtools.lm.density import score_hypotheses
 from fedtools.lm.nnlm import MODEL, Nnlm, require_model
 from fedtools.lm.prefixes import make_tree, score_tree
 from fedtools.lm.progress import WordProgress
-from fedtools.lm.rescored import MADE_FROM, NBEST, NGRAM, NNLM, check_same, encode_all, read_scp
 from fedtools.lm.vocabulary import (
     UNIGRAM,
     UNKNOWN_ID,
@@ -34,6 +33,7 @@ from fedtools.lm.vocabulary import (
     read_unigram,
     write_unigram,
 )
+from fedtools.lm.word_scores import MADE_FROM, NBEST, NGRAM, NNLM, check_same, encode_all, read_scp
 from fedtools.models.training import torch_settings
 
 # What a batch has at most by default: near the fastest on one thread, and little memory.

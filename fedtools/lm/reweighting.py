@@ -15,8 +15,8 @@ import numpy as np
 
 from fedtools.files.errors import UserError
 from fedtools.lm.marginals import background_of, kernel, log_factors, of_noisy, smoothed
-from fedtools.lm.rescored import Rescored
 from fedtools.lm.vocabulary import END_ID
+from fedtools.lm.word_scores import Rescored
 from fedtools.privacy.bounds import Utterances
 
 _REMEDY = "run fedtools rescore with --ngram"
