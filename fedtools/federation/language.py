@@ -22,8 +22,8 @@ from fedtools.federation.rescore import check_planned, check_split, measure_text
 from fedtools.files.config import Positive, from_mapping, read_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator
+from fedtools.lm.nbest_scoring import score
 from fedtools.lm.nnlm import Nnlm
-from fedtools.lm.rescoring import score
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.word_scores import NBEST
