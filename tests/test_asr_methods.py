@@ -14,13 +14,13 @@ from conftest import inside, ledger
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
-from fedtools.federation.base import open_federation
-from fedtools.federation.tasks import TASKS
+from fedtools.federation.federation import open_federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import read_nbest
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
+from fedtools.tasks import facts_of
 
 TRAIN, VALID = {"au": 9, "en": 6, "in": 3}, {"au": 2, "en": 4, "in": 3}
 LETTER = dict(zip(TRAIN, simulated.LETTERS, strict=False))
@@ -308,8 +308,8 @@ def measured(path: Path) -> None:
     for number, (*rates, loss) in MEASURED.items():
         for client, wer in zip(TRAIN, rates, strict=True):
             values = (number, client, VALID[client], loss, 100, wer, wer)
-            rows.append(dict(zip(TASKS["asr"].header, values, strict=True)))
-    write_tsv(path / "evaluate_valid.tsv", TASKS["asr"].header, rows)
+            rows.append(dict(zip(facts_of("asr", "").header, values, strict=True)))
+    write_tsv(path / "evaluate_valid.tsv", facts_of("asr", "").header, rows)
 
 
 def mean_of(states: list[State]) -> State:
@@ -387,7 +387,7 @@ def test_batches_are_drawn_for_a_seed_a_round_and_a_client(twins, tmp_path):
         federation = open_federation(path)
         for number in (1, 2):
             for client in ("au", "zz"):
-                batches = federation.place([client], number)._batches(2, None, "train")
+                batches = federation.client([client], number).source.batches(2, None, "train")
                 plans[seed, number, client] = batches._groups
     for plan in plans.values():
         first, second = plan[:9], plan[9:]
@@ -417,12 +417,12 @@ def test_features_are_read_once_as_far_as_memory_allows(world, tmp_path):
         federation = open_federation(path)
         before = {}
         for client in TRAIN:
-            utterances = federation.utterances("train", client)
+            utterances = federation.task.corpus.utterances("train", client)
             before[client] = utterances.load(range(len(utterances)))["speech"]
         ark.write_bytes(b"")
         found = set()
         for client in TRAIN:
-            utterances = federation.utterances("train", client)
+            utterances = federation.task.corpus.utterances("train", client)
             try:
                 again = utterances.load(range(len(utterances)))["speech"]
             except UserError:

@@ -20,13 +20,13 @@ from fedtools.attack.defences import NOTHING, UTILITY, Defence, defended, utilit
 from fedtools.attack.prints import read_footprints
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import find_victims
-from fedtools.federation.base import open_federation
-from fedtools.federation.kws import tensors_of
+from fedtools.federation.federation import open_federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
 from fedtools.models.keywords import build_network
+from fedtools.tasks.kws.model import tensors_of
 
 CLIENTS = [f"{speaker}-m{number}" for speaker in ("ann", "bob", "cat") for number in (1, 2)]
 

@@ -19,7 +19,6 @@ from conftest import ledger, run
 from keyword_world import CLIENTS, begin, make_world
 from safetensors.numpy import load_file, save_file
 
-from fedtools.client.stacks import cross_entropy
 from fedtools.files.clips import Clip, Clips, write_clips
 from fedtools.files.experiment import Experiment, write_sums
 from fedtools.files.messages import COLUMNS
@@ -27,6 +26,7 @@ from fedtools.files.provenance import records
 from fedtools.files.tables import read_tsv
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
+from fedtools.tasks.kws.model import cross_entropy
 
 
 @pytest.fixture(scope="module")

@@ -146,18 +146,15 @@ def rescore_best(
     ngpu: int = NGPU,
 ) -> None:
     """What clients make of all their utterances, by FMP or fine-tuning, for fedtools score."""
-    from fedtools.federation.rescore import RescoreFederation
+    from fedtools.federation.evaluate import best_text
     from fedtools.files.ark import write_ark
     from fedtools.files.datadir import byte_order, write_table
-    from fedtools.files.errors import UserError
 
     federation = open_experiment(experiment, ngpu)
-    if not hasattr(federation, "best_text"):
-        raise UserError("its clients rescore nothing", path=federation.where)
-    found = federation.best_text()
+    found = best_text(federation)
     write_table(out / "text", {name: found[name] for name in byte_order(found)})
-    if isinstance(federation, RescoreFederation):
-        rows = federation.marginals()
+    if hasattr(federation.task, "marginals"):
+        rows = federation.task.marginals()
         ark = write_ark(out / "marginals.ark", ((name, rows[name]) for name in byte_order(rows)))
         write_table(out / "marginals.scp", ark)
     print(out / "text")

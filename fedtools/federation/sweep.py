@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtools.federation.identity import of_rescored
-from fedtools.federation.rescore import part_of, plan_of
 from fedtools.files.config import from_mapping, write_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.tables import write_tsv
@@ -34,6 +32,8 @@ from fedtools.privacy.record import Nonce
 from fedtools.privacy.releases import Releases
 from fedtools.score.align import count_errors
 from fedtools.score.bootstrap import interval, speaker_draws
+from fedtools.tasks.identity import of_rescored
+from fedtools.tasks.rescore.task import part_of, plan_of
 
 FIGURES = ("words", "errors", "wer", "relative", "low", "high", "listed", "missed")
 ROUNDS, GROUPS, SPAN = "rounds", "groups", "span"

@@ -7,18 +7,17 @@ rounds serve T + 1 groups, the last of which is rescored and not sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from fedtools.client.unit import Trained
 from fedtools.files.config import AboveZero, NonNegative, from_mapping
 from fedtools.methods import METHODS
 from fedtools.methods.base import COUNTS, Method, Phase
-from fedtools.privacy.options import CUMULATIVE, INCREMENTS, LAPLACE, PAPER, Privacy
+from fedtools.privacy.options import CLIENT, CUMULATIVE, INCREMENTS, LAPLACE, NONE, PAPER, Privacy
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from fedtools.lm.talk import Talk
     from fedtools.server.server import Server
 
@@ -54,7 +53,7 @@ class FMP(Method):
 
     title: ClassVar[str] = "FMP"
     rank: ClassVar[int] = 20
-    tasks: ClassVar[tuple[str, ...]] = ("rescore",)
+    needs: ClassVar[tuple[str, ...]] = ("counts",)
 
     alpha: NonNegative = 0.5
     beta: NonNegative = 0.25
@@ -79,8 +78,8 @@ class FMP(Method):
         # Where it is known which file the options are from, and so can be named.
         _ = self.protection
 
-    def check(self, task: str, model: Mapping[str, Any]) -> None:
-        super().check(task, model)
+    def check(self, task: str, parts: Sequence[str], model: Mapping[str, Any]) -> None:
+        super().check(task, parts, model)
         for name in ("smoothing", "nnlm"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} is over 1")
@@ -126,12 +125,19 @@ class FMP(Method):
         return self.span if self.groups == "clock" else None
 
     def phase(self, number: int) -> Phase:
-        return Phase(self.count_words, self.collect, sends=COUNTS, trains=False)
+        return Phase(self.client, self.server, COUNTS, trains=False, untimed=self.hidden)
 
-    def count_words(self, client: Talk) -> np.ndarray:
+    @property
+    def hidden(self) -> bool:
+        """Whether the server is told nothing of a client but noisy counts."""
+        return self.protection.mechanism != NONE and self.protection.trust == CLIENT
+
+    def client(self, client: Talk) -> list[Trained]:
         """Equation 5 for each word, over what a client has said by the end of the round."""
-        return client.counts(since_sent=self.adds_up)
+        counts = client.counts(since_sent=self.adds_up)
+        size = 0 if self.hidden else client.group.stop - client.group.start
+        return [Trained(0, 0.0, size, tensors={"counts": counts})]
 
-    def collect(self, server: Server) -> None:
+    def server(self, server: Server) -> None:
         """Equation 6, but for the smoothing, which is linear and left to the clients."""
         server.sum(added=self.adds_up)

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from fedtools.federation.base import Beginning, Federation, Sent, State
-from fedtools.federation.steps import draw
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
-from fedtools.files.messages import Payload, Report
+from fedtools.files.messages import Payload
+from fedtools.files.states import Spec
 from fedtools.lm.marginals import most_of_a_word, smoothed
 from fedtools.lm.rescored import NBEST
 from fedtools.lm.reweighting import Adaptation, Lists, Weights, warn_of_no_lm
@@ -33,42 +32,44 @@ from fedtools.privacy.key import RECORD as KEY_RECORD
 from fedtools.privacy.key import open_key
 from fedtools.privacy.ledger import Amount, ledger_rows
 from fedtools.privacy.marginals import PAPER_WARNING
-from fedtools.privacy.options import CLIENT, LAPLACE, NONE, PAPER
+from fedtools.privacy.options import LAPLACE, NONE, PAPER
 from fedtools.privacy.plan import Plan
 from fedtools.privacy.record import NONCE, Record, Row, close
 from fedtools.privacy.releases import ReleasesOf
-from fedtools.score.align import count_errors
+from fedtools.server.sample import draw
 from fedtools.server.server import Release
+from fedtools.tasks.base import NewExperiment, State, Task
+from fedtools.tasks.rescore.spoken import check_planned, check_split, measure_text
 
 
-class RescoreFederation(Federation):
+class RescoreTask(Task):
     """FMP's: the state is one tensor of counts, (V,), that all clients share.
 
     Raises:
         UserError: beside what is wrong with any experiment, if this one has privacy and no nonce.
     """
 
-    def __init__(self, path: str | Path, device: str = "cpu"):
-        super().__init__(path, device)
+    def __init__(self, experiment: Experiment, method: FMP, device: str = "cpu"):
+        super().__init__(experiment, method, device)
         self.releases = self._releases()
 
     @staticmethod
-    def begin(beginning: Beginning) -> tuple[State, State]:
-        method, where = beginning.method, f"{beginning.where}: method_conf"
+    def begin(new: NewExperiment) -> tuple[State, State]:
+        method, where = new.method, f"{new.where}: method_conf"
         try:
-            plan_of(method, beginning.config["rounds"])
+            plan_of(method, new.config["rounds"])
         except ValueError as error:
             raise UserError(f"privacy: {error}", path=where) from None
-        _check_sampling(method, beginning.config["clients_per_round"], where)
+        _check_sampling(method, new.config["clients_per_round"], where)
         if method.protection.mechanism == PAPER:
             print(f"warning: {PAPER_WARNING}", file=sys.stderr)
-        if method.clock and not times_in(beginning.data["train"]):
-            raise UserError(NO_TIMES, path=beginning.data["train"], remedy="take groups: even")
-        stream = open_stream(beginning.data["train"])
+        if method.clock and not times_in(new.data["train"]):
+            raise UserError(NO_TIMES, path=new.data["train"], remedy="take groups: even")
+        stream = open_stream(new.data["train"])
         rescored = stream.rescored
         if method.protection.mechanism != NONE:
-            _check_words(stream, method.max_words, beginning.data["train"])
-        warn_of_no_lm(rescored, part_of(method, Weights), beginning.data["train"] / NBEST)
+            _check_words(stream, method.max_words, new.data["train"])
+        warn_of_no_lm(rescored, part_of(method, Weights), new.data["train"] / NBEST)
         state = {"counts": np.zeros(len(rescored.vocabulary))}
         return state, state
 
@@ -81,6 +82,10 @@ class RescoreFederation(Federation):
         Record.begin(path, method.noise_key)
         return [NONCE, KEY_RECORD]
 
+    @property
+    def spec(self) -> Spec:
+        return {"counts": ((len(self.lists.background),), "float64")}
+
     def payload(self, phase: Phase) -> Payload:
         assert phase.sends == COUNTS
         size, clients = len(self.lists.background), len(self.experiment.clients)
@@ -92,43 +97,32 @@ class RescoreFederation(Federation):
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
         return [[client] for client in clients]
 
-    def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
+    def source(self, clients: Sequence[str], number: int, phase: Phase) -> Talk:
+        (client,) = clients
         check_planned(self.experiment, number)
-        for client in clients:
-            talk = self.talk(client, number)
-            counts = phase.client(talk)
-            # The server is told nothing but counts where it is not trusted with them.
-            hidden = self.releases is not None and self.releases.plan.options.trust == CLIENT
-            size = 0 if hidden else talk.group.stop - talk.group.start
-            yield Sent([Report(client, size)], {"counts": counts[None]}, untimed=hidden)
+        return self.talk(client, number)
 
-    def load_result(self, client: str | None, number: int) -> None:
-        self._number = number
-        self._counts = self.experiment.shared_state(number + 1)["counts"]
+    def load(self, state: State, number: int) -> None:
+        self._number, self._counts = number, state["counts"]
 
     def measure(self, split: str, client: str) -> dict[str, object]:
         """The group after the round that is loaded, rescored with that round's counts."""
         check_split(split, self.experiment)
-        talk = self.talk(client, self._number + 1)
-        said = dict(zip(self.names(talk.group), self.rescored(talk), strict=True))
-        return measure_text(said, self._text)
+        return measure_text(self.rescored(client), self._text)
 
-    def best_text(self) -> dict[str, str]:
-        """What every client makes of all its utterances, the last group included."""
-        found = {}
-        for number in range(self.experiment.last_round() + 1):
-            self.load_result(None, number)
-            for client in self.experiment.clients:
-                talk = self.talk(client, number + 1)
-                found |= zip(self.names(talk.group), self.rescored(talk), strict=True)
-        return found
+    def rescored(self, client: str) -> dict[str, str]:
+        """Utterance -> words, of a client's group after the round that is loaded."""
+        talk = self.talk(client, self._number + 1)
+        best, hypotheses = talk.rescore(self._counts), self._stream.rescored.hypotheses
+        names = self._stream.rescored.utterances[talk.group]
+        return {name: hypotheses[one] for name, one in zip(names, best, strict=True)}
 
     def marginals(self) -> dict[str, np.ndarray]:
         """The distributions after the last round, (V,) each: every client's, and "-", all's."""
         last, smoothing = self.experiment.last_round(), self.method.smoothing
-        self.load_result(None, last)
+        counts = self.experiment.shared_state(last + 1)["counts"]
         marginal = self.method.protection.mechanism == PAPER
-        found = {SERVER_ROW: self.lists.shared(self._counts, smoothing, marginal)}
+        found = {SERVER_ROW: self.lists.shared(counts, smoothing, marginal)}
         for client in self.experiment.clients:
             own = self.talk(client, last + 1).before
             found[client] = smoothed(own, self.lists.background, smoothing)
@@ -146,7 +140,6 @@ class RescoreFederation(Federation):
         return released
 
     def closed(self, number: int, clients: Sequence[str]) -> None:
-        super().closed(number, clients)
         if self.releases is not None:
             for own in (
                 self.experiment.at_server(number),
@@ -190,15 +183,6 @@ class RescoreFederation(Federation):
             return None
         plan = plan_of(self.method, self.experiment.config["rounds"])
         return ReleasesOf(plan, self.experiment, self.method.noise_key)
-
-    def rescored(self, talk: Talk) -> list[str]:
-        """The best hypotheses of a client's round, with the counts that are loaded."""
-        hypotheses = self._stream.rescored.hypotheses
-        return [hypotheses[best] for best in talk.rescore(self._counts)]
-
-    def names(self, group: slice) -> list[str]:
-        """The utterances of a group."""
-        return self._stream.rescored.utterances[group]
 
     def talk(self, client: str, number: int) -> Talk:
         """A client in a round."""
@@ -249,46 +233,6 @@ def _check_sampling(method: FMP, sampled: float | int | None, where: str) -> Non
         problem = f"privacy: mechanism: laplace, and clients_per_round: {sampled}"
         remedy = "let all take part; without one client others would be drawn"
         raise UserError(problem, path=where, remedy=remedy)
-
-
-def check_split(split: str, experiment: Experiment) -> None:
-    """Fail with a `UserError` for data other than the streams that clients take part with.
-
-    Raises:
-        UserError: for a split other than "train".
-    """
-    if split != "train":
-        problem = f"{split!r} is no stream of a federation that rescores"
-        remedy = "measure 'train', whose utterances are rescored with what came before them"
-        raise UserError(problem, path=experiment.path, remedy=remedy)
-
-
-def check_planned(experiment: Experiment, number: int) -> None:
-    """Fail with a `UserError` for a round beyond those that utterances were cut for.
-
-    There is nothing left to say in it, and a release more would cost more than was promised.
-    """
-    rounds = experiment.config["rounds"]
-    if number > rounds:
-        problem = f"round {number}, but utterances are cut into groups for {rounds} rounds"
-        remedy = "begin another experiment with more rounds"
-        raise UserError(problem, path=experiment.path, remedy=remedy)
-
-
-def measure_text(said: Mapping[str, str], text: Mapping[str, str]) -> dict[str, object]:
-    """The columns of tasks whose clients rescore: word errors of some utterances; WER in %.
-
-    Args:
-        said: utterance -> words, as they were heard.
-        text: as they were spoken.
-    """
-    words = errors = 0
-    for name, heard in said.items():
-        spoken = text[name].split()
-        words += len(spoken)
-        errors += count_errors(spoken, heard.split()).errors
-    rate = f"{100 * errors / words:.4f}" if words else "nan"
-    return {"utterances": len(said), "words": words, "errors": errors, "wer": rate}
 
 
 def _check_words(stream: Stream, most: float, path: Path) -> None:
