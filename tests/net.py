@@ -35,7 +35,6 @@ sys.path.append(str(TESTS / "soak"))
 # (case, file) -> the beginning of the SHA-256 of what it holds, or what went wrong.
 Hashes = dict[tuple[str, str], str]
 FAILED = "(run)"
-LISTED = 40
 JOBS, KILLS, RANKS = 3, 3, 2
 
 # --- what is run
@@ -147,7 +146,7 @@ CASES = {
 # --- worlds
 
 
-def make_worlds(root: Path) -> dict[str, Path]:
+def make_worlds(root: Path) -> None:
     """Data of each task and a configuration beside them; all of it by the tests' own builders."""
     # Here, since another process than the one that forks may use them alone.
     import keyword_world
@@ -168,7 +167,6 @@ def make_worlds(root: Path) -> dict[str, Path]:
     _language(worlds["lm"])
     (_made(worlds["rescore"]) / "config.yaml").write_text("{task: rescore, rounds: 3}\n")
     (worlds["rescore"] / "train").symlink_to("../lm/made")
-    return worlds
 
 
 def _made(path: Path) -> Path:
@@ -193,32 +191,28 @@ def _language(world: Path) -> None:
     (world / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def world_commands(root: Path) -> list[list[str]]:
-    """What `fedtools` makes of the data of `make_worlds`."""
-    asr_text, lm = root / "asr" / "train" / "text", root / "lm"
-    train = f"train-nnlm --plain {lm}/plain --config {lm}/nnlm.yaml --valid {lm}/made/text"
-    lines = [
-        f"train-tokens {asr_text} {root}/asr/tokens --token-type char",
-        f"train-lm {asr_text} {root}/asr/lm --order 2",
-        f"{train} {lm}/nnlm",
-        f"rescore {lm}/made {lm}/nnlm {lm}/rescored",
-        f"rescore-stream {lm}/made {lm}/rescored {lm}/train",
-    ]
-    return [line.split() for line in lines]
+WORLD_COMMANDS = (
+    "train-tokens asr/train/text asr/tokens --token-type char",
+    "train-lm asr/train/text asr/lm --order 2",
+    "train-nnlm --plain lm/plain --config lm/nnlm.yaml --valid lm/made/text lm/nnlm",
+    "rescore lm/made lm/nnlm lm/rescored",
+    "rescore-stream lm/made lm/rescored lm/train",
+)
 
 
-def init_command(case: Case, root: Path, path: Path) -> list[str]:
-    world, lm = root / case.world, root / "lm"
-    words = ["init", path, "--config", world / "config.yaml", "--method", case.method]
+def init_command(case: Case, exp: Path) -> list[str]:
+    """Paths of data are relative: what noise is drawn for has a sum of the configuration."""
+    world, method = case.world, case.method
+    words = ["init", str(exp), "--config", f"{world}/config.yaml", "--method", method]
     words += ["--data", f"train={world}/train"]
     if case.measured not in ("", "train"):
         words += ["--data", f"{case.measured}={world}/{case.measured}"]
-    words += {
-        "asr": ["--asset", f"tokens={world}/tokens"],
-        "lm": ["--asset", f"weights={lm}/weights", "--start", f"{lm}/nnlm/model.safetensors"],
-    }.get(case.world, [])
+    if world == "asr":
+        words += ["--asset", "tokens=asr/tokens"]
+    if world == "lm":
+        words += ["--asset", "weights=lm/weights", "--start", "lm/nnlm/model.safetensors"]
     settings = ("keep_updates=true", *case.settings)
-    return [str(word) for word in (*words, *(one for s in settings for one in ("--set", s)))]
+    return [*words, *(word for setting in settings for word in ("--set", setting))]
 
 
 # --- ways of running
@@ -230,15 +224,16 @@ class Failed(Exception):
 
 def begin(
     commands: Sequence[Sequence[str]],
+    root: Path,
     log: Path,
     prepare: Callable[[], None] = lambda: None,
     **env: str,
 ) -> int:
-    """Begin commands in a fork of this process; returns the process."""
+    """Begin commands in a fork of this process, in the folder of worlds; returns the process."""
     import forks
 
     with open(log, "ab") as output:
-        return forks.fork(commands, log.parent, output.fileno(), env=env, prepare=prepare)
+        return forks.fork(commands, root, output.fileno(), env=env, prepare=prepare)
 
 
 def end(child: int, log: Path) -> None:
@@ -307,7 +302,7 @@ class Runner:
 
     def after(self) -> None:
         """What is made of models, of those of the first way alone."""
-        out = {"EXP": str(self.exp("one")), "WORLD": str(self.root / self.case.world)}
+        out = {"EXP": str(self.exp("one")), "WORLD": self.case.world}
         out["OUT"] = str(_made(self.folder / "one" / "out"))
         self._fork("one", [_filled(line, out) for line in self.case.after])
 
@@ -331,6 +326,7 @@ class Runner:
         for _ in range(KILLS):
             child = begin(
                 [self.rounds("killed")],
+                self.root,
                 self.log("killed"),
                 lambda: count_renames(exp, self.folder / "more", share),
                 **self.env("killed"),
@@ -345,6 +341,7 @@ class Runner:
         children = [
             begin(
                 [self.rounds("ranks")],
+                self.root,
                 self.log("ranks"),
                 **self.env("ranks"),
                 RANK=str(rank),
@@ -381,8 +378,9 @@ class Runner:
         begun: bool = True,
     ) -> None:
         """Run commands to their end, after `init` where nothing has begun."""
-        first = [] if begun else [init_command(self.case, self.root, self.exp(way))]
-        end(begin([*first, *commands], self.log(way), prepare, **self.env(way)), self.log(way))
+        first = [] if begun else [init_command(self.case, self.exp(way))]
+        child = begin([*first, *commands], self.root, self.log(way), prepare, **self.env(way))
+        end(child, self.log(way))
 
     # --- what is hashed
 
@@ -424,6 +422,8 @@ def is_left_out(name: Path) -> bool:
         or bool(FOLDERS_LEFT_OUT & set(name.parts))
         # Cut into jobs otherwise in each way; see `messages_of`.
         or name.name.startswith("update.")
+        # With the sum of feats.scp, which has absolute paths.
+        or name.match("nbest.*.yaml")
     )
 
 
@@ -481,7 +481,7 @@ def run_cases(names: Sequence[str], root: Path, workers: int) -> Hashes:
 
     forks.preload(["fedtools.federation.rounds", "espnet2.asr.espnet_model", "torch._dynamo"])
     make_worlds(root)
-    end(begin(world_commands(root), root / "log"), root / "log")
+    end(begin([line.split() for line in WORLD_COMMANDS], root, root / "log"), root / "log")
     left, running, found = list(names), {}, {}
     while left or running:
         while left and len(running) < workers:
@@ -529,6 +529,13 @@ def read(path: Path) -> Hashes:
     return {(case, file): value for case, file, value in rows}
 
 
+def recorded(table: Path) -> tuple[str, Hashes]:
+    """Which machine a table is from, and what it has."""
+    if not table.exists():
+        return "nothing", {}
+    return table.read_text().partition("\n")[0].removeprefix("# "), read(table)
+
+
 def compared(ours: Hashes, theirs: Hashes | None) -> list[tuple[str, str, str]]:
     """Rows of (method, file, way) that differ; `theirs` is None where ways alone are compared."""
     rows = []
@@ -539,13 +546,20 @@ def compared(ours: Hashes, theirs: Hashes | None) -> list[tuple[str, str, str]]:
             name, _, way = file.rstrip(")").rpartition(" (")
             rows.append((case, name, way))
     if theirs is not None:
-        plain = {key: value for key, value in ours.items() if not key[1].endswith(")")}
+        own = {key: value for key, value in ours.items() if not is_fault(key[1])}
+        there = {case for case, _ in theirs}
+        rows += [(case, "(not recorded)", "all") for case in sorted({c for c, _ in own} - there)]
         rows += [
-            (*key, "all" if key in plain and key in theirs else "gone" if key in theirs else "new")
-            for key in sorted(plain.keys() | theirs.keys())
-            if plain.get(key) != theirs.get(key) and not key[1].startswith(FAILED)
+            (*key, "all" if key in own and key in theirs else "gone" if key in theirs else "new")
+            for key in sorted(own.keys() | theirs.keys())
+            if key[0] in there and own.get(key) != theirs.get(key) and not is_fault(key[1])
         ]
     return rows
+
+
+def is_fault(file: str) -> bool:
+    """Whether it is no file but says how a way failed, or what it wrote otherwise."""
+    return file.startswith(FAILED) or file.endswith(")")
 
 
 def hashes_at(ref: str, names: Sequence[str], folder: Path, workers: int) -> Hashes:
@@ -600,11 +614,14 @@ def main() -> None:
         if options.against:
             theirs = hashes_at(options.against, names, Path(folder), options.workers)
     if options.record:
-        write(options.table, ours, [machine()])
+        if not any(is_fault(file) for _, file in ours):
+            kept = recorded(options.table)[1] if options.only else {}
+            others = {key: value for key, value in kept.items() if key[0] not in names}
+            write(options.table, others | ours, [machine()])
     elif not options.against:
-        about = options.table.read_text().partition("\n")[0].removeprefix("# ")
+        about, table = recorded(options.table)
         if about == machine():
-            theirs = {key: value for key, value in read(options.table).items() if key[0] in names}
+            theirs = {key: value for key, value in table.items() if key[0] in names}
         else:
             print(f"recorded with {about}; here is {machine()}: only ways are compared")
     rows = compared(ours, theirs)
