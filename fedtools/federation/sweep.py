@@ -116,7 +116,7 @@ def setting_of(options: Mapping[str, Any]) -> Setting:
         chosen["sends"] = privacy.pop("release")
     method = from_mapping(FMP, {**chosen, "privacy": privacy}, "options")
     try:
-        method.check("rescore", {})
+        method.check("rescore", ("counts",), {})
         return Setting(method, rounds, plan_of(method, rounds))
     except ValueError as error:
         raise UserError(str(error), path="options") from None
