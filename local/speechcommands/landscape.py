@@ -48,7 +48,7 @@ from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.models.keywords.base import Network
 from fedtools.report.plots import drawing
 from fedtools.tasks.kws.model import cross_entropy, tensors_of
-from fedtools.tasks.kws.stacks import ClipBatches, ClipSource
+from fedtools.tasks.kws.stacks import ClipBatches
 from fedtools.tasks.kws.task import predict, prepare
 
 COLUMNS = ("panel", "gamma_1", "gamma_2", "accuracy")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
+from fedtools.files.symbols import words_of
 from fedtools.score.align import count_errors
 
 
@@ -42,8 +43,8 @@ def measure_text(said: Mapping[str, str], text: Mapping[str, str]) -> dict[str, 
     """
     words = errors = 0
     for name, heard in said.items():
-        spoken = text[name].split()
+        spoken = words_of(text[name])
         words += len(spoken)
-        errors += count_errors(spoken, heard.split()).errors
+        errors += count_errors(spoken, words_of(heard)).errors
     rate = f"{100 * errors / words:.4f}" if words else "nan"
     return {"utterances": len(said), "words": words, "errors": errors, "wer": rate}
