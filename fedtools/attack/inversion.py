@@ -119,7 +119,7 @@ def read_server_data(
     Raises:
         UserError: if it has fewer than two, or one that is a client's.
     """
-    data = read_data(path, federation.experiment.config["model"])
+    data = read_data(path, federation.experiment.options.model)
     wanted, trained_on = set(clients), federation.read("train")
     recorded, theirs = unperturbed(data), unperturbed(trained_on)
     own = {theirs[name] for name, owner in trained_on.utt2client.items() if owner in wanted}
@@ -162,7 +162,7 @@ def open_inverter(
         return train_inverter(federation, audio, epochs, seed)
     known = {
         "model": sha256(federation.experiment.path / "init.safetensors"),
-        "options": federation.experiment.config["model"],
+        "options": federation.experiment.options.model,
         "batch_bins": federation.training.batch_bins,
         "end_frames": federation.training.end_frames,
         "blocks": federation.cut.blocks,

@@ -171,9 +171,7 @@ def draw(
 def items_of(federation: ModelFederation) -> Items:
     """The training data of an experiment, one by one."""
     if isinstance(federation, AsrFederation):
-        data = read_data(
-            federation.data_path("train"), federation.experiment.config["model"], "text"
-        )
+        data = read_data(federation.data_path("train"), federation.experiment.options.model, "text")
         audio = federation.gather(data, data.utterances)
         places = {name: index for index, name in enumerate(audio.names)}
 

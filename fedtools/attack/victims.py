@@ -192,7 +192,7 @@ def make_probe(
     federation.load_shared(number)
     models = [copy.deepcopy(federation.model).eval() for _ in range(1 + held)]
     if isinstance(federation, AsrFederation):
-        data = read_data(indicator, federation.experiment.config["model"])
+        data = read_data(indicator, federation.experiment.options.model)
         audio = federation.gather(data, data.utterances, labelled=False)
 
         def utterances() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

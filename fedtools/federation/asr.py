@@ -115,7 +115,7 @@ class AsrFederation(ModelFederation):
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         super().__init__(path, device)
-        options = self.experiment.config["training"]
+        options = self.experiment.options.training
         self.training = from_mapping(UtteranceTraining, options, f"{self.where}: training")
         self.tokenizer = Tokenizer.load(self.experiment.path)
         self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
@@ -123,16 +123,16 @@ class AsrFederation(ModelFederation):
 
     @staticmethod
     def begin(beginning: Beginning) -> tuple[State, State]:
-        config, where = beginning.config, beginning.where
-        training = from_mapping(UtteranceTraining, config["training"], f"{where}: training")
+        options, where = beginning.options, beginning.where
+        training = from_mapping(UtteranceTraining, options.training, f"{where}: training")
         tokenizer = Tokenizer.load(beginning.assets["tokens"])
         units = tokenizer.tokens
         lattice = read_lattice(beginning.assets.get("denominator"), len(units))
-        model = build_model(config["model"], units, f"{where}: model", lattice)
+        model = build_model(options.model, units, f"{where}: model", lattice)
         if lattice and training.labels != "transcripts":
             problem = f"labels: {training.labels} are of models of criterion ctc"
             raise UserError(problem, path=f"{where}: training")
-        read_data(beginning.data["train"], config["model"])
+        read_data(beginning.data["train"], options.model)
         for split, folder in beginning.data.items():
             if split != "train":
                 check_words(folder)
@@ -140,10 +140,10 @@ class AsrFederation(ModelFederation):
                 warn_of_unspelled(tokenizer, folder / "text", beginning.assets["tokens"])
         check_optimizer(training, f"{where}: training")
         states = begin_with(beginning, model, model.state_dict())
-        phases = map(beginning.method.phase, range(1, config["rounds"] + 1))
+        phases = map(beginning.method.phase, range(1, options.rounds + 1))
         if any(phase.jointly or isinstance(phase.sends, Extracted) for phase in phases):
             kinds = kinds_of(beginning.method, model, model.state_dict(), where)
-            cut_above(model, kinds, config["model"], where)
+            cut_above(model, kinds, options.model, where)
         return states
 
     @cached_property
@@ -169,7 +169,7 @@ class AsrFederation(ModelFederation):
         return Joint(models, self.shared_spec, self.cut)
 
     def _build(self) -> nn.Module:
-        config, tokens = self.experiment.config["model"], self.tokenizer.tokens
+        config, tokens = self.experiment.options.model, self.tokenizer.tokens
         return build_model(config, tokens, f"{self.where}: model", self._lattice).to(self.device)
 
     @cached_property
@@ -190,7 +190,7 @@ class AsrFederation(ModelFederation):
         if split not in self.data:
             reads = split != "train" or self.training.labels == "transcripts"
             labels = ("text",) if reads else ()
-            path, config = self.data_path(split), self.experiment.config["model"]
+            path, config = self.data_path(split), self.experiment.options.model
             may_lack = self.may_lack and split == "train"
             self.data[split] = read_data(path, config, *labels, may_lack=may_lack)
         return self.data[split]
@@ -293,7 +293,7 @@ class AsrFederation(ModelFederation):
     @cached_property
     def cut(self) -> Cut:
         """Where the personal extractor ends."""
-        return cut_above(self.model, self.kinds, self.experiment.config["model"], self.where)
+        return cut_above(self.model, self.kinds, self.experiment.options.model, self.where)
 
     def payload(self, phase: Phase) -> Payload:
         if not isinstance(phase.sends, Extracted):

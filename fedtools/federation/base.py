@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from fedtools.federation.tasks import ALL, data_of, task_of
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import MOST_UTTERANCES, Payload, Report
+from fedtools.files.options import Options
 from fedtools.files.units import WORD, Unit
 from fedtools.methods import make_method
 from fedtools.methods.base import Method, Phase
@@ -47,14 +48,14 @@ class Beginning:
     """What `Federation.begin` is given: an experiment that is to be made.
 
     Attributes:
-        config: the options that will be frozen.
+        options: those that will be frozen.
         method: made from them.
         data, assets: folders by split, and by name.
         start: a full state to begin with, or None.
         where: what the options were read from.
     """
 
-    config: Mapping[str, Any]
+    options: Options
     method: Method
     data: Mapping[str, Path]
     assets: Mapping[str, Path]
@@ -76,10 +77,10 @@ class Federation(ABC):
     def __init__(self, path: str | Path, device: str = "cpu"):
         self.experiment = Experiment(path)
         self.experiment.check_frozen()
-        config = self.experiment.config
+        options = self.experiment.options
         self.where = self.experiment.path / "config.yaml"
-        self.task = task_of(config["task"], self.where)
-        self.method = make_method(config["method"], config["method_conf"], self.where)
+        self.task = task_of(options.task, self.where)
+        self.method = make_method(options.method, options.method_conf, self.where)
         self.device_name = device
         self._groups: dict[str, list[str]] = {}
         self._data_paths: dict[str, Path] = {}
@@ -143,7 +144,7 @@ class Federation(ABC):
 
     def at_server(self, number: int, phase: Phase) -> Place | None:
         """The server as a place that trains, with the shared state of the round."""
-        raise NotImplementedError(f"task {self.experiment.config['task']} trains at no server")
+        raise NotImplementedError(f"task {self.experiment.options.task} trains at no server")
 
     def release(self, number: int) -> Release | None:
         """What the server makes known of the sum of a round's counts; None: the sum itself."""
@@ -211,5 +212,5 @@ def open_federation(path: str | Path, device: str = "cpu") -> Federation:
     """Open the experiment in a folder; all that it began with must be as it was."""
     experiment = Experiment(path)
     experiment.check_frozen()
-    task = task_of(experiment.config["task"], experiment.path / "config.yaml")
+    task = task_of(experiment.options.task, experiment.path / "config.yaml")
     return task.federation_class(path, device)

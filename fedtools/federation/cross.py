@@ -51,7 +51,7 @@ def cross(
         if not federation.personal:
             continue
         name = name.replace("{}", federation.method.title)
-        data = read_data(data_path, federation.experiment.config["model"], "text")
+        data = read_data(data_path, federation.experiment.options.model, "text")
         heard = set(data.utt2client.values())
         owners = [client for client in clients if client in heard]
         if not owners:

@@ -97,7 +97,7 @@ def decode(
     Returns:
         the file written.
     """
-    data = read_data(data_path, federation.experiment.config["model"])
+    data = read_data(data_path, federation.experiment.options.model)
     count = len(data.utterances)
     share = data.utterances[count * (job - 1) // jobs : count * job // jobs]
     by_client: dict[str, list[str]] = {}

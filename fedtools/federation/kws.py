@@ -42,7 +42,7 @@ class KwsFederation(ModelFederation):
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         super().__init__(path, device)
-        options = self.experiment.config["training"]
+        options = self.experiment.options.training
         self.training = from_mapping(ClipTraining, options, f"{self.where}: training")
         self._classes = read_classes(self.experiment.path / "classes.txt")
         self._samples = read_length(self.experiment.path)
@@ -56,12 +56,12 @@ class KwsFederation(ModelFederation):
 
     @staticmethod
     def begin(beginning: Beginning) -> tuple[State, State]:
-        config, where = beginning.config, beginning.where
-        training = from_mapping(ClipTraining, config["training"], f"{where}: training")
+        options, where = beginning.options, beginning.where
+        training = from_mapping(ClipTraining, options.training, f"{where}: training")
         classes = len(read_classes(beginning.data["train"] / "classes.txt"))
         samples = read_length(beginning.data["train"])
         network = build_network(
-            config["model"], classes, f"{where}: model", frames=frames_of(samples)
+            options.model, classes, f"{where}: model", frames=frames_of(samples)
         )
         if (shift := training.augmentation.time_shift_ms) > 1000 * samples / RATE:
             problem = f"training: augment: time_shift_ms {shift} is more than a clip"
@@ -76,7 +76,7 @@ class KwsFederation(ModelFederation):
     def _network(self, clients: int, use: str) -> Network:
         """A network for so many clients, made once for each use; who uses it loads its tensors."""
         if (clients, use) not in self._networks:
-            config, where = self.experiment.config["model"], f"{self.where}: model"
+            config, where = self.experiment.options.model, f"{self.where}: model"
             frames = frames_of(self._samples)
             network = build_network(
                 config, len(self._classes), where, clients=clients, frames=frames

@@ -100,28 +100,28 @@ class LmFederation(ModelFederation):
 
     def __init__(self, path, device: str = "cpu"):
         super().__init__(path, device)
-        config = self.experiment.config
-        self.training = from_mapping(LmTraining, config["training"], f"{self.where}: training")
+        options = self.experiment.options
+        self.training = from_mapping(LmTraining, options.training, f"{self.where}: training")
         self._weights = _read_weights(self.experiment.path)
 
     @staticmethod
     def begin(beginning: Beginning) -> tuple[State, State]:
-        config, where = beginning.config, beginning.where
-        training = from_mapping(LmTraining, config["training"], f"{where}: training")
+        options, where = beginning.options, beginning.where
+        training = from_mapping(LmTraining, options.training, f"{where}: training")
         if beginning.start is None:
             remedy = "give --start NNLM/model.safetensors"
             raise UserError("fine-tuning wants a model to begin with", path=where, remedy=remedy)
-        options = from_mapping(NnlmOptions, config["model"], f"{where}: model")
+        network = from_mapping(NnlmOptions, options.model, f"{where}: model")
         rescored = open_stream(beginning.data["train"]).rescored
         weights = _read_weights(beginning.assets.get("weights"))
         warn_of_no_lm(rescored, weights, beginning.data["train"] / NBEST)
-        model = build_nnlm(options, len(rescored.vocabulary))
+        model = build_nnlm(network, len(rescored.vocabulary))
         check_optimizer(training, f"{where}: training")
         return begin_with(beginning, model, model.state_dict())
 
     @cached_property
     def model(self) -> nn.Module:
-        options = from_mapping(NnlmOptions, self.experiment.config["model"], self.where)
+        options = from_mapping(NnlmOptions, self.experiment.options.model, self.where)
         return build_nnlm(options, len(self._stream.rescored.vocabulary)).to(self.device)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -182,7 +182,7 @@ class LmFederation(ModelFederation):
         return found
 
     def _group(self, client: str, number: int) -> slice:
-        return self._stream.groups(client, self.experiment.config["rounds"])[number - 1]
+        return self._stream.groups(client, self.experiment.options.rounds)[number - 1]
 
     def _said(self, client: str, number: int) -> list[list[int]]:
         """The first pass' best hypotheses of a round's utterances."""

@@ -56,10 +56,10 @@ class RescoreFederation(Federation):
     def begin(beginning: Beginning) -> tuple[State, State]:
         method, where = beginning.method, f"{beginning.where}: method_conf"
         try:
-            plan_of(method, beginning.config["rounds"])
+            plan_of(method, beginning.options.rounds)
         except ValueError as error:
             raise UserError(f"privacy: {error}", path=where) from None
-        _check_sampling(method, beginning.config["clients_per_round"], where)
+        _check_sampling(method, beginning.options.clients_per_round, where)
         if method.protection.mechanism == PAPER:
             print(f"warning: {PAPER_WARNING}", file=sys.stderr)
         if method.clock and not times_in(beginning.data["train"]):
@@ -164,7 +164,7 @@ class RescoreFederation(Federation):
         Args:
             released: as `released` gives it.
         """
-        rounds = range(1, self.experiment.config["rounds"] + 1)
+        rounds = range(1, self.experiment.options.rounds + 1)
         senders = Counter((sender, row.number) for sender, row in released)
         draws = [max((senders[one] for one in senders if one[1] == at), default=0) for at in rounds]
         amounts = [
@@ -188,7 +188,7 @@ class RescoreFederation(Federation):
         """Bounds and noise; None without differential privacy."""
         if self.method.protection.mechanism == NONE:
             return None
-        plan = plan_of(self.method, self.experiment.config["rounds"])
+        plan = plan_of(self.method, self.experiment.options.rounds)
         return ReleasesOf(plan, self.experiment, self.method.noise_key)
 
     def rescored(self, talk: Talk) -> list[str]:
@@ -202,7 +202,7 @@ class RescoreFederation(Federation):
 
     def talk(self, client: str, number: int) -> Talk:
         """A client in a round."""
-        rounds = self.experiment.config["rounds"]
+        rounds = self.experiment.options.rounds
         groups = self._stream.groups(client, rounds, self.method.clock)
         sent = [before for before in range(1, number) if client in self._sampled(before)]
         options = part_of(self.method, Adaptation)
@@ -268,7 +268,7 @@ def check_planned(experiment: Experiment, number: int) -> None:
 
     There is nothing left to say in it, and a release more would cost more than was promised.
     """
-    rounds = experiment.config["rounds"]
+    rounds = experiment.options.rounds
     if number > rounds:
         problem = f"round {number}, but utterances are cut into groups for {rounds} rounds"
         remedy = "begin another experiment with more rounds"

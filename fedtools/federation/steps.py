@@ -45,13 +45,13 @@ _CURVES = 20
 
 def draw(experiment: Experiment, number: int, phase: Phase) -> list[str]:
     """The clients of a round: a function of (seed, round) alone."""
-    config = experiment.config
+    options = experiment.options
     if phase.client is None:
         return []
-    count = config["clients_per_round"]
+    count = options.clients_per_round
     if phase.everybody or count is None:
         return experiment.clients
-    return sample_clients(experiment.clients, count, experiment.seed, number, config["sampling"])
+    return sample_clients(experiment.clients, count, experiment.seed, number, options.sampling)
 
 
 def sample(experiment: Experiment, method: Method, number: int, jobs: int) -> list[str]:
@@ -222,7 +222,7 @@ def remove_unwanted(experiment: Experiment, method: Method, number: int) -> None
 
 def _kept(experiment: Experiment, method: Method, number: int) -> bool:
     """Whether what clients sent in a round stays when it is complete."""
-    return experiment.config["keep_updates"] or method.phase(number).keep
+    return experiment.options.keep_updates or method.phase(number).keep
 
 
 def _check_sampled(experiment: Experiment, number: int, sampled: Sequence[str]) -> None:
@@ -304,7 +304,7 @@ def reset(federation: Federation, number: int) -> None:
     if not 1 <= number <= last + 1:
         raise UserError(f"round {number} cannot be reset: {last} are complete", path=path)
     with ExitStack() as locks:
-        for name in ("rounds", "average", *(f"evaluate-{s}" for s in experiment.config["data"])):
+        for name in ("rounds", "average", *(f"evaluate-{s}" for s in experiment.options.data)):
             locks.enter_context(lock(path, name))
         _check_kept(federation, number)
         experiment.write_reset(number)
@@ -344,7 +344,7 @@ def _check_kept(federation: Federation, number: int) -> None:
 def _forget_measured(federation: Federation, number: int) -> None:
     """Remove what was measured after round `number` and later ones."""
     experiment, task = federation.experiment, federation.task
-    for split in experiment.config["data"]:
+    for split in experiment.options.data:
         table = experiment.evaluation(split)
         if table.exists():
             rows = read_evaluation(table, task)

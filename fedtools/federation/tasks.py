@@ -172,15 +172,15 @@ def data_of(experiment: Experiment, split: str, may_lack: bool = False) -> Path:
     Raises:
         UserError: if there are none, or they are not those that the experiment began with.
     """
-    config, where = experiment.config, experiment.path / "config.yaml"
-    if split not in config["data"]:
+    options, where = experiment.options, experiment.path / "config.yaml"
+    if split not in options.data:
         raise UserError(
-            f"no {split} data", path=where, remedy=f"there are {', '.join(config['data'])}"
+            f"no {split} data", path=where, remedy=f"there are {', '.join(options.data)}"
         )
-    folder = Path(config["data"][split])
-    task = task_of(config["task"], where)
+    folder = Path(options.data[split])
+    task = task_of(options.task, where)
     try:
-        found = task.identity(folder, split != "train" or task.reads_labels(config["training"]))
+        found = task.identity(folder, split != "train" or task.reads_labels(options.training))
     except Missing:
         if may_lack:
             return folder
@@ -203,19 +203,19 @@ def is_finished(path: str | Path, last: int | None = None, split: str | None = N
         UserError: if the data of the split are not those that the experiment began with.
     """
     experiment = Experiment(path)
-    config = experiment.config
+    options = experiment.options
     complete = experiment.last_round()
-    if complete < (last or config["rounds"]):
+    if complete < (last or options.rounds):
         return False
-    if not config["keep_updates"] and any(find_messages(experiment.round_dir(complete))):
+    if not options.keep_updates and any(find_messages(experiment.round_dir(complete))):
         return False
     if split is None:
         return True
     table = experiment.evaluation(split)
-    if split not in config["data"] or not table.exists():
+    if split not in options.data or not table.exists():
         return False
     data_of(experiment, split)
-    done = read_evaluation(table, task_of(config["task"], experiment.path / "config.yaml"))
+    done = read_evaluation(table, task_of(options.task, experiment.path / "config.yaml"))
     # A model that was measured by client always is.
     clients = {client for _, client in done}
     numbers = filter(experiment.is_measured, range(complete + 1))

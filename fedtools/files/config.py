@@ -213,6 +213,9 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
     for name, value in options.items():
         if name not in fields:
             raise option_error(unknown(name, fields), where, name, value)
+    # A section without an option is one that is not there.
+    options = {k: v for k, v in options.items() if not (v is None and hints[k] is dict)}
+    for name, value in options.items():
         options[name] = _checked(name, value, hints[name], where)
     missing = [
         name
@@ -224,8 +227,9 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
     try:
         return kind(**options)
     except (ValueError, UserError) as error:
-        # Whoever checks options names the one that is wrong.
-        named = [name for name in options if re.search(rf"\b{name}\b", str(error))]
+        # Whoever checks options names the one that is wrong, in its first words or alone.
+        named = re.findall(r"^option '(\w+)'", str(error))
+        named = named or [name for name in options if re.search(rf"\b{name}\b", str(error))]
         if len(named) != 1:
             raise UserError(str(error), path=where) from None
         raise option_error(str(error), where, named[0], options[named[0]]) from None
@@ -283,6 +287,7 @@ def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
         return _adapter(hint).validate_python(tuple(value) if listed else value)
     except ValidationError as error:
         said = error.errors(include_url=False)[0]["msg"].replace("tuple", "list")
+        said = said.replace("valid dictionary", "mapping")
         problem = f"option {name!r} is {_short(value)}: {said[0].lower()}{said[1:]}"
         # NaN is not equal to itself, and so not found by its value.
         known = () if value != value else (value,)

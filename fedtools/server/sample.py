@@ -16,8 +16,6 @@ import numpy as np
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import seed64
 
-SAMPLINGS = ("fixed", "poisson")
-
 
 def sample_clients(
     clients: Sequence[str],
