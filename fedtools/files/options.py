@@ -76,5 +76,5 @@ def read_options(path: Path) -> Options:
     options = from_mapping(Options, found, path)
     for name in NAMES:
         if name not in found and name != "start":
-            raise UserError(f"no option {name!r}", path=path, remedy="run fedtools init")
+            raise UserError(f"option {name!r} is missing", path=path)
     return options
