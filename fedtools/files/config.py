@@ -215,8 +215,7 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
             raise option_error(unknown(name, fields), where, name, value)
     # A section without an option is one that is not there.
     options = {k: v for k, v in options.items() if not (v is None and hints[k] is dict)}
-    for name, value in options.items():
-        options[name] = _checked(name, value, hints[name], where)
+    typed = {name: _checked(name, value, hints[name], where) for name, value in options.items()}
     missing = [
         name
         for name, field in fields.items()
@@ -225,7 +224,7 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
     if missing:
         raise UserError(f"option {missing[0]!r} is missing", path=where)
     try:
-        return kind(**options)
+        return kind(**typed)
     except (ValueError, UserError) as error:
         # Whoever checks options names the one that is wrong, in its first words or alone.
         named = re.findall(r"^option '(\w+)'", str(error))
@@ -233,6 +232,19 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
         if len(named) != 1:
             raise UserError(str(error), path=where) from None
         raise option_error(str(error), where, named[0], options[named[0]]) from None
+
+
+def read_section(
+    kind: type[T], config: str | Path | None, section: str, settings: Sequence[str] = ()
+) -> T:
+    """Make a frozen dataclass from a section of a YAML file; without one, of its defaults.
+
+    Args:
+        settings: "section.name=value" changes.
+    """
+    content = override(read_yaml(config) if config else {}, settings)
+    where = f"{config}: {section}" if config else section
+    return from_mapping(kind, content.get(section), where)
 
 
 def unknown(name: str, known: Sequence[str] | Mapping[str, Any], what: str = "option") -> str:
