@@ -36,7 +36,8 @@ FIRST = "round_0001/global.safetensors"
 _SAID = ("method", "seed", "start", "data", "clients")
 # What else recipes' files hold: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", "newcomers")
-_SECTIONS += ("tokens", "lm", "decode", "denominator", "ivectors", "a1", "a2", "nnlm")
+_SECTIONS += ("tokens", "lm", "decode", "denominator", "ivectors", "a1", "a2", "nnlm", "tuning")
+_SECTIONS += ("sweeps",)
 
 
 def init(

@@ -215,7 +215,7 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
             raise option_error(unknown(name, fields), where, name, value)
     # A section without an option is one that is not there.
     options = {k: v for k, v in options.items() if not (v is None and hints[k] is dict)}
-    typed = {name: _checked(name, value, hints[name], where) for name, value in options.items()}
+    typed = {name: checked(name, value, hints[name], where) for name, value in options.items()}
     missing = [
         name
         for name, field in fields.items()
@@ -287,7 +287,8 @@ def freeze(path: Path, config: Mapping[str, Any], made_with: str = "another conf
         write_yaml(path, config)
 
 
-def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
+def checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
+    """An option's value as its type has it; see `from_mapping`."""
     # Imported late: not every command that reads YAML checks options.
     from pydantic import ValidationError
 
