@@ -422,7 +422,7 @@ def replaced(path: Path, old: str, new: str) -> None:
         ("config.yaml", "method: fedavg", "method: fedopt", "config.yaml: method is fedopt"),
         ("config.yaml", "network: dscnn", "network: resnet", "network is resnet, the folder says"),
         ("config.yaml", "seed: 0", "seed: 7", "seed is 7, the folder says 0"),
-        ("config.yaml", "seed: 0", "sed: 0", "no option 'seed'"),
+        ("config.yaml", "seed: 0", "sed: 0", "unknown option 'sed', did you mean 'seed'"),
         ("config.yaml", "task: kws", "task: asr", "no keyword network and method"),
         ("config.yaml", "dump/keywords/train", "dump/words/train", "data are not those of"),
         ("evaluate_test.tsv", "41.0000", "x", "evaluate_test.tsv:2: accuracy is 'x'"),

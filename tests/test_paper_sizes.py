@@ -74,7 +74,7 @@ def run_rounds(path: Path, parameters: int) -> Path:
     """
     federation = open_federation(path)
     experiment, method = federation.experiment, federation.method
-    for number in range(1, experiment.config["rounds"] + 1):
+    for number in range(1, experiment.options.rounds + 1):
         phase, base = method.phase(number), experiment.recorded_base(number)
         folder, clients = experiment.round_dir(number), draw(experiment, number, phase)
         sparse(experiment.global_state(number), parameters)

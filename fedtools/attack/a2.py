@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.attack.options import A2
 from fedtools.attack.verify import Model, decide, known_speakers
 from fedtools.attack.victims import Victims, make_probe, sound_victims
 from fedtools.attack.xvectors import Training, View, embeddings, train_xvectors
@@ -37,8 +38,8 @@ class Options:
     """
 
     rounds: Sequence[int] = (1,)
-    held: int = 16
-    dimension: int = 150
+    held: int = A2.held
+    dimension: int = A2.dimension
     others: int = 10_000
     resamples: int = 1000
     seed: int = 0

@@ -193,7 +193,7 @@ def one_of_each(names: Sequence[str], recordings: Mapping[str, str]) -> np.ndarr
 
 def bins_of(federation: Federation) -> int:
     """Values of a frame of filterbanks."""
-    return federation.experiment.config["model"].get("input_size", INPUT_SIZE)
+    return federation.experiment.options.model.get("input_size", INPUT_SIZE)
 
 
 def window(federation: Federation) -> Window:

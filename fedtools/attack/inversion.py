@@ -166,7 +166,7 @@ def open_inverter(
         return train_inverter(federation, audio, epochs, seed)
     known = {
         "model": sha256(federation.experiment.path / "init.safetensors"),
-        "options": federation.experiment.config["model"],
+        "options": federation.experiment.options.model,
         "batch_bins": federation.task.training.batch_bins,
         "end_frames": federation.task.training.end_frames,
         "blocks": federation.task.models.cut().blocks,

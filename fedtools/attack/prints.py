@@ -121,7 +121,7 @@ def write_footprints(
         str(path): sha256(path)
         for path in sorted({victims.messages[n].path for n in share if n in victims.messages})
     }
-    origin["network"] = federation.experiment.config["model"]
+    origin["network"] = federation.experiment.options.model
     origin["indicator"] = federation.facts.identity(indicator, False)
     known = table.exists() and made_from.exists() and read_yaml(made_from) == origin
     if known and not _lacking(out, job):

@@ -125,7 +125,7 @@ def export(
     load_average(federation, client or "")
     for path in export_espnet(
         out,
-        federation.experiment.config["model"],
+        federation.experiment.options.model,
         federation.task.models.build().state_dict(),
         *read_tokens(experiment),
     ):

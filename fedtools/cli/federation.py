@@ -87,8 +87,8 @@ def sample(
 
     opened = Experiment(experiment)
     opened.check_frozen()
-    config = opened.config
-    method = make_method(config["method"], config["method_conf"], experiment / "config.yaml")
+    options = opened.options
+    method = make_method(options.method, options.method_conf, experiment / "config.yaml")
     with lock(experiment, "rounds"):
         number = round_ or opened.last_round() + 1
         print(" ".join(steps.sample(opened, method, number, nj)))

@@ -102,9 +102,9 @@ def average(
         UserError: if no round is complete, or the task has no loss, which tells models apart.
     """
     if "loss" not in federation.facts.columns:
-        problem = f"models of task {federation.experiment.config['task']} are not averaged"
+        problem = f"models of task {federation.experiment.options.task} are not averaged"
         raise UserError(problem, path=federation.experiment.path)
-    best = best or federation.experiment.config["average"]
+    best = best or federation.experiment.options.average
     rows = [row for row in evaluate(federation) if int(row["round"]) > 0]
     if not rows:
         raise UserError("no round is complete", path=federation.experiment.path)

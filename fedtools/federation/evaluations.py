@@ -18,19 +18,19 @@ def is_finished(path: str | Path, last: int | None = None, split: str | None = N
         UserError: if the data of the split are not those that the experiment began with.
     """
     experiment = Experiment(path)
-    config = experiment.config
+    options = experiment.options
     complete = experiment.last_round()
-    if complete < (last or config["rounds"]):
+    if complete < (last or options.rounds):
         return False
-    if not config["keep_updates"] and any(find_messages(experiment.round_dir(complete))):
+    if not options.keep_updates and any(find_messages(experiment.round_dir(complete))):
         return False
     if split is None:
         return True
     table = experiment.evaluation(split)
-    if split not in config["data"] or not table.exists():
+    if split not in options.data or not table.exists():
         return False
     data_of(experiment, split)
-    done = read_evaluation(table, facts_of(config["task"], experiment.path / "config.yaml"))
+    done = read_evaluation(table, facts_of(options.task, experiment.path / "config.yaml"))
     # A model that was measured by client always is.
     clients = {client for _, client in done}
     numbers = filter(experiment.is_measured, range(complete + 1))

@@ -49,10 +49,10 @@ class Federation:
     def __init__(self, path: str | Path, device: str = "cpu"):
         self.experiment = Experiment(path)
         self.experiment.check_frozen()
-        config = self.experiment.config
+        options = self.experiment.options
         self.where = self.experiment.path / "config.yaml"
-        self.facts = facts_of(config["task"], self.where)
-        self.method = make_method(config["method"], config["method_conf"], self.where)
+        self.facts = facts_of(options.task, self.where)
+        self.method = make_method(options.method, options.method_conf, self.where)
         self.task: Task = self.facts.task(self.experiment, self.method, device)
         self._groups: dict[str, list[str]] = {}
 
@@ -139,7 +139,8 @@ class Federation:
         load_model(model.state_dict(), states.start(number))
         for index, client in enumerate(clients):
             load_model(models.tensors(model, index), states.own(client, number))
-        return Client(unit, self.task.source(clients, number, self.method.phase(number)), models, model)
+        source = self.task.source(clients, number, self.method.phase(number))
+        return Client(unit, source, models, model)
 
     def server(self, number: int) -> Client:
         """The server as one who trains, with the shared state of the round."""

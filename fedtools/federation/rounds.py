@@ -71,7 +71,7 @@ def _run(
     federation: Federation, last: int | None, jobs: int, train: Train, split: str | None
 ) -> None:
     experiment = federation.experiment
-    last = last or experiment.config["rounds"]
+    last = last or experiment.options.rounds
     first = experiment.last_round() + 1
     if split:
         evaluate(federation, list(filter(experiment.is_measured, range(first))), split)

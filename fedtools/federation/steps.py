@@ -200,7 +200,7 @@ def remove_unwanted(experiment: Experiment, method: Method, number: int) -> None
 
 def _kept(experiment: Experiment, method: Method, number: int) -> bool:
     """Whether what clients sent in a round stays when it is complete."""
-    return experiment.config["keep_updates"] or method.phase(number).keep
+    return experiment.options.keep_updates or method.phase(number).keep
 
 
 def _check_sampled(experiment: Experiment, number: int, sampled: Sequence[str]) -> None:
@@ -278,7 +278,7 @@ def reset(federation: Federation, number: int) -> None:
     if not 1 <= number <= last + 1:
         raise UserError(f"round {number} cannot be reset: {last} are complete", path=path)
     with ExitStack() as locks:
-        for name in ("rounds", "average", *(f"evaluate-{s}" for s in experiment.config["data"])):
+        for name in ("rounds", "average", *(f"evaluate-{s}" for s in experiment.options.data)):
             locks.enter_context(lock(path, name))
         _check_kept(federation, number)
         experiment.write_reset(number)
@@ -318,7 +318,7 @@ def _check_kept(federation: Federation, number: int) -> None:
 def _forget_measured(federation: Federation, number: int) -> None:
     """Remove what was measured after round `number` and later ones."""
     experiment, facts = federation.experiment, federation.facts
-    for split in experiment.config["data"]:
+    for split in experiment.options.data:
         table = experiment.evaluation(split)
         if table.exists():
             rows = read_evaluation(table, facts)

@@ -162,7 +162,7 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
     if experiment is None:
         return Run(name, Cost(), None, unit, scored, rates, {}, None, scores, weights, {})
     opened = Experiment(experiment)
-    title = METHODS.get(opened.config["method"], experiment / "config.yaml").title
+    title = METHODS.get(opened.options.method, experiment / "config.yaml").title
     name = name.replace("{}", title) or title
     evaluation = opened.evaluation("valid")
     curve = read_curve(evaluation, facts_of("asr", evaluation)) if evaluation.exists() else {}

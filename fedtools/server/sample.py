@@ -26,13 +26,13 @@ SAMPLINGS = ("fixed", "poisson")
 
 def draw(experiment: Experiment, number: int, phase: Phase) -> list[str]:
     """Draw the clients of a round of an experiment: a function of (seed, round) alone."""
-    config = experiment.config
+    options = experiment.options
     if phase.client is None:
         return []
-    count = config["clients_per_round"]
+    count = options.clients_per_round
     if phase.everybody or count is None:
         return experiment.clients
-    return sample_clients(experiment.clients, count, experiment.seed, number, config["sampling"])
+    return sample_clients(experiment.clients, count, experiment.seed, number, options.sampling)
 
 
 def sample_clients(

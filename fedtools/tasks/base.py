@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import MOST_UTTERANCES, Payload
+from fedtools.files.options import Options
 from fedtools.files.states import Spec
 from fedtools.files.units import WORD, Unit
 from fedtools.methods.base import Method, Phase
@@ -34,14 +35,14 @@ class NewExperiment:
     """What `Task.begin` is given: an experiment that is to be made.
 
     Attributes:
-        config: the options that will be frozen.
+        options: those that will be frozen.
         method: made from them.
         data, assets: folders by split, and by name.
         start: a full state to begin with, or None.
         where: what the options were read from.
     """
 
-    config: Mapping[str, Any]
+    options: Options
     method: Method
     data: Mapping[str, Path]
     assets: Mapping[str, Path]
@@ -99,7 +100,7 @@ class Task(ABC):
     def __init__(self, experiment: Experiment, method: Method, device: str = "cpu"):
         self.experiment, self.method, self.device_name = experiment, method, device
         self.where = experiment.path / "config.yaml"
-        self.facts = facts_of(experiment.config["task"], self.where)
+        self.facts = facts_of(experiment.options.task, self.where)
         self.may_lack = False
         self._data_paths: dict[str, Path] = {}
 
@@ -188,7 +189,7 @@ class Task(ABC):
 
     def lacks(self, part: str) -> UserError:
         """What is told of a part that this task has not."""
-        name = self.experiment.config["task"]
+        name = self.experiment.options.task
         return UserError(f"experiments of task {name} have no {part}", path=self.where)
 
     def need(self, part: str) -> Any:

@@ -99,15 +99,15 @@ def data_of(experiment: Experiment, split: str, may_lack: bool = False) -> Path:
     Raises:
         UserError: if there are none, or they are not those that the experiment began with.
     """
-    config, where = experiment.config, experiment.path / "config.yaml"
-    if split not in config["data"]:
+    options, where = experiment.options, experiment.path / "config.yaml"
+    if split not in options.data:
         raise UserError(
-            f"no {split} data", path=where, remedy=f"there are {', '.join(config['data'])}"
+            f"no {split} data", path=where, remedy=f"there are {', '.join(options.data)}"
         )
-    folder = Path(config["data"][split])
-    facts = facts_of(config["task"], where)
+    folder = Path(options.data[split])
+    facts = facts_of(options.task, where)
     try:
-        found = facts.identity(folder, split != "train" or facts.reads_labels(config["training"]))
+        found = facts.identity(folder, split != "train" or facts.reads_labels(options.training))
     except Missing:
         if may_lack:
             return folder

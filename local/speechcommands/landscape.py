@@ -271,10 +271,10 @@ def _origin(federation: Federation, options: argparse.Namespace) -> str:
     """What theta_0 is, how long the clients train, and on how much it is measured."""
     experiment, clips = federation.experiment, federation.task.corpus.features(options.split).clips
     total = len(clips.labels)
-    network = network_title(experiment.config["model"]["network"])
+    network = network_title(experiment.options.model["network"])
     return (
         f"$\\theta_0$: {network}, {len(clips.classes)} classes, "
-        f"{title_of(experiment.config['method'])}, seed {experiment.seed}, "
+        f"{title_of(experiment.options.method)}, seed {experiment.seed}, "
         f"round {experiment.result_round()}; "
         f"clients: {options.epochs} epochs; "
         f"{min(total, options.clips)} of {total} {options.split} clips"

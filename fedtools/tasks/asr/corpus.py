@@ -52,7 +52,7 @@ class Corpus:
 
     def read_folder(self, path: str | Path, *tables: str, may_lack: bool = False) -> DataDir:
         """Any data directory whose features fit the models, see `read_data`."""
-        return read_data(path, self._experiment.config["model"], *tables, may_lack=may_lack)
+        return read_data(path, self._experiment.options.model, *tables, may_lack=may_lack)
 
     def utterances(self, split: str, client: str) -> Utterances:
         """The utterances of one client (or of `ALL`) in a split.

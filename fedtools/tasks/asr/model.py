@@ -49,7 +49,7 @@ class AsrModels:
     ):
         self.training, self.device = training, device
         self._path, self._method, self._tokens = experiment.path, method, tokenizer.tokens
-        self._config: Mapping[str, Any] = experiment.config["model"]
+        self._config: Mapping[str, Any] = experiment.options.model
         self._where = f"{experiment.path / 'config.yaml'}: model"
         self._built: dict[str, nn.Module] = {}
         self._joint: dict[str, Joint] = {}

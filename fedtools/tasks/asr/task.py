@@ -43,7 +43,7 @@ class AsrTask(Task):
 
     def __init__(self, experiment: Experiment, method: Method, device: str = "cpu"):
         super().__init__(experiment, method, device)
-        options = experiment.config["training"]
+        options = experiment.options.training
         self.training = from_mapping(UtteranceTraining, options, f"{self.where}: training")
         self.tokenizer, self.device = Tokenizer.load(experiment.path), torch.device(device)
         self.models = AsrModels(experiment, method, self.training, self.tokenizer, self.device)
@@ -51,16 +51,16 @@ class AsrTask(Task):
 
     @staticmethod
     def begin(new: NewExperiment) -> tuple[State, State]:
-        config, where = new.config, new.where
-        training = from_mapping(UtteranceTraining, config["training"], f"{where}: training")
+        options, where = new.options, new.where
+        training = from_mapping(UtteranceTraining, options.training, f"{where}: training")
         tokenizer = Tokenizer.load(new.assets["tokens"])
         units = tokenizer.tokens
         lattice = read_lattice(new.assets.get("denominator"), len(units))
-        model = build_model(config["model"], units, f"{where}: model", lattice)
+        model = build_model(options.model, units, f"{where}: model", lattice)
         if lattice and training.labels != "transcripts":
             problem = f"labels: {training.labels} are of models of criterion ctc"
             raise UserError(problem, path=f"{where}: training")
-        read_data(new.data["train"], config["model"])
+        read_data(new.data["train"], options.model)
         for split, folder in new.data.items():
             if split != "train":
                 check_words(folder)
@@ -68,9 +68,9 @@ class AsrTask(Task):
                 warn_of_unspelled(tokenizer, folder / "text", new.assets["tokens"])
         check_optimizer(training, f"{where}: training")
         states = begin_with(new, model, model.state_dict())
-        phases = map(new.method.phase, range(1, config["rounds"] + 1))
+        phases = map(new.method.phase, range(1, options.rounds + 1))
         if any(phase.jointly or isinstance(phase.sends, Extracted) for phase in phases):
-            cut_above(model, personal_parameters(new.method, model), config["model"], where)
+            cut_above(model, personal_parameters(new.method, model), options.model, where)
         return states
 
     def settings(self) -> AbstractContextManager[None]:

@@ -46,14 +46,14 @@ class KwsTask(Task):
 
     def __init__(self, experiment: Experiment, method: Method, device: str = "cpu"):
         super().__init__(experiment, method, device)
-        config = experiment.config
-        self.training = from_mapping(ClipTraining, config["training"], f"{self.where}: training")
+        options = experiment.options
+        self.training = from_mapping(ClipTraining, options.training, f"{self.where}: training")
         self.device = torch.device(device)
         self._classes = read_classes(experiment.path / "classes.txt")
         self._samples = read_length(experiment.path)
         classes, frames = len(self._classes), frames_of(self._samples)
         where = f"{self.where}: model"
-        self.models = KwsModels(config["model"], classes, frames, self.training, where, self.device)
+        self.models = KwsModels(options.model, classes, frames, self.training, where, self.device)
         self.corpus = ClipCorpus(self.data_path, self._classes, self._samples, self.device)
 
     def settings(self) -> AbstractContextManager[None]:
@@ -62,12 +62,12 @@ class KwsTask(Task):
 
     @staticmethod
     def begin(new: NewExperiment) -> tuple[State, State]:
-        config, where = new.config, new.where
-        training = from_mapping(ClipTraining, config["training"], f"{where}: training")
+        options, where = new.options, new.where
+        training = from_mapping(ClipTraining, options.training, f"{where}: training")
         classes = len(read_classes(new.data["train"] / "classes.txt"))
         samples = read_length(new.data["train"])
         network = build_network(
-            config["model"], classes, f"{where}: model", frames=frames_of(samples)
+            options.model, classes, f"{where}: model", frames=frames_of(samples)
         )
         if (shift := training.augmentation.time_shift_ms) > 1000 * samples / RATE:
             problem = f"training: augment: time_shift_ms {shift} is more than a clip"

@@ -41,19 +41,19 @@ class LmTask(Task):
 
     def __init__(self, experiment: Experiment, method: Method, device: str = "cpu"):
         super().__init__(experiment, method, device)
-        options = experiment.config["training"]
+        options = experiment.options.training
         self.training = from_mapping(LmTraining, options, f"{self.where}: training")
         self.device, self._number = torch.device(device), 0
         self._weights = _read_weights(experiment.path)
 
     @staticmethod
     def begin(new: NewExperiment) -> tuple[State, State]:
-        config, where = new.config, new.where
-        training = from_mapping(LmTraining, config["training"], f"{where}: training")
+        options, where = new.options, new.where
+        training = from_mapping(LmTraining, options.training, f"{where}: training")
         if new.start is None:
             remedy = "give --start NNLM/model.safetensors"
             raise UserError("fine-tuning wants a model to begin with", path=where, remedy=remedy)
-        options = from_mapping(NnlmOptions, config["model"], f"{where}: model")
+        options = from_mapping(NnlmOptions, options.model, f"{where}: model")
         rescored = open_stream(new.data["train"]).rescored
         weights = _read_weights(new.assets.get("weights"))
         warn_of_no_lm(rescored, weights, new.data["train"] / NBEST)
@@ -63,7 +63,7 @@ class LmTask(Task):
 
     @cached_property
     def models(self) -> LmModels:
-        options = from_mapping(NnlmOptions, self.experiment.config["model"], self.where)
+        options = from_mapping(NnlmOptions, self.experiment.options.model, self.where)
         words = len(self._stream.rescored.vocabulary)
         return LmModels(options, words, self.training, self.device)
 
@@ -100,7 +100,7 @@ class LmTask(Task):
         return self._rescored(self._group(client, self._number + 1))
 
     def _group(self, client: str, number: int) -> slice:
-        return self._stream.groups(client, self.experiment.config["rounds"])[number - 1]
+        return self._stream.groups(client, self.experiment.options.rounds)[number - 1]
 
     def _said(self, client: str, number: int) -> list[list[int]]:
         """The first pass' best hypotheses of a round's utterances."""

@@ -27,7 +27,7 @@ def check_planned(experiment: Experiment, number: int) -> None:
 
     There is nothing left to say in it, and a release more would cost more than was promised.
     """
-    rounds = experiment.config["rounds"]
+    rounds = experiment.options.rounds
     if number > rounds:
         problem = f"round {number}, but utterances are cut into groups for {rounds} rounds"
         remedy = "begin another experiment with more rounds"

@@ -57,10 +57,10 @@ class RescoreTask(Task):
     def begin(new: NewExperiment) -> tuple[State, State]:
         method, where = new.method, f"{new.where}: method_conf"
         try:
-            plan_of(method, new.config["rounds"])
+            plan_of(method, new.options.rounds)
         except ValueError as error:
             raise UserError(f"privacy: {error}", path=where) from None
-        _check_sampling(method, new.config["clients_per_round"], where)
+        _check_sampling(method, new.options.clients_per_round, where)
         if method.protection.mechanism == PAPER:
             print(f"warning: {PAPER_WARNING}", file=sys.stderr)
         if method.clock and not times_in(new.data["train"]):
@@ -157,7 +157,7 @@ class RescoreTask(Task):
         Args:
             released: as `released` gives it.
         """
-        rounds = range(1, self.experiment.config["rounds"] + 1)
+        rounds = range(1, self.experiment.options.rounds + 1)
         senders = Counter((sender, row.number) for sender, row in released)
         draws = [max((senders[one] for one in senders if one[1] == at), default=0) for at in rounds]
         amounts = [
@@ -181,12 +181,12 @@ class RescoreTask(Task):
         """Bounds and noise; None without differential privacy."""
         if self.method.protection.mechanism == NONE:
             return None
-        plan = plan_of(self.method, self.experiment.config["rounds"])
+        plan = plan_of(self.method, self.experiment.options.rounds)
         return ReleasesOf(plan, self.experiment, self.method.noise_key)
 
     def talk(self, client: str, number: int) -> Talk:
         """A client in a round."""
-        rounds = self.experiment.config["rounds"]
+        rounds = self.experiment.options.rounds
         groups = self._stream.groups(client, rounds, self.method.clock)
         sent = [before for before in range(1, number) if client in self._sampled(before)]
         options = part_of(self.method, Adaptation)
