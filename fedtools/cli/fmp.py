@@ -23,7 +23,8 @@ def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
 
     from fedtools.federation.sweep import GROUPS, ROUNDS, SPAN
     from fedtools.files.config import override
-    from fedtools.lm.reweighting import Adaptation, Weights
+    from fedtools.lm.reweighting import Weights
+    from fedtools.methods.fmp import Adaptation
     from fedtools.privacy.options import Privacy
 
     known: dict[str, Any] = {
