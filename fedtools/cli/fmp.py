@@ -24,8 +24,8 @@ def _kinds() -> dict[str, Any]:
 
     from fedtools.federation.sweep import GROUPS, ROUNDS, SPAN
     from fedtools.files.options import Rounds
-    from fedtools.lm.reweighting import Adaptation, Weights
-    from fedtools.methods.fmp import FMP
+    from fedtools.lm.reweighting import Weights
+    from fedtools.methods.fmp import FMP, Adaptation
     from fedtools.privacy.options import Privacy
 
     of_fmp = get_type_hints(FMP, include_extras=True)

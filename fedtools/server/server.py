@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedtools.client.client import Client
 
 # What the server makes known of a sum of what clients sent.
-Release = Callable[["dict[str, np.ndarray]"], "dict[str, np.ndarray]"]
+Release = Callable[["np.ndarray"], "np.ndarray"]
 
 
 @dataclass(frozen=True)
@@ -110,27 +110,27 @@ class Server:
         bound = Bound(self.state, self._rules.max_norm_ratio)
         self._combine(self._weights(), bound, self.next_state)
 
-    def sum(self, added: bool = False) -> None:
-        """The next state is the sum of what clients sent: of counts, not of models.
+    def sum(self, step: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None) -> None:
+        """The next state is made of the sum of what clients sent: of counts, not of models.
 
         It is released as the task has it, with noise perhaps: until then it is in the server's own
         folder alone.
 
         Args:
-            added: to this round's state.
+            step: from a tensor of this round's state, and what was released of the sum, to that of
+                the next state; by default what was released.
         """
-        ones = [1.0] * len(self.messages)
-        if not self.messages or not (added or self._release):
-            self._combine(ones, None, self.next_state)
+        if not self.messages:
+            self.keep()
             return
         with scratch_dir(self._own.folder) as folder:
-            self._combine(ones, None, folder / "sum.safetensors")
+            self._combine([1.0] * len(self.messages), None, folder / "sum.safetensors")
             found = load_state(folder / "sum.safetensors")
         if self._release:
-            found = self._release(found)
-        if added:
+            found = {name: self._release(total) for name, total in found.items()}
+        if step:
             state = load_state(self.state)
-            found = {name: state[name] + found[name] for name in found}
+            found = {name: step(state[name], released) for name, released in found.items()}
         save_state(self.next_state, found)
 
     def _combine(self, weights: Sequence[float], bound: Bound | None, out: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 
@@ -20,20 +19,18 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload
 from fedtools.files.states import Spec
-from fedtools.lm.marginals import most_of_a_word, smoothed
 from fedtools.lm.rescored import NBEST
-from fedtools.lm.reweighting import Adaptation, Lists, Weights, warn_of_no_lm
+from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import NO_TIMES, Stream, open_stream, spoken, times_in
-from fedtools.lm.talk import Talk
 from fedtools.methods.base import COUNTS, Phase
-from fedtools.methods.fmp import FMP
+from fedtools.methods.fmp import FMP, ClientState
+from fedtools.privacy.bounds import Utterances
 from fedtools.privacy.incoming import bounds_on_counts
 from fedtools.privacy.key import RECORD as KEY_RECORD
 from fedtools.privacy.key import open_key
 from fedtools.privacy.ledger import Amount, ledger_rows
 from fedtools.privacy.marginals import PAPER_WARNING
 from fedtools.privacy.options import LAPLACE, NONE, PAPER
-from fedtools.privacy.plan import Plan
 from fedtools.privacy.record import NONCE, Record, Row, close
 from fedtools.privacy.releases import ReleasesOf
 from fedtools.server.sample import draw
@@ -57,7 +54,7 @@ class RescoreTask(Task):
     def begin(new: NewExperiment) -> tuple[State, State]:
         method, where = new.method, f"{new.where}: method_conf"
         try:
-            plan_of(method, new.options.rounds)
+            method.plan(new.options.rounds)
         except ValueError as error:
             raise UserError(f"privacy: {error}", path=where) from None
         _check_sampling(method, new.options.clients_per_round, where)
@@ -69,7 +66,7 @@ class RescoreTask(Task):
         rescored = stream.rescored
         if method.protection.mechanism != NONE:
             _check_words(stream, method.max_words, new.data["train"])
-        warn_of_no_lm(rescored, part_of(method, Weights), new.data["train"] / NBEST)
+        warn_of_no_lm(rescored, method.part(Weights), new.data["train"] / NBEST)
         state = {"counts": np.zeros(len(rescored.vocabulary))}
         return state, state
 
@@ -90,20 +87,22 @@ class RescoreTask(Task):
         assert phase.sends == COUNTS
         size, clients = len(self.lists.background), len(self.experiment.clients)
         plan = self.releases.plan if self.releases else None
-        words = self.method.max_words * most_of_a_word(self.method.sigma)
-        bounds = bounds_on_counts(plan, words, size, clients)
+        # Of a word that is in each hypothesis of a list, however long, up to a thousand.
+        most = float(self.method.kernel(np.arange(1, 1001)).sum())
+        bounds = bounds_on_counts(plan, self.method.max_words * most, size, clients)
         return Payload({"counts": ((size,), "float64")}, values={"counts": bounds})
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
         return [[client] for client in clients]
 
-    def source(self, clients: Sequence[str], number: int, phase: Phase) -> Talk:
+    def source(self, clients: Sequence[str], number: int, phase: Phase) -> ClientState:
         (client,) = clients
         check_planned(self.experiment, number)
-        return self.talk(client, number)
+        return self.client_state(client, number)
 
     def load(self, state: State, number: int) -> None:
-        self._number, self._counts = number, state["counts"]
+        self._number = number
+        self._q_bar = self.method.global_distribution(state["counts"], self.lists.background)
 
     def measure(self, split: str, client: str) -> dict[str, object]:
         """The group after the round that is loaded, rescored with that round's counts."""
@@ -112,32 +111,24 @@ class RescoreTask(Task):
 
     def rescored(self, client: str) -> dict[str, str]:
         """Utterance -> words, of a client's group after the round that is loaded."""
-        talk = self.talk(client, self._number + 1)
-        best, hypotheses = talk.rescore(self._counts), self._stream.rescored.hypotheses
-        names = self._stream.rescored.utterances[talk.group]
-        return {name: hypotheses[one] for name, one in zip(names, best, strict=True)}
+        state, rescored = self.client_state(client, self._number + 1), self._stream.rescored
+        best = [rescored.hypotheses[one] for one in state.rescore(self._q_bar)]
+        return dict(zip(rescored.utterances[state.group], best, strict=True))
 
     def marginals(self) -> dict[str, np.ndarray]:
         """The distributions after the last round, (V,) each: every client's, and "-", all's."""
-        last, smoothing = self.experiment.last_round(), self.method.smoothing
+        last, u = self.experiment.last_round(), self.lists.background
         counts = self.experiment.shared_state(last + 1)["counts"]
-        marginal = self.method.protection.mechanism == PAPER
-        found = {SERVER_ROW: self.lists.shared(counts, smoothing, marginal)}
+        found = {SERVER_ROW: self.method.global_distribution(counts, u)}
         for client in self.experiment.clients:
-            own = self.talk(client, last + 1).before
-            found[client] = smoothed(own, self.lists.background, smoothing)
+            found[client] = self.method.smoothed(self.client_state(client, last + 1).counts, u)
         return {name: value.astype(np.float32) for name, value in found.items()}
 
     def release(self, number: int) -> Release | None:
         if self.releases is None:
             return None
-        background, smoothing = self.lists.background, self.method.smoothing
-
-        def released(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            counts = self.releases.by_server(found["counts"], number, background, smoothing)
-            return {"counts": counts}
-
-        return released
+        u = self.lists.background
+        return lambda total: self.method.release(total, number, u, self.releases)
 
     def closed(self, number: int, clients: Sequence[str]) -> None:
         if self.releases is not None:
@@ -162,7 +153,7 @@ class RescoreTask(Task):
         draws = [max((senders[one] for one in senders if one[1] == at), default=0) for at in rounds]
         amounts = [
             [
-                Amount.of(self.talk(client, number).new)
+                Amount.of(self._new(client, number))
                 if count and client in self._sampled(number)
                 else Amount()
                 for client in self.experiment.clients
@@ -181,16 +172,25 @@ class RescoreTask(Task):
         """Bounds and noise; None without differential privacy."""
         if self.method.protection.mechanism == NONE:
             return None
-        plan = plan_of(self.method, self.experiment.options.rounds)
+        plan = self.method.plan(self.experiment.options.rounds)
         return ReleasesOf(plan, self.experiment, self.method.noise_key)
 
-    def talk(self, client: str, number: int) -> Talk:
-        """A client in a round."""
+    def _new(self, client: str, number: int) -> Utterances:
+        """What a client has in a round, and no round before has had."""
+        state = self.client_state(client, number)
+        state.count()
+        return state.new
+
+    def client_state(self, client: str, number: int) -> ClientState:
+        """A client when a round begins; it counts again what came before."""
         rounds = self.experiment.options.rounds
         groups = self._stream.groups(client, rounds, self.method.clock)
-        sent = [before for before in range(1, number) if client in self._sampled(before)]
-        options = part_of(self.method, Adaptation)
-        return Talk(client, self.lists, groups, number, sent, options, self.releases)
+        state = ClientState(client, self.lists, groups, self.method, self.releases)
+        for before in range(1, number):
+            state.count()
+            if client in self._sampled(before):
+                state.take()
+        return state
 
     def _sampled(self, number: int) -> frozenset[str]:
         """Who takes part in a round, drawn once, since all clients ask of all rounds before.
@@ -209,7 +209,7 @@ class RescoreTask(Task):
     @cached_property
     def lists(self) -> Lists:
         """Of all clients."""
-        return Lists(self._stream.rescored, part_of(self.method, Weights), self._stream.covered())
+        return Lists(self._stream.rescored, self.method.part(Weights), self._stream.covered())
 
     @cached_property
     def _stream(self) -> Stream:
@@ -244,13 +244,3 @@ def _check_words(stream: Stream, most: float, path: Path) -> None:
             problem = f"client {client!r} may count {words} words, over max_words of {most:g}"
             remedy = "with privacy, raise method_conf.max_words: who is refused would tell of them"
             raise UserError(problem, path=path, remedy=remedy)
-
-
-def plan_of(method: FMP, rounds: int) -> Plan:
-    """What the options of differential privacy mean; a ValueError if they cannot be had."""
-    return Plan(method.protection, rounds, method.clock is None)
-
-
-def part_of(method: FMP, kind: type):
-    """Those options of a method that another part of it has under the same names."""
-    return kind(**{one.name: getattr(method, one.name) for one in fields(kind)})
