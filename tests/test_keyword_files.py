@@ -26,7 +26,6 @@ from fedtools.files.provenance import records
 from fedtools.files.tables import read_tsv
 from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
-from fedtools.tasks.kws.model import cross_entropy
 
 
 @pytest.fixture(scope="module")
@@ -405,12 +404,13 @@ class Poisoned(FedAvg):
 
     title = "Poisoned"
 
-    def train_client(self, client):
-        factor = torch.tensor([torch.nan if name == TWENTY[3] else 1.0 for name in client.names])
-        more = torch.tensor([1e308 if name == TWENTY[11] else 0.0 for name in client.names])
-        return client.fit(
+    def objective(self, client):
+        names, plain = client.unit.names, client.objective
+        factor = torch.tensor([torch.nan if name == TWENTY[3] else 1.0 for name in names])
+        more = torch.tensor([1e308 if name == TWENTY[11] else 0.0 for name in names])
+        return plain.replaced(
             lambda network, batch: (
-                cross_entropy(network, batch) * factor[: len(batch.labels)]
+                plain.loss(network, batch) * factor[: len(batch.labels)]
                 + more[: len(batch.labels)].double()
             )
         )

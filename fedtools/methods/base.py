@@ -97,6 +97,19 @@ class Method:
             utterances and frames; 0 sets no bound.
     """
 
+    # What methods of earlier versions have, and what it is called now.
+    _RENAMED: ClassVar[dict[str, str]] = {
+        "train_client": "client",
+        "update_server": "server",
+        "tasks": "needs",
+    }
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for old, new in cls._RENAMED.items():
+            if old in vars(cls):
+                raise TypeError(f"{cls.__name__}.{old} is called {new} now: see CHANGELOG.md")
+
     title: ClassVar[str]
     rank: ClassVar[int] = 100
     needs: ClassVar[tuple[str, ...]] = ("model",)

@@ -29,15 +29,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fedtools.client.place import Place
 from options import config_for, png, whole
 from runs import network_title, title_of
 from torch import Tensor
 from tqdm import tqdm
 
 from fedtools.cli.federation import open_experiment
-from fedtools.client.objective import Objective
-from fedtools.federation.detection import require_keywords
+from fedtools.client.client import Client as FederatedClient
+from fedtools.client.options import load_model
+from fedtools.client.unit import Unit
+from fedtools.federation.federation import Federation
 from fedtools.files.clips import Clips
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError, exit_with_message
@@ -47,8 +48,8 @@ from fedtools.files.tables import format_table, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.models.keywords.base import Network
 from fedtools.report.plots import drawing
-from fedtools.tasks.kws.model import cross_entropy, tensors_of
-from fedtools.tasks.kws.stacks import ClipBatches
+from fedtools.tasks.kws.model import tensors_of
+from fedtools.tasks.kws.stacks import ClipSource
 from fedtools.tasks.kws.task import predict, prepare
 
 COLUMNS = ("panel", "gamma_1", "gamma_2", "accuracy")
@@ -183,40 +184,27 @@ def train_on(
         folder: receives what the client would keep, such as ALO's private model.
         alo: trains it against the model that comes out without; None trains that one.
     """
-    steps = math.ceil(epochs * client.clips / min(client.clips, federation.task.training.batch_size))
-    data = federation.task.corpus.features("train")
+    task, data = federation.task, federation.task.corpus.features("train")
+    steps = math.ceil(epochs * client.clips / min(client.clips, task.training.batch_size))
     number, seed = federation.experiment.result_round() + 1, federation.experiment.seed
-    rows = data.clips.rows(client.name)
-
-    def batches(epochs: int | None, asked: int | None, purpose: str) -> ClipBatches:
-        key = seed, number, purpose
-        return ClipBatches(data, [client.name], [rows], [asked or steps], federation.task.training, key)
-
-    stack = Place(
-        copy.deepcopy(federation.task.models.build()),
-        names=[client.name],
-        number=number,
-        stacked=True,
-        training=federation.task.training,
-        objective=Objective(cross_entropy),
-        batches=batches,
-        sizes=[client.clips],
-        own=[Private(folder, number)],
-        seed=seed,
-        facts={"steps": np.array([steps]), "utility": np.array([client.utility])},
-    )
+    facts = {"steps": np.array([steps]), "utility": np.array([client.utility])}
+    rows, home = [data.clips.rows(client.name)], Private(folder, number)
+    source = ClipSource(data, [client.name], rows, (seed, number), task.training, facts)
+    unit = Unit([client.name], number, seed, home, [home])
+    model = copy.deepcopy(task.models.build())
+    trainer = FederatedClient(unit, source, task.models, model)
     if alo:
-        (fitted,) = dataclasses.replace(alo, private_steps=steps).train_client(stack)
+        (trained,) = dataclasses.replace(alo, private_steps=steps).client(trainer)
     else:
         # As ALO trains its private model: the one that it works against is theta_1 itself.
-        (fitted,) = stack.fit(purpose="private")
-    if fitted.reason:
+        (trained,) = trainer.train(purpose="private")
+    if trained.reason:
         raise UserError(
             f"the training of client {client.name!r} diverged",
             path=federation.experiment.path,
             remedy="take an experiment of a lower learning rate",
         )
-    return _copied(stack.model)
+    return _copied(trainer.model)
 
 
 def _copied(network: Network) -> State:
@@ -232,9 +220,11 @@ def _accuracy_on(federation: Federation, split: str, most: int) -> Callable[[Sta
     mfcc = torch.cat([data.plain(slice(row, row + 1)) for row in chosen])
     labels = torch.from_numpy(data.clips.labels[chosen]).to(mfcc.device)
 
+    network = federation.task.models.build()
+
     def accuracy(state: State) -> float:
-        federation.load(state)
-        return 100 * float((predict(federation.task.models.build(), mfcc).argmax(1) == labels).double().mean())
+        load_model(tensors_of(network), state)
+        return 100 * float((predict(network, mfcc).argmax(1) == labels).double().mean())
 
     return accuracy
 
@@ -244,7 +234,8 @@ def _accuracy_on(federation: Federation, split: str, most: int) -> Callable[[Sta
 
 def draw_landscape(options: argparse.Namespace) -> None:
     """Compute a landscape, draw it, write its values, and print the four models' accuracies."""
-    federation = require_keywords(open_experiment(options.experiment, options.ngpu))
+    federation = open_experiment(options.experiment, options.ngpu)
+    federation.task.need("logits")
     classes = len(federation.task.corpus.features("train").clips.classes)
     config = config_for("alo", classes, options.config)
     alo = from_mapping(Alo, config.get("method_conf"), options.config or "")
@@ -269,7 +260,8 @@ def draw_landscape(options: argparse.Namespace) -> None:
 
 def _origin(federation: Federation, options: argparse.Namespace) -> str:
     """What theta_0 is, how long the clients train, and on how much it is measured."""
-    experiment, clips = federation.experiment, federation.task.corpus.features(options.split).clips
+    experiment = federation.experiment
+    clips = federation.task.corpus.features(options.split).clips
     total = len(clips.labels)
     network = network_title(experiment.options.model["network"])
     return (
