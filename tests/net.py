@@ -104,6 +104,8 @@ CASES = {
     ),
     "asr-fedavg-continuous": asr("fedavg", *CONTINUOUS),
     "asr-fedavg-new-teacher": asr("fedavg", *CONTINUOUS, ANEW),
+    "asr-fedprox": asr("fedprox", "method_conf.proximal=0.7"),
+    "asr-fedmmd": asr("fedmmd", "method_conf.discrepancy=0.5"),
     "asr-fedopt": asr("fedopt", "method_conf.optimizer=adam"),
     "asr-fednorm": asr("fednorm", *CONTINUOUS),
     "asr-fedextract": asr("fedextract", EXTRACTOR, after=(*AVERAGED, CROSSED, *ADAPTED)),
@@ -128,6 +130,7 @@ CASES = {
     "kws-alt": kws("alt"),
     "lm-fedavg": lm("fedavg"),
     "lm-fedopt": lm("fedopt"),
+    "lm-fedprox": lm("fedprox", "method_conf.proximal=0.7"),
     "rescore-fmp": fmp("method_conf.scale=0.8", after=(SWEPT,)),
     "rescore-fmp-increments": fmp("method_conf.sends=increments", "clients_per_round=2"),
     "rescore-fmp-laplace": fmp(

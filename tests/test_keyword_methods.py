@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bare_networks import as_bare, bare_dscnn
+from by_hand import mmd_by_hand
 from conftest import inside, ledger
 from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file
@@ -104,21 +105,6 @@ def test_fedprox(world, tmp_path):
         return cross_entropy(network, batch) + 0.7 / 2 * sum(apart)
 
     check(path, STEPS, loss)
-
-
-def mmd_by_hand(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Squared MMD of two sets (B, D): sums over all pairs, five Gaussian kernels."""
-    both = [*ours, *theirs]
-    signs = [1 / len(ours)] * len(ours) + [-1 / len(theirs)] * len(theirs)
-    pairs = [(i, j) for i in range(len(both)) for j in range(len(both))]
-    width = sum((both[i] - both[j]).square().sum().item() for i, j in pairs) / len(pairs)
-    width += 1e-3 * sum(one.square().sum().item() for one in both) / len(both)
-    total = torch.zeros(())
-    for i, j in pairs:
-        apart = (both[i] - both[j]).square().sum()
-        for factor in (0.25, 0.5, 1, 2, 4):
-            total = total + signs[i] * signs[j] * torch.exp(-apart / (factor * width))
-    return total
 
 
 def test_squared_mmd():
