@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedtools.attack.footprints import Probe, State, held
 from fedtools.attack.layers import Layer, lowest_layers, watched
+from fedtools.attack.options import A2
 from fedtools.attack.progress import Epochs
 from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator, seed64
@@ -45,11 +46,11 @@ class Training:
 
     layer: int
     part: str = "relu"
-    width: int = 512
-    epochs: int = 5
-    utterances: int = 4
-    frames: int = 200
-    rate: float = 1e-3
+    width: int = A2.width
+    epochs: int = A2.epochs
+    utterances: int = A2.utterances
+    frames: int = A2.frames
+    rate: float = A2.rate
     seed: int = 0
 
 

@@ -30,6 +30,7 @@ UNITS = (
     "z * bound / sqrt(n), n being the update's number of values, and without clip of z times its "
     "own root mean square. BatchNorm statistics are clipped and noised each by a norm of its own."
 )
+SET = typer.Option([], "--set", help="Change an option of the YAML: a2.width=64.")
 PART = typer.Option("relu", help="Of a TDNN's layers: affine, or relu, what follows it.")
 
 
@@ -157,7 +158,8 @@ def a1(
     models: Path = typer.Option(
         None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
     ),
-    alpha: str = typer.Option("1,10", help="Weights of means and of deviations, equation 4."),
+    config: Path = typer.Option(None, help="YAML with a section a1: alpha."),
+    set_: list[str] = SET,
     others: int = typer.Option(10_000, min=0, help="Trials of two speakers; 0: all there are."),
     resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
     seed: int = typer.Option(0, min=0, help="Of everything random."),
@@ -167,16 +169,11 @@ def a1(
     Strict trials: target pairs share no talk, others are of one sex. Intervals are 95 %.
     """
     from fedtools.attack.a1 import attack as run
+    from fedtools.attack.options import A1
     from fedtools.attack.verify import COLUMNS
+    from fedtools.files.config import read_section
 
-    try:
-        weights = tuple(float(part) for part in alpha.split(","))
-    except ValueError:
-        weights = ()
-    if len(weights) != 2 or not all(0 <= weight < 1e9 for weight in weights) or not any(weights):
-        raise typer.BadParameter(
-            f"{alpha!r}: write two numbers, such as 1,10", param_hint="--alpha"
-        )
+    weights = read_section(A1, config, "a1", set_).alpha
     prints, known, out = _read(folders, models)
     rows = run(prints, known, out, alpha=weights, others=others, resamples=resamples, seed=seed)
     _show(COLUMNS, rows, "llll")
@@ -197,17 +194,10 @@ def a2(
     ),
     layer: int = typer.Option(..., min=1, help="h, the hidden layer that is looked at."),
     part: Part = PART,
-    width: int = typer.Option(512, min=2, help="Of the layers of the network."),
-    epochs: int = typer.Option(5, min=1, help="Of its training."),
-    dimension: int = typer.Option(150, min=1, help="Of embeddings after LDA, at most."),
+    config: Path = typer.Option(None, help="YAML with a section a2: width, epochs, held, ..."),
+    set_: list[str] = SET,
     models: Path = typer.Option(
         None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
-    ),
-    held: int = typer.Option(
-        16,
-        min=2,
-        help="Models in memory at a time. A training step is of all of them, so that with another "
-        "number another network is trained.",
     ),
     others: int = typer.Option(10_000, min=0, help="Trials of two speakers; 0: all there are."),
     resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
@@ -221,11 +211,14 @@ def a2(
     """
     from fedtools.attack.a2 import Options
     from fedtools.attack.a2 import attack as run
+    from fedtools.attack.options import A2
     from fedtools.attack.verify import COLUMNS
     from fedtools.attack.xvectors import Training
+    from fedtools.files.config import read_section
 
-    training = Training(layer, part, width, epochs, seed=seed)
-    options = Options(_rounds(round_), held, dimension, others, resamples, seed)
+    a2 = read_section(A2, config, "a2", set_)
+    training = Training(layer, part, a2.width, a2.epochs, a2.utterances, a2.frames, a2.rate, seed)
+    options = Options(_rounds(round_), a2.held, a2.dimension, others, resamples, seed)
     one, other = (open_experiment(path, ngpu) for path in (known, attacked))
     rows = run(one, other, indicator, models, out, training, options)
     _show(COLUMNS, rows, "llll")

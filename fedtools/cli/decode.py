@@ -115,21 +115,22 @@ def export(
     client: str = typer.Option(None, help="Whose model, where each client has its own."),
 ) -> None:
     """Write an averaged model as ESPnet's Speech2Text reads it."""
-    from fedtools.federation.asr import AsrFederation
     from fedtools.federation.evaluate import load_average
+    from fedtools.federation.federation import open_federation
     from fedtools.files.symbols import read_tokens
     from fedtools.models.espnet import export_espnet
 
-    federation = AsrFederation(experiment)
+    federation = open_federation(experiment)
+    federation.task.need("corpus")
     load_average(federation, client or "")
     for path in export_espnet(
         out,
-        federation.experiment.config["model"],
-        federation.model.state_dict(),
+        federation.experiment.options.model,
+        federation.task.models.build().state_dict(),
         *read_tokens(experiment),
     ):
         print(path)
-    if ends := federation.training.end_frames:
+    if ends := federation.task.training.end_frames:
         said = f"the model is used to {ends} frames of zeros behind every utterance (end_frames)"
         print(f"{said}: append them to the features that ESPnet decodes", file=sys.stderr)
 

@@ -55,14 +55,19 @@ def methods(
     from fedtools.files.errors import UserError
     from fedtools.files.tables import format_table
     from fedtools.methods import METHODS
+    from fedtools.tasks import TASKS
 
+    facts = {name: TASKS.get(name, None) for name in TASKS.names()}
+    if task is not None:
+        TASKS.get(task, None)
     rows = []
     for name in names or METHODS.names():
         method = METHODS.get(name, None)
-        if task in (None, *method.tasks):
-            rows.append([name, method.title, ", ".join(method.tasks)])
+        able = [one for one, fact in facts.items() if set(method.needs) <= set(fact.parts)]
+        if task in (None, *able):
+            rows.append([name, method.title, ", ".join(able)])
         elif names:
-            raise UserError(f"{name} is for task {' or '.join(method.tasks)}, not {task}")
+            raise UserError(f"{name} is for task {' or '.join(able)}, not {task}")
     if not rows:
         raise UserError(f"no method is for task {task}")
     print(format_table(("name", "in tables", "tasks"), rows, "lll"), end="")
@@ -82,8 +87,8 @@ def sample(
 
     opened = Experiment(experiment)
     opened.check_frozen()
-    config = opened.config
-    method = make_method(config["method"], config["method_conf"], experiment / "config.yaml")
+    options = opened.options
+    method = make_method(options.method, options.method_conf, experiment / "config.yaml")
     with lock(experiment, "rounds"):
         number = round_ or opened.last_round() + 1
         print(" ".join(steps.sample(opened, method, number, nj)))
@@ -140,7 +145,7 @@ def rounds(
     Under srun, mpirun or torchrun, or in processes that have RANK and WORLD_SIZE, all ranks run one
     federation together, on any number of machines that share the folder; --nj does not count then.
     """
-    from fedtools.federation.tasks import is_finished
+    from fedtools.federation.evaluations import is_finished
 
     if is_finished(experiment, to, evaluate):
         print(f"{experiment}: all rounds are complete", file=sys.stderr)
@@ -170,9 +175,9 @@ def evaluate(
     federation = open_experiment(experiment, ngpu)
     last = federation.experiment.last_round()
     rounds = range(0, last + 1, every) if every else None
-    header, rows = federation.task.header, measure(federation, rounds, split)
+    header, rows = federation.facts.header, measure(federation, rounds, split)
     rows = [[row[name] for name in header] for row in rows]
-    unit = federation.unit(split)
+    unit = federation.task.unit(split)
     if unit.note:
         header = [{"words": unit.plural, "wer": unit.rate}.get(name, name) for name in header]
         print(f"{unit.title} {unit.note}\n")
@@ -234,6 +239,6 @@ def device_of(ngpu: int, local: int | None = None) -> str:
 
 
 def open_experiment(experiment: Path, ngpu: int = 0):
-    from fedtools.federation.base import open_federation
+    from fedtools.federation.federation import open_federation
 
     return open_federation(experiment, device_of(ngpu))

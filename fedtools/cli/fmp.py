@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,39 +13,69 @@ from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 
 STREAM = typer.Argument(..., metavar="STREAM", help="A folder made by fedtools rescore-stream.")
 SET = typer.Option([], "--set", metavar="OPTION=VALUE", help="Of FMP, of its privacy, or rounds.")
-VARY = typer.Option(..., "--vary", metavar="OPTION=A,B,...", help="May come several times.")
+VARY = typer.Option([], "--vary", metavar="OPTION=A,B,...", help="May come several times.")
+CONFIG = typer.Option(None, help="YAML with lists of values by option, ...")
+SECTION = typer.Option(None, help="... in this section, such as tuning.scale.")
+
+
+def _kinds() -> dict[str, Any]:
+    """Name -> type, of all options that a sweep can set."""
+    from typing import get_type_hints
+
+    from fedtools.federation.sweep import GROUPS, ROUNDS, SPAN
+    from fedtools.files.options import Rounds
+    from fedtools.lm.reweighting import Weights
+    from fedtools.methods.fmp import FMP, Adaptation
+    from fedtools.privacy.options import Privacy
+
+    of_fmp = get_type_hints(FMP, include_extras=True)
+    names = [*get_type_hints(Weights), *get_type_hints(Adaptation)]
+    privacy = get_type_hints(Privacy, include_extras=True)
+    rest = {ROUNDS: Rounds, GROUPS: of_fmp[GROUPS], SPAN: of_fmp[SPAN]}
+    return {name: of_fmp[name] for name in names} | privacy | rest
 
 
 def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
     """OPTION=VALUE or OPTION=A,B,... as YAML has them; a usage error for an unknown option."""
-    from dataclasses import fields
+    from fedtools.files.config import checked, override
 
-    from fedtools.federation.sweep import GROUPS, ROUNDS, SPAN
-    from fedtools.files.config import override
-    from fedtools.lm.reweighting import Adaptation, Weights
-    from fedtools.privacy.options import Privacy
-
-    known: dict[str, Any] = {
-        one.name: one.default for kind in (Weights, Adaptation, Privacy) for one in fields(kind)
-    }
-    known |= {ROUNDS: 10, GROUPS: "even", SPAN: 0.0}
-    found: dict[str, Any] = {}
+    known, found = _kinds(), {}
     for text in texts:
         name, _, value = text.partition("=")
         if name not in known or not value or name in found:
             names = ", ".join(known)
             raise typer.BadParameter(f"{text!r}: write OPTION=VALUE, of {names}, each once")
-        kind = type(known[name])
         parts = [override({}, [f"{name}={part}"])[name] for part in value.split(",")]
-        for part in parts:
-            right = type(part) is kind or (kind is float and type(part) is int)
-            least = {"word_score": -math.inf, ROUNDS: 1}.get(name, 0)
-            low = kind in (int, float) and right and not part >= least
-            if not right or low:
-                raise typer.BadParameter(f"{text!r}: {part!r} is no value of {name}")
         if len(parts) > 1 and not several:
             raise typer.BadParameter(f"{text!r}: one value")
-        found[name] = [kind(part) for part in parts] if several else kind(parts[0])
+        parts = [
+            checked(name, part, known[name], "--vary" if several else "--set") for part in parts
+        ]
+        found[name] = parts if several else parts[0]
+    return found
+
+
+def _grid(texts: Sequence[str], config: Path | None, section: str | None) -> dict[str, Any]:
+    """The values of each option that is varied: of a section of a YAML file, and of --vary."""
+    from fedtools.files.config import checked, lookup, option_error, unknown
+    from fedtools.files.errors import UserError
+
+    if (config is None) != (section is None):
+        raise typer.BadParameter("goes with --config, and only with it", param_hint="--section")
+    found, known, where = {}, _kinds(), f"{config}: {section}"
+    listed = lookup(config, section) if config else {}
+    if not isinstance(listed, dict):
+        raise UserError("must be a mapping of options", path=where)
+    for name, values in listed.items():
+        if name not in known:
+            raise option_error(unknown(name, known), where, name, values)
+        if not isinstance(values, list) or not values:
+            problem = f"option {name!r} is {values!r}: write a list, such as [1, 2]"
+            raise option_error(problem, where, name, values)
+        found[name] = [checked(name, value, known[name], where) for value in values]
+    found |= _values(texts, True)
+    if not found:
+        raise typer.BadParameter("nothing to vary", param_hint="--vary")
     return found
 
 
@@ -96,6 +125,8 @@ def rescore_sweep(
     stream: Path = STREAM,
     out: Path = typer.Argument(..., metavar="TSV", help="A row for each combination."),
     vary: list[str] = VARY,
+    config: Path = CONFIG,
+    section: str = SECTION,
     fixed: list[str] = SET,
     seed: int = typer.Option(0, min=0, help="Of intervals, and of noise."),
 ) -> None:
@@ -103,7 +134,7 @@ def rescore_sweep(
     from fedtools.federation.sweep import sweep
     from fedtools.files.tables import format_table
 
-    rows = sweep(stream, out, _values(fixed, False), _values(vary, True), seed)
+    rows = sweep(stream, out, _values(fixed, False), _grid(vary, config, section), seed)
     columns = list(rows[0])
     print(format_table(columns, [list(row.values()) for row in rows], "r" * len(columns)), end="")
 
@@ -113,6 +144,8 @@ def rescore_tune(
     stream: Path = STREAM,
     out: Path = typer.Argument(..., metavar="YAML", help="Gets the best values."),
     vary: list[str] = VARY,
+    config: Path = CONFIG,
+    section: str = SECTION,
     fixed: list[str] = SET,
 ) -> None:
     """The values with the fewest word errors on validation data."""
@@ -120,7 +153,7 @@ def rescore_tune(
 
     from fedtools.federation.sweep import tune
 
-    varied = _values(vary, True)
+    varied = _grid(vary, config, section)
     best, wer = tune(stream, out, _values(fixed, False), varied)
     shown = {name: f"{value:g}" if _is_number(value) else value for name, value in best.items()}
     chosen = ", ".join(f"{name} {value}" for name, value in shown.items())
@@ -146,18 +179,15 @@ def rescore_best(
     ngpu: int = NGPU,
 ) -> None:
     """What clients make of all their utterances, by FMP or fine-tuning, for fedtools score."""
-    from fedtools.federation.rescore import RescoreFederation
+    from fedtools.federation.evaluate import best_text
     from fedtools.files.ark import write_ark
     from fedtools.files.datadir import byte_order, write_table
-    from fedtools.files.errors import UserError
 
     federation = open_experiment(experiment, ngpu)
-    if not hasattr(federation, "best_text"):
-        raise UserError("its clients rescore nothing", path=federation.where)
-    found = federation.best_text()
+    found = best_text(federation)
     write_table(out / "text", {name: found[name] for name in byte_order(found)})
-    if isinstance(federation, RescoreFederation):
-        rows = federation.marginals()
+    if hasattr(federation.task, "marginals"):
+        rows = federation.task.marginals()
         ark = write_ark(out / "marginals.ark", ((name, rows[name]) for name in byte_order(rows)))
         write_table(out / "marginals.scp", ark)
     print(out / "text")

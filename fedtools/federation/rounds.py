@@ -23,8 +23,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fedtools.federation.base import Federation, open_federation
 from fedtools.federation.evaluate import evaluate
+from fedtools.federation.federation import Federation, open_federation
 from fedtools.federation.ranks import Rank, follow, lead
 from fedtools.federation.steps import aggregate, sample, tidy, train_local
 from fedtools.files.errors import UserError
@@ -71,7 +71,7 @@ def _run(
     federation: Federation, last: int | None, jobs: int, train: Train, split: str | None
 ) -> None:
     experiment = federation.experiment
-    last = last or experiment.config["rounds"]
+    last = last or experiment.options.rounds
     first = experiment.last_round() + 1
     if split:
         evaluate(federation, list(filter(experiment.is_measured, range(first))), split)
@@ -95,10 +95,10 @@ def _run(
 
 def _measured(federation: Federation, number: int, split: str) -> str:
     """Measure a round's models; the mean over those by which they are measured, in words."""
-    rate = federation.task.rate
+    rate = federation.facts.rate
     rows = evaluate(federation, [number], split)
     values = [float(row[rate]) for row in rows if int(row["round"]) == number]
-    name = federation.unit(split).title if rate == "wer" else rate
+    name = federation.task.unit(split).title if rate == "wer" else rate
     return f"{split} {name} {math.fsum(values) / len(values):.1f} %"
 
 

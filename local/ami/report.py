@@ -296,7 +296,7 @@ def rows_of(
             Row(f"FMP, T = {number}", by_seed(name, "best"), experiments, TABLE_2.get(name))
         )
     if private:
-        options = Experiment(by_seed(private)[0]).config["method_conf"]["privacy"]
+        options = Experiment(by_seed(private)[0]).options.method_conf["privacy"]
         laplace = options["mechanism"] == "laplace"
         name = f"FMP, T = {max(rounds)}, as in table 4, epsilon {options['epsilon']:g}"
         name += f" for one {options['unit']}" if laplace else ", the paper's noise"

@@ -157,7 +157,7 @@ def _provenance(path: Path, runs: Runs, page: KeywordPage) -> str:
         path,
         page,
         seeds={run.seed for run in everything},
-        rounds={run.config["rounds"] for run in everything},
+        rounds={run.options.rounds for run in everything},
         pictures=[],
         experiments=[run.path for run in everything],
         more=[f"Left out, not finished: {name}." for name in runs.unfinished],

@@ -116,7 +116,7 @@ def settings_table(runs: Runs) -> str:
 
 
 def _clients_per_round(run: Run) -> str:
-    count = run.config["clients_per_round"] if run.config["clients"] else "-"
+    count = run.options.clients_per_round if run.options.clients else "-"
     return f"{100 * count:g} %" if isinstance(count, float) else str(count or "all")
 
 
@@ -126,12 +126,12 @@ def _weight_decay(run: Run) -> object:
 
 
 def _sizes(run: Run) -> str:
-    options = run.config["model"].get("network_conf") or {}
+    options = run.options.model.get("network_conf") or {}
     return " ".join(f"{name}={value}" for name, value in options.items()) or "-"
 
 
 _SETTINGS: dict[str, Callable[[Run], object]] = {
-    "Rounds": lambda run: run.config["rounds"],
+    "Rounds": lambda run: run.options.rounds,
     "Clients a round": _clients_per_round,
     # With 0 it is epochs that are counted.
     "Local steps": lambda run: run.method.local_steps or "-",
