@@ -11,7 +11,6 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import os
-import re
 import signal
 import sys
 import threading
@@ -103,10 +102,10 @@ def _measured(federation: Federation, number: int, split: str) -> str:
 
 
 def _title(path: Path) -> str:
-    """The experiment's name: its folder's, and where that is a seed's, the folder's above too."""
-    path = path.resolve()
-    seed = re.fullmatch(r"seed\d+", path.name)
-    return f"{path.parent.name}/{path.name}" if seed else path.name
+    """Name an experiment by its path below the last folder `exp`, or else as it was given."""
+    # Links are left alone: `exp` may be one, to a larger disk.
+    _, exp, below = str(path.absolute()).rpartition("/exp/")
+    return below if exp else str(path)
 
 
 @contextlib.contextmanager
