@@ -28,9 +28,9 @@ from fedtools.client.options import (
     load_optimizer,
     optimizer_state,
 )
-from fedtools.client.progress import Progress
 from fedtools.files.keyed import seed64
 from fedtools.files.messages import MAX_LOSS
+from fedtools.files.progress import Progress
 
 # The loss of each model of a batch, shape (K,); K is 1 for a model that is no stack.
 Loss = Callable[[nn.Module, Any], Tensor]
