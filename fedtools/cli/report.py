@@ -125,9 +125,14 @@ def report_command(
         --corpus 'Common Voice' --release cv-corpus-mini --row \
         exp/mini/fedavg/seed0:exp/mini/fedavg/seed0/decode_test
     """
+    from fedtools.report.options import page_facts
     from fedtools.report.page import Page, Row, write_report
 
-    facts = page_facts(section, corpus, release, mini, command, date)
+    command = command or shlex.join(["fedtools", *sys.argv[1:]])
+    try:
+        facts = page_facts(section, corpus, release, mini, command, date.date() if date else None)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     if plot is not None and (plot.suffix != ".png" or _folder(plot) != _folder(results)):
         raise typer.BadParameter(f"--plot {plot}: name a .png in the folder of {results}")
     further: dict[str, list[Row]] = {}
@@ -183,22 +188,6 @@ def show_command(
     from fedtools.report.results import cost_table
 
     print(cost_table(Experiment(experiment)), end="")
-
-
-def page_facts(
-    section: str, corpus: str, release: str, mini: bool, command: str | None, date: datetime | None
-) -> dict[str, object]:
-    """What every `fedtools.report.page.Page` has, from the options of its command."""
-    from fedtools.report.page import SECTION_NAME, Corpus
-
-    if not SECTION_NAME.fullmatch(section):
-        raise typer.BadParameter(f"--section {section!r}: use small letters, digits and '-'")
-    return {
-        "section": section,
-        "corpus": Corpus(corpus, release, mini),
-        "command": command or shlex.join(["fedtools", *sys.argv[1:]]),
-        "date": date.date() if date else None,
-    }
 
 
 def pair(text: str, option: str, form: str) -> tuple[str, str]:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import re
-import shlex
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +25,6 @@ from fedtools.report.results import (
     size_text,
 )
 from fedtools.score.bootstrap import AVERAGE, MIN_SPEAKERS
-
-SECTION_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 @dataclass(frozen=True)
@@ -212,23 +206,6 @@ def _section(
     for title, table in published:
         parts += [f"**Published, not measured here: {title}**", table]
     return "\n\n".join(part.strip() for part in parts)
-
-
-def add_page_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a recipe's own report, for `page_of`."""
-    for name in ("section", "corpus", "release"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--mini", action="store_true")
-    parser.add_argument("--command", default=shlex.join(sys.argv))
-    parser.add_argument("--date", type=datetime.date.fromisoformat)
-
-
-def page_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Page:
-    """What the options of `add_page_options` say; a usage error for a malformed section."""
-    if not SECTION_NAME.fullmatch(options.section):
-        parser.error(f"--section {options.section!r}: use small letters, digits and '-'")
-    corpus = Corpus(options.corpus, options.release, options.mini)
-    return Page(options.section, corpus, options.command, date=options.date)
 
 
 def read_each(rows: Sequence[Row]) -> list[Method]:

@@ -27,11 +27,10 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
 from fedtools.files.tables import format_markdown, read_tsv
 from fedtools.privacy.ledger import LEVELS
+from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import (
     Page,
-    add_page_options,
     image,
-    page_of,
     provenance,
     with_section,
 )
