@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from fedtools.decode.lists import Weights, used_weights
+from fedtools.decode.lists import TunedWeights, used_weights
 from fedtools.federation.tasks import TASKS, Task
 from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
@@ -78,7 +78,7 @@ class Run:
     curve: dict[int, dict[str, float]]
     experiment: Path | None
     scores: Path
-    weights: Weights | None
+    weights: TunedWeights | None
     collapsed: dict[str, int]
 
 
