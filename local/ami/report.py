@@ -214,7 +214,7 @@ def words_table(exp: Path, seeds: Sequence[int]) -> str:
     header = ["", "WER %", "relative % [95 %]", "listed words said", "of them missed %"]
     plain, *_, second = sweep_rows(exp, seeds, "words")
     first = sweep_rows(exp, seeds, "first")
-    bonus, in_first = told(second, "bonus"), first_bonuses(exp, seeds)
+    bonus, in_first = values_of(second, "bonus"), first_bonuses(exp, seeds)
     density = sweep_rows(exp, seeds, "density")[-1]
     cells = []
     for title, rows in (
@@ -222,7 +222,7 @@ def words_table(exp: Path, seeds: Sequence[int]) -> str:
         (f"private words, bonus {bonus} in the second pass", second),
         (f"private words, bonus {in_first} in the first pass", first[0]),
         ("private words, in both", first[-1]),
-        (f"density ratio, weight {told(density, 'density')}", density),
+        (f"density ratio, weight {values_of(density, 'density')}", density),
     ):
         missed = [100 * int(row["missed"]) / max(1, int(row["listed"])) for row in rows]
         listed = statistics.fmean(int(row["listed"]) for row in rows)
@@ -242,7 +242,7 @@ def cut_by(exp: Path, seeds: Sequence[int]) -> str:
     return "by the clock" if timed else "evenly"
 
 
-def told(rows: Sequence[dict[str, str]], option: str) -> str:
+def values_of(rows: Sequence[dict[str, str]], option: str) -> str:
     """The values that an option has, of all seeds."""
     return ", ".join(f"{value:g}" for value in sorted({float(row[option]) for row in rows}))
 
