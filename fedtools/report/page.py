@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_text
 from fedtools.files.provenance import git_hash, records
-from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.files.tables import format_markdown, read_tsv, with_deviation
 from fedtools.report.results import (
     Interval,
     Method,
@@ -309,7 +308,7 @@ def main_table(methods: Sequence[Method]) -> str:
             size_text(method.cost.bytes),
             epochs_text(method.cost.client_epochs),
             epochs_text(method.cost.server_epochs),
-            *(_with_spread(method.values(rate, client)) for client in clients),
+            *(with_deviation(method.values(rate, client), "{:.1f}".format) for client in clients),
         ]
         for method in methods
     ]
@@ -344,12 +343,6 @@ def _with_interval(rate: Interval) -> str:
     if rate.low is None or rate.high is None:
         return f"{rate.value:.1f}"
     return f"{rate.value:.1f} [{rate.low:.1f}, {rate.high:.1f}]"
-
-
-def _with_spread(values: Sequence[float]) -> str:
-    """A mean, and the standard deviation where there are several values."""
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{spread}"
 
 
 def embolden(

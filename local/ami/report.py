@@ -25,7 +25,7 @@ from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
-from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.files.tables import format_markdown, read_tsv, with_deviation
 from fedtools.privacy.ledger import LEVELS
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import (
@@ -39,6 +39,7 @@ from fedtools.score.align import count_errors
 from fedtools.score.bootstrap import interval, speaker_draws
 
 PAPER = "Liu and Peng 2022"
+PERCENT = "{:.2f}".format
 # Tables 2, 3 and 4, AMI: WER in %.
 TABLE_2 = {"rescored": 32.83, "fmp1": 31.44, "fmp2": 31.34, "fmp5": 31.27, "fmp10": 31.24}
 TABLE_3 = {
@@ -104,12 +105,6 @@ class Scores:
         return np.array([sums[client] for client in self.clients], float)
 
 
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean, and the standard deviation over seeds."""
-    more = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{more}"
-
-
 def relative(own: np.ndarray, base: np.ndarray) -> str:
     """The change in %, with an interval by drawing clients; errors (seeds, clients)."""
     change = 100 * (own.sum() / base.sum() - 1)
@@ -134,7 +129,7 @@ def table_2(rows: Sequence[Row], scores: Scores) -> str:
         change = f"{100 * (published / TABLE_2['rescored'] - 1):+.1f}" if published else "-"
         cells.append([
             row.name,
-            spread([100 * errors.sum() / scores.words.sum() for errors in own]),
+            with_deviation([100 * errors.sum() / scores.words.sum() for errors in own], PERCENT),
             "-" if own is base else relative(own, base),
             f"{published:.2f}" if published else "-",
             "-" if own is base else change,
@@ -174,7 +169,7 @@ def figures(rows: Sequence[dict[str, str]]) -> list[str]:
         for name in ("relative", "low", "high")
     )
     bounds = "" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
-    return [spread(wers(rows)), f"{change:+.1f}{bounds}"]
+    return [with_deviation(wers(rows), PERCENT), f"{change:+.1f}{bounds}"]
 
 
 def table_3(exp: Path, seeds: Sequence[int]) -> str:
@@ -226,7 +221,9 @@ def words_table(exp: Path, seeds: Sequence[int]) -> str:
     ):
         missed = [100 * int(row["missed"]) / max(1, int(row["listed"])) for row in rows]
         listed = statistics.fmean(int(row["listed"]) for row in rows)
-        cells.append([title, *figures(rows), f"{listed:.0f}", spread(missed, 1)])
+        cells.append(
+            [title, *figures(rows), f"{listed:.0f}", with_deviation(missed, "{:.1f}".format)]
+        )
     return format_markdown(header, cells)
 
 
