@@ -159,3 +159,8 @@ def test_what_the_example_of_a_command_lacks_is_wrong_usage():
         COMMANDS["init"].make_context(
             "init", [w for w in words[2:] if w not in ("--method", "fedavg")]
         )
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_argument_and_option_is_explained(name):
+    assert not [one.name for one in COMMANDS[name].params if not one.help]

@@ -337,7 +337,7 @@ def perturb_volume(
     out_dir: Path = OUT_DIR,
     low: float = typer.Option(0.125, help="The smallest factor."),
     high: float = typer.Option(2.0, help="The largest."),
-    seed: int = typer.Option(0, min=0),
+    seed: int = typer.Option(0, min=0, help="Of the draw."),
 ) -> None:
     """Give every utterance a random volume.
 
@@ -361,7 +361,7 @@ def perturb_volume(
 
 @command("config", "Federation")
 def config(
-    path: Path = typer.Argument(..., metavar="YAML"),
+    path: Path = typer.Argument(..., metavar="YAML", help="A configuration."),
     keys: list[str] = typer.Argument(..., metavar="KEY...", help="Such as tokens.vocab_size."),
 ) -> None:
     """Print values of a configuration, for shell scripts.

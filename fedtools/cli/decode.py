@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from fedtools.cli.app import command
+from fedtools.cli.federation import NGPU, open_experiment
 
 DECODE_DIR = typer.Argument(..., metavar="DECODE_DIR", help="A folder made by fedtools decode.")
 
@@ -24,7 +25,7 @@ def decode(
     bonus: float = typer.Option(2.0, min=0, help="Of each of these words, natural log."),
     job: int = typer.Option(None, min=1, help="Decode only this part ..."),
     nj: int = typer.Option(1, min=1, help="... of so many; without --job all are joined."),
-    ngpu: int = typer.Option(0, min=0, max=1),
+    ngpu: int = NGPU,
 ) -> None:
     """Decode each client's utterances into N-best lists.
 
@@ -40,7 +41,6 @@ def decode(
     """
     import re
 
-    from fedtools.cli.federation import open_experiment
     from fedtools.decode.lists import merge
     from fedtools.federation import decode as work
 
@@ -65,7 +65,7 @@ def cross(
         ..., metavar="NAME=EXP...", help="{} is the method's title; of one name are seeds."
     ),
     plot: Path = typer.Option(None, help="Draw a map for each name into this PNG."),
-    ngpu: int = typer.Option(0, min=0, max=1),
+    ngpu: int = NGPU,
 ) -> None:
     """Measure each client's model on each client's data.
 
@@ -78,7 +78,6 @@ def cross(
     Example in egs/commonvoice/asr1: fedtools cross data/mini/test exp/mini/cross.tsv \
         '{}=exp/mini/decouplefl/seed0'
     """
-    from fedtools.cli.federation import open_experiment
     from fedtools.cli.report import pair
     from fedtools.federation import cross as work
 
@@ -97,7 +96,7 @@ def cross(
 @command("merge-nbest", "Decoding and scoring")
 def merge_nbest(
     out: Path = DECODE_DIR,
-    data: Path = typer.Argument(..., metavar="DATA_DIR"),
+    data: Path = typer.Argument(..., metavar="DATA_DIR", help="What was decoded."),
     nj: int = typer.Option(..., min=1, help="Jobs that fedtools decode was cut into."),
 ) -> None:
     """Join the N-best lists of all jobs of decode.

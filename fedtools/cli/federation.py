@@ -27,7 +27,7 @@ def init(
         [], metavar="NAME=FOLDER", help="tokens: made by fedtools train-tokens; task asr."
     ),
     start: Path = typer.Option(None, help="A model.safetensors to begin with."),
-    seed: int = typer.Option(0, min=0),
+    seed: int = typer.Option(0, min=0, help="Of everything random."),
     set_: list[str] = typer.Option([], "--set", help="Change an option: training.grad_clip=1."),
 ) -> None:
     """Begin an experiment: its options and its first state.

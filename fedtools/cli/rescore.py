@@ -121,7 +121,9 @@ def merge_rescored(
 
 @command("import-nbest", "Rescoring")
 def import_nbest(
-    form: Literal["kaldi", "espnet"] = typer.Argument(..., metavar="kaldi|espnet"),
+    form: Literal["kaldi", "espnet"] = typer.Argument(
+        ..., metavar="kaldi|espnet", help="The toolkit that made them."
+    ),
     source: Path = typer.Argument(..., metavar="DIR", help="What the other toolkit left."),
     out: Path = typer.Argument(..., metavar="OUT", help="Gets nbest.tsv."),
     acoustic_scale: float = typer.Option(1.0, help="Of Kaldi's acoustic scores, its acwt."),
