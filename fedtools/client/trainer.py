@@ -29,11 +29,11 @@ from fedtools.client.options import (
     make_optimizer,
     optimizer_state,
 )
-from fedtools.client.progress import Progress
 from fedtools.client.unit import Batch, Batches, Unit
 from fedtools.files.keyed import seed64
 from fedtools.files.messages import MAX_LOSS
 from fedtools.files.private import Private
+from fedtools.files.progress import Progress
 from fedtools.files.states import load_state
 
 # What the home of a unit keeps: its optimiser, with the count of steps that it has taken, and what
