@@ -17,7 +17,7 @@ from fedtools.audio.features import client_order, progress
 from fedtools.files.ark import FRAMES_PER_HOUR, FeatureReader, write_ark
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import seed64
+from fedtools.files.seeds import seed64
 from fedtools.speaker.gmm import Moments, accumulate, train_ubm
 from fedtools.speaker.ivector import IvectorExtractor, train_extractor
 

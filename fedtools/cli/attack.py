@@ -12,7 +12,7 @@ from fedtools.cli.app import app, command, make_group
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 
 if TYPE_CHECKING:
-    from fedtools.attack.prints import Prints
+    from fedtools.attack.footprint_files import Prints
     from fedtools.attack.verify import Model
 
 attack = make_group("Attack what clients send: what it gives away of speakers.")
@@ -46,7 +46,7 @@ def _rounds(given: list[int]) -> list[int]:
 
 def _read(folders: list[Path], models: Path | None) -> tuple[Prints, dict[str, Model], Path]:
     """DIR... OUT: the footprints in all folders, what is known of their models, and OUT."""
-    from fedtools.attack.prints import join, read_footprints
+    from fedtools.attack.footprint_files import join, read_footprints
     from fedtools.attack.verify import known_speakers
 
     if len(folders) < 2:
@@ -165,7 +165,7 @@ def footprints(
     Example in egs/tedlium3/attack1: fedtools attack footprints exp/mini/part2 \
         exp/mini/part2/footprints.relu --indicator data/mini/indicator_iv --round 1
     """
-    from fedtools.attack.prints import Look, write_footprints
+    from fedtools.attack.footprint_files import Look, write_footprints
 
     if job > nj:
         raise typer.BadParameter(f"--job {job} of --nj {nj}")

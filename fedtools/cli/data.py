@@ -265,7 +265,7 @@ def subset_data(
     elif utterances is not None:
         keep = evenly_spread(data.utterances, utterances, "utterances", data_dir)
     elif first is not None:
-        from fedtools.files.parts import first_of_speakers, rest_of_speakers
+        from fedtools.files.subsets import first_of_speakers, rest_of_speakers
 
         keep = first_of_speakers(data, first)
     else:
@@ -300,7 +300,7 @@ def relabel(
     Example in egs/commonvoice/asr1: fedtools relabel data/mini/test \
         exp/mini/fedavg/seed0/decode_test/text data/mini/test_fixed
     """
-    from fedtools.files.parts import relabel as work
+    from fedtools.files.subsets import relabel as work
 
     print(work(data_dir, text, out_dir))
 

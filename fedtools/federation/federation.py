@@ -126,8 +126,8 @@ class Federation:
     def client(self, clients: Sequence[str], number: int) -> Client:
         """The clients of a unit, with their data and what they begin the round with."""
         from fedtools.client.client import Client
-        from fedtools.client.options import load_model
         from fedtools.client.unit import Unit
+        from fedtools.models.training import load_model
 
         experiment, states, models = self.experiment, self.states, self.task.need("models")
         for client in clients:
@@ -145,8 +145,8 @@ class Federation:
     def server(self, number: int) -> Client:
         """The server as one who trains, with the shared state of the round."""
         from fedtools.client.client import Client
-        from fedtools.client.options import load_model
         from fedtools.client.unit import SERVER, Unit
+        from fedtools.models.training import load_model
 
         phase = self.method.phase(number)
         experiment, states, models = self.experiment, self.states, self.task.need("models")

@@ -20,10 +20,10 @@ from fedtools.files.config import (
 from fedtools.files.datadir import byte_order, check_id
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment, write_clients, write_sums
-from fedtools.files.keyed import seed64
 from fedtools.files.locks import lock
 from fedtools.files.options import NAMES, Options
 from fedtools.files.provenance import record
+from fedtools.files.seeds import seed64
 from fedtools.files.states import save_state
 from fedtools.methods import make_method
 from fedtools.methods.base import Method

@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Lt
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_text
+from fedtools.files.text_files import read_text
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
-from fedtools.files.keyed import seed64
+from fedtools.files.seeds import seed64
 
 if TYPE_CHECKING:
     from fedtools.methods.base import Phase
