@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment, write_clients, write_sums
 from fedtools.files.ledger import COLUMNS as LEDGER
-from fedtools.files.tables import count, format_markdown, format_table, number, read_tsv, write_tsv
+from fedtools.files.tables import (
+    count,
+    format_markdown,
+    format_table,
+    number,
+    read_tsv,
+    with_deviation,
+    write_tsv,
+)
 from fedtools.report.results import size_text
 from fedtools.score.wer import COLUMNS as SCORE
 from fedtools.tasks import facts_of
@@ -510,6 +518,12 @@ def test_a_name_that_comes_twice_is_refused(cli, recipe):
     }.items():
         cli(*arguments(f"--row={row}")).fails(1, said, "--row NAME=")
     assert not Path("RESULTS.md").exists()
+
+
+def test_a_mean_has_a_deviation_where_there_are_several_values():
+    write = "{:.2f}".format
+    assert with_deviation([1.0, 2.0, 6.0], write) == "3.00 ± 2.65"
+    assert with_deviation([1.0], write) == "1.00"
 
 
 def test_a_row_without_a_name_has_the_methods_title(cli, recipe):

@@ -28,12 +28,12 @@ from fedtools.attack.features import (
     window,
 )
 from fedtools.attack.figures import Figure, Speakers
-from fedtools.attack.progress import Epochs
 from fedtools.attack.transcripts import word_error_rate
 from fedtools.federation.federation import Federation
 from fedtools.files.atomic import sha256
 from fedtools.files.errors import UserError
 from fedtools.files.perturb import speakers_of, unperturbed
+from fedtools.files.progress import Lines
 from fedtools.files.seeds import generator, seed64
 from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.models.asr import log_posteriors
@@ -202,7 +202,7 @@ def train_inverter(federation: Federation, audio: Utterances, epochs: int, seed:
     speech = ((one["speech"], one["speech_lengths"]) for _, one in stream(federation, audio))
     inverter.set_scales(_moments(features), _moments(speech))
     optimizer = torch.optim.Adam(inverter.parameters(), lr=_LEARNING_RATE)
-    progress = Epochs("attack IV, the decoder", epochs)
+    progress = Lines("attack IV, the decoder", "epoch", epochs)
     for epoch in range(epochs):
         order = generator(seed, "inversion", epoch)
         for part in unadapted(federation, audio, order):
@@ -216,7 +216,7 @@ def train_inverter(federation: Federation, audio: Utterances, epochs: int, seed:
                 loss = wrong.square().mean()
                 loss.backward()
             optimizer.step()
-        progress.done(epoch + 1, loss.item())
+        progress.done(epoch + 1, f"loss {loss.item():.3g}")
     return inverter.eval()
 
 

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.client.objective import Objective, State
-from fedtools.client.progress import Progress
 from fedtools.client.unit import Batch, Batches, Unit
 from fedtools.files.messages import MAX_LOSS
 from fedtools.files.private import Private
+from fedtools.files.progress import Progress
 from fedtools.files.seeds import seed64
 from fedtools.files.states import load_state
 from fedtools.models.training import (

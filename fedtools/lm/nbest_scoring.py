@@ -19,12 +19,12 @@ from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import byte_order, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, read_nbest
+from fedtools.files.progress import WordProgress
 from fedtools.files.symbols import warn_of_unknown
 from fedtools.files.text_files import open_input
 from fedtools.lm.density import score_hypotheses
 from fedtools.lm.nnlm import MODEL, Nnlm, require_model
 from fedtools.lm.prefixes import make_tree, score_tree
-from fedtools.lm.progress import WordProgress
 from fedtools.lm.vocabulary import (
     UNIGRAM,
     UNKNOWN_ID,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from fedtools.decode.lists import Weights, used_weights
+from fedtools.decode.lists import TunedWeights, used_weights
 from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
@@ -79,7 +79,7 @@ class Run:
     curve: dict[int, dict[str, float]]
     experiment: Path | None
     scores: Path
-    weights: Weights | None
+    weights: TunedWeights | None
     collapsed: dict[str, int]
 
 
