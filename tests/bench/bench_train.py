@@ -33,6 +33,7 @@ from fedtools.files.private import Private  # noqa: E402
 from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.lm.tokens import Tokenizer  # noqa: E402
 from fedtools.models.asr import build_model, losses, outputs  # noqa: E402
+from fedtools.models.training import make_optimizer  # noqa: E402
 from fedtools.tasks.asr.data import UtteranceBatches, Utterances  # noqa: E402
 from fedtools.tasks.asr.labels import Transcripts  # noqa: E402
 
