@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import make_probe
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.files.tables import read_tsv
 
 PEOPLE = {"known": ("kim", "lou", "mia", "ned"), "exp": ("ann", "bob", "cat", "dan")}

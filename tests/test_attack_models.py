@@ -18,7 +18,7 @@ from fedtools.attack.prints import Look, Prints, read_footprints, write_footprin
 from fedtools.attack.verify import COLUMNS as VERIFIED
 from fedtools.attack.verify import decide, known_speakers, make_trials, read_models
 from fedtools.attack.victims import Victims, find_victims, sound_victims
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir, write_table
 from fedtools.files.errors import UserError

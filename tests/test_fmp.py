@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from fedtools.federation.sweep import FIGURES
 from fedtools.files.tables import read_tsv
-from fedtools.lm.reweighting import Adaptation, Lists, Weights
-from fedtools.lm.stream import open_stream
-from fedtools.lm.talk import groups_of, simulate
+from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.stream import groups_of, open_stream
+from fedtools.methods.fmp import FMP, simulate
 
 T = 3
 # Seconds, of which the recordings of `make_stream` fill all but the last.
@@ -108,9 +108,8 @@ def by_hand(
 def simulated(folder: Path, **options) -> dict[str, str]:
     stream = open_stream(folder)
     groups = {client: stream.groups(client, T) for client in stream.runs}
-    weights = {key: options.pop(key) for key in list(options) if key in Weights.__annotations__}
-    rescored = stream.rescored
-    best = simulate(Lists(rescored, Weights(**weights)), groups, Adaptation(**options))
+    method, rescored = FMP(**options), stream.rescored
+    best, _ = simulate(method, Lists(rescored, method.part(Weights)), groups)
     return dict(zip(rescored.utterances, (rescored.hypotheses[one] for one in best), strict=True))
 
 
@@ -230,7 +229,7 @@ def test_rounds_in_which_a_client_says_nothing(stream, tmp_path):
     opened = open_stream(stream)
     groups = {client: opened.groups(client, 20) for client in CLIENTS}
     assert any(part.start == part.stop for part in groups["ann"])
-    best = simulate(Lists(opened.rescored, Weights()), groups, Adaptation(scale=1.0))
+    best, _ = simulate(FMP(scale=1.0), Lists(opened.rescored, Weights()), groups)
     expected = [opened.rescored.hypotheses[one] for one in best]
     assert best_text(path) == dict(zip(opened.rescored.utterances, expected, strict=True))
 

@@ -19,7 +19,6 @@ from conftest import ledger, run
 from keyword_world import CLIENTS, begin, make_world
 from safetensors.numpy import load_file, save_file
 
-from fedtools.client.stacks import cross_entropy
 from fedtools.files.clips import Clip, Clips, write_clips
 from fedtools.files.experiment import Experiment, write_sums
 from fedtools.files.messages import COLUMNS
@@ -405,12 +404,13 @@ class Poisoned(FedAvg):
 
     title = "Poisoned"
 
-    def train_client(self, client):
-        factor = torch.tensor([torch.nan if name == TWENTY[3] else 1.0 for name in client.names])
-        more = torch.tensor([1e308 if name == TWENTY[11] else 0.0 for name in client.names])
-        return client.fit(
+    def objective(self, client):
+        names, plain = client.unit.names, client.objective
+        factor = torch.tensor([torch.nan if name == TWENTY[3] else 1.0 for name in names])
+        more = torch.tensor([1e308 if name == TWENTY[11] else 0.0 for name in names])
+        return plain.replaced(
             lambda network, batch: (
-                cross_entropy(network, batch) * factor[: len(batch.labels)]
+                plain.loss(network, batch) * factor[: len(batch.labels)]
                 + more[: len(batch.labels)].double()
             )
         )

@@ -17,8 +17,7 @@ from keywords import CLASSES, CONFIG, config_file, pack
 from scripts import script
 from test_report import png_chunks
 
-from fedtools.federation.base import open_federation
-from fedtools.federation.tasks import TASKS
+from fedtools.federation.federation import open_federation
 from fedtools.files.atomic import sha256
 from fedtools.files.clips import Clips
 from fedtools.files.experiment import Experiment, write_clients, write_sums
@@ -27,6 +26,7 @@ from fedtools.files.states import load_state, save_state
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.score.detection import COLUMNS as DETECTION
+from fedtools.tasks import facts_of
 
 # After `scripts`, which says where they are:
 # isort: split
@@ -87,7 +87,7 @@ def make_run(
     rows = [
         (at, "all", 50, "1.0", 10, f"{accuracy - ROUNDS + at:.4f}") for at in range(evaluated + 1)
     ]
-    write_table(path / "evaluate_test.tsv", TASKS["kws"].header, rows)
+    write_table(path / "evaluate_test.tsv", facts_of("kws", "").header, rows)
     for at in range(1, ROUNDS + 1):
         add_round(path, at, federated=method != "centralized")
     if detection:

@@ -17,7 +17,6 @@ from fedtools.attack.options import A1, A2
 from fedtools.client.options import ClipTraining, UtteranceTraining, check_optimizer
 from fedtools.decode.beam import BeamOptions
 from fedtools.federation.init import read_config, read_options
-from fedtools.federation.language import LmTraining
 from fedtools.files.config import from_mapping, read_section, read_yaml, write_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.sections import SECTIONS
@@ -27,6 +26,8 @@ from fedtools.models.asr import build_model, criterion_of
 from fedtools.models.keywords import build_network
 from fedtools.models.lfmmi.lattice import Lattice, train_denominator
 from fedtools.models.nnlm import NnlmOptions
+from fedtools.tasks import facts_of
+from fedtools.tasks.lm.model import LmTraining
 
 CONFIGS = sorted((ROOT / "conf").glob("*/*.yaml"))
 TOKENS = ["<blank>", "<unk>", "a", "<sos/eos>"]
@@ -68,7 +69,7 @@ def check_experiment(config: dict[str, Any], method: str, path: Path, build: boo
     options = read_options(config, path, method, 0, None, {"train": "data"})
     made = make_method(method, options.method_conf, path)
     try:
-        made.check(options.task, options.model)
+        made.check(options.task, facts_of(options.task, path).parts, options.model)
     except ValueError as error:
         raise UserError(str(error), path=path) from None
     where = f"{path}: training"

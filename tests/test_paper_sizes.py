@@ -12,7 +12,7 @@ import simulated
 from conftest import inside, ledger
 from test_asr_methods import begin, model_of
 
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.federation.steps import _ledger_rows, draw
 from fedtools.files.experiment import Experiment, write_sums
 from fedtools.files.ledger import write_ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.federation.init import init
 from fedtools.files.errors import UserError
 

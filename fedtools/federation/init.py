@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtools.federation.base import Beginning, Federation, State
-from fedtools.federation.tasks import Task, task_of
 from fedtools.files.atomic import atomic_path, sha256
 from fedtools.files.config import (
     freeze,
@@ -29,6 +27,9 @@ from fedtools.files.provenance import record
 from fedtools.files.states import save_state
 from fedtools.methods import make_method
 from fedtools.methods.base import Method
+from fedtools.tasks import facts_of
+from fedtools.tasks.base import NewExperiment, State
+from fedtools.tasks.facts import Facts
 
 # The state that round 1 begins with.
 FIRST = "round_0001/global.safetensors"
@@ -73,12 +74,12 @@ def init(
     for split in folders:
         check_id(split, "split")
     options = read_options(config, where, method, seed, start, data)
-    task = task_of(options.task, where)
-    files = task.files(folders, others, where)
+    facts = facts_of(options.task, where)
+    files = facts.files(folders, others, where)
     made = make_method(method, options.method_conf, where)
     # Read whatever the method, since that checks the data.
     clients = byte_order(
-        check_id(name, "client", data["train"]) for name in task.clients(folders["train"])
+        check_id(name, "client", data["train"]) for name in facts.clients(folders["train"])
     )
     clients = clients if made.federated else []
     if made.federated and not clients:
@@ -87,13 +88,13 @@ def init(
     known = {"clients": len(clients), "rounds": made.rounds or options.rounds}
     options = from_mapping(Options, vars(options) | known, where)
     # Apart from the options: data of the same name can be made again from something else.
-    reads_labels = task.reads_labels(options.training)
+    reads_labels = facts.reads_labels(options.training)
     identities = {
-        split: task.identity(folder, split != "train" or reads_labels)
+        split: facts.identity(folder, split != "train" or reads_labels)
         for split, folder in folders.items()
     }
     try:
-        made.check(options.task, options.model)
+        made.check(options.task, facts.parts, options.model)
     except ValueError as error:
         raise UserError(str(error), path=where) from None
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
@@ -101,26 +102,25 @@ def init(
     if not begun:
         # Before anything is frozen: a model that cannot be made leaves nothing behind.
         start_from = Path(start) if start else None
-        beginning = Beginning(options, made, folders, others, start_from, where)
-        states = _begin(task, beginning, seed)
+        new = NewExperiment(options, made, folders, others, start_from, where)
+        states = _begin(facts, new, seed)
     path.mkdir(parents=True, exist_ok=True)
     with lock(path, "rounds"):
         freeze(path / "config.yaml", vars(options))
         freeze(path / "data.yaml", identities, "other data")
         if not begun:
             _write(path, files, clients, states)
-            _close(path, files, task.federation_class, made)
+            _close(path, files, facts, made)
         Experiment(path).check_frozen()
 
 
-def _begin(task: Task, beginning: Beginning, seed: int) -> tuple[State, State]:
+def _begin(facts: Facts, new: NewExperiment, seed: int) -> tuple[State, State]:
     """The states that the experiment begins with."""
-    federation = task.federation_class
-    if federation.needs_torch:
+    if facts.task.needs_torch:
         import torch
 
         torch.manual_seed(seed64(seed, "init"))
-    return federation.begin(beginning)
+    return facts.task.begin(new)
 
 
 def _write(
@@ -139,7 +139,7 @@ def _write(
         save_state(path / name, state)
 
 
-def _close(path: Path, files: Sequence[Path], federation: type[Federation], made: Method) -> None:
+def _close(path: Path, files: Sequence[Path], facts: Facts, made: Method) -> None:
     """Write the sums of what the experiment begins with, which mark it as begun.
 
     What was drawn at random is of the first time alone.
@@ -147,7 +147,7 @@ def _close(path: Path, files: Sequence[Path], federation: type[Federation], made
     if (path / "sha256sums").exists():
         return
     names = ["config.yaml", "data.yaml", "clients.txt", *(file.name for file in files)]
-    names += ["init.safetensors", FIRST, *federation.keep_own(path, made)]
+    names += ["init.safetensors", FIRST, *facts.task.keep_own(path, made)]
     write_sums(path / "sha256sums", {name: path / name for name in names})
 
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from fedtools.audio.mfcc import frames_of
 from fedtools.client.options import ClipTraining
-from fedtools.federation.tasks import TASKS, data_of
 from fedtools.files.clips import Clips, read_classes, read_length
 from fedtools.files.config import differences, from_mapping, unknown
 from fedtools.files.errors import UserError
@@ -32,6 +31,8 @@ from fedtools.models.keywords import NETWORKS, build_network
 from fedtools.report.results import read_curve
 from fedtools.score.detection import COLUMNS as DETECTION_COLUMNS
 from fedtools.score.detection import RATES
+from fedtools.tasks import facts_of
+from fedtools.tasks.facts import data_of
 
 # X.-C. Li et al. record accuracy every three rounds; their legends have the mean of "the final 5
 # communication rounds": taken for the last five evaluations.
@@ -153,7 +154,7 @@ class Run:
                 raise UserError(problem, path=self.path, remedy="pack them again")
             if row.status == "ok":
                 rows += 1
-                # As `KwsFederation.epochs` has it; epochs are written with six digits.
+                # As `Federation.epochs` has it; epochs are written with six digits.
                 batch = min(sizes[row.client], self.training.batch_size)
                 steps = round(row.client_epochs * sizes[row.client] / batch)
                 private = self.method.private_training(steps)
@@ -344,8 +345,8 @@ def _read_run(path: Path) -> Run:
 
 def _read_accuracy(path: Path) -> dict[int, float]:
     """round -> accuracy on all clips, in %; models of clients' own are measured on their own."""
-    curve = read_curve(path, TASKS["kws"])
-    rows = enumerate(read_tsv(path, TASKS["kws"].header), 2)
+    curve = read_curve(path, facts_of("kws", ""))
+    rows = enumerate(read_tsv(path, facts_of("kws", "").header), 2)
     clips = {row["client"]: count(row, "clips", path, line) for line, row in rows}
     return {
         at: float(np.average(list(rates.values()), weights=[clips[client] for client in rates]))

@@ -18,13 +18,12 @@ from runs import (
     Runs,
     canonical,
     is_federated,
-    mean_and_spread,
     network_title,
     title_of,
 )
 
 from fedtools.client.options import OPTIMIZERS
-from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.files.tables import format_markdown, read_tsv, with_deviation
 from fedtools.models.keywords import NETWORKS
 from fedtools.report.page import embolden
 from fedtools.report.results import epochs_text, size_text
@@ -260,8 +259,7 @@ def _cell(values: Sequence[float]) -> str:
     """Mean, standard deviation and number of seeds: "81.20 ± 0.45 (3)"; a dash of none."""
     if not values:
         return "-"
-    mean, spread = mean_and_spread(values)
-    return f"{mean:.2f}{'' if spread is None else f' ± {spread:.2f}'} ({len(values)})"
+    return f"{with_deviation(values, '{:.2f}'.format)} ({len(values)})"
 
 
 def _thousands(number: int) -> str:
