@@ -73,7 +73,7 @@ def init(
         raise UserError("no train data", path=path, remedy="give --data train=FOLDER")
     for split in folders:
         check_id(split, "split")
-    options = _options(config, where, method, seed, start, data)
+    options = read_options(config, where, method, seed, start, data)
     facts = facts_of(options.task, where)
     files = facts.files(folders, others, where)
     made = make_method(method, options.method_conf, where)
@@ -151,7 +151,7 @@ def _close(path: Path, files: Sequence[Path], facts: Facts, made: Method) -> Non
     write_sums(path / "sha256sums", {name: path / name for name in names})
 
 
-def _options(
+def read_options(
     config: Mapping[str, Any],
     where: str | Path,
     method: str,
@@ -191,5 +191,5 @@ def read_config(path: Path, sections: Sequence[str], settings: Sequence[str]) ->
             continue
         if not isinstance(found, dict):
             raise UserError(f"no section {section!r}", path=path)
-        config = merge(config, found)
+        config = merge(config, found, path)
     return override(config, settings)

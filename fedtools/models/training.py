@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from torch import nn
 from fedtools.files.config import (
     Natural,
     NonNegative,
+    checked,
     option_error,
     unknown,
 )
@@ -117,6 +119,14 @@ def check_optimizer(training: Training, where: str | Path) -> None:
 
     Whatever torch makes of wrong options, it says when it uses them.
     """
+    known = dict(inspect.signature(OPTIMIZERS[training.optim]).parameters)
+    del known["params"]
+    for name, given in training.optim_conf.items():
+        if name not in known:
+            raise option_error(f"optim_conf: {unknown(name, known)}", where, name, given)
+        # torch takes true for 1.
+        if type(known[name].default) in (int, float):
+            checked(name, given, float, f"{where}: optim_conf")
     value = nn.Parameter(torch.ones(1))
     try:
         optimizer = make_optimizer(nn.ParameterList([value]), training)
