@@ -21,12 +21,12 @@ from fedtools.files.values import of_model
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Phase
 from fedtools.tasks import facts_of
+from fedtools.tasks.base import Task, task_of
 from fedtools.tasks.facts import ALL
 
 if TYPE_CHECKING:
     from fedtools.client.client import Client
     from fedtools.client.unit import Trained
-    from fedtools.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Federation:
         self.where = self.experiment.path / "config.yaml"
         self.facts = facts_of(options.task, self.where)
         self.method = make_method(options.method, options.method_conf, self.where)
-        self.task: Task = self.facts.task(self.experiment, self.method, device)
+        self.task: Task = task_of(self.facts)(self.experiment, self.method, device)
         self._groups: dict[str, list[str]] = {}
 
     @cached_property

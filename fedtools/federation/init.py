@@ -28,7 +28,7 @@ from fedtools.files.states import save_state
 from fedtools.methods import make_method
 from fedtools.methods.base import Method
 from fedtools.tasks import facts_of
-from fedtools.tasks.base import NewExperiment, State
+from fedtools.tasks.base import NewExperiment, State, task_of
 from fedtools.tasks.facts import Facts
 
 # The state that round 1 begins with.
@@ -116,11 +116,11 @@ def init(
 
 def _begin(facts: Facts, new: NewExperiment, seed: int) -> tuple[State, State]:
     """The states that the experiment begins with."""
-    if facts.task.needs_torch:
+    if task_of(facts).needs_torch:
         import torch
 
         torch.manual_seed(seed64(seed, "init"))
-    return facts.task.begin(new)
+    return task_of(facts).begin(new)
 
 
 def _write(
@@ -147,7 +147,7 @@ def _close(path: Path, files: Sequence[Path], facts: Facts, made: Method) -> Non
     if (path / "sha256sums").exists():
         return
     names = ["config.yaml", "data.yaml", "clients.txt", *(file.name for file in files)]
-    names += ["init.safetensors", FIRST, *facts.task.keep_own(path, made)]
+    names += ["init.safetensors", FIRST, *task_of(facts).keep_own(path, made)]
     write_sums(path / "sha256sums", {name: path / name for name in names})
 
 

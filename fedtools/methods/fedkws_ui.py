@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from fedtools.client.client import Client
     from fedtools.client.objective import Objective
+    from fedtools.models.clip_batch import ClipBatch
     from fedtools.models.keywords.base import Network
-    from fedtools.tasks.kws.clips import ClipBatch
 
 
 @METHODS.register("fedkws_ui")

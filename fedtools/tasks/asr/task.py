@@ -48,7 +48,7 @@ class AsrTask(Task):
         self.training = from_mapping(UtteranceTraining, options, f"{self.where}: training")
         self.tokenizer, self.device = Tokenizer.load(experiment.path), torch.device(device)
         self.models = AsrModels(experiment, method, self.training, self.tokenizer, self.device)
-        self.corpus = Corpus(self, self.models)
+        self.corpus = Corpus(self, self.tokenizer, self.models)
 
     @staticmethod
     def begin(new: NewExperiment) -> tuple[State, State]:
