@@ -2,9 +2,10 @@
 # Sourced by run.sh after utils/asr_steps.sh: its longer steps, with its options and folders.
 # shellcheck disable=SC2154  # run.sh's options and folders, and the commands of cmd.sh
 
-# The experiments of the list: the baselines, which are its first wave, or all others.
-listed() { # baselines, systems
-    awk -F '\t' -v one="$1" '($1 == 1) == (one == "baselines") { print $2 }' "${list}"
+# The folders of the experiments: all, the baselines, which wait for nothing, or the systems.
+listed() { # all, baselines, systems
+    awk -F '\t' -v which="$1" '
+        which == "all" || ($2 == "-") == (which == "baselines") { print $1 }' <<<"${planned}"
 }
 
 # Labels that do not change: the baselines' hypotheses of the training data, by beam search with the

@@ -113,7 +113,9 @@ if begins 3; then
     train_units server_train --valid "${data}/server_valid/text" --valid "${data}/valid/text"
 fi
 
-utils/waves.py "${list}" <<<"${planned}"
+# Not by later stages, which may run with other methods beside an array that still reads it.
+if begins 4 || begins 5; then utils/waves.py "${list}" <<<"${planned}"; fi
+
 if begins 4; then
     log "Stage 4: the baseline, ${exp}/baseline; logs in ${exp}/log"
     train_waves "${list}" train 1 1 --evaluate valid --average "${average}"
@@ -126,9 +128,9 @@ if begins 5; then
 fi
 
 if begins 6; then
-    log "Stage 6: N-best lists by the experiments of ${list}"
+    log "Stage 6: N-best lists by $(listed all | wc -l) experiments"
     decode_sets | decode_all decode
-    while IFS=$'\t' read -r _ path _; do tune "${path}"; done <"${list}"
+    for path in $(listed all); do tune "${path}"; done
 fi
 
 if begins 7; then score_sets; fi
