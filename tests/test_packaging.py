@@ -93,16 +93,11 @@ def test_version():
     assert fedtools("--version").ok().out == f"fedtools {package.__version__}\n"
 
 
-def test_help_lists_the_commands():
-    out = fedtools("--help").ok().out
-    for command in ("init", "sample", "train-local", "aggregate", "rounds", "decode", "score"):
-        assert re.search(rf"^\s+{command}\s", out, re.MULTILINE), command
-
-
 def test_help_imports_nothing_heavy():
     line = "import sys; sys.argv = ['fedtools', '--help']\nfrom fedtools.cli import main\n"
     line += "try: main()\nexcept SystemExit: pass\n"
-    line += "print({'torch', 'numpy', 'espnet2', 'yaml', 'matplotlib'} & set(sys.modules))"
+    line += "heavy = {'torch', 'numpy', 'espnet2', 'yaml', 'matplotlib', 'pydantic', 'rich'}\n"
+    line += "print(heavy & set(sys.modules))"
     assert run(sys.executable, "-c", line).ok().out.endswith("set()\n")
 
 

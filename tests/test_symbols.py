@@ -9,10 +9,10 @@ from pathlib import Path
 
 import kenlm
 import pytest
+from fedtools.federation.rescore import measure_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtools.federation.rescore import measure_text
 from fedtools.files.datadir import DataDir, read_table, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines, read_text

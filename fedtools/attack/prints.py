@@ -25,7 +25,7 @@ from tqdm import tqdm
 from fedtools.attack.defences import Defence, defended
 from fedtools.attack.footprints import State, footprints
 from fedtools.attack.victims import Victims, find_victims, make_probe
-from fedtools.federation.base import Federation, as_configured
+from fedtools.federation.federation import Federation
 from fedtools.files.ark import FeatureReader, write_ark
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
@@ -33,6 +33,7 @@ from fedtools.files.datadir import read_table, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_text
 from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.tasks.base import as_configured
 
 COLUMNS = ("model", "speaker", "status")
 OK = "ok"
@@ -120,8 +121,8 @@ def write_footprints(
         str(path): sha256(path)
         for path in sorted({victims.messages[n].path for n in share if n in victims.messages})
     }
-    origin["network"] = federation.experiment.config["model"]
-    origin["indicator"] = federation.task.identity(indicator, False)
+    origin["network"] = federation.experiment.options.model
+    origin["indicator"] = federation.facts.identity(indicator, False)
     known = table.exists() and made_from.exists() and read_yaml(made_from) == origin
     if known and not _lacking(out, job):
         return table

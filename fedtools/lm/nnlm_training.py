@@ -32,12 +32,12 @@ from fedtools.files.config import Natural, Positive, freeze, from_mapping, read_
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import generator, seed64
 from fedtools.files.locks import lock
+from fedtools.files.progress import WordProgress
 from fedtools.files.states import load_state, save_state
 from fedtools.files.symbols import warn_of_unknown
 from fedtools.files.tables import write_tsv
 from fedtools.lm.ngram import read_sentences
 from fedtools.lm.nnlm import CONFIG, MODEL, network_options
-from fedtools.lm.progress import WordProgress
 from fedtools.lm.vocabulary import UNKNOWN_ID, WORDS, Vocabulary, make_vocabulary, write_unigram
 from fedtools.models.nnlm import build_nnlm, losses, pad
 

@@ -21,11 +21,11 @@ from fedtools.files.datadir import byte_order, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.lines import open_input
 from fedtools.files.nbest import Hypothesis, read_nbest
+from fedtools.files.progress import WordProgress
 from fedtools.files.symbols import warn_of_unknown
 from fedtools.lm.density import score_hypotheses
 from fedtools.lm.nnlm import MODEL, Nnlm, require_model
 from fedtools.lm.prefixes import make_tree, score_tree
-from fedtools.lm.progress import WordProgress
 from fedtools.lm.rescored import MADE_FROM, NBEST, NGRAM, NNLM, check_same, encode_all, read_scp
 from fedtools.lm.vocabulary import (
     UNIGRAM,

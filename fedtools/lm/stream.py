@@ -25,7 +25,6 @@ from fedtools.lm.rescored import (
     open_rescored,
     read_scp,
 )
-from fedtools.lm.talk import groups_of
 from fedtools.lm.vocabulary import UNIGRAM, WORDS
 
 
@@ -118,6 +117,30 @@ class Stream:
         if span is not None and self.begins is None:
             raise UserError(NO_TIMES, remedy="take groups: even")
         return groups_of(self.runs[client], rounds, self.begins, span)
+
+
+def groups_of(
+    utterances: slice, rounds: int, begins: np.ndarray | None = None, span: float | None = None
+) -> list[slice]:
+    """A client's utterances, in the order in which they were said, in rounds + 1 groups.
+
+    Args:
+        utterances: a run of them.
+        rounds: T.
+        begins: (utterances of all,) when each begins, seconds; of use with `span` alone.
+        span: seconds, of which groups are equal parts; what begins later is in the last group. It
+            must be known without the data, so that no utterance decides another one's group.
+            None makes groups of equal numbers, section 3.2.
+    """
+    if span is not None:
+        edges = span * np.arange(1, rounds + 1) / (rounds + 1)
+        found = np.searchsorted(begins[utterances], edges, "left")
+        edges = utterances.start + np.array([0, *found, utterances.stop - utterances.start])
+    else:
+        count = utterances.stop - utterances.start
+        sizes = [len(part) for part in np.array_split(np.empty(count), rounds + 1)]
+        edges = utterances.start + np.concatenate([[0], np.cumsum(sizes)])
+    return [slice(int(at), int(to)) for at, to in pairwise(edges)]
 
 
 def open_stream(folder: str | Path) -> Stream:

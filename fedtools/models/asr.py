@@ -161,15 +161,29 @@ def outputs(
 
     Arguments and shapes as of `log_posteriors`.
     """
+    features, lengths = represent(model, batch)
+    return classify(model, features), lengths
+
+
+def represent(
+    model: nn.Module, batch: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the encoder makes of a batch: (batch, frames', size), and numbers of frames'.
+
+    Arguments as of `log_posteriors`.
+    """
     # SpecAugment and global_mvn work in place: without the copy a second pass over the same batch
     # would see another input.
     encoded, lengths, *_ = model.encode(batch["speech"].clone(), batch["speech_lengths"])
-    if isinstance(encoded, tuple):
-        # With intermediate CTC; its layers' outputs come after the encoder's.
-        encoded = encoded[0]
+    # With intermediate CTC, its layers' outputs come after the encoder's.
+    return encoded[0] if isinstance(encoded, tuple) else encoded, lengths
+
+
+def classify(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
+    """What the criterion is of, of what `represent` gave: (batch, frames', outputs)."""
     if model.lattice:
-        return model.ctc.ctc_lo(encoded), lengths
-    return model.ctc.log_softmax(encoded).float(), lengths
+        return model.ctc.ctc_lo(features)
+    return model.ctc.log_softmax(features).float()
 
 
 def as_posteriors(model: nn.Module, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

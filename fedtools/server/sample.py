@@ -10,13 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ldexp
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
 from fedtools.files.keyed import seed64
 
+if TYPE_CHECKING:
+    from fedtools.methods.base import Phase
+
 SAMPLINGS = ("fixed", "poisson")
+
+
+def draw(experiment: Experiment, number: int, phase: Phase) -> list[str]:
+    """Draw the clients of a round of an experiment: a function of (seed, round) alone."""
+    options = experiment.options
+    if phase.client is None:
+        return []
+    count = options.clients_per_round
+    if phase.everybody or count is None:
+        return experiment.clients
+    return sample_clients(experiment.clients, count, experiment.seed, number, options.sampling)
 
 
 def sample_clients(

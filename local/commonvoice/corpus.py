@@ -369,11 +369,5 @@ def speaker_names(speakers: set[str]) -> dict[str, str]:
     return names
 
 
-def told(dropped: Counter) -> str:
-    """Reasons and their counts, the most frequent first."""
-    reasons = sorted((-count, reason) for reason, count in dropped.items() if count)
-    return ", ".join(f"{reason}: {-count}" for count, reason in reasons)
-
-
 def sha256_of(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -28,8 +28,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from corpus import Dropped, Utterance, event_of
+from corpus import Utterance, event_of
 
+from fedtools.files.dropped import Dropped
 from fedtools.files.errors import UserError
 from fedtools.files.keyed import seed64
 

@@ -23,12 +23,11 @@ from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.lines import read_text
 from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import (
     Page,
     Row,
-    add_page_options,
     image,
-    page_of,
     pooled_line,
     provenance,
     read_each,

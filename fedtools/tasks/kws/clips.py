@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -12,13 +14,16 @@ from torch import Tensor
 
 from fedtools.audio.augment import Plan, apply
 from fedtools.audio.mfcc import Mfcc
-from fedtools.files.clips import Clips
+from fedtools.files.clips import RATE, Clips
+from fedtools.files.errors import UserError
 
 # Speech at usual levels comes near to zero mean and unit variance; the same constants for
 # everybody, since nobody knows the statistics of all clients.
 _ENERGY, _SCALE = 100.0, 16.0
 
 _CLIPS_IN_CACHE = 32
+# Clips whose plain features are made together.
+_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,11 @@ class ClipBatch:
     def frames(self) -> int:
         """Of all clips."""
         return self.labels.numel() * self.mfcc.shape[2]
+
+    @property
+    def active(self) -> int:
+        """Clients that still train."""
+        return len(self.labels)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over each client's clips: (K, B) -> (K,)."""
@@ -116,3 +126,56 @@ class ClipFeatures:
         mfcc = self._mfcc(waves)
         mfcc[..., 0] -= _ENERGY
         return mfcc.div_(_SCALE)
+
+
+class ClipCorpus:
+    """The clips of an experiment's splits, and of other folders.
+
+    Args:
+        path_of: a split to its folder.
+        classes: of the experiment.
+        samples: of a clip.
+        device: where features are made.
+    """
+
+    def __init__(
+        self,
+        path_of: Callable[[str], Path],
+        classes: Sequence[str],
+        samples: int,
+        device: torch.device,
+    ):
+        self._path_of, self._classes, self._samples = path_of, list(classes), samples
+        self._device = device
+        self._features: dict[str, ClipFeatures] = {}
+        self._plain: dict[str, Tensor] = {}
+
+    def features(self, split: str) -> ClipFeatures:
+        """The clips of a split, read when they are first needed."""
+        if split not in self._features:
+            clips = self.read_clips(self._path_of(split))
+            if clips.classes != self._classes:
+                where = self._path_of(split) / "classes.txt"
+                remedy = "pack the clips again, or begin another experiment"
+                raise UserError("not the classes of the experiment", path=where, remedy=remedy)
+            self._features[split] = ClipFeatures(clips, self._device)
+        return self._features[split]
+
+    def read_clips(self, folder: Path) -> Clips:
+        """Clips of any classes; a `UserError` if they are not as long as the experiment's."""
+        clips = Clips.read(folder)
+        if clips.samples != self._samples:
+            there, wanted = clips.samples / RATE, self._samples / RATE
+            remedy = f"pack them with --clip-seconds {wanted:g}"
+            problem = f"clips of {there:g} s, the experiment's have {wanted:g} s"
+            raise UserError(problem, path=folder, remedy=remedy)
+        return clips
+
+    def plain(self, split: str) -> Tensor:
+        """MFCC of all clips of a split as they are, (clips, frames, coefficients)."""
+        if split not in self._plain:
+            data = self.features(split)
+            count = len(data.clips.labels)
+            edges = [*range(0, count, _AT_ONCE), count]
+            self._plain[split] = torch.cat([data.plain(slice(*ends)) for ends in pairwise(edges)])
+        return self._plain[split]

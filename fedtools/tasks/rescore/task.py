@@ -8,68 +8,65 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from fedtools.federation.base import Beginning, Federation, Sent, State
-from fedtools.federation.steps import draw
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
-from fedtools.files.messages import Payload, Report
-from fedtools.files.symbols import words_of
-from fedtools.lm.marginals import most_of_a_word, smoothed
+from fedtools.files.messages import Payload
+from fedtools.files.states import Spec
 from fedtools.lm.rescored import NBEST
-from fedtools.lm.reweighting import Adaptation, Lists, Weights, warn_of_no_lm
+from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import NO_TIMES, Stream, open_stream, spoken, times_in
-from fedtools.lm.talk import Talk
 from fedtools.methods.base import COUNTS, Phase
-from fedtools.methods.fmp import FMP
+from fedtools.methods.fmp import FMP, ClientState
+from fedtools.privacy.bounds import Utterances
 from fedtools.privacy.incoming import bounds_on_counts
 from fedtools.privacy.key import RECORD as KEY_RECORD
 from fedtools.privacy.key import open_key
 from fedtools.privacy.ledger import Amount, ledger_rows
 from fedtools.privacy.marginals import PAPER_WARNING
-from fedtools.privacy.options import CLIENT, LAPLACE, NONE, PAPER
-from fedtools.privacy.plan import Plan
+from fedtools.privacy.options import LAPLACE, NONE, PAPER
 from fedtools.privacy.record import NONCE, Record, Row, close
 from fedtools.privacy.releases import ReleasesOf
-from fedtools.score.align import count_errors
+from fedtools.server.sample import draw
 from fedtools.server.server import Release
+from fedtools.tasks.base import NewExperiment, State, Task
+from fedtools.tasks.rescore.spoken import check_planned, check_split, measure_text
 
 
-class RescoreFederation(Federation):
+class RescoreTask(Task):
     """FMP's: the state is one tensor of counts, (V,), that all clients share.
 
     Raises:
         UserError: beside what is wrong with any experiment, if this one has privacy and no nonce.
     """
 
-    def __init__(self, path: str | Path, device: str = "cpu"):
-        super().__init__(path, device)
+    def __init__(self, experiment: Experiment, method: FMP, device: str = "cpu"):
+        super().__init__(experiment, method, device)
         self.releases = self._releases()
 
     @staticmethod
-    def begin(beginning: Beginning) -> tuple[State, State]:
-        method, where = beginning.method, f"{beginning.where}: method_conf"
+    def begin(new: NewExperiment) -> tuple[State, State]:
+        method, where = new.method, f"{new.where}: method_conf"
         try:
-            plan_of(method, beginning.config["rounds"])
+            method.plan(new.options.rounds)
         except ValueError as error:
             raise UserError(f"privacy: {error}", path=where) from None
-        _check_sampling(method, beginning.config["clients_per_round"], where)
+        _check_sampling(method, new.options.clients_per_round, where)
         if method.protection.mechanism == PAPER:
             print(f"warning: {PAPER_WARNING}", file=sys.stderr)
-        if method.clock and not times_in(beginning.data["train"]):
-            raise UserError(NO_TIMES, path=beginning.data["train"], remedy="take groups: even")
-        stream = open_stream(beginning.data["train"])
+        if method.clock and not times_in(new.data["train"]):
+            raise UserError(NO_TIMES, path=new.data["train"], remedy="take groups: even")
+        stream = open_stream(new.data["train"])
         rescored = stream.rescored
         if method.protection.mechanism != NONE:
-            _check_words(stream, method.max_words, beginning.data["train"])
-        warn_of_no_lm(rescored, part_of(method, Weights), beginning.data["train"] / NBEST)
+            _check_words(stream, method.max_words, new.data["train"])
+        warn_of_no_lm(rescored, method.part(Weights), new.data["train"] / NBEST)
         state = {"counts": np.zeros(len(rescored.vocabulary))}
         return state, state
 
@@ -82,72 +79,58 @@ class RescoreFederation(Federation):
         Record.begin(path, method.noise_key)
         return [NONCE, KEY_RECORD]
 
+    @property
+    def spec(self) -> Spec:
+        return {"counts": ((len(self.lists.background),), "float64")}
+
     def payload(self, phase: Phase) -> Payload:
         assert phase.sends == COUNTS
         size, clients = len(self.lists.background), len(self.experiment.clients)
         plan = self.releases.plan if self.releases else None
-        words = self.method.max_words * most_of_a_word(self.method.sigma)
-        bounds = bounds_on_counts(plan, words, size, clients)
+        # Of a word that is in each hypothesis of a list, however long, up to a thousand.
+        most = float(self.method.kernel(np.arange(1, 1001)).sum())
+        bounds = bounds_on_counts(plan, self.method.max_words * most, size, clients)
         return Payload({"counts": ((size,), "float64")}, values={"counts": bounds})
 
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
         return [[client] for client in clients]
 
-    def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
+    def source(self, clients: Sequence[str], number: int, phase: Phase) -> ClientState:
+        (client,) = clients
         check_planned(self.experiment, number)
-        for client in clients:
-            talk = self.talk(client, number)
-            counts = phase.client(talk)
-            # The server is told nothing but counts where it is not trusted with them.
-            hidden = self.releases is not None and self.releases.plan.options.trust == CLIENT
-            size = 0 if hidden else talk.group.stop - talk.group.start
-            yield Sent([Report(client, size)], {"counts": counts[None]}, untimed=hidden)
+        return self.client_state(client, number)
 
-    def load_result(self, client: str | None, number: int) -> None:
+    def load(self, state: State, number: int) -> None:
         self._number = number
-        self._counts = self.experiment.shared_state(number + 1)["counts"]
+        self._q_bar = self.method.global_distribution(state["counts"], self.lists.background)
 
     def measure(self, split: str, client: str) -> dict[str, object]:
         """The group after the round that is loaded, rescored with that round's counts."""
         check_split(split, self.experiment)
-        talk = self.talk(client, self._number + 1)
-        said = dict(zip(self.names(talk.group), self.rescored(talk), strict=True))
-        return measure_text(said, self._text)
+        return measure_text(self.rescored(client), self._text)
 
-    def best_text(self) -> dict[str, str]:
-        """What every client makes of all its utterances, the last group included."""
-        found = {}
-        for number in range(self.experiment.last_round() + 1):
-            self.load_result(None, number)
-            for client in self.experiment.clients:
-                talk = self.talk(client, number + 1)
-                found |= zip(self.names(talk.group), self.rescored(talk), strict=True)
-        return found
+    def rescored(self, client: str) -> dict[str, str]:
+        """Utterance -> words, of a client's group after the round that is loaded."""
+        state, rescored = self.client_state(client, self._number + 1), self._stream.rescored
+        best = [rescored.hypotheses[one] for one in state.rescore(self._q_bar)]
+        return dict(zip(rescored.utterances[state.group], best, strict=True))
 
     def marginals(self) -> dict[str, np.ndarray]:
         """The distributions after the last round, (V,) each: every client's, and "-", all's."""
-        last, smoothing = self.experiment.last_round(), self.method.smoothing
-        self.load_result(None, last)
-        marginal = self.method.protection.mechanism == PAPER
-        found = {SERVER_ROW: self.lists.shared(self._counts, smoothing, marginal)}
+        last, u = self.experiment.last_round(), self.lists.background
+        counts = self.experiment.shared_state(last + 1)["counts"]
+        found = {SERVER_ROW: self.method.global_distribution(counts, u)}
         for client in self.experiment.clients:
-            own = self.talk(client, last + 1).before
-            found[client] = smoothed(own, self.lists.background, smoothing)
+            found[client] = self.method.smoothed(self.client_state(client, last + 1).counts, u)
         return {name: value.astype(np.float32) for name, value in found.items()}
 
     def release(self, number: int) -> Release | None:
         if self.releases is None:
             return None
-        background, smoothing = self.lists.background, self.method.smoothing
-
-        def released(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            counts = self.releases.by_server(found["counts"], number, background, smoothing)
-            return {"counts": counts}
-
-        return released
+        u = self.lists.background
+        return lambda total: self.method.release(total, number, u, self.releases)
 
     def closed(self, number: int, clients: Sequence[str]) -> None:
-        super().closed(number, clients)
         if self.releases is not None:
             for own in (
                 self.experiment.at_server(number),
@@ -165,12 +148,12 @@ class RescoreFederation(Federation):
         Args:
             released: as `released` gives it.
         """
-        rounds = range(1, self.experiment.config["rounds"] + 1)
+        rounds = range(1, self.experiment.options.rounds + 1)
         senders = Counter((sender, row.number) for sender, row in released)
         draws = [max((senders[one] for one in senders if one[1] == at), default=0) for at in rounds]
         amounts = [
             [
-                Amount.of(self.talk(client, number).new)
+                Amount.of(self._new(client, number))
                 if count and client in self._sampled(number)
                 else Amount()
                 for client in self.experiment.clients
@@ -189,25 +172,25 @@ class RescoreFederation(Federation):
         """Bounds and noise; None without differential privacy."""
         if self.method.protection.mechanism == NONE:
             return None
-        plan = plan_of(self.method, self.experiment.config["rounds"])
+        plan = self.method.plan(self.experiment.options.rounds)
         return ReleasesOf(plan, self.experiment, self.method.noise_key)
 
-    def rescored(self, talk: Talk) -> list[str]:
-        """The best hypotheses of a client's round, with the counts that are loaded."""
-        hypotheses = self._stream.rescored.hypotheses
-        return [hypotheses[best] for best in talk.rescore(self._counts)]
+    def _new(self, client: str, number: int) -> Utterances:
+        """What a client has in a round, and no round before has had."""
+        state = self.client_state(client, number)
+        state.count()
+        return state.new
 
-    def names(self, group: slice) -> list[str]:
-        """The utterances of a group."""
-        return self._stream.rescored.utterances[group]
-
-    def talk(self, client: str, number: int) -> Talk:
-        """A client in a round."""
-        rounds = self.experiment.config["rounds"]
+    def client_state(self, client: str, number: int) -> ClientState:
+        """A client when a round begins; it counts again what came before."""
+        rounds = self.experiment.options.rounds
         groups = self._stream.groups(client, rounds, self.method.clock)
-        sent = [before for before in range(1, number) if client in self._sampled(before)]
-        options = part_of(self.method, Adaptation)
-        return Talk(client, self.lists, groups, number, sent, options, self.releases)
+        state = ClientState(client, self.lists, groups, self.method, self.releases)
+        for before in range(1, number):
+            state.count()
+            if client in self._sampled(before):
+                state.take()
+        return state
 
     def _sampled(self, number: int) -> frozenset[str]:
         """Who takes part in a round, drawn once, since all clients ask of all rounds before.
@@ -226,7 +209,7 @@ class RescoreFederation(Federation):
     @cached_property
     def lists(self) -> Lists:
         """Of all clients."""
-        return Lists(self._stream.rescored, part_of(self.method, Weights), self._stream.covered())
+        return Lists(self._stream.rescored, self.method.part(Weights), self._stream.covered())
 
     @cached_property
     def _stream(self) -> Stream:
@@ -252,46 +235,6 @@ def _check_sampling(method: FMP, sampled: float | int | None, where: str) -> Non
         raise UserError(problem, path=where, remedy=remedy)
 
 
-def check_split(split: str, experiment: Experiment) -> None:
-    """Fail with a `UserError` for data other than the streams that clients take part with.
-
-    Raises:
-        UserError: for a split other than "train".
-    """
-    if split != "train":
-        problem = f"{split!r} is no stream of a federation that rescores"
-        remedy = "measure 'train', whose utterances are rescored with what came before them"
-        raise UserError(problem, path=experiment.path, remedy=remedy)
-
-
-def check_planned(experiment: Experiment, number: int) -> None:
-    """Fail with a `UserError` for a round beyond those that utterances were cut for.
-
-    There is nothing left to say in it, and a release more would cost more than was promised.
-    """
-    rounds = experiment.config["rounds"]
-    if number > rounds:
-        problem = f"round {number}, but utterances are cut into groups for {rounds} rounds"
-        remedy = "begin another experiment with more rounds"
-        raise UserError(problem, path=experiment.path, remedy=remedy)
-
-
-def measure_text(said: Mapping[str, str], text: Mapping[str, str]) -> dict[str, object]:
-    """The columns of tasks whose clients rescore: word errors of some utterances; WER in %.
-
-    Args:
-        said: utterance -> words, as they were heard.
-        text: as they were spoken.
-    """
-    words = errors = 0
-    for name, heard in said.items():
-        spoken = words_of(text[name])
-        words += len(spoken)
-        errors += count_errors(spoken, words_of(heard)).errors
-    rate = f"{100 * errors / words:.4f}" if words else "nan"
-    return {"utterances": len(said), "words": words, "errors": errors, "wer": rate}
-
-
 def _check_words(stream: Stream, most: float, path: Path) -> None:
     """Insist that no honest client can be refused for its words, which would tell of them."""
     rescored = stream.rescored
@@ -301,13 +244,3 @@ def _check_words(stream: Stream, most: float, path: Path) -> None:
             problem = f"client {client!r} may count {words} words, over max_words of {most:g}"
             remedy = "with privacy, raise method_conf.max_words: who is refused would tell of them"
             raise UserError(problem, path=path, remedy=remedy)
-
-
-def plan_of(method: FMP, rounds: int) -> Plan:
-    """What the options of differential privacy mean; a ValueError if they cannot be had."""
-    return Plan(method.protection, rounds, method.clock is None)
-
-
-def part_of(method: FMP, kind: type):
-    """Those options of a method that another part of it has under the same names."""
-    return kind(**{one.name: getattr(method, one.name) for one in fields(kind)})

@@ -5,16 +5,13 @@ What DecoupleFL would be if nothing had to stay at a client: Zhu et al. 2022, ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from fedtools.client.fit import Fitted
-from fedtools.client.place import Place
-from fedtools.client.utterances import Batch
 from fedtools.models.cut import Cut
+from fedtools.tasks.asr.data import Batch
 
 
 class Joint(nn.Module):
@@ -54,25 +51,3 @@ class Joint(nn.Module):
             features[rows, : values.shape[1]] = values
             frames[rows] = lengths.to(frames)
         return self._cut.classify(self.models[0], features, frames), frames
-
-
-class JointPlace(Place):
-    """A server that trains a `Joint`.
-
-    Args:
-        joint: the models with what the round begins with; `model` is its first one.
-        keep: told, after a training that did not diverge, each client's number and its model.
-        options: those of `Place`.
-    """
-
-    def __init__(self, joint: Joint, keep: Callable[[int, nn.Module], None], **options: Any):
-        super().__init__(joint.models[0], **options)
-        self._joint, self._keep = joint, keep
-
-    def fit(self, *objective: Any, **options: Any) -> list[Fitted]:
-        """As of `Place`; what is trained are all models."""
-        fitted = super().fit(*objective, network=self._joint, **options)
-        if not fitted[0].reason:
-            for client, model in enumerate(self._joint.models):
-                self._keep(client, model)
-        return fitted

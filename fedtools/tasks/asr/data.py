@@ -1,22 +1,69 @@
-"""The utterances of one client as padded batches of similar length."""
+"""The utterances of one client as padded batches of similar length; data directories for models."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from fedtools.client.options import UtteranceTraining
 from fedtools.files.ark import FeatureReader
-from fedtools.files.datadir import DataDir
-from fedtools.files.errors import UserError
+from fedtools.files.datadir import DataDir, read_table
+from fedtools.files.errors import UserError, some
 from fedtools.files.keyed import generator
-from fedtools.files.perturb import speakers_of
+from fedtools.files.perturb import SPEED_TABLE, speakers_of
 from fedtools.files.received import Seal
 from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
+from fedtools.models.asr import INPUT_SIZE
+from fedtools.tasks.asr.archives import first_there
+
+
+def read_data(
+    path: str | Path, config: Mapping[str, Any], *tables: str, may_lack: bool = False
+) -> DataDir:
+    """Read the features and the named tables of a data directory, and its clients if it has any.
+
+    Args:
+        config: of the model.
+        may_lack: some archives may be gone.
+
+    Raises:
+        UserError: if one is missing or malformed, or the features do not fit a model's `config`.
+    """
+    clients = ("utt2client",) if (Path(path) / "utt2client").exists() else ()
+    data = DataDir.read(path, "utt2spk", "feats.scp", *tables, *clients)
+    if (speeds := data.path / SPEED_TABLE).exists():
+        data.others[SPEED_TABLE] = read_table(speeds)
+    if (languages := data.path / UTT2LANG).exists():
+        data.others[UTT2LANG] = read_table(languages)
+    wanted = config.get("input_size", INPUT_SIZE)
+    for name in first_there(data) if may_lack else data.utterances[:1]:
+        data.check_features([name])
+        size = FeatureReader(data.feats_scp).shape(name)[1]
+        if size != wanted:
+            problem = f"{size} values in a frame of {name!r}, the model's input_size is {wanted}"
+            remedy = "extract other features, or begin with another model.input_size"
+            raise UserError(problem, path=data.path / "feats.scp", remedy=remedy)
+    return data
+
+
+def check_words(path: Path) -> None:
+    """Fail unless everybody who is measured by data has a word in them: an error rate needs one."""
+    clients = ("utt2client",) if (path / "utt2client").exists() else ()
+    data = DataDir.read(path, "text", *clients)
+    said: dict[str, int] = {}
+    for name, text in data.text.items():
+        owner = data.utt2client.get(name, "")
+        said[owner] = said.get(owner, 0) + len(text.split())
+    if silent := sorted(owner for owner, words in said.items() if not words):
+        who = f" of {some(silent)}" if clients else ""
+        raise UserError(f"no word in the transcripts{who}, so no WER", path=path / "text")
 
 
 class Batch(dict[str, torch.Tensor]):
@@ -31,6 +78,11 @@ class Batch(dict[str, torch.Tensor]):
     def frames(self) -> int:
         """Of the padded batch."""
         return self["speech"].shape[0] * self["speech"].shape[1]
+
+    @property
+    def active(self) -> None:
+        """There is no stack."""
+        return None
 
     @property
     def secret(self) -> bytes:
@@ -230,3 +282,44 @@ class UtteranceBatches:
         batches = self._data.stream([batch for group in groups for batch in group], self._device)
         for group in groups:
             yield [next(batches) for _ in group]
+
+
+class UtteranceSource:
+    """The utterances of a unit in one round.
+
+    Args:
+        data: the utterances.
+        key: (seed, round, name) of everything random; the name is the client's, or "server".
+        training: the options.
+        epochs: that a client trains in a round.
+        device: where the batches go.
+        received: whether the data are features that clients have sent.
+    """
+
+    def __init__(
+        self,
+        data: Utterances,
+        key: tuple[int, int, str],
+        training: UtteranceTraining,
+        epochs: int,
+        device: torch.device,
+        received: bool = False,
+    ):
+        self.data, self.received, self.sizes = data, received, [len(data)]
+        self.facts = {"speakers": np.array([data.speakers]), "clients": np.array(data.clients)}
+        self._key, self._training, self._epochs, self._device = key, training, epochs, device
+
+    def batches(
+        self, epochs: int | None, steps: int | Sequence[int] | None, purpose: str
+    ) -> UtteranceBatches:
+        """Batches of some epochs, by default those of a round."""
+        if steps is not None:
+            raise NotImplementedError("utterances are trained on for epochs, not steps")
+        key = (*self._key, *([purpose] if purpose != "train" else []))
+        accum_grad = self._training.accum_grad
+        return UtteranceBatches(self.data, epochs or self._epochs, accum_grad, self._device, key)
+
+    def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
+        """One utterance at a time: what is sent must not depend on a batch's shape, by no bit."""
+        plan = [[index] for index in order]
+        return zip(plan, self.data.stream(plan, self._device), strict=True)

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtools.client.fit import Objective, State
+from fedtools.client.objective import Objective, State
 from fedtools.client.options import load_model
-from fedtools.client.utterances import Batch
 from fedtools.decode.greedy import greedy
 from fedtools.models.asr import losses, outputs
+from fedtools.tasks.asr.data import Batch
 
 # (model, batch) to CTC log posteriors (B, T, tokens) and their numbers of frames (B,).
 Posteriors = Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
@@ -28,10 +28,6 @@ class Transcripts(Objective):
     def __init__(self, posteriors: Posteriors = outputs):
         super().__init__(self._loss)
         self.posteriors = posteriors
-
-    def labelled(self, batch: Batch) -> Batch:
-        """The batch with the labels to be trained on."""
-        return batch
 
     def _loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a batch's utterances, nats, (1,)."""

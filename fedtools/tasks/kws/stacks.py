@@ -1,17 +1,17 @@
-"""Stacks of clients with keyword clips: who trains together, their batches, their loss."""
+"""Stacks of clients with keyword clips: who trains together, and their batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedtools.audio.augment import Plan, plan
-from fedtools.client.clips import ClipBatch, ClipFeatures
 from fedtools.client.options import ClipTraining
 from fedtools.models.keywords.base import Network
+from fedtools.tasks.kws.clips import ClipBatch, ClipFeatures
 
 
 class ClipBatches:
@@ -64,10 +64,46 @@ class ClipBatches:
             yield [self._data.batch(self._rows[:active], self._plans[:active], step)]
 
 
-def cross_entropy(network: Network, batch: ClipBatch) -> Tensor:
-    """Each client's mean cross-entropy, (K,)."""
-    log_probs = F.log_softmax(network(batch.mfcc, batch.valid), -1)
-    return batch.mean(-log_probs.gather(2, batch.labels[..., None])[..., 0])
+class ClipSource:
+    """The clips of a stack of clients, or of the server, in one round.
+
+    Args:
+        data: all clips.
+        names: the clients, those with the most steps first; or "server".
+        rows: the clips of each.
+        key: (seed, round) of everything random.
+        training: batch size and augmentation.
+        facts: what the method says of each client, beside its "steps".
+    """
+
+    def __init__(
+        self,
+        data: ClipFeatures,
+        names: Sequence[str],
+        rows: Sequence[slice],
+        key: tuple[int, int],
+        training: ClipTraining,
+        facts: Mapping[str, np.ndarray],
+    ):
+        self.sizes, self.facts = [one.stop - one.start for one in rows], facts
+        self._data, self._names, self._rows = data, list(names), list(rows)
+        self._key, self._training = key, training
+
+    def batches(
+        self, epochs: int | None, steps: int | Sequence[int] | None, purpose: str
+    ) -> ClipBatches:
+        """So many steps of all, or of each; by default what the method says."""
+        if epochs is not None:
+            steps = [-(-size // self._training.batch_size) * epochs for size in self.sizes]
+        elif steps is None:
+            steps = self.facts["steps"].tolist()
+        counts = [steps] * len(self._names) if isinstance(steps, int) else steps
+        key = (*self._key, purpose)
+        return ClipBatches(self._data, self._names, self._rows, counts, self._training, key)
+
+    def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], ClipBatch]]:
+        """Clips are not sent."""
+        raise NotImplementedError("clips are not sent one by one")
 
 
 def stacks_of(
