@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 import sys
 from collections.abc import Iterable
 from functools import cached_property
 
 from fedtools.files.config import lookup
 from fedtools.files.errors import UserError
-from fedtools.methods import METHODS
 
 LABELS = ("transcripts", "continuous", "fixed")
 # Methods whose clients have an extractor of their own.
@@ -40,6 +40,14 @@ def title(system: str) -> str:
     return "".join(["{}", *(f", {one.replace('_', ' ')}" for one in variants_of(system))])
 
 
+def check_methods(names: Iterable[str]) -> None:
+    """Insist that methods, also those of $FEDTOOLS_PATH, can train speech recognition."""
+    command = ["fedtools", "methods", "--task", "asr", *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UsageError(f"--methods: {done.stderr.strip().removeprefix('fedtools: ')}")
+
+
 def paths(exp: str, systems: Iterable[str], seed: str) -> list[tuple[str, str]]:
     """Each system's name and folder, of one seed."""
     return [(system, f"{exp}/{system}/seed{seed}") for system in systems]
@@ -62,6 +70,7 @@ class Systems:
         self.labels = options.labels or self.own_labels
         if self.labels not in LABELS:
             raise UsageError(f"--labels: '{self.labels}' is not of the form {'|'.join(LABELS)}")
+        check_methods(map(method_of, options.methods))
         self.main = [self._chosen(method) for method in options.methods]
         further = [system for table in options.tables for system in self.of_table[table]]
         self.all = list(dict.fromkeys([*self.main, *further]))
@@ -99,11 +108,6 @@ class Systems:
     def _chosen(self, method: str) -> str:
         """The system of a word of --methods, with the variants that other options add to it."""
         options, name = self.options, method_of(method)
-        try:
-            if "asr" not in (tasks := METHODS.get(name, None).tasks):
-                raise UserError(f"{name} is for task {' or '.join(tasks)}, not asr")
-        except UserError as error:
-            raise UsageError(f"--methods: {error}") from None
         if any(variant.startswith(LABELS) for variant in variants_of(method)):
             raise UsageError(f"--methods {method}: give labels by --labels, for all methods")
         if options.extractor and name in WITH_EXTRACTOR:
