@@ -16,7 +16,7 @@ from fedtools.client.unit import Unit
 from fedtools.federation.federation import open_federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.lm.tokens import Tokenizer
 from fedtools.models.asr import (
     build_model,

@@ -14,7 +14,7 @@ from conftest import inside
 from safetensors.numpy import load_file, save_file
 
 from fedtools.attack.a2 import Options, _views
-from fedtools.attack.prints import Look, Prints, read_footprints, write_footprints
+from fedtools.attack.footprint_files import Look, Prints, read_footprints, write_footprints
 from fedtools.attack.verify import COLUMNS as VERIFIED
 from fedtools.attack.verify import decide, known_speakers, make_trials, read_models
 from fedtools.attack.victims import Victims, find_victims, sound_victims

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from test_attack_models import one_speaker_each
 
 from fedtools.attack.defences import NOTHING, UTILITY, Defence, defended, utility
-from fedtools.attack.prints import read_footprints
+from fedtools.attack.footprint_files import read_footprints
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import find_victims
 from fedtools.federation.federation import open_federation

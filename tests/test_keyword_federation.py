@@ -35,8 +35,9 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.locks import lock
 from fedtools.files.messages import COLUMNS
 from fedtools.files.tables import read_tsv
+from fedtools.models.clip_batch import ClipBatch
 from fedtools.tasks import facts_of
-from fedtools.tasks.kws.clips import ClipBatch, ClipFeatures
+from fedtools.tasks.kws.clips import ClipFeatures
 from fedtools.tasks.kws.model import cross_entropy
 
 

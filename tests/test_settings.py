@@ -7,9 +7,9 @@ import simulated
 import torch
 from conftest import inside
 
-from fedtools.client.options import torch_settings
 from fedtools.federation.federation import open_federation
 from fedtools.federation.steps import aggregate, sample, train_local
+from fedtools.models.training import torch_settings
 
 THREADS = (1, 2)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.attack.footprint_files import Prints
 from fedtools.attack.options import A1
-from fedtools.attack.prints import Prints
 from fedtools.attack.verify import Model, decide
 
 

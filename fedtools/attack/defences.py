@@ -34,7 +34,7 @@ import numpy as np
 from fedtools.attack.victims import Victims, read_state
 from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.files.values import STATISTICS
 from fedtools.server.shares import weights_of
 

@@ -20,10 +20,10 @@ from fedtools.federation.federation import Federation
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
 from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED
 from fedtools.files.perturb import speakers_of, unperturbed
+from fedtools.files.seeds import generator
 from fedtools.files.sent_features import feature_paths, open_sent, sent_names
 from fedtools.methods.decouplefl import DecoupleFL
 from fedtools.models.asr import INPUT_SIZE, shortest_input

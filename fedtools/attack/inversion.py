@@ -32,9 +32,9 @@ from fedtools.attack.transcripts import word_error_rate
 from fedtools.federation.federation import Federation
 from fedtools.files.atomic import sha256
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator, seed64
 from fedtools.files.perturb import speakers_of, unperturbed
 from fedtools.files.progress import Lines
+from fedtools.files.seeds import generator, seed64
 from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.models.asr import log_posteriors
 from fedtools.models.pooling import inside

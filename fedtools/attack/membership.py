@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from fedtools.attack.victims import sound_victims
-from fedtools.client.options import load_model
 from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.files.tables import write_tsv
+from fedtools.models.training import load_model
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.verification import MIN_TARGETS, estimate_error_rate, true_positive_rate
 from fedtools.tasks.base import Items, as_configured

@@ -21,8 +21,8 @@ from fedtools.attack.footprints import Probe, State, held
 from fedtools.attack.layers import Layer, lowest_layers, watched
 from fedtools.attack.options import A2
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator, seed64
 from fedtools.files.progress import Lines
+from fedtools.files.seeds import generator, seed64
 
 # Frames of context of the five layers below the pooling: width of the kernel, and its dilation.
 _CONTEXTS = ((5, 1), (3, 2), (3, 3), (1, 1), (1, 1))

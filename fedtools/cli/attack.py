@@ -12,7 +12,7 @@ from fedtools.cli.app import app, command, make_group
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 
 if TYPE_CHECKING:
-    from fedtools.attack.prints import Prints
+    from fedtools.attack.footprint_files import Prints
     from fedtools.attack.verify import Model
 
 attack = make_group("Attack what clients send: what it gives away of speakers.")
@@ -46,7 +46,7 @@ def _rounds(given: list[int]) -> list[int]:
 
 def _read(folders: list[Path], models: Path | None) -> tuple[Prints, dict[str, Model], Path]:
     """DIR... OUT: the footprints in all folders, what is known of their models, and OUT."""
-    from fedtools.attack.prints import join, read_footprints
+    from fedtools.attack.footprint_files import join, read_footprints
     from fedtools.attack.verify import known_speakers
 
     if len(folders) < 2:
@@ -165,7 +165,7 @@ def footprints(
     Example in egs/tedlium3/attack1: fedtools attack footprints exp/mini/part2 \
         exp/mini/part2/footprints.relu --indicator data/mini/indicator_iv --round 1
     """
-    from fedtools.attack.prints import Look, write_footprints
+    from fedtools.attack.footprint_files import Look, write_footprints
 
     if job > nj:
         raise typer.BadParameter(f"--job {job} of --nj {nj}")
@@ -193,7 +193,8 @@ def a1(
     The distance is that of their footprints. Strict trials: target pairs share no talk, others are
     of one sex. Intervals are 95 %.
 
-    Reads: DIR/footprints.<job>.* and models.<job>.tsv; the TSV of --models.
+    Reads: DIR/footprints.<job>.* and models.<job>.tsv; the TSV of --models; section a1 of the YAML
+    of --config.
 
     Writes: OUT/a1.tsv; a score for each trial, and DET curves, beside it.
 
@@ -243,14 +244,14 @@ def a2(
     global model.
 
     Reads: update.<job>.* and global.safetensors of KNOWN/round_<number>/ and EXP/round_<number>/;
-    the folder of --indicator; the TSV of --models.
+    the folder of --indicator; the TSV of --models; section a2 of the YAML of --config.
 
     Writes: OUT/a2.h<layer>.tsv, .yaml, and embeddings in .ark and .scp; a score for each trial, and
     DET curves.
 
     Example in egs/tedlium3/attack1: fedtools attack a2 exp/mini/part1 exp/mini/part2 exp/mini/a2 \
-        --indicator data/mini/indicator_iv --layer 1 --models data/mini/models.tsv --width 64 \
-        --epochs 10
+        --indicator data/mini/indicator_iv --layer 1 --models data/mini/models.tsv \
+        --config conf/mini.yaml
     """
     from fedtools.attack.a2 import Options
     from fedtools.attack.a2 import attack as run

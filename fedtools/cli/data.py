@@ -8,6 +8,7 @@ from typing import Literal
 import typer
 
 from fedtools.cli.app import command
+from fedtools.files.sections import Ivectors
 
 DATA_DIR = typer.Argument(..., metavar="DATA_DIR", help="A Kaldi data directory.")
 ARK_DIR = typer.Argument(..., metavar="ARK_DIR", help="Where the arks lie.")
@@ -265,7 +266,7 @@ def subset_data(
     elif utterances is not None:
         keep = evenly_spread(data.utterances, utterances, "utterances", data_dir)
     elif first is not None:
-        from fedtools.files.parts import first_of_speakers, rest_of_speakers
+        from fedtools.files.subsets import first_of_speakers, rest_of_speakers
 
         keep = first_of_speakers(data, first)
     else:
@@ -300,7 +301,7 @@ def relabel(
     Example in egs/commonvoice/asr1: fedtools relabel data/mini/test \
         exp/mini/fedavg/seed0/decode_test/text data/mini/test_fixed
     """
-    from fedtools.files.parts import relabel as work
+    from fedtools.files.subsets import relabel as work
 
     print(work(data_dir, text, out_dir))
 
@@ -366,7 +367,8 @@ def config(
 ) -> None:
     """Print values of a configuration, for shell scripts.
 
-    They are printed one a line.
+    They are printed one a line. Sections that commands before an experiment take are checked, and
+    their defaults known.
 
     Reads: YAML.
 
@@ -374,9 +376,23 @@ def config(
 
     Example in egs/commonvoice/asr1: fedtools config conf/mini.yaml tokens.vocab_size lm.order
     """
-    from fedtools.files.config import lookup
+    from fedtools.files.config import from_mapping, lookup, read_yaml
+    from fedtools.files.errors import UserError
+    from fedtools.files.sections import SECTIONS
 
-    for value in [lookup(path, key) for key in keys]:
+    content, values = read_yaml(path), []
+    for key in keys:
+        section, _, name = key.partition(".")
+        kind = SECTIONS.get(section)
+        options = from_mapping(kind, content.get(section), f"{path}: {section}") if kind else None
+        try:
+            values.append(lookup(path, key))
+        except UserError:
+            # What is left out has its default, where there is one.
+            if getattr(options, name, None) is None:
+                raise
+            values.append(getattr(options, name))
+    for value in values:
         print(value)
 
 
@@ -384,9 +400,13 @@ def config(
 def train_ivectors(
     data_dir: Path = DATA_DIR,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets ivectors.safetensors."),
-    gaussians: int = typer.Option(512, min=1, max=4096, help="Of the background model."),
-    dimension: int = typer.Option(100, min=1, max=1000, help="Of i-vectors."),
-    hours: float = typer.Option(10.0, min=0.0, help="Of speech, at most; drawn at random."),
+    gaussians: int = typer.Option(
+        Ivectors.gaussians, min=1, max=4096, help="Of the background model."
+    ),
+    dimension: int = typer.Option(Ivectors.dimension, min=1, max=1000, help="Of i-vectors."),
+    hours: float = typer.Option(
+        Ivectors.hours, min=0.0, help="Of speech, at most; drawn at random."
+    ),
     seed: int = typer.Option(0, min=0, help="Of everything random."),
 ) -> None:
     """Train a background model and an i-vector extractor.

@@ -152,7 +152,7 @@ def rescore_sweep(
 
     It needs no neural network: scores are stored.
 
-    Reads: STREAM.
+    Reads: STREAM; a section of the YAML of --config, with lists of values.
 
     Writes: TSV.
 
@@ -180,7 +180,7 @@ def rescore_tune(
 
     STREAM is of validation data.
 
-    Reads: STREAM.
+    Reads: STREAM; a section of the YAML of --config, with lists of values.
 
     Writes: YAML.
 

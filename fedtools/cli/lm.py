@@ -8,6 +8,7 @@ from typing import Literal
 import typer
 
 from fedtools.cli.app import command
+from fedtools.files.sections import Denominator, Ngram, Tokens
 
 TokenType = Literal["bpe", "char"]
 Unit = Literal["word", "token"]
@@ -16,9 +17,11 @@ Unit = Literal["word", "token"]
 @command("train-tokens", "Language models")
 def train_tokens(
     paths: list[Path] = typer.Argument(metavar="TEXT... OUT", help="Kaldi text files; the folder."),
-    token_type: TokenType = typer.Option("bpe", help="SentencePiece BPE, or characters."),
+    token_type: TokenType = typer.Option(
+        Tokens.token_type, help="SentencePiece BPE, or characters."
+    ),
     vocab_size: int = typer.Option(
-        None, min=4, help="Lines of tokens.txt; for char at most, all by default."
+        Tokens.vocab_size, min=4, help="Lines of tokens.txt; for char at most, all by default."
     ),
 ) -> None:
     """Make a token list or a SentencePiece model from text.
@@ -47,7 +50,7 @@ def train_lm(
         metavar="[TEXT]... OUT", help="Kaldi text files; the folder."
     ),
     plain: list[Path] = typer.Option([], help="Text without utterance ids; may be given again."),
-    order: int = typer.Option(4, min=2, max=6, help="Longest n-gram."),
+    order: int = typer.Option(Ngram.order, min=2, max=6, help="Longest n-gram."),
     unit: Unit = typer.Option("word", help="N-grams of words, or of tokens."),
     tokens: Path = typer.Option(None, help="Folder of train-tokens, for --unit token."),
     valid: list[Path] = typer.Option(
@@ -96,9 +99,9 @@ def train_denominator(
     text: Path = typer.Argument(..., help="Kaldi text of training data."),
     tokens: Path = typer.Argument(..., help="Folder of train-tokens."),
     out: Path = typer.Argument(..., help="Gets denominator.safetensors."),
-    order: int = typer.Option(3, min=1, max=4, help="Longest n-gram of tokens."),
+    order: int = typer.Option(Denominator.order, min=1, max=4, help="Longest n-gram of tokens."),
     max_histories: int = typer.Option(
-        2000, min=0, help="Of two tokens and more, so many histories are kept."
+        Denominator.max_histories, min=0, help="Of two tokens and more, so many histories are kept."
     ),
 ) -> None:
     """Make the denominator graph of LF-MMI from transcripts.

@@ -16,7 +16,7 @@ OUT = typer.Argument(..., metavar="OUT", help="Gets nbest.tsv, nnlm.scp, words.t
 NGRAM = typer.Option(
     None, help="Folder of train-lm, of the training text: ngram.scp for a density ratio."
 )
-# As `fedtools.lm.rescoring.BATCH_BINS`, which imports torch.
+# As `fedtools.lm.nbest_scoring.BATCH_BINS`, which imports torch.
 BATCH_BINS = 4000
 
 
@@ -88,7 +88,7 @@ def rescore(
         raise typer.BadParameter("goes with merge-rescored, not with --job", param_hint="--ngram")
 
     from fedtools.cli.federation import device_of
-    from fedtools.lm import rescoring as work
+    from fedtools.lm import nbest_scoring as work
 
     jobs = nj if job else 1
     device = device_of(ngpu)
@@ -114,7 +114,7 @@ def merge_rescored(
     Example in egs/ami/rescore1: fedtools merge-rescored exp/mini/am/seed0/decode_eval \
         exp/mini/nnlm/seed0 exp/mini/nnlm/seed0/rescored_eval --nj 2 --ngram exp/mini/lm2
     """
-    from fedtools.lm.rescoring import merge
+    from fedtools.lm.nbest_scoring import merge
 
     print(merge(nbest, nnlm, out, nj, ngram))
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedtools.client.objective import Objective
-from fedtools.client.options import load_model
 from fedtools.client.trainer import Trainer, finite
 from fedtools.client.unit import Models, Source, Trained, Unit
 from fedtools.files.private import PERSONAL_STATE
 from fedtools.files.sent_features import sent_names
 from fedtools.files.states import spec_of
+from fedtools.models.training import load_model
 
 
 class Client:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from fedtools.client.client import Client
 from fedtools.client.objective import Objective
 from fedtools.client.unit import Trained
-from fedtools.files.keyed import seed64
+from fedtools.files.seeds import seed64
 from fedtools.models.asr import ctc_losses
-from fedtools.models.cut import Cut
+from fedtools.models.extractor import Cut
 from fedtools.models.pooling import pooled
 
 _NAME = "speakers"

@@ -21,7 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.client.objective import Objective, State
-from fedtools.client.options import (
+from fedtools.client.unit import Batch, Batches, Unit
+from fedtools.files.messages import MAX_LOSS
+from fedtools.files.private import Private
+from fedtools.files.progress import Progress
+from fedtools.files.seeds import seed64
+from fedtools.files.states import load_state
+from fedtools.models.training import (
     DTYPES,
     Training,
     load_model,
@@ -29,12 +35,6 @@ from fedtools.client.options import (
     make_optimizer,
     optimizer_state,
 )
-from fedtools.client.unit import Batch, Batches, Unit
-from fedtools.files.keyed import seed64
-from fedtools.files.messages import MAX_LOSS
-from fedtools.files.private import Private
-from fedtools.files.progress import Progress
-from fedtools.files.states import load_state
 
 # What the home of a unit keeps: its optimiser, with the count of steps that it has taken, and what
 # an objective keeps from round to round.

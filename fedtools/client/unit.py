@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedtools.client.objective import Objective
-    from fedtools.client.options import Training
-    from fedtools.models.cut import Cut
+    from fedtools.models.extractor import Cut
+    from fedtools.models.training import Training
 
 SERVER = "server"
 

@@ -11,8 +11,8 @@ from tqdm import tqdm
 from fedtools.federation.evaluate import load_average
 from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
 from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.files.text_files import read_lines
 from fedtools.files.units import CHARACTER, WORD, Unit, read_unit
 
 

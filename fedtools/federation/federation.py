@@ -21,12 +21,12 @@ from fedtools.files.values import of_model
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Phase
 from fedtools.tasks import facts_of
+from fedtools.tasks.base import Task, task_of
 from fedtools.tasks.facts import ALL
 
 if TYPE_CHECKING:
     from fedtools.client.client import Client
     from fedtools.client.unit import Trained
-    from fedtools.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Federation:
         self.where = self.experiment.path / "config.yaml"
         self.facts = facts_of(options.task, self.where)
         self.method = make_method(options.method, options.method_conf, self.where)
-        self.task: Task = self.facts.task(self.experiment, self.method, device)
+        self.task: Task = task_of(self.facts)(self.experiment, self.method, device)
         self._groups: dict[str, list[str]] = {}
 
     @cached_property
@@ -126,8 +126,8 @@ class Federation:
     def client(self, clients: Sequence[str], number: int) -> Client:
         """The clients of a unit, with their data and what they begin the round with."""
         from fedtools.client.client import Client
-        from fedtools.client.options import load_model
         from fedtools.client.unit import Unit
+        from fedtools.models.training import load_model
 
         experiment, states, models = self.experiment, self.states, self.task.need("models")
         for client in clients:
@@ -145,8 +145,8 @@ class Federation:
     def server(self, number: int) -> Client:
         """The server as one who trains, with the shared state of the round."""
         from fedtools.client.client import Client
-        from fedtools.client.options import load_model
         from fedtools.client.unit import SERVER, Unit
+        from fedtools.models.training import load_model
 
         phase = self.method.phase(number)
         experiment, states, models = self.experiment, self.states, self.task.need("models")

@@ -20,15 +20,15 @@ from fedtools.files.config import (
 from fedtools.files.datadir import byte_order, check_id
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment, write_clients, write_sums
-from fedtools.files.keyed import seed64
 from fedtools.files.locks import lock
 from fedtools.files.options import NAMES, Options
 from fedtools.files.provenance import record
+from fedtools.files.seeds import seed64
 from fedtools.files.states import save_state
 from fedtools.methods import make_method
 from fedtools.methods.base import Method
 from fedtools.tasks import facts_of
-from fedtools.tasks.base import NewExperiment, State
+from fedtools.tasks.base import NewExperiment, State, task_of
 from fedtools.tasks.facts import Facts
 
 # The state that round 1 begins with.
@@ -73,7 +73,7 @@ def init(
         raise UserError("no train data", path=path, remedy="give --data train=FOLDER")
     for split in folders:
         check_id(split, "split")
-    options = _options(config, where, method, seed, start, data)
+    options = read_options(config, where, method, seed, start, data)
     facts = facts_of(options.task, where)
     files = facts.files(folders, others, where)
     made = make_method(method, options.method_conf, where)
@@ -116,11 +116,11 @@ def init(
 
 def _begin(facts: Facts, new: NewExperiment, seed: int) -> tuple[State, State]:
     """The states that the experiment begins with."""
-    if facts.task.needs_torch:
+    if task_of(facts).needs_torch:
         import torch
 
         torch.manual_seed(seed64(seed, "init"))
-    return facts.task.begin(new)
+    return task_of(facts).begin(new)
 
 
 def _write(
@@ -147,11 +147,11 @@ def _close(path: Path, files: Sequence[Path], facts: Facts, made: Method) -> Non
     if (path / "sha256sums").exists():
         return
     names = ["config.yaml", "data.yaml", "clients.txt", *(file.name for file in files)]
-    names += ["init.safetensors", FIRST, *facts.task.keep_own(path, made)]
+    names += ["init.safetensors", FIRST, *task_of(facts).keep_own(path, made)]
     write_sums(path / "sha256sums", {name: path / name for name in names})
 
 
-def _options(
+def read_options(
     config: Mapping[str, Any],
     where: str | Path,
     method: str,
@@ -191,5 +191,5 @@ def read_config(path: Path, sections: Sequence[str], settings: Sequence[str]) ->
             continue
         if not isinstance(found, dict):
             raise UserError(f"no section {section!r}", path=path)
-        config = merge(config, found)
+        config = merge(config, found, path)
     return override(config, settings)

@@ -20,9 +20,9 @@ from fedtools.files.config import from_mapping, write_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.symbols import words_of
 from fedtools.files.tables import write_tsv
-from fedtools.lm.rescored import NBEST, Rescored
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
+from fedtools.lm.word_scores import NBEST, Rescored
 from fedtools.methods.fmp import FMP, Adaptation, simulate
 from fedtools.privacy.key import NoiseKey, key_path, make_key, read_key
 from fedtools.privacy.marginals import PAPER_WARNING

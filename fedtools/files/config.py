@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Lt
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_text
+from fedtools.files.text_files import read_text
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -187,12 +187,22 @@ def override(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     return config
 
 
-def merge(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config` with `over` laid over it, mapping by mapping."""
+def merge(
+    config: Mapping[str, Any], over: Mapping[str, Any], where: str | Path = "options"
+) -> dict[str, Any]:
+    """Return `config` with `over` laid over it, mapping by mapping.
+
+    Raises:
+        UserError: for a mapping over a value, which would hide that the value is wrong.
+    """
     merged = dict(config)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = merge(merged[key], value) if both else value
+        below = merged.get(key)
+        if isinstance(value, dict) and not isinstance(below, dict | None):
+            problem = f"option {key!r} is {_short(below)}: input should be a mapping"
+            raise option_error(problem, where, key, below)
+        both = isinstance(value, dict) and isinstance(below, dict)
+        merged[key] = merge(below, value, where) if both else value
     return merged
 
 

@@ -33,10 +33,10 @@ import numpy as np
 
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
-from fedtools.files.options import read_options
+from fedtools.files.options import read_frozen
 from fedtools.files.private import Private
 from fedtools.files.states import Spec, load_state
+from fedtools.files.text_files import read_lines
 
 _BEGIN_ANEW = "put the original back, or begin another experiment"
 
@@ -54,7 +54,7 @@ class Experiment:
         if not where.is_file() or not (self.path / "sha256sums").is_file():
             raise UserError("no experiment here", path=self.path, remedy="run fedtools init")
         self._check_frozen("config.yaml")
-        self.options = read_options(where)
+        self.options = read_frozen(where)
         self.seed = self.options.seed
 
     @cached_property

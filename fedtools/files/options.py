@@ -66,7 +66,7 @@ class Options:
 NAMES = tuple(field.name for field in fields(Options))
 
 
-def read_options(path: Path) -> Options:
+def read_frozen(path: Path) -> Options:
     """Read the options that `fedtools init` has frozen; of those nothing is left to a default.
 
     Raises:

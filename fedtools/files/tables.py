@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedtools.files.atomic import write_lines
 from fedtools.files.errors import UserError
-from fedtools.files.lines import stream_lines
+from fedtools.files.text_files import stream_lines
 
 
 def read_tsv(

@@ -14,8 +14,8 @@ import numpy as np
 
 from fedtools.files.config import NonNegative
 from fedtools.files.errors import UserError
-from fedtools.lm.rescored import Rescored
 from fedtools.lm.vocabulary import END_ID
+from fedtools.lm.word_scores import Rescored
 
 _REMEDY = "run fedtools rescore with --ngram"
 

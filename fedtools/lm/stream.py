@@ -14,9 +14,10 @@ import numpy as np
 from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.datadir import DataDir, parse_segment, read_table, write_table
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.text_files import read_lines
 from fedtools.lm.private_words import covered_words, rare_words, read_phrases, write_phrases
-from fedtools.lm.rescored import (
+from fedtools.lm.vocabulary import UNIGRAM, WORDS
+from fedtools.lm.word_scores import (
     NBEST,
     NGRAM,
     NNLM,
@@ -25,7 +26,6 @@ from fedtools.lm.rescored import (
     open_rescored,
     read_scp,
 )
-from fedtools.lm.vocabulary import UNIGRAM, WORDS
 
 
 def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from fedtools.client.client import Client
     from fedtools.client.objective import Objective
+    from fedtools.models.clip_batch import ClipBatch
     from fedtools.models.keywords.base import Network
-    from fedtools.tasks.kws.clips import ClipBatch
 
 
 @METHODS.register("fedkws_ui")
@@ -75,7 +75,8 @@ class FedKwsUi(FedAvg):
 
     def check(self, task: str, parts: Sequence[str], model: Mapping[str, Any]) -> None:
         super().check(task, parts, model)
-        if self.private == "head" and not (model.get("network_conf") or {}).get("head_share"):
+        sizes = model.get("network_conf")
+        if self.private == "head" and not (isinstance(sizes, Mapping) and sizes.get("head_share")):
             raise ValueError("private: head needs a model with network_conf.head_share")
 
     def prepare(

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_text
 from fedtools.files.provenance import git_hash, records
 from fedtools.files.tables import format_markdown, read_tsv, with_deviation
+from fedtools.files.text_files import read_text
 from fedtools.report.results import (
     Interval,
     Method,

@@ -10,21 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ldexp
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
-from fedtools.files.keyed import seed64
-
-if TYPE_CHECKING:
-    from fedtools.methods.base import Phase
+from fedtools.files.seeds import seed64
 
 SAMPLINGS = ("fixed", "poisson")
 
 
-def draw(experiment: Experiment, number: int, phase: Phase) -> list[str]:
+class Drawn(Protocol):
+    """What of a phase says who takes part; see `fedtools.methods.base.Phase`."""
+
+    @property
+    def client(self) -> Any:
+        """What each of them does; None if no client takes part."""
+
+    @property
+    def everybody(self) -> bool:
+        """Whether all take part."""
+
+
+def draw(experiment: Experiment, number: int, phase: Drawn) -> list[str]:
     """Draw the clients of a round of an experiment: a function of (seed, round) alone."""
     options = experiment.options
     if phase.client is None:

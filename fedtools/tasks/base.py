@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +19,7 @@ from fedtools.files.states import Spec
 from fedtools.files.units import WORD, Unit
 from fedtools.methods.base import Method, Phase
 from fedtools.tasks import facts_of
-from fedtools.tasks.facts import data_of
+from fedtools.tasks.facts import Facts, data_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -197,6 +198,13 @@ class Task(ABC):
         if (found := getattr(self, part, None)) is None:
             raise self.lacks(part)
         return found
+
+
+def task_of(facts: Facts) -> type[Task]:
+    """The class that does the work of a task, imported when it is asked for."""
+    module, _, name = facts.opens.partition(":")
+    found: type[Task] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def as_configured(work: Work) -> Work:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from fedtools.client.options import load_model
 from fedtools.files.errors import UserError
 from fedtools.files.states import Spec, check_finite, load_state, spec_of
 from fedtools.files.values import check_values, of_model
 from fedtools.methods.base import PERSONAL, SHARED, Method
+from fedtools.models.training import load_model
 from fedtools.tasks.base import NewExperiment, State
 
 

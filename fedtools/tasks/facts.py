@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedtools.files.config import read_yaml, unknown
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import Missing, UserError
 from fedtools.files.experiment import Experiment
 from fedtools.tasks import facts_of
-
-if TYPE_CHECKING:
-    from fedtools.tasks.base import Task
 
 # The one "client" of data that are measured as a whole.
 ALL = "all"
@@ -55,12 +50,6 @@ class Facts:
     clients: Callable[[Path], list[str]]
     by_client: bool
     reads_labels: Callable[[Mapping[str, object]], bool] = lambda training: True
-
-    @property
-    def task(self) -> type[Task]:
-        """The class that does the work, imported when it is asked for."""
-        module, _, name = self.opens.partition(":")
-        return getattr(importlib.import_module(module), name)
 
     @property
     def header(self) -> tuple[str, ...]:

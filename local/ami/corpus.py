@@ -52,7 +52,7 @@ from fedtools.audio.wave import AudioError, describe_recording
 from fedtools.files.datadir import MAX_OVERSHOOT, corpus_folder
 from fedtools.files.dropped import Dropped
 from fedtools.files.errors import UserError
-from fedtools.files.lines import stream_lines
+from fedtools.files.text_files import stream_lines
 
 ANNOTATIONS = (".", "annotations", "ami_public_manual_1.6.2", "ami_public_manual_1.6.1")
 AUDIO = (".", "amicorpus", "audio", "wav_db")

@@ -246,7 +246,7 @@ def values_of(rows: Sequence[dict[str, str]], option: str) -> str:
 
 def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title: str) -> None:
     """WER against epsilon, with the line of the baseline without adaptation."""
-    from fedtools.report.plots import drawing, look
+    from fedtools.files.drawing import drawing, look
 
     with drawing(path, (5.6, 4.2)) as figure:
         axes = figure.subplots()

@@ -17,8 +17,8 @@ from pathlib import Path
 from fedtools.files.datadir import corpus_folder
 from fedtools.files.errors import UserError
 from fedtools.files.languages import is_language
-from fedtools.files.lines import open_input, other_encoding
 from fedtools.files.spoken import normalise
+from fedtools.files.text_files import open_input, other_encoding
 
 # The codes of the first releases, and the texts that Common Voice itself replaced them by.
 CODES = {

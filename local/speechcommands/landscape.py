@@ -36,18 +36,18 @@ from tqdm import tqdm
 
 from fedtools.cli.federation import open_experiment
 from fedtools.client.client import Client as FederatedClient
-from fedtools.client.options import load_model
 from fedtools.client.unit import Unit
 from fedtools.federation.federation import Federation
 from fedtools.files.clips import Clips
 from fedtools.files.config import from_mapping
+from fedtools.files.drawing import drawing
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.keyed import generator
 from fedtools.files.private import Private
+from fedtools.files.seeds import generator
 from fedtools.files.tables import format_table, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.models.keywords.base import Network
-from fedtools.report.plots import drawing
+from fedtools.models.training import load_model
 from fedtools.tasks.kws.model import tensors_of
 from fedtools.tasks.kws.stacks import ClipSource
 from fedtools.tasks.kws.task import predict, prepare

@@ -65,7 +65,7 @@ from fedtools.files.atomic import write_text
 from fedtools.files.datadir import DataDir, byte_order, write_table
 from fedtools.files.dropped import told
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.keyed import generator, seed64
+from fedtools.files.seeds import generator, seed64
 from fedtools.files.tables import format_table
 
 KEYWORDS = "yes,no,up,down,left,right,on,off,stop,go"

@@ -22,9 +22,9 @@ from runs import (
     title_of,
 )
 
-from fedtools.client.options import OPTIMIZERS
 from fedtools.files.tables import format_markdown, read_tsv, with_deviation
 from fedtools.models.keywords import NETWORKS
+from fedtools.models.training import OPTIMIZERS
 from fedtools.report.page import embolden
 from fedtools.report.results import epochs_text, size_text
 from fedtools.score.detection import RATES

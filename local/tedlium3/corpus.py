@@ -34,7 +34,7 @@ from fedtools.audio.wave import AudioError, recording_seconds
 from fedtools.files.datadir import MAX_OVERSHOOT, corpus_folder
 from fedtools.files.dropped import Dropped
 from fedtools.files.errors import UserError
-from fedtools.files.lines import TABLE, read_bytes
+from fedtools.files.text_files import TABLE, read_bytes
 
 PARTITIONS = ("legacy", "speaker-adaptation")
 SETS = ("train", "dev", "test")

@@ -24,10 +24,10 @@ from fedtools.federation.sweep import sweep
 from fedtools.files.ark import write_ark
 from fedtools.files.datadir import write_table
 from fedtools.files.nbest import Hypothesis, write_nbest
-from fedtools.lm.rescored import Rescored
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import groups_of
 from fedtools.lm.vocabulary import END, UNKNOWN, Vocabulary, write_unigram
+from fedtools.lm.word_scores import Rescored
 from fedtools.methods.fmp import FMP, simulate
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.releases import Releases

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from fedtools.client.place import Place  # noqa: E402
 
-from fedtools.client.options import UtteranceTraining, make_optimizer  # noqa: E402
+from fedtools.client.options import UtteranceTraining  # noqa: E402
 from fedtools.files.ark import write_ark  # noqa: E402
 from fedtools.files.config import from_mapping, read_yaml  # noqa: E402
 from fedtools.files.datadir import DataDir  # noqa: E402
@@ -33,6 +33,7 @@ from fedtools.files.private import Private  # noqa: E402
 from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.lm.tokens import Tokenizer  # noqa: E402
 from fedtools.models.asr import build_model, losses, outputs  # noqa: E402
+from fedtools.models.training import make_optimizer  # noqa: E402
 from fedtools.tasks.asr.data import UtteranceBatches, Utterances  # noqa: E402
 from fedtools.tasks.asr.labels import Transcripts  # noqa: E402
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
@@ -13,27 +12,27 @@ from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED
 from fedtools.files.received import Seal
 from fedtools.files.sent_features import open_sent
+from fedtools.lm.tokens import Tokenizer
 from fedtools.models.asr import shortest_input
 from fedtools.server.shares import taken_of
 from fedtools.tasks.asr.data import Utterances, read_data
 from fedtools.tasks.asr.model import AsrModels
+from fedtools.tasks.base import Task
 from fedtools.tasks.facts import ALL
-
-if TYPE_CHECKING:
-    from fedtools.tasks.asr.task import AsrTask
 
 
 class Corpus:
     """Utterances in batches for the models of a task.
 
     Args:
-        task: whose data directories, tokens and options they are.
+        task: whose data directories they are.
+        tokenizer: of transcripts.
         models: which they have to fit.
     """
 
-    def __init__(self, task: AsrTask, models: AsrModels):
+    def __init__(self, task: Task, tokenizer: Tokenizer, models: AsrModels):
         self._task, self._models, self._experiment = task, models, task.experiment
-        self._training, self._tokenizer = task.training, task.tokenizer
+        self._training, self._tokenizer = models.training, tokenizer
         # The data directories that were read, by split.
         self.data: dict[str, DataDir] = {}
         self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()

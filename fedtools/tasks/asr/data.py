@@ -15,9 +15,9 @@ from fedtools.client.options import UtteranceTraining
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError, some
-from fedtools.files.keyed import generator
 from fedtools.files.perturb import SPEED_TABLE, speakers_of
 from fedtools.files.received import Seal
+from fedtools.files.seeds import generator
 from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.models.asr import INPUT_SIZE

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedtools.models.cut import Cut
+from fedtools.models.extractor import Cut
 from fedtools.tasks.asr.data import Batch
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.client.objective import Objective, State
-from fedtools.client.options import load_model
 from fedtools.decode.greedy import greedy
 from fedtools.models.asr import losses, outputs
+from fedtools.models.training import load_model
 from fedtools.tasks.asr.data import Batch
 
 # (model, batch) to CTC log posteriors (B, T, tokens) and their numbers of frames (B,).

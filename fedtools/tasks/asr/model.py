@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtools.client.options import UtteranceTraining, load_model
+from fedtools.client.options import UtteranceTraining
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.states import spec_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.methods.base import SHARED, Method
 from fedtools.models.asr import INPUT_SIZE, build_model, classify, losses, outputs, represent
-from fedtools.models.cut import Cut
+from fedtools.models.extractor import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.models.pooling import pooled
+from fedtools.models.training import load_model
 from fedtools.tasks.asr.data import Batch, UtteranceSource
 from fedtools.tasks.asr.joint import Joint
 from fedtools.tasks.asr.labels import ContinuousLabels, Posteriors, Transcripts

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedtools.client.options import UtteranceTraining, check_optimizer, load_model
+from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import SERVER
 from fedtools.decode.greedy import greedy
 from fedtools.files.ark import FRAMES_PER_HOUR
@@ -25,6 +25,7 @@ from fedtools.files.units import UTT2LANG, Unit, unit_of
 from fedtools.lm.tokens import Tokenizer, warn_of_unspelled
 from fedtools.methods.base import Extracted, Method, Phase
 from fedtools.models.asr import as_posteriors, build_model, losses, outputs
+from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
 from fedtools.tasks.asr.archives import missing_archive
 from fedtools.tasks.asr.corpus import Corpus
@@ -47,7 +48,7 @@ class AsrTask(Task):
         self.training = from_mapping(UtteranceTraining, options, f"{self.where}: training")
         self.tokenizer, self.device = Tokenizer.load(experiment.path), torch.device(device)
         self.models = AsrModels(experiment, method, self.training, self.tokenizer, self.device)
-        self.corpus = Corpus(self, self.models)
+        self.corpus = Corpus(self, self.tokenizer, self.models)
 
     @staticmethod
     def begin(new: NewExperiment) -> tuple[State, State]:

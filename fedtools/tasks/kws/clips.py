@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ from fedtools.audio.augment import Plan, apply
 from fedtools.audio.mfcc import Mfcc
 from fedtools.files.clips import RATE, Clips
 from fedtools.files.errors import UserError
+from fedtools.models.clip_batch import ClipBatch
 
 # Speech at usual levels comes near to zero mean and unit variance; the same constants for
 # everybody, since nobody knows the statistics of all clients.
@@ -24,40 +23,6 @@ _ENERGY, _SCALE = 100.0, 16.0
 _CLIPS_IN_CACHE = 32
 # Clips whose plain features are made together.
 _AT_ONCE = 256
-
-
-@dataclass(frozen=True)
-class ClipBatch:
-    """One step's clips of the first K clients of a stack.
-
-    Attributes:
-        mfcc: (K, B, frames, coefficients).
-        labels: (K, B) class indices.
-        weights: (K, B); each client's sum to 1, and those of padding clips are 0.
-        valid: (K, B), 1 or 0 where smaller batches were padded, or None if none was.
-    """
-
-    mfcc: Tensor
-    labels: Tensor
-    weights: Tensor
-    valid: Tensor | None
-
-    # Every batch of a client has as many clips, so that each counts alike in its mean loss.
-    amount: ClassVar[int] = 1
-
-    @property
-    def frames(self) -> int:
-        """Of all clips."""
-        return self.labels.numel() * self.mfcc.shape[2]
-
-    @property
-    def active(self) -> int:
-        """Clients that still train."""
-        return len(self.labels)
-
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean over each client's clips: (K, B) -> (K,)."""
-        return (values * self.weights).sum(1)
 
 
 class ClipFeatures:

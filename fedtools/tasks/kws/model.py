@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from fedtools.client.objective import Objective
 from fedtools.client.options import ClipTraining
-from fedtools.models.cut import Cut
+from fedtools.models.clip_batch import ClipBatch
+from fedtools.models.extractor import Cut
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
-from fedtools.tasks.kws.clips import ClipBatch
 
 
 class KwsModels:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedtools.audio.augment import Plan, plan
 from fedtools.client.options import ClipTraining
+from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.keywords.base import Network
-from fedtools.tasks.kws.clips import ClipBatch, ClipFeatures
+from fedtools.tasks.kws.clips import ClipFeatures
 
 
 class ClipBatches:

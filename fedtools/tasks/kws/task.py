@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtools.audio.mfcc import frames_of
-from fedtools.client.options import ClipTraining, check_optimizer, load_model
+from fedtools.client.options import ClipTraining
 from fedtools.client.unit import SERVER
 from fedtools.files.clips import RATE, Clips, read_classes, read_length
 from fedtools.files.config import from_mapping, option_error
@@ -27,6 +27,7 @@ from fedtools.files.states import Spec, spec_of
 from fedtools.methods.base import Method, Phase
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
+from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with
 from fedtools.tasks.facts import ALL

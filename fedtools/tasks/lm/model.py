@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.client.objective import Objective
-from fedtools.client.options import Training
 from fedtools.files.config import Positive
-from fedtools.files.keyed import generator
-from fedtools.models.cut import Cut
+from fedtools.files.seeds import generator
+from fedtools.models.extractor import Cut
 from fedtools.models.nnlm import (
     IGNORED,
     NnlmOptions,
@@ -24,6 +23,7 @@ from fedtools.models.nnlm import (
     pad,
     represent,
 )
+from fedtools.models.training import Training
 
 
 @dataclass(frozen=True)

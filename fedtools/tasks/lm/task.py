@@ -13,18 +13,18 @@ from pathlib import Path
 
 import torch
 
-from fedtools.client.options import check_optimizer, load_model
 from fedtools.files.config import from_mapping, read_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.states import Spec, spec_of
+from fedtools.lm.nbest_scoring import score
 from fedtools.lm.nnlm import Nnlm
-from fedtools.lm.rescored import NBEST
-from fedtools.lm.rescoring import score
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
+from fedtools.lm.word_scores import NBEST
 from fedtools.methods.base import Method, Phase
 from fedtools.models.nnlm import NnlmOptions, build_nnlm
+from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with
 from fedtools.tasks.lm.model import LmModels, LmTraining, SentenceSource

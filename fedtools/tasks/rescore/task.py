@@ -19,9 +19,9 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload
 from fedtools.files.states import Spec
-from fedtools.lm.rescored import NBEST
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import NO_TIMES, Stream, open_stream, spoken, times_in
+from fedtools.lm.word_scores import NBEST
 from fedtools.methods.base import COUNTS, Phase
 from fedtools.methods.fmp import FMP, ClientState
 from fedtools.privacy.bounds import Utterances

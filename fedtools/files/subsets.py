@@ -1,4 +1,4 @@
-"""Parts of data directories, and data directories with other transcripts."""
+"""Subsets of data directories, and data directories with other transcripts."""
 
 from __future__ import annotations
 

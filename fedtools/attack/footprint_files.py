@@ -31,8 +31,8 @@ from fedtools.files.atomic import sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import read_table, write_table
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_text
 from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.files.text_files import read_text
 from fedtools.tasks.base import as_configured
 
 COLUMNS = ("model", "speaker", "status")

@@ -13,20 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.client.options import torch_settings
 from fedtools.files.ark import FeatureReader, write_ark
 from fedtools.files.atomic import atomic_write, sha256
 from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import byte_order, write_table
 from fedtools.files.errors import UserError
-from fedtools.files.lines import open_input
 from fedtools.files.nbest import Hypothesis, read_nbest
 from fedtools.files.progress import WordProgress
 from fedtools.files.symbols import warn_of_unknown
+from fedtools.files.text_files import open_input
 from fedtools.lm.density import score_hypotheses
 from fedtools.lm.nnlm import MODEL, Nnlm, require_model
 from fedtools.lm.prefixes import make_tree, score_tree
-from fedtools.lm.rescored import MADE_FROM, NBEST, NGRAM, NNLM, check_same, encode_all, read_scp
 from fedtools.lm.vocabulary import (
     UNIGRAM,
     UNKNOWN_ID,
@@ -35,6 +33,8 @@ from fedtools.lm.vocabulary import (
     read_unigram,
     write_unigram,
 )
+from fedtools.lm.word_scores import MADE_FROM, NBEST, NGRAM, NNLM, check_same, encode_all, read_scp
+from fedtools.models.training import torch_settings
 
 # What a batch has at most by default: near the fastest on one thread, and little memory.
 BATCH_BINS = 4000

@@ -17,13 +17,13 @@ import soundfile
 from conftest import ROOT, run
 
 from fedtools.audio.wave import AudioError, read_wave
-from fedtools.files import lines
+from fedtools.files import text_files
 from fedtools.files.ark import AUTOMATIC, FeatureReader, write_ark
 from fedtools.files.atomic import machine, remove, scratch_dir, sha256, write_text
 from fedtools.files.config import from_mapping, read_yaml
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
-from fedtools.files.lines import TABLE, open_input, read_lines, stream_lines
+from fedtools.files.text_files import TABLE, open_input, read_lines, stream_lines
 from fedtools.lm.tokens import Tokenizer, train_tokens
 from fedtools.models.asr import build_model
 
@@ -360,7 +360,7 @@ def test_blocks_do_not_show(tmp_path, monkeypatch):
         b"cut off": "the last line has no end",
     }
     for size in (*range(1, 30), 1 << 20):
-        monkeypatch.setattr(lines, "_BLOCK", size)
+        monkeypatch.setattr(text_files, "_BLOCK", size)
         path.write_bytes(whole)
         assert read_lines(path) == ["a", "", "\u00e9\u2028 b", "ccccc"]
         with pytest.raises(UserError, match=":1: a byte order mark"):
