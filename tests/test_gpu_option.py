@@ -50,6 +50,7 @@ def recipe(tmp_path):
         'train_cmd="echo on train" decode_cmd="echo on decode" cuda_cmd="echo on cuda"\n'
     )
     script = tmp_path / "run.sh"
+    (tmp_path / "utils").symlink_to(ROOT / "utils")
     utils = shlex.quote(str(ROOT / "utils"))
     script.write_text(
         f"""set -euo pipefail
@@ -61,8 +62,9 @@ config=mini.yaml data=data exp=exp
 . {utils}/recipe.sh
 . {utils}/asr_steps.sh
 fedtools() {{ :; }}
-train exp/one 0 base fedavg train valid
-decode exp/one test --model start
+experiment exp/one - 0 base fedavg train valid | utils/waves.py list
+train_waves list train 1 0 --average own
+tabbed exp/one test --model start | decode_all decode
 """
     )
     return script
@@ -73,13 +75,16 @@ decode exp/one test --model start
 )
 def test_recipes_decode_on_the_gpu(recipe, ngpu, train, decode):
     lines = run("bash", recipe, "--ngpu", ngpu).ok().out.splitlines()
-    assert [line.split()[1] for line in lines] == [train, train, decode]
+    assert [line.split()[1] for line in lines] == [train, decode]
     assert all(f"--ngpu {ngpu}" in line for line in lines)
-    assert lines[2] == (
-        f"on {decode} JOB=1:2 exp/one/decode_test/log/decode.JOB.log fedtools decode exp/one "
-        f"data/test exp/one/decode_test --lm exp/lm --config mini.yaml --job JOB --nj 2 "
-        f"--ngpu {ngpu} --model start"
+    assert lines[1] == (
+        f"on {decode} --max-jobs-run 2 JOB=1:2 exp/log/decode.JOB.log utils/line.sh "
+        f"exp/log/decode.list JOB fedtools decode --lm exp/lm --config mini.yaml --nj 2 "
+        f"--ngpu {ngpu}"
     )
+    assert (recipe.parent / "exp/log/decode.list").read_text().splitlines() == [
+        f"exp/one\tdata/test\texp/one/decode_test\t--job\t{part}\t--model\tstart" for part in (1, 2)
+    ]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -168,26 +168,46 @@ def test_too_few_clips_for_figure_4_are_told_before_training(alone):
     run(*words, env=environment).fails(1, "figure 4 wants two clients of 1000 clips, there are 0")
 
 
+def listed(recipe: Path) -> list[list[str]]:
+    """Of each line of the list, folder, seed, sections and settings."""
+    found = []
+    for line in (recipe / "exp/grid/experiments").read_text().splitlines():
+        wave, folder, awaited, *words = line.split("\t")
+        assert (wave, awaited) == ("1", "-")
+        pairs = list(zip(words[::2], words[1::2], strict=True))
+        options = [[value for name, value in pairs if name == f"--{kind}"]
+                   for kind in ("seed", "section", "set")]  # fmt: skip
+        found.append([folder, *options[0], *options[1], *options[2]])
+        data = dict(value.split("=") for name, value in pairs if name == "--data")
+        assert data["test"] == f"dump/grid/{folder.split('/')[2]}/test"
+    return found
+
+
 def test_the_whole_grid(alone):
     """Every task, network, method and seed once, and the ablations of figure 3."""
     recipe, _ = alone
     words, environment = command(recipe)
+    for tag in ("grid", "speech___commands"):
+        (recipe / "dump" / tag).symlink_to("fake")
     # A name of the corpus' folder that would break the lines of the list.
     shown = run(words[0], "--stage", "3", "--stop_stage", "3", env=environment).ok().out
     assert "the list of 16 experiments, exp/speech___commands/experiments" in shown
     grid = ["--tag", "grid", "--stage", "3", "--stop_stage", "3", "--whole_grid", "true"]
     run(words[0], *grid, env=environment).ok()
-    lines = [line.split() for line in (recipe / "exp/grid/experiments").read_text().splitlines()]
+    lines = listed(recipe)
     varied_count = 2 * (4 + 4) + 2 * 4 * 3
     assert len(lines) == len({line[0] for line in lines}) == 2 * 4 * 8 * 3 + varied_count
-    sections = {section for line in lines for section in line[4:6]}
+    sections = {section for line in lines for section in line[2:4]}
     config = yaml.safe_load((recipe / "conf/mini.yaml").read_text())
     assert sections == {
         f"{kind}.{name}" for kind in ("networks", "methods") for name in config[kind]
     }
-    varied = [line for line in lines if len(line) > 6]
+    # 12 keywords, of which the configuration has options for one method; all words are 14.
+    assert {line[4].split(".")[1] for line in lines if "/words/" in line[0]} == {"14"}
+    assert {line[4].split(".")[1] for line in lines if "/keywords/" in line[0]} == {"12"}
+    varied = [line for line in lines if len(line) > 5]
     assert len(varied) == varied_count
-    for folder, _, seed, _, network, method, setting, *more in varied:
+    for folder, seed, network, method, _, setting, *more in varied:
         assert folder.endswith(setting.removeprefix("method_conf.") + f"/seed{seed}")
         if method == "methods.alt":
             assert [setting, *more] == ["method_conf.conserve=clips", "method_conf.base_ratio=0.0"]
@@ -206,9 +226,9 @@ def test_the_whole_grid(alone):
     odd = ["--seeds", " 3\n4", "--tasks", "12 ", "--networks", " dscnn", "--methods", "fedkws_ui "]
     odd += ["--whole_grid", "false", "--ablations", "true"]
     run(words[0], *grid, *odd, env=environment).ok()
-    lines = [line.split() for line in (recipe / "exp/grid/experiments").read_text().splitlines()]
-    assert [line[2] for line in lines] == ["3", "4"] + ["3"] * 8
-    assert all(line[0].endswith(f"/seed{line[2]}") for line in lines)
+    lines = listed(recipe)
+    assert [line[1] for line in lines] == ["3", "4"] + ["3"] * 8
+    assert all(line[0].endswith(f"/seed{line[1]}") for line in lines)
     assert all("/keywords/" in line[0] for line in lines)
 
 

@@ -155,7 +155,7 @@ ALONE = "--clients speaker: a client of one speaker has none to be invariant to"
         (("--methods", "fedavg", "--sit", "true"), "--sit true: no decouplefl among --methods"),
         (("--methods", "fedavg", "--extractor", "cnn"), "none of --methods has an extractor"),
         (("--methods", "fedavg decouple"), "--methods: unknown method 'decouple'"),
-        (("--methods", "fedprox+no_stage2"), "--methods: fedprox is for task kws, not asr"),
+        (("--methods", "fmp+no_stage2"), "--methods: fmp is for task rescore, not asr"),
         (("--methods", "fedavg+fixed"), "give labels by --labels, for all methods"),
         (("--methods", "fedavg", "--attacks", "true"), f"--attacks true: {UNSENT}"),
         (("--methods", "fedavg decouplefl+no_stage2", "--attacks", "true"), UNSENT),

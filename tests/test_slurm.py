@@ -13,6 +13,7 @@ from pathlib import Path
 import keyword_world
 import pytest
 import slurm_cluster
+import small_recipe
 from conftest import ROOT, Result, inside, run
 from test_shell import alive, wait_until
 
@@ -246,3 +247,22 @@ def test_rounds_over_ranks_on_two_nodes_give_the_same_bytes(cluster, world):
     assert global_states(path) == global_states(world / "local")
     # Both ranks took part.
     assert (path / "round_0001" / "jobs").read_text() == "2\n"
+
+
+def test_waves_of_experiments_on_the_cluster_give_the_same_bytes(cluster, world):
+    """Each wave is an array; the second begins when the first has ended."""
+    recipe = small_recipe.make_recipe(
+        cluster.folder / "a recipe", world, "train_cmd=utils/slurm.py"
+    )
+    lines = small_recipe.listed(world, "later", "exp/first", "--seed", "1")
+    lines += small_recipe.listed(world, "first", "-") + small_recipe.listed(world, "beside", "-")
+    small_recipe.order(recipe, lines).ok()
+    cluster("bash", recipe / "run.sh").ok()
+    ended = {name: recipe / "exp" / name / "round_0002/.done" for name in ("first", "later")}
+    begun = (recipe / "exp/later/config.yaml").stat().st_mtime
+    assert ended["first"].stat().st_mtime <= begun < ended["later"].stat().st_mtime
+    alone = keyword_world.begin(world, cluster.folder / "alone", "fedavg", "rounds=2")
+    inside("rounds", alone).ok()
+    assert global_states(recipe / "exp/first") == global_states(alone)
+    assert global_states(recipe / "exp/beside") == global_states(alone)
+    assert (recipe / "exp/log/train.3.log").read_text().startswith("# utils/line.sh list 3 ")

@@ -3,9 +3,8 @@
 # caller's options and folders.
 # shellcheck disable=SC2154  # data, dump, exp, config, nj, ngpu and the commands of cmd.sh
 
-# What extract-features and merge-features are told beside the directories, and average beside the
-# experiment.
-feature_options=() merge_options=() average_options=()
+# What extract-features and merge-features are told beside the directories.
+feature_options=() merge_options=()
 
 setting() { fedtools config "${config}" "$1"; }
 
@@ -25,21 +24,33 @@ train_units() { # set that tokens and n-gram are of, --valid TEXT...: to report 
     fedtools train-lm "${data}/$1/text" "${exp}/lm" --order "$(setting lm.order)" "${@:2}"
 }
 
-train() { # experiment, seed, section of the config, method, data for training, for validation,
-          # options
-    fedtools init "$1" --config "${config}" --section "$3" --method "$4" --seed "$2" \
-        --data "train=${data}/$5" --data "valid=${data}/$6" --asset "tokens=${exp}/tokens" "${@:7}"
-    ${rounds_cmd:-${train_cmd}} "$1/log/rounds.log" \
-        fedtools rounds "$1" --nj "${nj}" --ngpu "${ngpu}" --evaluate valid
-    ${train_cmd} "$1/log/average.log" \
-        fedtools average "$1" --ngpu "${ngpu}" "${average_options[@]}"
+# A line for waves.py.
+experiment() { # folder, the one that it waits for or -, seed, section of the config, method, data for
+               # training, for validation, options of fedtools init
+    tabbed "$1" "$2" --seed "$3" --section "$4" --method "$5" --data "train=${data}/$6" \
+        --data "valid=${data}/$7" --asset "tokens=${exp}/tokens" "${@:8}"
 }
 
-decode() { # experiment, set, options: N-best lists of all utterances
-    ${decode_cmd} "JOB=1:${nj}" "$1/decode_$2/log/decode.JOB.log" \
-        fedtools decode "$1" "${data}/$2" "$1/decode_$2" --lm "${exp}/lm" \
-        --config "${config}" --job JOB --nj "${nj}" --ngpu "${ngpu}" "${@:3}"
-    fedtools merge-nbest "$1/decode_$2" "${data}/$2" --nj "${nj}"
+# N-best lists of all utterances of several sets, as one array. Where the sets are fewer than --nj,
+# each is cut into so many parts that there are as many jobs.
+decode_all() { # name of the logs; on standard input, lines with tabs: experiment, set, options
+    local lines line words part parts list=${exp}/log/$1.list
+    mapfile -t lines
+    parts=$(((nj + ${#lines[@]} - 1) / ${#lines[@]}))
+    mkdir -p "${exp}/log"
+    for line in "${lines[@]}"; do
+        mapfile -t -d $'\t' words < <(printf '%s\t' "${line}")
+        for part in $(seq "${parts}"); do
+            tabbed "${words[0]}" "${data}/${words[1]}" "${words[0]}/decode_${words[1]}" \
+                --job "${part}" "${words[@]:2}"
+        done
+    done >"${list}"
+    array "${decode_cmd}" "${exp}/log/$1.JOB.log" "${list}" 1 0 fedtools decode --lm "${exp}/lm" \
+        --config "${config}" --nj "${parts}" --ngpu "${ngpu}"
+    for line in "${lines[@]}"; do
+        mapfile -t -d $'\t' words < <(printf '%s\t' "${line}")
+        fedtools merge-nbest "${words[0]}/decode_${words[1]}" "${data}/${words[1]}" --nj "${parts}"
+    done
 }
 
 tune() { # experiment: the weights of its N-best lists, by validation data

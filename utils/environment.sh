@@ -43,3 +43,8 @@ if ! _fedtools_is_active; then
 fi
 unset -f _fedtools_is_active
 unset _fedtools_root
+
+# Threads of OpenMP wait for one another asleep, unless the user chose otherwise: beside any other busy
+# process, awake ones keep from the processor those whom they wait for.
+[[ -n ${OMP_WAIT_POLICY+set}${GOMP_SPINCOUNT+set}${KMP_BLOCKTIME+set} ]] ||
+    export OMP_WAIT_POLICY=PASSIVE

@@ -15,6 +15,9 @@ fail() { # exit status, message...
 # What computes runs where there is a GPU.
 [ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd} decode_cmd=${cuda_cmd}
 
+# What a function behind a pipe starts is this shell's own, and ends if this shell is killed.
+shopt -s lastpipe
+
 log() { echo "$(date '+%Y-%m-%d %H:%M:%S') $*"; }
 begins() { [ "${stage}" -le "$1" ] && [ "${stop_stage}" -ge "$1" ]; }
 
@@ -72,4 +75,50 @@ keep_options() { # folder of the experiments, the options as text, their stage (
     fi
     mkdir -p "$1"
     echo "$2" >"${file}"
+}
+
+# A line of a list: words with tabs between.
+tabbed() { # words...
+    local line
+    printf -v line '\t%s' "$@"
+    printf '%s\n' "${line:1}"
+}
+
+# An array with a job for each line of a list, --nj at a time: the command, with the line's words
+# behind it.
+array() { # command of cmd.sh, log, list, its first and last line (0: of all), command...
+    local last=$5
+    [ "${last}" -gt 0 ] || last=$(wc -l <"$3")
+    $1 --max-jobs-run "${nj}" "JOB=$4:${last}" "$2" utils/line.sh "$3" JOB "${@:6}"
+}
+
+# Train the experiments of a list that waves.py made, those of a wave side by side. Where a wave has
+# fewer than --nj, the clients of each train side by side too.
+train_waves() { # list, name of the logs, first and last wave (0: to the end), options of train.sh
+    local waves first last=0
+    [ -s "$1" ] || fail 1 "$1: no experiments"
+    mapfile -t waves < <(cut -f 1 "$1")
+    while [ "${last}" -lt ${#waves[@]} ]; do
+        first=$((last + 1)) last=$((last + 1))
+        while [ "${waves[last]-}" = "${waves[first - 1]}" ]; do last=$((last + 1)); done
+        [ "${waves[first - 1]}" -ge "$3" ] || continue
+        [ "$4" -eq 0 ] || [ "${waves[first - 1]}" -le "$4" ] || continue
+        train_wave "$1" "${exp}/log/$2.JOB.log" "${first}" "${last}" "${@:5}"
+    done
+}
+
+train_wave() { # list, logs, its first and last line, options of train.sh
+    local job wide=$(($4 - $3 + 1)) one=(utils/train.sh "${@:5}")
+    one+=(--config "${config}" --ngpu "${ngpu}" --nj "$((nj > wide ? nj / wide : 1))")
+    if [ -z "${rounds_cmd:-}" ]; then
+        array "${train_cmd}" "$2" "$1" "$3" "$4" "${one[@]}"
+        return
+    fi
+    # One experiment after the other, each over all processes that cmd.sh asks for.
+    for job in $(seq "$3" "$4"); do
+        utils/line.sh "$1" "${job}" "${one[@]}" --steps init
+        ${rounds_cmd} "${2/JOB/"${job}"}" utils/line.sh "$1" "${job}" "${one[@]}" --steps rounds
+        [[ " $* " != *" --average "* ]] || ${train_cmd} "${2/JOB/average."${job}"}" \
+            utils/line.sh "$1" "${job}" "${one[@]}" --steps average
+    done
 }

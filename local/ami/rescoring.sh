@@ -39,11 +39,9 @@ tune_weights() {
 
 # The rate of federated fine-tuning, by validation data too.
 tune_finetuning() {
-    local rate tried=()
-    for rate in ${rates}; do
-        tried+=("${exp}/finetuned_dev/seed${seed}/${rate}")
-        fine_tune "${tried[-1]}" dev "${rate}"
-    done
+    local rate tried=() folder=${exp}/finetuned_dev/seed${seed}
+    for rate in ${rates}; do tried+=("${folder}/${rate}"); done
+    for rate in ${rates}; do tabbed "${folder}/${rate}" dev "${rate}"; done | fine_tune
     local/fewest_errors.py "${tried[@]}" >"${nnlm}/rate"
 }
 
@@ -79,7 +77,7 @@ federate() {
             --section variants.private
         fedtools privacy "${exp}/${private}/seed${seed}"
     fi
-    fine_tune "${exp}/finetuned/seed${seed}" eval "$(basename "$(<"${nnlm}/rate")")"
+    tabbed "${exp}/finetuned/seed${seed}" eval "$(basename "$(<"${nnlm}/rate")")" | fine_tune
 }
 
 # Options of a federation with differential privacy, beside the variant of the config. By the clock one utterance more moves no other;
@@ -101,15 +99,19 @@ federation() { # experiment, options
     best_of "$1" eval
 }
 
-fine_tune() { # experiment, set, rate
-    log "Federated fine-tuning: $1"
-    fedtools init "$1" --config "${finetuning}" --method fedavg --seed "${seed}" \
-        --data "train=${nnlm}/stream_$2" --asset "weights=${nnlm}" \
-        --start "${nnlm}/model.safetensors" --set "rounds=${most}" \
-        --set "training.optim_conf.lr=$3"
-    ${rounds_cmd:-${train_cmd}} "$1/log/rounds.log" \
-        fedtools rounds "$1" --nj "${nj}" --ngpu "${ngpu}"
-    best_of "$1" "$2"
+fine_tune() { # on standard input, lines with tabs: experiment, set, rate
+    local lines path set rate list=${exp}/log/finetune.list
+    # shellcheck disable=SC2034  # train_waves looks at it
+    local config=${finetuning}
+    lines=$(cat)
+    log "Federated fine-tuning: $(cut -f 1 <<<"${lines}" | tr '\n' ' ')"
+    while IFS=$'\t' read -r path set rate; do
+        tabbed "${path}" - --method fedavg --seed "${seed}" --data "train=${nnlm}/stream_${set}" \
+            --asset "weights=${nnlm}" --start "${nnlm}/model.safetensors" \
+            --set "rounds=${most}" --set "training.optim_conf.lr=${rate}"
+    done <<<"${lines}" | utils/waves.py "${list}"
+    train_waves "${list}" finetune 1 0
+    while IFS=$'\t' read -r path set _; do best_of "${path}" "${set}"; done <<<"${lines}"
 }
 
 best_of() { # experiment, set
@@ -124,7 +126,7 @@ favour_words() { # set, bonus, folder of the lists
     local lists=${am}/decode_$1 listed=${am}/decode_$1_listed stream=${nnlm}/stream_$1
     log "The first pass with private words, bonus $2: $3"
     ln -sfn "$1" "${data}/$1_listed"
-    decode "${am}" "$1_listed" --phrases "${stream}/phrases.tsv" --bonus "$2"
+    tabbed "${am}" "$1_listed" --phrases "${stream}/phrases.tsv" --bonus "$2" | decode_all words
     mkdir -p "$3"
     awk -F '\t' 'FILENAME == ARGV[1] { taken[$1]; next }
         ($1 in taken) == (FILENAME == ARGV[2])' \

@@ -49,15 +49,14 @@ fi
 
 if begins 3; then
     log "Stage 3: training"
-    train "${baseline}" "${seed}" baseline centralized train_sp valid
+    experiment "${baseline}" - "${seed}" baseline centralized train_sp valid |
+        utils/waves.py "${exp}/experiments"
+    train_waves "${exp}/experiments" train 1 0 --evaluate valid --average own
 fi
 
 if begins 4; then
-    for set in valid test; do
-        log "Stage 4: decoding of ${set}"
-        decode "${baseline}" "${set}"
-        [ "${set}" != valid ] ||
-            fedtools tune "${baseline}/decode_valid" "${data}/valid" "${baseline}/weights.yaml"
-        score "${baseline}" "${set}"
-    done
+    log "Stage 4: decoding"
+    for set in valid test; do tabbed "${baseline}" "${set}"; done | decode_all decode
+    tune "${baseline}"
+    for set in valid test; do score "${baseline}" "${set}"; done
 fi

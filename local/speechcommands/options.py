@@ -28,7 +28,7 @@ def config_for(method: str, classes: int, path: Path | None) -> dict[str, Any]:
     """What a YAML says of a method on a task of so many classes; nothing without a YAML.
 
     The sections methods.<method> and tasks.<classes>.<method> are laid over its top level, as
-    train.sh does it.
+    experiments.py has it done.
     """
     sections = [f"methods.{method}?", f"tasks.{classes}.{method}?"]
     return read_config(path, sections, []) if path else {}

@@ -3,15 +3,16 @@
 # caller's options and folders.
 # shellcheck disable=SC2154  # run.sh's options and folders, and the commands of cmd.sh
 
-personalise() { # part, whose speakers are the clients of a federation of one round
-    log "Stage 6: personalised models, ${exp}/$1"
-    fedtools init "${exp}/$1" --config "${config}" --section methods.fedavg --method fedavg \
-        --data "train=${data}/$1${sp}${iv}" --data "valid=${data}/${valid}" \
-        --asset "tokens=${exp}/tokens" --seed "${seed}" \
-        --start "${global}/model.safetensors" "${assets[@]}" \
-        ${local_epochs:+--set "method_conf.local_epochs=${local_epochs}"}
-    ${rounds_cmd:-${train_cmd}} "${exp}/$1/log/rounds.log" \
-        fedtools rounds "${exp}/$1" --nj "${nj}" --ngpu "${ngpu}" --to 1
+# The list of experiments: the global model, and federations of one round, which begin with it and whose
+# clients are a part's speakers.
+plan() {
+    local part
+    experiment "${global}" - "${seed}" baseline centralized "${train}" "${valid}" "${assets[@]}"
+    for part in part1 part2; do
+        experiment "${exp}/${part}" "${global}" "${seed}" methods.fedavg fedavg \
+            "${part}${sp}${iv}" "${valid}" --start "${global}/model.safetensors" "${assets[@]}" \
+            ${local_epochs:+--set "method_conf.local_epochs=${local_epochs}"}
+    done
 }
 
 attack_a1() { # where activations are taken, affine or relu

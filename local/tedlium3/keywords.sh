@@ -23,12 +23,11 @@ ngpu=0
 clips=${kws}/dump/${kws_tag}/keywords exp=${out}/fedavg
 [ -d "${clips}/train" ] || fail 1 "no ${clips}/train: run ${kws}/run.sh --stop_stage 2"
 [ "${rounds}" -gt 1 ] || fail 2 "--rounds ${rounds}: two at least"
-fedtools init "${exp}" --config "${config}" --section "networks.${network}" \
-    --section methods.fedavg --method fedavg --data "train=${clips}/train" \
-    --data "valid=${clips}/valid" --seed "${seed}" --set clients_per_round=null \
-    --set keep_updates=true --set "rounds=${rounds}"
-${rounds_cmd:-${train_cmd}} "${exp}/log/rounds.log" \
-    fedtools rounds "${exp}" --nj "${nj}" --ngpu "${ngpu}" --evaluate valid
+tabbed "${exp}" - --section "networks.${network}" --section methods.fedavg --method fedavg \
+    --data "train=${clips}/train" --data "valid=${clips}/valid" --seed "${seed}" \
+    --set clients_per_round=null --set keep_updates=true --set "rounds=${rounds}" |
+    utils/waves.py "${out}/experiments"
+train_waves "${out}/experiments" train 1 0 --evaluate valid
 
 models=()
 if [ -n "${spk2gender}" ]; then

@@ -100,20 +100,28 @@ if begins 3; then
     fedtools train-lm "${text[@]}" "${exp}/lm2" --order 2
 fi
 
-for seed in ${seeds}; do
-    am=${exp}/am/seed${seed} nnlm=${exp}/nnlm/seed${seed}
-    if begins 4; then
-        log "Stage 4: the acoustic model, ${am}"
-        train "${am}" "${seed}" baseline centralized train dev
-    fi
-    if begins 5; then
-        for set in dev eval; do
-            log "Stage 5: N-best lists of ${set} by ${am}"
-            decode "${am}" "${set}"
-        done
+if begins 4; then
+    log "Stage 4: the acoustic model, ${exp}/am"
+    for seed in ${seeds}; do
+        experiment "${exp}/am/seed${seed}" - "${seed}" baseline centralized train dev
+    done | utils/waves.py "${exp}/experiments"
+    train_waves "${exp}/experiments" train 1 0 --evaluate valid --average own
+fi
+
+if begins 5; then
+    log "Stage 5: N-best lists by ${exp}/am"
+    for seed in ${seeds}; do
+        for set in dev eval; do tabbed "${exp}/am/seed${seed}" "${set}"; done
+    done | decode_all decode
+    for seed in ${seeds}; do
+        am=${exp}/am/seed${seed}
         fedtools tune "${am}/decode_dev" "${data}/dev" "${am}/weights.yaml"
         score "${am}" eval
-    fi
+    done
+fi
+
+for seed in ${seeds}; do
+    am=${exp}/am/seed${seed} nnlm=${exp}/nnlm/seed${seed}
     if begins 6; then
         log "Stage 6: the neural language model, ${nnlm}"
         ${train_cmd} "${nnlm}/log/train.log" fedtools train-nnlm "${text[@]}" "${nnlm}" \

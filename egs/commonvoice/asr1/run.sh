@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Federated and personalised ASR on Common Voice accents: from audio to a table of word error rates.
 # Zhu et al., "Decoupled federated learning for ASR with non-IID data", Interspeech 2022.
-# shellcheck disable=SC2034  # options that local/data.sh and local/systems.sh look at
+# shellcheck disable=SC2034  # options that local/data.sh and local/steps.sh look at
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 LC_ALL=C printf -v command_line '%q ' egs/commonvoice/asr1/run.sh "$@"
@@ -48,9 +48,9 @@ Stages: 1 data directories (COMMONVOICE in db.sh is empty: a mini corpus), 2 fea
 . utils/recipe.sh
 . utils/asr_steps.sh
 . local/data.sh
-. local/systems.sh
+. local/steps.sh
 
-mini=() rows=() corpus=${COMMONVOICE}
+mini=() corpus=${COMMONVOICE}
 if [ -z "${COMMONVOICE}" ]; then
     mini=(--mini)
     corpus=downloads/cv-corpus-mini/en
@@ -66,14 +66,22 @@ name_data               # options
 : "${methods:=client centralized fedavg fednorm fedextract decouplefl}"
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*'
 check_word sit 'true|false' attacks 'true|false' ngpu '0|1'
+[ -z "${labels}" ] || check_word labels 'transcripts|continuous|fixed'
+[ -z "${extractor}" ] || check_word extractor 'cnn'
+[ -z "${tables}" ] || check_words tables '2|4|5'
 check_tag "${tag}"
 pictures=${results%.md}-${tag}
 [ "${clients}" = accent ] && plain=train || plain=train_spk
 # Speakers of the test are no clients: nothing is decoded with a client's own model.
-[ "${clients}" = accent ] || average_options=(--shared)
+[ "${clients}" = accent ] && average=own || average=shared
 merge_options=(--max-drop "${max_drop}")
 sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # data of several speeds; clients' data
-name_systems            # systems, of_table
+chosen=(--exp "${exp}" --config "${config}" --seeds "${seeds}" --methods "${methods}")
+chosen+=(--clients "${clients}" --labels "${labels}" --extractor "${extractor}" --sit "${sit}")
+chosen+=(--tables "${tables}" --attacks "${attacks}" --newcomer-seconds "${newcomer_seconds}")
+# Rather now than after hours of preparing a corpus.
+list=${exp}/experiments planned=$(local/experiments.py all "${chosen[@]}" --data "${data}" \
+    --train "${trained}" --server-train "server_train${sp}")
 
 # Other data need another tag: looked at for both stages before the first makes anything anew.
 corpora=${COMMONVOICE:+"COMMONVOICE=.../${above}/$(basename "${corpus}") "}
@@ -105,39 +113,27 @@ if begins 3; then
     train_units server_train --valid "${data}/server_valid/text" --valid "${data}/valid/text"
 fi
 
-for seed in ${seeds}; do
-    baseline=${exp}/baseline/seed${seed}
-    if begins 4; then
-        log "Stage 4: the baseline, ${baseline}"
-        train "${baseline}" "${seed}" baseline centralized "server_train${sp}" server_valid
-    fi
-    begins 5 || continue
-    [[ ${systems} != *+fixed* ]] || label_train "${baseline}" "${seed}"
-    for system in ${systems}; do
-        log "Stage 5: ${exp}/${system}/seed${seed}"
-        train_system "${system}" "${seed}" "${baseline}"
-    done
-done
+# Not by later stages, which may run with other methods beside an array that still reads it.
+if begins 4 || begins 5; then utils/waves.py "${list}" <<<"${planned}"; fi
 
-for seed in ${seeds}; do
-    for system in baseline ${systems}; do
-        path=${exp}/${system}/seed${seed} tests=test
-        baseline=${exp}/baseline/seed${seed}/decode_test
-        [ "${system}" != baseline ] || tests="test server_test"
-        if begins 6; then
-            for set in valid ${tests}; do
-                log "Stage 6: ${set} by ${path}"
-                decode "${path}" "${set}"
-                [ "${set}" != valid ] || tune "${path}"
-            done
-        fi
-        begins 7 || continue
-        log "Stage 7: ${path}"
-        for set in ${tests}; do score "${path}" "${set}"; done
-        [ "${system}" = baseline ] || fedtools compare "${data}/test" "${baseline}/text" \
-            "${path}/decode_test/text" --out "${path}/compare_baseline.tsv"
-    done
-done
+if begins 4; then
+    log "Stage 4: the baseline, ${exp}/baseline; logs in ${exp}/log"
+    train_waves "${list}" train 1 1 --evaluate valid --average "${average}"
+fi
+
+if begins 5; then
+    [[ ${planned} != *_fixed_seed* ]] || label_train
+    log "Stage 5: all that begins with the baseline, $(listed systems | wc -l) of ${list}"
+    train_waves "${list}" train 2 0 --evaluate valid --average "${average}"
+fi
+
+if begins 6; then
+    log "Stage 6: N-best lists by $(listed all | wc -l) experiments"
+    decode_sets | decode_all decode
+    for path in $(listed all); do tune "${path}"; done
+fi
+
+if begins 7; then score_sets; fi
 
 if begins 8; then
     rm -f "${exp}/cross.tsv"
@@ -146,6 +142,10 @@ if begins 8; then
 fi
 
 if begins 9; then
-    write_report
+    rows=$(local/rows.py "${chosen[@]}" --pictures "${pictures}")
+    mapfile -t rows <<<"${rows}"
+    fedtools report "${results}" --section "${section}" --corpus "${corpus_name}" \
+        --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${pictures}.png" \
+        --published "Zhu et al. 2022, table 3=conf/published.tsv" --command "${command_line% }"
     log "Stage 9: wrote ${results}"
 fi

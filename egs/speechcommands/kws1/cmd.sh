@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # How jobs are run: a program and its options, in the grammar of Kaldi's run.pl and queue.pl.
 #
-# All on this machine, as many at a time as it has cores (GPUs, for jobs with --gpu 1):
+# All on this machine, at most --nj at a time, and jobs with --gpu 1 as many as it has GPUs:
 export train_cmd="utils/run.py"
 export cuda_cmd="utils/run.py --gpu 1"
 export decode_cmd="utils/run.py"

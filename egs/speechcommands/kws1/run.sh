@@ -96,26 +96,17 @@ fi
 
 if begins 3; then
     begins 6 || landscape_clips=0
-    local/experiments.sh "${exp}" "${dump}" "${seeds}" "${tasks}" "${networks}" "${methods}" \
-        "${ablations}" "${landscape_clips}"
+    planned=$(local/experiments.py "${exp}" "${dump}" --seeds "${seeds}" --tasks "${tasks}" \
+        --networks "${networks}" --methods "${methods}" --ablations "${ablations}" \
+        --landscape-clips "${landscape_clips}")
+    utils/waves.py "${list}" <<<"${planned}"
     log "Stage 3: the list of $(wc -l <"${list}") experiments, ${list}"
 fi
 
 if begins 4; then
     [ -s "${list}" ] || fail 1 "${list}: no experiments; run --stage 3"
-    experiments=$(wc -l <"${list}")
-    log "Stage 4: training the ${experiments} experiments of ${list}, logs in ${exp}/log"
-    if [ -z "${rounds_cmd:-}" ]; then
-        ${train_cmd} --max-jobs-run "${nj}" "JOB=1:${experiments}" "${exp}/log/train.JOB.log" \
-            local/train.sh "${list}" JOB "${config}" "${ngpu}"
-    else
-        # One experiment after the other, each over all processes that cmd.sh asks for.
-        for job in $(seq "${experiments}"); do
-            local/train.sh "${list}" "${job}" "${config}" "${ngpu}" init
-            ${rounds_cmd} "${exp}/log/train.${job}.log" \
-                local/train.sh "${list}" "${job}" "${config}" "${ngpu}" rounds
-        done
-    fi
+    log "Stage 4: training the $(wc -l <"${list}") experiments of ${list}, logs in ${exp}/log"
+    train_waves "${list}" train 1 0 --evaluate test
 fi
 
 if begins 5 && [[ ${tasks} = *keywords* && "${silence} ${unknown}" != "false false" ]]; then

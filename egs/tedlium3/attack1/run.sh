@@ -108,7 +108,7 @@ if begins 3 && [ "${ivectors}" = true ]; then
     done
 fi
 
-assets=() train=train_g${sp}${iv} valid=valid${iv} global=${exp}/global
+assets=() train=train_g${sp}${iv} valid=valid${iv} global=${exp}/global list=${exp}/experiments
 [ "${criterion}" = ctc ] || assets=(--asset "denominator=${exp}/denominator")
 assets+=(--set "model.criterion=${criterion}")
 [ "${ivectors}" = true ] || assets+=(--set model.input_size=40) # the configs' are with i-vectors
@@ -121,14 +121,17 @@ fi
 
 if begins 5; then
     log "Stage 5: the global model, ${global}"
-    train "${global}" "${seed}" baseline centralized "${train}" "${valid}" "${assets[@]}"
-    decode "${global}" "${valid}"
+    plan | utils/waves.py "${list}"
+    train_waves "${list}" train 1 1 --evaluate valid --average own
+    tabbed "${global}" "${valid}" | decode_all decode
     fedtools tune "${global}/decode_${valid}" "${data}/${valid}" "${global}/weights.yaml"
     score "${global}" "${valid}"
 fi
 
 if begins 6; then
-    for part in part1 part2; do personalise "${part}"; done
+    log "Stage 6: personalised models, ${exp}/part1 and ${exp}/part2"
+    plan | utils/waves.py "${list}"
+    train_waves "${list}" train 2 2 --to 1
 fi
 
 if begins 7; then

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Print what a run trains, and what is made of that, one a line, its words separated by tabs.
+
+    experiments.py all --exp EXP --config YAML --seeds "0 1" --methods "fedavg decouplefl" [...]
+
+all      every experiment, for utils/waves.py: its folder, the one that it waits for, and what
+         `fedtools init` is told: the baseline of each seed, and every system, which begins with it
+cross    the experiments of --methods, for `fedtools cross`: NAME=EXP
+sending  those whose clients send features: wave, folder, name, and the name of their picture; the
+         first of the same baseline and extractor is of wave 1, and leaves a decoder to others
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from systems import Systems, method_of, paths, read, title, variants_of
+
+from fedtools.files.errors import exit_with_message
+
+
+def experiments(systems: Systems, options: argparse.Namespace) -> Iterator[list[str]]:
+    """Yield the lines of the list."""
+    for seed in options.seeds:
+        ((_, baseline),) = paths(options.exp, ["baseline"], seed)
+        yield [
+            *(baseline, "-"),
+            *init(options, seed, "baseline", "centralized", options.server_train, "server_valid"),
+        ]
+        for system, path in paths(options.exp, systems.all, seed):
+            method, train, sections = method_of(system), options.train, []
+            for variant in variants_of(system):
+                # Labels that the baseline gave are transcripts of other data.
+                if variant == "fixed":
+                    train, variant = f"{train}_fixed_seed{seed}", "transcripts"
+                sections += ["--section", f"variants.{variant}"]
+            begun = init(options, seed, f"methods.{method}?", method, train, "valid")
+            start = ["--start", f"{baseline}/model.safetensors"]
+            yield [path, baseline, *begun, *start, *sections]
+
+
+def init(
+    options: argparse.Namespace, seed: str, section: str, method: str, train: str, valid: str
+) -> list[str]:
+    """What `fedtools init` is told of every experiment."""
+    told = ["--section", section, "--method", method, "--seed", seed]
+    told += ["--data", f"train={options.data}/{train}", "--data", f"valid={options.data}/{valid}"]
+    return [*told, "--asset", f"tokens={options.exp}/tokens"]
+
+
+def cross(systems: Systems, options: argparse.Namespace) -> Iterator[list[str]]:
+    for seed in options.seeds:
+        for system, path in paths(options.exp, systems.main, seed):
+            yield [f"{title(system)}={path}"]
+
+
+def sending(systems: Systems, options: argparse.Namespace) -> Iterator[list[str]]:
+    for seed in options.seeds:
+        decoders = set()
+        for system, path in paths(options.exp, systems.sending, seed):
+            extractor = "cnn" in variants_of(system)
+            wave = "2" if extractor in decoders else "1"
+            decoders.add(extractor)
+            name = ", ".join(["DecoupleFL", *variants_of(system)])
+            yield [wave, path, name, system.replace("+", "-")]
+
+
+def main() -> None:
+    parts = {"all": experiments, "cross": cross, "sending": sending}
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("what", choices=parts)
+    parser.add_argument("--data", default="data", help="the folder of the data directories")
+    parser.add_argument("--train", default="train", help="clients' data")
+    parser.add_argument("--server-train", default="server_train", help="the baseline's data")
+    with exit_with_message("experiments.py"):
+        systems, options = read(parser)
+        for words in parts[options.what](systems, options):
+            print("\t".join(words))
+
+
+if __name__ == "__main__":
+    main()

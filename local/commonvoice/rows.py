@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Print what `fedtools report` is told of a run's tables, one argument a line.
+
+    rows.py --pictures PREFIX --exp EXP --config YAML --seeds "0 1" --methods "fedavg" [...]
+
+PREFIX is how the names of the report's pictures begin.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from systems import Systems, method_of, paths, read, title, variants_of
+
+from fedtools.files.config import lookup
+from fedtools.files.errors import exit_with_message
+
+TRAINED_ON = {
+    "continuous": "labels of a teacher that follows the model",
+    "fixed": "the baseline's hypotheses by beam search",
+    "transcripts": "their transcripts",
+}
+NEWCOMERS = "newcomers, on what follows their first seconds"
+ATTACKS = (
+    "attacks on the features that clients send: means over clients, with 95 % intervals by "
+    "bootstrap over speakers; README.md says what they are"
+)
+
+
+def note(systems: Systems, options: argparse.Namespace) -> str:
+    """What stands below the main table."""
+    said = [f"On clients' speech, models are trained on {TRAINED_ON[systems.labels]}."]
+    if systems.labels != "continuous" and systems.sending:
+        said.append("DecoupleFL's stage 2 is trained on a teacher's labels of the features sent:")
+        said.append("transcripts stay.")
+    if options.clients == "speaker":
+        epochs = lookup(options.config, "newcomers.epochs")
+        said.append("Speakers of the test are no clients: they are scored with what all clients")
+        said.append("share; layers that are personal are the baseline's. '..., adapted' takes")
+        said.append(f"{epochs} epochs more, at each newcomer.")
+    return " ".join(said)
+
+
+def rows(systems: Systems, options: argparse.Namespace, seed: str) -> Iterator[tuple[str, str]]:
+    """Yield the options that name what was scored, of one seed."""
+    baseline = f"{options.exp}/baseline/seed{seed}"
+    yield "--row", f"Baseline=:{baseline}/decode_test"
+    served = "the baseline on the server's own accents"
+    yield "--elsewhere", f"{served}={baseline}/decode_server_test"
+    for system, path in paths(options.exp, systems.main, seed):
+        yield "--row", f"{title(systems.unlabelled(system))}={path}:{path}/decode_test"
+    for table in options.tables:
+        name = f"table {table} of Zhu et al."
+        yield "--also", f"{name}=Baseline=:{baseline}/decode_test"
+        for system, path in paths(options.exp, systems.of_table[table], seed):
+            called = title(in_table(systems, table, system))
+            yield "--also", f"{name}={called}={path}:{path}/decode_test"
+    if options.clients == "speaker":
+        for system, path in paths(options.exp, systems.main, seed):
+            called = f"{NEWCOMERS}={title(systems.unlabelled(system))}"
+            yield "--also", f"{called}={path}:{path}/decode_test_rest"
+            adapted = f"{path}/newcomers/decode_test_rest_spk"
+            yield "--also", f"{called}, adapted={path}:{adapted}"
+
+
+def in_table(systems: Systems, table: str, system: str) -> str:
+    """The name of a system in one of the further tables; table 2 tells all labels."""
+    if table != "2":
+        return systems.unlabelled(system)
+    return system if variants_of(system) else f"{method_of(system)}+{systems.own_labels}"
+
+
+def extras(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Yield the options that name other tables and pictures."""
+    crossed = Path(options.exp) / "cross.tsv"
+    if crossed.exists() and (text := crossed.read_text(encoding="utf-8")):
+        rate = text.split("\n", 1)[0].split()[-1].upper()
+        said = f"each client's model on each client's test data, {rate} by greedy search, %"
+        yield "--picture", f"{said}={options.pictures}-cross.png"
+    if not options.attacks:
+        return
+    yield "--table", f"{ATTACKS}={options.exp}/attacks.tsv"
+    start = Path(f"{options.pictures}-tsne-")
+    for path in sorted(start.parent.glob("*.png")):
+        if path.name.startswith(start.name) and path.stat().st_size:
+            name = path.stem.removeprefix(start.name)
+            yield "--picture", f"features of one client's speakers, {name}={path}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--pictures", required=True, metavar="PREFIX")
+    with exit_with_message("rows.py"):
+        systems, options = read(parser)
+        found = [("--note", note(systems, options))]
+        for seed in options.seeds:
+            found += rows(systems, options, seed)
+        for option, value in [*found, *extras(options)]:
+            print(option, value, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""A recipe that trains a list of keyword experiments, for the tests of several files."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from commands import ROOT, Result
+
+UTILS = ROOT / "utils"
+RUN = """set -euo pipefail
+cd {folder}
+nj=2
+ngpu=0
+config={config}
+. {utils}/parse_options.sh
+. {utils}/recipe.sh
+exp=exp
+train_waves list train 1 0 --evaluate test
+echo all done
+"""
+
+
+def make_recipe(folder: Path, world: Path, commands: str = "train_cmd=utils/run.py") -> Path:
+    """Write run.sh and what it sources, in a folder whose name may have blanks.
+
+    Args:
+        world: of `keyword_world.make_world`.
+        commands: of cmd.sh.
+    """
+    folder.mkdir(exist_ok=True)
+    (folder / "utils").symlink_to(UTILS)
+    python = shlex.quote(str(Path(sys.executable).parent))
+    (folder / "path.sh").write_text(f"export PATH={python}:$PATH\n")
+    (folder / "db.sh").touch()
+    (folder / "cmd.sh").write_text(f"{commands}\n")
+    named = {"folder": folder, "config": world / "config.yaml", "utils": UTILS}
+    quoted = {name: shlex.quote(str(path)) for name, path in named.items()}
+    (folder / "run.sh").write_text(RUN.format(**quoted))
+    return folder
+
+
+def listed(world: Path, name: str, after: str, *more: str) -> str:
+    """A line for waves.py: exp/NAME trains two rounds of FedAvg."""
+    words = [f"exp/{name}", after, "--method", "fedavg", "--set", "rounds=2"]
+    words += ["--data", f"train={world / 'train'}", "--data", f"test={world / 'test'}", *more]
+    return "\t".join(words) + "\n"
+
+
+def order(folder: Path, text: str) -> Result:
+    """Run waves.py on lines; the list is FOLDER/list."""
+    command = [UTILS / "waves.py", folder / "list"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    return Result(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,161 @@
+"""Lists of experiments: in which order they are trained, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keyword_world
+import pytest
+import small_recipe
+from conftest import contents, inside, run
+from hypothesis import given
+from hypothesis import strategies as st
+from small_recipe import UTILS, listed, order
+from test_shell import alive, wait_until
+
+WAVES = UTILS / "waves.py"
+LINE = UTILS / "line.sh"
+sys.path.append(str(UTILS))
+
+import waves  # noqa: E402  (a script of utils/, which is no package)
+
+
+@st.composite
+def awaited(draw) -> dict[str, list[str]]:
+    """Experiments without a circle, in any order, and what each waits for."""
+    names = [f"exp/{number}" for number in range(draw(st.integers(1, 12)))]
+    found = {
+        name: draw(st.lists(st.sampled_from(names[:index]), unique=True, max_size=3))
+        for index, name in enumerate(names)
+        if index
+    } | {names[0]: []}
+    return {name: found[name] for name in draw(st.permutations(names))}
+
+
+@given(awaited())
+def test_everything_is_trained_once_and_as_soon_as_it_may(listed):
+    lines = [f"{name}\t{' '.join(others) or '-'}\t{name} & co" for name, others in listed.items()]
+    rows = [line.split("\t") for line in waves.ordered(lines)]
+    assert sorted(row[1] for row in rows) == sorted(listed)
+    assert sorted("\t".join(row[1:]) for row in rows) == sorted(lines)
+    numbers = {row[1]: int(row[0]) for row in rows}
+    for name, others in listed.items():
+        # After the last of those that it waits for, and not a wave later.
+        assert numbers[name] == 1 + max((numbers[other] for other in others), default=0)
+    # Wave by wave, and within one as they were listed.
+    place = list(listed)
+    order = [(numbers[row[1]], place.index(row[1])) for row in rows]
+    assert order == sorted(order)
+
+
+@given(awaited(), st.data())
+def test_a_circle_is_refused(listed, data):
+    first = data.draw(st.sampled_from(sorted(listed)))
+    last = data.draw(st.sampled_from(sorted({first} | reached(listed, first))))
+    # Who is waited for waits in turn.
+    listed[last] = [*listed[last], first]
+    with pytest.raises(waves.ListError, match="a circle of waiting: "):
+        waves.waves(listed)
+
+
+def reached(listed: dict[str, list[str]], name: str) -> set[str]:
+    """All that an experiment waits for, in the end."""
+    found = set(listed[name])
+    return found.union(*(reached(listed, other) for other in found))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no experiments"),
+        ("a\n", "line 1: not a folder, a tab, and what it waits for: 'a'"),
+        ("a\t-\nb\t\tx\n", "line 2: not a folder"),
+        ("a\t-\n\t-\n", "line 2: not a folder"),
+        ("a\t-\nb\ta\na\t-\n", "line 3: a comes twice"),
+        ("a\tb\n", "a waits for b, which is not in the list"),
+        ("a\tb\nb\tc\nc\ta\n", "a circle of waiting: "),
+    ],
+)
+def test_a_list_without_an_order_is_refused(tmp_path, text, said):
+    (tmp_path / "list").write_text("what was there\n")
+    order(tmp_path, text).fails(1, f"waves.py: {tmp_path}/list: {said}")
+    assert (tmp_path / "list").read_text() == "what was there\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["list"]
+
+
+def test_a_list_is_written_behind_the_numbers_of_its_waves(tmp_path):
+    order(tmp_path, "b\ta\t--set\tx=1 2\na\t-\nc\t-\td\n").ok()
+    assert (tmp_path / "list").read_text() == "1\ta\t-\n1\tc\t-\td\n2\tb\ta\t--set\tx=1 2\n"
+    run(WAVES).fails(2, "usage: waves.py LIST")
+
+
+WORDS = st.text(st.characters(exclude_characters="\0\t\n\r", exclude_categories=["Cs"]))
+
+
+@given(st.lists(WORDS, min_size=1, max_size=4))
+def test_the_words_of_a_line_arrive_as_they_are(tmp_path_factory, words):
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "lines").write_text("other\t-\n" + "\t".join(words) + "\nother\t-\n")
+    program = "import os, sys; print(*(os.fsencode(word).hex() for word in sys.argv[1:]), sep=':')"
+    shown = run(LINE, folder / "lines", "2", sys.executable, "-c", program, "first").ok()
+    assert shown.out == ":".join(word.encode().hex() for word in ("first", *words)) + "\n"
+
+
+def test_a_line_that_fails_is_named(tmp_path):
+    (tmp_path / "list").write_text("1\texp/a\t-\t--set\tx=1\n2\texp/b c\texp/a\n")
+    failed = run(LINE, "list", "2", "bash", "-c", "exit 3", cwd=tmp_path)
+    assert (failed.code, failed.err) == (3, f"{LINE}: line 2 of list failed: 2 exp/b c exp/a\n")
+    run(LINE, "list", "3", "true", cwd=tmp_path).fails(1, "list has no line 3")
+
+
+# ----------------------------------------------------------------- waves of real experiments
+@pytest.fixture
+def world(tmp_path) -> Path:
+    return keyword_world.make_world(tmp_path / "a world")
+
+
+@pytest.fixture
+def recipe(tmp_path, world) -> Path:
+    return small_recipe.make_recipe(tmp_path / "a recipe", world)
+
+
+def test_a_failing_experiment_is_named_and_the_others_of_its_wave_finish(recipe, world):
+    bad = listed(world, "bad/seed0", "-", "--set", "training.nope=1")
+    good, later = listed(world, "good/seed0", "-"), listed(world, "the later", "exp/good/seed0")
+    order(recipe, bad + later + good).ok()
+    failed = run("bash", recipe / "run.sh")
+    assert failed.code == 1 and "all done" not in failed.out
+    assert "1 of 2 jobs failed" in failed.err and "the end of exp/log/train.1.log" in failed.err
+    assert "nope" in failed.err
+    assert "line 1 of list failed: 1 exp/bad/seed0 -\n" in failed.err
+    done = recipe / "exp/good/seed0/round_0003/global.safetensors"
+    assert done.exists() and not (recipe / "exp/the later").exists()
+    before = contents([*recipe.glob("exp/good/**/*.safetensors")])
+    # The same list without what was wrong goes on; over ranks, too.
+    order(recipe, bad.replace("training.nope=1", "rounds=1") + later + good).ok()
+    (recipe / "cmd.sh").write_text('train_cmd=utils/run.py rounds_cmd="utils/run.py --ntasks 2"\n')
+    assert run("bash", recipe / "run.sh").ok().out == "all done\n"
+    assert contents([*recipe.glob("exp/good/**/*.safetensors")]) == before
+    assert (recipe / "exp/bad/seed0/round_0002/global.safetensors").exists()
+    final = recipe / "exp/the later/round_0003/global.safetensors"
+    assert final.read_bytes() == done.read_bytes()
+    alone = keyword_world.begin(world, recipe / "alone", "fedavg", "rounds=2")
+    inside("rounds", alone).ok()
+    assert (alone / "round_0003/global.safetensors").read_bytes() == done.read_bytes()
+
+
+def test_a_killed_recipe_leaves_no_array_behind_a_pipe(recipe):
+    text = (recipe / "run.sh").read_text()
+    (recipe / "job.sh").write_text("echo $$ >pid.new && mv pid.new pid && exec sleep 100\n")
+    sleeps = 'sleeps() { cat >lines; array "${train_cmd}" x.JOB.log lines 1 0 bash job.sh; }'
+    text = text.replace("train_waves list", f"{sleeps}\necho 1 | sleeps\ntrain_waves list")
+    (recipe / "run.sh").write_text(text)
+    killed = subprocess.Popen(["bash", recipe / "run.sh"], stdin=subprocess.DEVNULL)
+    wait_until((recipe / "pid").exists)
+    pid = int((recipe / "pid").read_text())
+    assert alive(pid)
+    killed.kill()
+    killed.wait()
+    wait_until(lambda: not alive(pid))

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Train one experiment: begin it, run its rounds, and take the mean of the best. A killed one goes on.
+#
+#   train.sh [--option value]... WAVE EXP AWAITED [OPTION]...
+#
+# What follows the options is a line of a list that waves.py made; OPTIONs are those of fedtools init.
+set -euo pipefail
+
+config=                 # of the experiments
+steps="init rounds average"     # several processes run the rounds of what was begun once
+nj=1                    # clients that train at the same time; no result depends on it
+ngpu=0
+to=                     # the last round; default: the config's
+evaluate=               # the data on which models are measured; default: none
+average=                # of the best rounds: own (each client's too) or shared; default: none
+
+# shellcheck disable=SC2034  # printed by parse_options.sh
+help_message="Usage: $0 [--option value]... WAVE EXP AWAITED [OPTION]..."
+. "$(dirname "${BASH_SOURCE[0]}")/parse_options.sh"
+
+exp=$2
+for step in ${steps}; do
+    case ${step} in
+        init) fedtools init "${exp}" --config "${config}" "${@:4}" ;;
+        rounds)
+            fedtools rounds "${exp}" --nj "${nj}" --ngpu "${ngpu}" ${to:+--to "${to}"} \
+                ${evaluate:+--evaluate "${evaluate}"}
+            ;;
+        average)
+            options=()
+            [ "${average}" != shared ] || options=(--shared)
+            [ -z "${average}" ] || fedtools average "${exp}" --ngpu "${ngpu}" "${options[@]}"
+            ;;
+    esac
+done
