@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
+import forked
 import pytest
 from commands import (
     ROOT,
@@ -35,6 +37,18 @@ __all__ = [
 # A busy machine is no failure; the same examples every time, so that a red test stays red.
 settings.register_profile("fedtools", deadline=None, derandomize=True)
 settings.load_profile("fedtools")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make programs that are forks of a server, once for all processes of a run."""
+    if not hasattr(config, "workerinput"):
+        os.environ[forked.FOLDER] = str(forked.make_folder(os.getpid()))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove them; the servers end with this process."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(forked.FOLDER))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
