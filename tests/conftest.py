@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import forked
@@ -59,6 +60,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             not item.path.name.startswith("test_recipe"),
         )
     )
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print how long files took, with the slowest tests: `--durations=N`."""
+    number = config.getoption("durations")
+    if number is None:
+        return
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section(f"slowest files, {sum(seconds.values()):.0f} s of all")
+    for name, total in seconds.most_common(number or None):
+        terminalreporter.write_line(f"{total:.2f}s {name}")
 
 
 @pytest.fixture(scope="session", autouse=True)

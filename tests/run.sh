@@ -37,5 +37,5 @@ if [[ -n $missing ]]; then
 fi
 
 # A file's tests share what is expensive, and so a process.
-[[ $# -gt 0 ]] || set -- -n 2 --dist loadfile --no-loadscope-reorder
+[[ $# -gt 0 ]] || set -- -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 exec python3 -m pytest "$@"
