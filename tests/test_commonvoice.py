@@ -11,18 +11,20 @@ import signal
 import subprocess
 import sys
 import time
+import unicodedata
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Result, run
+from conftest import ROOT, Result, inside, run
 from fakes import Clip, common_voice, some_clips, speaker_id
 from hypothesis import given
 from hypothesis import strategies as st
 from mp3s import TINY_SECONDS
 
 from fedtools.files.datadir import DataDir
+from fedtools.files.tables import read_tsv
 from fedtools.files.validate import validate_data_dir
 
 SCRIPTS = ROOT / "local" / "commonvoice"
@@ -220,12 +222,20 @@ def test_text_is_lower_case_words(tmp_path):
 
 
 # A locale in the table (release 8) or none (5), the folder's name, --language: whose rules count.
+# Codes that YAML or a table of numbers would take for another value are in it, too.
 @pytest.mark.parametrize(
     ("release", "locale", "name", "options", "language"),
     [
         (8, "de", "en", [], "de"),
         (8, "de", "clips of mine", ["--language", "en"], "de"),
         (8, "", "de", ["--language", "en"], "de"),
+        (8, "", "en", ["--language", "deu"], "en"),
+        (8, "xx", "de", [], "de"),
+        (8, "xx", "en", ["--language", "de"], "en"),
+        (8, "", "nan", [], "nan"),
+        (8, "nan-tw", "en", [], "nan-tw"),
+        (8, "no", "en", [], "no"),
+        (8, "", "my-clips", ["--language", "qqq"], "qqq"),
         (8, "", "cv-corpus", ["--language", "de"], "de"),
         (5, "de", "de", [], "de"),
         (5, "", "mine", ["--language", "sv-SE"], "sv-SE"),
@@ -247,8 +257,12 @@ def test_the_language_is_the_locale_or_the_folder_or_the_option(
     for part in SETS:
         assert set(DataDir.read(out / part).others["utt2lang"].values()) == {language}
         validate_data_dir(out / part, feats=False)
+    assert ("--language qqq is the code of no known language" in result.err) == (language == "qqq")
+    said = f"the locale of 12 rows, as 'xx', is of no known language: they are taken for {language}"
+    assert (said in result.err) == (locale == "xx")
     asked = options[1:] not in ([], [language])
-    assert asked == ("--language en is not that of all rows: 12 are de" in result.err)
+    told = f"--language {options[1]} is not that of all rows: 12 are {language}" if asked else ""
+    assert told in result.err and asked == ("is not that of all rows" in result.err)
     # Letters and marks first, then what is most frequent.
     rows = (out / "left_out.tsv").read_text().splitlines()
     marks = ["\u25cc\u0308\tU+0308\tcombining diaeresis\t24"] if language == "en" else []
@@ -262,7 +276,56 @@ def test_without_a_language_the_option_is_asked_for(tmp_path):
     command = [corpus, tmp_path / "data", "--accents", ACCENTS]
     prepare(*command).fails(1, "mine: neither a locale", "give --language, as in --language de")
     prepare(*command, "--language", "my data").fails(2, "the code of a language is wanted")
+    clips = [replace(clip, locale="xx") for clip in some_clips(3, 1)]
+    for name in ("my-clips", "xx", "raw", "cv-corpus", "de-small"):
+        corpus = common_voice(tmp_path / name, clips, 8, name=name)
+        said = f"{name}: neither a locale", "'xx' is the code of none that is known"
+        prepare(corpus, tmp_path / "data", "--accents", ACCENTS).fails(1, *said)
     assert not (tmp_path / "data").exists()
+
+
+def test_min_nan_is_scored_by_character_to_the_end(tmp_path):
+    clips = [replace(clip, sentence="知影 (tsai) 矣。", locale="nan") for clip in some_clips(3, 1)]
+    corpus = common_voice(tmp_path, clips, 8, name="nan")
+    out = tmp_path / "data"
+    options = ("--accents", ACCENTS, "--common-sentences", "keep")
+    prepare(corpus, out, *options).ok()
+    assert set(texts_of(out)) == {"知影 矣"}
+    for hypothesis, rate in (("知影矣", "0.00"), ("知影", "33.33")):
+        rows = DataDir.read(out / "test").text
+        (tmp_path / "hyp").write_text("".join(f"{name} {hypothesis}\n" for name in rows))
+        inside("score", out / "test", tmp_path / "hyp", tmp_path / "scored").ok()
+        total = read_tsv(tmp_path / "scored" / "wer.tsv", None)[-1]
+        assert (total["cer"], total["characters"]) == (rate, str(3 * len(rows)))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+@pytest.mark.parametrize("name", ["validated.tsv", "clip_durations.tsv"])
+def test_a_table_of_another_encoding_is_named(tmp_path, encoding, name):
+    language = common_voice(tmp_path, some_clips(3, 1), durations=True)
+    table = language / name
+    table.write_bytes(table.read_text().encode(encoding))
+    said = f"{name}:1: {encoding.upper()}, not UTF-8", f"iconv -f {encoding.upper()} -t UTF-8"
+    prepare(language, tmp_path / "data", "--accents", ACCENTS).fails(1, *said)
+    assert not (tmp_path / "data").exists()
+
+
+def test_rows_that_are_not_utf_8_are_named_by_line(tmp_path):
+    language = common_voice(tmp_path, some_clips(8, 2))
+    table = language / "validated.tsv"
+    header, *rows = table.read_bytes().splitlines(keepends=True)
+    bad = {3, 7, 8}
+    lines = [row.replace(b"\n", b"\xe9\n") if n in bad else row for n, row in enumerate(rows, 2)]
+    table.write_bytes(b"".join([header, *lines]))
+    result = prepare(language, tmp_path / "data", "--accents", ACCENTS).ok()
+    named = [int(n) for n in re.findall(r"validated\.tsv:(\d+): not UTF-8", result.err)]
+    assert named == sorted(bad) and "more rows" not in result.err
+    assert "dropped 3 (malformed line: 3)" in result.out
+    lines = [row.replace(b"\n", b"\xe9\n") if n < 10 else row for n, row in enumerate(rows, 2)]
+    table.write_bytes(b"".join([header, *lines]))
+    result = prepare(language, tmp_path / "data", "--accents", ACCENTS).ok()
+    named = re.findall(r"validated\.tsv:(\d+): not UTF-8", result.err)
+    assert named == list("23456") and "3 more rows are not UTF-8" in result.err
 
 
 def test_speakers_with_two_accents_go_and_two_genders_are_left_open(tmp_path):
@@ -395,6 +458,7 @@ def test_bad_input_is_told_in_one_line(tmp_path):
         ["--accents", "a/b=us"],
         ["--accents", "au="],
         ["--accents", "au=us,au=england"],
+        ["--accents", "Süd=us"],
         ["--accents", "us", "--server", "us"],
         ["--accents", "us", "--hours", "1,2"],
         ["--accents", "us", "--hours", "1,2,0"],
@@ -405,6 +469,21 @@ def test_bad_input_is_told_in_one_line(tmp_path):
 def test_wrong_usage_exits_2(tmp_path, options):
     prepare(tmp_path, tmp_path / "data", *options).fails(2, "usage: prepare.py")
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("accent", ["Казахский", "Færøysk", "中国", "Đồng Nai"])
+def test_an_accent_that_names_cannot_spell_wants_a_name(tmp_path, accent):
+    clips = [replace(clip, accent=accent) for clip in some_clips(3, 1)]
+    # The same letters in another form of Unicode are the same accent.
+    typed = unicodedata.normalize("NFD", accent)
+    language = common_voice(tmp_path, clips)
+    command = (language, tmp_path / "data", "--server-fraction", "0.4", "--accents")
+    prepare(*command, accent).fails(2, f"give it one, as in NAME={accent}")
+    prepare(*command, f"Süd={accent}").fails(
+        2, f"a name is letters a-z, digits and '_', as in x={accent}"
+    )
+    prepare(*command, f"home={typed}", "--common-sentences", "keep").ok()
+    assert set(DataDir.read(tmp_path / "data" / "train").utt2client.values()) == {"home"}
 
 
 # --- parsers -------------------------------------------------------------------------------------

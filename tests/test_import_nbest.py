@@ -172,3 +172,58 @@ def test_a_score_that_the_scale_makes_infinite_is_told(cli, tmp_path):
     words = ("import-nbest", "kaldi", kaldi(tmp_path / "k", **files), tmp_path)
     cli(*words).ok()
     cli(*words, "--acoustic-scale", "10").fails(1, "ac_cost:2: score '-1e308' times 10 is not")
+
+
+# Option of --normalise, --language, words, and what is written: by hand.
+CASES = [
+    ("upper", "", "straße çağ <unk> <UNK>", "STRAßE ÇAĞ <unk> <unk>"),
+    ("upper", "de", "Straße e\u0301", "STRAßE \u00c9"),
+    ("lower", "de", "STRAẞE STRASSE <Unk>", "straße strasse <unk>"),
+    ("upper", "tr", "ışık iyi i\u0307", "IŞIK İYİ İ"),
+    ("lower", "tr", "IŞIK İYİ I\u0307", "ışık iyi i"),
+    ("lower", "tur", "IŞIK", "ışık"),
+    ("lower", "", "IŞIK İYİ", "işik iyi"),
+    ("lower", "el", "ΟΔΟΣ ΣΑΣ", "οδος σας"),
+    ("upper", "", "\ufb01n ŉa ǰ", "\ufb01N ŉA ǰ"),
+]
+
+
+@pytest.mark.parametrize(("case", "language", "words", "written"), CASES)
+def test_the_case_is_by_the_rules_of_the_language(cli, tmp_path, case, language, words, written):
+    kaldi(tmp_path / "k", **dict.fromkeys(THREE[:2], "u-1 1\n"), words_text=f"u-1 {words}\n")
+    espnet(tmp_path / "e", 1, f"u {words}\n", "u -1\n")
+    options = ("--normalise", case, *(("--language", language) if language else ()))
+    for form, source in (("kaldi", "k"), ("espnet", "e")):
+        cli("import-nbest", form, tmp_path / source, tmp_path / "out", *options).ok()
+        assert read_nbest(tmp_path / "out" / "nbest.tsv")["u"][0].words == written
+
+
+def test_without_normalise_words_stay_as_they_are(cli, tmp_path):
+    espnet(tmp_path / "e", 1, "u IŞIK e\u0301 <UNK>\n", "u -1\n")
+    cli("import-nbest", "espnet", tmp_path / "e", tmp_path / "out").ok()
+    assert read_nbest(tmp_path / "out" / "nbest.tsv")["u"][0].words == "IŞIK e\u0301 <UNK>"
+    command = ("import-nbest", "espnet", tmp_path / "e", tmp_path / "out", "--language")
+    cli(*command, "tr").fails(2, "only --normalise needs it")
+    cli(*command, "xx", "--normalise", "lower").fails(2, "'xx' is not the code of a known")
+
+
+@pytest.mark.parametrize("word", ["<s>", "</s>", "<S>", "<blank>", "<space>", "<sos/eos>", "#0"])
+def test_reserved_words_are_told_by_the_sources_line(cli, tmp_path, word):
+    files = dict.fromkeys(THREE[:2], "a-1 1\nb-1 1\n")
+    kaldi(tmp_path / "k", **files, words_text=f"a-1 x\nb-1 x {word} y\n")
+    espnet(tmp_path / "e", 1, f"a x\nb {word}\n", "a -1\nb -1\n")
+    for form, place in (("kaldi", "k/words_text:2"), ("espnet", "e/1best_recog/text:2")):
+        done = cli("import-nbest", form, tmp_path / place[0], tmp_path / "out")
+        done.fails(1, f"{place}: the word {word} is reserved")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_encodings_are_told_by_the_sources_line(cli, tmp_path):
+    files = dict.fromkeys(THREE[:2], "a-1 1\nb-1 1\n")
+    source = kaldi(tmp_path / "k", **files, words_text="")
+    for raw, said in (
+        ("a-1 é\nb-1 é\n".encode("utf-16"), "words_text:1: UTF-16, not UTF-8"),
+        (b"a-1 x\nb-1 \xe9\n", "words_text:2: not UTF-8"),
+    ):
+        (source / "words_text").write_bytes(raw)
+        cli("import-nbest", "kaldi", source, tmp_path / "out").fails(1, said)

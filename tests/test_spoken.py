@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtools.files.datadir import DataDir
-from fedtools.files.spoken import LANGUAGES, is_language, normalise, rules_of
+from fedtools.files.languages import is_language
+from fedtools.files.spoken import LANGUAGES, normalise, rules_of
 from fedtools.files.validate import validate_data_dir
 
 # What prepare.py gave before there were other languages.
@@ -93,6 +94,56 @@ OTHERS = [
     ("kab", "Aɣrum s\u2011Ɣer", "aɣrum s ɣer"),
     ("ab", "Әҩағ", "әҩағ"),
     ("xx", "a\u00adb a\u200bb a\u034fb", "ab ab ab"),
+    # The dot of Catalan as it is typed; a hyphen is none.
+    *[
+        ("ca", f"Al{dot}lot I CEL{dot}LA.", "al·lot i cel·la")
+        for dot in "\u00b7.\u2022\u2027\u2219\u22c5\u30fb\uff65\u2024\u2e31\ua78f\u0387"
+    ],
+    ("ca", "a\u0140lot A\u013fLOT l-l fi.La a.b", "al·lot al·lot l l fi la a b"),
+    ("cat", "al.lot", "al·lot"),
+    # Geresh and gershayim as they are typed, and quotation marks.
+    *[
+        ("he", f"ג{mark}ירפה", "ג׳ירפה")
+        for mark in "'\u2019\u2018\u201b`\u00b4\u2032\u02bc\u02b9\u05f3"
+    ],
+    *[
+        ("he", f"צה{mark}ל", "צה״ל")
+        for mark in '" \u201c \u201d \u201e \u201f \u2033 \u02ba \u02dd \u05f4'.split()
+    ],
+    *[("he", f"צה{mark}ל", "צה״ל") for mark in ("''", "\u2019\u2019", "\u05f3\u05f3", "\uff02")],
+    ("heb", "אמר ''שלום'' לצה''ל", "אמר שלום לצה״ל"),
+    ("iw", "\u201eשלום\u201d רב", "שלום רב"),
+    # The glottal stop as it is typed: one letter; quotation marks are none.
+    *[
+        ("haw", f"{mark}Ōlelo Hawai{mark}i a {mark}o", "\u02bbōlelo hawai\u02bbi a \u02bbo")
+        for mark in "\u02bb'\u2018\u2019\u201b`\u00b4\u2032\u02bc\u02bd\u02bf\ua78c"
+    ],
+    ("haw", "'hele' \u2018mai\u2019 'o ka hale'", "hele mai o ka hale"),
+    ("sm", "fa'a\u2019afoi", "fa\u02bba\u02bbafoi"),
+    # Elision, with a letter that stands alone or an accent that does; quotation marks.
+    *[
+        ("el", f"γι{mark} αυτό, θα {mark}ρθω", "γι' αυτό θα 'ρθω")
+        for mark in "'\u2019\u1fbd\u1fbf\u0384\u02bc\u00b4"
+    ],
+    ("ell", "\u2018το σπίτι\u2019 \u2018ναι\u2019 «απ\u2019 όλα»", "το σπίτι ναι απ' όλα"),
+    ("el", "\u00b5\u03ad\u03bb\u03b9", "μέλι"),
+    ("ko", "교육\u318d문화 한\u318d중\u00b7일", "교육 문화 한 중 일"),
+    # As it is typed: in another order, and of parts.
+    *[("th", f"น{am} นำ", "น\u0e49\u0e33 นำ") for am in ("\u0e49\u0e33", "\u0e33\u0e49")],
+    *[("tha", f"น{am}", "น\u0e49\u0e33") for am in ("\u0e4d\u0e49\u0e32", "\u0e49\u0e4d\u0e32")],
+    ("th", "น\u0e4d\u0e32 \u0e40\u0e40ม่", "น\u0e33 \u0e41ม่"),
+    (
+        "lo",
+        "ນ\u0ecd\u0ec9\u0eb2 ນ\u0ec9\u0ecd\u0eb2 ນ\u0eb3\u0ec9",
+        "ນ\u0ec9\u0eb3 ນ\u0ec9\u0eb3 ນ\u0ec9\u0eb3",
+    ),
+    ("lao", "\u0ec0\u0ec0ມ່", "\u0ec1ມ່"),
+    ("ja", "か\u309bハ\u309cハ\u309bう\u309b", "がパバ\u3094"),
+    # Other codes of the same languages.
+    *[(code, "IĞDIR", "ığdır") for code in ("tr", "tur", "tr-CY", "TUR", "azj", "aze")],
+    *[(code, "IDEE ẞ", "idee ß") for code in ("deu", "ger", "de-AT", "xyz")],
+    *[(code, "知(ti)", "知 ti") for code in ("zh", "cmn", "zho", "chi")],
+    ("nan", "知(ti)", "知"),
 ]
 NOTHING = [
     ("de", "1999", "digits"),
@@ -110,7 +161,8 @@ NOTHING = [
 
 @pytest.mark.parametrize(("sentence", "words", "reason"), ENGLISH)
 def test_english_is_what_it_always_was(sentence, words, reason):
-    assert normalise(sentence, "en") == normalise(sentence, "en-GB") == (words, reason)
+    for code in ("en", "en-GB", "eng", "EN_US"):
+        assert normalise(sentence, code) == (words, reason)
 
 
 @pytest.mark.parametrize(("language", "sentence", "words"), OTHERS)
@@ -136,6 +188,17 @@ def test_what_is_left_out_is_counted_by_character():
     left_out.clear()
     normalise("na\u00efve.", "en", left_out)
     assert left_out == {"\u0308": 1, ".": 1}
+    left_out.clear()
+    # What is respelled is not left out.
+    for language, sentence in (
+        ("ko", "교육\u318d문화"),
+        ("haw", "'hele' Hawai'i"),
+        ("th", "\u0e40\u0e40ม น\u0e4d\u0e32"),
+        ("ca", "al.lot"),
+        ("he", "'לא' צה''ל"),
+    ):
+        normalise(sentence, language, left_out)
+    assert left_out == {"\u318d": 1, "'": 4}
 
 
 # Of every script and kind, and the characters that rules are about.
@@ -215,6 +278,7 @@ def test_codes():
         "ga-IE",
         "cnh",
         "EN",
+        *"deu ger eng cmn jpn tur iw kmr el-CY cmn_hans_cn nan rm-sursilv ca-valencia mk".split(),
     ):
         assert is_language(code), code
     for code in (
@@ -228,8 +292,13 @@ def test_codes():
         "a b",
         "123",
         "mini corpus",
+        *"xx raw dev mini my-clips my-corpus cv_corpus tr-data de-small zh-Hant-TW-x-y".split(),
     ):
         assert not is_language(code), code
     unspaced = [code for code in LANGUAGES if not LANGUAGES[code].spaces]
     assert unspaced == "ja zh yue th lo km my bo dz shn nan".split()
     assert not rules_of("zh-HK").spaces and rules_of("ko").spaces and rules_of("vi").spaces
+    for codes in ("ja jpn", "zh zho chi cmn wuu", "th tha", "lo lao", "km khm", "my mya bur"):
+        assert not any(rules_of(code).spaces for code in codes.split())
+    assert not any(rules_of(code).spaces for code in "bo bod tib dz dzo yue nan".split())
+    assert all(rules_of(code).spaces for code in "kor ko vie ind xx jp".split())

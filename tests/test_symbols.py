@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import unicodedata
 from pathlib import Path
 
 import kenlm
@@ -10,14 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtools.federation.rescore import measure_text
 from fedtools.files.datadir import DataDir, read_table, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_lines, read_text
-from fedtools.files.nbest import read_nbest
+from fedtools.files.nbest import Hypothesis, read_nbest
 from fedtools.files.symbols import RESERVED, check_sentence, is_unknown
 from fedtools.files.tables import read_tsv
-from fedtools.lm.ngram import perplexity, train_ngram
-from fedtools.lm.private_words import rare_words
+from fedtools.lm.density import score_hypotheses
+from fedtools.lm.ngram import NgramFolder, perplexity, train_ngram
+from fedtools.lm.private_words import covered_words, rare_words
+from fedtools.lm.rescored import encode_all
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.vocabulary import Vocabulary, make_vocabulary
 
@@ -102,6 +107,35 @@ def test_tokens_do_not_spell_an_unknown_word(cli, tmp_path, kind, spelling):
         assert all(str(part)[1:-1] in str(ids) for part in known)
 
 
+def test_words_are_compared_in_one_form_of_unicode(cli, tmp_path):
+    """NFD in texts, hypotheses or lists is none of another word."""
+    words = {form: unicodedata.normalize(form, "schön für é") for form in ("NFC", "NFD")}
+    for form, text in words.items():
+        write_table(tmp_path / form, {f"u{n}": f"{text} und so {text}" for n in range(9)})
+    models = {form: train_ngram([tmp_path / form], tmp_path / f"{form}-lm", 2) for form in words}
+    assert models["NFC"].arpa.read_bytes() == models["NFD"].arpa.read_bytes()
+    assert {perplexity(models["NFC"], [tmp_path / form]).unknown for form in words} == {0}
+    scores = [
+        score_hypotheses(tmp_path / "NFC-lm", [text], Path("list"))[0] for text in words.values()
+    ]
+    assert scores[0] == scores[1]
+    # A vocabulary of another form, as it was made before, and an n-gram's, which KenLM knows.
+    vocabulary = Vocabulary(["</s>", "<unk>", *words["NFD"].split()])
+    assert {tuple(vocabulary.encode(text)) for text in words.values()} == {(2, 3, 4, 0)}
+    hypotheses = [Hypothesis(1, 0.0, 0.0, text) for text in words.values()]
+    assert encode_all(vocabulary, hypotheses, "list")[0].tolist() == [2, 3, 4, 0] * 2
+    Vocabulary(["</s>", "<unk>", "e\u0301", "\u00e9"]).write(tmp_path)
+    with pytest.raises(UserError, match=r"words.txt:3: .* comes twice, in two forms of Unicode"):
+        Vocabulary.read(tmp_path)
+    models["NFC"].vocabulary.write_text("a\nfu\u0308r\n")
+    with pytest.raises(UserError, match=r"vocabulary:2: .* is not in Unicode's form NFC"):
+        NgramFolder.read(tmp_path / "NFC-lm")
+    assert measure_text({"u": words["NFD"]}, {"u": words["NFC"]})["errors"] == 0
+    assert rare_words({"x": list(words.values())}, {}, 0) == {"x": sorted(words["NFC"].split())}
+    covered = covered_words(list(words.values()), {"x": slice(0, 2)}, {"x": [words["NFD"]]})
+    assert covered.tolist() == [3, 3]
+
+
 # --- reserved words -----------------------------------------------------------------------------
 
 
@@ -175,12 +209,51 @@ def test_a_mark_within_a_text_is_named_with_its_line(cli, tmp_path):
 def test_tables_of_data_directories_have_no_mark_at_all(tmp_path):
     # Kaldi's programs would take it for a part of the first key.
     (tmp_path / "text").write_text(f"{MARK}u1 a\n")
-    with pytest.raises(UserError, match="text:1: a byte order mark"):
+    with pytest.raises(UserError, match="text:1: a byte order mark") as told:
         read_table(tmp_path / "text")
+    assert "at the beginning of the file, byte 0" in str(told.value)
+    # What to do is told, and does it.
+    command = str(told.value).partition("remove it with: ")[2]
+    assert subprocess.run(command, shell=True, check=False).returncode == 0
+    assert read_table(tmp_path / "text") == {"u1": "a"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            f"{MARK}{MARK}u1 a\n",
+            "text:1: a byte order mark (U+FEFF) at the beginning of the file, byte 3",
+        ),
+        (f"u1 a\n{MARK}u2 b\n", "text:2: a byte order mark (U+FEFF) within the text"),
+    ],
+)
+def test_a_mark_is_told_with_its_place_and_a_remedy(tmp_path, content, said):
+    (tmp_path / "a text").write_text(content)
+    with pytest.raises(UserError) as told:
+        read_lines(tmp_path / "a text")
+    assert said in str(told.value)
+    subprocess.run(str(told.value).partition("remove it with: ")[2], shell=True, check=True)
+    assert read_lines(tmp_path / "a text") == content.replace(MARK, "").splitlines()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_every_table_of_another_encoding_is_told(tmp_path, encoding):
+    for name, content, read in (
+        ("text", "u1 a\n", read_table),
+        ("t.tsv", "client\tphrase\na\tb\n", lambda path: read_tsv(path, ("client", "phrase"))),
+        ("nbest.tsv", "u\t1\t-1\t-2\tw\n", read_nbest),
+        ("list", "a\n", read_lines),
+    ):
+        (tmp_path / name).write_bytes(content.encode(encoding))
+        with pytest.raises(
+            UserError, match=f"{name}:1: {encoding.upper()}, not UTF-8; convert it with"
+        ):
+            read(tmp_path / name)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "latin-1", "utf-32"])
 def test_other_encodings_are_named(cli, tmp_path, encoding):
     (tmp_path / "plain").write_bytes("café\nthe dog\n".encode(encoding))
     failed = cli("train-lm", "--plain", tmp_path / "plain", tmp_path / "lm", "--order", 2)
-    failed.fails(1, "plain:1: ", "iconv" if encoding == "utf-16" else "convert")
+    failed.fails(1, "plain:1: ", "iconv" if encoding in ("utf-16", "utf-32") else "convert")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 import sentencepiece
 from conftest import fedtools
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedtools.files.datadir import write_table
 from fedtools.files.errors import UserError
+from fedtools.files.symbols import check_tokens
 from fedtools.lm.tokens import Tokenizer, train_tokens
 
 LINES = ["the cat sat", "the hat", "that cat", "a hat that sat", "cats can't sit"]
@@ -141,6 +144,19 @@ def test_wrong_usage(cli, text, tmp_path):
         ("<blank>\n<unk>\na\na\n<sos/eos>\n", ":4: 'a' comes twice"),
         ("<blank>\n<unk>\na\n\n<sos/eos>\n", ":4: '' is no token"),
         ("<blank>\n<unk>\n<sos/eos>\n", "no tokens but"),
+        # What no text has.
+        ("<blank>\n<unk>\na\n\u200b\n<sos/eos>\n", r":4: no text has the token '\\u200b': U\+200B"),
+        ("<blank>\n<unk>\na\u00ad\n<sos/eos>\n", r":3: no text has the token 'a\\xad': U\+00AD"),
+        ("<blank>\n<unk>\na\x07\n<sos/eos>\n", r":3: no text has the token 'a\\x07': U\+0007"),
+        ("<blank>\n<unk>\na\tb\n<sos/eos>\n", r":3: no text has the token 'a\\tb': U\+0009"),
+        ("<blank>\n<unk>\na\x85\n<sos/eos>\n", r"U\+0085 does not print"),
+        ("<blank>\n<unk>\na\u2028\n<sos/eos>\n", r"U\+2028 does not print"),
+        ("<blank>\n<unk>\na\ufeff\n<sos/eos>\n", ":3: a byte order mark"),
+        ("<blank>\n<unk>\ne\u0301\n<sos/eos>\n", r":3: .*\(U\+0065 U\+0301\): it is not in .* NFC"),
+        (
+            "<blank>\n<unk>\n\u212b\n<sos/eos>\n",
+            r":3: .*\(U\+212B\): it is not in Unicode's form NFC",
+        ),
         ("", "empty"),
         (None, "cannot be read"),
     ],
@@ -161,3 +177,45 @@ def test_a_list_that_is_not_the_models(text, tmp_path):
     (tmp_path / "bpe.model").write_bytes(b"nonsense")
     with pytest.raises(UserError, match="not a SentencePiece model"):
         Tokenizer.load(tmp_path)
+
+
+def test_tokens_that_texts_do_have():
+    listed = ["<blank>", "<unk>", "\u0301", "\u200d", "\u200c", "\u3000", "\u1112", "<sos/eos>"]
+    assert check_tokens(listed, "tokens.txt") == listed
+
+
+def test_what_does_not_print_is_refused_in_transcripts_before_it_is_a_token(cli, tmp_path):
+    for mark in "\u200b\u00ad\x07\u2060":
+        (tmp_path / "text").write_text(f"a x\nb y{mark}\n")
+        said = f"text:2: a character that does not print (U+{ord(mark):04X})"
+        cli("train-tokens", tmp_path / "text", tmp_path / "t", "--token-type", "char").fails(
+            1, said
+        )
+    (tmp_path / "text").write_text("a می\u200cخواهم x\u00a0y\n")
+    cli("train-tokens", tmp_path / "text", tmp_path / "t", "--token-type", "char").ok()
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_a_text_has_the_same_tokens_in_any_form_of_unicode(tmp_path, kind):
+    lines = ["schön für dich", "größer als für mich", "が ぎ ぐ", "한국 음악"]
+    size = 45 if kind == "bpe" else None
+    found = {}
+    for form in ("NFC", "NFD"):
+        texts = [unicodedata.normalize(form, line) for line in lines]
+        write_table(tmp_path / form, {f"u{i}": line for i, line in enumerate(texts)})
+        found[form] = train_tokens([tmp_path / form], tmp_path / f"{form}-t", kind, size)
+        for tokenizer in found.values():
+            assert [tokenizer.decode(tokenizer.encode(text)) for text in texts] == lines
+    assert found["NFC"].tokens == found["NFD"].tokens
+    assert found["NFC"].encode(lines[0]) == found["NFD"].encode(
+        unicodedata.normalize("NFD", lines[0])
+    )
+
+
+def test_marks_and_parts_of_syllables_that_are_tokens():
+    tokens = ["<blank>", "<unk>", "e", "\u0301", "\u1112", "\u1161", "\u11ab", "<sos/eos>"]
+    tokenizer = Tokenizer(tokens)
+    for text in ("é", "e\u0301", "한", "\u1112\u1161\u11ab"):
+        assert tokenizer.unknown not in tokenizer.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == unicodedata.normalize("NFC", text)
+    assert tokenizer.encode("é") == [2, 3] and tokenizer.encode("è") == [1]

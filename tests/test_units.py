@@ -13,7 +13,9 @@ from test_score import SCTK, needs_sclite, write_data
 from fedtools.files.datadir import write_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, write_nbest
+from fedtools.files.symbols import RESERVED
 from fedtools.files.tables import read_tsv
+from fedtools.files.trn import characters, words
 from fedtools.files.units import CHARACTER, WORD, read_unit, unit_of
 
 # Reference, hypothesis, and their errors by hand: of Thai vowels and signs each counts.
@@ -52,6 +54,56 @@ def test_characters_are_code_points_of_nfc_without_spaces():
     assert CHARACTER.cut("cafe\u0301  a") == list("caf\u00e9a")
     assert CHARACTER.cut("\u0e19\u0e49\u0e33") == ["\u0e19", "\u0e49", "\u0e33"]
     assert CHARACTER.cut(" ") == [] and WORD.cut("a b ") == ["a", "b"]
+
+
+def test_a_symbol_is_one_character():
+    assert CHARACTER.cut("我<unk>你 <UNK>") == ["我", "<unk>", "你", "<UNK>"]
+    assert CHARACTER.cut("<unk><unk>a") == ["<unk>", "<unk>", "a"]
+    for symbol in RESERVED[:-1]:
+        assert CHARACTER.cut(f"ก{symbol}ข") == ["ก", symbol, "ข"]
+    # What is none of them is spelled.
+    assert CHARACTER.cut("<unk") == list("<unk") and CHARACTER.cut("<x>") == list("<x>")
+    assert characters("a <unk>b") == ["a", "<space>", "<unk>", "b"]
+    assert words("a <unk>b") == ["a", "<unk>b"]
+
+
+@pytest.mark.parametrize(("language", "rate"), [("th", "cer"), ("de", "wer"), ("de", "cer")])
+def test_symbols_and_forms_of_unicode_are_no_errors(cli, tmp_path, language, rate):
+    """Of one unknown character or word in one place, and the same letters in two forms."""
+    pairs = [
+        ("<unk> é", "<UNK> e\u0301", 0),
+        ("ab <unk>", "ab c", 1),
+        ("が é", "か\u3099 e\u0301", 0),
+    ]
+    data, hyp = write_data(
+        tmp_path, [(f"s-{n}", "s", "c", *pair[:2]) for n, pair in enumerate(pairs)]
+    )
+    write_table(data / "utt2lang", {f"s-{n}": language for n in range(len(pairs))})
+    # By hand: units of the references, blanks between words among the characters of the second.
+    total = {("th", "cer"): 2 + 3 + 2, ("de", "wer"): 6, ("de", "cer"): 3 + 4 + 3}[language, rate]
+    cli("score", data, hyp, tmp_path / "out").ok()
+    row = read_tsv(tmp_path / "out" / "wer.tsv", None)[-1]
+    assert row[rate] == f"{100 / total:.2f}"
+    cli("compare", data, hyp, data / "text", "--out", tmp_path / "compare.tsv").ok()
+    row = read_tsv(tmp_path / "compare.tsv", None)[-1]
+    main = "cer" if language == "th" else "wer"
+    expected = f"{100 / {'th': 7, 'de': 6}[language]:.2f}"
+    assert (row[f"{main}_a"], row[f"{main}_b"]) == (expected, "0.00")
+
+
+@pytest.mark.parametrize("code", ["jp", "japanese", "xx"])
+def test_a_code_that_is_not_known_counts_words_and_says_so(tmp_path, code):
+    data, hyp = thai(tmp_path, code)
+    done = inside("score", data, hyp, tmp_path / "out").ok()
+    assert f"utt2lang: '{code}' is the code of no language that is known" in done.err
+    assert done.err.count("\n") == 1 and "WER" in done.out
+
+
+@pytest.mark.parametrize("code", ["jpn", "cmn", "tha", "nan", "zho-TW"])
+def test_codes_of_three_letters_are_those_of_two(tmp_path, code):
+    data, hyp = thai(tmp_path, code)
+    done = inside("score", data, hyp, tmp_path / "out").ok()
+    assert done.out.startswith("CER by character") and not done.err
 
 
 def test_score_counts_characters_alone(tmp_path):

@@ -98,6 +98,7 @@ def import_nbest(
     normalise: Literal["lower", "upper"] = typer.Option(
         None, help="Write all words so, as the vocabulary of the neural model has them."
     ),
+    language: str = typer.Option("", help="Of the words, for --normalise: tr has two letters i."),
 ) -> None:
     """Take over N-best lists of Kaldi or of ESPnet.
 
@@ -106,13 +107,19 @@ def import_nbest(
     one score is no language model's, and so nnlm: 1 belongs to it.
     """
     from fedtools.decode.foreign import import_espnet, import_kaldi
+    from fedtools.files.languages import is_language
 
     if not 0 < acoustic_scale < float("inf"):
         raise typer.BadParameter("a number over 0", param_hint="--acoustic-scale")
+    if language and not is_language(language):
+        problem = f"{language!r} is not the code of a known language, as tr is"
+        raise typer.BadParameter(problem, param_hint="--language")
+    if language and not normalise:
+        raise typer.BadParameter("only --normalise needs it", param_hint="--language")
     if form == "kaldi":
-        count = import_kaldi(source, out, acoustic_scale, normalise)
+        count = import_kaldi(source, out, acoustic_scale, normalise, language)
     else:
-        count = import_espnet(source, out, normalise)
+        count = import_espnet(source, out, normalise, language)
     print(f"{out / 'nbest.tsv'}: {count} utterances")
     if form == "espnet":
         print("no scores of a language model of their own: rescore them with nnlm: 1")

@@ -23,6 +23,8 @@ from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
 from fedtools.files.lines import stream_lines
 from fedtools.files.nbest import Hypothesis, write_nbest
+from fedtools.files.spoken import lower, upper
+from fedtools.files.symbols import UNKNOWN, check_sentence, words_of
 
 _RANKED = re.compile(r"(?P<utterance>.+)-(?P<rank>[1-9][0-9]{0,8})")
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
@@ -45,12 +47,17 @@ class _Found(NamedTuple):
 _Lists = dict[str, dict[int, _Found]]
 
 
-# What may be done to words: vocabularies are in one case, and other toolkits' lists in another.
-NORMALISE: Mapping[str, Callable[[str], str]] = {"lower": str.lower, "upper": str.upper}
+# What may be done to words, by the rules of a language: vocabularies are in one case, and other
+# toolkits' lists in another.
+NORMALISE: Mapping[str, Callable[[str, str], str]] = {"lower": lower, "upper": upper}
 
 
 def import_kaldi(
-    source: Path, out: Path, acoustic_scale: float = 1.0, normalise: str | None = None
+    source: Path,
+    out: Path,
+    acoustic_scale: float = 1.0,
+    normalise: str | None = None,
+    language: str = "",
 ) -> int:
     """Write Kaldi's lists to OUT/nbest.tsv.
 
@@ -59,6 +66,7 @@ def import_kaldi(
         out: gets nbest.tsv.
         acoustic_scale: what acoustic scores are multiplied by, Kaldi's acwt.
         normalise: one of `NORMALISE`, done to all words; None leaves them.
+        language: the code of the language of these words; "" for no rules of its own.
 
     Returns:
         how many utterances.
@@ -66,7 +74,7 @@ def import_kaldi(
     Raises:
         UserError: naming the file of the source, and the line where there is one, if a file is
             missing, the three do not fit each other, an utterance's name is not usable as an id, a
-            score is no number, or a rank is missing or comes twice.
+            score is no number, a rank is missing or comes twice, or a word is reserved.
     """
     folders = [source] if (source / "words_text").exists() else _numbered(source, "archives")
     if not folders:
@@ -93,10 +101,10 @@ def import_kaldi(
                 one,
                 f"{key!r} is in an earlier folder",
             )
-    return _write(lists, source, out, normalise)
+    return _write(lists, source, out, normalise, language)
 
 
-def import_espnet(source: Path, out: Path, normalise: str | None = None) -> int:
+def import_espnet(source: Path, out: Path, normalise: str | None = None, language: str = "") -> int:
     """Write ESPnet's lists to OUT/nbest.tsv; arguments, result and errors as of `import_kaldi`.
 
     The score is the acoustic one of our lists; that of the language model is 0.
@@ -116,7 +124,7 @@ def import_espnet(source: Path, out: Path, normalise: str | None = None) -> int:
     if not lists:
         remedy = "give the folder that holds them, or output.1, ...; decode with --nbest"
         raise UserError("no 1best_recog/text", path=source, remedy=remedy)
-    return _write(lists, source, out, normalise)
+    return _write(lists, source, out, normalise, language)
 
 
 def _recognised(folder: Path) -> dict[int, Path]:
@@ -157,6 +165,7 @@ def _score(line: int, text: str, path: Path, scale: float = 1.0) -> float:
 def _add(lists: _Lists, utterance: str, rank: int, one: _Found, twice: str) -> None:
     """Add a hypothesis to its list; `twice` says what it is if its rank is there already."""
     check_id(utterance, "utterance", one.path, one.line)
+    check_sentence(one.words, one.path, one.line)
     ranks = lists.setdefault(utterance, {})
     if rank in ranks:
         problem = f"{twice}, too: {ranks[rank].path}:{ranks[rank].line}"
@@ -175,8 +184,13 @@ def _require_same(one: _Table, path: Path, other: _Table, other_path: Path) -> N
         raise UserError(problem, path=lacking, remedy=f"it is in {at}:{there[key][0]}")
 
 
-def _write(lists: _Lists, source: Path, out: Path, normalise: str | None) -> int:
-    change = NORMALISE[normalise] if normalise else str
+def _write(lists: _Lists, source: Path, out: Path, normalise: str | None, language: str) -> int:
+    def changed(words: str) -> str:
+        if not normalise:
+            return words
+        change = NORMALISE[normalise]
+        spoken = words_of(words)
+        return " ".join(one if one == UNKNOWN else change(one, language) for one in spoken)
 
     def ranked(utterance: str) -> Sequence[Hypothesis]:
         ordered = []
@@ -184,7 +198,7 @@ def _write(lists: _Lists, source: Path, out: Path, normalise: str | None) -> int
             if place != rank:
                 problem = f"rank {rank} of {utterance!r} is missing, this is rank {place}"
                 raise UserError(problem, path=found.path, line=found.line)
-            ordered.append(Hypothesis(rank, found.acoustic, found.lm, change(found.words)))
+            ordered.append(Hypothesis(rank, found.acoustic, found.lm, changed(found.words)))
         return ordered
 
     if not lists:

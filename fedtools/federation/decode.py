@@ -22,6 +22,7 @@ from fedtools.files.config import from_mapping, read_yaml, write_yaml
 from fedtools.files.datadir import DataDir, byte_order
 from fedtools.files.errors import UserError, some
 from fedtools.files.nbest import Hypothesis, write_nbest
+from fedtools.files.symbols import words_of
 from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.private_words import read_phrases
 from fedtools.lm.tokens import Tokenizer
@@ -63,7 +64,7 @@ class Search:
 
     def decoder(self, tokenizer: Tokenizer, client: str) -> CtcBeamDecoder:
         """Load the n-gram, for a client with its own words."""
-        words = {word for one in self.phrases.get(client, ()) for word in one.split()}
+        words = {word for one in self.phrases.get(client, ()) for word in words_of(one)}
         return CtcBeamDecoder.load(tokenizer, self.lm, self.options, words)
 
     def origin(self, clients: Iterable[str]) -> dict[str, object]:

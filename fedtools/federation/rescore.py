@@ -21,6 +21,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload, Report
+from fedtools.files.symbols import words_of
 from fedtools.lm.marginals import most_of_a_word, smoothed
 from fedtools.lm.rescored import NBEST
 from fedtools.lm.reweighting import Adaptation, Lists, Weights, warn_of_no_lm
@@ -284,9 +285,9 @@ def measure_text(said: Mapping[str, str], text: Mapping[str, str]) -> dict[str, 
     """
     words = errors = 0
     for name, heard in said.items():
-        spoken = text[name].split()
+        spoken = words_of(text[name])
         words += len(spoken)
-        errors += count_errors(spoken, heard.split()).errors
+        errors += count_errors(spoken, words_of(heard)).errors
     rate = f"{100 * errors / words:.4f}" if words else "nan"
     return {"utterances": len(said), "words": words, "errors": errors, "wer": rate}
 

@@ -20,6 +20,7 @@ from fedtools.federation.identity import of_rescored
 from fedtools.federation.rescore import part_of, plan_of
 from fedtools.files.config import from_mapping, write_yaml
 from fedtools.files.errors import UserError
+from fedtools.files.symbols import words_of
 from fedtools.files.tables import write_tsv
 from fedtools.lm.rescored import NBEST, Rescored
 from fedtools.lm.reweighting import Adaptation, Lists, Weights, warn_of_no_lm
@@ -53,14 +54,14 @@ class Errors:
 
     def __init__(self, rescored: Rescored, text: Mapping[str, str]):
         self._hypotheses = rescored.hypotheses
-        self._spoken = [text[name].split() for name in rescored.utterances]
+        self._spoken = [words_of(text[name]) for name in rescored.utterances]
         self.words = np.array([len(words) for words in self._spoken])
         self._known = np.full(len(self._hypotheses), -1)
 
     def of(self, best: np.ndarray) -> np.ndarray:
         """(utterances,) of the best hypotheses, by their numbers among all."""
         for index in np.flatnonzero(self._known[best] < 0):
-            said = self._hypotheses[best[index]].split()
+            said = words_of(self._hypotheses[best[index]])
             self._known[best[index]] = count_errors(self._spoken[index], said).errors
         return self._known[best]
 
@@ -76,17 +77,17 @@ class Listed:
     def __init__(self, stream: Stream, text: Mapping[str, str]):
         self._hypotheses, self._said = stream.rescored.hypotheses, []
         for client, run in stream.runs.items():
-            own = {word for one in (stream.phrases or {}).get(client, []) for word in one.split()}
+            own = {word for one in (stream.phrases or {}).get(client, []) for word in words_of(one)}
             for name in stream.rescored.utterances[run]:
                 # What a list was made of is no news to it.
-                said = [] if name in stream.made_of else text[name].split()
+                said = [] if name in stream.made_of else words_of(text[name])
                 self._said.append(Counter(word for word in said if word in own))
         self.count = sum(said.total() for said in self._said)
 
     def missed(self, best: np.ndarray) -> int:
         """Of listed words that were said, how many the best hypotheses lack."""
         return sum(
-            (said - Counter(self._hypotheses[hypothesis].split())).total()
+            (said - Counter(words_of(self._hypotheses[hypothesis]))).total()
             for said, hypothesis in zip(self._said, best, strict=True)
             if said
         )

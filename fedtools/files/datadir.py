@@ -21,7 +21,7 @@ from pathlib import Path
 from fedtools.files.atomic import write_lines
 from fedtools.files.errors import UserError
 from fedtools.files.lines import stream_lines
-from fedtools.files.symbols import check_sentence
+from fedtools.files.symbols import check_sentence, unprintable
 
 # A speaker, utterance or client id becomes a file name and a column: keep it to what both allow.
 ID_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
@@ -121,11 +121,16 @@ def read_transcripts(path: str | Path) -> dict[str, str]:
     """Read a Kaldi `text`, utterance -> words; no words are "".
 
     Raises:
-        UserError: as of `read_table`, and for a word that programs keep for themselves.
+        UserError: as of `read_table`, and for a word that programs keep for themselves, or a
+            character that does not print.
     """
     table = read_table(path, values="optional")
     for line, sentence in enumerate(table.values(), 1):
         check_sentence(sentence, path, line)
+        if mark := unprintable(sentence):
+            problem = f"a character that does not print (U+{ord(mark):04X})"
+            remedy = "see it with: grep -nP '[^[:print:]]'"
+            raise UserError(problem, path=path, line=line, remedy=remedy)
     return table
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,14 @@ TABLE = 1 << 30
 
 _BLOCK = 1 << 20
 _MARK = codecs.BOM_UTF8
-_WITHOUT_MARK = "remove it with: sed -i 's/\\xEF\\xBB\\xBF//g'"
+_WITHOUT_MARK = "remove it with: LC_ALL=C sed -i 's/\\xEF\\xBB\\xBF//g' {}"
+# A longer one first: of UTF-32 it begins as that of UTF-16.
+_OTHER_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 
 
 def open_input(
@@ -89,6 +97,7 @@ def decode(
         UserError: naming file and line, if they are not UTF-8, or there is a NUL, or a byte order
             mark anywhere else.
     """
+    size = len(raw)
     if may_be_marked and first_line == 1:
         raw = raw.removeprefix(_MARK)
     remedy = remedy or "convert the file"
@@ -97,16 +106,25 @@ def decode(
         problem = "a NUL byte"
         if position < 0:
             position = raw.find(_MARK)
-            problem, remedy = "a byte order mark (U+FEFF) within the text", _WITHOUT_MARK
+            at_start = first_line == 1 and position == 0
+            byte = f"at the beginning of the file, byte {size - len(raw)}"
+            where = byte if at_start else "within the text"
+            problem = f"a byte order mark (U+FEFF) {where}"
+            remedy = _WITHOUT_MARK.format(shlex.quote(str(path)))
     except UnicodeDecodeError as error:
         text, position = "", error.start
         problem = "not UTF-8"
-        if first_line == 1 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            problem, remedy = "UTF-16, not UTF-8", "convert it with: iconv -f UTF-16 -t UTF-8"
+        if first_line == 1 and (name := other_encoding(raw)):
+            problem, remedy = f"{name}, not UTF-8", f"convert it with: iconv -f {name} -t UTF-8"
     if position >= 0:
         line = first_line + raw.count(b"\n", 0, position)
         raise UserError(problem, path=path, line=line, remedy=remedy)
     return text
+
+
+def other_encoding(beginning: bytes) -> str:
+    """Return what else than UTF-8 the byte order mark of a file says that it is; "" without one."""
+    return next((name for mark, name in _OTHER_MARKS.items() if beginning.startswith(mark)), "")
 
 
 def read_lines(

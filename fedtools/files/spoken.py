@@ -5,8 +5,8 @@ with other letters has no words. Every other language keeps what it is written w
 
 letters      all, with the marks on them, in Unicode's form NFC; lower case by `str.lower`, so that
              ß stays. İ becomes i; I becomes ı where `LANGUAGES` says so. Ligatures, presentation
-             forms and full-width and half-width forms become the letters that they stand for;
-             ำ, ຳ, ໜ, և, ㅋ and ʰ are letters of their own.
+             forms, full-width and half-width forms and µ become the letters that they stand for;
+             ำ, ຳ, ໜ, և, ㅋ and ʰ are letters of their own. ゛ and ゜ behind a kana belong to it.
 joiners      (ZWJ, ZWNJ) stay within words, and so does ZWJ after a virama, which makes a letter.
 silent       other format characters (soft hyphen, zero width space, direction marks), variation
              selectors, tatweel and the Armenian ՛ ՜ ՞ ՟ go; the word that they are in stays one.
@@ -16,9 +16,25 @@ blanks       are what other punctuation becomes, hyphens and the Tibetan tsheg t
 no words     has a sentence with a digit, a sign that is read as a word ("&", "°", "€", "1ª") or a
              character that Unicode does not know.
 
-`LANGUAGES` has what else is particular: the middle dot of Catalan and Occitan, geresh and gershayim
-of Hebrew and Yiddish, oʻ and gʻ of Uzbek, apostrophes that are consonants, and which languages are
-written without spaces.
+`LANGUAGES` has what else is particular:
+
+Catalan      the dot of l·l is a part of the word, and so is what is typed for it: ŀl, l.l, l•l,
+             l‧l, l∙l, l⋅l, l・l, l․l, l⸱l, lꞏl. l-l is two words, as with any hyphen. Occitan has
+             the dot, too.
+Hebrew       and Yiddish: behind a letter, any apostrophe, ʹ and ׳ are a geresh; between letters,
+             any double quotation mark, ʺ, ″, ״ and two such apostrophes are gershayim.
+Hawaiian     and Tahitian, Samoan, Tongan: ʻ, and any apostrophe, ʽ, ʿ and ꞌ before a vowel, are the
+             letter ʻ; ‘so’ and 'so' are in quotation marks.
+Greek        an apostrophe at an end of a word stays, where a vowel is left out: γι', 'ναι; what is
+             between ‘ and ’ is in quotation marks.
+Korean       ㆍ is typed for a middle dot, and becomes a blank.
+Thai         ำ is one character, and stands behind a tone mark, also where ◌ํ and า are typed for it;
+             เเ is typed for แ. So it is in Lao.
+others       oʻ and gʻ of Uzbek, apostrophes that are consonants, and which languages are written
+             without spaces.
+
+A code that is not known (`fedtools.files.languages`) has none of these particulars: its letters
+are kept, and its words have spaces between them.
 """
 
 from __future__ import annotations
@@ -28,12 +44,15 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 
-# What people type for an apostrophe; U+02BC is a letter by its category.
+from fedtools.files.languages import main_code
+
+# What people type for an apostrophe, in Greek also accents that stand alone; U+02BC is a letter by
+# its category.
 _MODIFIER = "\u02bc"
-_APOSTROPHES = "'\u2018\u2019\u201b`\u00b4\u2032\u055a" + _MODIFIER
+_APOSTROPHES = "'\u2018\u2019\u201b`\u00b4\u2032\u055a\u0384\u1fbd\u1fbf" + _MODIFIER
 _ZWJ = "\u200d"
 # Words and parts of words that are neither letters nor marks by their category: the ideographic
 # zero, which is read as it stands, Burmese particles, Sindhi "and" and "in".
@@ -52,7 +71,9 @@ _SELECTORS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 # tell: <compat> is also of letters that have no other spelling.
 _WIDTHS = ("<wide>", "<narrow>")
 _FORMS = ("<font>", "<initial>", "<medial>", "<final>", "<isolated>", "<vertical>")
-_LIGATURES = re.compile("[ĲĳĿŀſǄ-ǌǱ-ǳϐ-ϒϕϖϰ-ϲϴϵϹ\u2f00-\u2fd5ﬀ-ﬆﬓ-ﬗﭏ]")
+# The voicing marks of kana, as characters that stand alone.
+_VOICED = re.compile("(?<=[ぁ-ゖゝァ-ヺヽ])[\u309b\u309c]")
+_LIGATURES = re.compile("[ĲĳĿŀſµǄ-ǌǱ-ǳϐ-ϒϕϖϰ-ϲϴϵϹ\u2f00-\u2fd5ﬀ-ﬆﬓ-ﬗﭏ]")
 
 # Kinds of characters. The last three are why a sentence has no words.
 _LETTER, _MARK, _JOINER, _NOTHING, _APOSTROPHE, _BLANK = range(6)
@@ -67,6 +88,7 @@ class Language:
         aside: a regular expression of what is written, but not spoken.
         spelling: regular expressions, and what is written for what they match; apostrophes are
             still as they were typed.
+        capitals: capital letters, and the small ones of them, that are not as elsewhere.
         inner: marks that stay between two letters, beside the apostrophe.
         letters: marks that are letters.
         edges: whether an apostrophe at an end of a word is a letter.
@@ -76,6 +98,7 @@ class Language:
 
     aside: str = ""
     spelling: tuple[tuple[str, str], ...] = ()
+    capitals: tuple[tuple[str, str], ...] = ()
     inner: str = ""
     letters: str = ""
     edges: bool = False
@@ -86,20 +109,58 @@ class Language:
 _HAN = "\u3007\u3400-\u9fff\U00020000-\U0003ffff"
 _HEBREW = "[\u05d0-\u05ea\u05ef-\u05f2]"
 _AFTER_HEBREW = f"(?:(?<={_HEBREW})|(?<={_HEBREW}[\u05b0-\u05c7]))"
-_DOTLESS = Language(spelling=(("İ", "i"), ("I", "ı")))
+_DOTLESS = Language(capitals=(("İ", "i"), ("I", "ı")))
 _GLOTTAL = Language(edges=True)
 _UNSPACED = Language(spaces=False)
+_APOSTROPHE_CLASS = f"[{_APOSTROPHES}]"
+_GERESH_CLASS = f"[{_APOSTROPHES}\u05f3]"
+_OKINA_CLASS = f"[{_APOSTROPHES}\u02bd\u02bf\ua78c]"
 _GERESH = Language(
     # A geresh makes another consonant of a letter, also at the end of a word; gershayim stand
     # within acronyms. Elsewhere what is typed for them are quotation marks.
     spelling=(
-        (f'{_AFTER_HEBREW}["\u201c\u201d](?={_HEBREW})', "\u05f4"),
+        # Letters by their category, typed for apostrophes.
+        ("\u02b9[\u05b0-\u05c7]*", "'"),
+        ("[\u02ba\u02ee][\u05b0-\u05c7]*", '"'),
+        (
+            f'{_AFTER_HEBREW}(?:["\u201c-\u201f\u2033\u02dd]|{_GERESH_CLASS}{{2}})(?={_HEBREW})',
+            "\u05f4",
+        ),
+        (f"{_GERESH_CLASS}{{2,}}", " "),
         (rf"(?<![\w{_APOSTROPHES}])[{_APOSTROPHES}]([^{_APOSTROPHES}]*)['\u2019](?!\w)", r" \1 "),
-        (f"{_AFTER_HEBREW}[{_APOSTROPHES}]", "\u05f3"),
+        (f"{_AFTER_HEBREW}{_GERESH_CLASS}", "\u05f3"),
         (f"(?!{_AFTER_HEBREW})\u05f3", " "),
     ),
     inner="\u05f4",
     letters="\u05f3",
+)
+_OKINA = Language(
+    spelling=(
+        (f"{_APOSTROPHE_CLASS}{{2,}}", " "),
+        (
+            rf"(?<![\w{_APOSTROPHES}]){_APOSTROPHE_CLASS}([^{_APOSTROPHES}]*)"
+            rf"{_APOSTROPHE_CLASS}(?![\w{_APOSTROPHES}])",
+            r" \1 ",
+        ),
+        (f"{_OKINA_CLASS}(?=(?i:[aeiouāēīōūáéíóúäëïöü]))", "\u02bb"),
+        (_MODIFIER, "'"),
+    )
+)
+_THAI = Language(
+    spelling=(
+        ("\u0e4d([\u0e48-\u0e4b]*)\u0e32", "\\1\u0e33"),
+        ("(?<=[\u0e01-\u0e2e])\u0e33([\u0e48-\u0e4b]+)", "\\1\u0e33"),
+        ("\u0e40\u0e40", "\u0e41"),
+    ),
+    spaces=False,
+)
+_LAO = Language(
+    spelling=(
+        ("\u0ecd([\u0ec8-\u0ecb]*)\u0eb2", "\\1\u0eb3"),
+        ("(?<=[\u0e81-\u0eae\u0edc-\u0edf])\u0eb3([\u0ec8-\u0ecb]+)", "\\1\u0eb3"),
+        ("\u0ec0\u0ec0", "\u0ec1"),
+    ),
+    spaces=False,
 )
 
 # The table of rules, by the first part of a code: "zh" is of zh-CN, zh-HK and zh-TW. English has a
@@ -112,11 +173,17 @@ LANGUAGES: Mapping[str, Language] = MappingProxyType(
         "uz": Language(
             spelling=((f"(?<=[OoGg])[{_APOSTROPHES}]", "\u02bb"), (r"(?<![OoGg])\u02bb(?=\w)", "'"))
         ),
-        "ca": Language(spelling=((r"(?<=[Ll])[.•‧∙⋅・](?=[Ll])", "·"),), inner="·"),
+        "ca": Language(spelling=((r"(?<=[Ll])[.•‧∙⋅・․⸱ꞏ](?=[Ll])", "·"),), inner="·"),
         "oc": Language(inner="·"),
+        "el": Language(spelling=((r"\u2018([^\u2018\u2019']*)\u2019(?!\w)", r" \1 "),), edges=True),
+        "ko": Language(spelling=(("\u318d", " "),)),
         **dict.fromkeys(("he", "yi"), _GERESH),
-        **dict.fromkeys(("mt", "ha", "haw", "ty", "sm", "to", "quc", "cak", "yua"), _GLOTTAL),
-        **dict.fromkeys(("ja", "zh", "yue", "th", "lo", "km", "my", "bo", "dz", "shn"), _UNSPACED),
+        **dict.fromkeys(("haw", "ty", "sm", "to"), _OKINA),
+        **dict.fromkeys(("mt", "ha", "quc", "cak", "yua"), _GLOTTAL),
+        **dict.fromkeys(("ja", "zh", "yue"), _UNSPACED),
+        "th": _THAI,
+        "lo": _LAO,
+        **dict.fromkeys(("km", "my", "bo", "dz", "shn"), _UNSPACED),
         # After Han characters their reading may stand in parentheses.
         "nan": Language(aside=rf"(?<=[{_HAN}]) ?\([^(){_HAN}]*\)", spaces=False),
     }
@@ -124,13 +191,8 @@ LANGUAGES: Mapping[str, Language] = MappingProxyType(
 
 
 def rules_of(language: str) -> Language:
-    """The rules of a language by its code, such as "de", "zh-CN", "nan-tw" or "rm-vallader"."""
-    return LANGUAGES.get(_main(language), Language())
-
-
-def is_language(code: str) -> bool:
-    """Whether this can be the code of a language; not that of a folder named cv-corpus."""
-    return re.fullmatch("(?!cv-)[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{2,8}){0,3}", code) is not None
+    """The rules of a language by its code, such as "de", "deu", "zh-CN" or "rm-vallader"."""
+    return LANGUAGES.get(main_code(language), Language())
 
 
 def normalise(
@@ -145,17 +207,13 @@ def normalise(
             but for whitespace.
     """
     lost: Counter[str] = Counter()
-    if _main(language) == "en":
+    if main_code(language) == "en":
         text, reason = _english(sentence, lost)
     else:
         text, reason = _words(sentence, rules_of(language), lost)
     if text and left_out is not None:
         left_out.update({mark: count for mark, count in lost.items() if not mark.isspace()})
     return text, reason or ("" if text else "empty text")
-
-
-def _main(language: str) -> str:
-    return re.split("[-_]", language.lower())[0]
 
 
 def _english(sentence: str, lost: Counter[str]) -> tuple[str, str]:
@@ -181,15 +239,16 @@ def _english(sentence: str, lost: Counter[str]) -> tuple[str, str]:
 def _words(sentence: str, rules: Language, lost: Counter[str]) -> tuple[str, str]:
     """Those of any other language."""
     text = "".join(map(_folded, unicodedata.normalize("NFC", sentence)))
+    text = _VOICED.sub(lambda mark: "\u3099\u309a"[mark[0] == "\u309c"], text)
     if rules.aside:
         lost.update(Counter(text) - Counter(text := re.sub(rules.aside, "", text)))
     text = unicodedata.normalize("NFC", _cleaned(unicodedata.normalize("NFC", text), lost))
+    for pattern, spelled in rules.spelling:
+        text = re.sub(pattern, partial(_spelled, spelled, lost), text)
     kinds = set(map(_kind, text))
     for reason in _REASONS:
         if reason in kinds:
             return "", reason
-    for pattern, spelled in rules.spelling:
-        text = re.sub(pattern, spelled, text)
     parts, inner = [], "'" + rules.inner
     for mark in text:
         if _kind(mark) == _APOSTROPHE:
@@ -212,7 +271,35 @@ def _words(sentence: str, rules: Language, lost: Counter[str]) -> tuple[str, str
     return " ".join(_lower(word, rules) for word in words), ""
 
 
+def _spelled(template: str, lost: Counter[str], found: re.Match[str]) -> str:
+    """What is written for what a rule matches; where that is less, and nothing new, it is lost."""
+    spelled = found.expand(template)
+    if not Counter(spelled.replace(" ", "")) - Counter(found[0]):
+        lost.update(Counter(found[0]) - Counter(spelled))
+    return spelled
+
+
+def lower(words: str, language: str) -> str:
+    """Words in lower case, by the rules of a language; "" has none of its own."""
+    return _lower(words, rules_of(language))
+
+
+def upper(words: str, language: str) -> str:
+    """Words in upper case, likewise; a letter that no single one is the capital of, as ß, stays."""
+    rules = rules_of(language)
+    words = unicodedata.normalize("NFC", words)
+    words = words if rules.dots else re.sub("i\u0307+", "i", words)
+    for capital, small in rules.capitals:
+        words = words.replace(small, capital)
+    capitals = (unicodedata.normalize("NFC", mark.upper()) for mark in words)
+    pairs = zip(words, capitals, strict=True)
+    return "".join(capital if len(capital) == 1 else mark for mark, capital in pairs)
+
+
 def _lower(word: str, rules: Language) -> str:
+    word = unicodedata.normalize("NFC", word)
+    for capital, small in rules.capitals:
+        word = word.replace(capital, small)
     word = word.lower()
     # Python's lower case of İ is an i with a second dot.
     return unicodedata.normalize("NFC", word if rules.dots else re.sub("i\u0307+", "i", word))

@@ -5,6 +5,9 @@ the one unknown word that models have, and no tokenizer spells it out. (KenLM ta
 `<unk>` when it reads a model, and not when it makes one.) Whatever else stands for an unknown word
 in some corpus, as `[UNK]`, is a word.
 
+Words are compared in Unicode's form NFC, whatever form a file has them in: of references and
+hypotheses, of texts and vocabularies.
+
 `RESERVED` are what programs add or look for themselves, in upper or lower case: no transcript and
 no text of a language model may have one as a word.
 
@@ -15,12 +18,15 @@ A folder of tokens, as `fedtools train-tokens` and `fedtools import` write it:
     token_type   "word", where each token is a whole word (or a phone): what blanks separate
 
 Without the last two, tokens are characters; one of several characters is a symbol such as
-`<noise>`, which is one token wherever it stands.
+`<noise>`, which is one token wherever it stands. No token has what no text has: characters that do
+not print, but for spaces of other kinds and joiners, and characters that are not in NFC.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +37,14 @@ from fedtools.files.lines import read_bytes, read_lines
 BLANK, UNKNOWN, SPACE, SOS_EOS = "<blank>", "<unk>", "<space>", "<sos/eos>"
 START, END = "<s>", "</s>"
 RESERVED = (START, END, BLANK, SPACE, SOS_EOS, "#0")
+
+# The joiners of Indic and Arabic script, which do not print but change what does.
+JOINERS = str.maketrans("", "", "\u200c\u200d")
+# A symbol, or any other character; "#0" is one only where it is a word.
+_CHARACTER = re.compile(
+    "|".join([*(word for word in (UNKNOWN, *RESERVED) if word[0] == "<"), "."]),
+    re.DOTALL | re.IGNORECASE | re.ASCII,
+)
 
 TOKENS, BPE_MODEL, TOKEN_TYPE = FILES = ("tokens.txt", "bpe.model", "token_type")
 CHAR, BPE, WORD = "char", "bpe", "word"
@@ -44,9 +58,33 @@ def is_unknown(word: str) -> bool:
     return word[:1] == "<" and word.lower() == UNKNOWN
 
 
+def nfc(text: str) -> str:
+    """Return a text in Unicode's form NFC."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def characters_of(text: str) -> list[str]:
+    """Return the characters of a text; a symbol is one, wherever it stands."""
+    return _CHARACTER.findall(text)
+
+
+def unprintable(text: str) -> str:
+    """Return the first character that no text may have, or "".
+
+    It does not print, and is neither a space of some kind nor a joiner: nobody sees that it makes
+    another word of a word.
+    """
+    if text.isprintable():
+        return ""
+    others = (
+        mark for mark in text.translate(JOINERS) if not (mark.isprintable() or mark.isspace())
+    )
+    return next(others, "")
+
+
 def words_of(sentence: str) -> list[str]:
-    """Return the words of a sentence, every unknown one as `<unk>`."""
-    words = sentence.split()
+    """Return the words of a sentence, in NFC, every unknown one as `<unk>`."""
+    words = nfc(sentence).split()
     # Most sentences have no symbol at all.
     return [UNKNOWN if is_unknown(word) else word for word in words] if "<" in sentence else words
 
@@ -102,6 +140,15 @@ def check_tokens(tokens: Sequence[object], path: str | Path, lines: bool = True)
             raise refuse(index, f"{token!r} is no token")
         if "\r" in token:
             raise refuse(index, "carriage return", "run dos2unix")
+        # Texts have control characters of this kind between words.
+        blanks = (mark for mark in token if unicodedata.category(mark) in ("Cc", "Zl", "Zp"))
+        if mark := unprintable(token) or next(blanks, ""):
+            problem = f"no text has the token {token!r}: U+{ord(mark):04X} does not print"
+            raise refuse(index, problem)
+        if token != nfc(token):
+            codes = " ".join(f"U+{ord(mark):04X}" for mark in token)
+            problem = f"no text has the token {token!r} ({codes}): it is not in Unicode's form NFC"
+            raise refuse(index, problem)
         if token in seen:
             raise refuse(index, f"{token!r} comes twice")
         seen.add(token)

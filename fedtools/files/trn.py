@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fedtools.files.atomic import write_text
+from fedtools.files.symbols import SPACE, characters_of, nfc
 
 # What sclite takes for markup in a transcript: ";" begins an attribute, "{ / }" alternatives, "@"
 # is the empty word, "(a)" a word that may be missing, "\" quotes, and a trailing "*" is dropped.
@@ -14,17 +15,19 @@ from fedtools.files.atomic import write_text
 _MARKUP = str.maketrans(";*@{}\\()", "；＊＠｛｝＼（）")
 # sclite splits at ASCII whitespace alone; str.split() would also split at a no-break space.
 _WORD = re.compile(r"[^ \t\n\v\f\r]+")
-SPACE = "<space>"
 
 
 def words(text: str) -> list[str]:
-    """The words of a transcript, as they stand in a trn file."""
-    return _WORD.findall(text.translate(_MARKUP))
+    """The words of a transcript, as they stand in a trn file, in Unicode's form NFC."""
+    return _WORD.findall(nfc(text).translate(_MARKUP))
 
 
 def characters(text: str) -> list[str]:
-    """The characters of a transcript, a space between words being `<space>`, as ESPnet has it."""
-    return [SPACE if c == " " else c for c in " ".join(words(text))]
+    """The characters of a transcript, a space between words being `<space>`, as ESPnet has it.
+
+    A symbol, as `<unk>`, is one.
+    """
+    return [SPACE if c == " " else c for c in characters_of(" ".join(words(text)))]
 
 
 def trn_ids(utt2spk: Mapping[str, str]) -> dict[str, str]:

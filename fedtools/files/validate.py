@@ -23,7 +23,7 @@ from fedtools.files.datadir import (
     read_table,
 )
 from fedtools.files.errors import UserError
-from fedtools.files.symbols import check_sentence
+from fedtools.files.symbols import JOINERS, check_sentence
 
 Tables = Mapping[str, Mapping[str, str]]
 # What is wrong, one after the other: the table, its line if it is of one, problem, remedy if any.
@@ -35,8 +35,6 @@ OPTIONS = {"text": "--no-text", "wav.scp": "--no-wav", "feats.scp": "--no-feats"
 NUMBERS = {"utt2dur", "reco2dur", "utt2num_frames", "utt2speed"}
 # Tables of one word a line; other utt2* maps may hold what they like.
 WORDS = {"utt2spk", "utt2client", "utt2lang", "utt2uniq"}
-# The joiners of Indic and Arabic script, which do not print but change what does.
-JOINERS = str.maketrans("", "", "\u200c\u200d")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.files.errors import UserError
-from fedtools.files.symbols import warn_of_unknown
+from fedtools.files.symbols import warn_of_unknown, words_of
 from fedtools.lm.ngram import NgramFolder
 
 _LN10 = math.log(10)
@@ -40,8 +40,8 @@ def score_hypotheses(ngram: Path, hypotheses: Sequence[str], path: Path) -> np.n
     known: dict[str, float] = {}
     for words in hypotheses:
         if words not in known:
-            known[words] = model.score(words) * _LN10
-    counts = Counter(word for words in hypotheses for word in words.split())
+            known[words] = model.score(" ".join(words_of(words))) * _LN10
+    counts = Counter(word for words in hypotheses for word in words_of(words))
     unknown = sum(count for word, count in counts.items() if word not in model)
     warn_of_unknown(unknown, counts.total(), path, folder.vocabulary)
     return np.array([known[words] for words in hypotheses], dtype=np.float32)

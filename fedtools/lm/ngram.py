@@ -20,8 +20,8 @@ from fedtools.files.atomic import atomic_path, scratch_dir, sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import byte_order, read_transcripts
 from fedtools.files.errors import UserError
-from fedtools.files.lines import decode, open_input
-from fedtools.files.symbols import UNKNOWN, check_sentence, warn_of_unknown, words_of
+from fedtools.files.lines import decode, open_input, stream_lines
+from fedtools.files.symbols import UNKNOWN, check_sentence, nfc, warn_of_unknown, words_of
 from fedtools.lm.tokens import Tokenizer
 
 UNITS = ("word", "token")
@@ -78,6 +78,11 @@ class NgramFolder:
         for file in (folder.binary, folder.vocabulary):
             if not file.exists():
                 raise UserError("missing", path=file, remedy=remedy)
+        for line, word in enumerate(stream_lines(folder.vocabulary, remedy), 1):
+            if word != nfc(word):
+                problem = f"{word!r} is not in Unicode's form NFC, as words of texts are"
+                remedy = "make it again with fedtools train-lm"
+                raise UserError(problem, path=folder.vocabulary, line=line, remedy=remedy)
         if sha256(folder.binary) != folder.sum:
             problem = f"not the file whose sum is in {path / 'lm.yaml'}"
             raise UserError(problem, path=folder.binary, remedy=remedy)

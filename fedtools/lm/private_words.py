@@ -14,7 +14,7 @@ import numpy as np
 
 from fedtools.files.datadir import check_id
 from fedtools.files.errors import UserError
-from fedtools.files.symbols import is_unknown
+from fedtools.files.symbols import is_unknown, words_of
 from fedtools.files.tables import read_tsv, write_tsv
 
 COLUMNS = ("client", "phrase")
@@ -29,7 +29,7 @@ class Trie:
         self._root: dict = {}
         for phrase in phrases:
             node = self._root
-            for word in phrase.split():
+            for word in words_of(phrase):
                 node = node.setdefault(word, {})
             node[_END] = {}
 
@@ -90,7 +90,7 @@ def rare_words(
     """
     found = {}
     for client, sentences in said.items():
-        counts = Counter(word for sentence in sentences for word in sentence.split())
+        counts = Counter(word for sentence in sentences for word in words_of(sentence))
         found[client] = sorted(
             word
             for word, count in counts.items()
@@ -117,5 +117,5 @@ def covered_words(
     found = np.zeros(len(hypotheses))
     for client, own in phrases.items():
         trie, part = Trie(own), owners[client]
-        found[part] = [trie.covered(words.split()) for words in hypotheses[part]]
+        found[part] = [trie.covered(words_of(words)) for words in hypotheses[part]]
     return found

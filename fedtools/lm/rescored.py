@@ -27,7 +27,7 @@ from fedtools.files.config import read_yaml
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, read_nbest
-from fedtools.files.symbols import check_sentence, warn_of_unknown
+from fedtools.files.symbols import check_sentence, warn_of_unknown, words_of
 from fedtools.lm.vocabulary import END_ID, UNIGRAM, UNKNOWN_ID, WORDS, Vocabulary, read_unigram
 
 NBEST, NNLM, NGRAM, MADE_FROM = "nbest.tsv", "nnlm.scp", "ngram.scp", "nnlm.yaml"
@@ -155,8 +155,7 @@ def encode_all(
     ids, lengths, found = vocabulary.ids, [], []
     # Not `Vocabulary.encode`: a whole evaluation set has two million words.
     for line, hypothesis in enumerate(hypotheses, 1):
-        row = [ids.get(word, UNKNOWN_ID) for word in hypothesis.words.split(" ")]
-        row = row if hypothesis.words else []
+        row = [ids.get(word, UNKNOWN_ID) for word in words_of(hypothesis.words)]
         check_sentence(hypothesis.words, path, line)
         row.append(END_ID)
         found += row

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from fedtools.files.symbols import (
     UNKNOWN,
     WORD,
     is_unknown,
+    nfc,
     pieces_of,
     read_tokens,
     warn_of_unknown,
@@ -84,7 +86,7 @@ class Tokenizer:
             spelled: list[str] = []
             for word in found:
                 spelled += [SPACE] * bool(spelled)
-                spelled += [word] if word == UNKNOWN else self._character.findall(word)
+                spelled += [word] if word == UNKNOWN else self._characters(word)
             found = spelled
         elif self.token_type == BPE:
             pieces: list[str] = []
@@ -100,6 +102,13 @@ class Tokenizer:
         known = self._ids.keys() - {BLANK, SOS_EOS}
         return [token if token in known else UNKNOWN for token in found]
 
+    def _characters(self, word: str) -> Iterator[str]:
+        for character in self._character.findall(word):
+            parts = list(unicodedata.normalize("NFD", character))
+            # Letters and the marks on them, or the parts of a Korean syllable, may be tokens.
+            whole = character in self._ids or not self._ids.keys() >= set(parts)
+            yield from [character] if whole else parts
+
     def encode(self, words: str) -> list[int]:
         """Words, separated by whitespace, to token ids; what no token covers becomes <unk>."""
         return [self._ids[token] for token in self.split(words)]
@@ -113,7 +122,7 @@ class Tokenizer:
         text = (" " if self.token_type == WORD else "").join(tokens)
         if self.token_type == BPE:
             text = text.replace(WORD_START, " ")
-        return " ".join(text.split())
+        return nfc(" ".join(text.split()))
 
 
 def warn_of_unspelled(tokenizer: Tokenizer, path: Path, folder: str | Path) -> None:

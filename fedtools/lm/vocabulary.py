@@ -25,7 +25,7 @@ import numpy as np
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
 from fedtools.files.lines import read_words
-from fedtools.files.symbols import END, START, UNKNOWN, check_sentence
+from fedtools.files.symbols import END, START, UNKNOWN, check_sentence, nfc, words_of
 from fedtools.files.tables import count, read_tsv, write_tsv
 
 WORDS, UNIGRAM = "words.txt", "unigram.tsv"
@@ -42,12 +42,12 @@ class Vocabulary:
 
     Attributes:
         words: the same.
-        ids: word -> id.
+        ids: word, in Unicode's form NFC -> id.
     """
 
     def __init__(self, words: Sequence[str]):
         self.words = list(words)
-        self.ids = {word: index for index, word in enumerate(self.words)}
+        self.ids = {nfc(word): index for index, word in enumerate(self.words)}
 
     def __len__(self) -> int:
         return len(self.words)
@@ -64,7 +64,7 @@ class Vocabulary:
             UserError: if a reserved one, as `<s>` and `</s>`, is among the words.
         """
         check_sentence(words)
-        return [*(self.ids.get(word, UNKNOWN_ID) for word in words.split()), END_ID]
+        return [*(self.ids.get(word, UNKNOWN_ID) for word in words_of(words)), END_ID]
 
     @classmethod
     def read(cls, folder: str | Path) -> Vocabulary:
@@ -78,7 +78,12 @@ class Vocabulary:
         if START in words:
             line = words.index(START) + 1
             raise UserError(f"{START!r} is no word", path=path, line=line, remedy=_REMEDY)
-        return cls(words)
+        found = cls(words)
+        for index, word in enumerate(words):
+            if found.ids[nfc(word)] != index:
+                problem = f"{word!r} comes twice, in two forms of Unicode"
+                raise UserError(problem, path=path, line=index + 1, remedy=_REMEDY)
+        return found
 
     def write(self, folder: str | Path) -> None:
         """Write FOLDER/words.txt."""

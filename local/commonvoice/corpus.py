@@ -16,8 +16,9 @@ from pathlib import Path
 
 from fedtools.files.datadir import corpus_folder
 from fedtools.files.errors import UserError
-from fedtools.files.lines import open_input
-from fedtools.files.spoken import is_language, normalise
+from fedtools.files.languages import is_language
+from fedtools.files.lines import open_input, other_encoding
+from fedtools.files.spoken import normalise
 
 # The codes of the first releases, and the texts that Common Voice itself replaced them by.
 CODES = {
@@ -39,6 +40,9 @@ CODES = {
     "wales": "welsh english",
 }
 
+
+# So many rows that are not UTF-8 are named.
+_NAMED = 5
 
 # What --accents takes for speakers of every accent and of none, and how messages tell of it.
 ANY = "any"
@@ -80,7 +84,7 @@ def separate(text: str, marks: str) -> list[str]:
 
 def canonical(accent: str) -> str:
     """One spelling for an accent: lower case, whitespace squeezed, a code replaced by its text."""
-    accent = " ".join(accent.lower().split())
+    accent = unicodedata.normalize("NFC", " ".join(accent.lower().split()))
     return CODES.get(accent, accent)
 
 
@@ -91,14 +95,25 @@ def short_name(accent: str) -> str:
     return codes.get(canonical(accent)) or re.sub("[^a-z0-9]+", "_", plain).strip("_")[:60] or "x"
 
 
+def _lost(accent: str) -> bool:
+    """Whether an accent has letters that its short name would be without."""
+    plain = unicodedata.normalize("NFKD", accent)
+    return any(mark.isalpha() and not mark.isascii() for mark in plain)
+
+
 def parse_accents(text: str) -> dict[str, list[str]]:
     """Read NAME=PATTERN|PATTERN,... or ACCENT,... into name -> canonical patterns."""
     accents: dict[str, list[str]] = {}
     for entry in separate(text, ","):
         name, equals, patterns = entry.partition("=")
+        if not equals and _lost(entry):
+            problem = f"{entry!r} has letters that names have not"
+            raise argparse.ArgumentTypeError(f"{problem}: give it one, as in NAME={entry}")
         name = name.strip() if equals else short_name(entry)
         if not re.fullmatch("[A-Za-z0-9_]{1,60}", name):
-            raise argparse.ArgumentTypeError(f"{name!r}: a name is letters, digits and '_'")
+            problem = f"{name!r}: a name is letters a-z, digits and '_'"
+            tail = f", as in x={patterns}" if equals else ""
+            raise argparse.ArgumentTypeError(problem + tail)
         if entry == ANY:
             patterns, equals = "*", "="
         if name in accents:
@@ -154,7 +169,12 @@ def read_tsv(path: Path, *columns: str) -> Iterator[dict[str, str]]:
     Not whole is a line of another length than the header's, or one that is not UTF-8.
     """
     text = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
-    with open_input(path) as raw, io.TextIOWrapper(raw, **text) as file:
+    odd = 0
+    with open_input(path) as raw:
+        if name := other_encoding(raw.peek(4)):
+            remedy = f"convert it with: iconv -f {name} -t UTF-8"
+            raise UserError(f"{name}, not UTF-8", path=path, line=1, remedy=remedy)
+        file = io.TextIOWrapper(raw, **text)
         lines = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restkey="")
         try:
             for column in columns:
@@ -162,9 +182,16 @@ def read_tsv(path: Path, *columns: str) -> Iterator[dict[str, str]]:
                     raise UserError(f"no column {column!r}", path=path, line=1)
             for cells in lines:
                 whole = "" not in cells and None not in cells.values()
-                yield cells if whole and is_text("".join(cells.values())) else {}
+                known = all(is_text("".join(cell or "")) for cell in cells.values())
+                odd += not known
+                if not known and odd <= _NAMED:
+                    said = "not UTF-8, so the row is left out; save the table as UTF-8"
+                    print(f"{path}:{lines.line_num}: {said}", file=sys.stderr)
+                yield cells if whole and known else {}
         except csv.Error as error:
             raise UserError(str(error), path=path, line=lines.line_num + 1) from None
+    if odd > _NAMED:
+        print(f"{path}: {odd - _NAMED} more rows are not UTF-8", file=sys.stderr)
 
 
 def is_text(value: str) -> bool:
@@ -275,15 +302,26 @@ def _check_names(rows: list[Row], names: dict[str, list[str]], there: set[str], 
 def find_languages(rows: list[Row], folder: Path, given: str | None) -> None:
     """Set the language of every row: its `locale`, else the folder's name, else `--language`.
 
+    A locale, or a name, that is the code of no known language is none.
+
     Raises:
         UserError: if there are rows that have none of the three.
     """
     default = folder.name if is_language(folder.name) else given or ""
+    unknown = Counter(row.locale for row in rows if row.locale and not is_language(row.locale))
     for row in rows:
         row.locale = row.locale if is_language(row.locale) else default
+    code = next((f"{code!r}" for code, _ in unknown.most_common()), "")
     if any(not row.locale for row in rows):
         problem = "neither a locale in the table nor the folder's name says which language it is"
+        problem += f": {code} is the code of none that is known" if unknown else ""
         raise UserError(problem, path=folder, remedy="give --language, as in --language de")
+    if unknown:
+        problem = f"the locale of {unknown.total()} rows, as {code}, is of no known language"
+        print(f"{folder}: {problem}: they are taken for {default}", file=sys.stderr)
+    if given and not is_language(given):
+        problem = f"--language {given} is the code of no known language"
+        print(f"{problem}: all letters are kept, and words have spaces", file=sys.stderr)
     others = Counter(row.locale for row in rows if row.locale != given)
     if given and others:
         found = ", ".join(f"{count} are {language}" for language, count in others.most_common())

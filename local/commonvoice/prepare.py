@@ -49,7 +49,7 @@ from corpus import Row, sha256_of
 
 from fedtools.files.datadir import DataDir, check_id, write_table
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.spoken import is_language
+from fedtools.files.languages import is_code
 from fedtools.files.units import UTT2LANG
 
 # Clips that are longer rarely are one sentence; of frames of 40 ms, CTC writes no more characters.
@@ -186,7 +186,7 @@ def fraction(text: str) -> float:
 
 def language_code(text: str) -> str:
     """Read the code of a language."""
-    if not is_language(text):
+    if not is_code(text):
         raise argparse.ArgumentTypeError("the code of a language is wanted, as in de or zh-CN")
     return text
 
