@@ -15,7 +15,7 @@ from commands import (
     contents,
     fedtools,
     inside,
-    kill_at_random,
+    kill_when,
     ledger,
     run,
     torchless,
@@ -29,7 +29,7 @@ __all__ = [
     "contents",
     "fedtools",
     "inside",
-    "kill_at_random",
+    "kill_when",
     "ledger",
     "run",
     "torchless",
@@ -52,14 +52,24 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ.pop(forked.FOLDER))
 
 
+# The longest files, which a run begins with, so that no worker is alone with one at its end.
+LONGEST = (
+    "test_recipe.py",
+    "test_recipe_attack.py",
+    "test_recipe_personal.py",
+    "test_keyword_federation.py",
+    "test_recipe_rescore.py",
+    "test_keyword_recipe.py",
+    "test_soak.py",
+    "test_decouplefl.py",
+    "test_slurm.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with whole recipes, the longest files, so that none is alone at the end of a run."""
-    items.sort(
-        key=lambda item: (
-            item.path.name != "test_recipe.py",
-            not item.path.name.startswith("test_recipe"),
-        )
-    )
+    """Begin with the longest files."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 def pytest_terminal_summary(
