@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -55,23 +54,22 @@ def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | Non
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-def kill_at_random(command: list[str], env: dict[str, str], *, times: int, longest: float) -> int:
-    """Begin a command so many times, each ended by kill -9 at a random moment; returns the seed."""
-    seed = random.SystemRandom().randrange(1 << 30)
-    dice = random.Random(seed)
-    for _ in range(times):
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        time.sleep(dice.uniform(3, longest))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return seed
+def kill_when(command: list[str], env: dict[str, str], folder: Path, pattern: str) -> None:
+    """Begin a command, and end it by kill -9 as soon as a folder has a file of a name."""
+    assert not list(folder.glob(pattern)), f"{pattern} is there before the command"
+    process = subprocess.Popen(
+        command,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while process.poll() is None and not any(folder.glob(pattern)):
+        time.sleep(0.01)
+    assert process.poll() is None, f"ended, with or without {pattern}"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def fedtools(*arguments: str | Path, **kwargs) -> Result:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections import Counter
 from pathlib import Path
 
+import forked
 import pytest
 from commands import (
     ROOT,
@@ -12,7 +15,7 @@ from commands import (
     contents,
     fedtools,
     inside,
-    kill_at_random,
+    kill_when,
     ledger,
     run,
     torchless,
@@ -26,7 +29,7 @@ __all__ = [
     "contents",
     "fedtools",
     "inside",
-    "kill_at_random",
+    "kill_when",
     "ledger",
     "run",
     "torchless",
@@ -37,14 +40,53 @@ settings.register_profile("fedtools", deadline=None, derandomize=True)
 settings.load_profile("fedtools")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Make programs that are forks of a server, once for all processes of a run."""
+    if not hasattr(config, "workerinput"):
+        os.environ[forked.FOLDER] = str(forked.make_folder(os.getpid()))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove them; the servers end with this process."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(forked.FOLDER))
+
+
+# The longest files, which a run begins with, so that no worker is alone with one at its end.
+LONGEST = (
+    "test_recipe.py",
+    "test_recipe_attack.py",
+    "test_recipe_personal.py",
+    "test_keyword_federation.py",
+    "test_recipe_rescore.py",
+    "test_keyword_recipe.py",
+    "test_soak.py",
+    "test_decouplefl.py",
+    "test_slurm.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with whole recipes, the longest files, so that none is alone at the end of a run."""
-    items.sort(
-        key=lambda item: (
-            item.path.name != "test_recipe.py",
-            not item.path.name.startswith("test_recipe"),
-        )
-    )
+    """Begin with the longest files."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print how long files took, with the slowest tests: `--durations=N`."""
+    number = config.getoption("durations")
+    if number is None:
+        return
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section(f"slowest files, {sum(seconds.values()):.0f} s of all")
+    for name, total in seconds.most_common(number or None):
+        terminalreporter.write_line(f"{total:.2f}s {name}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import sys
+import shutil
 from pathlib import Path
 
 RECORDER = """\
@@ -17,7 +17,10 @@ exec {program} "$@"
 def record(folder: Path, environment: dict[str, str]) -> dict[str, str]:
     """An environment in which every call of fedtools is listed in a folder; see `calls`."""
     folder.mkdir(exist_ok=True)
-    named = {"listed": folder / "calls", "program": Path(sys.executable).parent / "fedtools"}
+    named = {
+        "listed": folder / "calls",
+        "program": shutil.which("fedtools", path=environment["PATH"]),
+    }
     quoted = {name: shlex.quote(str(path)) for name, path in named.items()}
     (folder / "fedtools").write_text(RECORDER.format(**quoted))
     (folder / "fedtools").chmod(0o755)

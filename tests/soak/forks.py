@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
 import os
 import runpy
 import signal
@@ -15,26 +13,11 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import typer
-
 import fedtools.cli
 from fedtools.files import config, datadir, nbest, states, tables, text_files
 from fedtools.files.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-def preload(names: Sequence[str]) -> None:
-    """Import modules, and those of the commands, once; no thread begins."""
-    groups = (f"fedtools.cli.{path.stem}" for path in (ROOT / "fedtools/cli").glob("[a-z]*.py"))
-    for name in (*groups, *names):
-        importlib.import_module(name)
-    # `main` calls it without arguments in both forms; to build it takes longer than most commands.
-    if isinstance(fedtools.cli.app, typer.Typer):
-        fedtools.cli.app = typer.main.get_command(fedtools.cli.app)
-    # A collection in a child would write to, and so copy, every page of what is here.
-    gc.collect()
-    gc.freeze()
 
 
 def fork(

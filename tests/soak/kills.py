@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import fork_server
 import forks
 from faults import CRASHED, Fault
 from federations import SCENARIOS, WORLDS, Process, Stage, World
@@ -355,7 +356,7 @@ def soak(worlds: Sequence[str], kills: int, crashes: int | None, seed: int, root
     for name in worlds:
         make, modules = WORLDS[name]
         made = make(root / name)
-        forks.preload(modules)
+        fork_server.preload(modules)
         if name == "counts":
             test.crash(list(made.values())[-1], crashes)
         done, number = 0, 0

@@ -33,6 +33,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 
+import fork_server  # noqa: E402
 import forks  # noqa: E402
 import world  # noqa: E402
 from more_inputs import SECRET  # noqa: E402
@@ -263,7 +264,7 @@ def stop(options: argparse.Namespace, folder: Path) -> int:
 
 def worsen(options: argparse.Namespace, folder: Path) -> int:
     """Make inputs worse as the options say; the number of bugs."""
-    forks.preload(IMPORTED)
+    fork_server.preload(IMPORTED)
     numbers = range(options.start, options.start + options.inputs)
     if options.only is not None:
         numbers = range(options.only, options.only + 1)

@@ -1,0 +1,294 @@
+"""Runs Python programs in forks of this process, which has imported everything; no thread begins.
+
+`fork_client.py` asks for them, and tells what a program has of whoever calls it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import gc
+import importlib
+import io
+import marshal
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Ends its process, and group, when the file descriptor it is set for can be read: fcntl.h.
+F_SETSIG = 10
+# Of what commands import when they run, what takes a while.
+LATE = (
+    "PIL.Image",
+    "espnet2.asr.encoder.conformer_encoder",
+    "espnet2.asr.encoder.transformer_encoder",
+    "espnet2.asr.espnet_model",
+    "flashlight.lib.text.decoder.kenlm",
+    "kenlm",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "matplotlib.pyplot",
+    "multiprocessing.spawn",
+    "numpy.random",
+    "pydantic.json_schema",
+    "pydantic.plugin._loader",
+    "pydantic.type_adapter",
+    "scipy.stats",
+    "sentencepiece",
+    "tensorboard.compat.proto.event_pb2",
+    "tensorboard.summary.writer.record_writer",
+    "torch._dynamo",
+    "uuid",
+)
+
+
+def preload(names: Sequence[str] = ()) -> None:
+    """Import modules, and those of the commands, once; no thread begins."""
+    import typer
+
+    import fedtools.cli
+
+    groups = (f"fedtools.cli.{path.stem}" for path in (ROOT / "fedtools/cli").glob("[a-z]*.py"))
+    for name in (*groups, *names):
+        importlib.import_module(name)
+    # `main` calls it without arguments in both forms; to build it takes longer than most commands.
+    if isinstance(fedtools.cli.app, typer.Typer):
+        fedtools.cli.app = typer.main.get_command(fedtools.cli.app)
+    # A collection in a child would write to, and so copy, every page of what is here.
+    gc.collect()
+    gc.freeze()
+
+
+def packages() -> list[str]:
+    """The names of all modules of fedtools, but of the one that runs it."""
+    found = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / "fedtools").rglob("*.py"))
+    names = [".".join(path.parts).removesuffix(".__init__") for path in found]
+    return sorted(name for name in names if not name.endswith("__main__"))
+
+
+def serve(listener: socket.socket, owner: int) -> None:
+    """Run what is asked for until a process ends."""
+    ended = os.pidfd_open(owner)
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    waiting: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([listener, ended, woken], [], [])
+        if ended in ready:
+            return
+        if woken in ready:
+            os.read(woken, 1024)
+        tell_ended(waiting)
+        if listener in ready:
+            connection, _ = listener.accept()
+            if request := receive(connection):
+                child = os.fork()
+                if not child:
+                    signal.set_wakeup_fd(-1)
+                    for one in (listener, connection, *waiting.values()):
+                        one.close()
+                    for number in (ended, woken, wake):
+                        os.close(number)
+                    become(*request)
+                for number in request[1]:
+                    os.close(number)
+                waiting[child] = connection
+                send(connection, child)
+
+
+def tell_ended(waiting: dict[int, socket.socket]) -> None:
+    """Tell the clients of forks that have ended how they have."""
+    while waiting:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if not child:
+            return
+        with waiting.pop(child) as connection:
+            send(connection, os.waitstatus_to_exitcode(status))
+
+
+def send(connection: socket.socket, number: int) -> None:
+    # A client that was killed reads nothing.
+    with contextlib.suppress(OSError):
+        connection.sendall(number.to_bytes(8, "big", signed=True))
+
+
+def receive(connection: socket.socket) -> tuple[tuple, list[int]] | None:
+    """What a client asks for, and its open files, the first of which tells of its end."""
+    head, files, _, _ = socket.recv_fds(connection, 8, 253)
+    size, data = int.from_bytes(head, "big"), b""
+    while head and len(data) < size and (more := connection.recv(size - len(data))):
+        data += more
+    if head and len(data) == size:
+        return marshal.loads(data), files
+    for number in files:
+        os.close(number)
+    connection.close()
+    return None
+
+
+def become(request: tuple, files: list[int]) -> None:
+    """Run a program in this process, to its end."""
+    code = 70
+    try:
+        program, words, folder, environment, umask, ignored, numbers = request
+        take_files(files[1:], numbers, end_with(files[0], max(numbers, default=2) + 1))
+        set_signals(ignored)
+        os.umask(umask)
+        os.environb.clear()
+        os.environb.update(environment)
+        os.chdir(folder)
+        code = run(program, words)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def end_with(life: int, least: int) -> int:
+    """Have the kernel kill this process, and what it starts, at the end of a client.
+
+    Args:
+        life: a socket whose other end the client has.
+        least: where the descriptor may be moved to at the least.
+
+    Returns:
+        where it is.
+    """
+    os.setpgid(0, 0)
+    moved = fcntl.fcntl(life, fcntl.F_DUPFD_CLOEXEC, max(least, 512))
+    os.close(life)
+    fcntl.fcntl(moved, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(moved, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(moved, fcntl.F_SETFL, fcntl.fcntl(moved, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([moved], [], [], 0)[0]:
+        os._exit(70)
+    return moved
+
+
+def take_files(files: list[int], numbers: list[int], above: int) -> None:
+    """Give files the numbers that they have in the client."""
+    safe = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above + 1) for one in files]
+    for one in files:
+        os.close(one)
+    for number in range(3):
+        with contextlib.suppress(OSError):
+            os.close(number)
+    for one, number in zip(safe, numbers, strict=True):
+        os.dup2(one, number)
+        os.close(one)
+
+
+def set_signals(ignored: list[int]) -> None:
+    """Handle signals as a Python that has just begun does."""
+    for number in (signal.SIGCHLD, *ignored):
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    if signal.SIGINT not in ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def run(program: str, words: list[str]) -> int:
+    """Run a script, or the code behind `-c`, as the interpreter would; its exit status."""
+    import numpy
+    import torch
+
+    # That of `random` does it by itself.
+    numpy.random.seed()
+    torch.default_generator.seed()
+    set_streams()
+    code = 1
+    try:
+        execute(program, words)
+        code = 0
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code if stream.closed else 120
+    return code & 0xFF
+
+
+def set_streams() -> None:
+    """Open the standard streams as the interpreter does, which has opened this process's so."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old, buffering = getattr(sys, f"__{name}__"), -1
+        if isinstance(old.buffer, io.FileIO):
+            buffering = 0
+        try:
+            binary = os.fdopen(number, ("rb", "wb")[number > 0], buffering, closefd=False)
+            new = io.TextIOWrapper(
+                binary,
+                old.encoding,
+                old.errors,
+                "\n" if number else None,
+                old.line_buffering or os.isatty(number),
+                old.write_through,
+            )
+        except OSError:
+            # It is closed.
+            new = None
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+
+
+def execute(program: str, words: list[str]) -> None:
+    main = types.ModuleType("__main__")
+    main.__builtins__ = __builtins__
+    # Whatever it begins by "spawn" comes here, too.
+    if client := os.environ.get("FORK_CLIENT_PYTHON"):
+        importlib.import_module("multiprocessing.spawn").set_executable(client)
+    if program == "-c":
+        source, sys.argv, sys.path[0] = words[0], ["-c", *words[1:]], ""
+    else:
+        source, sys.argv = Path(program).read_bytes(), [program, *words]
+        sys.path[0] = str(Path(program).resolve().parent)
+        main.__file__ = str(Path(program).absolute())
+    sys.modules["__main__"] = main
+    exec(compile(source, program, "exec"), vars(main))
+
+
+def start(path: str, owner: int) -> None:
+    """Import everything, listen, and let go of the lock, which is descriptor 3."""
+    # This file's folder is on no program's path.
+    sys.path[0] = ""
+    preload([*packages(), *LATE])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        # Of one that has died.
+        Path(path).unlink(missing_ok=True)
+        listener.bind(path)
+        listener.listen(128)
+        os.close(3)
+        # So that a server's first fork is like all others: the library of linear algebra ends its
+        # threads before a fork.
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+        threads = list(Path("/proc/self/task").iterdir())
+        assert len(threads) == 1, f"{len(threads)} threads: forks could hang"
+        serve(listener, owner)
+
+
+if __name__ == "__main__":
+    start(sys.argv[1], int(sys.argv[2]))

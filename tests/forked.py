@@ -1,0 +1,65 @@
+"""Programs for PATH that are run by forks of a server: see `fork_client.py`.
+
+Recipes start some ninety short processes, each of which would import torch, for two seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+# The folder of the servers and of the programs, of all processes of a test run.
+FOLDER = "FEDTOOLS_TESTS_FORKS"
+CLIENT = Path(__file__).with_name("fork_client.py")
+FEDTOOLS = """\
+#!/bin/sh
+exec {client} {fedtools} "$@"
+"""
+# Scripts of recipes, and what multiprocessing spawns; all else is no work for a fork.
+PYTHON = """\
+#!/bin/sh
+case "$*" in
+    *" --multiprocessing-fork")
+        # Options of an interpreter come from its environment, which a server has, too.
+        while [ "$1" != -c ]; do shift; done
+        exec {client} "$@"
+        ;;
+esac
+case $1 in *local/*.py) exec {client} "$@" ;; esac
+exec {python} "$@"
+"""
+
+
+def make_folder(owner: int) -> Path:
+    """Write the programs, whose servers end with a process; the folder, which is to be removed."""
+    # Not with pytest's: a socket's path is at most 107 bytes long.
+    folder = Path(tempfile.mkdtemp(prefix="forks."))
+    programs = Path(sys.executable).parent
+    words = (sys.executable, "-IS", CLIENT, folder, owner)
+    quoted = {
+        "client": shlex.join(map(str, words)),
+        "fedtools": shlex.quote(str(programs / "fedtools")),
+        "python": shlex.quote(sys.executable),
+    }
+    (folder / "bin").mkdir()
+    for name, text in (("fedtools", FEDTOOLS), ("python3", PYTHON)):
+        program = folder / "bin" / name
+        program.write_text(text.format(**quoted))
+        program.chmod(0o755)
+    return folder
+
+
+def forked(environment: dict[str, str]) -> dict[str, str]:
+    """An environment in which fedtools, and the scripts of recipes, are forks of a server."""
+    programs = f"{os.environ[FOLDER]}/bin"
+    path = f"{programs}:{environment['PATH']}"
+    return environment | {"PATH": path, "FORK_CLIENT_PYTHON": f"{programs}/python3"}
+
+
+def unforked(environment: dict[str, str]) -> dict[str, str]:
+    """An environment without them."""
+    path = environment["PATH"].removeprefix(f"{os.environ[FOLDER]}/bin:")
+    return {**environment, "PATH": path}

@@ -1,0 +1,230 @@
+"""A program that is a fork of the server is like one with an interpreter of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from forked import forked
+
+TELLS = """\
+import json, os, random, signal, sys, tempfile
+import beside, numpy, torch
+handlers = {n: str(signal.getsignal(n)) for n in range(1, 32) if n not in (9, 19)}
+print("said", file=sys.stderr)
+umask = os.umask(0)
+told = {
+    "argv": sys.argv, "path": sys.path, "folder": os.getcwd(), "umask": umask, "signals": handlers,
+    "environment": dict(os.environ), "stdin": sys.stdin.read(), "file": __file__, "name": __name__,
+    "streams": [(s.encoding, s.errors, s.line_buffering, s.isatty())
+                for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
+    "flags": repr(sys.flags), "executable": sys.executable,
+    "passed": os.read(int(sys.argv[1]), 9).decode(), "modules": sys.modules["__main__"].__file__,
+}
+json.dump(told, sys.stdout)
+"""
+
+
+@pytest.fixture
+def programs(tmp_path) -> Path:
+    """A folder for scripts, whose names make them forks."""
+    folder = tmp_path / "a checkout" / "local"
+    folder.mkdir(parents=True)
+    (folder / "beside.py").touch()
+    return folder
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    found = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return forked(found)
+
+
+def test_it_sees_what_the_real_one_sees(programs, environment):
+    (programs / "tells.py").write_text(TELLS)
+    found = []
+    for python in ("python3", sys.executable):
+        ours, theirs = os.pipe()
+        os.write(theirs, b"passed on")
+        # Behind bash's &, SIGINT is ignored.
+        line = f'umask 27; "{python}" local/tells.py {ours} "a b" "" ü <<<told & wait $!'
+        done = subprocess.run(
+            ["bash", "-c", line], env=environment, cwd=programs.parent, capture_output=True,
+            pass_fds=[ours], check=True,
+        )  # fmt: skip
+        os.close(ours)
+        os.close(theirs)
+        told = json.loads(done.stdout)
+        told["argv"][1] = told["environment"]["_"] = None
+        found.append((told, done.stderr))
+    for name, value in found[1][0].items():
+        assert found[0][0][name] == value, name
+    assert found[0][1] == found[1][1]
+    assert found[0][0]["passed"] == "passed on" and found[0][0]["umask"] == 0o27
+
+
+def fork(programs: Path, environment: dict[str, str], code: str, **more) -> subprocess.Popen:
+    """Begin a program of such lines."""
+    script = programs / f"{len(list(programs.iterdir()))}.py"
+    script.write_text(code)
+    return subprocess.Popen(["python3", script], env=environment, text=True, **more)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("", 0),
+        ("raise SystemExit", 0),
+        ("raise SystemExit(300)", 300 & 255),
+        ("raise SystemExit('said')", 1),
+        ("1 / 0", 1),
+        ("import os; os._exit(7)", 7),
+        ("import os; os.abort()", -signal.SIGABRT),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
+        ("raise KeyboardInterrupt", -signal.SIGINT),
+    ],
+)
+def test_its_end(programs, environment, code, status):
+    process = fork(programs, environment, code, stderr=subprocess.PIPE)
+    _, said = process.communicate()
+    assert process.returncode == status
+    assert ("Traceback" in said) == ("0" in code.split() or "Keyboard" in code), said
+    assert "said" not in code or said == "said\n"
+
+
+def test_its_random_numbers_are_its_own(programs, environment):
+    code = "import numpy, random, tempfile, torch, uuid\n"
+    code += "print(random.random(), numpy.random.rand(), uuid.uuid4(), tempfile.mktemp())\n"
+    code += "print(torch.rand(1).item(), torch.initial_seed())\n"
+    said = [fork(programs, environment, code, stdout=-1).communicate()[0] for _ in range(2)]
+    assert all(one != other for one, other in zip(*map(str.split, said), strict=True))
+
+
+def test_what_it_leaves_to_the_end_is_done(programs, environment):
+    code = "import atexit, sys, threading, time\n"
+    code += "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()\n"
+    code += "atexit.register(print, 'atexit'); sys.stdout.write('main ')\n"
+    assert fork(programs, environment, code, stdout=-1).communicate()[0] == "main thread\natexit\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_go_on_to_it(programs, environment, number):
+    code = "import signal, sys, time\n"
+    code += f"signal.signal({int(number)}, lambda n, _: sys.exit(n))\nprint(flush=True)\n"
+    process = fork(programs, environment, code + "time.sleep(60)", stdout=subprocess.PIPE)
+    process.stdout.readline()
+    process.send_signal(number)
+    assert process.wait() == number
+    code = "import time; print(flush=True); time.sleep(60)"
+    silence = {"stderr": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    process = fork(programs, environment, code, **silence)
+    process.stdout.readline()
+    process.send_signal(number)
+    assert process.wait() == -number
+
+
+WRITES = """\
+import os, subprocess, sys
+if os.fork():
+    subprocess.run(["sh", "-c", "while :; do echo >>again; done"])
+while True:
+    os.utime("own")
+"""
+
+
+def test_nothing_of_it_is_left_once_it_was_killed(programs, environment):
+    own, again = programs / "own", programs / "again"
+    for _ in range(3):
+        own.touch()
+        again.unlink(missing_ok=True)
+        process = fork(programs, environment, WRITES, cwd=programs, start_new_session=True)
+        while not again.exists():
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        # What was begun in the kernel is done; so it is with a real one.
+        time.sleep(0.01)
+        before = own.stat().st_mtime_ns, again.stat().st_size
+        time.sleep(0.1)
+        assert (own.stat().st_mtime_ns, again.stat().st_size) == before
+
+
+SPAWNS = """\
+import multiprocessing, os, sys
+
+def told(pipe):
+    pipe.send((__name__, os.getppid(), "fedtools.cli.federation" in sys.modules))
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    open("ended", "w").close()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=told, args=(theirs,))
+    process.start()
+    print(ours.recv(), flush=True)
+    if sys.argv[1:]:
+        os._exit(0)
+    process.terminate()
+    process.join()
+    print(process.exitcode)
+"""
+
+
+def test_what_it_spawns_is_a_fork_too_and_sees_its_end(programs, environment):
+    script = programs / "spawns.py"
+    script.write_text(SPAWNS)
+    calls = [["python3", script], ["python3", script, "alone"]]
+    found = [
+        subprocess.run(words, env=environment, cwd=programs, capture_output=True, text=True)
+        for words in calls
+    ]
+    for done in found:
+        assert "('__mp_main__', " in done.stdout and ", True)" in done.stdout, done.stderr
+    assert found[0].stdout.splitlines()[1] == str(-signal.SIGTERM)
+    deadline = time.monotonic() + 30
+    while not (programs / "ended").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_threads_are_as_its_environment_says(programs, environment):
+    code = "import torch; print(torch.get_num_threads())"
+    said = [
+        fork(programs, environment | more, code, stdout=-1).communicate()[0].strip()
+        for more in ({}, {"OMP_NUM_THREADS": "1"})
+    ]
+    real = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said == [real.stdout.strip(), "1"]
+
+
+def test_fedtools_is_one(environment):
+    for words, status in ((["--version"], 0), (["show", "nothing"], 1), (["--nothing"], 2)):
+        found = [
+            subprocess.run([program, *words], env=environment, capture_output=True, cwd=ROOT)
+            for program in ("fedtools", Path(sys.executable).parent / "fedtools")
+        ]
+        ends = [(done.returncode, done.stdout, done.stderr) for done in found]
+        assert ends[0] == ends[1] and ends[0][0] == status
+        assert ends[0][1] or ends[0][2]
+
+
+def test_nobody_reads_what_it_says(programs, environment):
+    found = []
+    for python in ("python3", sys.executable):
+        (programs / "says.py").write_text("import sys; sys.stdout.write('x' * 9)")
+        reader, writer = os.pipe()
+        os.close(reader)
+        words, silent = [python, programs / "says.py"], subprocess.DEVNULL
+        done = subprocess.run(words, env=environment, stdout=writer, stderr=silent, check=False)
+        os.close(writer)
+        found.append(done.returncode)
+    assert found[0] == found[1] != 0
