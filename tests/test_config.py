@@ -134,6 +134,7 @@ def test_every_experiment_of_the_keyword_configurations_can_begin(path):
     from fedtools.federation.init import read_config
     from fedtools.methods import make_method
     from fedtools.models.keywords import NETWORKS, build_network
+    from fedtools.tasks import facts_of
 
     whole = yaml.safe_load(path.read_text())
     networks = ["transformer"] if path.stem == "full" else NETWORKS.names()
@@ -142,7 +143,8 @@ def test_every_experiment_of_the_keyword_configurations_can_begin(path):
         sections = [f"networks.{network}", f"methods.{method}", f"tasks.{task}.{method}?"]
         config = read_config(path, sections, [])
         from_mapping(ClipTraining, config["training"], path)
-        make_method(method, config["method_conf"], path).check("kws", config["model"])
+        parts = facts_of("kws", path).parts
+        make_method(method, config["method_conf"], path).check("kws", parts, config["model"])
         build_network(config["model"], int(task), path)
 
 

@@ -438,11 +438,11 @@ def test_diverged_client_is_left_out(world, cli, tmp_path):
 def test_methods_are_listed_by_task(cli):
     names = [line.split()[0] for line in cli("methods", "--task", "asr").ok().out.splitlines()]
     recipe = {"client", "centralized", "fedavg", "fednorm", "fedextract", "decouplefl", "joint"}
-    assert recipe <= {*names} and not {"fedprox", "fedkws_ui", "fmp"} & {*names}
+    assert recipe <= {*names} and not {"alo", "fedkws_ui", "fmp"} & {*names}
     assert "FedKWS-UI" in cli("methods", "fedkws_ui", "fedavg").ok().out
     cli("methods", "fedavg", "fedkws").fails(1, "unknown method 'fedkws'", "fedkws_ui")
-    cli("methods", "fedprox", "--task", "asr").fails(1, "fedprox is for task kws, not asr")
-    cli("methods", "--task", "tts").fails(1, "no method is for task tts")
+    cli("methods", "alo", "--task", "asr").fails(1, "alo is for task kws, not asr")
+    cli("methods", "--task", "tts").fails(1, "task", "tts")
 
 
 def test_commands_refuse_what_cannot_be(world, cli, tmp_path):

@@ -113,7 +113,7 @@ def test_a_stack_is_cut_to_the_memory_and_says_so(world, tmp_path, capsys):
     def stacks(megabytes: int) -> tuple[int, str]:
         settings = "training.stack=5", f"training.stack_mb={megabytes}"
         path = begin(world, tmp_path / f"{megabytes}", "fedavg", *settings)
-        units = open_federation(path).units(CLIENTS[:5], 1)
+        units = open_federation(path).task.units(CLIENTS[:5], 1)
         assert sorted(client for unit in units for client in unit) == CLIENTS[:5]
         return len(units), capsys.readouterr().err
 
