@@ -362,7 +362,7 @@ def test_words_that_are_tokens_are_trained_found_and_go_back(cli, world, tmp_pat
 def test_a_token_that_is_a_space_of_another_kind(cli, world, tmp_path, space):
     foreign(tmp_path, [*CHARACTERS[:3], space, *CHARACTERS[3:]])
     take_over(cli, tmp_path).ok()
-    tokenizer = begun(cli, world, tmp_path).tokenizer
+    tokenizer = begun(cli, world, tmp_path).task.tokenizer
     assert tokenizer.decode([4, 3, 5]) == "a b"
     assert tokenizer.split(f"a{space}b") == ["a", "<space>", "b"]
 
@@ -372,7 +372,7 @@ def test_a_token_list_in_a_file(cli, world, tmp_path):
     take_over(cli, tmp_path).fails(1, "tokens.txt: cannot be read", "put it beside config.yaml")
     (tmp_path / "tokens.txt").write_text("".join(f"{token}\n" for token in CHARACTERS))
     take_over(cli, tmp_path).ok()
-    assert begun(cli, world, tmp_path).tokenizer.tokens == CHARACTERS
+    assert begun(cli, world, tmp_path).task.tokenizer.tokens == CHARACTERS
 
 
 REFUSED = [

@@ -98,7 +98,9 @@ def test_bad_options(world, cli, tmp_path):
     refused("method_conf.optimizer=adagrad", method="fedopt", said="yogi")
     refused("method_conf.adaptivity=0", method="fedopt", said="adaptivity")
     refused("method_conf.private=head", method="fedkws_ui", said="head_share")
-    refused("method_conf.keep_optimizer=true", said="keep_optimizer: clients of task kws train together")
+    refused(
+        "method_conf.keep_optimizer=true", said="keep_optimizer: clients of task kws train together"
+    )
     refused(method="client", said="Client needs optimizer, which task kws has not")
     refused("clients_per_round=half", said="clients_per_round")
     refused("training.grad_clip=-1", said="grad_clip")

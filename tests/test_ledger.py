@@ -45,7 +45,7 @@ def make(path: Path) -> Experiment:
 
 def rows(round: int, clients: int = 3, seconds: float = 1.5) -> list[LedgerRow]:
     return [
-        LedgerRow(round, f"c{number}", 400, 404, 2.0, 0.0, seconds, "ok")
+        LedgerRow(round, f"c{number}", 400, 404, 7, 2.0, 0.0, seconds, "ok")
         for number in range(clients)
     ]
 
@@ -70,8 +70,8 @@ def experiment(tmp_path) -> Experiment:
 
 
 def test_rounds_come_back_and_any_tool_reads_them(experiment):
-    odd = LedgerRow(2, "d", 0, 1 << 40, 0.25, 1.0, 0.0, "was\tnot\nsampled")
-    server = LedgerRow(2, SERVER_ROW, 0, 0, 0.0, 1.0, 0.125, "ok")
+    odd = LedgerRow(2, "d", 0, 1 << 40, 3, 0.25, 1.0, 0.0, "was\tnot\nsampled")
+    server = LedgerRow(2, SERVER_ROW, 0, 0, 5, 0.0, 1.0, 0.125, "ok")
     assert list(read_ledger(experiment)) == []
     close(experiment, 1, rows(1))
     close(experiment, 2, [*rows(2), odd, server])
@@ -195,7 +195,7 @@ def test_a_folder_that_is_gone_is_not_passed_over(experiment):
 
 
 HEADER = "\t".join(COLUMNS) + "\n"
-GOOD = "1\ta\t400\t404\t2\t0\t1.500\tok\n"
+GOOD = "1\ta\t400\t404\t7\t2\t0\t1.500\tok\n"
 
 
 @pytest.mark.parametrize(
@@ -224,4 +224,12 @@ def test_what_is_no_ledger(experiment, content, line):
     """Also one that whoever changed it gave the right sum."""
     close(experiment, 1, content)
     with pytest.raises(UserError, match=rf"ledger.tsv:{line}: "):
+        list(read_ledger(experiment))
+
+
+def test_a_round_of_an_earlier_version_is_told(experiment):
+    """Its ledger has no steps."""
+    old = HEADER.replace("steps\t", "") + GOOD.replace("\t7\t", "\t")
+    close(experiment, 1, old)
+    with pytest.raises(UserError, match="ledger.tsv: no column 'steps': an earlier version"):
         list(read_ledger(experiment))

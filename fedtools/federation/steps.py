@@ -239,19 +239,27 @@ def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[L
                 client=client,
                 bytes_down=sizes.get(client, 0),
                 bytes_up=came.bytes if came else 0,
+                steps=message.steps if message else 0,
                 client_epochs=federation.task.epochs(client, message.steps) if message else 0,
-                server_epochs=0,
                 seconds=message.seconds if message else 0.0,
                 status=status,
             )
         )
     # Nobody is sampled where the server trains; these rows say whose labels failed there.
     failed = [client for client in server.collapsed if client]
-    rows += [LedgerRow(number, client, 0, 0, 0, 0, 0.0, COLLAPSED) for client in failed]
+    rows += [LedgerRow(number, client, status=COLLAPSED) for client in failed]
     spent = time.monotonic() - begun
     # Its own row says it of data without clients.
     status = COLLAPSED if "" in server.collapsed else OK
-    return [*rows, LedgerRow(number, SERVER_ROW, 0, 0, 0, server.epochs, spent, status)]
+    own = LedgerRow(
+        number,
+        SERVER_ROW,
+        steps=server.steps,
+        server_epochs=server.epochs,
+        seconds=spent,
+        status=status,
+    )
+    return [*rows, own]
 
 
 def _sizes_down(federation: Federation, round: Round) -> Mapping[str, int]:

@@ -15,6 +15,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import OK
 from fedtools.files.tables import count, number, read_tsv, write_tsv
+from fedtools.files.text_files import read_lines
 
 # The client column of the row for the server's own work; no client can have this name.
 SERVER_ROW = "-"
@@ -24,19 +25,21 @@ class LedgerRow(NamedTuple):
     """One client, or the server, in one round.
 
     `bytes_down` and `bytes_up` are sizes of what was sent, also by a client that was refused, whose
-    epochs and seconds are 0: what it says of its work does not count. `status` is OK, the reason
-    for which the client's message was refused, COLLAPSED or CAPPED. A client whose labels collapsed
-    where the server trained has a row of no cost; if the data have no clients, it is the server's.
+    steps, epochs and seconds are 0: what it says of its work does not count. `status` is OK, the
+    reason for which the client's message was refused, COLLAPSED or CAPPED. A client whose labels
+    collapsed where the server trained has a row of no cost; if the data have no clients, it is the
+    server's.
     """
 
     round: int
     client: str
-    bytes_down: int
-    bytes_up: int
-    client_epochs: float
-    server_epochs: float
-    seconds: float
-    status: str
+    bytes_down: int = 0
+    bytes_up: int = 0
+    steps: int = 0
+    client_epochs: float = 0.0
+    server_epochs: float = 0.0
+    seconds: float = 0.0
+    status: str = OK
 
 
 COLUMNS = LedgerRow._fields
@@ -75,6 +78,9 @@ def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
     experiment.check_closed(at)
     path = experiment.round_dir(at) / "ledger.tsv"
     seen: set[str] = set()
+    if read_lines(path)[:1] == ["\t".join(name for name in COLUMNS if name != "steps")]:
+        problem = "no column 'steps': an earlier version has closed this round"
+        raise UserError(problem, path=path, remedy="go on with that version, or begin anew")
     for line, row in enumerate(read_tsv(path, COLUMNS), 2):
         client = row["client"]
         if client != SERVER_ROW:
@@ -82,6 +88,6 @@ def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
         if client in seen or count(row, "round", path, line) != at:
             raise UserError(f"{client!r} comes twice, or of another round", path=path, line=line)
         seen.add(client)
-        sizes = (count(row, name, path, line) for name in ("bytes_down", "bytes_up"))
-        reals = (number(row, name, path, line) for name in COLUMNS[4:7])
+        sizes = (count(row, name, path, line) for name in COLUMNS[2:5])
+        reals = (number(row, name, path, line) for name in COLUMNS[5:8])
         yield LedgerRow(at, client, *sizes, *reals, row["status"])

@@ -55,7 +55,7 @@ class Server:
         messages: those of clients that were not refused.
         refusals: the clients that were, with their reasons.
         client: the server as one who trains, where the phase has it train; otherwise None.
-        epochs: of its own training in this round.
+        epochs, steps: of its own training in this round.
         collapsed: client, or "" where data have none -> the share of its utterances whose
             pseudo-labels were empty in that training, of those of whom nearly all were.
     """
@@ -69,7 +69,8 @@ class Server:
         client: Client | None = None,
         release: Release | None = None,
     ):
-        self.round, self.client, self.epochs = round, client, 0.0
+        self.round, self.client = round, client
+        self.epochs, self.steps = 0.0, 0
         self.messages, self.refusals = list(messages), list(refusals)
         self.collapsed: dict[str, float] = {}
         self._rules, self._spec, self._release = rules, round.payload.tensors, release
@@ -232,6 +233,7 @@ class Server:
         self.collapsed = {who: share for who, share in shares if status_of("", share) == COLLAPSED}
         self._trained["server"] = trained.loss
         self.epochs += epochs
+        self.steps += trained.steps
         state = self.client.tensors()
         save_state(self.next_state, {name: state[name] for name in self._spec})
         self._own.finish()

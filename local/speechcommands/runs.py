@@ -154,11 +154,9 @@ class Run:
                 raise UserError(problem, path=self.path, remedy="pack them again")
             if row.status == "ok":
                 rows += 1
-                # As `Federation.epochs` has it; epochs are written with six digits.
                 batch = min(sizes[row.client], self.training.batch_size)
-                steps = round(row.client_epochs * sizes[row.client] / batch)
-                private = self.method.private_training(steps)
-                counts = (steps, steps * batch, private, private * batch)
+                private = self.method.private_training(row.steps)
+                counts = (row.steps, row.steps * batch, private, private * batch)
                 for name, count_of in zip(BY_ROUND, counts, strict=True):
                     found[name] += count_of
         for name in BY_ROUND:
