@@ -231,5 +231,5 @@ def test_a_round_of_an_earlier_version_is_told(experiment):
     """Its ledger has no steps."""
     old = HEADER.replace("steps\t", "") + GOOD.replace("\t7\t", "\t")
     close(experiment, 1, old)
-    with pytest.raises(UserError, match="ledger.tsv: no column 'steps': an earlier version"):
+    with pytest.raises(UserError, match=r"ledger\.tsv: no column 'steps': an earlier version"):
         list(read_ledger(experiment))
