@@ -58,6 +58,8 @@ setup(
     extras_require={
         "test": [
             "hypothesis>=6.100",
+            # Before 2.6, no contract against circles.
+            "import-linter>=2.6",
             "jiwer>=4.0",
             "miniaudio>=1.60",
             # Up to 0.14.1, its noise of small scales is not discrete Laplace noise.

@@ -13,20 +13,14 @@ CLIENTS = [f"c{number}" for number in range(7)]
 
 # What somebody adds who counts words: a method and a task. In round 1 everybody sends counts, later
 # those who were sampled do; in the third round nobody sends anything.
-PLUGIN = """
-import os
-import time
+METHOD = """
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from tqdm import tqdm
 
-from fedtools.federation.base import Federation, Sent
-from fedtools.federation.tasks import TASKS, Task
-from fedtools.files.errors import UserError
-from fedtools.files.messages import Payload, Report
+from fedtools.client.unit import Trained
+from fedtools.files.messages import Payload
 from fedtools.methods import METHODS
 from fedtools.methods.base import Method, Phase
 
@@ -34,63 +28,90 @@ WORDS = ["one", "two", "three"]
 SPEC = {"counts": ((len(WORDS),), "float64")}
 
 
+def counted(words):
+    return np.array([words.count(word) for word in WORDS], "f8")
+
+
 @METHODS.register("counting")
 @dataclass(frozen=True)
 class Counting(Method):
     title: ClassVar[str] = "Counting"
-    tasks: ClassVar[tuple[str, ...]] = ("counts",)
+    needs: ClassVar[tuple[str, ...]] = ("words",)
 
     def phase(self, number):
         if number == 3:
-            return Phase(client=lambda texts: texts, server=lambda server: server.keep(),
-                         sends=Payload())
-        return Phase(client=self.count, server=lambda server: server.sum(), sends=Payload(SPEC),
-                     everybody=number == 1)
+            return Phase(self.rest, self.keep, sends=Payload())
+        return Phase(self.client, self.server, sends=Payload(SPEC), everybody=number == 1)
 
-    def count(self, texts):
-        return [[text.split().count(word) for word in WORDS] for text in texts]
+    def client(self, texts):
+        words = [text.split() for text in texts]
+        return [Trained(0, 0.0, len(one), tensors={"counts": counted(one)})
+                for one in words]
+
+    def rest(self, texts):
+        return [Trained(0, 0.0, len(text.split())) for text in texts]
+
+    def server(self, server):
+        server.sum()
+
+    def keep(self, server):
+        server.keep()
+"""
+
+TASK = """
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from fedtools.files.errors import UserError
+from fedtools.methods.counting import SPEC
+from fedtools.tasks import TASKS
+from fedtools.tasks.base import Task
+from fedtools.tasks.facts import Facts
 
 
-class CountFederation(Federation):
+class CountTask(Task):
+    spec = SPEC
+
     @staticmethod
-    def begin(beginning):
-        state = {"counts": np.zeros(len(WORDS))}
+    def begin(new):
+        state = {"counts": np.zeros(3)}
         return state, state
-
-    def payload(self, phase):
-        return phase.sends
 
     def units(self, clients, number):
         return [clients[at : at + 2] for at in range(0, len(clients), 2)]
 
-    def work(self, clients, number, phase):
+    def source(self, clients, number, phase):
         # With a bar, as those who train have one.
         names = tqdm(clients, disable=None, leave=False)
         texts = [(self.data_path("train") / name).read_text() for name in names]
         time.sleep(float(os.environ.get("SLOW", 0)))
         if os.environ.get("FAIL"):
             raise UserError(os.environ["FAIL"])
-        found = phase.client(texts)
-        reports = [Report(name, len(text.split())) for name, text in zip(clients, texts)]
-        yield Sent(reports, {"counts": np.array(found, "f8")} if phase.sends.tensors else None)
+        return texts
+
+    def load(self, state, number):
+        self.state = state
 
     def measure(self, split, client):
         return {"words": int(self.state["counts"].sum())}
 
-    def load_result(self, client, number):
-        from fedtools.files.states import load_state
-        self.state = load_state(self.experiment.global_state(number + 1))
 
-
-TASKS["counts"] = Task(
-    federation="fedtools.methods.counting:CountFederation",
-    columns=("words",), rate="words", sign=1,
-    identity=lambda folder, labels: {
-        path.name: path.read_text() for path in sorted(Path(folder).iterdir())
-    },
-    files=lambda data, assets, where: [],
-    clients=lambda folder: sorted(path.name for path in Path(folder).iterdir()),
-    by_client=False,
+TASKS.register("counts")(
+    Facts(
+        opens="fedtools.tasks.counts:CountTask",
+        parts=("words",),
+        columns=("words",), rate="words", sign=1,
+        identity=lambda folder, labels: {
+            path.name: path.read_text() for path in sorted(Path(folder).iterdir())
+        },
+        files=lambda data, assets, where: [],
+        clients=lambda folder: sorted(path.name for path in Path(folder).iterdir()),
+        by_client=False,
+    )
 )
 """
 
@@ -102,8 +123,9 @@ def make_world(root: Path) -> Path:
     for number, client in enumerate(CLIENTS):
         words = dice.choices(["one", "two", "three", "four"], k=10 * number)
         (root / "data" / client).write_text(" ".join(words))
-    (root / "plugin" / "methods").mkdir(parents=True)
-    (root / "plugin" / "methods" / "counting.py").write_text(PLUGIN)
+    for folder, name, text in (("methods", "counting", METHOD), ("tasks", "counts", TASK)):
+        (root / "plugin" / folder).mkdir(parents=True)
+        (root / "plugin" / folder / f"{name}.py").write_text(text)
     (root / "config.yaml").write_text("task: counts\nrounds: 4\nclients_per_round: 4\n")
     torchless(root / "torchless")
     return root

@@ -10,14 +10,13 @@ from conftest import inside
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtools.client.fit import Run, fit
-from fedtools.client.objectives import Transcripts
-from fedtools.client.options import UtteranceTraining, make_optimizer
-from fedtools.client.utterances import UtteranceBatches, Utterances
-from fedtools.federation.base import open_federation
+from fedtools.client.options import UtteranceTraining
+from fedtools.client.trainer import Trainer
+from fedtools.client.unit import Unit
+from fedtools.federation.federation import open_federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.lm.tokens import Tokenizer
 from fedtools.models.asr import (
     build_model,
@@ -26,6 +25,8 @@ from fedtools.models.asr import (
     outputs,
     shortest_input,
 )
+from fedtools.tasks.asr.data import UtteranceBatches, Utterances
+from fedtools.tasks.asr.labels import Transcripts
 
 TOKENS = ["<blank>", "<unk>", "<space>", *simulated.LETTERS, "<sos/eos>"]
 
@@ -207,9 +208,9 @@ def test_validation_without_a_word(tmp_path):
     inside("rounds", exp, "--to", "1", "--evaluate", "valid").ok()
     # Data may change under an experiment, where its files were not looked at again.
     federation = open_federation(exp)
-    federation.read("valid").text.update(dict.fromkeys(names, ""))
+    federation.task.corpus.read("valid").text.update(dict.fromkeys(names, ""))
     with pytest.raises(UserError, match=f"text: no word in the transcripts of {names[0]}, "):
-        federation.measure("valid", "au")
+        federation.task.measure("valid", "au")
 
 
 @pytest.mark.parametrize("accum_grad", [1, 2, 5])
@@ -262,10 +263,11 @@ def test_bf16_trains_near_float32(data):
         training = UtteranceTraining(optim_conf={"lr": 0.003}, batch_bins=8000, train_dtype=kind)
         losses[kind] = []
         for number in range(3):
-            run = Run(model, make_optimizer(model, training), Transcripts(), False)
+            unit = Unit(["test"], number, 0, None, [])
+            trainer = Trainer(model, Transcripts(), training, unit, stacked=False)
             key = (0, number, "test")
             batches = UtteranceBatches(utterances(data), 2, 1, torch.device("cpu"), key)
-            ((steps, loss, reason),) = fit(run, batches, training, seed=0, key=key[1:])
+            ((steps, loss, reason),) = trainer.train(batches)
             assert steps == batches.steps[0] and not reason
             losses[kind].append(loss)
         assert losses[kind][2] < losses[kind][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import kaldiio
@@ -10,17 +11,18 @@ import numpy as np
 import pytest
 import simulated
 import torch
+from by_hand import mmd_by_hand
 from conftest import inside, ledger
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
-from fedtools.federation.base import open_federation
-from fedtools.federation.tasks import TASKS
+from fedtools.federation.federation import open_federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import read_nbest
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
+from fedtools.tasks import facts_of
 
 TRAIN, VALID = {"au": 9, "en": 6, "in": 3}, {"au": 2, "en": 4, "in": 3}
 LETTER = dict(zip(TRAIN, simulated.LETTERS, strict=False))
@@ -108,6 +110,10 @@ def load(model: nn.Module, state: State) -> nn.Module:
     return model
 
 
+# Of a model and a batch.
+Penalty = Callable[[nn.Module, dict[str, Tensor]], Tensor]
+
+
 class Trainer:
     """One model on all utterances of some clients, as anybody would write it."""
 
@@ -120,7 +126,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=RATE, eps=EPSILON)
         self.steps = 0
 
-    def fit(self, state: State, epochs: int) -> State:
+    def fit(self, state: State, epochs: int, penalty: Penalty | None = None) -> State:
         load(self.model, state).train()
         for _ in range(epochs):
             self.steps += 1
@@ -128,7 +134,7 @@ class Trainer:
             self.optimizer.param_groups[0]["lr"] = RATE * warm
             self.optimizer.zero_grad()
             loss, _, _ = self.model(**{name: value.clone() for name, value in self.batch.items()})
-            loss.sum().backward()
+            (loss.sum() + (penalty(self.model, self.batch) if penalty else 0)).backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
             self.optimizer.step()
         return {name: value.numpy().copy() for name, value in self.model.state_dict().items()}
@@ -175,6 +181,58 @@ def test_two_rounds_of_fedavg(world, tmp_path, kept):
     assert_near(load_file(path / "round_0003" / "global.safetensors"), state, start)
     epochs = {(row["client"] == "-", row["client_epochs"]) for row in ledger(path)}
     assert epochs == {(False, "2"), (True, "0")}
+
+
+def check_term(world: Path, tmp_path: Path, method: str, option: str, term: Penalty) -> None:
+    """A round of one epoch, two steps of which no client has, is that of a loss with a term."""
+    path = begin(world, tmp_path / "exp", method, "--set", f"method_conf={option}")
+    inside("rounds", path, "--to", "1").ok()
+    start = load_file(path / "init.safetensors")
+    sent = [Trainer(world, client).fit(start, 3, term) for client in TRAIN]
+    plain = [Trainer(world, client).fit(start, 3) for client in TRAIN]
+    found = load_file(path / "round_0002" / "global.safetensors")
+    mean, without = (
+        {name: np.mean([one[name].astype("f8") for one in each], 0) for name in start}
+        for each in (sent, plain)
+    )
+    assert_near(found, mean, start)
+    # The term matters: it is not lost in what is near.
+    with pytest.raises(AssertionError):
+        assert_near(found, without, start)
+
+
+def test_fedprox_in_speech_recognition(world, tmp_path):
+    start = load(build_model(model_of(0.0), tokens_of(world)), initial(world, tmp_path))
+    before = {name: value.detach().clone() for name, value in start.named_parameters()}
+
+    def term(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        apart = (value - before[name] for name, value in model.named_parameters())
+        return 0.5 * 4.0 * sum(one.square().sum() for one in apart)
+
+    check_term(world, tmp_path, "fedprox", "{proximal: 4.0, local_epochs: 3}", term)
+
+
+def test_fedmmd_in_speech_recognition(world, tmp_path):
+    """Of means and deviations over an utterance's frames above the encoder."""
+    server = load(build_model(model_of(0.0), tokens_of(world)), initial(world, tmp_path)).eval()
+
+    def vectors(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        encoded, lengths = model.encode(batch["speech"].clone(), batch["speech_lengths"])[:2]
+        rows = [one[: int(length)] for one, length in zip(encoded, lengths, strict=True)]
+        parts = [(one.mean(0), (one.var(0, unbiased=False) + 1e-8).sqrt()) for one in rows]
+        return torch.stack([torch.cat(part) for part in parts])
+
+    def term(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            theirs = vectors(server, batch)
+        return 5.0 * mmd_by_hand(vectors(model, batch), theirs)
+
+    check_term(world, tmp_path, "fedmmd", "{discrepancy: 5.0, local_epochs: 3}", term)
+
+
+def initial(world: Path, tmp_path: Path) -> State:
+    """The model that experiments with the world's configuration and seed begin with."""
+    return load_file(begin(world, tmp_path / "first", "fedavg") / "init.safetensors")
 
 
 def test_centralized_is_one_training_on_everybodys_data(world, tmp_path):
@@ -308,8 +366,8 @@ def measured(path: Path) -> None:
     for number, (*rates, loss) in MEASURED.items():
         for client, wer in zip(TRAIN, rates, strict=True):
             values = (number, client, VALID[client], loss, 100, wer, wer)
-            rows.append(dict(zip(TASKS["asr"].header, values, strict=True)))
-    write_tsv(path / "evaluate_valid.tsv", TASKS["asr"].header, rows)
+            rows.append(dict(zip(facts_of("asr", "").header, values, strict=True)))
+    write_tsv(path / "evaluate_valid.tsv", facts_of("asr", "").header, rows)
 
 
 def mean_of(states: list[State]) -> State:
@@ -387,7 +445,7 @@ def test_batches_are_drawn_for_a_seed_a_round_and_a_client(twins, tmp_path):
         federation = open_federation(path)
         for number in (1, 2):
             for client in ("au", "zz"):
-                batches = federation.place([client], number)._batches(2, None, "train")
+                batches = federation.client([client], number).source.batches(2, None, "train")
                 plans[seed, number, client] = batches._groups
     for plan in plans.values():
         first, second = plan[:9], plan[9:]
@@ -417,12 +475,12 @@ def test_features_are_read_once_as_far_as_memory_allows(world, tmp_path):
         federation = open_federation(path)
         before = {}
         for client in TRAIN:
-            utterances = federation.utterances("train", client)
+            utterances = federation.task.corpus.utterances("train", client)
             before[client] = utterances.load(range(len(utterances)))["speech"]
         ark.write_bytes(b"")
         found = set()
         for client in TRAIN:
-            utterances = federation.utterances("train", client)
+            utterances = federation.task.corpus.utterances("train", client)
             try:
                 again = utterances.load(range(len(utterances)))["speech"]
             except UserError:

@@ -22,7 +22,7 @@ from fedtools.attack.figures import COLUMNS, Figure, Speakers, over_clients
 from fedtools.attack.inversion import Inverter, read_server_data
 from fedtools.attack.retrieval import find_speakers
 from fedtools.attack.run import Options, attack_speakers
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.files.ark import FeatureReader, write_ark
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
@@ -162,7 +162,7 @@ def test_some_utterances_are_those_of_all(unchanged):
     sent = dict(zip(whole.audio.names, whole.sent.names, strict=True))
     assert len(part.audio) == 20
     assert part.sent.names == [sent[name] for name in part.audio.names]
-    texts = DataDir.read(federation.data_path("train"), "text").text
+    texts = DataDir.read(federation.task.data_path("train"), "text").text
     assert part.texts == [texts[name] for name in part.audio.names]
 
 

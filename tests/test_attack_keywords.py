@@ -14,12 +14,13 @@ from safetensors.numpy import load_file, save_file
 
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import make_probe
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.files.tables import read_tsv
 
 PEOPLE = {"known": ("kim", "lou", "mia", "ned"), "exp": ("ann", "bob", "cat", "dan")}
 CLIPS = 5
 TWO = ("--round", "1", "--round", "2")
+SMALL = ("--set", "a2.width=8", "--set", "a2.epochs=1")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_an_input_of_a2_is_one_clip(world):
 
 
 def test_a2_on_two_rounds_of_keyword_networks(world, tmp_path):
-    options = ("--indicator", world / "indicator", "--layer", "1", "--width", "8", "--epochs", "1")
+    options = ("--indicator", world / "indicator", "--layer", "1", *SMALL)
     command = ("attack", "a2", world / "known", world / "exp")
     inside(*command, tmp_path, *TWO, *options, "--resamples", "20").ok()
     rows = read_tsv(tmp_path / "a2.h1.tsv", COLUMNS)
@@ -113,7 +114,7 @@ def test_models_that_are_not_finite_are_named_by_all_attacks(world, tmp_path):
         state[key][:2] = np.nan
         save_file(state, path)
     sent = [row["client"] for row in read_tsv(paths[1].with_suffix(".tsv"), None)][:2]
-    options = ("--indicator", world / "indicator", "--layer", "1", "--width", "8", "--epochs", "1")
+    options = ("--indicator", world / "indicator", "--layer", "1", *SMALL)
     a2 = ("attack", "a2", tmp_path / "known", exp, tmp_path / "a2", *TWO, *options)
     told = inside(*a2, "--resamples", "20").ok()
     for one in sent:

@@ -14,11 +14,11 @@ from conftest import inside
 from safetensors.numpy import load_file, save_file
 
 from fedtools.attack.a2 import Options, _views
-from fedtools.attack.prints import Look, Prints, read_footprints, write_footprints
+from fedtools.attack.footprint_files import Look, Prints, read_footprints, write_footprints
 from fedtools.attack.verify import COLUMNS as VERIFIED
 from fedtools.attack.verify import decide, known_speakers, make_trials, read_models
 from fedtools.attack.victims import Victims, find_victims, sound_victims
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir, write_table
 from fedtools.files.errors import UserError
@@ -261,7 +261,7 @@ def test_a1_decides_trials_by_distance(looked, world, tmp_path):
     assert float(found["tdnn2"]["EER%"]) == pytest.approx(equal_error_rate(both, kinds), abs=0.01)
     # Another weight is another score, the files are the same again with the same options.
     before = (out / "a1.tsv").read_bytes()
-    inside("attack", "a1", out, out, "--resamples", "50", "--alpha", "1,0").ok()
+    inside("attack", "a1", out, out, "--resamples", "50", "--set", "a1.alpha=[1, 0]").ok()
     rows = {(row["layer"], row["scores"]): row for row in read_tsv(out / "a1.tsv", VERIFIED)}
     assert rows["tdnn1", "both"]["EER%"] == rows["tdnn1", "means"]["EER%"]
     inside("attack", "a1", out, out, "--resamples", "50").ok()
@@ -400,7 +400,7 @@ def test_clients_that_are_no_single_speaker_are_in_no_trial(world, tmp_path):
     assert known_speakers(prints.models, prints.speakers, None).keys() == {"a", "c"}
     with pytest.raises(UserError, match="no pair of models of two speakers"):
         make_trials(known_speakers(prints.models, prints.speakers, None))
-    inside("attack", "a1", tmp_path, tmp_path, "--alpha", "1").fails(2, "--alpha")
+    inside("attack", "a1", tmp_path, tmp_path, "--set", "a1.alpha=[1]").fails(1, "alpha")
     inside("attack", "a1", tmp_path, tmp_path).fails(1, "no footprints here")
 
 
@@ -422,14 +422,14 @@ def known(world) -> Path:
     return path
 
 
-A2 = ("--layer", "2", "--width", "16", "--epochs", "2", "--resamples", "50")
+A2 = ("--layer", "2", "--set", "a2.width=16", "--set", "a2.epochs=2", "--resamples", "50")
 
 
 def test_a2_from_models_to_figures(world, known, tmp_path):
     options = (*A2, "--indicator", world / "indicator")
     for name, held in (("one", "16"), ("other", "3")):
         out = tmp_path / name
-        inside("attack", "a2", known, world / "exp", out, *options, "--held", held).ok()
+        inside("attack", "a2", known, world / "exp", out, *options, "--set", f"a2.held={held}").ok()
     assert (out / "trials.easy").read_bytes() == (tmp_path / "one/trials.easy").read_bytes()
     out = tmp_path / "one"
     rows = read_tsv(out / "a2.h2.tsv", VERIFIED)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtools.attack.attributes import COLUMNS, attack, balanced, cross_validated
-from fedtools.attack.prints import Prints
+from fedtools.attack.footprint_files import Prints
 from fedtools.attack.verify import Model
 from fedtools.files.tables import read_tsv
 from fedtools.score.verification import binomial_bounds

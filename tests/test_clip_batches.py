@@ -14,9 +14,9 @@ from test_augment import by_hand
 from test_mfcc import kaldi_mfcc
 
 from fedtools.audio.augment import Augment, Plan, plan
-from fedtools.client.clips import ClipFeatures
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.files.clips import Clips
+from fedtools.tasks.kws.clips import ClipFeatures
 
 COUNTS = {"ann": [3, 1, 0, 1], "bob": [0, 0, 2, 0], "eve": [1, 1, 1, 0]}
 LABELS = [0, 0, 0, 1, 3, 2, 2, 0, 1, 2]
@@ -92,7 +92,7 @@ def begin(world: Path, path: Path, seed: int, *settings: str) -> Path:
 
 def plans_of(path: Path, clients: list[str], number: int, purpose: str) -> list[Plan]:
     place = open_federation(path).place(clients, number)
-    return place._batches(None, 5, purpose)._plans
+    return place.source.batches(None, 5, purpose)._plans
 
 
 def test_draws_are_of_a_seed_a_round_a_client_and_a_purpose(twins, tmp_path):

@@ -139,13 +139,13 @@ def test_networks_of_clips_of_another_length_train(tmp_path, network, seconds):
     begin = ("init", tmp_path / "exp", "--config", tmp_path / "c.yaml", "--method", "fedavg")
     inside(*begin, "--data", folders[0], "--data", folders[1]).ok()
     inside("rounds", tmp_path / "exp", "--evaluate", "valid").ok()
-    from fedtools.federation.kws import KwsFederation
+    from fedtools.federation.federation import Federation
 
-    federation = KwsFederation(tmp_path / "exp")
-    frames = federation.features("train").plain(slice(0, 1)).shape[1]
+    federation = Federation(tmp_path / "exp")
+    frames = federation.task.corpus.features("train").plain(slice(0, 1)).shape[1]
     assert frames == (length - 480) // 160 + 1
     if network == "transformer":
-        assert federation.model.state_dict()["places"].shape[-2] == frames + 1
+        assert federation.task.models.build().state_dict()["places"].shape[-2] == frames + 1
 
 
 def test_clips_of_several_lengths_do_not_mix(tmp_path):

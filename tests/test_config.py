@@ -13,7 +13,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtools.client.options import ClipTraining, Training, UtteranceTraining, check_optimizer
+from fedtools.client.options import ClipTraining, UtteranceTraining
 from fedtools.files.config import (
     differences,
     freeze,
@@ -25,6 +25,7 @@ from fedtools.files.config import (
     write_yaml,
 )
 from fedtools.files.errors import UserError
+from fedtools.models.training import Training, check_optimizer
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,14 @@ from test_asr_methods import (
 from torch import Tensor, nn
 
 from fedtools.client.invariance import SpeakerClassifier, turned_round
-from fedtools.client.objectives import ContinuousLabels
-from fedtools.client.utterances import Batch
 from fedtools.files.ark import write_ark
 from fedtools.files.datadir import DataDir
-from fedtools.files.keyed import seed64
+from fedtools.files.seeds import seed64
 from fedtools.files.sent_features import sent_names, write_features
 from fedtools.models.asr import build_model, log_posteriors
-from fedtools.models.cut import Cut
+from fedtools.models.extractor import Cut
+from fedtools.tasks.asr.data import Batch
+from fedtools.tasks.asr.labels import ContinuousLabels
 
 EXTRACTOR = ("encoder.embed.", "encoder.encoders.0.")
 PERSONAL = '["encoder.embed.*", "encoder.encoders.0.*"]'

@@ -17,16 +17,16 @@ from safetensors.numpy import load_file, save_file
 from test_attack_models import one_speaker_each
 
 from fedtools.attack.defences import NOTHING, UTILITY, Defence, defended, utility
-from fedtools.attack.prints import read_footprints
+from fedtools.attack.footprint_files import read_footprints
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import find_victims
-from fedtools.federation.base import open_federation
-from fedtools.federation.kws import tensors_of
+from fedtools.federation.federation import open_federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
 from fedtools.models.keywords import build_network
+from fedtools.tasks.kws.model import tensors_of
 
 CLIENTS = [f"{speaker}-m{number}" for speaker in ("ann", "bob", "cat") for number in (1, 2)]
 
@@ -301,7 +301,8 @@ def test_the_cost_is_of_the_mean_that_the_method_makes(world, tmp_path):
     inside("rounds", tmp_path / "exp").ok()
     federation = open_federation(tmp_path / "exp")
     utility(federation, find_victims(federation, [1]), 1, "none", "valid", 0)
-    found, made = federation.tensors(), load_file(tmp_path / "exp/round_0002/global.safetensors")
+    found = federation.task.models.build().state_dict()
+    made = load_file(tmp_path / "exp/round_0002/global.safetensors")
     for name, value in made.items():
         np.testing.assert_allclose(found[name].numpy(), value, rtol=1e-5, atol=1e-7)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from keywords import CLASSES, config_file, pack
 from safetensors.numpy import load_file, save_file
 
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.tables import read_tsv
@@ -77,7 +77,7 @@ def test_the_command_measures_the_last_model(cli, experiment):
     for number, path in enumerate(paths):
         federation = open_federation(path)
         federation.load_result(None, number)
-        logits, labels = federation.logits("test")
+        logits, labels = federation.task.logits("test")
         expected = detect(logits.argmax(1).numpy(), labels.numpy(), CLASSES, "here")
         (row,) = read_tsv(path / "detection_test.tsv", None)
         assert (row["round"], row["clips"], row["negatives"]) == (str(number), "12", "6")

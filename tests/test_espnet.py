@@ -106,25 +106,25 @@ def test_espnet_decodes_our_model(world, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "decoded" in done.stdout
-    from fedtools.federation.asr import AsrFederation
     from fedtools.federation.evaluate import load_average
+    from fedtools.federation.federation import Federation
     from fedtools.models.asr import log_posteriors
 
-    federation = AsrFederation(world / "exp")
+    federation = Federation(world / "exp")
     load_average(federation, "")
     batch = {
         "speech": torch.from_numpy(matrix)[None],
         "speech_lengths": torch.tensor([len(matrix)]),
     }
     with torch.no_grad():
-        ours = log_posteriors(federation.model.eval(), batch)[0][0].numpy()
+        ours = log_posteriors(federation.task.models.build().eval(), batch)[0][0].numpy()
     theirs = np.load(tmp_path / "features.npy.out.npy")
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def test_what_espnet_does_not_append_is_told(world, cli, tmp_path):
     """Frames behind the end are in an experiment's options; its decoding has them."""
-    from fedtools.federation.asr import AsrFederation
+    from fedtools.federation.federation import Federation
 
     assert not cli("export", world / "exp", tmp_path / "none").ok().err
     cli(
@@ -133,10 +133,10 @@ def test_what_espnet_does_not_append_is_told(world, cli, tmp_path):
         "--asset", f"tokens={world / 'tokens'}", "--start", world / "exp" / "model.safetensors",
         "--set", "training.end_frames=4",
     ).ok()  # fmt: skip
-    federation = AsrFederation(tmp_path / "exp")
+    federation = Federation(tmp_path / "exp")
     for split in ("train", "valid"):
         data = DataDir.read(world / split)
-        found = federation.utterances(split, "au")
+        found = federation.task.corpus.utterances(split, "au")
         recorded = [FeatureReader(data.feats_scp).num_frames(name) for name in found.names]
         assert found.load([0])["speech_lengths"].tolist() == [recorded[0] + 4]
         assert found.frames.tolist() == [frames + 4 for frames in recorded]
@@ -248,10 +248,10 @@ def begin(cli, world, folder):
 
 def begun(cli, world, folder):
     """The experiment."""
-    from fedtools.federation.asr import AsrFederation
+    from fedtools.federation.federation import Federation
 
     begin(cli, world, folder)
-    federation = AsrFederation(folder / "exp")
+    federation = Federation(folder / "exp")
     federation.load_result(None, 0)
     return federation
 
@@ -280,7 +280,7 @@ def test_a_model_with_intermediate_ctc_gives_espnets_posteriors(cli, world, tmp_
     speech = torch.randn(1, 90, simulated.BINS, generator=torch.Generator().manual_seed(1))
     batch = {"speech": speech, "speech_lengths": torch.tensor([90])}
     with torch.no_grad():
-        ours, _ = log_posteriors(federation.model.eval(), batch)
+        ours, _ = log_posteriors(federation.task.models.build().eval(), batch)
         encoded = theirs.encode(speech.clone(), batch["speech_lengths"])[0]
         encoded = encoded[0] if isinstance(encoded, tuple) else encoded
         wanted = theirs.ctc.log_softmax(encoded)

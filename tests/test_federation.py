@@ -92,7 +92,7 @@ def test_processes_give_the_same_bytes(world, reference, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedavg", "centralized"])
 def test_each_round_tells_how_it_goes(world, cli, tmp_path, method):
-    path = tmp_path / method / "seed0"
+    path = tmp_path / "exp" / "small" / method / "seed0"
     cli(*begin(world, path, method)).ok()
     said = cli("rounds", path, "--to", "2", "--evaluate", "valid").ok().err
     lines = [line for line in said.splitlines() if ": round " in line]
@@ -104,9 +104,28 @@ def test_each_round_tells_how_it_goes(world, cli, tmp_path, method):
             sent = read_tsv(path / f"round_{number:04d}" / "update.1.tsv", None)
             who, loss = "3 clients, ", f"{sum(float(row['loss']) for row in sent) / 3:.3g}"
             loss = re.escape(loss)
-        begin_ = re.escape(f"{method}/seed0: round {number}/2, {who}loss ") + loss
+        begin_ = re.escape(f"small/{method}/seed0: round {number}/2, {who}loss ") + loss
         end = re.escape(f", valid WER {sum(wers) / 3:.1f} %, ") + r"[0-9.]+ s/round, [0-9:]+ left"
         assert re.fullmatch(begin_ + end, line), line
+
+
+def test_a_progress_line_names_the_experiment_as_its_folder_does(world, cli, tmp_path, monkeypatch):
+    """Below `exp`, which may be a link, also seen from within; elsewhere as it was typed."""
+
+    def first_words(folder: Path, typed: str, number: int) -> str:
+        monkeypatch.chdir(folder)
+        said = cli("rounds", typed, "--to", number).ok().err.splitlines()[-1]
+        return said.partition(f": round {number}/{number}, ")[0]
+
+    disk, exp, name = tmp_path / "disk", tmp_path / "exp", "dscnn/fedavg/seed0"
+    disk.mkdir()
+    exp.symlink_to("disk")
+    cli(*begin(world, exp / name)).ok()
+    assert first_words(tmp_path, f"exp/{name}", 1) == name
+    assert first_words(tmp_path, f"disk/{name}", 2) == f"disk/{name}"
+    exp.unlink()
+    disk.rename(exp)
+    assert first_words(exp / "dscnn", "fedavg/seed0", 3) == name
 
 
 def test_nothing_left_to_do_is_found_out_without_torch(world, tmp_path):

@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtools.client.fit import Objective, Run, clip, finite, fit
-from fedtools.client.options import Training, make_optimizer
-from fedtools.client.place import Place
+from fedtools.client.client import Client
+from fedtools.client.objective import Objective
+from fedtools.client.trainer import Trainer, clip, finite
+from fedtools.client.unit import Unit
 from fedtools.files.messages import MAX_LOSS
-from fedtools.files.private import Private
-from fedtools.files.states import load_state, save_state
+from fedtools.files.private import Private, make_private
+from fedtools.models.training import Training
 
 WIDTH, HIDDEN, CLASSES, BATCH = 6, 5, 3, 4
 RAGGED = [9, 9, 7, 4, 1]
@@ -122,8 +123,13 @@ def entropy(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def train(model, batches, options, objective=None, stacked=True, **more):
-    run = Run(model, make_optimizer(model, options), objective or Objective(entropy), stacked)
-    return fit(run, batches, options, seed=0, key=(1, "a"), **more), run
+    trainer = Trainer(model, objective or Objective(entropy), options, alone(), stacked=stacked)
+    return trainer.train(batches, **more), trainer
+
+
+def alone(seed: int = 0, number: int = 1, name: str = "a", home: Private | None = None) -> Unit:
+    """A unit, whose home keeps checkpoints."""
+    return Unit([name], number, seed, home, [home] if home else [])
 
 
 def options(optim="sgd", **more) -> Training:
@@ -207,8 +213,8 @@ def losses_of(seed: int, key: tuple, model: nn.Module) -> list[float]:
         found.append(losses.sum().item())
         return losses
 
-    run = Run(model, make_optimizer(model, training), Objective(loss), True)
-    fit(run, Batches([3, 3], period=1), training, seed=seed, key=key)
+    trainer = Trainer(model, Objective(loss), training, alone(seed, *key), stacked=True)
+    trainer.train(Batches([3, 3], period=1))
     return found
 
 
@@ -234,7 +240,7 @@ def test_one_model_that_is_no_stack():
 
 
 def test_stacks_are_sorted_by_their_steps():
-    from fedtools.client.stacks import ClipBatches
+    from fedtools.tasks.kws.stacks import ClipBatches
 
     with pytest.raises(ValueError, match="not sorted"):
         ClipBatches(None, ["a", "b"], [slice(0, 1)] * 2, [1, 2], None, (0, 1, "train"))
@@ -277,21 +283,20 @@ def test_each_model_of_a_stack_is_clipped_as_torch_clips(kind):
         assert torch.equal(dict(one.named_parameters())[name].grad, value)
 
 
-def test_the_rate_warms_up_over_rounds_and_is_put_back():
+def test_the_rate_warms_up_over_rounds():
     """ESPnet's schedule, from the steps of earlier rounds on."""
     training = options("adam", scheduler="warmuplr", scheduler_conf={"warmup_steps": 6})
     rates = []
 
     class Watch(Objective):
         def after_step(self, model: nn.Module, active: int) -> None:
-            rates.append(optimizer.param_groups[0]["lr"])
+            rates.append(trainer.optimizer.param_groups[0]["lr"])
 
     model = Net(2)
-    optimizer = make_optimizer(model, training)
     for first in (0, 5):
-        run = Run(model, optimizer, Watch(entropy), True)
-        fit(run, Batches([5, 5]), training, seed=0, key=(1, "a"), first_step=first)
-        assert optimizer.param_groups[0]["lr"] == 0.02
+        trainer = Trainer(model, Watch(entropy), training, alone(), stacked=True)
+        trainer.before = first
+        trainer.train(Batches([5, 5]))
     expected = [0.02 * math.sqrt(6) * min(s**-0.5, s * 6**-1.5) for s in range(1, 11)]
     assert rates == pytest.approx(expected)
     assert max(rates) == rates[5] == pytest.approx(0.02)
@@ -418,10 +423,14 @@ def make(stacked: bool) -> tuple[nn.Module, Batches]:
     return Alone(stack, 1), Batches([9], clients=[1], parts=2)
 
 
-def begin(stacked: bool, training: Training) -> tuple[Run, Batches]:
+def begin(
+    stacked: bool, training: Training, home: Private | None = None
+) -> tuple[Trainer, Batches]:
     model, batches = make(stacked)
-    teacher = Teacher(model, stacked)
-    return Run(model, make_optimizer(model, training), teacher, stacked), batches
+    unit, teacher = alone(3, 2, "au", home), Teacher(model, stacked)
+    trainer = Trainer(model, teacher, training, unit, stacked=stacked)
+    trainer.before = 1
+    return trainer, batches
 
 
 @pytest.mark.parametrize("stacked", [False, True], ids=["alone", "stack"])
@@ -435,36 +444,43 @@ def test_what_was_interrupted_after_any_step_ends_the_same(tmp_path, stacked, op
         scheduler="warmuplr",
         scheduler_conf={"warmup_steps": 4},
     )
-    key = {"seed": 3, "key": (2, "au"), "first_step": 1}
     whole, batches = begin(stacked, training)
-    expected = fit(whole, batches, training, **key)
+    expected = whole.train(batches)
     assert not torch.equal(whole.objective.teacher["first"], whole.model.first)
     for killed in range(1, 10):
-        path = tmp_path / f"{killed}.safetensors"
-        run, batches = begin(stacked, training)
-        run.objective.after_step = kill_after(run, killed)
+        home, taken = Private(tmp_path / str(killed), 2), []
+        trainer, batches = begin(stacked, training, home)
+        trainer.objective.after_step = kill_after(trainer, killed)
         with pytest.raises(Killed):
-            fit(
-                run, batches, training, save=lambda state, path=path: save_state(path, state), **key
-            )
-        run, batches = begin(stacked, training)
-        if path.exists():
-            run.load(load_state(path))
+            trainer.train(batches)
+        trainer, batches = begin(stacked, training, home)
+        trainer.objective.after_step = count_steps(trainer, taken)
+        assert trainer.train(batches) == expected
         # The state of the step in which it was killed was not kept yet.
-        assert run.steps == (killed - 1) // interval * interval
-        assert fit(run, batches, training, **key) == expected
-        assert_same(copy_of(run.model), copy_of(whole.model))
-        assert_same(run.objective.teacher, whole.objective.teacher)
+        assert len(taken) == 9 - (killed - 1) // interval * interval
+        assert_same(copy_of(trainer.model), copy_of(whole.model))
+        assert_same(trainer.objective.teacher, whole.objective.teacher)
 
 
-def kill_after(run: Run, step: int) -> Callable[[nn.Module, int], None]:
+def kill_after(trainer: Trainer, step: int) -> Callable[[nn.Module, int], None]:
     """An `after_step` that does not return after a step."""
-    plain = run.objective.after_step
+    plain = trainer.objective.after_step
 
     def after_step(model: nn.Module, active: int) -> None:
         plain(model, active)
-        if run.steps == step - 1:
+        if trainer.steps == step - 1:
             raise Killed
+
+    return after_step
+
+
+def count_steps(trainer: Trainer, taken: list[int]) -> Callable[[nn.Module, int], None]:
+    """An `after_step` that counts how often it is called."""
+    plain = trainer.objective.after_step
+
+    def after_step(model: nn.Module, active: int) -> None:
+        plain(model, active)
+        taken.append(active)
 
     return after_step
 
@@ -472,23 +488,25 @@ def kill_after(run: Run, step: int) -> Callable[[nn.Module, int], None]:
 @pytest.mark.parametrize("stacked", [False, True], ids=["alone", "stack"])
 def test_every_saved_state_is_enough(tmp_path, stacked):
     """Also that of the last step, after which only the results are put together."""
-    training = options("adamw", save_interval_steps=1)
-    path, key, kept = tmp_path / "s.safetensors", {"seed": 0, "key": (1, "a")}, []
+    training, kept = options("adamw", save_interval_steps=1), []
 
-    def keep(state):
-        save_state(path, state)
-        kept.append(load_state(path))
+    class Home(Private):
+        def save_checkpoint(self, tensors):
+            super().save_checkpoint(tensors)
+            kept.append(self.checkpoint.read_bytes())
 
-    whole, batches = begin(stacked, training)
-    expected = fit(whole, batches, training, save=keep, **key)
+    whole, batches = begin(stacked, training, Home(tmp_path / "whole", 2))
+    expected = whole.train(batches)
     assert len(kept) == 9
     for number, state in enumerate(kept, 1):
-        run, batches = begin(stacked, training)
-        run.load(state)
-        assert run.steps == number
-        assert fit(run, batches, training, **key) == expected
-        assert_same(copy_of(run.model), copy_of(whole.model))
-        assert_same(run.objective.teacher, whole.objective.teacher)
+        home, taken = Private(make_private(tmp_path / str(number)), 2), []
+        home.checkpoint.write_bytes(state)
+        trainer, batches = begin(stacked, training, home)
+        trainer.objective.after_step = count_steps(trainer, taken)
+        assert trainer.train(batches) == expected
+        assert len(taken) == 9 - number
+        assert_same(copy_of(trainer.model), copy_of(whole.model))
+        assert_same(trainer.objective.teacher, whole.objective.teacher)
 
 
 def test_teachers_of_a_stack_are_those_of_its_models_alone():
@@ -507,23 +525,33 @@ def test_teachers_of_a_stack_are_those_of_its_models_alone():
             assert (stack.state_dict()[name][client] - model.state_dict()[name]).abs().max() < 1e-10
 
 
-# --- places: what is kept in files
+# --- clients: what is kept in files
 
 
-def place(folder, number: int, model: nn.Module, training: Training, objective=None) -> Place:
-    """One client, whose epoch is five steps that are the same in each."""
-    return Place(
-        model,
-        names=["au"],
-        number=number,
-        stacked=False,
-        training=training,
-        objective=objective or Objective(entropy),
-        batches=lambda epochs, steps, purpose: Batches([5 * (epochs or 1)], clients=[1], period=5),
-        sizes=[20],
-        own=[Private(folder, number)],
-        seed=0,
-    )
+class FiveSteps:
+    """One client's data, whose epoch is five steps that are the same in each."""
+
+    sizes, facts = [20], {}
+
+    def batches(self, epochs, steps, purpose):
+        return Batches([5 * (epochs or 1)], clients=[1], period=5)
+
+
+class Models:
+    """Models that are no stacks."""
+
+    stacked = False
+
+    def __init__(self, training: Training):
+        self.training = training
+
+    def objective(self, model, source):
+        return Objective(entropy)
+
+
+def client(folder, number: int, model: nn.Module, training: Training) -> Client:
+    unit = alone(0, number, "au", Private(folder, number))
+    return Client(unit, FiveSteps(), Models(training), model)
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)
@@ -533,17 +561,17 @@ def test_rounds_that_keep_the_optimiser_are_one_training(tmp_path, optim):
         optim, scheduler="warmuplr", scheduler_conf={"warmup_steps": 7}, grad_clip=0.5
     )
     once, rounds, anew = (Alone(Net(2), 1) for _ in range(3))
-    (whole,) = place(tmp_path / "once", 1, once, training).fit(epochs=4, keep_optimizer=True)
+    (whole,) = client(tmp_path / "once", 1, once, training).train(epochs=4, keep_optimizer=True)
     assert (whole.steps, whole.utterances) == (20, 20)
     for number in (1, 2, 3, 4):
         before = copy_of(rounds)
         for _ in range(2 if number == 3 else 1):
             rounds.load_state_dict(before)
-            at = place(tmp_path / "rounds", number, rounds, training)
-            (fitted,) = at.fit(epochs=1, keep_optimizer=True)
+            at = client(tmp_path / "rounds", number, rounds, training)
+            (fitted,) = at.train(epochs=1, keep_optimizer=True)
             Private(tmp_path / "rounds", number).finish()
         assert (fitted.steps, fitted.reason) == (5, "")
-        place(tmp_path / "anew", number, anew, training).fit(epochs=1)
+        client(tmp_path / "anew", number, anew, training).train(epochs=1)
     assert_same(copy_of(rounds), copy_of(once))
     assert not torch.equal(anew.first, once.first)
     names = {path.name for path in (tmp_path / "rounds").iterdir()}
@@ -555,7 +583,7 @@ def test_a_client_that_is_killed_goes_on_from_its_checkpoint(tmp_path):
     training = options("adamw", save_interval_steps=3)
     whole = Alone(Net(2, dropout=0.3), 1)
     teacher = Teacher(whole, False)
-    expected = place(tmp_path / "whole", 3, whole, training).fit(teacher, epochs=2)
+    expected = client(tmp_path / "whole", 3, whole, training).train(teacher, epochs=2)
     for killed in (1, 3, 4, 6, 10):
         folder = tmp_path / str(killed)
         for last in (killed, None):
@@ -570,19 +598,19 @@ def test_a_client_that_is_killed_goes_on_from_its_checkpoint(tmp_path):
                     raise Killed
 
             own.after_step = after_step
-            at = place(folder, 3, model, training)
+            at = client(folder, 3, model, training)
             if last:
                 with pytest.raises(Killed):
-                    at.fit(own, epochs=2)
+                    at.train(own, epochs=2)
             else:
-                assert at.fit(own, epochs=2) == expected
+                assert at.train(own, epochs=2) == expected
         assert len(steps) == 10 - (killed - 1) // 3 * 3
         assert_same(copy_of(model), copy_of(whole))
         assert_same(own.teacher, teacher.teacher)
         # Until the job's files are there, a rerun finds the end, and takes no step.
         again = Alone(Net(2, dropout=0.3), 1)
         steps.clear()
-        assert place(folder, 3, again, training).fit(own, epochs=2) == expected
+        assert client(folder, 3, again, training).train(own, epochs=2) == expected
         assert steps == []
         assert_same(copy_of(again), copy_of(whole))
         Private(folder, 3).finish()
@@ -593,24 +621,24 @@ def test_a_client_that_is_killed_goes_on_from_its_checkpoint(tmp_path):
 def test_checkpoints_of_another_round_or_purpose_do_not_count(tmp_path, number, purpose):
     training = options("sgd", save_interval_steps=1)
     expected, found, taken = Alone(Net(2), 0), Alone(Net(2), 0), Alone(Net(2), 0)
-    place(tmp_path / "own", number, expected, training).fit(epochs=1, purpose=purpose)
+    client(tmp_path / "own", number, expected, training).train(epochs=1, purpose=purpose)
     other = Alone(Net(2), 1)
-    place(tmp_path / "other", 1, other, training).fit(epochs=1)
+    client(tmp_path / "other", 1, other, training).train(epochs=1)
     assert (tmp_path / "other" / "checkpoint.safetensors").exists()
     # The same round and purpose have nothing left to do, whatever the model holds.
-    place(tmp_path / "other", 1, taken, training).fit(epochs=1)
+    client(tmp_path / "other", 1, taken, training).train(epochs=1)
     assert_same(copy_of(taken), copy_of(other))
-    place(tmp_path / "other", number, found, training).fit(epochs=1, purpose=purpose)
+    client(tmp_path / "other", number, found, training).train(epochs=1, purpose=purpose)
     assert_same(copy_of(found), copy_of(expected))
 
 
 def test_only_some_parameters(tmp_path):
     model = Alone(Net(2), 1)
     before = copy_of(model)
-    at = place(tmp_path, 1, model, options("adamw"))
-    at.fit(only=lambda name: name in ("head", "bias"))
+    at = client(tmp_path, 1, model, options("adamw"))
+    at.train(only=lambda name: name in ("head", "bias"))
     for name, value in model.named_parameters():
         assert torch.equal(value, before[name]) == (name not in ("head", "bias"))
         assert value.requires_grad
-    at.fit()
+    at.train()
     assert not torch.equal(model.first, before["first"])

@@ -17,9 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from fedtools.federation.sweep import FIGURES
 from fedtools.files.tables import read_tsv
-from fedtools.lm.reweighting import Adaptation, Lists, Weights
-from fedtools.lm.stream import open_stream
-from fedtools.lm.talk import groups_of, simulate
+from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.stream import groups_of, open_stream
+from fedtools.methods.fmp import FMP, simulate
 
 T = 3
 # Seconds, of which the recordings of `make_stream` fill all but the last.
@@ -108,9 +108,8 @@ def by_hand(
 def simulated(folder: Path, **options) -> dict[str, str]:
     stream = open_stream(folder)
     groups = {client: stream.groups(client, T) for client in stream.runs}
-    weights = {key: options.pop(key) for key in list(options) if key in Weights.__annotations__}
-    rescored = stream.rescored
-    best = simulate(Lists(rescored, Weights(**weights)), groups, Adaptation(**options))
+    method, rescored = FMP(**options), stream.rescored
+    best, _ = simulate(method, Lists(rescored, method.part(Weights)), groups)
     return dict(zip(rescored.utterances, (rescored.hypotheses[one] for one in best), strict=True))
 
 
@@ -230,7 +229,7 @@ def test_rounds_in_which_a_client_says_nothing(stream, tmp_path):
     opened = open_stream(stream)
     groups = {client: opened.groups(client, 20) for client in CLIENTS}
     assert any(part.start == part.stop for part in groups["ann"])
-    best = simulate(Lists(opened.rescored, Weights()), groups, Adaptation(scale=1.0))
+    best, _ = simulate(FMP(scale=1.0), Lists(opened.rescored, Weights()), groups)
     expected = [opened.rescored.hypotheses[one] for one in best]
     assert best_text(path) == dict(zip(opened.rescored.utterances, expected, strict=True))
 
@@ -305,6 +304,11 @@ def test_sweeps_and_tuning(stream, tmp_path, cli):
         assert float(row["relative"]) == pytest.approx(100 * (own / base - 1), abs=0.006)
         # Three clients are too few for an interval.
         assert row["low"] == "-"
+    (tmp_path / "g.yaml").write_text("grids: {first: {alpha: [0, 0.75], sigma: [0, 5]}}\n")
+    of_file = ("--config", tmp_path / "g.yaml", "--section", "grids.first")
+    same = tmp_path / "same.tsv"
+    cli("rescore-sweep", stream, same, *of_file, "--set", f"rounds={T}", "--set", "scale=1").ok()
+    assert same.read_bytes() == out.read_bytes()
     yaml_path = tmp_path / "best.yaml"
     result = cli(
         *("rescore-tune", stream, yaml_path, "--set", f"rounds={T}"),
@@ -320,7 +324,7 @@ def test_sweeps_and_tuning(stream, tmp_path, cli):
     if best["lm_weight"] in (0.5, 2.0):
         assert "lm_weight" in result.err and "edge" in result.err
     cli("rescore-sweep", stream, out, "--vary", "alpa=1").fails(2, "alpa=1", "alpha")
-    cli("rescore-sweep", stream, out, "--vary", "alpha=-1").fails(2, "alpha")
+    cli("rescore-sweep", stream, out, "--vary", "alpha=-1").fails(1, "alpha")
     cli("rescore-sweep", stream, out, "--vary", "groups=even,clock").fails(1, "clock needs span")
 
 
@@ -472,9 +476,18 @@ def test_sweeps_check_options_as_experiments_do(stream, tmp_path, cli):
         for command in ("rescore-sweep", "rescore-tune"):
             cli(command, stream, out, *options).fails(1, told)
         assert not out.exists()
-    cli("rescore-sweep", stream, out, "--vary", "rounds=0,1").fails(2, "rounds=0")
+    cli("rescore-sweep", stream, out, "--vary", "rounds=0,1").fails(1, "'rounds' is 0")
     cli("rescore-sweep", stream, out, "--vary", "scale=[").fails(1, "scale=[", "YAML")
-    cli("rescore-tune", stream, out, "--set", "rounds=0", "--vary", "scale=1").fails(2, "rounds")
+    cli("rescore-tune", stream, out, "--set", "rounds=0", "--vary", "scale=1").fails(1, "rounds")
+    cli("rescore-sweep", stream, out).fails(2, "nothing to vary")
+    (tmp_path / "g.yaml").write_text("a:\n  b:\n    sigm: [5]\n")
+    of_file = ("--config", tmp_path / "g.yaml", "--section", "a.b")
+    cli("rescore-sweep", stream, out, *of_file).fails(1, "g.yaml:3: a.b: ", "mean 'sigma'")
+    (tmp_path / "g.yaml").write_text("a:\n  b:\n    sigma: 5\n")
+    cli("rescore-sweep", stream, out, *of_file).fails(1, "g.yaml:3: a.b: ", "write a list")
+    (tmp_path / "g.yaml").write_text("a:\n  b:\n    sigma: [5, x]\n")
+    cli("rescore-sweep", stream, out, *of_file).fails(1, "g.yaml", "'sigma' is 'x'")
+    assert not out.exists()
     # A default does not spoil what is fixed: the baseline has no beta at all.
     cli("rescore-sweep", stream, out, "--set", "alpha=0.9", "--vary", "beta=0.05,0.1").ok()
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fedtools.attack.a1 import distances, rho
 from fedtools.attack.footprints import Moments, Probe, footprints
 from fedtools.attack.layers import hidden_layers
-from fedtools.federation.kws import tensors_of
 from fedtools.models.asr import build_model
 from fedtools.models.keywords import NETWORKS, build_network
+from fedtools.tasks.kws.model import tensors_of
 
 TOKENS = ["<blank>", "a", "b", "<sos/eos>"]
 ENCODERS = {

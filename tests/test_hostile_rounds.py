@@ -281,7 +281,7 @@ def test_a_model_to_begin_with_that_no_training_makes(tmp_path):
 def test_what_was_kept_is_known_by_its_sum(keywords, tmp_path, capsys):
     """A message exchanged after its round is told where models are looked at, and checked again."""
     from fedtools.attack.victims import sound_victims
-    from fedtools.federation.base import open_federation
+    from fedtools.federation.federation import open_federation
 
     path = Path(shutil.copytree(keywords, tmp_path / "exp"))
     inside("aggregate", path).ok()

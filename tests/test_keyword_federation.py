@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -25,20 +24,21 @@ from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import Parameter
 
-from fedtools.client.clips import ClipBatch, ClipFeatures
-from fedtools.client.fit import clip
-from fedtools.client.stacks import cross_entropy
-from fedtools.federation.base import open_federation
+from fedtools.client.objective import Objective
+from fedtools.client.trainer import clip
 from fedtools.federation.evaluate import evaluate
-from fedtools.federation.kws import KwsFederation
+from fedtools.federation.evaluations import is_finished
+from fedtools.federation.federation import Federation, open_federation
 from fedtools.federation.steps import aggregate, sample, train_local
-from fedtools.federation.tasks import TASKS, is_finished
 from fedtools.files.clips import Clips
 from fedtools.files.experiment import Experiment
 from fedtools.files.locks import lock
 from fedtools.files.messages import COLUMNS
 from fedtools.files.tables import read_tsv
-from fedtools.models.keywords.base import Network
+from fedtools.models.clip_batch import ClipBatch
+from fedtools.tasks import facts_of
+from fedtools.tasks.kws.clips import ClipFeatures
+from fedtools.tasks.kws.model import cross_entropy
 
 
 @pytest.fixture(scope="module")
@@ -236,27 +236,26 @@ class DoubleClips(ClipFeatures):
         return super().plain(rows).double()
 
 
-class DoubleFederation(KwsFederation):
-    def features(self, split: str) -> ClipFeatures:
-        return DoubleClips(Clips.read(self.data_path(split)), self.device)
+def doubled(path: Path) -> Federation:
+    """An experiment whose networks and features are of double precision, unlike its files."""
+    federation = open_federation(path)
+    _ = federation.states
+    task = federation.task
+    single = task.models.build
+    task.models.build = lambda clients=1, use="": single(clients, f"double {use}").double()
+    task.corpus.features = lambda split: DoubleClips(Clips.read(task.data_path(split)), task.device)
+    return federation
 
-    @cached_property
-    def model(self) -> Network:
-        """What the files are read into: single."""
-        return super()._network(1, "measured")
 
-    def _network(self, clients: int, use: str) -> Network:
-        return super()._network(clients, use).double()
-
-    def trained(self, clients: list[str]) -> list[dict[str, torch.Tensor]]:
-        """What each client of a stack sends in round one."""
-        ((sent),) = self.work(clients, 1, self.method.phase(1))
-        assert not any(report.reason for report in sent.reports)
-        rows = {report.client: index for index, report in enumerate(sent.reports)}
-        return [
-            {name: value[rows[client]].clone() for name, value in sent.tensors.items()}
-            for client in clients
-        ]
+def trained(federation: Federation, clients: list[str]) -> list[dict[str, torch.Tensor]]:
+    """What each client of a stack sends in round one."""
+    (sent,) = federation.work(clients, 1, federation.method.phase(1))
+    assert not any(report.reason for report in sent.reports)
+    rows = {report.client: index for index, report in enumerate(sent.reports)}
+    return [
+        {name: value[rows[client]].clone() for name, value in sent.tensors.items()}
+        for client in clients
+    ]
 
 
 ADAMW = ("training.optim=adamw", "training.optim_conf={lr: 0.005}")
@@ -277,13 +276,13 @@ def test_in_double_precision_they_agree_after_twenty_steps(world, tmp_path, netw
     settings += ["method_conf.local_steps=20"]
     if method == "fedkws_ui":
         settings += ["model.network_conf.head_share=0.6", "method_conf.private=head"]
-    federation = DoubleFederation(begin(world, tmp_path / "exp", method, *settings))
-    (clients,) = federation.units(CLIENTS, 1)
-    stacked = federation.trained(clients)
+    federation = doubled(begin(world, tmp_path / "exp", method, *settings))
+    (clients,) = federation.task.units(CLIENTS, 1)
+    stacked = trained(federation, clients)
     assert all(value.dtype == torch.float64 for value in stacked[0].values())
-    start = federation.initial
+    start = {name: torch.tensor(value) for name, value in federation.states.initial.items()}
     for name, ours in zip(clients, stacked, strict=True):
-        (theirs,) = federation.trained([name])
+        (theirs,) = trained(federation, [name])
         apart = sum((ours[key] - theirs[key]).square().sum() for key in ours).sqrt()
         moved = sum((theirs[key] - start[key]).square().sum() for key in ours).sqrt()
         assert moved > 0 and apart < 1e-6 * moved
@@ -412,8 +411,8 @@ def test_a_loss_that_cannot_be_stays_its_clients_own(world, tmp_path, factor, mo
     federation = open_federation(begin(world, tmp_path / "exp", "fedavg"))
     results, models = [], []
     for loss in (None, poisoned):
-        place = federation.place(CLIENTS[:3], 1)
-        results.append(place.fit(loss))
+        place = federation.client(CLIENTS[:3], 1)
+        results.append(place.train(loss and Objective(loss)))
         models.append({name: value.clone() for name, value in place.model.state_dict().items()})
     expected, found = results
     assert ["diverged" in fitted.reason for fitted in found] == [False, True, False]
@@ -503,13 +502,16 @@ def test_what_another_command_measures_meanwhile_stays(world, tmp_path):
     path = begin(world, tmp_path / "exp", "fedavg", "rounds=1")
     inside("rounds", path).ok()
 
-    class Slow(KwsFederation):
-        def measure(self, split: str, client: str) -> dict[str, object]:
-            inside("evaluate", path, "--split", split, "--every", "2").ok()
-            return super().measure(split, client)
+    federation = open_federation(path)
+    measure = federation.task.measure
 
-    evaluate(Slow(path), [1], "test")
-    rows = read_tsv(path / "evaluate_test.tsv", ("round", "client", *TASKS["kws"].columns))
+    def slow(split: str, client: str) -> dict[str, object]:
+        inside("evaluate", path, "--split", split, "--every", "2").ok()
+        return measure(split, client)
+
+    federation.task.measure = slow
+    evaluate(federation, [1], "test")
+    rows = read_tsv(path / "evaluate_test.tsv", ("round", "client", *facts_of("kws", "").columns))
     assert [row["round"] for row in rows] == ["0", "1"]
 
 
@@ -520,7 +522,7 @@ def events(path: Path) -> set[str]:
 def test_the_last_round_is_measured_too(world, tmp_path):
     path = begin(world, tmp_path / "exp", "fedavg", "rounds=3")
     inside("rounds", path, "--evaluate", "test").ok()
-    rows = read_tsv(path / "evaluate_test.tsv", ("round", "client", *TASKS["kws"].columns))
+    rows = read_tsv(path / "evaluate_test.tsv", ("round", "client", *facts_of("kws", "").columns))
     assert [row["round"] for row in rows] == ["0", "2", "3"]
     assert is_finished(path, split="test")
 

@@ -19,7 +19,6 @@ from conftest import ledger, run
 from keyword_world import CLIENTS, begin, make_world
 from safetensors.numpy import load_file, save_file
 
-from fedtools.client.stacks import cross_entropy
 from fedtools.files.clips import Clip, Clips, write_clips
 from fedtools.files.experiment import Experiment, write_sums
 from fedtools.files.messages import COLUMNS
@@ -108,18 +107,21 @@ def test_bad_options(world, cli, tmp_path):
         said="option 'use_tf32' is 'maybe': input should be a valid boolean",
     )
     refused("training.optim_conf.lr=x", said="config.yaml: training: optim_conf")
-    refused("rounds=true", said="option 'rounds' is True, not a whole number from 1")
+    refused("rounds=true", said="option 'rounds' is True: input should be a valid integer")
     refused("rounds=2020-13-45", said="the value is not YAML")
     refused("model.network_conf.channels=0", said="channels must be at least 1")
     refused("model.network_conf.head_share=0.01", said="leaves a head without any")
     refused("model.network_conf=[a]", said="model: ['a'] must be a mapping")
     refused("model.network_config={}", said="did you mean 'network_conf'?")
     refused("model.network=[a]", said="unknown network")
-    refused("model=dscnn", said="section 'model' must be a mapping")
-    refused("task=[a]", said="unknown task")
-    refused("method_conf=[a]", said="method_conf: ['a'] must be a mapping")
-    refused("method_conf=5", said="method_conf: 5 must be a mapping")
-    refused("keep_updates=sometimes", said="not true or false")
+    refused("model=dscnn", said="option 'model' is 'dscnn': input should be a mapping")
+    refused("task=[a]", said="option 'task' is ['a']: input should be a valid string")
+    refused("method_conf=[a]", said="option 'method_conf' is ['a']: input should be a mapping")
+    refused("method_conf=5", said="option 'method_conf' is 5: input should be a mapping")
+    refused(
+        "keep_updates=sometimes",
+        said="'keep_updates' is 'sometimes': input should be a valid boolean",
+    )
     refused("clients_per_round=100", said="is 100, no number or share of 7 clients")
     refused("training.optim_conf.foreach=true", said="optim_conf: ")
     refused("training.optim_conf.differentiable=true", said="optim_conf: ")
@@ -231,9 +233,11 @@ def test_a_damaged_configuration_is_told_in_one_line(trained, cli):
     assert len(frozen) == 14
     for name in sorted(frozen):
         rest = {key: whole[key] for key in whole if key != name}
-        refused(yaml.safe_dump(rest), f"config.yaml: no option {name!r}")
-    refused(yaml.safe_dump(whole | {"rounds": "x"}), "config.yaml: option 'rounds' cannot be 'x'")
-    refused(yaml.safe_dump(whole | {"clients": ["a"]}), "option 'clients' cannot be ['a']")
+        refused(yaml.safe_dump(rest), f"config.yaml: option {name!r} is missing")
+    refused(yaml.safe_dump(whole | {"rounds": "x"}), "option 'rounds' is 'x': input should be")
+    refused(
+        yaml.safe_dump(whole | {"clients": ["a"]}), "option 'clients' is ['a']: input should be"
+    )
     refused("a: 2020-13-45\n", "config.yaml: not YAML: month must be in 1..12")
 
 
@@ -400,12 +404,13 @@ class Poisoned(FedAvg):
 
     title = "Poisoned"
 
-    def train_client(self, client):
-        factor = torch.tensor([torch.nan if name == TWENTY[3] else 1.0 for name in client.names])
-        more = torch.tensor([1e308 if name == TWENTY[11] else 0.0 for name in client.names])
-        return client.fit(
+    def objective(self, client):
+        names, plain = client.unit.names, client.objective
+        factor = torch.tensor([torch.nan if name == TWENTY[3] else 1.0 for name in names])
+        more = torch.tensor([1e308 if name == TWENTY[11] else 0.0 for name in names])
+        return plain.replaced(
             lambda network, batch: (
-                cross_entropy(network, batch) * factor[: len(batch.labels)]
+                plain.loss(network, batch) * factor[: len(batch.labels)]
                 + more[: len(batch.labels)].double()
             )
         )

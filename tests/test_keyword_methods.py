@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bare_networks import as_bare, bare_dscnn
+from by_hand import mmd_by_hand
 from conftest import inside, ledger
 from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file
 from test_mfcc import kaldi_mfcc
 from torch import Tensor
 
-from fedtools.client.clips import ClipBatch
-from fedtools.federation.base import open_federation
-from fedtools.federation.kws import KwsFederation, tensors_of
+from fedtools.federation.federation import Federation, open_federation
 from fedtools.files.errors import UserError
 from fedtools.files.messages import COLUMNS
 from fedtools.files.tables import read_tsv
@@ -29,7 +29,9 @@ from fedtools.methods.fedavg import FedAvg
 from fedtools.methods.fedkws_ui import Alt, FedKwsUi
 from fedtools.methods.fedmmd import squared_mmd
 from fedtools.methods.fedopt import FedOpt
+from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.keywords import Network
+from fedtools.tasks.kws.model import tensors_of
 
 RATE = 0.05
 STEPS = CONFIG["method_conf"]["local_steps"]
@@ -59,14 +61,14 @@ def round_of(path: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 # Of a network, a batch, the federation and the client's name.
-Loss = Callable[[Network, ClipBatch, KwsFederation, str], Tensor]
+Loss = Callable[[Network, ClipBatch, Federation, str], Tensor]
 
 
-def descend(federation: KwsFederation, client: str, steps: int, loss: Loss) -> dict[str, Tensor]:
+def descend(federation: Federation, client: str, steps: int, loss: Loss) -> dict[str, Tensor]:
     """Plain gradient descent of a loss that is written out, over the same batches."""
-    place = federation.place([client], 1)
-    network = place.model.train()
-    for (batch,) in place._batches(None, steps, "train").stream(0):
+    place = federation.client([client], 1)
+    network = copy.deepcopy(place.model).train()
+    for (batch,) in place.source.batches(None, steps, "train").stream(0):
         network.zero_grad()
         loss(network, batch, federation, client).backward()
         with torch.no_grad():
@@ -105,21 +107,6 @@ def test_fedprox(world, tmp_path):
     check(path, STEPS, loss)
 
 
-def mmd_by_hand(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Squared MMD of two sets (B, D): sums over all pairs, five Gaussian kernels."""
-    both = [*ours, *theirs]
-    signs = [1 / len(ours)] * len(ours) + [-1 / len(theirs)] * len(theirs)
-    pairs = [(i, j) for i in range(len(both)) for j in range(len(both))]
-    width = sum((both[i] - both[j]).square().sum().item() for i, j in pairs) / len(pairs)
-    width += 1e-3 * sum(one.square().sum().item() for one in both) / len(both)
-    total = torch.zeros(())
-    for i, j in pairs:
-        apart = (both[i] - both[j]).square().sum()
-        for factor in (0.25, 0.5, 1, 2, 4):
-            total = total + signs[i] * signs[j] * torch.exp(-apart / (factor * width))
-    return total
-
-
 def test_squared_mmd():
     random = torch.Generator().manual_seed(0)
     ours, theirs = (torch.randn(2, 5, 3, generator=random) + shift for shift in (0.0, 0.5))
@@ -135,10 +122,10 @@ def test_fedmmd(world, tmp_path):
     settings = "method_conf.discrepancy=0.5", "method_conf.local_steps=2"
     path = begin(world, tmp_path / "exp", "fedmmd", *PLAIN, *settings)
 
-    def loss(network: Network, batch: ClipBatch, federation: KwsFederation, _: str) -> Tensor:
-        federation.load_shared(1)
+    def loss(network: Network, batch: ClipBatch, federation: Federation, _: str) -> Tensor:
+        federation.load_result(None, 0)
         with torch.no_grad():
-            theirs = federation.model.eval().features(batch.mfcc)[0]
+            theirs = federation.task.models.build().eval().features(batch.mfcc)[0]
         features = network.features(batch.mfcc)
         entropy = F.cross_entropy(network.head(features)[0], batch.labels[0])
         return entropy + 0.5 * mmd_by_hand(features[0], theirs)
@@ -153,10 +140,10 @@ def test_adversarial_learning(world, tmp_path, by_utility):
     settings += [f"method_conf.smooth_by_utility={str(by_utility).lower()}"]
     path = begin(world, tmp_path / "exp", "alo", *PLAIN, *settings)
 
-    def loss(network: Network, batch: ClipBatch, federation: KwsFederation, client: str) -> Tensor:
-        at = federation.features("train").clips.clients.index(client)
-        mu = 0.3 * (1 - federation.facts["utility"][at]) if by_utility else 0.3
-        private = federation._network(1, "copy").eval()
+    def loss(network: Network, batch: ClipBatch, federation: Federation, client: str) -> Tensor:
+        at = federation.task.corpus.features("train").clips.clients.index(client)
+        mu = 0.3 * (1 - federation.task.client_facts["utility"][at]) if by_utility else 0.3
+        private = federation.task.models.build(1, "copy").eval()
         for name, value in load_file(kept_by(path, client)).items():
             tensors_of(private)[name].copy_(torch.tensor(value))
         log_probs = network(batch.mfcc)[0].log_softmax(-1)
@@ -191,11 +178,11 @@ def test_adversarial_learning_of_a_private_head(world, tmp_path):
     federation = open_federation(path)
     assert len(found) == len(CLIENTS)
     for client, tensors in found.items():
-        place = federation.place([client], 1)
+        place = federation.client([client], 1)
         network = place.model.train()
         start = {name: value.clone() for name, value in network.named_parameters()}
         for purpose, count in (("private", own_steps), ("train", STEPS)):
-            for (batch,) in place._batches(None, count, purpose).stream(0):
+            for (batch,) in place.source.batches(None, count, purpose).stream(0):
                 ours, private = parts(network, batch)
                 network.zero_grad()
                 if purpose == "private":
@@ -611,8 +598,8 @@ def test_models_are_measured_by_the_statistics_of_training(world, tmp_path, meth
 def test_an_epoch_is_every_clip(world, tmp_path):
     """In as many batches as hold all: of the server, and of a client that is given no steps."""
     federation = open_federation(begin(world, tmp_path / "exp", "centralized"))
-    place = federation.at_server(1, federation.method.phase(1))
-    batches = place._batches(1, None, "train")
+    place = federation.server(1)
+    batches = place.source.batches(1, None, "train")
     assert batches.steps == [-(-97 // 8)]
     assert set(batches._plans[0].clips.flat) == set(range(97))
     facts = FedAvg(local_epochs=3).prepare(np.array([40, 9, 8, 1]), np.ones(4), 8)

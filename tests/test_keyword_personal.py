@@ -15,11 +15,11 @@ from keyword_world import CLIENTS, CONFIG, SIZES, begin, make_world
 from safetensors.numpy import load_file, save_file
 from scripts import script
 
-from fedtools.client.clips import ClipFeatures
-from fedtools.federation.kws import tensors_of
 from fedtools.files.clips import Clips
 from fedtools.files.tables import read_tsv
 from fedtools.models.keywords import build_network
+from fedtools.tasks.kws.clips import ClipFeatures
+from fedtools.tasks.kws.model import tensors_of
 
 HEAD = 'method_conf.personal=["head.*"]'
 NEWCOMER = "zoe"

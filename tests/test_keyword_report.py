@@ -17,8 +17,7 @@ from keywords import CLASSES, CONFIG, config_file, pack
 from scripts import script
 from test_report import png_chunks
 
-from fedtools.federation.base import open_federation
-from fedtools.federation.tasks import TASKS
+from fedtools.federation.federation import open_federation
 from fedtools.files.atomic import sha256
 from fedtools.files.clips import Clips
 from fedtools.files.experiment import Experiment, write_clients, write_sums
@@ -27,6 +26,7 @@ from fedtools.files.states import load_state, save_state
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.score.detection import COLUMNS as DETECTION
+from fedtools.tasks import facts_of
 
 # After `scripts`, which says where they are:
 # isort: split
@@ -87,7 +87,7 @@ def make_run(
     rows = [
         (at, "all", 50, "1.0", 10, f"{accuracy - ROUNDS + at:.4f}") for at in range(evaluated + 1)
     ]
-    write_table(path / "evaluate_test.tsv", TASKS["kws"].header, rows)
+    write_table(path / "evaluate_test.tsv", facts_of("kws", "").header, rows)
     for at in range(1, ROUNDS + 1):
         add_round(path, at, federated=method != "centralized")
     if detection:
@@ -422,7 +422,7 @@ def replaced(path: Path, old: str, new: str) -> None:
         ("config.yaml", "method: fedavg", "method: fedopt", "config.yaml: method is fedopt"),
         ("config.yaml", "network: dscnn", "network: resnet", "network is resnet, the folder says"),
         ("config.yaml", "seed: 0", "seed: 7", "seed is 7, the folder says 0"),
-        ("config.yaml", "seed: 0", "sed: 0", "no option 'seed'"),
+        ("config.yaml", "seed: 0", "sed: 0", "unknown option 'sed', did you mean 'seed'"),
         ("config.yaml", "task: kws", "task: asr", "no keyword network and method"),
         ("config.yaml", "dump/keywords/train", "dump/words/train", "data are not those of"),
         ("evaluate_test.tsv", "41.0000", "x", "evaluate_test.tsv:2: accuracy is 'x'"),

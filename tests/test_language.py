@@ -38,7 +38,7 @@ def world(tmp_path_factory) -> Path:
     return root
 
 
-def begin(world: Path, path: Path, *more: str, lr: float = 0.05) -> Path:
+def begin(world: Path, path: Path, *more: str, lr: float = 0.05, method: str = "fedavg") -> Path:
     config = {
         "task": "lm",
         "rounds": T,
@@ -47,7 +47,7 @@ def begin(world: Path, path: Path, *more: str, lr: float = 0.05) -> Path:
     }
     path.with_suffix(".yaml").write_text(yaml.safe_dump(config))
     inside(
-        *("init", path, "--config", path.with_suffix(".yaml"), "--method", "fedavg", *more),
+        *("init", path, "--config", path.with_suffix(".yaml"), "--method", method, *more),
         *("--data", f"train={world / 'stream'}", "--asset", f"weights={world / 'weights'}"),
         *("--start", world / "nnlm" / "model.safetensors"),
     ).ok()
@@ -109,6 +109,25 @@ def test_clients_learn_what_was_heard_and_not_what_was_said(world, tuned, tmp_pa
     assert int(rows[0]["bytes_up"]) == sum(value.nbytes for value in state.values())
     measured = read_tsv(tuned / "evaluate_train.tsv", None)
     assert len(measured) == (T + 1) * len(CLIENTS)
+
+
+def test_terms_of_methods_hold_models_back(world, tuned, tmp_path):
+    """Of FedProx and FedMMD: the more weight, the nearer the server's model its clients stay."""
+    start = load_file(tuned / "round_0001" / "global.safetensors")
+
+    def moved(path: Path) -> float:
+        end = load_file(path / "round_0002" / "global.safetensors")
+        return sum(np.square(end[name] - start[name]).sum() for name in start) ** 0.5
+
+    for method, option in (("fedprox", "proximal"), ("fedmmd", "discrepancy")):
+        found = [
+            moved(begin(world, tmp_path / f"{method}{weight}", *more, method=method))
+            for weight in (0.0, 8.0)
+            for more in [("--set", f"method_conf={{{option}: {weight}, local_epochs: 3}}")]
+        ]
+        plain = begin(world, tmp_path / f"plain-{method}", "--set", "method_conf.local_epochs=3")
+        assert found[0] == pytest.approx(moved(plain), rel=1e-5)
+        assert found[1] < 0.9 * found[0]
 
 
 def test_a_round_in_which_a_client_says_nothing_leaves_its_model_alone(world, tmp_path):

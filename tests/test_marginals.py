@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from rescored_world import make_stream
 
-from fedtools.lm.marginals import background_of, log_factors, smoothed
-from fedtools.lm.reweighting import Adaptation, Lists, Weights, rescore_group
+from fedtools.lm.reweighting import Lists, Weights, background_of
 from fedtools.lm.stream import open_stream
+from fedtools.methods.fmp import FMP, ClientState
 from fedtools.privacy.key import NoiseKey
-from fedtools.privacy.options import Privacy
-from fedtools.privacy.plan import Plan
 from fedtools.privacy.releases import Releases
 
 # `</s>`, `<unk>` and three words.
@@ -30,9 +28,8 @@ def test_the_background_is_of_words():
 def test_factors(scale, normalise):
     background = background_of(COUNTS)
     everybody, own = np.array([0, 0.1, 0.2, 0.3, 0.4]), np.array([0, 0.4, 0.3, 0.2, 0.1])
-    found = log_factors(
-        *(background, everybody, own), alpha=0.5, beta=0.2, scale=scale, normalise=normalise
-    )
+    method = FMP(alpha=0.5, beta=0.2, scale=scale, normalise=normalise)
+    found = method.factors(background, everybody, own)
     factors = [
         ((0.3 * u + 0.5 * q_bar + 0.2 * q) / u) ** scale
         for u, q_bar, q in zip(U[1:], everybody[1:], own[1:], strict=True)
@@ -49,10 +46,9 @@ def test_factors(scale, normalise):
 def test_who_talks_like_the_background_changes_nothing(normalise):
     """No word gains by `</s>`, which the background text has and counts of words have not."""
     background = background_of(COUNTS)
-    said = smoothed(np.array([0, 5, 40, 10, 25.0]), background, 0.1)
-    found = log_factors(
-        *(background, said, said), alpha=0.5, beta=0.5, scale=2.0, normalise=normalise
-    )
+    method = FMP(alpha=0.5, beta=0.5, scale=2.0, smoothing=0.1, normalise=normalise)
+    said = method.smoothed(np.array([0, 5, 40, 10, 25.0]), background)
+    found = method.factors(background, said, said)
     assert found == pytest.approx(np.zeros(5), abs=1e-12)
 
 
@@ -62,18 +58,18 @@ def test_noise_on_the_end_of_sentences_is_left_out(tmp_path, mechanism):
     rescored = open_stream(make_stream(tmp_path / "stream")).rescored
     lists, paper = Lists(rescored, Weights()), mechanism == "paper"
     assert lists.background[0] == 0 and (lists.background[1:] > 0).all()
-    counts = lists.counts(slice(0, 36), 0.0)
+    options = {"privacy": {"mechanism": mechanism, "epsilon": 0.5}, "sigma": 0.0, "smoothing": 0.1}
+    method = FMP(alpha=0.75, beta=0.0, normalise=True, **options)
+    state = ClientState("all", lists, [slice(0, 36)] * 2, method)
+    state.count()
     noise_on_end = 0
     for number in range(20):
-        options = Privacy(mechanism=mechanism, epsilon=0.5)
-        releases = Releases(Plan(options, 1, False), NoiseKey(bytes(32)), str(number))
-        noisy = releases.by_server(counts, 1, lists.background, 0.1)
+        releases = Releases(method.plan(1), NoiseKey(bytes(32)), str(number))
+        noisy = method.release(state.counts, 1, lists.background, releases)
         noise_on_end += noisy[0] != 0
-        shared = lists.shared(noisy, 0.1, paper)
+        shared = method.global_distribution(noisy, lists.background)
         assert shared[0] == 0 and shared.sum() == pytest.approx(1)
         assert (shared[1:] > 0).all() or paper
         assert noise_on_end == 0 or not paper
-        options = Adaptation(alpha=0.75, beta=0.0, normalise=True)
-        best, _ = rescore_group(lists, slice(0, 36), shared, counts, options)
-        assert len(best) == 36
+        assert len(state.rescore(shared)) == 36
     assert noise_on_end or paper

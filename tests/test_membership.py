@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from test_attack_models import one_speaker_each
 
 from fedtools.attack.membership import ANYBODY, COLUMNS, SAME, area, draw, score
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.tables import read_tsv
 from fedtools.models.asr import build_model

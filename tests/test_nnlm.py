@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from fedtools.files.errors import UserError
-from fedtools.lm import progress
 from fedtools.lm.nnlm import Nnlm
 from fedtools.lm.nnlm_training import _batches, perplexity
 from fedtools.lm.vocabulary import Vocabulary, make_vocabulary, read_unigram, write_unigram
@@ -269,18 +267,6 @@ def test_an_epoch_sees_every_sentence_once(lengths, words):
     assert sorted(index for one in found for index in one) == list(range(len(lengths)))
     for one in found:
         assert len(one) * max(lengths[index] for index in one) <= words or len(one) == 1
-
-
-def test_a_log_gets_a_line_now_and_then(capfd, monkeypatch):
-    monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", -1.0)
-    with progress.WordProgress("work", 1000, done=500) as bar:
-        for words in (250, 100, 150):
-            bar.advance(words)
-        bar.say("done")
-    # A line for each but the last, after which there is nothing left.
-    assert re.sub(r"\d\d:\d\d", "TIME", capfd.readouterr().err) == (
-        "work: 75 % of 1000 words, TIME left\nwork: 85 % of 1000 words, TIME left\ndone\n"
-    )
 
 
 def test_again_and_with_another_seed(trained, tmp_path):

@@ -30,7 +30,7 @@ class MyMethod(FedAvg):
 
     part: float = 1.0
 
-    def update_server(self, server):
+    def server(self, server):
         server.mean()
         server.step(lambda delta, kept: self.part * delta, {})
 '''

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import graphlib
 import re
 import shutil
 import sys
@@ -93,59 +91,13 @@ def test_version():
     assert fedtools("--version").ok().out == f"fedtools {package.__version__}\n"
 
 
-def test_help_lists_the_commands():
-    out = fedtools("--help").ok().out
-    for command in ("init", "sample", "train-local", "aggregate", "rounds", "decode", "score"):
-        assert re.search(rf"^\s+{command}\s", out, re.MULTILINE), command
-
-
 def test_help_imports_nothing_heavy():
     line = "import sys; sys.argv = ['fedtools', '--help']\nfrom fedtools.cli import main\n"
     line += "try: main()\nexcept SystemExit: pass\n"
-    line += "print({'torch', 'numpy', 'espnet2', 'yaml', 'matplotlib'} & set(sys.modules))"
+    line += "heavy = {'torch', 'numpy', 'espnet2', 'yaml', 'matplotlib', 'pydantic', 'rich'}\n"
+    line += "print(heavy & set(sys.modules))"
     assert run(sys.executable, "-c", line).ok().out.endswith("set()\n")
 
 
 def test_an_unknown_command_is_wrong_usage():
     fedtools("no-such-command").fails(2, "no-such-command")
-
-
-# Each row may import from itself and from those below it.
-LAYERS = (
-    ("cli",),
-    ("attack", "report"),
-    ("federation",),
-    ("methods",),
-    ("client", "server", "privacy", "decode", "lm", "score"),
-    ("models", "audio", "speaker"),
-    ("files",),
-)
-
-
-def imports() -> dict[str, set[str]]:
-    """Every module of the package -> the modules of the package that it names in an import."""
-    found: dict[str, set[str]] = {}
-    for path in (ROOT / "fedtools").rglob("*.py"):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        found[name] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedtools"):
-                modules = [f"{node.module}.{one.name}" for one in node.names]
-                inner = [
-                    m for m in modules if (ROOT / m.replace(".", "/")).with_suffix(".py").is_file()
-                ]
-                found[name] |= set(inner) | ({node.module} if len(inner) < len(modules) else set())
-    return found
-
-
-def test_imports_run_downwards():
-    rank = {part: number for number, row in enumerate(LAYERS) for part in row}
-    for module, others in imports().items():
-        for other in others:
-            here, there = (name.split(".")[1:2] for name in (module, other))
-            if here and there and here[0] in rank and there[0] in rank:
-                assert rank[there[0]] >= rank[here[0]], f"{module} imports {other}"
-
-
-def test_no_import_runs_in_a_circle():
-    list(graphlib.TopologicalSorter(imports()).static_order())

@@ -15,7 +15,7 @@ from espnet2.layers.global_mvn import GlobalMVN
 from espnet2.layers.utterance_mvn import UtteranceMVN
 
 from fedtools.models.asr import build_model, log_posteriors, losses, outputs, shortest_input
-from fedtools.models.cut import Cut
+from fedtools.models.extractor import Cut
 from fedtools.models.padding import embed
 
 BINS = 16

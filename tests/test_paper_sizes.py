@@ -12,7 +12,7 @@ import simulated
 from conftest import inside, ledger
 from test_asr_methods import begin, model_of
 
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.federation.steps import _ledger_rows, draw
 from fedtools.files.experiment import Experiment, write_sums
 from fedtools.files.ledger import write_ledger
@@ -74,7 +74,7 @@ def run_rounds(path: Path, parameters: int) -> Path:
     """
     federation = open_federation(path)
     experiment, method = federation.experiment, federation.method
-    for number in range(1, experiment.config["rounds"] + 1):
+    for number in range(1, experiment.options.rounds + 1):
         phase, base = method.phase(number), experiment.recorded_base(number)
         folder, clients = experiment.round_dir(number), draw(experiment, number, phase)
         sparse(experiment.global_state(number), parameters)

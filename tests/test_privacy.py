@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError
-from fedtools.lm.marginals import of_noisy
+from fedtools.methods.fmp import FMP
 from fedtools.privacy.bounds import Utterances
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.ledger import COLUMNS, Amount, ledger_rows, write_ledger
@@ -362,13 +362,14 @@ def background_of(size: int) -> np.ndarray:
 @given(noisy=counts_of, smoothing=st.floats(1e-6, 1))
 def test_a_distribution_is_positive_and_adds_up_to_one(noisy, smoothing):
     background = background_of(len(noisy))
-    made = of_noisy(noisy, background, smoothing)
+    method = FMP(smoothing=smoothing)
+    made = method.global_distribution(noisy, background)
     assert (made > 0).all() and made.sum() == pytest.approx(1, abs=1e-12)
     if (noisy <= 0).all():
         assert made == pytest.approx(background)
     # A word with a larger count and no less background is no less probable.
     order = np.argsort(noisy)[::-1]
-    assert (np.diff(of_noisy(noisy[order], background, smoothing)) <= 1e-12).all()
+    assert (np.diff(method.global_distribution(noisy[order], background)) <= 1e-12).all()
 
 
 @given(noisy=counts_of)
@@ -389,7 +390,8 @@ def test_projection_is_the_nearest_vector_of_that_sum(noisy):
 
 def test_counts_without_noise_are_smoothed_towards_the_background():
     background, counts = background_of(4), np.array([0.0, 6.0, 2.0, 0.0])
-    assert of_noisy(counts, background, 0.2) == pytest.approx(0.1 * counts + 0.2 * background)
+    made = FMP(smoothing=0.2).global_distribution(counts, background)
+    assert made == pytest.approx(0.1 * counts + 0.2 * background)
 
 
 def test_projection_keeps_more_of_the_counts_than_clipping():

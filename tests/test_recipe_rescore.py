@@ -102,8 +102,11 @@ def test_nothing_is_chosen_on_eval(recipe):
         for name in ("weights", "scale", "bonus", "density")
     ]
     # What is tuned first is fixed after it: lambda alone is tuned with the weights.
+    sections = [words[words.index("--section") + 1] for words in found["rescore-tune"]]
+    assert sections == [f"tuning.{name}" for name in ("weights", "scale", "bonus", "density")]
     tried = [{word.split("=")[0] for word in words[2:]} for words in found["rescore-tune"]]
-    assert {"lm_weight", "word_score"} <= set.intersection(*tried) and "scale" in tried[0]
+    assert "scale" in tried[0] and not {"lm_weight", "word_score"} & tried[0]
+    assert {"lm_weight", "word_score"} <= set.intersection(*tried[1:])
     streams = {tuple(words[:3]) for words in found["rescore-stream"]}
     assert streams == {
         (f"data/fake/{name.partition('_')[0]}", f"{nnlm}/rescored_{name}", f"{nnlm}/stream_{name}")

@@ -17,13 +17,11 @@ from test_fmp import SPAN, T, begin, counts_after, sent
 
 from fedtools.federation.rounds import run_rounds
 from fedtools.files.tables import read_tsv
-from fedtools.lm.reweighting import Adaptation, Lists, Weights
+from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import open_stream
-from fedtools.lm.talk import simulate
+from fedtools.methods.fmp import FMP, simulate
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.ledger import Spent, together
-from fedtools.privacy.options import Privacy
-from fedtools.privacy.plan import Plan
 from fedtools.privacy.releases import Releases
 
 # By the clock, so that an utterance is in one release: epsilon is what one of them costs.
@@ -476,10 +474,11 @@ class Seen(Releases):
 @pytest.mark.parametrize("release", ["increments", "cumulative"])
 def test_nor_does_a_user_in_a_sweep(stream, release):
     opened, cap = open_stream(stream), 5.0
-    options = Privacy(mechanism="laplace", unit="user", cap=cap, release=release)
-    seen = Seen(Plan(options, T, True), NoiseKey(bytes(32)), "sweep")
+    privacy = {"mechanism": "laplace", "unit": "user", "cap": cap}
+    method = FMP(sigma=0.1, privacy=privacy, sends=release)
+    seen = Seen(method.plan(T), NoiseKey(bytes(32)), "sweep")
     groups = {client: opened.groups(client, T) for client in opened.runs}
-    simulate(Lists(opened.rescored, Weights()), groups, Adaptation(sigma=0.1), seen)
+    simulate(method, Lists(opened.rescored, Weights()), groups, seen)
     assert len(seen.by) == 3
     for counts in seen.by.values():
         assert len(counts) == T and counts[0].sum() == pytest.approx(cap, abs=1e-4)

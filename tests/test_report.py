@@ -12,13 +12,21 @@ from conftest import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtools.federation.tasks import TASKS
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment, write_clients, write_sums
 from fedtools.files.ledger import COLUMNS as LEDGER
-from fedtools.files.tables import count, format_markdown, format_table, number, read_tsv, write_tsv
+from fedtools.files.tables import (
+    count,
+    format_markdown,
+    format_table,
+    number,
+    read_tsv,
+    with_deviation,
+    write_tsv,
+)
 from fedtools.report.results import size_text
 from fedtools.score.wer import COLUMNS as SCORE
+from fedtools.tasks import facts_of
 
 CLIENTS = ("australia", "england", "indian")
 FIRST, LEDGER_2 = "round_0001/global.safetensors", "round_0002/ledger.tsv"
@@ -73,7 +81,7 @@ def make_experiment(
         for index, client in enumerate(CLIENTS):
             wer = f"{50 + 5 * index - drop * at:.4f}"
             values = (at, client, 10, "1.5", 90, 45, wer)
-            evaluation.append(dict(zip(TASKS["asr"].header, values, strict=True)))
+            evaluation.append(dict(zip(facts_of("asr", "").header, values, strict=True)))
             if at and client_epochs:
                 status = "refused: a NaN" if (at, index) == (2, 1) else "ok"
                 values = (at, client, size, up, client_epochs, 0, "0.500", status)
@@ -84,7 +92,7 @@ def make_experiment(
             write_tsv(experiment.round_dir(at) / "ledger.tsv", LEDGER, ledger)
             write_state(experiment, at + 1)
             experiment.close(at)
-    write_tsv(path / "evaluate_valid.tsv", TASKS["asr"].header, evaluation)
+    write_tsv(path / "evaluate_valid.tsv", facts_of("asr", "").header, evaluation)
     return path
 
 
@@ -441,8 +449,8 @@ def test_damaged_inputs_are_refused(cli, recipe, path, old, new, said):
 @pytest.mark.parametrize(
     ("path", "old", "new", "said"),
     [
-        ("config.yaml", "seed: 7", "seed: x", "config.yaml: option 'seed' cannot be 'x'"),
-        ("config.yaml", "seed: 7\n", "", "config.yaml: no option 'seed'"),
+        ("config.yaml", "seed: 7", "seed: x", "option 'seed' is 'x': input should be a valid int"),
+        ("config.yaml", "seed: 7\n", "", "config.yaml: option 'seed' is missing"),
         ("config.yaml", "seed: 7", "seed: [", "config.yaml:"),
         (LEDGER_2, "2000000", "2MB", "ledger.tsv:2: bytes_down is '2MB'"),
         (LEDGER_2, "round", "lap", "ledger.tsv:1: "),
@@ -510,6 +518,12 @@ def test_a_name_that_comes_twice_is_refused(cli, recipe):
     }.items():
         cli(*arguments(f"--row={row}")).fails(1, said, "--row NAME=")
     assert not Path("RESULTS.md").exists()
+
+
+def test_a_mean_has_a_deviation_where_there_are_several_values():
+    write = "{:.2f}".format
+    assert with_deviation([1.0, 2.0, 6.0], write) == "3.00 ± 2.65"
+    assert with_deviation([1.0], write) == "1.00"
 
 
 def test_a_row_without_a_name_has_the_methods_title(cli, recipe):

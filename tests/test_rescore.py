@@ -22,10 +22,10 @@ from test_nnlm import SMALL, alone, command, network, sentences, write_texts
 
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, read_nbest, write_nbest
+from fedtools.lm.nbest_scoring import batches
 from fedtools.lm.nnlm import Nnlm
 from fedtools.lm.prefixes import make_tree, score_tree
-from fedtools.lm.rescored import open_rescored
-from fedtools.lm.rescoring import batches
+from fedtools.lm.word_scores import open_rescored
 from fedtools.models.nnlm import NnlmOptions, build_nnlm
 
 FILES = ["nbest.tsv", "nnlm.ark", "nnlm.scp", "nnlm.yaml", "unigram.tsv", "words.txt"]

@@ -7,9 +7,9 @@ import simulated
 import torch
 from conftest import inside
 
-from fedtools.client.options import torch_settings
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.federation.steps import aggregate, sample, train_local
+from fedtools.models.training import torch_settings
 
 THREADS = (1, 2)
 
@@ -51,7 +51,7 @@ def test_two_experiments_of_one_process_end_as_each_alone(begin):
     assert alone[0] != alone[1]
     before = set_now()
     opened = [open_federation(begin(f"beside{threads}", threads)) for threads in THREADS]
-    assert [federation.training.num_threads for federation in opened] == list(THREADS)
+    assert [federation.task.training.num_threads for federation in opened] == list(THREADS)
     assert set_now() == before
     for federation, expected in zip(opened, alone, strict=True):
         sample(federation.experiment, federation.method, 1, 1)

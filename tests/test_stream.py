@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from fedtools.files.tables import read_tsv
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import open_stream
+from fedtools.methods.fmp import FMP, ClientState
 from fedtools.privacy.options import Privacy
 from fedtools.privacy.plan import Plan
 
@@ -57,8 +58,11 @@ def sums(folder: Path, plan: Plan, span: float) -> np.ndarray:
     lists = Lists(opened.rescored, Weights())
     found = np.zeros((T, len(lists.background)))
     for client in opened.runs:
-        for number, group in enumerate(opened.groups(client, T, span)[:T]):
-            found[number] += plan.bound(lists.said(group, 5.0))[0]
+        state = ClientState(client, lists, opened.groups(client, T, span), FMP())
+        for number in range(T):
+            state.count()
+            found[number] += plan.bound(state.new)[0]
+            state.take()
     if plan.options.release == "cumulative":
         found = np.cumsum(found, axis=0)
     return found

@@ -9,22 +9,22 @@ from pathlib import Path
 
 import kenlm
 import pytest
+from fedtools.federation.rescore import measure_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtools.federation.rescore import measure_text
 from fedtools.files.datadir import DataDir, read_table, write_table
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines, read_text
 from fedtools.files.nbest import Hypothesis, read_nbest
 from fedtools.files.symbols import RESERVED, check_sentence, is_unknown
 from fedtools.files.tables import read_tsv
+from fedtools.files.text_files import read_lines, read_text
 from fedtools.lm.density import score_hypotheses
 from fedtools.lm.ngram import NgramFolder, perplexity, train_ngram
 from fedtools.lm.private_words import covered_words, rare_words
-from fedtools.lm.rescored import encode_all
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.vocabulary import Vocabulary, make_vocabulary
+from fedtools.lm.word_scores import encode_all
 
 MARK = "\ufeff"
 WORDS = "the cat sat on a mat and ran".split()

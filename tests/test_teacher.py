@@ -32,7 +32,7 @@ from test_asr_methods import (
 from test_decouplefl import EXTRACTOR, PERSONAL, collapsed, final
 from torch import Tensor, nn
 
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.files.ark import write_ark
 from fedtools.files.datadir import DataDir
 from fedtools.files.nbest import read_nbest
@@ -275,8 +275,8 @@ def test_a_teacher_of_the_server_on_features(world, tmp_path):
     begun, federation = load_file(path / "init.safetensors"), open_federation(path)
     plans = []
     for number in range(2, 2 + ROUNDS):
-        place = federation.at_server(number, federation.method.phase(number))
-        plans.append([dict(batch) for (batch,) in place._batches(1, None, "train").stream(0)])
+        place = federation.server(number)
+        plans.append([dict(batch) for (batch,) in place.source.batches(1, None, "train").stream(0)])
     assert {len(plan) for plan in plans} == {-(-sum(TRAIN.values()) // 2)}
     check_clean(world, path / "round_0001", begun)
     for mistake in ("", *MISTAKES):

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtools.files.datadir import DataDir, read_table
+from fedtools.files.dropped import Dropped
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv
 
@@ -401,7 +402,7 @@ def test_talks_as_many_as_the_corpus_has_give_the_counts_of_table_1():
         minutes = 2 + (number * 7919 % 2000) / 100
         train += one_talk(f"P{number // 2:04}_20{number % 2:02}", [7.5] * round(8 * minutes))
     held_out = [u for n in range(32) for u in one_talk(f"H{n}_2010", [6.0] * 40)]
-    dropped = corpus.Dropped()
+    dropped = Dropped()
     result = partition.partition(train, held_out, WANTED, dropped)
     names = {part: {u.talk for u in own} for part, own in result.sets.items()}
     assert [len(names[part]) for part in ("train_g", "part1", "part2")] == [880, 736, 634]
@@ -412,7 +413,7 @@ def test_talks_as_many_as_the_corpus_has_give_the_counts_of_table_1():
         mean = sum(map(partition.seconds_of, models.values())) / len(models)
         assert mean == pytest.approx(240, rel=0.02)
     assert sum(map(len, result.sets.values())) + dropped.total() == len(train) + len(held_out)
-    few = partition.partition(train, held_out, replace(WANTED, unit="person"), corpus.Dropped())
+    few = partition.partition(train, held_out, replace(WANTED, unit="person"), Dropped())
     persons = {part: {u.person for u in own} for part, own in few.sets.items()}
     assert not persons["part1"] & persons["part2"] and not persons["train_g"] & persons["part1"]
     pairs = [model for model in few.models["part1"] if model.endswith("-m2")]

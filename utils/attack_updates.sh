@@ -12,6 +12,7 @@ with=                   # other experiments, whose models A1 compares with those
 models=                 # model, speaker, gender, talks: also strict trials, and attributes
 part=relu               # of a TDNN's layers: affine, or relu, what follows it
 split=valid             # of the experiment's data, to measure what a defence costs
+config=                 # YAML with a section a1; default: the attack's own values
 defences="none clip=1+noise=0.3 clip=1+noise=1 clip=1+noise=3 bits=8 bits=4 mean=2 mean=4"
 each=20                 # utterances or clips of a client whose membership is attacked
 seed=0
@@ -44,7 +45,8 @@ for number in "${!list[@]}"; do
             --indicator "${indicator}" "${of_rounds[@]}" --part "${part}" \
             --defence "${list[number]}" --seed "${seed}" --job JOB --nj "${nj}" --ngpu "${ngpu}"
     done
-    fedtools attack a1 "${folders[@]}" "${folder}" "${attributes[@]}" --seed "${seed}"
+    fedtools attack a1 "${folders[@]}" "${folder}" "${attributes[@]}" --seed "${seed}" \
+        ${config:+--config "${config}"}
     [ -z "${models}" ] || fedtools attack attributes "${folders[@]}" "${folder}" \
         "${attributes[@]}" --seed "${seed}"
     named+=("${list[number]}" "${folder}")

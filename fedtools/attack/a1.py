@@ -10,11 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.prints import Prints
+from fedtools.attack.footprint_files import Prints
+from fedtools.attack.options import A1
 from fedtools.attack.verify import Model, decide
-
-# Weights of means and standard deviations, section 4.3.1.
-ALPHA = (1.0, 10.0)
 
 
 def distances(vectors: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
@@ -42,7 +40,7 @@ def distances(vectors: np.ndarray, others: np.ndarray | None = None) -> np.ndarr
 
 
 def rho(
-    footprints: np.ndarray, others: np.ndarray | None = None, alpha: tuple[float, float] = ALPHA
+    footprints: np.ndarray, others: np.ndarray | None = None, alpha: tuple[float, float] = A1.alpha
 ) -> np.ndarray:
     """Equation 4 for all pairs of models. It is a distance: small where speakers seem the same.
 
@@ -74,7 +72,7 @@ def attack(
     models: Mapping[str, Model],
     out: Path,
     *,
-    alpha: tuple[float, float] = ALPHA,
+    alpha: tuple[float, float] = A1.alpha,
     others: int = 10_000,
     resamples: int = 1000,
     seed: int = 0,

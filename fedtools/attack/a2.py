@@ -12,15 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.attack.options import A2
 from fedtools.attack.verify import Model, decide, known_speakers
 from fedtools.attack.victims import Victims, make_probe, sound_victims
 from fedtools.attack.xvectors import Training, View, embeddings, train_xvectors
-from fedtools.federation.base import Federation, as_configured
+from fedtools.federation.federation import Federation
 from fedtools.files.ark import write_ark
 from fedtools.files.config import write_yaml
 from fedtools.files.datadir import write_table
 from fedtools.files.errors import UserError
 from fedtools.speaker.plda import length_normalise, train_lda, train_plda
+from fedtools.tasks.base import as_configured
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Options:
     """
 
     rounds: Sequence[int] = (1,)
-    held: int = 16
-    dimension: int = 150
+    held: int = A2.held
+    dimension: int = A2.dimension
     others: int = 10_000
     resamples: int = 1000
     seed: int = 0

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.prints import Prints
+from fedtools.attack.footprint_files import Prints
 from fedtools.attack.verify import Model
-from fedtools.files.keyed import seed64
+from fedtools.files.seeds import seed64
 from fedtools.files.tables import write_tsv
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.verification import binomial_bounds

@@ -32,10 +32,9 @@ from typing import Any
 import numpy as np
 
 from fedtools.attack.victims import Victims, read_state
-from fedtools.federation.base import Federation
-from fedtools.federation.model import ModelFederation
+from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.files.values import STATISTICS
 from fedtools.server.shares import weights_of
 
@@ -200,7 +199,7 @@ def defended(
 
 
 def utility(
-    federation: ModelFederation,
+    federation: Federation,
     victims: Victims,
     number: int,
     defence: str,
@@ -235,21 +234,22 @@ def utility(
         summed += weight[client]
     if not summed:
         raise UserError("no model is left", path=federation.experiment.path)
-    federation.load_shared(number)
-    federation.load({name: value / summed for name, value in total.items()})
+    federation.load_result(None, number - 1)
+    mean = {name: value / summed for name, value in total.items()}
+    federation.task.load(federation.states.start(number) | mean, number - 1)
     return _measured(federation, defence or "none", split)
 
 
-def without_updates(federation: ModelFederation, number: int, split: str) -> dict[str, object]:
+def without_updates(federation: Federation, number: int, split: str) -> dict[str, object]:
     """The row of `UTILITY` of the model that a round began with, which no update has reached."""
-    federation.load_shared(number)
+    federation.load_result(None, number - 1)
     return _measured(federation, NOTHING, split)
 
 
-def _measured(federation: ModelFederation, name: str, split: str) -> dict[str, object]:
-    rate = federation.task.rate
+def _measured(federation: Federation, name: str, split: str) -> dict[str, object]:
+    rate = federation.facts.rate
     groups = federation.groups(split)
-    found = [float(federation.measure(split, client)[rate]) for client in groups]
+    found = [float(federation.task.measure(split, client)[rate]) for client in groups]
     return {"defence": name, "rate": rate, "value": f"{np.mean(found):.2f}"}
 
 

@@ -16,20 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtools.client.utterances import Batch, Utterances
-from fedtools.federation.asr import AsrFederation
-from fedtools.federation.base import Federation
+from fedtools.federation.federation import Federation
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
 from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED
 from fedtools.files.perturb import speakers_of, unperturbed
+from fedtools.files.seeds import generator
 from fedtools.files.sent_features import feature_paths, open_sent, sent_names
 from fedtools.methods.decouplefl import DecoupleFL
 from fedtools.models.asr import INPUT_SIZE, shortest_input
 from fedtools.models.pooling import pooled
+from fedtools.tasks.asr.data import Batch, Utterances
 
 # Frames that every model's convolutions take, and a number that all of their steps divide.
 _FRAMES, _MORE = 200, 240
@@ -91,14 +90,14 @@ class Frames(NamedTuple):
     lengths: Tensor
 
 
-def require_sent(federation: Federation) -> tuple[AsrFederation, int]:
+def require_sent(federation: Federation) -> tuple[Federation, int]:
     """The federation, and the round in which its clients have sent features.
 
     Raises:
         UserError: if it is of another method, sends none, or has not come so far.
     """
     where, method = federation.where, federation.method
-    if not isinstance(method, DecoupleFL) or not isinstance(federation, AsrFederation):
+    if not isinstance(method, DecoupleFL):
         remedy = "give an experiment of method decouplefl"
         raise UserError("no features are sent in this experiment", path=where, remedy=remedy)
     if not method.stage2:
@@ -112,7 +111,7 @@ def require_sent(federation: Federation) -> tuple[AsrFederation, int]:
     return federation, number
 
 
-def statuses(federation: AsrFederation, number: int, wanted: Sequence[str]) -> dict[str, str]:
+def statuses(federation: Federation, number: int, wanted: Sequence[str]) -> dict[str, str]:
     """Client -> why none of its features count, "" if they do; of all clients, or some.
 
     Raises:
@@ -137,7 +136,7 @@ def statuses(federation: AsrFederation, number: int, wanted: Sequence[str]) -> d
 
 
 def open_victim(
-    federation: AsrFederation, number: int, client: str, most: int, text: Path | None = None
+    federation: Federation, number: int, client: str, most: int, text: Path | None = None
 ) -> Victim:
     """Find out which sent utterance is which.
 
@@ -149,14 +148,20 @@ def open_victim(
     Raises:
         UserError: if what was sent is not of the client's utterances in the train data.
     """
-    data, seed = federation.read("train"), federation.experiment.seed
+    data, seed = federation.task.corpus.read("train"), federation.experiment.seed
     names = data.client_utterances(client)
     round_dir = federation.experiment.round_dir(number)
     reader = open_sent(federation.experiment, number, client)
-    secret = federation.gather(data, names[:1], labelled=False).load([0]).secret
+    secret = federation.task.corpus.gather(data, names[:1], labelled=False).load([0]).secret
     sent = sent_names(secret, client, len(names))
     scp = feature_paths(round_dir, client)[1]
-    _check(reader, sent, federation.gather(data, names, labelled=False), window(federation), scp)
+    _check(
+        reader,
+        sent,
+        federation.task.corpus.gather(data, names, labelled=False),
+        window(federation),
+        scp,
+    )
     if len(names) > most:
         drawn = generator(seed, "attack", client).choice(len(names), most, replace=False)
         names, sent = ([one[index] for index in np.sort(drawn)] for one in (names, sent))
@@ -167,8 +172,8 @@ def open_victim(
         known.tolist(),
         numbered,
         _texts(text or data.path / "text", names, required=text is not None),
-        federation.gather(data, names, labelled=False),
-        federation.gather_sent(features, sent, reader.seals),
+        federation.task.corpus.gather(data, names, labelled=False),
+        federation.task.corpus.gather_sent(features, sent, reader.seals),
         one_of_each(names, unperturbed(data)),
     )
 
@@ -186,25 +191,31 @@ def one_of_each(names: Sequence[str], recordings: Mapping[str, str]) -> np.ndarr
     return np.sort(list(chosen.values()))
 
 
-def bins_of(federation: AsrFederation) -> int:
+def bins_of(federation: Federation) -> int:
     """Values of a frame of filterbanks."""
-    return federation.experiment.config["model"].get("input_size", INPUT_SIZE)
+    return federation.experiment.options.model.get("input_size", INPUT_SIZE)
 
 
-def window(federation: AsrFederation) -> Window:
+def window(federation: Federation) -> Window:
     """The step and the width of a model's convolutions."""
     bins, lengths = bins_of(federation), []
     for frames in (_FRAMES, _FRAMES + _MORE):
-        speech = torch.zeros(1, frames, bins, device=federation.device)
+        speech = torch.zeros(1, frames, bins, device=federation.task.device)
         batch = {"speech": speech, "speech_lengths": torch.tensor([frames])}
         with torch.no_grad():
-            lengths.append(federation.cut.extract(federation.model.eval(), batch)[0].shape[1])
-    return Window(_MORE // (lengths[1] - lengths[0]), shortest_input(federation.model))
+            lengths.append(
+                federation.task.models.cut()
+                .extract(federation.task.models.build().eval(), batch)[0]
+                .shape[1]
+            )
+    return Window(
+        _MORE // (lengths[1] - lengths[0]), shortest_input(federation.task.models.build())
+    )
 
 
 @torch.no_grad()
 def unadapted(
-    federation: AsrFederation, audio: Utterances, order: np.random.Generator | None = None
+    federation: Federation, audio: Utterances, order: np.random.Generator | None = None
 ) -> Iterator[Frames]:
     """Features of filterbanks by the initial model.
 
@@ -212,14 +223,16 @@ def unadapted(
         order: shuffles batches, for training; without, each utterance is by itself, as it is where
             a client sends it.
     """
-    federation.load(federation.initial)
+    federation.task.load(federation.states.initial, 0)
     plan = audio.batches(order) if order else [[index] for index in range(len(audio))]
     for indices, batch in stream(federation, audio, plan):
-        features, lengths = federation.cut.extract(federation.model.eval(), batch)
+        features, lengths = federation.task.models.cut().extract(
+            federation.task.models.build().eval(), batch
+        )
         yield Frames(indices, batch, features, lengths)
 
 
-def as_sent(federation: AsrFederation, sent: Utterances) -> Iterator[Frames]:
+def as_sent(federation: Federation, sent: Utterances) -> Iterator[Frames]:
     """Features as a client sent them."""
     for indices, batch in stream(federation, sent):
         yield Frames(indices, batch, batch["speech"], batch["speech_lengths"])
@@ -237,11 +250,11 @@ def vectors(frames: Iterator[Frames], utterances: int) -> np.ndarray:
 
 
 def stream(
-    federation: AsrFederation, data: Utterances, plan: list[list[int]] | None = None
+    federation: Federation, data: Utterances, plan: list[list[int]] | None = None
 ) -> Iterator[tuple[list[int], Batch]]:
     """Batches of utterances with the utterances' indices, as planned, or of similar length."""
     plan = plan or data.batches()
-    return zip(plan, data.stream(plan, federation.device), strict=True)
+    return zip(plan, data.stream(plan, federation.task.device), strict=True)
 
 
 def _check(

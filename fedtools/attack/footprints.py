@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.attack.layers import Layer, hidden_layers, lowest_layers, watched
-from fedtools.client.options import load_model
+from fedtools.models.training import load_model
 
 State = Mapping[str, Any]
 

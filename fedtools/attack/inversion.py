@@ -28,19 +28,19 @@ from fedtools.attack.features import (
     window,
 )
 from fedtools.attack.figures import Figure, Speakers
-from fedtools.attack.progress import Epochs
 from fedtools.attack.transcripts import word_error_rate
-from fedtools.client.utterances import Utterances
-from fedtools.federation.asr import AsrFederation, read_data
-from fedtools.federation.identity import of_utterances
+from fedtools.federation.federation import Federation
 from fedtools.files.atomic import sha256
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator, seed64
 from fedtools.files.perturb import speakers_of, unperturbed
+from fedtools.files.progress import Lines
+from fedtools.files.seeds import generator, seed64
 from fedtools.files.states import load_state, save_state, spec_of
 from fedtools.models.asr import log_posteriors
 from fedtools.models.pooling import inside
 from fedtools.score.distortion import cepstra, mel_cepstral_distortion
+from fedtools.tasks.asr.data import Utterances
+from fedtools.tasks.identity import of_utterances
 
 # Of the server's speakers, or of its utterances where they are of one speaker.
 _HELD_OUT = 0.1
@@ -112,15 +112,15 @@ class Inverter(nn.Module):
 
 
 def read_server_data(
-    federation: AsrFederation, path: Path, clients: Iterable[str], seed: int
+    federation: Federation, path: Path, clients: Iterable[str], seed: int
 ) -> tuple[Utterances, Utterances, np.ndarray]:
     """The server's own utterances, to train on and held out, and numbers of the latter's speakers.
 
     Raises:
         UserError: if it has fewer than two, or one that is a client's.
     """
-    data = read_data(path, federation.experiment.config["model"])
-    wanted, trained_on = set(clients), federation.read("train")
+    data = federation.task.corpus.read_folder(path)
+    wanted, trained_on = set(clients), federation.task.corpus.read("train")
     recorded, theirs = unperturbed(data), unperturbed(trained_on)
     own = {theirs[name] for name, owner in trained_on.utt2client.items() if owner in wanted}
     if shared := own.intersection(recorded.values()):
@@ -138,11 +138,15 @@ def read_server_data(
     held = [name for name in data.utterances if owner[name] in chosen]
     rest = [name for name in data.utterances if owner[name] not in chosen]
     _, numbers = np.unique([speaker[name] for name in held], return_inverse=True)
-    return federation.gather(data, rest, False), federation.gather(data, held, False), numbers
+    return (
+        federation.task.corpus.gather(data, rest, False),
+        federation.task.corpus.gather(data, held, False),
+        numbers,
+    )
 
 
 def open_inverter(
-    federation: AsrFederation,
+    federation: Federation,
     audio: Utterances,
     server_data: Path,
     epochs: int,
@@ -162,10 +166,10 @@ def open_inverter(
         return train_inverter(federation, audio, epochs, seed)
     known = {
         "model": sha256(federation.experiment.path / "init.safetensors"),
-        "options": federation.experiment.config["model"],
-        "batch_bins": federation.training.batch_bins,
-        "end_frames": federation.training.end_frames,
-        "blocks": federation.cut.blocks,
+        "options": federation.experiment.options.model,
+        "batch_bins": federation.task.training.batch_bins,
+        "end_frames": federation.task.training.end_frames,
+        "blocks": federation.task.models.cut().blocks,
         "data": of_utterances(server_data, labels=False),
         "utterances": audio.names,
         "epochs": epochs,
@@ -177,28 +181,28 @@ def open_inverter(
         inverter = train_inverter(federation, audio, epochs, seed)
         save_state(path, inverter.state_dict())
         return inverter
-    inverter = Inverter(federation.cut.size, bins_of(federation), window(federation))
+    inverter = Inverter(federation.task.models.cut().size, bins_of(federation), window(federation))
     state = load_state(path, spec_of(inverter.state_dict()))
     inverter.load_state_dict({name: torch.from_numpy(state[name]) for name in state})
-    return inverter.to(federation.device).eval()
+    return inverter.to(federation.task.device).eval()
 
 
-def train_inverter(
-    federation: AsrFederation, audio: Utterances, epochs: int, seed: int
-) -> Inverter:
+def train_inverter(federation: Federation, audio: Utterances, epochs: int, seed: int) -> Inverter:
     """Train on the initial model's features of some utterances.
 
     Minimises the mean squared error of filterbanks normalised to mean 0 and variance 1.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed64(seed, "inversion"))
-        inverter = Inverter(federation.cut.size, bins_of(federation), window(federation))
-    inverter.to(federation.device)
+        inverter = Inverter(
+            federation.task.models.cut().size, bins_of(federation), window(federation)
+        )
+    inverter.to(federation.task.device)
     features = ((part.features, part.lengths) for part in unadapted(federation, audio))
     speech = ((one["speech"], one["speech_lengths"]) for _, one in stream(federation, audio))
     inverter.set_scales(_moments(features), _moments(speech))
     optimizer = torch.optim.Adam(inverter.parameters(), lr=_LEARNING_RATE)
-    progress = Epochs("attack IV, the decoder", epochs)
+    progress = Lines("attack IV, the decoder", "epoch", epochs)
     for epoch in range(epochs):
         order = generator(seed, "inversion", epoch)
         for part in unadapted(federation, audio, order):
@@ -212,12 +216,12 @@ def train_inverter(
                 loss = wrong.square().mean()
                 loss.backward()
             optimizer.step()
-        progress.done(epoch + 1, loss.item())
+        progress.done(epoch + 1, f"loss {loss.item():.3g}")
     return inverter.eval()
 
 
 def invert(
-    federation: AsrFederation, inverter: Inverter, victim: Victim, speakers: Speakers
+    federation: Federation, inverter: Inverter, victim: Victim, speakers: Speakers
 ) -> Iterator[Figure]:
     """What a decoder recovers of a client's utterances: distortion, and what can be understood.
 
@@ -233,7 +237,7 @@ def invert(
         found = recover(decoder, as_sent(federation, victim.sent), len(victim.audio))
         yield from distortions(attack, found, victim.audio, inverter.window, speakers)
         if victim.texts is not None:
-            federation.load(federation.initial)
+            federation.task.load(federation.states.initial, 0)
             heard = _hear_again(federation, found, inverter.window)
             yield word_error_rate(federation, heard, victim, speakers, attack)
     if victim.texts is not None:
@@ -295,7 +299,7 @@ def distortions(
 
 
 def held_out(
-    federation: AsrFederation, inverter: Inverter, audio: Utterances, speakers: Speakers
+    federation: Federation, inverter: Inverter, audio: Utterances, speakers: Speakers
 ) -> Iterator[Figure]:
     """The distortion on speech of the server that the decoder has not seen."""
     recovered = recover(inverter, unadapted(federation, audio), len(audio))
@@ -319,20 +323,18 @@ def _moments(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _hear(federation: AsrFederation, audio: Utterances) -> Iterator:
+def _hear(federation: Federation, audio: Utterances) -> Iterator:
     """Log posteriors of filterbanks by the model as it is loaded."""
     for indices, batch in stream(federation, audio):
-        yield indices, *log_posteriors(federation.model.eval(), batch)
+        yield indices, *log_posteriors(federation.task.models.build().eval(), batch)
 
 
 @torch.no_grad()
-def _hear_again(
-    federation: AsrFederation, recovered: Sequence[np.ndarray], where: Window
-) -> Iterator:
+def _hear_again(federation: Federation, recovered: Sequence[np.ndarray], where: Window) -> Iterator:
     """Log posteriors of recovered filterbanks, with the frames that they lack at both ends."""
     after = max(0, where.width - where.step - where.offset)
     for index, matrix in enumerate(recovered):
         whole = np.pad(matrix, ((where.offset, after), (0, 0)), mode="edge")
-        speech = torch.from_numpy(whole)[None].to(federation.device)
+        speech = torch.from_numpy(whole)[None].to(federation.task.device)
         batch = {"speech": speech, "speech_lengths": torch.tensor([len(whole)])}
-        yield [index], *log_posteriors(federation.model.eval(), batch)
+        yield [index], *log_posteriors(federation.task.models.build().eval(), batch)

@@ -15,10 +15,9 @@ that only knows voices does well on the latter. The attacker knows the transcrip
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,38 +25,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from fedtools.attack.victims import sound_victims, speakers_of_clients
-from fedtools.client.options import load_model
-from fedtools.federation.asr import AsrFederation, read_data
-from fedtools.federation.base import Federation, as_configured
-from fedtools.federation.kws import KwsFederation, tensors_of
-from fedtools.federation.model import ModelFederation
+from fedtools.attack.victims import sound_victims
+from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.files.tables import write_tsv
-from fedtools.models.asr import losses, outputs
+from fedtools.models.training import load_model
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.verification import MIN_TARGETS, estimate_error_rate, true_positive_rate
+from fedtools.tasks.base import Items, as_configured
 
 COLUMNS = (
     "round", "score", "others_of", "AUC%", "low", "high", "EER%", "EER_low", "EER_high", "TPR@0.1%",
     "TPR@1%", "clients", "members", "others",
 )  # fmt: skip
 SAME, ANYBODY = "same speaker", "anybody"
-
-
-class Items(NamedTuple):
-    """What may have been trained on.
-
-    Attributes:
-        owners: item -> the client that it is of.
-        loss: the loss of a model on an item, a number with a gradient.
-        tensors: a model's parameters and buffers by name, not copied.
-    """
-
-    owners: dict[str, str]
-    loss: Callable[[nn.Module, str], Tensor]
-    tensors: Callable[[nn.Module], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -117,30 +99,29 @@ def attack(
 
 def score(federation: Federation, number: int, each: int, seed: int) -> Scored:
     """Score members and others of every client whose model can be looked at."""
-    if not isinstance(federation, ModelFederation):
-        raise UserError("its clients train no models", path=federation.where)
     victims = sound_victims(federation, [number])
-    items = items_of(federation)
-    speakers = speakers_of_clients(federation)
-    federation.load_shared(number)
-    model = federation.model.eval()
-    start = {name: value.clone() for name, value in items.tensors(model).items()}
+    items = federation.task.need("items")()
+    speakers = federation.task.need("speakers")()
+    federation.load_result(None, number - 1)
+    models = federation.task.need("models")
+    model = models.build().eval()
+    start = {name: value.clone() for name, value in models.tensors(model).items()}
     rows: list[tuple[str, bool, str, float, float]] = []
     states = victims.states(sorted(victims.messages))
     bar = tqdm(states, total=len(victims.messages), desc="membership", unit="model", disable=None)
     for client, state in bar:
         trials = list(draw(client, items.owners, speakers, each, seed))
-        load_model(items.tensors(model), start)
+        load_model(models.tensors(model), start)
         begun = _flat(model)
         before = [_loss_and_gradient(items, model, name) for name, *_ in trials]
-        load_model(items.tensors(model), state)
+        load_model(models.tensors(model), state)
         update = _flat(model) - begun
         for (name, member, kind), (loss, gradient) in zip(trials, before, strict=True):
             with torch.no_grad():
                 gain = loss - items.loss(model, name).item()
             along = F.cosine_similarity(-gradient, update, dim=0).item()
             rows.append((client, member, kind, gain, along))
-    load_model(items.tensors(model), start)
+    load_model(models.tensors(model), start)
     if not rows:
         raise UserError("no client with members and others", path=federation.experiment.path)
     clients, members, kinds, gains, cosines = (np.array(one) for one in zip(*rows, strict=True))
@@ -166,37 +147,6 @@ def draw(
     for items, member in ((mine, True), (rest, False)):
         for index in np.sort(random.choice(len(items), count, replace=False)):
             yield items[index], member, "" if member else kind
-
-
-def items_of(federation: ModelFederation) -> Items:
-    """The training data of an experiment, one by one."""
-    if isinstance(federation, AsrFederation):
-        data = read_data(
-            federation.data_path("train"), federation.experiment.config["model"], "text"
-        )
-        audio = federation.gather(data, data.utterances)
-        places = {name: index for index, name in enumerate(audio.names)}
-
-        def loss(model: nn.Module, name: str) -> Tensor:
-            batch = audio.load([places[name]])
-            batch = {key: value.to(federation.device) for key, value in batch.items()}
-            return losses(model, *outputs(model, batch), batch)[0]
-
-        return Items(dict(data.utt2client), loss, lambda model: model.state_dict())
-    if not isinstance(federation, KwsFederation):
-        raise UserError("no attack knows these models", path=federation.where)
-    features = federation.features("train")
-    clips = features.clips
-    sizes = dict(zip(clips.clients, clips.sizes.tolist(), strict=True))
-    owners = [client for client, size in sizes.items() for _ in range(size)]
-
-    def clip_loss(model: nn.Module, name: str) -> Tensor:
-        place = int(name)
-        mfcc = features.plain(slice(place, place + 1))
-        label = torch.tensor([int(clips.labels[place])], device=federation.device)
-        return F.cross_entropy(model(mfcc[None])[0], label)
-
-    return Items({str(n): owner for n, owner in enumerate(owners)}, clip_loss, tensors_of)
 
 
 def _loss_and_gradient(items: Items, model: nn.Module, name: str) -> tuple[float, Tensor]:

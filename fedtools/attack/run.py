@@ -24,12 +24,12 @@ from fedtools.attack.figures import COLUMNS, Figure, Speakers, over_clients
 from fedtools.attack.picture import draw_speakers
 from fedtools.attack.retrieval import find_speakers
 from fedtools.attack.transcripts import read_transcripts
-from fedtools.federation.asr import AsrFederation
-from fedtools.federation.base import Federation, as_configured
+from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.tables import write_tsv
 from fedtools.score.bootstrap import AVERAGE
+from fedtools.tasks.base import as_configured
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
 
 
 def attack_client(
-    federation: AsrFederation,
+    federation: Federation,
     number: int,
     victim: Victim,
     inverter: inversion.Inverter | None,

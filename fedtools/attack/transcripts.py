@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtools.attack.features import Victim, as_sent
 from fedtools.attack.figures import Figure, Speakers
 from fedtools.decode.greedy import greedy
-from fedtools.federation.asr import AsrFederation
+from fedtools.federation.federation import Federation
 from fedtools.score.align import count_errors
 
 # Indices of utterances, log posteriors (B, T, tokens), numbers of frames (B,).
@@ -19,7 +19,7 @@ Posteriors = Iterable[tuple[Sequence[int], Tensor, Tensor]]
 
 
 def read_transcripts(
-    federation: AsrFederation, sent_in: int, victim: Victim, speakers: Speakers
+    federation: Federation, sent_in: int, victim: Victim, speakers: Speakers
 ) -> Iterator[Figure]:
     """The server's greedy word error rate on sent features.
 
@@ -29,17 +29,17 @@ def read_transcripts(
         sent_in: the round in which features were sent.
         victim: with transcripts.
     """
-    federation.load(federation.initial)
+    federation.task.load(federation.states.initial, 0)
     yield _with_classifier(federation, victim, speakers, "III, initial classifier")
     last = federation.experiment.result_round()
     if last > sent_in:
-        federation.load_shared(last + 1)
+        federation.load_result(None, last)
         name = f"III, classifier after round {last}"
         yield _with_classifier(federation, victim, speakers, name)
 
 
 def word_error_rate(
-    federation: AsrFederation,
+    federation: Federation,
     posteriors: Posteriors,
     victim: Victim,
     speakers: Speakers,
@@ -52,22 +52,22 @@ def word_error_rate(
         hypotheses = greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
         for index, tokens in zip(indices, hypotheses, strict=True):
             reference = unit.cut(victim.texts[index])
-            found = unit.cut(federation.tokenizer.decode(tokens))
+            found = unit.cut(federation.task.tokenizer.decode(tokens))
             errors[index] = count_errors(reference, found).errors
             words[index] = len(reference)
     return speakers.ratio(attack, f"{unit.title}%", errors, words, factor=100)
 
 
 def _with_classifier(
-    federation: AsrFederation, victim: Victim, speakers: Speakers, attack: str
+    federation: Federation, victim: Victim, speakers: Speakers, attack: str
 ) -> Figure:
     """Of the classifier as it is loaded."""
 
     @torch.no_grad()
     def posteriors() -> Posteriors:
-        model = federation.model.eval()
+        model = federation.task.models.build().eval()
         for part in as_sent(federation, victim.sent):
-            log_probs = federation.cut.classify(model, part.features, part.lengths)
+            log_probs = federation.task.models.cut().classify(model, part.features, part.lengths)
             yield part.indices, log_probs, part.lengths
 
     return word_error_rate(federation, posteriors(), victim, speakers, attack)

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.score.calibration import cllr, linkability, min_cllr, min_dcf
 from fedtools.score.legal import Risk, risk

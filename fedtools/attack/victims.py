@@ -12,19 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedtools.attack.footprints import Probe, State
-from fedtools.client.clips import ClipFeatures
-from fedtools.federation.asr import AsrFederation, read_data
-from fedtools.federation.base import Federation
-from fedtools.federation.kws import KwsFederation, tensors_of
-from fedtools.federation.model import ModelFederation
+from fedtools.federation.federation import Federation
 from fedtools.federation.steps import jobs_of
 from fedtools.files.datadir import read_table
 from fedtools.files.errors import UserError
 from fedtools.files.messages import Message, Refusal, read_messages, sums_of
-from fedtools.files.perturb import speakers_of
 from fedtools.files.states import read_at
 from fedtools.methods.base import SHARED
 
@@ -60,10 +54,8 @@ def find_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
     Raises:
         UserError: if a round is not complete, sends no models, or its messages are gone.
     """
-    where = federation.experiment.path
-    if not isinstance(federation, ModelFederation):
-        raise UserError("its clients train no models", path=where)
-    owners, messages, refused = speakers_of_clients(federation), {}, {}
+    federation.task.need("models")
+    owners, messages, refused = federation.task.need("speakers")(), {}, {}
     speakers: dict[str, str] = {}
     for number in rounds:
         for item in _sent(federation, number):
@@ -92,7 +84,7 @@ def sound_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
     return replace(victims, messages=kept)
 
 
-def _sent(federation: ModelFederation, number: int) -> Iterator[Message | Refusal]:
+def _sent(federation: Federation, number: int) -> Iterator[Message | Refusal]:
     experiment = federation.experiment
     if not experiment.is_done(number):
         remedy = f"run fedtools rounds {experiment.path} --to {number}"
@@ -141,21 +133,6 @@ def read_state(message: Message) -> dict[str, np.ndarray]:
     return state
 
 
-def speakers_of_clients(federation: Federation) -> dict[str, str]:
-    """Client -> its speaker, of those clients that have one."""
-    if not isinstance(federation, AsrFederation):
-        # A client of the keyword recipe is a speaker.
-        return {client: client for client in federation.experiment.clients}
-    data = federation.read("train")
-    people = dict(zip(data.utterances, speakers_of(data, data.utterances), strict=True))
-    found = {}
-    for client in federation.experiment.clients:
-        own = {people[name] for name in data.client_utterances(client)}
-        if len(own) == 1:
-            found[client] = own.pop()
-    return found
-
-
 def _check_people(indicator: Path, people: set[str], trained: Iterable[str]) -> None:
     if shared := people & set(trained):
         problem = f"{min(shared)!r} is in the training data, and a speaker of the Indicator"
@@ -174,7 +151,7 @@ def _check_persons(indicator: Path, train: Path) -> None:
 
 
 def make_probe(
-    federation: ModelFederation, number: int, indicator: Path, held: int, clips_at_once: int = 64
+    federation: Federation, number: int, indicator: Path, held: int, clips_at_once: int = 64
 ) -> Probe:
     """How the models of a round are looked at.
 
@@ -189,33 +166,10 @@ def make_probe(
         UserError: if a speaker of the Indicator is in the training data, or a person, by
             `utt2person`.
     """
-    federation.load_shared(number)
-    models = [copy.deepcopy(federation.model).eval() for _ in range(1 + held)]
-    if isinstance(federation, AsrFederation):
-        data = read_data(indicator, federation.experiment.config["model"])
-        audio = federation.gather(data, data.utterances, labelled=False)
-
-        def utterances() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-            # One at a time: there is no padding, and a TDNN's frames are easily enough for a CPU.
-            plan = [[index] for index in range(len(audio))]
-            for batch in audio.stream(plan, federation.device):
-                yield batch["speech"], batch["speech_lengths"]
-
-        def encode(model: torch.nn.Module, given: tuple[torch.Tensor, torch.Tensor]) -> None:
-            # Normalisation works in place.
-            model.encode(given[0].clone(), given[1])
-
-        train, people = federation.read("train"), set(speakers_of(data, data.utterances))
-        _check_people(indicator, people, speakers_of(train, train.utterances))
-        _check_persons(indicator, federation.data_path("train"))
-        return Probe(models, lambda model: model.state_dict(), encode, utterances)
-    if not isinstance(federation, KwsFederation):
-        raise UserError("no attack knows these models", path=federation.where)
-    clips = federation.read_clips(indicator)
-    _check_people(indicator, set(clips.clients), federation.experiment.clients)
-    mfcc = ClipFeatures(clips, federation.device).plain(slice(0, len(clips.labels)))
-
-    def parts() -> Iterator[torch.Tensor]:
-        return iter(mfcc[None].split(clips_at_once, 1))
-
-    return Probe(models, tensors_of, lambda model, given: model(given), parts)
+    federation.load_result(None, number - 1)
+    models = federation.task.need("models")
+    held_models = [copy.deepcopy(models.build()).eval() for _ in range(1 + held)]
+    speech = federation.task.need("indicator")(indicator, clips_at_once)
+    _check_people(indicator, speech.speakers, speech.trained)
+    _check_persons(indicator, federation.task.data_path("train"))
+    return Probe(held_models, models.tensors, speech.forward, speech.inputs)

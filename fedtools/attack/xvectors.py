@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from fedtools.attack.footprints import Probe, State, held
 from fedtools.attack.layers import Layer, lowest_layers, watched
-from fedtools.attack.progress import Epochs
+from fedtools.attack.options import A2
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator, seed64
+from fedtools.files.progress import Lines
+from fedtools.files.seeds import generator, seed64
 
 # Frames of context of the five layers below the pooling: width of the kernel, and its dilation.
 _CONTEXTS = ((5, 1), (3, 2), (3, 3), (1, 1), (1, 1))
@@ -45,11 +46,11 @@ class Training:
 
     layer: int
     part: str = "relu"
-    width: int = 512
-    epochs: int = 5
-    utterances: int = 4
-    frames: int = 200
-    rate: float = 1e-3
+    width: int = A2.width
+    epochs: int = A2.epochs
+    utterances: int = A2.utterances
+    frames: int = A2.frames
+    rate: float = A2.rate
     seed: int = 0
 
 
@@ -167,7 +168,7 @@ def train_xvectors(views: Sequence[View], training: Training) -> XVectors:
         torch.manual_seed(seed64(training.seed, "a2"))
         network = XVectors(differences[0].size, training.width, len(known)).to(device)
     optimizer = torch.optim.Adam(network.parameters(), lr=training.rate)
-    epochs = Epochs(f"attack A2, layer {training.layer}", training.epochs)
+    epochs = Lines(f"attack A2, layer {training.layer}", "epoch", training.epochs)
     for epoch in range(training.epochs):
         random = generator(training.seed, "a2", epoch)
         for view, of_view in zip(views, differences, strict=True):
@@ -180,7 +181,7 @@ def train_xvectors(views: Sequence[View], training: Training) -> XVectors:
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
-        epochs.done(epoch + 1, loss.item())
+        epochs.done(epoch + 1, f"loss {loss.item():.3g}")
     return network.eval()
 
 

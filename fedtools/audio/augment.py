@@ -17,7 +17,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from fedtools.files.clips import CLIP_SAMPLES, RATE
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 
 INT16_MIN, INT16_MAX = -32768, 32767
 

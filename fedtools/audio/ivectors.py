@@ -17,7 +17,8 @@ from fedtools.audio.features import client_order, progress
 from fedtools.files.ark import FRAMES_PER_HOUR, FeatureReader, write_ark
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import seed64
+from fedtools.files.sections import Ivectors
+from fedtools.files.seeds import seed64
 from fedtools.speaker.gmm import Moments, accumulate, train_ubm
 from fedtools.speaker.ivector import IvectorExtractor, train_extractor
 
@@ -35,9 +36,9 @@ class Sizes:
         seed: of the draw, and of both trainings.
     """
 
-    gaussians: int = 512
-    dimension: int = 100
-    hours: float = 10.0
+    gaussians: int = Ivectors.gaussians
+    dimension: int = Ivectors.dimension
+    hours: float = Ivectors.hours
     seed: int = 0
 
 

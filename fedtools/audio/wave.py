@@ -25,7 +25,7 @@ from fedtools.audio.mpeg import MpegError, after_id3, read_stream
 from fedtools.files.audio_files import AudioPlace, audio_place, open_entry
 from fedtools.files.datadir import MAX_OVERSHOOT
 from fedtools.files.errors import UserError
-from fedtools.files.lines import open_input
+from fedtools.files.text_files import open_input
 
 # A damaged header must not make us allocate more than 2 GiB (9 hours at 16 kHz).
 MAX_SAMPLES = 1 << 29

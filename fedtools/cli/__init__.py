@@ -6,25 +6,29 @@ One file for each group of commands; nothing heavy is imported before a command 
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 from fedtools.cli.app import app
 
+# Importing one registers its commands with `app`, which lists them in this order.
+GROUPS = (
+    "federation",
+    "data",
+    "lm",
+    "decode",
+    "report",
+    "keywords",
+    "rescore",
+    "fmp",
+    "attack",
+)
+
 
 def main() -> None:
     """Run the command line: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    # Importing a group registers its commands with `app`.
-    from fedtools.cli import (  # noqa: F401
-        attack,
-        data,
-        decode,
-        federation,
-        fmp,
-        keywords,
-        lm,
-        report,
-        rescore,
-    )
+    for name in GROUPS:
+        importlib.import_module(f"fedtools.cli.{name}")
     from fedtools.files.errors import exit_with_message
 
     try:

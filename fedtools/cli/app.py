@@ -2,19 +2,108 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import shlex
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeVar, get_args
+
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from fedtools import __version__
 
-app = typer.Typer(
+Function = TypeVar("Function", bound=Callable[..., None])
+# What commands do, in the order in which `fedtools --help` lists them.
+Kind = Literal[
+    "Federation",
+    "Data",
+    "Language models",
+    "Decoding and scoring",
+    "Rescoring",
+    "Privacy",
+    "Attacks",
+    "Reports",
+]
+
+
+class Commands(TyperGroup):
+    """A group of commands whose help lists them by kind, those of groups within it too."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a line for each command; it is wrapped where the terminal is narrow, never cut."""
+        found = list(self._listed())
+        width = max(len(name) for name, _ in found)
+        for kind in get_args(Kind):
+            rows = [
+                (name.ljust(width), (one.help or "").partition("\n")[0].rstrip("."))
+                for name, one in found
+                if one.rich_help_panel == kind
+            ]
+            if rows:
+                with formatter.section(kind):
+                    formatter.write_dl(rows)
+
+    def _listed(self, before: str = "") -> Iterator[tuple[str, Any]]:
+        for name, one in self.commands.items():
+            if isinstance(one, Commands):
+                yield from one._listed(f"{before}{name} ")
+            else:
+                yield before + name, one
+
+
+class Command(TyperCommand):
+    """A command whose help ends with an example."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the example as a shell takes it, on several lines if it is long."""
+        place, _, line = (self.epilog or "").partition(": ")
+        words = " ".join(shlex.quote(word).replace(" ", "\0") for word in shlex.split(line))
+        with formatter.section(f"Example {place}"):
+            before = " " * formatter.current_indent
+            # An option and its value stay together; there is room for the backslash.
+            lines = textwrap.wrap(
+                re.sub(r"(--[a-z-]+) (?!--)", "\\1\0", words),
+                formatter.width - 2,
+                initial_indent=before,
+                subsequent_indent=f"{before}    ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            formatter.write(" \\\n".join(lines).replace("\0", " ") + "\n")
+
+
+def make_group(help_: str, **options: Any) -> typer.Typer:
+    """Make an empty group of commands."""
+    # Plain text: rich would be imported for frames, which take width from what is said.
+    return typer.Typer(
+        cls=Commands, help=help_, no_args_is_help=True, rich_markup_mode=None, **options
+    )
+
+
+app = make_group(
+    "Federated learning in speech, from audio to a table.",
     name="fedtools",
-    help="Federated learning in speech, from audio to a table.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def command(name: str, kind: Kind, to: typer.Typer = app) -> Callable[[Function], Function]:
+    """Register a command, whose help is its docstring.
+
+    Its first line is what lists of commands say; its last paragraphs are `Reads: ...`,
+    `Writes: ...` and `Example in <recipe>: fedtools ...`.
+    """
+
+    def register(function: Function) -> Function:
+        text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n\nExample ")
+        settings = {"help": text, "epilog": example, "rich_help_panel": kind}
+        return to.command(name, cls=Command, **settings)(function)
+
+    return register
 
 
 def _version(value: bool) -> None:
@@ -25,6 +114,8 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _main(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version."
+    ),
 ) -> None:
     pass

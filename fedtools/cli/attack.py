@@ -8,18 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from fedtools.cli.app import app
+from fedtools.cli.app import app, command, make_group
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 
 if TYPE_CHECKING:
-    from fedtools.attack.prints import Prints
+    from fedtools.attack.footprint_files import Prints
     from fedtools.attack.verify import Model
 
-attack = typer.Typer(
-    help="Attack what clients send: what it gives away of speakers.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+attack = make_group("Attack what clients send: what it gives away of speakers.")
 app.add_typer(attack, name="attack")
 JOB = typer.Option(1, "--job", min=1, help="Which share of the models, from 1.")
 NJ = typer.Option(1, "--nj", min=1, help="Into how many shares they are cut.")
@@ -30,6 +26,7 @@ UNITS = (
     "z * bound / sqrt(n), n being the update's number of values, and without clip of z times its "
     "own root mean square. BatchNorm statistics are clipped and noised each by a norm of its own."
 )
+SET = typer.Option([], "--set", help="Change an option of the YAML: a2.width=64.")
 PART = typer.Option("relu", help="Of a TDNN's layers: affine, or relu, what follows it.")
 
 
@@ -49,7 +46,7 @@ def _rounds(given: list[int]) -> list[int]:
 
 def _read(folders: list[Path], models: Path | None) -> tuple[Prints, dict[str, Model], Path]:
     """DIR... OUT: the footprints in all folders, what is known of their models, and OUT."""
-    from fedtools.attack.prints import join, read_footprints
+    from fedtools.attack.footprint_files import join, read_footprints
     from fedtools.attack.verify import known_speakers
 
     if len(folders) < 2:
@@ -59,7 +56,7 @@ def _read(folders: list[Path], models: Path | None) -> tuple[Prints, dict[str, M
     return prints, known_speakers(prints.models, prints.speakers, models), out
 
 
-@attack.command("features")
+@command("features", "Attacks", to=attack)
 def attack_features(
     experiment: Path = EXPERIMENT,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets attacks.tsv, tsne.<client>.png."),
@@ -79,11 +76,21 @@ def attack_features(
     ),
     ngpu: int = NGPU,
 ) -> None:
-    """How much features that clients sent (DecoupleFL) give away, by client.
+    """Attack the features that DecoupleFL's clients sent.
 
-    I: find the features of a speaker by other audio of the speaker. II: sort them by speaker. III:
-    transcribe them with the server's classifier. IV: make filterbanks of them again. Intervals are
-    95 %, over speakers, where there are 10 or more; the last rows are means over clients.
+    How much they give away, by client. I: find the features of a speaker by other audio of the
+    speaker. II: sort them by speaker. III: transcribe them with the server's classifier. IV: make
+    filterbanks of them again. Intervals are 95 %, over speakers, where there are 10 or more; the
+    last rows are means over clients.
+
+    Reads: EXP/round_<number>/features.<client>.ark and .scp; EXP's training data; --server-data;
+    --text.
+
+    Writes: OUT/attacks.tsv and tsne.<client>.png; the folder of --decoders.
+
+    Example in egs/commonvoice/asr1: fedtools attack features exp/mini/decouplefl/seed0 \
+        exp/mini/decouplefl/seed0/attacks --server-data data/mini/server_train --text \
+        data/mini/train/text
     """
     from fedtools.attack.figures import COLUMNS
     from fedtools.attack.run import Options
@@ -97,14 +104,24 @@ def attack_features(
     _show(COLUMNS, rows, "lll")
 
 
-@attack.command("merge")
+@command("merge", "Attacks", to=attack)
 def merge_attacks(
     out: Path = typer.Argument(..., metavar="TABLE", help="A TSV to be written."),
     tables: list[str] = typer.Argument(
         ..., metavar="NAME=ATTACKS.tsv...", help="Those of one name are seeds."
     ),
 ) -> None:
-    """Attacks on several experiments side by side: means over clients, with 95 % intervals."""
+    """Put attacks on several experiments side by side.
+
+    The table has means over clients, with 95 % intervals.
+
+    Reads: every ATTACKS.tsv, made by fedtools attack features.
+
+    Writes: TABLE.
+
+    Example in egs/commonvoice/asr1: fedtools attack merge exp/mini/attacks.tsv \
+        DecoupleFL=exp/mini/decouplefl/seed0/attacks/attacks.tsv
+    """
     from fedtools.cli.report import pair
     from fedtools.report.attacks import merge_attacks as merge
 
@@ -113,7 +130,7 @@ def merge_attacks(
     print(out)
 
 
-@attack.command("footprints")
+@command("footprints", "Attacks", to=attack)
 def footprints(
     experiment: Path = EXPERIMENT,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets footprints.*, models.<job>.tsv."),
@@ -136,11 +153,19 @@ def footprints(
     nj: int = NJ,
     ngpu: int = NGPU,
 ) -> None:
-    """How the models that clients sent differ from the global one, layer by layer.
+    """Compare models that clients sent with the global one.
 
-    Mean and deviation of the differences of activations on an Indicator, speech of anybody.
+    Layer by layer: mean and deviation of the differences of activations on an Indicator, speech of
+    anybody.
+
+    Reads: EXP/round_<number>/update.<job>.* and global.safetensors; the folder of --indicator.
+
+    Writes: OUT/footprints.<job>.* and models.<job>.tsv.
+
+    Example in egs/tedlium3/attack1: fedtools attack footprints exp/mini/part2 \
+        exp/mini/part2/footprints.relu --indicator data/mini/indicator_iv --round 1
     """
-    from fedtools.attack.prints import Look, write_footprints
+    from fedtools.attack.footprint_files import Look, write_footprints
 
     if job > nj:
         raise typer.BadParameter(f"--job {job} of --nj {nj}")
@@ -149,7 +174,7 @@ def footprints(
     print(write_footprints(federation, indicator, out, look, job, nj))
 
 
-@attack.command("a1")
+@command("a1", "Attacks", to=attack)
 def a1(
     folders: list[Path] = typer.Argument(
         ..., metavar="DIR... OUT", help="What attack footprints has written; gets a1.tsv."
@@ -157,32 +182,37 @@ def a1(
     models: Path = typer.Option(
         None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
     ),
-    alpha: str = typer.Option("1,10", help="Weights of means and of deviations, equation 4."),
+    config: Path = typer.Option(None, help="YAML with a section a1: alpha."),
+    set_: list[str] = SET,
     others: int = typer.Option(10_000, min=0, help="Trials of two speakers; 0: all there are."),
     resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
     seed: int = typer.Option(0, min=0, help="Of everything random."),
 ) -> None:
-    """Whether two models are of one speaker, by the distance of their footprints.
+    """Tell whether two models are of one speaker, by distance.
 
-    Strict trials: target pairs share no talk, others are of one sex. Intervals are 95 %.
+    The distance is that of their footprints. Strict trials: target pairs share no talk, others are
+    of one sex. Intervals are 95 %.
+
+    Reads: DIR/footprints.<job>.* and models.<job>.tsv; the TSV of --models; section a1 of the YAML
+    of --config.
+
+    Writes: OUT/a1.tsv; a score for each trial, and DET curves, beside it.
+
+    Example in egs/tedlium3/attack1: fedtools attack a1 exp/mini/part2/footprints.relu \
+        exp/mini/a1.relu.part2 --models data/mini/models.tsv
     """
     from fedtools.attack.a1 import attack as run
+    from fedtools.attack.options import A1
     from fedtools.attack.verify import COLUMNS
+    from fedtools.files.config import read_section
 
-    try:
-        weights = tuple(float(part) for part in alpha.split(","))
-    except ValueError:
-        weights = ()
-    if len(weights) != 2 or not all(0 <= weight < 1e9 for weight in weights) or not any(weights):
-        raise typer.BadParameter(
-            f"{alpha!r}: write two numbers, such as 1,10", param_hint="--alpha"
-        )
+    weights = read_section(A1, config, "a1", set_).alpha
     prints, known, out = _read(folders, models)
     rows = run(prints, known, out, alpha=weights, others=others, resamples=resamples, seed=seed)
     _show(COLUMNS, rows, "llll")
 
 
-@attack.command("a2")
+@command("a2", "Attacks", to=attack)
 def a2(
     known: Path = typer.Argument(..., metavar="KNOWN", help="Models of speakers that one knows."),
     attacked: Path = typer.Argument(..., metavar="EXP", help="Models of others, to be attacked."),
@@ -197,41 +227,48 @@ def a2(
     ),
     layer: int = typer.Option(..., min=1, help="h, the hidden layer that is looked at."),
     part: Part = PART,
-    width: int = typer.Option(512, min=2, help="Of the layers of the network."),
-    epochs: int = typer.Option(5, min=1, help="Of its training."),
-    dimension: int = typer.Option(150, min=1, help="Of embeddings after LDA, at most."),
+    config: Path = typer.Option(None, help="YAML with a section a2: width, epochs, held, ..."),
+    set_: list[str] = SET,
     models: Path = typer.Option(
         None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
-    ),
-    held: int = typer.Option(
-        16,
-        min=2,
-        help="Models in memory at a time. A training step is of all of them, so that with another "
-        "number another network is trained.",
     ),
     others: int = typer.Option(10_000, min=0, help="Trials of two speakers; 0: all there are."),
     resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
     seed: int = typer.Option(0, min=0, help="Of everything random."),
     ngpu: int = NGPU,
 ) -> None:
-    """Whether two models are of one speaker, by embeddings that a network is trained to make.
+    """Tell whether two models are of one speaker, by embeddings.
 
-    It learns from the models of KNOWN, whose speakers are others than those of EXP. Speakers need
-    two models: of two clients, or of two rounds. The first round began with one global model.
+    A network learns to make them from the models of KNOWN, whose speakers are others than those of
+    EXP. Speakers need two models: of two clients, or of two rounds. The first round began with one
+    global model.
+
+    Reads: update.<job>.* and global.safetensors of KNOWN/round_<number>/ and EXP/round_<number>/;
+    the folder of --indicator; the TSV of --models; section a2 of the YAML of --config.
+
+    Writes: OUT/a2.h<layer>.tsv, .yaml, and embeddings in .ark and .scp; a score for each trial, and
+    DET curves.
+
+    Example in egs/tedlium3/attack1: fedtools attack a2 exp/mini/part1 exp/mini/part2 exp/mini/a2 \
+        --indicator data/mini/indicator_iv --layer 1 --models data/mini/models.tsv \
+        --config conf/mini.yaml
     """
     from fedtools.attack.a2 import Options
     from fedtools.attack.a2 import attack as run
+    from fedtools.attack.options import A2
     from fedtools.attack.verify import COLUMNS
     from fedtools.attack.xvectors import Training
+    from fedtools.files.config import read_section
 
-    training = Training(layer, part, width, epochs, seed=seed)
-    options = Options(_rounds(round_), held, dimension, others, resamples, seed)
+    a2 = read_section(A2, config, "a2", set_)
+    training = Training(layer, part, a2.width, a2.epochs, a2.utterances, a2.frames, a2.rate, seed)
+    options = Options(_rounds(round_), a2.held, a2.dimension, others, resamples, seed)
     one, other = (open_experiment(path, ngpu) for path in (known, attacked))
     rows = run(one, other, indicator, models, out, training, options)
     _show(COLUMNS, rows, "llll")
 
 
-@attack.command("membership")
+@command("membership", "Attacks", to=attack)
 def membership(
     experiment: Path = EXPERIMENT,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets membership.tsv."),
@@ -241,11 +278,19 @@ def membership(
     seed: int = typer.Option(0, min=0, help="Of everything random."),
     ngpu: int = NGPU,
 ) -> None:
-    """Whether an utterance, or a clip, was in a client's training, by the model that it sent.
+    """Tell whether an utterance was in a client's training.
 
-    By the loss, and by the direction of the update. Others are of the same speaker where another
-    client has some. Intervals are 95 %, over clients, where there are 10 or more; that of the equal
-    error rate holds the exact binomial one, and of fewer than 20 members it is told alone.
+    Or a clip, by the model that the client sent: by the loss, and by the direction of the update.
+    Others are of the same speaker where another client has some. Intervals are 95 %, over clients,
+    where there are 10 or more; that of the equal error rate holds the exact binomial one, and of
+    fewer than 20 members it is told alone.
+
+    Reads: EXP/round_<number>/update.<job>.* and global.safetensors; EXP's training data.
+
+    Writes: OUT/membership.tsv.
+
+    Example in egs/tedlium3/attack1: fedtools attack membership exp/mini/part2 exp/mini/updates \
+        --round 1
     """
     from fedtools.attack.membership import COLUMNS
     from fedtools.attack.membership import attack as run
@@ -255,7 +300,7 @@ def membership(
     _show(COLUMNS, rows, "rll")
 
 
-@attack.command("attributes")
+@command("attributes", "Attacks", to=attack)
 def attributes(
     folders: list[Path] = typer.Argument(
         ..., metavar="DIR... OUT", help="What attack footprints has written; gets attributes.tsv."
@@ -264,7 +309,17 @@ def attributes(
     resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
     seed: int = typer.Option(0, min=0, help="Of everything random."),
 ) -> None:
-    """Whether a model is of a woman or a man, by a classifier of other speakers' footprints."""
+    """Tell whether a model is of a woman or of a man.
+
+    It is told by a classifier of other speakers' footprints.
+
+    Reads: DIR/footprints.<job>.* and models.<job>.tsv; the TSV of --models.
+
+    Writes: OUT/attributes.tsv.
+
+    Example in egs/tedlium3/attack1: fedtools attack attributes exp/mini/part2/footprints.relu \
+        exp/mini/updates --models data/mini/models.tsv
+    """
     from fedtools.attack.attributes import COLUMNS
     from fedtools.attack.attributes import attack as run
 
@@ -273,7 +328,7 @@ def attributes(
     _show(COLUMNS, rows, "l")
 
 
-@attack.command("utility")
+@command("utility", "Attacks", to=attack)
 def utility(
     experiment: Path = EXPERIMENT,
     out: Path = typer.Argument(..., metavar="TSV", help="A row for each defence."),
@@ -285,11 +340,18 @@ def utility(
     seed: int = typer.Option(0, min=0, help="Of noise."),
     ngpu: int = NGPU,
 ) -> None:
-    """What defences cost: the mean of the defended models as the next one, measured.
+    """Measure what defences cost in WER or accuracy.
 
-    The WER of a greedy search without a language model, or the accuracy, in %. The first row,
-    "nothing sent", is of the model that the round began with. Clients have the weights that the
-    experiment's method gives them.
+    The mean of the defended models as the next one: the WER of a greedy search without a language
+    model, or the accuracy, in %. The first row, "nothing sent", is of the model that the round
+    began with. Clients have the weights that the experiment's method gives them.
+
+    Reads: EXP/round_<number>/update.<job>.* and global.safetensors; the data of the split.
+
+    Writes: TSV.
+
+    Example in egs/tedlium3/attack1: fedtools attack utility exp/mini/part2 \
+        exp/mini/updates/utility.tsv --round 1 --defence none --defence clip=1+noise=1
     """
     from fedtools.attack.defences import UTILITY, without_updates
     from fedtools.attack.defences import utility as measure
@@ -304,7 +366,7 @@ def utility(
     _show(UTILITY, rows, "ll")
 
 
-@attack.command("defences")
+@command("defences", "Attacks", to=attack)
 def defences(
     out: Path = typer.Argument(..., metavar="TABLE", help="A TSV to be written."),
     folders: list[str] = typer.Argument(
@@ -314,7 +376,18 @@ def defences(
     ),
     utility: Path = typer.Option(..., metavar="TSV", help="What attack utility has written."),
 ) -> None:
-    """Defences side by side: what each costs, and what it leaves of the attacks."""
+    """Put defences side by side: cost, and what they leave.
+
+    The attacks are A1 and that on sex (attributes).
+
+    Reads: DIR/a1.tsv and attributes.tsv; the TSV of --utility.
+
+    Writes: TABLE.
+
+    Example in egs/tedlium3/attack1: fedtools attack defences exp/mini/updates/defences.tsv none \
+        exp/mini/updates/defence0 clip=1+noise=1 exp/mini/updates/defence2 --utility \
+        exp/mini/updates/utility.tsv
+    """
     from fedtools.files.tables import read_tsv
     from fedtools.report.defences import merge_defences
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 import typer
 
-from fedtools.cli.app import app
+from fedtools.cli.app import command
+from fedtools.files.sections import Ivectors
 
 DATA_DIR = typer.Argument(..., metavar="DATA_DIR", help="A Kaldi data directory.")
 ARK_DIR = typer.Argument(..., metavar="ARK_DIR", help="Where the arks lie.")
@@ -21,7 +22,7 @@ Scheme = Literal["iid", "dirichlet", "quantity", "map"]
 FeatureKind = Literal["fbank", "mfcc"]
 
 
-@app.command("extract-features")
+@command("extract-features", "Data")
 def extract_features(
     data_dir: Path = DATA_DIR,
     ark_dir: Path = ARK_DIR,
@@ -37,9 +38,16 @@ def extract_features(
     compress: bool = typer.Option(False, "--compress", help="Kaldi's compression: not exact."),
     max_drop: float = MAX_DROP,
 ) -> None:
-    """Log mel filterbanks as Kaldi's make_fbank.sh makes them, or its high-resolution MFCC.
+    """Extract log mel filterbanks or MFCC, as Kaldi does.
 
+    Features are as Kaldi's make_fbank.sh makes them, or the high-resolution MFCC of its recipes.
     Without --job: everything in this process, then merge-features.
+
+    Reads: DATA_DIR/wav.scp, segments, utt2spk, utt2client, utt2speed, utt2volume; the audio.
+
+    Writes: ARK_DIR/feats.<job>.ark and .scp, utt2dur.<job>, mixed.<job>, dropped.<job>.
+
+    Example in egs/commonvoice/asr1: fedtools extract-features data/mini/valid dump/mini/valid
     """
     if job is None and nj > 1:
         raise typer.BadParameter("wants --job too, once for each of 1 to N", param_hint="--nj")
@@ -56,23 +64,32 @@ def extract_features(
     print(done)
 
 
-@app.command("merge-features")
+@command("merge-features", "Data")
 def merge_features(
     data_dir: Path = DATA_DIR,
     ark_dir: Path = ARK_DIR,
     nj: int = typer.Option(..., min=1, help="Number of jobs that extract-features ran."),
     max_drop: float = MAX_DROP,
 ) -> None:
-    """Check that all jobs of extract-features are whole, and write feats.scp of the data directory.
+    """Join the jobs of extract-features, write feats.scp.
 
-    Unusable utterances leave every table of the data directory; over --max-drop, it is an error.
+    All jobs must be whole. Unusable utterances leave every table of the data directory; over
+    --max-drop, it is an error.
+
+    Reads: ARK_DIR/feats.<job>.scp, utt2dur.<job>, mixed.<job>, dropped.<job>; DATA_DIR.
+
+    Writes: DATA_DIR/feats.scp, utt2num_frames, utt2dur, and the other tables where utterances leave
+    them.
+
+    Example in egs/commonvoice/asr1: fedtools merge-features data/mini/train dump/mini/train --nj \
+        3
     """
     from fedtools.audio import features
 
     print(features.merge_features(data_dir, ark_dir, jobs=nj, max_drop=max_drop))
 
 
-@app.command("pack-clips")
+@command("pack-clips", "Data")
 def pack_clips(
     data_dir: Path = DATA_DIR,
     folder: Path = typer.Argument(..., metavar="OUT", help="Receives clips.npy, clips.tsv, ..."),
@@ -85,9 +102,19 @@ def pack_clips(
         1.0, min=0.1, max=60, help="Of every clip: longer ones are cut, shorter ones filled up."
     ),
 ) -> None:
-    """Pack one-word utterances into one file of clips of equal length, client by client.
+    """Pack one-word utterances into clips of equal length.
 
-    A client is a speaker where DATA_DIR has no utt2client.
+    In one file, client by client. A client is a speaker where DATA_DIR has no utt2client.
+
+    Reads: DATA_DIR/wav.scp, segments, text, utt2spk, utt2client; the audio; the files of --classes
+    and --noise.
+
+    Writes: OUT/clips.npy, clips.tsv, labels.npy, classes.txt, clients.tsv, noise.npy; clip_samples
+    where clips are not of one second.
+
+    Example in egs/speechcommands/kws1: fedtools pack-clips data/mini/keywords/test \
+        dump/mini/keywords/test --classes data/mini/keywords/classes.txt --noise \
+        data/mini/noise.scp
     """
     from fedtools.audio.pack import pack_clips
     from fedtools.files.clips import RATE
@@ -103,7 +130,7 @@ def pack_clips(
     print(format_table(header, [row], "r" * len(row)), end="")
 
 
-@app.command("partition")
+@command("partition", "Data")
 def partition(
     data_dir: Path = DATA_DIR,
     out_dir: Path = OUT_DIR,
@@ -121,9 +148,16 @@ def partition(
         False, "--keep-speakers", help="A speaker's utterances stay with one client."
     ),
 ) -> None:
-    """Make clients: write DATA_DIR to OUT_DIR with utt2client and client2utt.
+    """Make clients: write utt2client and client2utt.
 
     Partition before extract-features: a client's features then lie together.
+
+    Reads: DATA_DIR, and its table --by.
+
+    Writes: OUT_DIR: all tables, utt2client and client2utt.
+
+    Example in egs/commonvoice/asr1: fedtools partition data/mini/train data/mini/train_dirichlet \
+        --scheme dirichlet --clients 10 --alpha 0.5 --by utt2spk
     """
     _check_scheme(scheme, clients, alpha, by, keep_speakers)
     from fedtools.files.partition import PartitionConfig, partition_data_dir
@@ -166,12 +200,22 @@ def _check_scheme(
         raise typer.BadParameter(f"{by!r} is not the name of an utt2* table", param_hint="--by")
 
 
-@app.command("combine-data")
+@command("combine-data", "Data")
 def combine_data(
     out_dir: Path = OUT_DIR,
     data_dirs: list[Path] = typer.Argument(..., metavar="DATA_DIR...", help="Two or more."),
 ) -> None:
-    """Write the utterances of several data directories as one, like Kaldi's combine_data.sh."""
+    """Write several data directories as one.
+
+    It works like Kaldi's combine_data.sh.
+
+    Reads: every DATA_DIR.
+
+    Writes: OUT_DIR: the tables that all of them have.
+
+    Example in egs/commonvoice/asr1: fedtools combine-data data/mini/both data/mini/train \
+        data/mini/server_train
+    """
     from fedtools.files.datadir import DataDir
 
     data, left_out = DataDir.combine(out_dir, [DataDir.read(path) for path in data_dirs])
@@ -181,7 +225,7 @@ def combine_data(
         print(f"left out, as not every input has it: {' '.join(left_out)}")
 
 
-@app.command("subset-data")
+@command("subset-data", "Data")
 def subset_data(
     data_dir: Path = DATA_DIR,
     out_dir: Path = OUT_DIR,
@@ -199,7 +243,18 @@ def subset_data(
         None, metavar="DIR", help="Write what is left over there; with --first, of these speakers."
     ),
 ) -> None:
-    """Write a part of a data directory, like Kaldi's subset_data_dir.sh."""
+    """Write a part of a data directory.
+
+    It works like Kaldi's subset_data_dir.sh. One of --clients, --utterances, --speakers and --first
+    says which.
+
+    Reads: DATA_DIR.
+
+    Writes: OUT_DIR; the folder of --rest.
+
+    Example in egs/commonvoice/asr1: fedtools subset-data data/mini/train data/mini/train_100 \
+        --utterances 100
+    """
     if sum(option is not None for option in (clients, utterances, speakers, first)) != 1:
         raise typer.BadParameter("give one of --clients, --utterances, --speakers and --first")
     from fedtools.files.datadir import DataDir, evenly_spread, invert
@@ -211,7 +266,7 @@ def subset_data(
     elif utterances is not None:
         keep = evenly_spread(data.utterances, utterances, "utterances", data_dir)
     elif first is not None:
-        from fedtools.files.parts import first_of_speakers, rest_of_speakers
+        from fedtools.files.subsets import first_of_speakers, rest_of_speakers
 
         keep = first_of_speakers(data, first)
     else:
@@ -229,28 +284,45 @@ def subset_data(
         print(f"{part.path}: {len(part.utterances)} of {len(data.utterances)} utterances")
 
 
-@app.command("relabel")
+@command("relabel", "Data")
 def relabel(
     data_dir: Path = DATA_DIR,
     text: Path = typer.Argument(..., help="Kaldi text, such as best-path writes."),
     out_dir: Path = OUT_DIR,
 ) -> None:
-    """Write a data directory with other transcripts; utterances with an empty one are left out."""
-    from fedtools.files.parts import relabel as work
+    """Write a data directory with other transcripts.
+
+    Utterances whose transcript is empty are left out.
+
+    Reads: DATA_DIR and TEXT.
+
+    Writes: OUT_DIR.
+
+    Example in egs/commonvoice/asr1: fedtools relabel data/mini/test \
+        exp/mini/fedavg/seed0/decode_test/text data/mini/test_fixed
+    """
+    from fedtools.files.subsets import relabel as work
 
     print(work(data_dir, text, out_dir))
 
 
-@app.command("perturb-speed")
+@command("perturb-speed", "Data")
 def perturb_speed(
     data_dir: Path = DATA_DIR,
     out_dir: Path = OUT_DIR,
     speeds: str = typer.Option("0.9 1.0 1.1", help="Factors; 1.0 is the audio as it is."),
 ) -> None:
-    """Write every utterance at every speed, like Kaldi's perturb_data_dir_speed_3way.sh.
+    """Write every utterance at several speeds.
 
-    Before extract-features, which reads the speed of each utterance from OUT_DIR/utt2speed. Perturb
-    training data only.
+    It works like Kaldi's perturb_data_dir_speed_3way.sh. Before extract-features, which reads the
+    speed of each utterance. Perturb training data only.
+
+    Reads: DATA_DIR.
+
+    Writes: OUT_DIR, with utt2speed.
+
+    Example in egs/commonvoice/asr1: fedtools perturb-speed data/mini/train data/mini/train_sp \
+        --speeds '0.9 1.0 1.1'
     """
     from fedtools.files.perturb import perturb_speed as perturb
 
@@ -260,17 +332,25 @@ def perturb_speed(
     print(f"{len(data.utterances)} utterances at speeds {', '.join(speeds.split())}")
 
 
-@app.command("perturb-volume")
+@command("perturb-volume", "Data")
 def perturb_volume(
     data_dir: Path = DATA_DIR,
     out_dir: Path = OUT_DIR,
     low: float = typer.Option(0.125, help="The smallest factor."),
     high: float = typer.Option(2.0, help="The largest."),
-    seed: int = typer.Option(0, min=0),
+    seed: int = typer.Option(0, min=0, help="Of the draw."),
 ) -> None:
-    """Give every utterance a volume, like Kaldi's perturb_data_dir_volume.sh.
+    """Give every utterance a random volume.
 
-    Before extract-features, which reads it from OUT_DIR/utt2volume. Perturb training data only.
+    It works like Kaldi's perturb_data_dir_volume.sh. Before extract-features, which reads the
+    volume of each utterance. Perturb training data only.
+
+    Reads: DATA_DIR.
+
+    Writes: OUT_DIR, with utt2volume.
+
+    Example in egs/tedlium3/attack1: fedtools perturb-volume data/mini/train_g \
+        data/mini/train_g_vol --seed 0
     """
     from fedtools.files.perturb import perturb_volume as perturb
 
@@ -280,28 +360,64 @@ def perturb_volume(
     print(f"{len(data.utterances)} utterances at volumes from {low:g} to {high:g}")
 
 
-@app.command("config")
+@command("config", "Federation")
 def config(
-    path: Path = typer.Argument(..., metavar="YAML"),
+    path: Path = typer.Argument(..., metavar="YAML", help="A configuration."),
     keys: list[str] = typer.Argument(..., metavar="KEY...", help="Such as tokens.vocab_size."),
 ) -> None:
-    """Print values of a configuration, one a line, for shell scripts."""
-    from fedtools.files.config import lookup
+    """Print values of a configuration, for shell scripts.
 
-    for value in [lookup(path, key) for key in keys]:
+    They are printed one a line. Sections that commands before an experiment take are checked, and
+    their defaults known.
+
+    Reads: YAML.
+
+    Writes: nothing.
+
+    Example in egs/commonvoice/asr1: fedtools config conf/mini.yaml tokens.vocab_size lm.order
+    """
+    from fedtools.files.config import from_mapping, lookup, read_yaml
+    from fedtools.files.errors import UserError
+    from fedtools.files.sections import SECTIONS
+
+    content, values = read_yaml(path), []
+    for key in keys:
+        section, _, name = key.partition(".")
+        kind = SECTIONS.get(section)
+        options = from_mapping(kind, content.get(section), f"{path}: {section}") if kind else None
+        try:
+            values.append(lookup(path, key))
+        except UserError:
+            # What is left out has its default, where there is one.
+            if getattr(options, name, None) is None:
+                raise
+            values.append(getattr(options, name))
+    for value in values:
         print(value)
 
 
-@app.command("train-ivectors")
+@command("train-ivectors", "Data")
 def train_ivectors(
     data_dir: Path = DATA_DIR,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets ivectors.safetensors."),
-    gaussians: int = typer.Option(512, min=1, max=4096, help="Of the background model."),
-    dimension: int = typer.Option(100, min=1, max=1000, help="Of i-vectors."),
-    hours: float = typer.Option(10.0, min=0.0, help="Of speech, at most; drawn at random."),
+    gaussians: int = typer.Option(
+        Ivectors.gaussians, min=1, max=4096, help="Of the background model."
+    ),
+    dimension: int = typer.Option(Ivectors.dimension, min=1, max=1000, help="Of i-vectors."),
+    hours: float = typer.Option(
+        Ivectors.hours, min=0.0, help="Of speech, at most; drawn at random."
+    ),
     seed: int = typer.Option(0, min=0, help="Of everything random."),
 ) -> None:
-    """Train a background model and an i-vector extractor on the features of a data directory."""
+    """Train a background model and an i-vector extractor.
+
+    Reads: DATA_DIR/feats.scp and utt2spk.
+
+    Writes: OUT/ivectors.safetensors.
+
+    Example in egs/tedlium3/attack1: fedtools train-ivectors data/mini/train_g exp/mini/ivectors \
+        --gaussians 32 --dimension 20
+    """
     from fedtools.audio.ivectors import FILE, Sizes
     from fedtools.audio.ivectors import train_ivectors as train
 
@@ -310,7 +426,7 @@ def train_ivectors(
     print(f"{out / FILE}: {gaussians} Gaussians, {dimension} dimensions, {said}")
 
 
-@app.command("append-ivectors")
+@command("append-ivectors", "Data")
 def append_ivectors(
     data_dir: Path = DATA_DIR,
     extractor: Path = typer.Argument(..., metavar="DIR", help="What train-ivectors has written."),
@@ -321,7 +437,17 @@ def append_ivectors(
     ),
     every: int = typer.Option(10, min=1, help="Frames from one to the next within an utterance."),
 ) -> None:
-    """Put an i-vector behind each frame of a data directory, as Kaldi's TDNNs have it."""
+    """Append an i-vector to each frame of features.
+
+    Kaldi's TDNN recipes do so.
+
+    Reads: DATA_DIR with feats.scp; DIR/ivectors.safetensors.
+
+    Writes: OUT_DIR; ARK_DIR/feats.ark.
+
+    Example in egs/tedlium3/attack1: fedtools append-ivectors data/mini/valid exp/mini/ivectors \
+        data/mini/valid_iv dump/mini/valid_iv
+    """
     from fedtools.audio.ivectors import append_ivectors as append
 
     data = append(data_dir, extractor, out_dir, ark_dir, online=of == "utterance", every=every)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import typer
 
-from fedtools.cli.app import app
+from fedtools.cli.app import command
+from fedtools.cli.federation import NGPU, open_experiment
 
 DECODE_DIR = typer.Argument(..., metavar="DECODE_DIR", help="A folder made by fedtools decode.")
 
 
-@app.command("decode")
+@command("decode", "Decoding and scoring")
 def decode(
     experiment: Path = typer.Argument(..., metavar="EXP", help="Whose models to use."),
     data: Path = typer.Argument(..., metavar="DATA_DIR", help="What to decode; needs feats.scp."),
@@ -24,12 +25,22 @@ def decode(
     bonus: float = typer.Option(2.0, min=0, help="Of each of these words, natural log."),
     job: int = typer.Option(None, min=1, help="Decode only this part ..."),
     nj: int = typer.Option(1, min=1, help="... of so many; without --job all are joined."),
-    ngpu: int = typer.Option(0, min=0, max=1),
+    ngpu: int = NGPU,
 ) -> None:
-    """Decode every client's utterances with its own model into N-best lists."""
+    """Decode each client's utterances into N-best lists.
+
+    Each by the client's own model, where clients have personal ones.
+
+    Reads: EXP/model.safetensors and EXP/clients/<client>/model.safetensors; DATA_DIR/feats.scp and
+    utt2client; the folder of --lm; the files of --config and --phrases.
+
+    Writes: DECODE_DIR/nbest.<job>.tsv and .yaml; without --job also nbest.tsv.
+
+    Example in egs/commonvoice/asr1: fedtools decode exp/mini/fedavg/seed0 data/mini/test \
+        exp/mini/fedavg/seed0/decode_test --lm exp/mini/lm --config conf/mini.yaml
+    """
     import re
 
-    from fedtools.cli.federation import open_experiment
     from fedtools.decode.lists import merge
     from fedtools.federation import decode as work
 
@@ -46,7 +57,7 @@ def decode(
         print(merge(out, data, 1))
 
 
-@app.command("cross")
+@command("cross", "Decoding and scoring")
 def cross(
     data: Path = typer.Argument(..., metavar="DATA_DIR", help="Features, transcripts, clients."),
     out: Path = typer.Argument(..., metavar="TABLE", help="A TSV to be written."),
@@ -54,10 +65,19 @@ def cross(
         ..., metavar="NAME=EXP...", help="{} is the method's title; of one name are seeds."
     ),
     plot: Path = typer.Option(None, help="Draw a map for each name into this PNG."),
-    ngpu: int = typer.Option(0, min=0, max=1),
+    ngpu: int = NGPU,
 ) -> None:
-    """Each client's model on each client's data: WER by greedy search."""
-    from fedtools.cli.federation import open_experiment
+    """Measure each client's model on each client's data.
+
+    It counts WER of a greedy search; experiments without personal models are left out.
+
+    Reads: EXP/clients/<client>/model.safetensors; DATA_DIR/feats.scp, text and utt2client.
+
+    Writes: TABLE; the PNG of --plot.
+
+    Example in egs/commonvoice/asr1: fedtools cross data/mini/test exp/mini/cross.tsv \
+        '{}=exp/mini/decouplefl/seed0'
+    """
     from fedtools.cli.report import pair
     from fedtools.federation import cross as work
 
@@ -73,74 +93,119 @@ def cross(
     print(out)
 
 
-@app.command("merge-nbest")
+@command("merge-nbest", "Decoding and scoring")
 def merge_nbest(
     out: Path = DECODE_DIR,
-    data: Path = typer.Argument(..., metavar="DATA_DIR"),
+    data: Path = typer.Argument(..., metavar="DATA_DIR", help="What was decoded."),
     nj: int = typer.Option(..., min=1, help="Jobs that fedtools decode was cut into."),
 ) -> None:
-    """Join the N-best lists of all jobs to DECODE_DIR/nbest.tsv."""
+    """Join the N-best lists of all jobs of decode.
+
+    Reads: DECODE_DIR/nbest.<job>.tsv; DATA_DIR/utt2spk.
+
+    Writes: DECODE_DIR/nbest.tsv.
+
+    Example in egs/commonvoice/asr1: fedtools merge-nbest exp/mini/fedavg/seed0/decode_test \
+        data/mini/test --nj 3
+    """
     from fedtools.decode.lists import merge
 
     print(merge(out, data, nj))
 
 
-@app.command("tune")
+@command("tune", "Decoding and scoring")
 def tune(
     out: Path = DECODE_DIR,
     data: Path = typer.Argument(..., metavar="DATA_DIR", help="Its text is the reference."),
     weights: Path = typer.Argument(..., metavar="WEIGHTS", help="YAML to be written."),
 ) -> None:
-    """Choose LM weight and word score by the WER of re-ranked N-best lists (validation data)."""
+    """Choose LM weight and word score on validation data.
+
+    It takes those with the lowest WER of re-ranked N-best lists.
+
+    Reads: DECODE_DIR/nbest.tsv; DATA_DIR/text.
+
+    Writes: WEIGHTS.
+
+    Example in egs/commonvoice/asr1: fedtools tune exp/mini/fedavg/seed0/decode_valid \
+        data/mini/valid exp/mini/fedavg/seed0/weights.yaml
+    """
     from fedtools.decode.lists import tune as choose
 
     print(choose(out, data, weights))
 
 
-@app.command("best-path")
+@command("best-path", "Decoding and scoring")
 def best_path(
     out: Path = DECODE_DIR,
     weights: Path = typer.Option(None, help="YAML made by fedtools tune; rank 1 without."),
 ) -> None:
-    """Write the best hypothesis of every N-best list to DECODE_DIR/text."""
+    """Write the best hypothesis of every N-best list.
+
+    Reads: DECODE_DIR/nbest.tsv; the YAML of --weights.
+
+    Writes: DECODE_DIR/text, and weights.yaml with --weights.
+
+    Example in egs/commonvoice/asr1: fedtools best-path exp/mini/fedavg/seed0/decode_test \
+        --weights exp/mini/fedavg/seed0/weights.yaml
+    """
     from fedtools.decode.lists import best_path as best
 
     print(best(out, weights))
 
 
-@app.command("export")
+@command("export", "Federation")
 def export(
     experiment: Path = typer.Argument(..., metavar="EXP", help="Made by fedtools average."),
     out: Path = typer.Argument(..., metavar="OUT", help="Folder for config.yaml and model.pth."),
     client: str = typer.Option(None, help="Whose model, where each client has its own."),
 ) -> None:
-    """Write an averaged model as ESPnet's Speech2Text reads it."""
-    from fedtools.federation.asr import AsrFederation
+    """Write an averaged model for ESPnet's Speech2Text.
+
+    Reads: EXP/model.safetensors, or EXP/clients/<client>/model.safetensors; EXP/config.yaml and
+    tokens.
+
+    Writes: OUT/config.yaml and model.pth.
+
+    Example in egs/commonvoice/asr1: fedtools export exp/mini/fedavg/seed0 exp/mini/espnet
+    """
     from fedtools.federation.evaluate import load_average
+    from fedtools.federation.federation import open_federation
     from fedtools.files.symbols import read_tokens
     from fedtools.models.espnet import export_espnet
 
-    federation = AsrFederation(experiment)
+    federation = open_federation(experiment)
+    federation.task.need("corpus")
     load_average(federation, client or "")
     for path in export_espnet(
         out,
-        federation.experiment.config["model"],
-        federation.model.state_dict(),
+        federation.experiment.options.model,
+        federation.task.models.build().state_dict(),
         *read_tokens(experiment),
     ):
         print(path)
-    if ends := federation.training.end_frames:
+    if ends := federation.task.training.end_frames:
         said = f"the model is used to {ends} frames of zeros behind every utterance (end_frames)"
         print(f"{said}: append them to the features that ESPnet decodes", file=sys.stderr)
 
 
-@app.command("import")
+@command("import", "Federation")
 def import_(
     config: Path = typer.Argument(..., metavar="CONFIG", help="ESPnet's config.yaml."),
     model: Path = typer.Argument(..., metavar="MODEL", help="ESPnet's .pth file."),
     out: Path = typer.Argument(..., metavar="OUT", help="Folder for model.safetensors."),
 ) -> None:
-    """Take over encoder and CTC of an ESPnet model, for fedtools init --start."""
+    """Take over encoder and CTC of an ESPnet model.
+
+    It is for fedtools init --start.
+
+    Reads: CONFIG and MODEL.
+
+    Writes: OUT/model.safetensors, model.yaml (the section model of a configuration), tokens.
+
+    Example in egs/commonvoice/asr1: fedtools import exp/mini/espnet/config.yaml \
+        exp/mini/espnet/model.pth exp/mini/imported
+    """
     from fedtools.models.espnet import import_espnet
 
     for said in import_espnet(config, model, out):

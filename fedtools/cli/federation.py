@@ -7,14 +7,14 @@ from pathlib import Path
 
 import typer
 
-from fedtools.cli.app import app
+from fedtools.cli.app import command
 
 EXPERIMENT = typer.Argument(..., metavar="EXP", help="The experiment's folder.")
 ROUND = typer.Option(None, "--round", min=1, help="The round; the next incomplete one by default.")
 NGPU = typer.Option(0, min=0, max=1, help="1: compute on a GPU.")
 
 
-@app.command("init")
+@command("init", "Federation")
 def init(
     experiment: Path = EXPERIMENT,
     config: Path = typer.Option(..., help="YAML with the sections model and training."),
@@ -27,10 +27,25 @@ def init(
         [], metavar="NAME=FOLDER", help="tokens: made by fedtools train-tokens; task asr."
     ),
     start: Path = typer.Option(None, help="A model.safetensors to begin with."),
-    seed: int = typer.Option(0, min=0),
+    seed: int = typer.Option(0, min=0, help="Of everything random."),
     set_: list[str] = typer.Option([], "--set", help="Change an option: training.grad_clip=1."),
 ) -> None:
-    """Begin an experiment: freeze its configuration and write round 1's global state."""
+    """Begin an experiment: its options and its first state.
+
+    What it begins with is frozen: the same command with other options is an error that names the
+    first difference.
+
+    Reads: the YAML of --config; the folders of --data (who the clients are, and what tells these
+    data from others of the same name) and of --asset; the model of --start.
+
+    Writes: EXP/config.yaml, data.yaml, software.yaml, clients.txt, sha256sums, init.safetensors,
+    round_0001/global.safetensors.
+
+    Example in egs/speechcommands/kws1: fedtools init exp/mini/keywords/dscnn/fedavg/seed1 \
+        --config conf/mini.yaml --section networks.dscnn --section methods.fedavg --method fedavg \
+        --data train=dump/mini/keywords/train --data valid=dump/mini/keywords/valid --data \
+        test=dump/mini/keywords/test --seed 1
+    """
     from fedtools.federation.init import init as begin
     from fedtools.federation.init import read_config
 
@@ -46,35 +61,56 @@ def init(
     )
 
 
-@app.command("methods")
+@command("methods", "Federation")
 def methods(
     names: list[str] = typer.Argument(None, metavar="[NAME]...", help="These; by default all."),
     task: str = typer.Option(None, help="What they must be able to do: asr, kws, lm, rescore."),
 ) -> None:
-    """List methods, with their names in tables and their tasks; an unknown one is an error."""
+    """List methods, their names in tables, and their tasks.
+
+    An unknown NAME is an error.
+
+    Reads: $FEDTOOLS_PATH/methods/*.py, methods of your own.
+
+    Writes: nothing.
+
+    Example in egs/commonvoice/asr1: fedtools methods --task asr
+    """
     from fedtools.files.errors import UserError
     from fedtools.files.tables import format_table
     from fedtools.methods import METHODS
+    from fedtools.tasks import TASKS
 
+    facts = {name: TASKS.get(name, None) for name in TASKS.names()}
+    if task is not None:
+        TASKS.get(task, None)
     rows = []
     for name in names or METHODS.names():
         method = METHODS.get(name, None)
-        if task in (None, *method.tasks):
-            rows.append([name, method.title, ", ".join(method.tasks)])
+        able = [one for one, fact in facts.items() if set(method.needs) <= set(fact.parts)]
+        if task in (None, *able):
+            rows.append([name, method.title, ", ".join(able)])
         elif names:
-            raise UserError(f"{name} is for task {' or '.join(method.tasks)}, not {task}")
+            raise UserError(f"{name} is for task {' or '.join(able)}, not {task}")
     if not rows:
         raise UserError(f"no method is for task {task}")
     print(format_table(("name", "in tables", "tasks"), rows, "lll"), end="")
 
 
-@app.command("sample")
+@command("sample", "Federation")
 def sample(
     experiment: Path = EXPERIMENT,
     round_: int = ROUND,
     nj: int = typer.Option(1, min=1, help="Cut the clients into so many jobs."),
 ) -> None:
-    """Choose a round's clients: a function of seed and round alone."""
+    """Choose a round's clients: a function of seed and round.
+
+    Reads: EXP/config.yaml and clients.txt.
+
+    Writes: EXP/round_<number>/clients and jobs.
+
+    Example in egs/commonvoice/asr1: fedtools sample exp/mini/fedavg/seed0 --nj 3
+    """
     from fedtools.federation import steps
     from fedtools.files.experiment import Experiment
     from fedtools.files.locks import lock
@@ -82,30 +118,49 @@ def sample(
 
     opened = Experiment(experiment)
     opened.check_frozen()
-    config = opened.config
-    method = make_method(config["method"], config["method_conf"], experiment / "config.yaml")
+    options = opened.options
+    method = make_method(options.method, options.method_conf, experiment / "config.yaml")
     with lock(experiment, "rounds"):
         number = round_ or opened.last_round() + 1
         print(" ".join(steps.sample(opened, method, number, nj)))
 
 
-@app.command("train-local")
+@command("train-local", "Federation")
 def train_local(
     experiment: Path = EXPERIMENT,
     round_: int = ROUND,
     job: int = typer.Option(1, min=1, help="Which of the jobs that fedtools sample made."),
     ngpu: int = NGPU,
 ) -> None:
-    """Train the clients of one job of a round, and write what they send."""
+    """Train the clients of one job; write what they send.
+
+    Reads: EXP/round_<number>/clients, jobs and global.safetensors; EXP/clients/<client>/; the
+    training data of these clients.
+
+    Writes: EXP/round_<number>/update.<job>.safetensors and .tsv, and features.<client>.ark and .scp
+    where the method sends features; EXP/clients/<client>/.
+
+    Example in egs/commonvoice/asr1: fedtools train-local exp/mini/fedavg/seed0 --job 1
+    """
     from fedtools.federation import steps
 
     federation = open_experiment(experiment, ngpu)
     steps.train_job(federation, round_ or federation.experiment.last_round() + 1, job)
 
 
-@app.command("aggregate")
+@command("aggregate", "Federation")
 def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NGPU) -> None:
-    """Check a round's updates, make the next round's global state, close the round."""
+    """Check a round's updates, make the next global state.
+
+    This closes the round.
+
+    Reads: EXP/round_<number>/clients, update.<job>.* and features.<client>.*.
+
+    Writes: EXP/round_<number>/ledger.tsv and .done; global.safetensors of the next round;
+    EXP/tensorboard/.
+
+    Example in egs/commonvoice/asr1: fedtools aggregate exp/mini/fedavg/seed0
+    """
     from fedtools.federation import steps
     from fedtools.files.locks import lock
 
@@ -114,18 +169,29 @@ def aggregate(experiment: Path = EXPERIMENT, round_: int = ROUND, ngpu: int = NG
         steps.aggregate(federation, round_ or federation.experiment.last_round() + 1)
 
 
-@app.command("reset")
+@command("reset", "Federation")
 def reset(
     experiment: Path = EXPERIMENT,
     round_: int = typer.Option(..., "--round", min=1, help="The first round to be done again."),
 ) -> None:
-    """Remove what a round and all later ones made, at the clients too: it can be done again."""
+    """Remove a round and all later ones, to do them again.
+
+    What clients keep of these rounds is removed too, and averaged models, which they may be part
+    of.
+
+    Reads: EXP/config.yaml and EXP/round_<number>/.
+
+    Writes: EXP/evaluate_<split>.tsv and EXP/tensorboard/ without these rounds; removes what they
+    made in EXP/round_<number>/, EXP/clients/ and EXP/server/, and model.safetensors.
+
+    Example in egs/commonvoice/asr1: fedtools reset exp/mini/fedavg/seed0 --round 7
+    """
     from fedtools.federation import steps
 
     steps.reset(open_experiment(experiment), round_)
 
 
-@app.command("rounds")
+@command("rounds", "Federation")
 def rounds(
     experiment: Path = EXPERIMENT,
     to: int = typer.Option(None, min=1, help="The last round; by default as configured."),
@@ -135,12 +201,19 @@ def rounds(
     ),
     ngpu: int = NGPU,
 ) -> None:
-    """Run all rounds up to the given one; a killed run goes on where it was.
+    """Run all rounds, or those up to one; a killed run goes on.
 
     Under srun, mpirun or torchrun, or in processes that have RANK and WORLD_SIZE, all ranks run one
     federation together, on any number of machines that share the folder; --nj does not count then.
+
+    Reads: EXP, and the data that it was begun with.
+
+    Writes: EXP/round_<number>/ and EXP/clients/<client>/, as sample, train-local and aggregate do;
+    EXP/evaluate_<split>.tsv with --evaluate.
+
+    Example in egs/commonvoice/asr1: fedtools rounds exp/mini/fedavg/seed0 --nj 3 --evaluate valid
     """
-    from fedtools.federation.tasks import is_finished
+    from fedtools.federation.evaluations import is_finished
 
     if is_finished(experiment, to, evaluate):
         print(f"{experiment}: all rounds are complete", file=sys.stderr)
@@ -153,16 +226,23 @@ def rounds(
     run_rounds(experiment, to, nj, device, evaluate, rank)
 
 
-@app.command("evaluate")
+@command("evaluate", "Federation")
 def evaluate(
     experiment: Path = EXPERIMENT,
     split: str = typer.Option("valid", help="Which data of the experiment: valid, test."),
     every: int = typer.Option(None, min=1, help="Every so many rounds only."),
     ngpu: int = NGPU,
 ) -> None:
-    """Loss and greedy WER, or accuracy, of every client's model after every round.
+    """Measure the models of every round: loss, WER or accuracy.
 
-    Where the language is written without spaces, characters count as words, and WER is CER.
+    Of every client's model; WER is of a greedy search. Where the language is written without
+    spaces, characters count as words, and WER is CER.
+
+    Reads: EXP/round_<number>/global.safetensors, EXP/clients/<client>/, the data of the split.
+
+    Writes: EXP/evaluate_<split>.tsv, EXP/tensorboard/.
+
+    Example in egs/commonvoice/asr1: fedtools evaluate exp/mini/fedavg/seed0 --split valid
     """
     from fedtools.federation.evaluate import evaluate as measure
     from fedtools.files.tables import format_table
@@ -170,16 +250,16 @@ def evaluate(
     federation = open_experiment(experiment, ngpu)
     last = federation.experiment.last_round()
     rounds = range(0, last + 1, every) if every else None
-    header, rows = federation.task.header, measure(federation, rounds, split)
+    header, rows = federation.facts.header, measure(federation, rounds, split)
     rows = [[row[name] for name in header] for row in rows]
-    unit = federation.unit(split)
+    unit = federation.task.unit(split)
     if unit.note:
         header = [{"words": unit.plural, "wer": unit.rate}.get(name, name) for name in header]
         print(f"{unit.title} {unit.note}\n")
     print(format_table(header, rows), end="")
 
 
-@app.command("average")
+@command("average", "Federation")
 def average(
     experiment: Path = EXPERIMENT,
     best: int = typer.Option(None, min=1, help="How many rounds; by default as configured."),
@@ -187,7 +267,16 @@ def average(
     shared: bool = typer.Option(False, help="What newcomers get alone, and no client's own."),
     ngpu: int = NGPU,
 ) -> None:
-    """Average the models of the best rounds on the validation data."""
+    """Average the models of the best rounds on valid data.
+
+    Reads: EXP/evaluate_valid.tsv, which is completed first; EXP/round_<number>/global.safetensors;
+    EXP/clients/<client>/.
+
+    Writes: EXP/model.safetensors; EXP/clients/<client>/model.safetensors where clients have
+    personal models.
+
+    Example in egs/commonvoice/asr1: fedtools average exp/mini/fedavg/seed0 --best 3
+    """
     from fedtools.federation.evaluate import average as mean_of_best
 
     if by not in ("loss", "rate"):
@@ -196,14 +285,24 @@ def average(
         print(path)
 
 
-@app.command("adapt")
+@command("adapt", "Federation")
 def adapt(
     experiment: Path = EXPERIMENT,
     data: Path = typer.Argument(..., metavar="DATA_DIR", help="What newcomers have."),
     out: Path = typer.Argument(..., metavar="OUT_EXP", help="The experiment to make."),
     epochs: int = typer.Option(..., min=1, help="How long each adapts, a round for each."),
 ) -> None:
-    """Begin an experiment in which newcomers adapt a trained one's model, each on its own data."""
+    """Begin an experiment in which newcomers adapt a model.
+
+    Each adapts the model of a trained experiment on its own data; fedtools rounds does it.
+
+    Reads: EXP/config.yaml and model.safetensors; DATA_DIR with feats.scp, text and utt2client.
+
+    Writes: OUT_EXP, as fedtools init does.
+
+    Example in egs/commonvoice/asr1: fedtools adapt exp/mini/fedavg/seed0 data/mini/test \
+        exp/mini/newcomers --epochs 5
+    """
     from fedtools.federation.adapt import adapt as begin
 
     begin(experiment, data, out, epochs)
@@ -234,6 +333,6 @@ def device_of(ngpu: int, local: int | None = None) -> str:
 
 
 def open_experiment(experiment: Path, ngpu: int = 0):
-    from fedtools.federation.base import open_federation
+    from fedtools.federation.federation import open_federation
 
     return open_federation(experiment, device_of(ngpu))

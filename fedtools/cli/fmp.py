@@ -2,68 +2,107 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from fedtools.cli.app import app
+from fedtools.cli.app import command
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 
 STREAM = typer.Argument(..., metavar="STREAM", help="A folder made by fedtools rescore-stream.")
 SET = typer.Option([], "--set", metavar="OPTION=VALUE", help="Of FMP, of its privacy, or rounds.")
-VARY = typer.Option(..., "--vary", metavar="OPTION=A,B,...", help="May come several times.")
+VARY = typer.Option([], "--vary", metavar="OPTION=A,B,...", help="May come several times.")
+CONFIG = typer.Option(None, help="YAML with lists of values by option, ...")
+SECTION = typer.Option(None, help="... in this section, such as tuning.scale.")
+
+
+def _kinds() -> dict[str, Any]:
+    """Name -> type, of all options that a sweep can set."""
+    from typing import get_type_hints
+
+    from fedtools.federation.sweep import GROUPS, ROUNDS, SPAN
+    from fedtools.files.options import Rounds
+    from fedtools.lm.reweighting import Weights
+    from fedtools.methods.fmp import FMP, Adaptation
+    from fedtools.privacy.options import Privacy
+
+    of_fmp = get_type_hints(FMP, include_extras=True)
+    names = [*get_type_hints(Weights), *get_type_hints(Adaptation)]
+    privacy = get_type_hints(Privacy, include_extras=True)
+    rest = {ROUNDS: Rounds, GROUPS: of_fmp[GROUPS], SPAN: of_fmp[SPAN]}
+    return {name: of_fmp[name] for name in names} | privacy | rest
 
 
 def _values(texts: Sequence[str], several: bool) -> dict[str, Any]:
     """OPTION=VALUE or OPTION=A,B,... as YAML has them; a usage error for an unknown option."""
-    from dataclasses import fields
+    from fedtools.files.config import checked, override
 
-    from fedtools.federation.sweep import GROUPS, ROUNDS, SPAN
-    from fedtools.files.config import override
-    from fedtools.lm.reweighting import Adaptation, Weights
-    from fedtools.privacy.options import Privacy
-
-    known: dict[str, Any] = {
-        one.name: one.default for kind in (Weights, Adaptation, Privacy) for one in fields(kind)
-    }
-    known |= {ROUNDS: 10, GROUPS: "even", SPAN: 0.0}
-    found: dict[str, Any] = {}
+    known, found = _kinds(), {}
     for text in texts:
         name, _, value = text.partition("=")
         if name not in known or not value or name in found:
             names = ", ".join(known)
             raise typer.BadParameter(f"{text!r}: write OPTION=VALUE, of {names}, each once")
-        kind = type(known[name])
         parts = [override({}, [f"{name}={part}"])[name] for part in value.split(",")]
-        for part in parts:
-            right = type(part) is kind or (kind is float and type(part) is int)
-            least = {"word_score": -math.inf, ROUNDS: 1}.get(name, 0)
-            low = kind in (int, float) and right and not part >= least
-            if not right or low:
-                raise typer.BadParameter(f"{text!r}: {part!r} is no value of {name}")
         if len(parts) > 1 and not several:
             raise typer.BadParameter(f"{text!r}: one value")
-        found[name] = [kind(part) for part in parts] if several else kind(parts[0])
+        parts = [
+            checked(name, part, known[name], "--vary" if several else "--set") for part in parts
+        ]
+        found[name] = parts if several else parts[0]
     return found
 
 
-@app.command("rescore-stream")
+def _grid(texts: Sequence[str], config: Path | None, section: str | None) -> dict[str, Any]:
+    """The values of each option that is varied: of a section of a YAML file, and of --vary."""
+    from fedtools.files.config import checked, lookup, option_error, unknown
+    from fedtools.files.errors import UserError
+
+    if (config is None) != (section is None):
+        raise typer.BadParameter("goes with --config, and only with it", param_hint="--section")
+    found, known, where = {}, _kinds(), f"{config}: {section}"
+    listed = lookup(config, section) if config else {}
+    if not isinstance(listed, dict):
+        raise UserError("must be a mapping of options", path=where)
+    for name, values in listed.items():
+        if name not in known:
+            raise option_error(unknown(name, known), where, name, values)
+        if not isinstance(values, list) or not values:
+            problem = f"option {name!r} is {values!r}: write a list, such as [1, 2]"
+            raise option_error(problem, where, name, values)
+        found[name] = [checked(name, value, known[name], where) for value in values]
+    found |= _values(texts, True)
+    if not found:
+        raise typer.BadParameter("nothing to vary", param_hint="--vary")
+    return found
+
+
+@command("rescore-stream", "Rescoring")
 def rescore_stream(
     data: Path = typer.Argument(..., metavar="DATA_DIR", help="utt2client, text, segments."),
     rescored: Path = typer.Argument(..., metavar="RESCORED", help="Made by fedtools rescore."),
     out: Path = typer.Argument(..., metavar="STREAM", help="Gets the tables of both."),
 ) -> None:
-    """Put rescored lists and who said them when into one folder, as FMP wants them."""
+    """Join rescored lists with who said them, and when.
+
+    FMP wants both in one folder.
+
+    Reads: DATA_DIR/utt2client, text, utt2spk, and segments or utt2start; RESCORED.
+
+    Writes: STREAM with the tables of both; nnlm.scp and ngram.scp point to the arks of RESCORED.
+
+    Example in egs/ami/rescore1: fedtools rescore-stream data/mini/eval \
+        exp/mini/nnlm/seed0/rescored_eval exp/mini/nnlm/seed0/stream_eval
+    """
     from fedtools.lm.stream import make_stream
 
     make_stream(data, rescored, out)
     print(out)
 
 
-@app.command("rescore-words")
+@command("rescore-words", "Rescoring")
 def rescore_words(
     stream: Path = STREAM,
     lists: Path = typer.Option(
@@ -75,10 +114,18 @@ def rescore_words(
         False, help="What was said as the client has corrected it, the stream's text."
     ),
 ) -> None:
-    """Give clients lists of words of their own, which a bonus favours; nobody is sent them.
+    """Give clients lists of their own words, to be favoured.
 
-    What lists are made of gets no bonus; of lists that are given, everything does. The second pass
-    favours whole phrases, the first pass (`fedtools decode`) each of their words.
+    Nobody is sent them. What lists are made of gets no bonus; of lists that are given, everything
+    does. The second pass favours whole phrases, the first pass (`fedtools decode`) each of their
+    words.
+
+    Reads: STREAM, or the TSV of --list.
+
+    Writes: STREAM/phrases.tsv; phrases_of, the utterances that lists are made of.
+
+    Example in egs/ami/rescore1: fedtools rescore-words exp/mini/nnlm/seed0/stream_eval --rounds 3 \
+        --corrected
     """
     from fedtools.lm.private_words import read_phrases
     from fedtools.lm.stream import PHRASES, list_words, put_words
@@ -91,36 +138,60 @@ def rescore_words(
         print(f"{stream / PHRASES}: {list_words(stream, rounds, most, corrected)} words")
 
 
-@app.command("rescore-sweep")
+@command("rescore-sweep", "Rescoring")
 def rescore_sweep(
     stream: Path = STREAM,
     out: Path = typer.Argument(..., metavar="TSV", help="A row for each combination."),
     vary: list[str] = VARY,
+    config: Path = CONFIG,
+    section: str = SECTION,
     fixed: list[str] = SET,
     seed: int = typer.Option(0, min=0, help="Of intervals, and of noise."),
 ) -> None:
-    """Word error rates of FMP for many settings, from scores that are stored."""
+    """Measure FMP's word error rate for many settings.
+
+    It needs no neural network: scores are stored.
+
+    Reads: STREAM; a section of the YAML of --config, with lists of values.
+
+    Writes: TSV.
+
+    Example in egs/ami/rescore1: fedtools rescore-sweep exp/mini/nnlm/seed0/stream_eval \
+        exp/mini/sweep.tsv --vary scale=0,0.5,1 --set rounds=5
+    """
     from fedtools.federation.sweep import sweep
     from fedtools.files.tables import format_table
 
-    rows = sweep(stream, out, _values(fixed, False), _values(vary, True), seed)
+    rows = sweep(stream, out, _values(fixed, False), _grid(vary, config, section), seed)
     columns = list(rows[0])
     print(format_table(columns, [list(row.values()) for row in rows], "r" * len(columns)), end="")
 
 
-@app.command("rescore-tune")
+@command("rescore-tune", "Rescoring")
 def rescore_tune(
     stream: Path = STREAM,
     out: Path = typer.Argument(..., metavar="YAML", help="Gets the best values."),
     vary: list[str] = VARY,
+    config: Path = CONFIG,
+    section: str = SECTION,
     fixed: list[str] = SET,
 ) -> None:
-    """The values with the fewest word errors on validation data."""
+    """Choose FMP's values with the fewest word errors.
+
+    STREAM is of validation data.
+
+    Reads: STREAM; a section of the YAML of --config, with lists of values.
+
+    Writes: YAML.
+
+    Example in egs/ami/rescore1: fedtools rescore-tune exp/mini/nnlm/seed0/stream_dev \
+        exp/mini/scale.yaml --vary scale=0,0.5,1 --set rounds=5
+    """
     import sys
 
     from fedtools.federation.sweep import tune
 
-    varied = _values(vary, True)
+    varied = _grid(vary, config, section)
     best, wer = tune(stream, out, _values(fixed, False), varied)
     shown = {name: f"{value:g}" if _is_number(value) else value for name, value in best.items()}
     chosen = ", ".join(f"{name} {value}" for name, value in shown.items())
@@ -137,7 +208,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-@app.command("rescore-best")
+@command("rescore-best", "Rescoring")
 def rescore_best(
     experiment: Path = EXPERIMENT,
     out: Path = typer.Argument(
@@ -145,32 +216,46 @@ def rescore_best(
     ),
     ngpu: int = NGPU,
 ) -> None:
-    """What clients make of all their utterances, by FMP or fine-tuning, for fedtools score."""
-    from fedtools.federation.rescore import RescoreFederation
+    """Write the best hypotheses of all clients' utterances.
+
+    Clients rescore by FMP or by fine-tuned models; the text is for fedtools score.
+
+    Reads: EXP, and the STREAM that it was begun with.
+
+    Writes: OUT/text; of FMP also marginals.ark and .scp.
+
+    Example in egs/ami/rescore1: fedtools rescore-best exp/mini/fmp10/seed0 \
+        exp/mini/fmp10/seed0/best
+    """
+    from fedtools.federation.evaluate import best_text
     from fedtools.files.ark import write_ark
     from fedtools.files.datadir import byte_order, write_table
-    from fedtools.files.errors import UserError
 
     federation = open_experiment(experiment, ngpu)
-    if not hasattr(federation, "best_text"):
-        raise UserError("its clients rescore nothing", path=federation.where)
-    found = federation.best_text()
+    found = best_text(federation)
     write_table(out / "text", {name: found[name] for name in byte_order(found)})
-    if isinstance(federation, RescoreFederation):
-        rows = federation.marginals()
+    if hasattr(federation.task, "marginals"):
+        rows = federation.task.marginals()
         ark = write_ark(out / "marginals.ark", ((name, rows[name]) for name in byte_order(rows)))
         write_table(out / "marginals.scp", ark)
     print(out / "text")
 
 
-@app.command("privacy")
+@command("privacy", "Privacy")
 def privacy(
     experiments: list[Path] = typer.Argument(..., metavar="EXP...", help="Experiments' folders."),
 ) -> None:
-    """What FMP's releases cost: epsilon for a word, an utterance and a user, in EXP/dp.tsv.
+    """Sum up what FMP's releases cost in epsilon.
 
-    Of several experiments, such as seeds on the same data, it adds up what each utterance and each
-    user pays. The numbers depend on the clients' data: they are for who runs the experiment.
+    The costs are of a word, an utterance and a user. Of several experiments, such as seeds on the
+    same data, it adds up what each utterance and each user pays. The numbers depend on the clients'
+    data: they are for who runs the experiment.
+
+    Reads: EXP/config.yaml and the record of EXP's releases.
+
+    Writes: EXP/dp.tsv.
+
+    Example in egs/ami/rescore1: fedtools privacy exp/mini/fmp-laplace-utterance-8/seed0
     """
     from fedtools.federation.spending import write_spending
     from fedtools.files.tables import format_table

@@ -6,22 +6,28 @@ from pathlib import Path
 
 import typer
 
-from fedtools.cli.app import app
+from fedtools.cli.app import command
 from fedtools.cli.federation import NGPU, open_experiment
 
 
-@app.command("detection")
+@command("detection", "Decoding and scoring")
 def detection(
     experiments: list[Path] = typer.Argument(metavar="EXP...", help="Of keyword spotting."),
     split: str = typer.Option("test", help="Which data of the experiment: valid, test."),
     ngpu: int = NGPU,
 ) -> None:
-    """False accepts and false rejects (%) after the last round.
+    """Measure false accepts and false rejects of keywords.
 
-    The classes _silence_ and _unknown_ are negative, all others positive. FA: clips of a negative
-    class taken for a positive one. FR: clips of a positive class taken for a negative one. Both in
-    % of all clips; beside them FA in % of the negative clips and FR in % of the positive ones.
-    There is no threshold.
+    After the last round, in %. The classes _silence_ and _unknown_ are negative, all others
+    positive. FA: clips of a negative class taken for a positive one. FR: clips of a positive class
+    taken for a negative one. Both in % of all clips; beside them FA in % of the negative clips and
+    FR in % of the positive ones. There is no threshold.
+
+    Reads: EXP's last model, and the clips of the split.
+
+    Writes: EXP/detection_<split>.tsv.
+
+    Example in egs/speechcommands/kws1: fedtools detection exp/mini/keywords/dscnn/fedavg/seed0
     """
     from fedtools.federation.detection import measure_detection
     from fedtools.files.tables import format_table

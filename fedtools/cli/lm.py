@@ -7,21 +7,32 @@ from typing import Literal
 
 import typer
 
-from fedtools.cli.app import app
+from fedtools.cli.app import command
+from fedtools.files.sections import Denominator, Ngram, Tokens
 
 TokenType = Literal["bpe", "char"]
 Unit = Literal["word", "token"]
 
 
-@app.command("train-tokens")
+@command("train-tokens", "Language models")
 def train_tokens(
     paths: list[Path] = typer.Argument(metavar="TEXT... OUT", help="Kaldi text files; the folder."),
-    token_type: TokenType = typer.Option("bpe", help="SentencePiece BPE, or characters."),
+    token_type: TokenType = typer.Option(
+        Tokens.token_type, help="SentencePiece BPE, or characters."
+    ),
     vocab_size: int = typer.Option(
-        None, min=4, help="Lines of tokens.txt; for char at most, all by default."
+        Tokens.vocab_size, min=4, help="Lines of tokens.txt; for char at most, all by default."
     ),
 ) -> None:
-    """Make a token list, and a SentencePiece model, from transcripts."""
+    """Make a token list or a SentencePiece model from text.
+
+    Reads: TEXT.
+
+    Writes: OUT/tokens.txt and token_type; bpe.model for bpe.
+
+    Example in egs/commonvoice/asr1: fedtools train-tokens data/mini/server_train/text \
+        exp/mini/tokens --token-type char --vocab-size 40
+    """
     from fedtools.lm.tokens import train_tokens
 
     if len(paths) < 2:
@@ -33,13 +44,13 @@ def train_tokens(
     print(f"{out / 'tokens.txt'}: {len(tokenizer)} tokens ({tokenizer.token_type})")
 
 
-@app.command("train-lm")
+@command("train-lm", "Language models")
 def train_lm(
     paths: list[Path] = typer.Argument(
         metavar="[TEXT]... OUT", help="Kaldi text files; the folder."
     ),
     plain: list[Path] = typer.Option([], help="Text without utterance ids; may be given again."),
-    order: int = typer.Option(4, min=2, max=6, help="Longest n-gram."),
+    order: int = typer.Option(Ngram.order, min=2, max=6, help="Longest n-gram."),
     unit: Unit = typer.Option("word", help="N-grams of words, or of tokens."),
     tokens: Path = typer.Option(None, help="Folder of train-tokens, for --unit token."),
     valid: list[Path] = typer.Option(
@@ -47,7 +58,15 @@ def train_lm(
     ),
     memory: str = typer.Option("500M", help="lmplz's limit for sorting."),
 ) -> None:
-    """Estimate an n-gram by KenLM's lmplz, and report perplexities."""
+    """Estimate an n-gram by KenLM's lmplz, with perplexities.
+
+    Reads: TEXT, and the files of --plain and --valid; the folder of --tokens.
+
+    Writes: OUT/<order>gram.arpa, <order>gram.bin, vocabulary, lm.yaml.
+
+    Example in egs/commonvoice/asr1: fedtools train-lm data/mini/server_train/text exp/mini/lm \
+        --order 3 --valid data/mini/valid/text
+    """
     import re
 
     *texts, out = paths
@@ -75,17 +94,27 @@ def train_lm(
         print(format_table(header, rows), end="")
 
 
-@app.command("train-denominator")
+@command("train-denominator", "Language models")
 def train_denominator(
     text: Path = typer.Argument(..., help="Kaldi text of training data."),
     tokens: Path = typer.Argument(..., help="Folder of train-tokens."),
     out: Path = typer.Argument(..., help="Gets denominator.safetensors."),
-    order: int = typer.Option(3, min=1, max=4, help="Longest n-gram of tokens."),
+    order: int = typer.Option(Denominator.order, min=1, max=4, help="Longest n-gram of tokens."),
     max_histories: int = typer.Option(
-        2000, min=0, help="Of two tokens and more, so many histories are kept."
+        Denominator.max_histories, min=0, help="Of two tokens and more, so many histories are kept."
     ),
 ) -> None:
-    """Make the denominator graph of LF-MMI: an n-gram of tokens (model.criterion lfmmi)."""
+    """Make the denominator graph of LF-MMI from transcripts.
+
+    It is an n-gram of tokens, for model.criterion lfmmi.
+
+    Reads: TEXT; TOKENS/tokens.txt, token_type and bpe.model.
+
+    Writes: OUT/denominator.safetensors.
+
+    Example in egs/tedlium3/attack1: fedtools train-denominator data/mini/train_g/text \
+        exp/mini/tokens exp/mini/denominator
+    """
     from fedtools.files.datadir import read_transcripts
     from fedtools.files.errors import UserError
     from fedtools.lm.tokens import Tokenizer

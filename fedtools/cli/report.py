@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from fedtools.cli.app import app
+from fedtools.cli.app import command
 
 if TYPE_CHECKING:
     from fedtools.report.page import Row
@@ -29,7 +29,7 @@ _ROW = "[NAME=]EXP_DIR:SCORE_DIR"
 DATE = typer.Option(None, formats=["%Y-%m-%d"], help="Date of the report; default: today.")
 
 
-@app.command("score")
+@command("score", "Decoding and scoring")
 def score_command(
     data_dir: Path = DATA_DIR,
     hyp_text: Path = typer.Argument(help="Kaldi text of the hypotheses; an id alone is empty."),
@@ -37,9 +37,17 @@ def score_command(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> None:
-    """Word and character error rates as sclite counts them, by client, with 95 % intervals.
+    """Count word and character errors, with 95 % intervals.
 
-    Of a language written without spaces, by utt2lang, characters alone are counted.
+    They are counted as by sclite, by client. Of a language written without spaces, by utt2lang,
+    characters alone are counted.
+
+    Reads: DATA_DIR/text, utt2spk, utt2client, utt2lang; HYP_TEXT.
+
+    Writes: OUT_DIR/score_wer/ and score_cer/ with hyp.trn, ref.trn and result.txt; OUT_DIR/wer.tsv.
+
+    Example in egs/commonvoice/asr1: fedtools score data/mini/test \
+        exp/mini/fedavg/seed0/decode_test/text exp/mini/fedavg/seed0/decode_test
     """
     from fedtools.score.wer import score, score_table
 
@@ -47,7 +55,7 @@ def score_command(
     print(score_table(rows), end="")
 
 
-@app.command("compare")
+@command("compare", "Decoding and scoring")
 def compare_command(
     data_dir: Path = DATA_DIR,
     hyp_a: Path = typer.Argument(help="Kaldi text of system A's hypotheses."),
@@ -56,9 +64,17 @@ def compare_command(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> None:
-    """Two systems' word error rates: their difference, and the matched-pair test (MAPSSWE).
+    """Compare two systems' word error rates (MAPSSWE).
 
-    Of a language written without spaces, by utt2lang, characters are counted.
+    The table has their difference and the matched-pair test. Of a language written without spaces,
+    by utt2lang, characters are counted.
+
+    Reads: DATA_DIR/text, utt2spk, utt2client, utt2lang; HYP_A and HYP_B.
+
+    Writes: the TSV of --out.
+
+    Example in egs/commonvoice/asr1: fedtools compare data/mini/test \
+        exp/mini/baseline/seed0/decode_test/text exp/mini/fedavg/seed0/decode_test/text
     """
     from fedtools.score.compare import compare, compare_table
 
@@ -67,7 +83,7 @@ def compare_command(
     print(compare_table(rows), end="")
 
 
-@app.command("report")
+@command("report", "Reports")
 def report_command(
     results: Path = RESULTS,
     section: str = SECTION,
@@ -96,10 +112,27 @@ def report_command(
     command: str = COMMAND,
     date: datetime = DATE,
 ) -> None:
-    """Write tables of cost and error rates, and a plot, into a section of RESULTS.md."""
+    """Write tables and a plot into a section of RESULTS.md.
+
+    The tables are of cost and error rates, the plot is of WER by round.
+
+    Reads: EXP_DIR/config.yaml, round_<number>/ledger.tsv, evaluate_valid.tsv; SCORE_DIR/wer.tsv and
+    weights.yaml; the tables and pictures that options name.
+
+    Writes: RESULTS; the PNG of --plot.
+
+    Example in egs/commonvoice/asr1: fedtools report exp/mini/RESULTS.md --section mini --mini \
+        --corpus 'Common Voice' --release cv-corpus-mini --row \
+        exp/mini/fedavg/seed0:exp/mini/fedavg/seed0/decode_test
+    """
+    from fedtools.report.options import page_facts
     from fedtools.report.page import Page, Row, write_report
 
-    facts = page_facts(section, corpus, release, mini, command, date)
+    command = command or shlex.join(["fedtools", *sys.argv[1:]])
+    try:
+        facts = page_facts(section, corpus, release, mini, command, date.date() if date else None)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     if plot is not None and (plot.suffix != ".png" or _folder(plot) != _folder(results)):
         raise typer.BadParameter(f"--plot {plot}: name a .png in the folder of {results}")
     further: dict[str, list[Row]] = {}
@@ -137,31 +170,24 @@ def _row(text: str, option: str) -> Row:
     return Row(name, Path(experiment) if experiment else None, Path(scores))
 
 
-@app.command("show")
+@command("show", "Reports")
 def show_command(
     experiment: Path = typer.Argument(help="Folder of a federation."),
 ) -> None:
-    """What a federation has cost so far, by client: bytes, epochs, seconds, refusals, collapses."""
+    """Show what a federation has cost so far, by client.
+
+    The table has bytes, epochs, seconds, refusals and collapses.
+
+    Reads: EXPERIMENT/config.yaml and round_<number>/ledger.tsv.
+
+    Writes: nothing.
+
+    Example in egs/commonvoice/asr1: fedtools show exp/mini/fedavg/seed0
+    """
     from fedtools.files.experiment import Experiment
     from fedtools.report.results import cost_table
 
     print(cost_table(Experiment(experiment)), end="")
-
-
-def page_facts(
-    section: str, corpus: str, release: str, mini: bool, command: str | None, date: datetime | None
-) -> dict[str, object]:
-    """What every `fedtools.report.page.Page` has, from the options of its command."""
-    from fedtools.report.page import SECTION_NAME, Corpus
-
-    if not SECTION_NAME.fullmatch(section):
-        raise typer.BadParameter(f"--section {section!r}: use small letters, digits and '-'")
-    return {
-        "section": section,
-        "corpus": Corpus(corpus, release, mini),
-        "command": command or shlex.join(["fedtools", *sys.argv[1:]]),
-        "date": date.date() if date else None,
-    }
 
 
 def pair(text: str, option: str, form: str) -> tuple[str, str]:

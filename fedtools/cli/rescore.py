@@ -7,7 +7,7 @@ from typing import Literal
 
 import typer
 
-from fedtools.cli.app import app
+from fedtools.cli.app import command
 from fedtools.cli.federation import NGPU
 
 NBEST = typer.Argument(..., metavar="NBEST", help="A folder with nbest.tsv.")
@@ -16,11 +16,11 @@ OUT = typer.Argument(..., metavar="OUT", help="Gets nbest.tsv, nnlm.scp, words.t
 NGRAM = typer.Option(
     None, help="Folder of train-lm, of the training text: ngram.scp for a density ratio."
 )
-# As `fedtools.lm.rescoring.BATCH_BINS`, which imports torch.
+# As `fedtools.lm.nbest_scoring.BATCH_BINS`, which imports torch.
 BATCH_BINS = 4000
 
 
-@app.command("train-nnlm")
+@command("train-nnlm", "Language models")
 def train_nnlm(
     paths: list[Path] = typer.Argument(
         metavar="[TEXT]... OUT", help="Kaldi text files; the folder."
@@ -32,7 +32,19 @@ def train_nnlm(
     seed: int = typer.Option(0, min=0, help="Of everything random."),
     ngpu: int = NGPU,
 ) -> None:
-    """Train a neural language model (ESPnet's TransformerLM) of words for rescoring."""
+    """Train a neural language model of words.
+
+    It is ESPnet's TransformerLM, for rescoring.
+
+    Reads: TEXT, and the files of --plain and --valid; the YAML of --config.
+
+    Writes: OUT/config.yaml, words.txt, unigram.tsv, perplexity.tsv, model.safetensors;
+    state.safetensors while it trains.
+
+    Example in egs/ami/rescore1: fedtools train-nnlm data/mini/train/text exp/mini/nnlm/seed0 \
+        --plain downloads/ami-mini/background.txt --valid data/mini/dev/text --config \
+        conf/mini.yaml
+    """
     *texts, out = paths
     if not (texts or plain):
         raise typer.BadParameter("no text: TEXT... OUT, or --plain FILE OUT", param_hint="TEXT")
@@ -47,7 +59,7 @@ def train_nnlm(
     print(f"{out}: epoch {best + 1} of {len(history)}, perplexity {history[best][1]:.2f}")
 
 
-@app.command("rescore")
+@command("rescore", "Rescoring")
 def rescore(
     nbest: Path = NBEST,
     nnlm: Path = NNLM,
@@ -60,14 +72,23 @@ def rescore(
     nj: int = typer.Option(1, min=1, help="... of so many; without --job all are joined."),
     ngpu: int = NGPU,
 ) -> None:
-    """Score every word of every hypothesis by a neural language model, once."""
+    """Score every word of N-best lists by a neural model.
+
+    Reads: NBEST/nbest.tsv; NNLM/config.yaml, words.txt, unigram.tsv and model.safetensors; the
+    folder of --ngram.
+
+    Writes: OUT/nnlm.<job>.ark, .scp and .yaml; without --job what merge-rescored writes.
+
+    Example in egs/ami/rescore1: fedtools rescore exp/mini/am/seed0/decode_eval \
+        exp/mini/nnlm/seed0 exp/mini/nnlm/seed0/rescored_eval --ngram exp/mini/lm2
+    """
     if job is not None and job > nj:
         raise typer.BadParameter(f"more than --nj {nj}", param_hint="--job")
     if job is not None and ngram is not None:
         raise typer.BadParameter("goes with merge-rescored, not with --job", param_hint="--ngram")
 
     from fedtools.cli.federation import device_of
-    from fedtools.lm import rescoring as work
+    from fedtools.lm import nbest_scoring as work
 
     jobs = nj if job else 1
     device = device_of(ngpu)
@@ -75,7 +96,7 @@ def rescore(
     print(part if job else work.merge(nbest, nnlm, out, ngram=ngram))
 
 
-@app.command("merge-rescored")
+@command("merge-rescored", "Rescoring")
 def merge_rescored(
     nbest: Path = NBEST,
     nnlm: Path = NNLM,
@@ -83,15 +104,26 @@ def merge_rescored(
     nj: int = typer.Option(..., min=1, help="Jobs that fedtools rescore was cut into."),
     ngram: Path = NGRAM,
 ) -> None:
-    """Join the scores of all jobs of fedtools rescore to one folder."""
-    from fedtools.lm.rescoring import merge
+    """Join the scores of all jobs of rescore.
+
+    Reads: OUT/nnlm.<job>.scp; NBEST/nbest.tsv; NNLM; the folder of --ngram.
+
+    Writes: OUT/nbest.tsv, words.txt, unigram.tsv, nnlm.ark, .scp and .yaml; ngram.ark and .scp with
+    --ngram.
+
+    Example in egs/ami/rescore1: fedtools merge-rescored exp/mini/am/seed0/decode_eval \
+        exp/mini/nnlm/seed0 exp/mini/nnlm/seed0/rescored_eval --nj 2 --ngram exp/mini/lm2
+    """
+    from fedtools.lm.nbest_scoring import merge
 
     print(merge(nbest, nnlm, out, nj, ngram))
 
 
-@app.command("import-nbest")
+@command("import-nbest", "Rescoring")
 def import_nbest(
-    form: Literal["kaldi", "espnet"] = typer.Argument(..., metavar="kaldi|espnet"),
+    form: Literal["kaldi", "espnet"] = typer.Argument(
+        ..., metavar="kaldi|espnet", help="The toolkit that made them."
+    ),
     source: Path = typer.Argument(..., metavar="DIR", help="What the other toolkit left."),
     out: Path = typer.Argument(..., metavar="OUT", help="Gets nbest.tsv."),
     acoustic_scale: float = typer.Option(1.0, help="Of Kaldi's acoustic scores, its acwt."),
@@ -102,9 +134,15 @@ def import_nbest(
 ) -> None:
     """Take over N-best lists of Kaldi or of ESPnet.
 
-    Of Kaldi, DIR has ac_cost, lm_cost and words_text, lines `<utterance>-<rank> ...`. Of ESPnet, it
-    is a decoding folder with 1best_recog, 2best_recog, ..., or the logdir with output.1, ...; its
-    one score is no language model's, and so nnlm: 1 belongs to it.
+    ESPnet's one score is no language model's, and so nnlm: 1 belongs to it.
+
+    Reads: of Kaldi, DIR/ac_cost, lm_cost and words_text, lines `<utterance>-<rank> ...`; of ESPnet,
+    DIR/1best_recog, 2best_recog, ..., or DIR/output.1, ... of its logdir.
+
+    Writes: OUT/nbest.tsv.
+
+    Example in egs/ami/rescore1: fedtools import-nbest espnet decode_eval exp/mini/espnet_eval \
+        --normalise lower
     """
     from fedtools.decode.foreign import import_espnet, import_kaldi
     from fedtools.files.languages import is_language

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtools.client.fit import Fitted
-from fedtools.client.objectives import Transcripts
-from fedtools.client.place import Place
-from fedtools.client.utterances import Batch
-from fedtools.files.keyed import seed64
+from fedtools.client.client import Client
+from fedtools.client.objective import Objective
+from fedtools.client.unit import Trained
+from fedtools.files.seeds import seed64
 from fedtools.models.asr import ctc_losses
-from fedtools.models.cut import Cut
+from fedtools.models.extractor import Cut
 from fedtools.models.pooling import pooled
 
 _NAME = "speakers"
@@ -29,8 +28,8 @@ Weight = Callable[[float], float]
 
 
 def speaker_invariant(
-    client: Place, is_extractor: Callable[[str], bool], weight: Weight, units: int
-) -> list[Fitted]:
+    client: Client, is_extractor: Callable[[str], bool], weight: Weight, units: int
+) -> list[Trained]:
     """Train a client's extractor on its labels and against a classifier of its speakers.
 
     Args:
@@ -38,47 +37,51 @@ def speaker_invariant(
         weight: lambda of equation 3, after so large a share of this round's steps.
         units: width of the hidden layer of the classifier.
     """
-    speakers = int(client.facts["speakers"][0])
+    unit, cut, speakers = client.unit, client.models.cut(), int(client.facts["speakers"][0])
     if speakers < 2:
-        said = (
-            f"round {client.number}, {client.names[0]}: one speaker, so nothing to be invariant to"
-        )
-        print(said, file=sys.stderr)
-        return client.fit(only=is_extractor, fix_statistics=True, keep_optimizer=True)
+        who = f"round {unit.number}, {unit.names[0]}"
+        print(f"{who}: one speaker, so nothing to be invariant to", file=sys.stderr)
+        return client.train(only=is_extractor, fix_statistics=True, keep_optimizer=True)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed64(client.seed, _NAME, client.names[0]))
-        classifier = SpeakerClassifier(client.cut.size, units, speakers)
-    both = nn.ModuleDict({"model": client.model, _NAME: classifier.to(client.device)})
-    client.load_own(classifier, _NAME)
-    # The labels stay the objective's, and so does their teacher.
-    client.objective.loss = partial(loss_of, client.objective, client.cut, weight)
-    fitted = client.fit(
-        network=both,
+        torch.manual_seed(seed64(unit.seed, _NAME, unit.names[0]))
+        classifier = SpeakerClassifier(cut.size, units, speakers)
+    device = next(client.model.parameters()).device
+    both = nn.ModuleDict({"model": client.model, _NAME: classifier.to(device)})
+    client.recall(_NAME, classifier)
+
+    def loss(both: nn.ModuleDict, batch: Any) -> Tensor:
+        return loss_of(objective, cut, weight(objective.done), both, batch)
+
+    # The labels stay the task's, and so does their teacher.
+    objective = client.objective.replaced(loss)
+    trained = client.train(
+        objective,
+        model=both,
         only=lambda name: name.startswith(f"{_NAME}.") or is_extractor(name.removeprefix("model.")),
         fix_statistics=True,
         keep_optimizer=True,
     )
-    if not fitted[0].reason:
-        client.save_own(classifier, _NAME)
-    return fitted
+    if not trained[0].reason:
+        client.keep(_NAME, classifier)
+    return trained
 
 
 def loss_of(
-    asr: Transcripts, cut: Cut, weight: Weight, both: nn.ModuleDict, batch: Batch
+    objective: Objective, cut: Cut, weight: float, both: nn.ModuleDict, batch: Any
 ) -> Tensor:
     """CTC and the speaker classifier's cross-entropy with its gradient turned round, nats, (1,).
 
     Args:
-        asr: says what utterances are labelled with, and how much of the round is done.
+        objective: says what utterances are labelled with.
         cut: where the extractor ends.
-        weight: lambda, by that share.
+        weight: lambda.
         both: the model, and the classifier.
     """
-    model, batch = both["model"], asr.labelled(batch)
+    model, batch = both["model"], objective.labelled(batch)
     features, lengths = cut.extract(model, batch)
     log_probs = cut.classify(model, features, lengths)
     ctc = ctc_losses(log_probs, lengths, batch).mean()
-    logits = both[_NAME](turned_round(features, weight(asr.done)), lengths)
+    logits = both[_NAME](turned_round(features, weight), lengths)
     return (ctc + F.cross_entropy(logits, batch["speakers"]))[None]
 
 

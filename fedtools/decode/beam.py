@@ -26,9 +26,9 @@ import numpy as np
 from fedtools.decode.greedy import refuse_nan
 from fedtools.files.config import AboveZero, NonNegative, Positive
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_words
 from fedtools.files.nbest import Hypothesis
 from fedtools.files.symbols import SPACE, warn_of_unknown
+from fedtools.files.text_files import read_words
 from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.tokens import Tokenizer
 

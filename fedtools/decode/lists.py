@@ -24,7 +24,7 @@ WEIGHTS = "weights.yaml"
 
 
 @dataclass(frozen=True)
-class Weights:
+class TunedWeights:
     """What `tune` writes: see `Hypothesis.total`."""
 
     lm_weight: float
@@ -70,7 +70,7 @@ def best_weights(
     word_scores: Sequence[float] = (0.0,),
     where: str | Path | None = None,
     unit: Unit = WORD,
-) -> tuple[Weights, float]:
+) -> tuple[TunedWeights, float]:
     """The weights whose rescored N-best lists have the fewest errors; the first on a tie.
 
     Args:
@@ -108,7 +108,7 @@ def best_weights(
             errors[row, column] = count_errors(spoken, found).errors
     rows = np.arange(shape[0])
     grid = [
-        (Weights(lm_weight, word_score), errors[rows, best].sum() / length)
+        (TunedWeights(lm_weight, word_score), errors[rows, best].sum() / length)
         for lm_weight in lm_weights
         for word_score in word_scores
         for best in [(acoustic + lm_weight * lm + word_score * words).argmax(1)]
@@ -155,14 +155,14 @@ def best_path(out: str | Path, weights: str | Path | None) -> Path:
     return Path(out) / "text"
 
 
-def used_weights(out: str | Path) -> Weights | None:
+def used_weights(out: str | Path) -> TunedWeights | None:
     """The weights that `best_path` used in a folder; None for rank 1, or for other hypotheses."""
     path = Path(out) / WEIGHTS
     return _read_weights(path) if path.exists() else None
 
 
-def _read_weights(path: str | Path) -> Weights:
-    return from_mapping(Weights, read_yaml(path), path)
+def _read_weights(path: str | Path) -> TunedWeights:
+    return from_mapping(TunedWeights, read_yaml(path), path)
 
 
 def _read_merged(out: str | Path) -> dict[str, list[Hypothesis]]:

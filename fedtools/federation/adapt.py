@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 from fedtools.federation.init import init
 from fedtools.files.errors import UserError
 
@@ -31,12 +31,11 @@ def adapt(path: str | Path, data: str | Path, out: str | Path, epochs: int) -> N
     start = experiment.path / "model.safetensors"
     if not start.exists():
         raise UserError("missing", path=start, remedy="run fedtools average")
-    config = experiment.config
     personal = list(federation.method.personal) or ["*"]
     options = {
-        "task": config["task"],
-        "model": config["model"],
-        "training": config["training"],
+        "task": experiment.options.task,
+        "model": experiment.options.model,
+        "training": experiment.options.training,
         "method_conf": {"personal": personal, "stage1": epochs, "stage2": 0},
         "rounds": epochs,
     }

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.federation.evaluate import load_average
+from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
 from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.files.text_files import read_lines
 from fedtools.files.units import CHARACTER, WORD, Unit, read_unit
 
 
@@ -22,7 +22,7 @@ def columns_of(unit: Unit) -> tuple[str, ...]:
 
 
 def cross(
-    experiments: Sequence[tuple[str, AsrFederation]], data_path: str | Path, out: str | Path
+    experiments: Sequence[tuple[str, Federation]], data_path: str | Path, out: str | Path
 ) -> bool:
     """Write WER by greedy search of every client's averaged model on every client's utterances.
 
@@ -46,21 +46,21 @@ def cross(
     rows, columns = [], columns_of(read_unit(data_path))
     for name, federation in experiments:
         path, clients = federation.experiment.path, federation.experiment.clients
-        if not isinstance(federation, AsrFederation):
-            raise UserError("no speech recognition", path=path, remedy="leave it out")
+        task = federation.task
+        measured = task.need("measured")
         if not federation.personal:
             continue
         name = name.replace("{}", federation.method.title)
-        data = read_data(data_path, federation.experiment.config["model"], "text")
+        data = task.corpus.read_folder(data_path, "text")
         heard = set(data.utt2client.values())
         owners = [client for client in clients if client in heard]
         if not owners:
             raise UserError(f"no client of {path}", path=data.path / "utt2client")
-        own = {one: federation.gather(data, data.client_utterances(one)) for one in owners}
+        own = {one: task.corpus.gather(data, data.client_utterances(one)) for one in owners}
         for model in tqdm(owners, desc=f"cross {path.name}", unit="model", disable=None):
             load_average(federation, model)
             for one, utterances in own.items():
-                found = federation.measured(utterances)
+                found = measured(utterances)
                 figures = (found["words"], found["errors"], found["wer"])
                 values = (name, model, one, *figures)
                 rows.append(dict(zip(columns, values, strict=True)))

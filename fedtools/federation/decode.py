@@ -14,9 +14,8 @@ from tqdm import tqdm
 
 from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
 from fedtools.decode.greedy import greedy
-from fedtools.federation.asr import AsrFederation, read_data
 from fedtools.federation.evaluate import has_average, load_average
-from fedtools.federation.tasks import ALL
+from fedtools.federation.federation import Federation
 from fedtools.files.atomic import sha256
 from fedtools.files.config import from_mapping, read_yaml, write_yaml
 from fedtools.files.datadir import DataDir, byte_order
@@ -27,6 +26,7 @@ from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.private_words import read_phrases
 from fedtools.lm.tokens import Tokenizer
 from fedtools.models.asr import log_posteriors
+from fedtools.tasks.facts import ALL
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Search:
 
 
 def decode(
-    federation: AsrFederation,
+    federation: Federation,
     data_path: str | Path,
     out: str | Path,
     search: Search | None,
@@ -98,7 +98,7 @@ def decode(
     Returns:
         the file written.
     """
-    data = read_data(data_path, federation.experiment.config["model"])
+    data = federation.task.need("corpus").read_folder(data_path)
     count = len(data.utterances)
     share = data.utterances[count * (job - 1) // jobs : count * job // jobs]
     by_client: dict[str, list[str]] = {}
@@ -115,15 +115,15 @@ def decode(
         return path
     path.unlink(missing_ok=True)
     write_yaml(made_from, origin)
-    decoder = search.decoder(federation.tokenizer, "") if search else None
+    decoder = search.decoder(federation.task.tokenizer, "") if search else None
     lists: dict[str, list[Hypothesis]] = {}
     bar = tqdm(total=len(share), desc=f"decode {data.path.name}", unit="utt", disable=None)
     # Jobs are what runs at the same time here; threads of several would wait for each other.
-    with bar, federation.training.settings(threads=1):
+    with bar, federation.task.training.settings(threads=1):
         for client, names in by_client.items():
             _load(federation, client, model)
             if search and search.phrases:
-                decoder = search.decoder(federation.tokenizer, client)
+                decoder = search.decoder(federation.task.tokenizer, client)
             for name, log_probs in _posteriors(federation, data, names):
                 best = decoder.decode(log_probs) if decoder else [_greedy(federation, log_probs)]
                 lists[name] = best
@@ -133,7 +133,7 @@ def decode(
 
 
 def _tell_strangers(
-    federation: AsrFederation, data: DataDir, clients: Iterable[str], model: str
+    federation: Federation, data: DataDir, clients: Iterable[str], model: str
 ) -> None:
     """Say whose model is nobody's own: clients that the experiment has not, or has lost."""
     if not federation.method.federated:
@@ -144,7 +144,7 @@ def _tell_strangers(
         lost = [one for one in own if not has_average(federation, one)]
     else:
         number = 0 if model == "start" else _round(model)
-        lost = [one for one in own if not federation.known(one, number)]
+        lost = [one for one in own if not federation.states.known(one, number)]
     reasons = {
         f"no clients of {where}": [one for one in asked if one not in own],
         f"their personal parameters in {where} are gone": lost,
@@ -155,17 +155,17 @@ def _tell_strangers(
             print(f"{data.path}: {said}", file=sys.stderr)
 
 
-def _digest(federation: AsrFederation, client: str, model: str) -> str:
+def _digest(federation: Federation, client: str, model: str) -> str:
     """The SHA-256 of the tensors that this client's utterances are decoded with."""
     _load(federation, client, model)
     digest = hashlib.sha256()
-    for name, value in sorted(federation.tensors().items()):
+    for name, value in sorted(federation.task.models.build().state_dict().items()):
         digest.update(name.encode())
         digest.update(value.cpu().contiguous().numpy().data)
     return digest.hexdigest()
 
 
-def _load(federation: AsrFederation, client: str, model: str) -> None:
+def _load(federation: Federation, client: str, model: str) -> None:
     if model == "average":
         load_average(federation, client)
     elif model == "start":
@@ -174,7 +174,7 @@ def _load(federation: AsrFederation, client: str, model: str) -> None:
         number = _round(model)
         if not federation.experiment.is_done(number):
             raise UserError(f"round {number} is not complete", path=federation.experiment.path)
-        federation.load_result(federation.known(client, number), number)
+        federation.load_result(federation.states.known(client, number), number)
 
 
 def _round(model: str) -> int:
@@ -183,14 +183,14 @@ def _round(model: str) -> int:
 
 @torch.no_grad()
 def _posteriors(
-    federation: AsrFederation, data: DataDir, names: Sequence[str]
+    federation: Federation, data: DataDir, names: Sequence[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    model = federation.model.eval()
-    utterances = federation.gather(data, names, labelled=False)
+    model = federation.task.models.build().eval()
+    utterances = federation.task.corpus.gather(data, names, labelled=False)
     # One at a time: the order of sums follows a batch's shape, and a hypothesis must not depend on
     # which others share its job, not by its last bit.
     singles = [[index] for index in range(len(utterances))]
-    stream = utterances.stream(singles, federation.device)
+    stream = utterances.stream(singles, federation.task.device)
     for name, batch in zip(utterances.names, stream, strict=True):
         log_probs = log_posteriors(model, batch)[0][0].cpu().numpy()
         if np.isnan(log_probs).any():
@@ -200,7 +200,9 @@ def _posteriors(
         yield name, log_probs
 
 
-def _greedy(federation: AsrFederation, log_probs: np.ndarray) -> Hypothesis:
+def _greedy(federation: Federation, log_probs: np.ndarray) -> Hypothesis:
     tokens = greedy(log_probs[None], np.array([len(log_probs)]))[0]
     score = float(log_probs.max(axis=1).astype(np.float64).sum())
-    return Hypothesis(rank=1, acoustic=score, lm=0.0, words=federation.tokenizer.decode(tokens))
+    return Hypothesis(
+        rank=1, acoustic=score, lm=0.0, words=federation.task.tokenizer.decode(tokens)
+    )

@@ -6,9 +6,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from fedtools.federation.base import Federation
-from fedtools.federation.kws import KwsFederation
-from fedtools.files.errors import UserError
+from fedtools.federation.federation import Federation
 from fedtools.files.tables import write_tsv
 from fedtools.score.detection import COLUMNS, detect
 
@@ -28,27 +26,19 @@ def measure_detection(federation: Federation, split: str = "test") -> dict[str, 
     Raises:
         UserError: if the experiment is of another task, or its data have no negative class.
     """
-    federation = require_keywords(federation)
+    logits_of = federation.task.need("logits")
     experiment = federation.experiment
     number = experiment.result_round()
     predicted, labels = [], []
     for client in federation.groups(split):
-        federation.load_result(federation.known(client, number), number)
-        logits, own = federation.logits(split, client)
+        federation.load_result(federation.states.known(client, number), number)
+        logits, own = logits_of(split, client)
         predicted.append(logits.argmax(1).numpy())
         labels.append(own.numpy())
-    classes = federation.features(split).clips.classes
-    where = federation.data_path(split)
+    classes = federation.task.corpus.features(split).clips.classes
+    where = federation.task.data_path(split)
     found = detect(np.concatenate(predicted), np.concatenate(labels), classes, where)
     rates = {name: f"{value:.4f}" for name, value in found.rates.items()}
     row = {"round": number, **asdict(found), **rates}
     write_tsv(experiment.path / f"detection_{split}.tsv", COLUMNS, [row])
     return row
-
-
-def require_keywords(federation: Federation) -> KwsFederation:
-    """The federation, if its task is keyword spotting; otherwise a `UserError`."""
-    if not isinstance(federation, KwsFederation):
-        problem = "this experiment is not of keyword spotting"
-        raise UserError(problem, path=federation.where, remedy="give one whose task is kws")
-    return federation

@@ -7,22 +7,18 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
 
-from fedtools.federation.base import Federation
-from fedtools.federation.tasks import read_evaluation
+from fedtools.federation.evaluations import read_evaluation
+from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.events import write_scalars
 from fedtools.files.locks import lock
 from fedtools.files.private import make_private
-from fedtools.files.states import check_finite, load_state, save_state, spec_of
+from fedtools.files.states import check_finite, load_state, save_state
 from fedtools.files.tables import read_tsv, write_tsv
-
-if TYPE_CHECKING:
-    from fedtools.federation.model import ModelFederation
 
 AVERAGE = "model.safetensors"
 
@@ -39,39 +35,53 @@ def evaluate(
         split: which data.
 
     Returns:
-        the rows of the file, see `Task.header`; loss in nats per utterance, rates in %. Where a
+        the rows of the file, see `Facts.header`; loss in nats per utterance, rates in %. Where a
         language is written without spaces, its words are characters (`fedtools.files.units`).
     """
     experiment = federation.experiment
-    path, header = experiment.evaluation(split), federation.task.header
+    path, facts = experiment.evaluation(split), federation.facts
     if rounds is None:
         rounds = range(experiment.last_round() + 1)
-    rows = read_evaluation(path, federation.task)
+    rows = read_evaluation(path, facts)
     groups = federation.groups(split)
     wanted = itertools.product(rounds, groups)
     todo = [key for key in wanted if key not in rows]
     bar = tqdm(todo, desc=f"evaluate {split}", unit="model", disable=None, leave=False)
     for number, client in bar:
-        federation.load_result(federation.known(client, number), number)
-        measured = federation.measure(split, client)
+        federation.load_result(federation.states.known(client, number), number)
+        measured = federation.task.measure(split, client)
         rows[number, client] = {"round": number, "client": client} | measured
         if all((number, other) in rows for other in groups):
             # Before the last row: a run that is killed between the two does both again.
             scalars = {
                 f"{what}/{other}": float(rows[number, other][what])
-                for what in {"loss", federation.task.rate} & set(federation.task.columns)
+                for what in {"loss", facts.rate} & set(facts.columns)
                 for other in groups
             }
             write_scalars(experiment.tensorboard, split, number, scalars)
         with lock(experiment.path, f"evaluate-{split}", wait=True):
             # What another command has written meanwhile stays.
-            rows = read_evaluation(path, federation.task) | rows
-            write_tsv(path, header, [rows[key] for key in sorted(rows)])
-    return read_tsv(path, header)
+            rows = read_evaluation(path, facts) | rows
+            write_tsv(path, facts.header, [rows[key] for key in sorted(rows)])
+    return read_tsv(path, facts.header)
+
+
+def best_text(federation: Federation) -> dict[str, str]:
+    """Utterance -> words, what every client makes of all it has said, the last group included.
+
+    Raises:
+        UserError: if the task's clients rescore nothing.
+    """
+    rescored, found = federation.task.need("rescored"), {}
+    for number in range(federation.experiment.last_round() + 1):
+        for client in federation.experiment.clients:
+            federation.load_result(client, number)
+            found |= rescored(client)
+    return found
 
 
 def average(
-    federation: ModelFederation, best: int | None = None, by: str = "loss", shared: bool = False
+    federation: Federation, best: int | None = None, by: str = "loss", shared: bool = False
 ) -> list[Path]:
     """Average the models of the best rounds on validation data (Zhu et al., section 3.1: 10 best).
 
@@ -91,18 +101,18 @@ def average(
     Raises:
         UserError: if no round is complete, or the task has no loss, which tells models apart.
     """
-    if "loss" not in federation.task.columns:
-        problem = f"models of task {federation.experiment.config['task']} are not averaged"
+    if "loss" not in federation.facts.columns:
+        problem = f"models of task {federation.experiment.options.task} are not averaged"
         raise UserError(problem, path=federation.experiment.path)
-    best = best or federation.experiment.config["average"]
+    best = best or federation.experiment.options.average
     rows = [row for row in evaluate(federation) if int(row["round"]) > 0]
     if not rows:
         raise UserError("no round is complete", path=federation.experiment.path)
     lost = _lost(federation)
     # Measured with what all share since they are gone, which is nobody's model.
     rows = [row for row in rows if row["client"] not in lost] or rows
-    task = federation.task
-    column, sign = ("loss", 1) if by == "loss" else (task.rate, task.sign)
+    facts = federation.facts
+    column, sign = ("loss", 1) if by == "loss" else (facts.rate, facts.sign)
     written = []
     with lock(federation.experiment.path, "average"):
         clients = federation.experiment.clients if federation.personal and not shared else ()
@@ -123,10 +133,10 @@ def average(
     return written
 
 
-def _lost(federation: ModelFederation) -> set[str]:
+def _lost(federation: Federation) -> set[str]:
     """Clients whose personal parameters are gone."""
     last = federation.experiment.last_round()
-    return {one for one in federation.experiment.clients if federation.lost(one, last + 1)}
+    return {one for one in federation.experiment.clients if federation.states.lost(one, last + 1)}
 
 
 def _best_rounds(
@@ -150,16 +160,14 @@ def _best_rounds(
 
 
 def _mean_state(
-    federation: ModelFederation, client: str | None, rounds: Sequence[int]
+    federation: Federation, client: str | None, rounds: Sequence[int]
 ) -> dict[str, np.ndarray]:
     """The mean of the models of some rounds; of integers the last is taken."""
     sums: dict[str, np.ndarray] = {}
     for number in rounds:
-        federation.load_result(client, number)
-        for name, value in federation.tensors().items():
-            array = value.cpu().numpy()
+        for name, array in federation.states.result(client, number).items():
             if array.dtype.kind != "f":
-                sums[name] = array.copy()
+                sums[name] = array
             else:
                 sums[name] = sums.get(name, 0) + array.astype(np.float64)
     return {
@@ -168,16 +176,16 @@ def _mean_state(
     }
 
 
-def has_average(federation: ModelFederation, client: str) -> bool:
+def has_average(federation: Federation, client: str) -> bool:
     """Whether a client has an averaged model, its own or that of all, or could have one."""
     experiment = federation.experiment
     if not experiment.knows(client):
         return False
     own = experiment.client_dir(client) / AVERAGE
-    return own.exists() or not federation.lost(client, experiment.last_round() + 1)
+    return own.exists() or not federation.states.lost(client, experiment.last_round() + 1)
 
 
-def load_average(federation: ModelFederation, client: str) -> None:
+def load_average(federation: Federation, client: str) -> None:
     """Put the averaged model of `client`, or that of a newcomer, into the model."""
     folder = federation.experiment.path
     if federation.personal and has_average(federation, client):
@@ -185,9 +193,9 @@ def load_average(federation: ModelFederation, client: str) -> None:
     path = folder / AVERAGE
     if not path.exists():
         raise UserError("missing", path=path, remedy="run fedtools average")
-    state = load_state(path, spec_of(federation.tensors()))
+    state = load_state(path, federation.states.spec)
     check_finite(state, path)
-    federation.load(state)
+    federation.task.load(state, federation.experiment.last_round())
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -7,29 +7,38 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtools.federation.base import Beginning, Federation, State
-from fedtools.federation.tasks import Task, task_of
 from fedtools.files.atomic import atomic_path, sha256
-from fedtools.files.config import freeze, merge, option_error, override, read_yaml, unknown
+from fedtools.files.config import (
+    freeze,
+    from_mapping,
+    merge,
+    option_error,
+    override,
+    read_yaml,
+    unknown,
+)
 from fedtools.files.datadir import byte_order, check_id
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment, write_clients, write_sums
-from fedtools.files.keyed import seed64
 from fedtools.files.locks import lock
+from fedtools.files.options import NAMES, Options
 from fedtools.files.provenance import record
+from fedtools.files.seeds import seed64
 from fedtools.files.states import save_state
 from fedtools.methods import make_method
 from fedtools.methods.base import Method
-from fedtools.server.sample import SAMPLINGS
-
-# Rounds are folders, and groups of utterances: far more than anybody runs is a slip of the pen.
-MOST_ROUNDS = 1_000_000
+from fedtools.tasks import facts_of
+from fedtools.tasks.base import NewExperiment, State, task_of
+from fedtools.tasks.facts import Facts
 
 # The state that round 1 begins with.
 FIRST = "round_0001/global.safetensors"
+# What a command line says of an experiment, and its data.
+_SAID = ("method", "seed", "start", "data", "clients")
 # What else recipes' files hold: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", "newcomers")
-_SECTIONS += ("tokens", "lm", "decode", "denominator", "ivectors", "a2", "nnlm")
+_SECTIONS += ("tokens", "lm", "decode", "denominator", "ivectors", "a1", "a2", "nnlm", "tuning")
+_SECTIONS += ("sweeps",)
 
 
 def init(
@@ -47,9 +56,7 @@ def init(
 
     Args:
         method: a name in `fedtools.methods.METHODS`.
-        config: `model`, `training`, and optionally `task` ("asr", "kws"), `method_conf`,
-            `clients_per_round`, `sampling` ("fixed" or "poisson"), `rounds` (how many by default),
-            `average` (of how many best) and `keep_updates` (after a round is complete).
+        config: the other `fedtools.files.options.Options`.
         where: what `config` was read from, for messages.
         data: split -> data directory, of keyword spotting those of `fedtools pack-clips`; that of
             "train" names the clients.
@@ -66,35 +73,28 @@ def init(
         raise UserError("no train data", path=path, remedy="give --data train=FOLDER")
     for split in folders:
         check_id(split, "split")
-    task = task_of(config.get("task", "asr"), where)
-    files = task.files(folders, others, where)
-    made = make_method(method, config.get("method_conf"), where)
+    options = read_options(config, where, method, seed, start, data)
+    facts = facts_of(options.task, where)
+    files = facts.files(folders, others, where)
+    made = make_method(method, options.method_conf, where)
     # Read whatever the method, since that checks the data.
     clients = byte_order(
-        check_id(name, "client", data["train"]) for name in task.clients(folders["train"])
+        check_id(name, "client", data["train"]) for name in facts.clients(folders["train"])
     )
     clients = clients if made.federated else []
     if made.federated and not clients:
         remedy = "add utt2client to it, or take --method centralized"
         raise UserError("the data name no client", path=folders["train"], remedy=remedy)
-    frozen = {
-        "method": method,
-        **_options(config, len(clients), where),
-        "seed": seed,
-        "start": sha256(start) if start else None,
-        "data": dict(data),
-        "clients": len(clients),
-    }
-    if made.rounds:
-        frozen["rounds"] = _whole({"rounds": made.rounds}, "rounds", 1, where)
+    known = {"clients": len(clients), "rounds": made.rounds or options.rounds}
+    options = from_mapping(Options, vars(options) | known, where)
     # Apart from the options: data of the same name can be made again from something else.
-    reads_labels = task.reads_labels(frozen["training"])
-    known = {
-        split: task.identity(folder, split != "train" or reads_labels)
+    reads_labels = facts.reads_labels(options.training)
+    identities = {
+        split: facts.identity(folder, split != "train" or reads_labels)
         for split, folder in folders.items()
     }
     try:
-        made.check(frozen["task"], frozen["model"])
+        made.check(options.task, facts.parts, options.model)
     except ValueError as error:
         raise UserError(str(error), path=where) from None
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
@@ -102,26 +102,25 @@ def init(
     if not begun:
         # Before anything is frozen: a model that cannot be made leaves nothing behind.
         start_from = Path(start) if start else None
-        beginning = Beginning(frozen, made, folders, others, start_from, where)
-        states = _begin(task, beginning, seed)
+        new = NewExperiment(options, made, folders, others, start_from, where)
+        states = _begin(facts, new, seed)
     path.mkdir(parents=True, exist_ok=True)
     with lock(path, "rounds"):
-        freeze(path / "config.yaml", frozen)
-        freeze(path / "data.yaml", known, "other data")
+        freeze(path / "config.yaml", vars(options))
+        freeze(path / "data.yaml", identities, "other data")
         if not begun:
             _write(path, files, clients, states)
-            _close(path, files, task.federation_class, made)
+            _close(path, files, facts, made)
         Experiment(path).check_frozen()
 
 
-def _begin(task: Task, beginning: Beginning, seed: int) -> tuple[State, State]:
+def _begin(facts: Facts, new: NewExperiment, seed: int) -> tuple[State, State]:
     """The states that the experiment begins with."""
-    federation = task.federation_class
-    if federation.needs_torch:
+    if task_of(facts).needs_torch:
         import torch
 
         torch.manual_seed(seed64(seed, "init"))
-    return federation.begin(beginning)
+    return task_of(facts).begin(new)
 
 
 def _write(
@@ -140,7 +139,7 @@ def _write(
         save_state(path / name, state)
 
 
-def _close(path: Path, files: Sequence[Path], federation: type[Federation], made: Method) -> None:
+def _close(path: Path, files: Sequence[Path], facts: Facts, made: Method) -> None:
     """Write the sums of what the experiment begins with, which mark it as begun.
 
     What was drawn at random is of the first time alone.
@@ -148,55 +147,27 @@ def _close(path: Path, files: Sequence[Path], federation: type[Federation], made
     if (path / "sha256sums").exists():
         return
     names = ["config.yaml", "data.yaml", "clients.txt", *(file.name for file in files)]
-    names += ["init.safetensors", FIRST, *federation.keep_own(path, made)]
+    names += ["init.safetensors", FIRST, *task_of(facts).keep_own(path, made)]
     write_sums(path / "sha256sums", {name: path / name for name in names})
 
 
-def _options(config: Mapping[str, Any], clients: int, where: str | Path) -> dict[str, Any]:
-    """The options, checked as far as that needs no model."""
-    options = {
-        "task": config.get("task", "asr"),
-        "method_conf": config.get("method_conf") or {},
-        "clients_per_round": _sampled(config, clients, where),
-        "sampling": config.get("sampling", "fixed"),
-        "rounds": _whole(config, "rounds", 1, where),
-        "average": _whole(config, "average", 1, where),
-        "evaluate_every": _whole(config, "evaluate_every", 1, where),
-        "keep_updates": config.get("keep_updates", True),
-    }
-    if not isinstance(options["keep_updates"], bool):
-        problem = f"option 'keep_updates' is {options['keep_updates']!r}, not true or false"
-        raise option_error(problem, where, "keep_updates", options["keep_updates"])
-    if options["sampling"] not in SAMPLINGS:
-        problem = f"option 'sampling' is {options['sampling']!r}, not {' or '.join(SAMPLINGS)}"
-        raise option_error(problem, where, "sampling", options["sampling"])
-    for key in ("model", "training"):
-        options[key] = config.get(key) or {}
-    for key in ("model", "training", "method_conf"):
-        if not isinstance(options[key], dict):
-            raise option_error(f"section {key!r} must be a mapping", where, key, options[key])
-    for key in config:
-        if key not in options and key not in _SECTIONS:
-            raise option_error(unknown(key, [*options, *_SECTIONS]), where, key, config[key])
-    return options
-
-
-def _whole(config: Mapping[str, Any], key: str, least: int, where: str | Path) -> int:
-    value = config.get(key, least)
-    if type(value) is not int or not least <= value <= MOST_ROUNDS:
-        problem = f"option {key!r} is {value!r}, not a whole number from {least} to {MOST_ROUNDS}"
-        raise option_error(problem, where, key, value)
-    return value
-
-
-def _sampled(config: Mapping[str, Any], clients: int, where: str | Path) -> int | float | None:
-    value = config.get("clients_per_round")
-    share = isinstance(value, float) and 0 < value <= 1
-    # Without clients nobody is sampled, and the number is of no account.
-    if value is None or share or (type(value) is int and 0 < value <= (clients or value)):
-        return value
-    problem = f"option 'clients_per_round' is {value!r}, no number or share of {clients} clients"
-    raise option_error(f"{problem}; give 10, or 0.1", where, "clients_per_round", value)
+def read_options(
+    config: Mapping[str, Any],
+    where: str | Path,
+    method: str,
+    seed: int,
+    start: str | Path | None,
+    data: Mapping[str, str],
+) -> Options:
+    """The options, checked as far as that needs no data and no model."""
+    asked = [name for name in NAMES if name not in _SAID]
+    for name in config:
+        if name not in asked and name not in _SECTIONS:
+            raise option_error(unknown(name, [*asked, *_SECTIONS]), where, name, config[name])
+    given = {name: config[name] for name in asked if name in config}
+    begun = sha256(start) if start else None
+    given |= {"method": method, "seed": seed, "start": begun, "data": dict(data)}
+    return from_mapping(Options, given, where)
 
 
 def read_config(path: Path, sections: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:
@@ -220,5 +191,5 @@ def read_config(path: Path, sections: Sequence[str], settings: Sequence[str]) ->
             continue
         if not isinstance(found, dict):
             raise UserError(f"no section {section!r}", path=path)
-        config = merge(config, found)
+        config = merge(config, found, path)
     return override(config, settings)

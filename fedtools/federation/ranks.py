@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtools.federation.base import Federation
+from fedtools.federation.federation import Federation
 from fedtools.federation.steps import train_local
 from fedtools.files.atomic import is_running, machine, write_text
 from fedtools.files.errors import UserError

@@ -11,11 +11,8 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import os
-import re
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
@@ -23,12 +20,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fedtools.federation.base import Federation, open_federation
 from fedtools.federation.evaluate import evaluate
+from fedtools.federation.federation import Federation, open_federation
 from fedtools.federation.ranks import Rank, follow, lead
 from fedtools.federation.steps import aggregate, sample, tidy, train_local
 from fedtools.files.errors import UserError
 from fedtools.files.locks import lock
+from fedtools.files.progress import Lines
 
 # Trains the clients of all jobs of a round: (round, number of jobs).
 Train = Callable[[int, int], None]
@@ -71,11 +69,11 @@ def _run(
     federation: Federation, last: int | None, jobs: int, train: Train, split: str | None
 ) -> None:
     experiment = federation.experiment
-    last = last or experiment.config["rounds"]
+    last = last or experiment.options.rounds
     first = experiment.last_round() + 1
     if split:
         evaluate(federation, list(filter(experiment.is_measured, range(first))), split)
-    begun = time.monotonic()
+    lines = Lines(_title(experiment.path), "round", last, first)
     for number in range(first, last + 1):
         sampled = sample(experiment, federation.method, number, jobs)
         if sampled:
@@ -86,27 +84,23 @@ def _run(
             facts.append(f"loss {loss:.3g}")
         if split and experiment.is_measured(number):
             facts.append(_measured(federation, number, split))
-        seconds = (time.monotonic() - begun) / (number - first + 1)
-        left = tqdm.format_interval(seconds * (last - number))
-        facts += [f"{seconds:.1f} s/round", f"{left} left"]
-        title = f"{_title(experiment.path)}: round {number}/{last}"
-        print(", ".join([title, *facts]), file=sys.stderr, flush=True)
+        lines.done(number, *facts)
 
 
 def _measured(federation: Federation, number: int, split: str) -> str:
     """Measure a round's models; the mean over those by which they are measured, in words."""
-    rate = federation.task.rate
+    rate = federation.facts.rate
     rows = evaluate(federation, [number], split)
     values = [float(row[rate]) for row in rows if int(row["round"]) == number]
-    name = federation.unit(split).title if rate == "wer" else rate
+    name = federation.task.unit(split).title if rate == "wer" else rate
     return f"{split} {name} {math.fsum(values) / len(values):.1f} %"
 
 
 def _title(path: Path) -> str:
-    """The experiment's name: its folder's, and where that is a seed's, the folder's above too."""
-    path = path.resolve()
-    seed = re.fullmatch(r"seed\d+", path.name)
-    return f"{path.parent.name}/{path.name}" if seed else path.name
+    """Name an experiment by its path below the last folder `exp`, or else as it was given."""
+    # Links are left alone: `exp` may be one, to a larger disk.
+    _, exp, below = str(path.absolute()).rpartition("/exp/")
+    return below if exp else str(path)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtools.federation.base import open_federation
-from fedtools.federation.rescore import RescoreFederation
+from fedtools.federation.federation import Federation, open_federation
 from fedtools.files.errors import UserError, some
 from fedtools.files.tables import write_tsv
 from fedtools.privacy.ledger import COLUMNS, FILE, LEVELS, Spent, together
@@ -40,17 +39,17 @@ def spending(paths: Sequence[str | Path]) -> Spending:
     _warn(federations)
     released: dict[str, set] = {}
     for one in federations:
-        released.setdefault(one.releases.experiment, set()).update(one.released())
+        released.setdefault(one.task.releases.experiment, set()).update(one.task.released())
     ledgers = {
-        one.releases.experiment: one.ledger(released[one.releases.experiment])
+        one.task.releases.experiment: one.task.ledger(released[one.task.releases.experiment])
         for one in federations
     }
-    of = {one.releases.experiment: one.owners for one in federations}
+    of = {one.task.releases.experiment: one.task.owners for one in federations}
     spent = [
         Spent(tuple(float(rows[-1][name]) for name in LEVELS), of[label])
         for label, rows in ledgers.items()
     ]
-    return Spending([ledgers[one.releases.experiment] for one in federations], together(spent))
+    return Spending([ledgers[one.task.releases.experiment] for one in federations], together(spent))
 
 
 def write_spending(paths: Sequence[str | Path]) -> Spending:
@@ -61,17 +60,17 @@ def write_spending(paths: Sequence[str | Path]) -> Spending:
     return found
 
 
-def _open(path: Path) -> RescoreFederation:
+def _open(path: Path) -> Federation:
     federation = open_federation(path)
-    if not isinstance(federation, RescoreFederation) or federation.releases is None:
+    if getattr(federation.task, "releases", None) is None:
         remedy = "begin an experiment with method_conf.privacy"
         raise UserError("no differential privacy", path=federation.where, remedy=remedy)
     return federation
 
 
-def _warn(federations: Sequence[RescoreFederation]) -> None:
+def _warn(federations: Sequence[Federation]) -> None:
     """Tell what is not counted here."""
-    records = [one.releases.record for one in federations]
+    records = [one.task.releases.record for one in federations]
     if any(one.nonce.fixed for one in records):
         print(f"warning: {FIXED_WARNING}", file=sys.stderr)
     for one, record in zip(federations, records, strict=True):

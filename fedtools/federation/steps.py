@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedtools.federation.base import Federation, as_configured
-from fedtools.federation.tasks import read_evaluation
+from fedtools.federation.evaluations import read_evaluation
+from fedtools.federation.federation import Federation
 from fedtools.files.atomic import remove
 from fedtools.files.errors import UserError, some
 from fedtools.files.events import step_of, write_scalars
@@ -35,23 +35,13 @@ from fedtools.files.messages import (
 )
 from fedtools.files.private import Private
 from fedtools.files.tables import write_tsv
-from fedtools.methods.base import Method, Phase
-from fedtools.server.sample import sample_clients
-from fedtools.server.server import Server
+from fedtools.methods.base import Method
+from fedtools.server.sample import draw
+from fedtools.server.server import Round, Server
+from fedtools.tasks.base import as_configured
 
 # With more clients in a round, TensorBoard gets their mean loss only.
 _CURVES = 20
-
-
-def draw(experiment: Experiment, number: int, phase: Phase) -> list[str]:
-    """The clients of a round: a function of (seed, round) alone."""
-    config = experiment.config
-    if phase.client is None:
-        return []
-    count = config["clients_per_round"]
-    if phase.everybody or count is None:
-        return experiment.clients
-    return sample_clients(experiment.clients, count, experiment.seed, number, config["sampling"])
 
 
 def sample(experiment: Experiment, method: Method, number: int, jobs: int) -> list[str]:
@@ -93,7 +83,7 @@ def train_local(federation: Federation, number: int, job: int) -> None:
         for unit in units:
             begun = time.monotonic()
             for sent in federation.work(unit, number, phase):
-                spent = 0.0 if sent.untimed else time.monotonic() - begun
+                spent = 0.0 if phase.untimed else time.monotonic() - begun
                 seconds = spent / len(sent.reports)
                 reports = [report._replace(seconds=seconds) for report in sent.reports]
                 _tell(number, reports)
@@ -117,7 +107,7 @@ def units_of(
     federation: Federation, sampled: Sequence[str], number: int, jobs: int
 ) -> list[list[list[str]]]:
     """Each job's share of those who train together."""
-    units = federation.units(sampled, number) if sampled else []
+    units = federation.task.units(sampled, number) if sampled else []
     # The first have most to do: there and back through the jobs, so that none gets more each time.
     turns = [*range(jobs), *reversed(range(jobs))]
     shares: list[list[list[str]]] = [[] for _ in range(jobs)]
@@ -135,10 +125,10 @@ def jobs_of(federation: Federation, number: int) -> list[list[str]]:
 
 def limits_of(federation: Federation, number: int, seconds: float = math.inf) -> Limits:
     """What a client can have done in a round that began so many seconds ago."""
-    phase = federation.method.phase(number)
+    task, phase = federation.task, federation.method.phase(number)
     return Limits(
-        federation.most_utterances,
-        lambda client, utterances: federation.most_steps(client, utterances, phase),
+        task.most_utterances,
+        lambda client, utterances: task.most_steps(client, utterances, phase),
         seconds,
     )
 
@@ -164,31 +154,19 @@ def aggregate(federation: Federation, number: int) -> float:
     begun = time.monotonic()
     phase = method.phase(number)
     sampled, base = draw(experiment, number, phase), experiment.base(number)
+    parameters = frozenset(federation.states.parameters)
+    round = Round(experiment, number, sampled, base, federation.payload(phase), parameters)
     messages, refusals = [], []
     if sampled:
         _check_sampled(experiment, number, sampled)
         limits = limits_of(federation, number, _seconds_since_sampled(experiment, number))
-        messages, refusals = read_messages(
-            experiment.round_dir(number),
-            jobs_of(federation, number),
-            sampled,
-            federation.payload(phase),
-            base,
-            limits,
-        )
-    server = Server(
-        experiment,
-        number,
-        method,
-        federation.payload(phase),
-        messages,
-        refusals,
-        federation.parameters,
-        federation.at_server(number, phase) if phase.server_trains else None,
-        federation.release(number),
-    )
+        jobs, folder = jobs_of(federation, number), experiment.round_dir(number)
+        messages, refusals = read_messages(folder, jobs, sampled, round.payload, base, limits)
+    client = federation.server(number) if phase.server_trains else None
+    release = federation.task.release(number)
+    server = Server(round, method, messages, refusals, client, release)
     phase.server(server)
-    if federation.payload(phase).features:
+    if round.payload.features:
         server.lower_shares()
     if server.collapsed:
         shares = server.collapsed.items()
@@ -198,7 +176,7 @@ def aggregate(federation: Federation, number: int) -> float:
         print(f"round {number}, {refusal.client}: refused: {refusal.reason}", file=sys.stderr)
     if scalars := _scalars(server):
         write_scalars(experiment.tensorboard, "train", number, scalars)
-    rows = _ledger_rows(federation, server, sampled, base, begun)
+    rows = _ledger_rows(federation, server, begun)
     write_ledger(experiment.round_dir(number) / "ledger.tsv", rows)
     experiment.close(number, sums_of(messages) if _kept(experiment, method, number) else {})
     federation.closed(number, sampled)
@@ -222,7 +200,7 @@ def remove_unwanted(experiment: Experiment, method: Method, number: int) -> None
 
 def _kept(experiment: Experiment, method: Method, number: int) -> bool:
     """Whether what clients sent in a round stays when it is complete."""
-    return experiment.config["keep_updates"] or method.phase(number).keep
+    return experiment.options.keep_updates or method.phase(number).keep
 
 
 def _check_sampled(experiment: Experiment, number: int, sampled: Sequence[str]) -> None:
@@ -245,11 +223,9 @@ def _scalars(server: Server) -> dict[str, float]:
     return {f"loss/{name}": loss for name, loss in losses.items()}
 
 
-def _ledger_rows(
-    federation: Federation, server: Server, sampled: Sequence[str], base: str, begun: float
-) -> list[LedgerRow]:
-    number = server.number
-    sizes = _sizes_down(federation, sampled, number, base)
+def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[LedgerRow]:
+    number, sampled = server.round.number, server.round.sampled
+    sizes = _sizes_down(federation, server.round)
     sent = {message.client: message for message in server.messages}
     refused = {refusal.client: refusal for refusal in server.refusals}
     rows = []
@@ -263,7 +239,7 @@ def _ledger_rows(
                 client=client,
                 bytes_down=sizes.get(client, 0),
                 bytes_up=came.bytes if came else 0,
-                client_epochs=federation.epochs(client, message.steps) if message else 0,
+                client_epochs=federation.task.epochs(client, message.steps) if message else 0,
                 server_epochs=0,
                 seconds=message.seconds if message else 0.0,
                 status=status,
@@ -278,20 +254,18 @@ def _ledger_rows(
     return [*rows, LedgerRow(number, SERVER_ROW, 0, 0, 0, server.epochs, spent, status)]
 
 
-def _sizes_down(
-    federation: Federation, sampled: Sequence[str], number: int, base: str
-) -> Mapping[str, int]:
+def _sizes_down(federation: Federation, round: Round) -> Mapping[str, int]:
     """The bytes that the server sends to each client: none to those who hold that state already."""
-    experiment = federation.experiment
-    path = experiment.global_state(number)
+    experiment = round.experiment
+    path = experiment.global_state(round.number)
     # A method that shares nothing sends nothing: the empty file is only there for uniformity.
-    size = path.stat().st_size if federation.shares else 0
+    size = path.stat().st_size if federation.states.shared_spec else 0
     held: set[str] = set()
-    before = number - 1
-    while size and before > 0 and experiment.recorded_base(before) == base:
+    before = round.number - 1
+    while size and before > 0 and experiment.recorded_base(before) == round.base:
         held.update(experiment.sampled(before))
         before -= 1
-    return {client: 0 if client in held else size for client in sampled}
+    return {client: 0 if client in held else size for client in round.sampled}
 
 
 def reset(federation: Federation, number: int) -> None:
@@ -304,7 +278,7 @@ def reset(federation: Federation, number: int) -> None:
     if not 1 <= number <= last + 1:
         raise UserError(f"round {number} cannot be reset: {last} are complete", path=path)
     with ExitStack() as locks:
-        for name in ("rounds", "average", *(f"evaluate-{s}" for s in experiment.config["data"])):
+        for name in ("rounds", "average", *(f"evaluate-{s}" for s in experiment.options.data)):
             locks.enter_context(lock(path, name))
         _check_kept(federation, number)
         experiment.write_reset(number)
@@ -343,12 +317,12 @@ def _check_kept(federation: Federation, number: int) -> None:
 
 def _forget_measured(federation: Federation, number: int) -> None:
     """Remove what was measured after round `number` and later ones."""
-    experiment, task = federation.experiment, federation.task
-    for split in experiment.config["data"]:
+    experiment, facts = federation.experiment, federation.facts
+    for split in experiment.options.data:
         table = experiment.evaluation(split)
         if table.exists():
-            rows = read_evaluation(table, task)
-            write_tsv(table, task.header, [row for (at, _), row in rows.items() if at < number])
+            rows = read_evaluation(table, facts)
+            write_tsv(table, facts.header, [row for (at, _), row in rows.items() if at < number])
     for path in experiment.tensorboard.glob("*/*"):
         at = step_of(path)
         if at is not None and at >= number:

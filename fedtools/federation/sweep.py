@@ -1,6 +1,6 @@
 """Many settings of FMP on the same stored scores: a table of word error rates.
 
-No neural network runs: `fedtools.lm.reweighting.simulate` re-weights what was stored once.
+No neural network runs: `fedtools.methods.fmp.simulate` re-weights what was stored once.
 """
 
 from __future__ import annotations
@@ -16,25 +16,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtools.federation.identity import of_rescored
-from fedtools.federation.rescore import part_of, plan_of
 from fedtools.files.config import from_mapping, write_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.symbols import words_of
 from fedtools.files.tables import write_tsv
-from fedtools.lm.rescored import NBEST, Rescored
-from fedtools.lm.reweighting import Adaptation, Lists, Weights, warn_of_no_lm
+from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
-from fedtools.lm.talk import simulate
-from fedtools.methods.fmp import FMP
+from fedtools.lm.word_scores import NBEST, Rescored
+from fedtools.methods.fmp import FMP, Adaptation, simulate
 from fedtools.privacy.key import NoiseKey, key_path, make_key, read_key
 from fedtools.privacy.marginals import PAPER_WARNING
 from fedtools.privacy.options import NONE, PAPER, Privacy
-from fedtools.privacy.plan import Plan
 from fedtools.privacy.record import Nonce
 from fedtools.privacy.releases import Releases
 from fedtools.score.align import count_errors
 from fedtools.score.bootstrap import interval, speaker_draws
+from fedtools.tasks.identity import of_rescored
 
 FIGURES = ("words", "errors", "wer", "relative", "low", "high", "listed", "missed")
 ROUNDS, GROUPS, SPAN = "rounds", "groups", "span"
@@ -94,11 +91,10 @@ class Listed:
 
 
 class Setting(NamedTuple):
-    """What is tried: a method, and how many rounds it has, with the plan of its noise."""
+    """What is tried: a method, and how many rounds it has."""
 
     method: FMP
     rounds: int
-    plan: Plan
 
 
 def setting_of(options: Mapping[str, Any]) -> Setting:
@@ -117,10 +113,11 @@ def setting_of(options: Mapping[str, Any]) -> Setting:
         chosen["sends"] = privacy.pop("release")
     method = from_mapping(FMP, {**chosen, "privacy": privacy}, "options")
     try:
-        method.check("rescore", {})
-        return Setting(method, rounds, plan_of(method, rounds))
+        method.check("rescore", ("counts",), {})
+        method.plan(rounds)
     except ValueError as error:
         raise UserError(str(error), path="options") from None
+    return Setting(method, rounds)
 
 
 def settings_of(
@@ -136,7 +133,7 @@ def settings_of(
             dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())
         )
     ]
-    if any(one.plan.options.mechanism == PAPER for _, one in found):
+    if any(one.method.protection.mechanism == PAPER for _, one in found):
         print(f"warning: {PAPER_WARNING}", file=sys.stderr)
     return found
 
@@ -172,18 +169,19 @@ class Sweep:
         Noise is drawn under the user's own key, as if this were an experiment, but no counts leave
         the memory: of what is written, errors against what was said, nothing is protected.
         """
-        method, rounds, plan = setting
-        weights = part_of(method, Weights)
+        method, rounds = setting
+        weights = method.part(Weights)
         if weights not in self._lists:
             self._lists = {weights: Lists(self.stream.rescored, weights, self.stream.covered())}
         groups = {
             client: self.stream.groups(client, rounds, method.clock) for client in self.stream.runs
         }
         releases = None
-        if plan.options.mechanism != NONE:
-            label = repr((*self._label, weights, part_of(method, Adaptation), plan, method.clock))
+        if method.protection.mechanism != NONE:
+            plan, adaptation = method.plan(rounds), method.part(Adaptation)
+            label = repr((*self._label, weights, adaptation, plan, method.clock))
             releases = Releases(plan, self._key, label)
-        return simulate(self._lists[weights], groups, part_of(method, Adaptation), releases)
+        return simulate(method, self._lists[weights], groups, releases)[0]
 
     @cached_property
     def _key(self) -> NoiseKey:
@@ -231,7 +229,7 @@ def _warn_of_no_lm(
     tried: Sweep, settings: Sequence[tuple[dict[str, Any], Setting]], folder: str | Path
 ) -> None:
     """Say, once, where settings share out the weight of a language model that is not there."""
-    shared = (part_of(one.method, Weights) for _, one in settings)
+    shared = (one.method.part(Weights) for _, one in settings)
     if one := next((weights for weights in shared if 0 < weights.nnlm < 1), None):
         warn_of_no_lm(tried.stream.rescored, one, Path(folder) / NBEST)
 

@@ -23,8 +23,8 @@ import numpy as np
 
 from fedtools.files.atomic import atomic_write
 from fedtools.files.errors import UserError
-from fedtools.files.lines import open_input
 from fedtools.files.received import Seal, check_seal, open_received
+from fedtools.files.text_files import open_input
 
 MAX_OPEN_FILES = 32
 # One matrix may not be larger: 2 GiB is what one read can return (18 hours of 80 filters).

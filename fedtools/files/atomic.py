@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from fedtools.files.lines import open_input
+from fedtools.files.text_files import open_input
 
 # A temporary file that nothing can vouch for, and that was not touched for so long, is an orphan.
 _FORSAKEN = 7 * 24 * 3600.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from fedtools.files.errors import UserError
-from fedtools.files.lines import open_input
+from fedtools.files.text_files import open_input
 
 # What programs that write into a pipe put for a length that they do not know yet.
 UNKNOWN_LENGTH = 0x7FFF_0000

@@ -33,7 +33,7 @@ import numpy as np
 from fedtools.files.atomic import atomic_path, atomic_write, sha256, write_text
 from fedtools.files.datadir import ID_PATTERN, check_id
 from fedtools.files.errors import UserError
-from fedtools.files.lines import open_input, read_lines, read_words
+from fedtools.files.text_files import open_input, read_lines, read_words
 
 RATE = 16_000
 CLIP_SAMPLES = 16_000

@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Lt
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_text
+from fedtools.files.text_files import read_text
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -187,12 +187,22 @@ def override(config: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     return config
 
 
-def merge(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config` with `over` laid over it, mapping by mapping."""
+def merge(
+    config: Mapping[str, Any], over: Mapping[str, Any], where: str | Path = "options"
+) -> dict[str, Any]:
+    """Return `config` with `over` laid over it, mapping by mapping.
+
+    Raises:
+        UserError: for a mapping over a value, which would hide that the value is wrong.
+    """
     merged = dict(config)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = merge(merged[key], value) if both else value
+        below = merged.get(key)
+        if isinstance(value, dict) and not isinstance(below, dict | None):
+            problem = f"option {key!r} is {_short(below)}: input should be a mapping"
+            raise option_error(problem, where, key, below)
+        both = isinstance(value, dict) and isinstance(below, dict)
+        merged[key] = merge(below, value, where) if both else value
     return merged
 
 
@@ -213,7 +223,9 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
     for name, value in options.items():
         if name not in fields:
             raise option_error(unknown(name, fields), where, name, value)
-        options[name] = _checked(name, value, hints[name], where)
+    # A section without an option is one that is not there.
+    options = {k: v for k, v in options.items() if not (v is None and hints[k] is dict)}
+    typed = {name: checked(name, value, hints[name], where) for name, value in options.items()}
     missing = [
         name
         for name, field in fields.items()
@@ -222,13 +234,27 @@ def from_mapping(kind: type[T], options: Mapping[str, Any] | None, where: str | 
     if missing:
         raise UserError(f"option {missing[0]!r} is missing", path=where)
     try:
-        return kind(**options)
+        return kind(**typed)
     except (ValueError, UserError) as error:
-        # Whoever checks options names the one that is wrong.
-        named = [name for name in options if re.search(rf"\b{name}\b", str(error))]
+        # Whoever checks options names the one that is wrong, in its first words or alone.
+        named = re.findall(r"^option '(\w+)'", str(error))
+        named = named or [name for name in options if re.search(rf"\b{name}\b", str(error))]
         if len(named) != 1:
             raise UserError(str(error), path=where) from None
         raise option_error(str(error), where, named[0], options[named[0]]) from None
+
+
+def read_section(
+    kind: type[T], config: str | Path | None, section: str, settings: Sequence[str] = ()
+) -> T:
+    """Make a frozen dataclass from a section of a YAML file; without one, of its defaults.
+
+    Args:
+        settings: "section.name=value" changes.
+    """
+    content = override(read_yaml(config) if config else {}, settings)
+    where = f"{config}: {section}" if config else section
+    return from_mapping(kind, content.get(section), where)
 
 
 def unknown(name: str, known: Sequence[str] | Mapping[str, Any], what: str = "option") -> str:
@@ -271,7 +297,8 @@ def freeze(path: Path, config: Mapping[str, Any], made_with: str = "another conf
         write_yaml(path, config)
 
 
-def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
+def checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
+    """An option's value as its type has it; see `from_mapping`."""
     # Imported late: not every command that reads YAML checks options.
     from pydantic import ValidationError
 
@@ -283,6 +310,7 @@ def _checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
         return _adapter(hint).validate_python(tuple(value) if listed else value)
     except ValidationError as error:
         said = error.errors(include_url=False)[0]["msg"].replace("tuple", "list")
+        said = said.replace("valid dictionary", "mapping")
         problem = f"option {name!r} is {_short(value)}: {said[0].lower()}{said[1:]}"
         # NaN is not equal to itself, and so not found by its value.
         known = () if value != value else (value,)

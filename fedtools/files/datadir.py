@@ -20,8 +20,8 @@ from pathlib import Path
 
 from fedtools.files.atomic import write_lines
 from fedtools.files.errors import UserError
-from fedtools.files.lines import stream_lines
 from fedtools.files.symbols import check_sentence, unprintable
+from fedtools.files.text_files import stream_lines
 
 # A speaker, utterance or client id becomes a file name and a column: keep it to what both allow.
 ID_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")

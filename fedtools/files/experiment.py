@@ -28,34 +28,16 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedtools.files.atomic import sha256, write_text
-from fedtools.files.config import read_yaml
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.options import read_frozen
 from fedtools.files.private import Private
 from fedtools.files.states import Spec, load_state
+from fedtools.files.text_files import read_lines
 
-# What `fedtools init` freezes, and of which kind; `start` and others may be missing.
-_OPTIONS: dict[str, type | tuple[type, ...]] = {
-    "method": str,
-    "task": str,
-    "method_conf": dict,
-    "clients_per_round": (int, float, type(None)),
-    "sampling": str,
-    "rounds": int,
-    "average": int,
-    "evaluate_every": int,
-    "keep_updates": bool,
-    "model": dict,
-    "training": dict,
-    "seed": int,
-    "data": dict,
-    "clients": int,
-}
 _BEGIN_ANEW = "put the original back, or begin another experiment"
 
 
@@ -72,14 +54,8 @@ class Experiment:
         if not where.is_file() or not (self.path / "sha256sums").is_file():
             raise UserError("no experiment here", path=self.path, remedy="run fedtools init")
         self._check_frozen("config.yaml")
-        self.config: Mapping[str, Any] = read_yaml(where)
-        for name, kinds in _OPTIONS.items():
-            if name not in self.config:
-                raise UserError(f"no option {name!r}", path=where, remedy="run fedtools init")
-            if not isinstance(self.config[name], kinds):
-                problem = f"option {name!r} cannot be {self.config[name]!r}"
-                raise UserError(problem, path=where, remedy="run fedtools init in another folder")
-        self.seed: int = self.config["seed"]
+        self.options = read_frozen(where)
+        self.seed = self.options.seed
 
     @cached_property
     def clients(self) -> list[str]:
@@ -175,7 +151,7 @@ class Experiment:
     def is_measured(self, number: int) -> bool:
         """Whether the models after round `number` are measured on the way: every so many rounds',
         and the last configured one's."""
-        rounds, every = self.config["rounds"], self.config["evaluate_every"]
+        rounds, every = self.options.rounds, self.options.evaluate_every
         return number % every == 0 or number == rounds
 
     def is_done(self, number: int) -> bool:
@@ -191,7 +167,7 @@ class Experiment:
 
     def result_round(self) -> int:
         """The round whose models are the result: the last configured one, if it is complete."""
-        return min(self.last_round(), self.config["rounds"])
+        return min(self.last_round(), self.options.rounds)
 
     def require_begun(self, number: int, what: str) -> None:
         """Insist that round `number` is the next one, and that no reset was broken off."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from fedtools.files.atomic import write_lines
 from fedtools.files.datadir import byte_order, check_id
 from fedtools.files.errors import UserError
-from fedtools.files.lines import stream_lines
+from fedtools.files.text_files import stream_lines
 
 _SCORE = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 

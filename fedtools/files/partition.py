@@ -22,7 +22,7 @@ import numpy as np
 
 from fedtools.files.datadir import DataDir, check_id, invert, read_table
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 
 _REMEDY = "ask for fewer clients or a smaller --min-utterances"
 

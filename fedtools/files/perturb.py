@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 
 # The table that `extract-features` reads; without it audio is used as it is.
 SPEED_TABLE = "utt2speed"

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 from fedtools.files.atomic import sha256_of
 from fedtools.files.errors import UserError
-from fedtools.files.lines import lines_of, open_input
+from fedtools.files.text_files import lines_of, open_input
 
 # Lines of tables are far shorter: names are at most 200 characters long.
 _ROW_BYTES = 1024
@@ -88,7 +88,7 @@ def received_lines(path: str | Path, rows: int, seal: Seal | None = None) -> tup
         seal: as of `open_received`.
 
     Raises:
-        UserError: as of `open_received` and `fedtools.files.lines.read_lines`.
+        UserError: as of `open_received` and `fedtools.files.text_files.read_lines`.
     """
     with open_received(path, seal=seal) as file:
         seal = seal_of(file)

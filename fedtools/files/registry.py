@@ -36,22 +36,26 @@ class Registry(Generic[T]):
     def __init__(self, package: str, what: str):
         self._package, self._what = package, what
         self._found: dict[str, T] = {}
+        self._modules: dict[str, str] = {}
         folders = os.environ.get("FEDTOOLS_PATH", "").split(os.pathsep)
         last = package.rpartition(".")[2]
         own = [str(Path(os.path.realpath(folder)) / last) for folder in folders if folder]
         sys.modules[package].__path__.extend(dict.fromkeys(own))
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that makes a class known by a name."""
+        """A decorator that makes a class, or an object, known by a name."""
 
         def keep(registered: T) -> T:
-            known = self._found.get(name)
-            if known is not None and known.__module__ != registered.__module__:
+            known = self._modules.get(name, module)
+            if known != module:
                 problem = f"registers the {self._what} {name!r}, which {_file_of(known)} is"
                 remedy = "choose another name"
-                raise UserError(problem, path=_file_of(registered), remedy=remedy)
-            self._found[name] = registered
+                raise UserError(problem, path=_file_of(module), remedy=remedy)
+            self._found[name], self._modules[name] = registered, module
             return registered
+
+        # What is registered need not be a class, which would know its module.
+        module = sys._getframe(1).f_globals["__name__"]
 
         return keep
 
@@ -105,6 +109,5 @@ class Registry(Generic[T]):
             raise UserError(problem, path=path, line=line) from None
 
 
-def _file_of(registered: object) -> str:
-    module = sys.modules.get(getattr(registered, "__module__", ""))
-    return str(getattr(module, "__file__", registered))
+def _file_of(module: str) -> str:
+    return str(getattr(sys.modules.get(module), "__file__", module))

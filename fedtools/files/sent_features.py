@@ -16,8 +16,8 @@ from fedtools.files.ark import ONE_BYTE, TWO_BYTES, FeatureReader, write_ark
 from fedtools.files.datadir import read_table, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
-from fedtools.files.keyed import generator
 from fedtools.files.received import open_received, received_lines, seal_of, sum_of
+from fedtools.files.seeds import generator
 
 _COMPRESSION = {32: None, 16: TWO_BYTES, 8: ONE_BYTE}
 # What Kaldi calls these.

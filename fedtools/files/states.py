@@ -19,7 +19,7 @@ import numpy as np
 
 from fedtools.files.atomic import atomic_write
 from fedtools.files.errors import UserError
-from fedtools.files.lines import open_input
+from fedtools.files.text_files import open_input
 
 if TYPE_CHECKING:
     import torch

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from fedtools.files.atomic import atomic_write, write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_bytes, read_lines
+from fedtools.files.text_files import read_bytes, read_lines
 
 BLANK, UNKNOWN, SPACE, SOS_EOS = "<blank>", "<unk>", "<space>", "<sos/eos>"
 START, END = "<s>", "</s>"

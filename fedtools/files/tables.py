@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedtools.files.atomic import write_lines
 from fedtools.files.errors import UserError
-from fedtools.files.lines import stream_lines
+from fedtools.files.text_files import stream_lines
 
 
 def read_tsv(
@@ -126,6 +127,12 @@ def count(row: Mapping[str, str], column: str, path: str | Path, line: int) -> i
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise UserError(f"{column} is {text!r}, not a whole number", path=path, line=line)
     return int(text)
+
+
+def with_deviation(values: Sequence[float], write: Callable[[float], str]) -> str:
+    """Write out the mean and, of several values, their sample standard deviation: "23.0 ± 2.9"."""
+    deviation = f" ± {write(statistics.stdev(values))}" if len(values) > 1 else ""
+    return write(statistics.fmean(values)) + deviation
 
 
 def format_table(

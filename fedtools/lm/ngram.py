@@ -20,8 +20,8 @@ from fedtools.files.atomic import atomic_path, scratch_dir, sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import byte_order, read_transcripts
 from fedtools.files.errors import UserError
-from fedtools.files.lines import decode, open_input, stream_lines
 from fedtools.files.symbols import UNKNOWN, check_sentence, nfc, warn_of_unknown, words_of
+from fedtools.files.text_files import decode, open_input, stream_lines
 from fedtools.lm.tokens import Tokenizer
 
 UNITS = ("word", "token")

@@ -18,7 +18,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedtools.client.options import (
+from fedtools.files.atomic import sha256
+from fedtools.files.config import Natural, Positive, freeze, from_mapping, read_yaml
+from fedtools.files.errors import UserError
+from fedtools.files.locks import lock
+from fedtools.files.progress import WordProgress
+from fedtools.files.seeds import generator, seed64
+from fedtools.files.states import load_state, save_state
+from fedtools.files.symbols import warn_of_unknown
+from fedtools.files.tables import write_tsv
+from fedtools.lm.ngram import read_sentences
+from fedtools.lm.nnlm import CONFIG, MODEL, network_options
+from fedtools.lm.vocabulary import UNKNOWN_ID, WORDS, Vocabulary, make_vocabulary, write_unigram
+from fedtools.models.nnlm import build_nnlm, losses, pad
+from fedtools.models.training import (
     DTYPES,
     Training,
     check_optimizer,
@@ -27,19 +40,6 @@ from fedtools.client.options import (
     make_optimizer,
     optimizer_state,
 )
-from fedtools.files.atomic import sha256
-from fedtools.files.config import Natural, Positive, freeze, from_mapping, read_yaml
-from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator, seed64
-from fedtools.files.locks import lock
-from fedtools.files.states import load_state, save_state
-from fedtools.files.symbols import warn_of_unknown
-from fedtools.files.tables import write_tsv
-from fedtools.lm.ngram import read_sentences
-from fedtools.lm.nnlm import CONFIG, MODEL, network_options
-from fedtools.lm.progress import WordProgress
-from fedtools.lm.vocabulary import UNKNOWN_ID, WORDS, Vocabulary, make_vocabulary, write_unigram
-from fedtools.models.nnlm import build_nnlm, losses, pad
 
 STATE, PERPLEXITY = "state.safetensors", "perplexity.tsv"
 _COLUMNS = ("epoch", "train", "valid")

@@ -1,6 +1,5 @@
-"""Second-pass rescoring of stored scores: what a client of FMP does, group by group.
+"""Second-pass rescoring of stored scores, word by word, of a whole run of utterances at once.
 
-Z. Liu, F. Peng, "Federated marginal personalization for ASR rescoring", ICASSP 2022, algorithm 1.
 The neural language model is not asked again: its log-probabilities of all words are there.
 """
 
@@ -13,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.files.config import NonNegative
 from fedtools.files.errors import UserError
-from fedtools.lm.marginals import background_of, kernel, log_factors, of_noisy, smoothed
-from fedtools.lm.rescored import Rescored
 from fedtools.lm.vocabulary import END_ID
-from fedtools.privacy.bounds import Utterances
+from fedtools.lm.word_scores import Rescored
 
 _REMEDY = "run fedtools rescore with --ngram"
 
@@ -34,24 +32,11 @@ class Weights:
         bonus: added for each word that the client's own list covers.
     """
 
-    lm_weight: float = 1.0
+    lm_weight: NonNegative = 1.0
     word_score: float = 0.0
-    nnlm: float = 0.5
-    density: float = 0.0
-    bonus: float = 0.0
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """The options of FMP that act at a client; see `fedtools.methods.fmp.FMP`."""
-
-    alpha: float = 0.5
-    beta: float = 0.25
-    scale: float = 0.5
-    sigma: float = 5.0
-    smoothing: float = 0.1
-    normalise: bool = False
-    continuous: bool = False
+    nnlm: NonNegative = 0.5
+    density: NonNegative = 0.0
+    bonus: NonNegative = 0.0
 
 
 def warn_of_no_lm(rescored: Rescored, weights: Weights, path: str | Path) -> None:
@@ -66,6 +51,17 @@ def warn_of_no_lm(rescored: Rescored, weights: Weights, path: str | Path) -> Non
         problem = "no score of a first pass' language model (all are 0)"
         effect = f"with nnlm {weights.nnlm:g} the neural one has {weights.nnlm:.0%} of lm_weight"
         print(f"warning: {path}: {problem}; {effect}: set nnlm: 1", file=sys.stderr)
+
+
+def background_of(counts: np.ndarray) -> np.ndarray:
+    """u(w) of the words' counts in the background text, (V,), one added to each; 0 for `</s>`.
+
+    Clients count words alone. With `</s>` in u(w), each word would be likelier at a client than
+    here, whatever the client says.
+    """
+    counts = counts + 1.0
+    counts[END_ID] = 0
+    return counts / counts.sum()
 
 
 class Lists:
@@ -130,91 +126,19 @@ class Lists:
             int,
         )
 
-    def counts(self, utterances: slice, sigma: float) -> np.ndarray:
-        """(V,) the sum of equation 5 for each word, over the hypotheses of some utterances."""
-        first, starts = self.rescored.first_hypothesis, self.rescored.first_word
-        begin, end = first[utterances.start], first[utterances.stop]
-        weights = np.repeat(kernel(self.ranks[begin:end], sigma), np.diff(starts[begin : end + 1]))
-        words = self.rescored.word_ids[starts[begin] : starts[end]]
-        # Of nothing, numpy counts whole numbers.
-        counts = np.bincount(words, weights, minlength=len(self.background)).astype(np.float64)
-        counts[END_ID] = 0
-        return counts
+    def words(self, utterances: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The words of all hypotheses of some utterances, one after the other, without `</s>`.
 
-    def said(self, utterances: slice, sigma: float) -> Utterances:
-        """The same counts by utterance, for bounds on what each one adds."""
+        Returns:
+            of each word its id, the rank of its hypothesis, and which of the utterances it is of,
+            from 0.
+        """
         first, starts = self.rescored.first_hypothesis, self.rescored.first_word
         begin, end = first[utterances.start], first[utterances.stop]
         lengths = np.diff(starts[begin : end + 1])
-        owner = np.repeat(
-            np.arange(utterances.stop - utterances.start),
-            np.diff(first[utterances.start : utterances.stop + 1]),
-        )
+        hypotheses = np.diff(first[utterances.start : utterances.stop + 1])
+        owner = np.repeat(np.arange(len(hypotheses)), hypotheses)
         words = self.rescored.word_ids[starts[begin] : starts[end]]
-        counted = words != END_ID
-        return Utterances.entries(
-            np.repeat(owner, lengths)[counted],
-            words[counted],
-            np.repeat(kernel(self.ranks[begin:end], sigma), lengths)[counted],
-            utterances.stop - utterances.start,
-            len(self.background),
-        )
-
-    def shared(self, everybody: np.ndarray, smoothing: float, marginal: bool = False) -> np.ndarray:
-        """The global distribution of equation 6, (V,).
-
-        Args:
-            everybody: (V,), the counts that the server has sent; noise may have made some negative.
-            smoothing: weight of the background.
-            marginal: they are a distribution already, once somebody has said a word.
-        """
-        if marginal:
-            return everybody if everybody.any() else self.background
-        return of_noisy(everybody, self.background, smoothing)
-
-
-def rescore_group(
-    lists: Lists,
-    group: slice,
-    shared: np.ndarray,
-    own: np.ndarray,
-    options: Adaptation,
-) -> tuple[np.ndarray, np.ndarray]:
-    """What a client does in a round: it rescores the round's utterances, and counts their words.
-
-    No utterance is in the counts that it is rescored with.
-
-    Args:
-        group: the utterances of the round, in the order in which they were said.
-        shared: (V,), the global distribution that the server has sent.
-        own: (V,), the client's counts before the round.
-
-    Returns:
-        the best hypotheses, and the counts (V,) of this group alone.
-    """
-    parts = (
-        [slice(at, at + 1) for at in range(group.start, group.stop)]
-        if options.continuous
-        else [group]
-    )
-    best, counts = [], np.zeros_like(lists.background)
-    for part in parts:
-        best.append(lists.best(part, _factors(lists, shared, own + counts, options)))
-        counts = counts + lists.counts(part, options.sigma)
-    return np.concatenate(best) if best else np.zeros(0, int), counts
-
-
-def _factors(
-    lists: Lists, shared: np.ndarray, own: np.ndarray, options: Adaptation
-) -> np.ndarray | None:
-    if options.scale == 0 or (options.alpha == 0 and options.beta == 0):
-        return None
-    return log_factors(
-        lists.background,
-        shared,
-        smoothed(own, lists.background, options.smoothing),
-        alpha=options.alpha,
-        beta=options.beta,
-        scale=options.scale,
-        normalise=options.normalise,
-    )
+        kept = words != END_ID
+        ranks = self.ranks[begin:end]
+        return words[kept], np.repeat(ranks, lengths)[kept], np.repeat(owner, lengths)[kept]

@@ -14,9 +14,10 @@ import numpy as np
 from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.datadir import DataDir, parse_segment, read_table, write_table
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines
+from fedtools.files.text_files import read_lines
 from fedtools.lm.private_words import covered_words, rare_words, read_phrases, write_phrases
-from fedtools.lm.rescored import (
+from fedtools.lm.vocabulary import UNIGRAM, WORDS
+from fedtools.lm.word_scores import (
     NBEST,
     NGRAM,
     NNLM,
@@ -25,8 +26,6 @@ from fedtools.lm.rescored import (
     open_rescored,
     read_scp,
 )
-from fedtools.lm.talk import groups_of
-from fedtools.lm.vocabulary import UNIGRAM, WORDS
 
 
 def make_stream(data_dir: str | Path, rescored: str | Path, out: str | Path) -> None:
@@ -118,6 +117,30 @@ class Stream:
         if span is not None and self.begins is None:
             raise UserError(NO_TIMES, remedy="take groups: even")
         return groups_of(self.runs[client], rounds, self.begins, span)
+
+
+def groups_of(
+    utterances: slice, rounds: int, begins: np.ndarray | None = None, span: float | None = None
+) -> list[slice]:
+    """A client's utterances, in the order in which they were said, in rounds + 1 groups.
+
+    Args:
+        utterances: a run of them.
+        rounds: T.
+        begins: (utterances of all,) when each begins, seconds; of use with `span` alone.
+        span: seconds, of which groups are equal parts; what begins later is in the last group. It
+            must be known without the data, so that no utterance decides another one's group.
+            None makes groups of equal numbers, section 3.2.
+    """
+    if span is not None:
+        edges = span * np.arange(1, rounds + 1) / (rounds + 1)
+        found = np.searchsorted(begins[utterances], edges, "left")
+        edges = utterances.start + np.array([0, *found, utterances.stop - utterances.start])
+    else:
+        count = utterances.stop - utterances.start
+        sizes = [len(part) for part in np.array_split(np.empty(count), rounds + 1)]
+        edges = utterances.start + np.concatenate([[0], np.cumsum(sizes)])
+    return [slice(int(at), int(to)) for at, to in pairwise(edges)]
 
 
 def open_stream(folder: str | Path) -> Stream:

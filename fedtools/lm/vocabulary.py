@@ -24,9 +24,9 @@ import numpy as np
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_words
 from fedtools.files.symbols import END, START, UNKNOWN, check_sentence, nfc, words_of
 from fedtools.files.tables import count, read_tsv, write_tsv
+from fedtools.files.text_files import read_words
 
 WORDS, UNIGRAM = "words.txt", "unigram.tsv"
 END_ID, UNKNOWN_ID = 0, 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,11 +11,12 @@ import numpy as np
 
 from fedtools.files.config import Natural, NonNegative, Positive
 from fedtools.files.messages import Payload
+from fedtools.files.states import Spec
 from fedtools.files.values import STATISTICS
 
 if TYPE_CHECKING:
-    from fedtools.client.fit import Fitted
-    from fedtools.client.place import Place
+    from fedtools.client.client import Client
+    from fedtools.client.unit import Trained
     from fedtools.server.server import Server
 
 SHARED = "shared"  # sent by the server, trained at the clients, aggregated
@@ -42,13 +43,13 @@ class Phase:
     """What one round is.
 
     Attributes:
-        client: what a client of the round does with its `Place`, or with whatever the task gives
-            it; None if no client takes part.
+        client: what a client of the round does with its `Client`, or with its data where the task
+            has no models; None if no client takes part.
         server: what the server makes of the messages.
         sends: what each client sends: SHARED, the shared tensors of its model; COUNTS; features;
             or a payload.
         everybody: all clients take part, not a sample of them.
-        server_trains: `Server.place` is needed: the server with the experiment's data, or ...
+        server_trains: `Server.client` is needed: the server with the experiment's data, or ...
         on_features: ... with the features that clients sent in this earlier round, if it is not 0.
         jointly: the server trains a personal part for each client too, on that client's data.
         trains: whether clients take gradient steps.
@@ -56,9 +57,11 @@ class Phase:
         may_lack: a client whose data are gone, or the personal parameters that it trained, is left
             out and the rest goes on (speech recognition, of phases that send no tensors); otherwise
             a round wants everybody's data.
+        untimed: clients keep how long it took to themselves, since that depends on data which
+            nobody is to know of.
     """
 
-    client: Callable[[Place], list[Fitted]] | None
+    client: Callable[[Any], list[Trained]] | None
     server: Callable[[Server], None]
     sends: str | Extracted | Payload = SHARED
     everybody: bool = False
@@ -68,6 +71,7 @@ class Phase:
     keep: bool = False
     trains: bool = True
     may_lack: bool = False
+    untimed: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,11 +81,11 @@ class Method:
     Attributes:
         title: its name in tables.
         rank: its place among the rows of tables, the lowest first.
-        tasks: those that it can have.
+        needs: the parts that a task must have, see `fedtools.tasks.facts`.
         federated: whether clients train; otherwise it is a row apart in some tables.
         local_epochs: epochs that a client trains in a round; of keyword spotting, where every batch
             is full, an epoch is as many batches as hold all clips, and the ledger has its length.
-        local_steps: gradient steps instead, where this is not 0 (keyword spotting).
+        local_steps: gradient steps instead, where this is not 0 (of clips).
         personal: patterns, such as "encoder.embed.*", of the parameters that stay at a client.
         min_clients: with fewer usable messages a round is an error.
         max_norm_ratio: an update is refused whose norm is over so many times the median norm of
@@ -93,9 +97,22 @@ class Method:
             utterances and frames; 0 sets no bound.
     """
 
+    # What methods of earlier versions have, and what it is called now.
+    _RENAMED: ClassVar[dict[str, str]] = {
+        "train_client": "client",
+        "update_server": "server",
+        "tasks": "needs",
+    }
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for old, new in cls._RENAMED.items():
+            if old in vars(cls):
+                raise TypeError(f"{cls.__name__}.{old} is called {new} now: see CHANGELOG.md")
+
     title: ClassVar[str]
     rank: ClassVar[int] = 100
-    tasks: ClassVar[tuple[str, ...]] = ("asr", "kws", "lm")
+    needs: ClassVar[tuple[str, ...]] = ("model",)
     federated: ClassVar[bool] = True
 
     local_epochs: Positive = 1
@@ -105,27 +122,34 @@ class Method:
     max_norm_ratio: NonNegative = 20.0
     max_weight_ratio: NonNegative = 20.0
 
-    def check(self, task: str, model: Mapping[str, Any]) -> None:
-        """Raise a ValueError if it cannot have this task, or a model of this configuration."""
-        if task not in self.tasks:
-            raise ValueError(f"{self.title} is for task {' or '.join(self.tasks)}, not {task}")
+    def check(self, task: str, parts: Sequence[str], model: Mapping[str, Any]) -> None:
+        """Raise a ValueError if it cannot have this task, or a model of this configuration.
+
+        Args:
+            task: its name.
+            parts: what the task has, see `fedtools.tasks.facts`.
+            model: its options.
+        """
+        for part in self.needs:
+            if part not in parts:
+                raise ValueError(f"{self.title} needs {part}, which task {task} has not")
         if self.personal and not self.federated:
             raise ValueError(f"{self.title} has no clients, and so no personal layers")
-        if task != "kws" and self.local_steps:
-            raise ValueError(f"local_steps is for task kws; task {task} has local_epochs")
+        if self.local_steps and "labels" not in parts:
+            raise ValueError(f"local_steps is of clips; task {task} has local_epochs")
 
     def phase(self, number: int) -> Phase:
         """What round `number`, counted from 1, is; by default every round is the same."""
-        return Phase(client=self.train_client, server=self.update_server)
+        return Phase(client=self.client, server=self.server)
 
-    def train_client(self, client: Place) -> list[Fitted]:
+    def client(self, client: Client) -> list[Trained]:
         """Train the model that lies in `client`, whose SHARED tensors the client then sends.
 
-        A place may be many clients at once, each with a model, a loss and a result of its own.
+        It may be many clients at once, each with a model, a loss and a result of its own.
         """
         raise NotImplementedError
 
-    def update_server(self, server: Server) -> None:
+    def server(self, server: Server) -> None:
         """Make the next round's SHARED tensors from the messages that `server` holds."""
         raise NotImplementedError
 
@@ -143,8 +167,12 @@ class Method:
             return self.parameter_kind(name)
         return RESET
 
-    def kinds(self, parameters: set[str], tensors: Mapping[str, Any]) -> dict[str, str]:
+    def kinds(self, parameters: set[str], spec: Spec) -> dict[str, str]:
         """tensor name -> SHARED, PERSONAL or RESET, for a model's parameters and buffers.
+
+        Args:
+            parameters: the names of those of `spec` that training changes.
+            spec: of the full state.
 
         Raises:
             ValueError: if a pattern of `personal` matches no parameter.
@@ -159,8 +187,8 @@ class Method:
         return {
             name: self.parameter_kind(name)
             if name in parameters
-            else self.buffer_kind(name, value.is_floating_point())
-            for name, value in tensors.items()
+            else self.buffer_kind(name, "float" in kind)
+            for name, (_, kind) in spec.items()
         }
 
     def prepare(

@@ -26,7 +26,7 @@ class Centralized(Method):
     federated: ClassVar[bool] = False
 
     def phase(self, number: int) -> Phase:
-        return Phase(client=None, server=self.update_server, server_trains=True)
+        return Phase(client=None, server=self.server, server_trains=True)
 
-    def update_server(self, server: Server) -> None:
-        server.fit(epochs=1)
+    def server(self, server: Server) -> None:
+        server.train(epochs=1)

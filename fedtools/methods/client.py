@@ -14,24 +14,24 @@ from fedtools.methods import METHODS
 from fedtools.methods.base import Method
 
 if TYPE_CHECKING:
-    from fedtools.client.fit import Fitted
-    from fedtools.client.place import Place
+    from fedtools.client.client import Client
+    from fedtools.client.unit import Trained
     from fedtools.server.server import Server
 
 
 @METHODS.register("client")
 @dataclass(frozen=True)
-class Client(Method):
+class ClientAlone(Method):
     """Every tensor is personal."""
 
     title: ClassVar[str] = "Client"
     rank: ClassVar[int] = 1
-    tasks: ClassVar[tuple[str, ...]] = ("asr",)
+    needs: ClassVar[tuple[str, ...]] = ("model", "optimizer")
 
     personal: tuple[str, ...] = ("*",)
 
-    def train_client(self, client: Place) -> list[Fitted]:
-        return client.fit(keep_optimizer=True)
+    def client(self, client: Client) -> list[Trained]:
+        return client.train(keep_optimizer=True)
 
-    def update_server(self, server: Server) -> None:
+    def server(self, server: Server) -> None:
         server.keep()

@@ -7,7 +7,7 @@ H. Zhu et al.: Decoupled federated learning for ASR with non-IID data, Interspee
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -20,8 +20,8 @@ from fedtools.methods import METHODS
 from fedtools.methods.base import PERSONAL, Extracted, Method, Phase
 
 if TYPE_CHECKING:
-    from fedtools.client.fit import Fitted
-    from fedtools.client.place import Place
+    from fedtools.client.client import Client
+    from fedtools.client.unit import Trained
     from fedtools.server.server import Server
 
 
@@ -48,7 +48,7 @@ class DecoupleFL(Method):
 
     title: ClassVar[str] = "DecoupleFL"
     rank: ClassVar[int] = 6
-    tasks: ClassVar[tuple[str, ...]] = ("asr",)
+    needs: ClassVar[tuple[str, ...]] = ("model", "features")
 
     personal: tuple[str, ...] = ("encoder.embed.*", "encoder.encoders.[0-6].*")
     stage1: Natural = 50
@@ -58,8 +58,8 @@ class DecoupleFL(Method):
     speaker_invariance: NonNegative = 0.0
     speaker_units: Positive = 128
 
-    def check(self, task: str, model: Mapping[str, Any]) -> None:
-        super().check(task, model)
+    def check(self, task: str, parts: Sequence[str], model: Mapping[str, Any]) -> None:
+        super().check(task, parts, model)
         if not self.personal:
             raise ValueError("personal names no parameters, which would be the extractor")
         if not self.rounds:
@@ -91,13 +91,13 @@ class DecoupleFL(Method):
             self.receive, self.keep, sends=nothing, everybody=True, trains=False, may_lack=True
         )
 
-    def train_extractor(self, client: Place) -> list[Fitted]:
+    def train_extractor(self, client: Client) -> list[Trained]:
         """Stage 1, section 2.2.1: the classifier is fixed, the optimiser lives on."""
         if not self.speaker_invariance:
-            return client.fit(only=self._is_extractor, fix_statistics=True, keep_optimizer=True)
+            return client.train(only=self._is_extractor, fix_statistics=True, keep_optimizer=True)
         from fedtools.client.invariance import speaker_invariant
 
-        weight = partial(self.weight_of_speakers, client.number)
+        weight = partial(self.weight_of_speakers, client.unit.number)
         return speaker_invariant(client, self._is_extractor, weight, self.speaker_units)
 
     def weight_of_speakers(self, number: int, done: float) -> float:
@@ -113,15 +113,15 @@ class DecoupleFL(Method):
         progress = (number - 1 + done) / self.stage1
         return self.speaker_invariance * (2 / (1 + math.exp(-10 * progress)) - 1)
 
-    def send_features(self, client: Place) -> list[Fitted]:
+    def send_features(self, client: Client) -> list[Trained]:
         """What the server needs for stage 2, section 2.2.2."""
         return client.send_features()
 
     def train_classifier(self, server: Server) -> None:
         """Stage 2, equation 4: the classifier alone, on features."""
-        server.fit(epochs=1, only=lambda name: not self._is_extractor(name))
+        server.train(epochs=1, only=lambda name: not self._is_extractor(name))
 
-    def receive(self, client: Place) -> list[Fitted]:
+    def receive(self, client: Client) -> list[Trained]:
         """The new classifier goes back: all that there is to do."""
         return client.rest()
 

@@ -1,13 +1,14 @@
 """FedAvg: clients train the shared model, the server takes the mean.
 
 B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas: Communication-efficient learning of
-deep networks from decentralized data, AISTATS 2017; as equation 2 of H. Zhu et al.: Decoupled
-federated learning for ASR with non-IID data, Interspeech 2022, has it: a plain mean over clients.
+deep networks from decentralized data, AISTATS 2017, algorithm 1; as equation 2 of H. Zhu et al.:
+Decoupled federated learning for ASR with non-IID data, Interspeech 2022, has it: a plain mean over
+clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,8 +16,9 @@ from fedtools.methods import METHODS
 from fedtools.methods.base import Method
 
 if TYPE_CHECKING:
-    from fedtools.client.fit import Fitted
-    from fedtools.client.place import Place
+    from fedtools.client.client import Client
+    from fedtools.client.objective import Objective
+    from fedtools.client.unit import Trained
     from fedtools.server.server import Server
 
 
@@ -36,16 +38,23 @@ class FedAvg(Method):
     weighting: Literal["uniform", "utterances"] = "uniform"
     keep_optimizer: bool = False
 
-    def check(self, task: str, model: Mapping[str, Any]) -> None:
-        super().check(task, model)
-        if task == "kws" and self.keep_optimizer:
-            raise ValueError("keep_optimizer is for task asr")
+    def check(self, task: str, parts: Sequence[str], model: Mapping[str, Any]) -> None:
+        super().check(task, parts, model)
+        if self.keep_optimizer and "optimizer" not in parts:
+            raise ValueError(f"keep_optimizer: clients of task {task} train together")
 
-    def train_client(self, client: Place) -> list[Fitted]:
-        return client.fit(keep_optimizer=self.keep_optimizer)
+    def client(self, client: Client) -> list[Trained]:
+        """ClientUpdate: some epochs of gradient descent on the client's own data."""
+        return client.train(self.objective(client), keep_optimizer=self.keep_optimizer)
+
+    def objective(self, client: Client) -> Objective:
+        """What a client minimises: by default the task's loss."""
+        return client.objective
 
     def weight(self, utterances: int) -> float:
+        """n_k, or 1."""
         return float(utterances) if self.weighting == "utterances" else 1.0
 
-    def update_server(self, server: Server) -> None:
+    def server(self, server: Server) -> None:
+        """w <- sum over k of n_k / n w_k."""
         server.mean()

@@ -21,6 +21,5 @@ class FedExtract(FedAvg):
 
     title: ClassVar[str] = "FedExtract"
     rank: ClassVar[int] = 5
-    tasks: ClassVar[tuple[str, ...]] = ("asr",)
 
     personal: tuple[str, ...] = ("encoder.embed.*", "encoder.encoders.[0-6].*")

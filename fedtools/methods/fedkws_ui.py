@@ -13,7 +13,7 @@ the options here that only it uses are marked as released.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -26,9 +26,9 @@ from fedtools.methods.fedavg import FedAvg
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedtools.client.clips import ClipBatch
-    from fedtools.client.fit import Fitted
-    from fedtools.client.place import Place
+    from fedtools.client.client import Client
+    from fedtools.client.objective import Objective
+    from fedtools.models.clip_batch import ClipBatch
     from fedtools.models.keywords.base import Network
 
 
@@ -55,7 +55,7 @@ class FedKwsUi(FedAvg):
 
     title: ClassVar[str] = "FedKWS-UI"
     rank: ClassVar[int] = 7
-    tasks: ClassVar[tuple[str, ...]] = ("kws",)
+    needs: ClassVar[tuple[str, ...]] = ("model", "labels")
 
     local_steps: Natural = 50
     smoothing: Share = 0.2
@@ -73,9 +73,10 @@ class FedKwsUi(FedAvg):
         if self.conserve == "clips" and self.base_ratio:
             raise ValueError("conserve: clips solves r0, so that base_ratio must be 0")
 
-    def check(self, task: str, model: Mapping[str, Any]) -> None:
-        super().check(task, model)
-        if self.private == "head" and not (model.get("network_conf") or {}).get("head_share"):
+    def check(self, task: str, parts: Sequence[str], model: Mapping[str, Any]) -> None:
+        super().check(task, parts, model)
+        sizes = model.get("network_conf")
+        if self.private == "head" and not (isinstance(sizes, Mapping) and sizes.get("head_share")):
             raise ValueError("private: head needs a model with network_conf.head_share")
 
     def prepare(
@@ -112,7 +113,8 @@ class FedKwsUi(FedAvg):
         """The same for every client, or 0: then each takes as many as on the shared model."""
         return self.private_steps or self.local_steps
 
-    def train_client(self, client: Place) -> list[Fitted]:
+    def objective(self, client: Client) -> Objective:
+        """Equation 3, after the private models have been trained."""
         import torch
 
         utility = torch.from_numpy(client.facts["utility"]).float()
@@ -129,16 +131,16 @@ class FedKwsUi(FedAvg):
             against = batch.mean((overfitted * log_probs).sum(-1))
             return smooth + self.adversarial * against
 
-        return client.fit(loss)
+        return client.objective.replaced(loss)
 
-    def _overfit(self, client: Place):
+    def _overfit(self, client: Client):
         """Train the private models; returns a function for their predictions, (K, B, classes)."""
         if not self.adversarial:
             return None
         steps = self._fixed_private_steps or None
         if self.private == "head":
-            client.fit(
-                private_cross_entropy,
+            client.train(
+                client.objective.replaced(private_cross_entropy),
                 steps=steps,
                 only=lambda name: name.startswith("private_head."),
                 purpose="private",
@@ -147,9 +149,9 @@ class FedKwsUi(FedAvg):
                 network.private(features.detach()).detach().softmax(-1)
             )
         private = client.copy()
-        client.load_own(private, "private")
-        client.fit(steps=steps, network=private, purpose="private")
-        client.save_own(private, "private")
+        client.recall("private", private)
+        client.train(steps=steps, model=private, purpose="private")
+        client.keep("private", private)
         private.eval().requires_grad_(False)
         return lambda network, batch, features: private(batch.mfcc).softmax(-1)
 

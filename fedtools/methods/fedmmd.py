@@ -20,12 +20,11 @@ from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from fedtools.client.clips import ClipBatch
-    from fedtools.client.fit import Fitted
-    from fedtools.client.place import Place
-    from fedtools.models.keywords.base import Network
+    from fedtools.client.client import Client
+    from fedtools.client.objective import Objective
+    from fedtools.client.unit import Batch
 
 # Kernel widths, in units of the mean squared distance of the batch's features.
 _WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -45,21 +44,23 @@ class FedMmd(FedAvg):
 
     title: ClassVar[str] = "FedMMD"
     rank: ClassVar[int] = 5
-    tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
     discrepancy: NonNegative = 0.001
 
-    def train_client(self, client: Place) -> list[Fitted]:
+    def objective(self, client: Client) -> Objective:
+        """One forward pass serves both terms: BatchNorm's statistics move once a step."""
+        models, plain = client.models, client.objective
         server = client.copy().eval().requires_grad_(False)
 
-        def loss(network: Network, batch: ClipBatch) -> Tensor:
-            features = network.features(batch.mfcc, batch.valid)
-            log_probs = network.head(features).log_softmax(-1)
-            entropy = -log_probs.gather(2, batch.labels[..., None])[..., 0]
-            distance = squared_mmd(features, server.features(batch.mfcc), batch.weights)
-            return batch.mean(entropy) + self.discrepancy * distance
+        def loss(model: nn.Module, batch: Batch) -> Tensor:
+            batch = plain.labelled(batch)
+            features = models.represent(model, batch)
+            own = models.loss_of(models.classify(model, features), batch)
+            ours, weights = models.vectors(features, batch)
+            theirs, _ = models.vectors(models.represent(server, batch), batch)
+            return own + self.discrepancy * squared_mmd(ours, theirs, weights)
 
-        return client.fit(loss)
+        return plain.replaced(loss)
 
 
 def squared_mmd(ours: Tensor, theirs: Tensor, weights: Tensor) -> Tensor:

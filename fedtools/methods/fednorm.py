@@ -20,6 +20,5 @@ class FedNorm(FedAvg):
 
     title: ClassVar[str] = "FedNorm"
     rank: ClassVar[int] = 4
-    tasks: ClassVar[tuple[str, ...]] = ("asr",)
 
     personal: tuple[str, ...] = ("*norm*",)

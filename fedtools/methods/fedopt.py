@@ -47,7 +47,7 @@ class FedOpt(FedAvg):
         squares = {} if self.optimizer == "sgd" else {"square": self.adaptivity**2}
         return {"mean": 0.0, **squares}
 
-    def update_server(self, server: Server) -> None:
+    def server(self, server: Server) -> None:
         server.mean()
         server.step(self.step, self.slots)
 

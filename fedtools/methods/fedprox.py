@@ -15,12 +15,11 @@ from fedtools.methods import METHODS
 from fedtools.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from fedtools.client.clips import ClipBatch
-    from fedtools.client.fit import Fitted
-    from fedtools.client.place import Place
-    from fedtools.models.keywords.base import Network
+    from fedtools.client.client import Client
+    from fedtools.client.objective import Objective
+    from fedtools.client.unit import Batch
 
 
 @METHODS.register("fedprox")
@@ -34,23 +33,16 @@ class FedProx(FedAvg):
 
     title: ClassVar[str] = "FedProx"
     rank: ClassVar[int] = 4
-    tasks: ClassVar[tuple[str, ...]] = ("kws",)
 
     proximal: NonNegative = 0.001
 
-    def train_client(self, client: Place) -> list[Fitted]:
-        from fedtools.client.stacks import cross_entropy
+    def objective(self, client: Client) -> Objective:
+        """Equation 2: h_k(w; w^t) = F_k(w) + mu / 2 |w - w^t|^2."""
+        from fedtools.client.objective import squared_distance
 
         start = client.start
 
-        def loss(network: Network, batch: ClipBatch) -> Tensor:
-            return cross_entropy(network, batch) + self.proximal / 2 * distance(network, batch)
+        def penalty(model: nn.Module, batch: Batch) -> Tensor:
+            return self.proximal / 2 * squared_distance(model, start, batch.active)
 
-        def distance(network: Network, batch: ClipBatch) -> Tensor:
-            clients = len(batch.labels)
-            return sum(
-                (value[:clients] - start[name][:clients]).square().flatten(1).sum(1)
-                for name, value in network.named_parameters()
-            )
-
-        return client.fit(loss)
+        return client.objective + penalty

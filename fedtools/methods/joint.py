@@ -23,12 +23,12 @@ class Joint(Method):
 
     title: ClassVar[str] = "DecoupleFL - decouple"
     rank: ClassVar[int] = 7
-    tasks: ClassVar[tuple[str, ...]] = ("asr",)
+    needs: ClassVar[tuple[str, ...]] = ("model", "features")
 
     personal: tuple[str, ...] = ("encoder.embed.*", "encoder.encoders.[0-6].*")
 
     def phase(self, number: int) -> Phase:
-        return Phase(client=None, server=self.update_server, server_trains=True, jointly=True)
+        return Phase(client=None, server=self.server, server_trains=True, jointly=True)
 
-    def update_server(self, server: Server) -> None:
-        server.fit(epochs=1)
+    def server(self, server: Server) -> None:
+        server.train(epochs=1)

@@ -11,6 +11,7 @@ import importlib
 import inspect
 import io
 import logging
+import typing
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fedtools.files.config import option_error, unknown
+from fedtools.files.config import checked, option_error, unknown
 from fedtools.files.errors import UserError
 from fedtools.models.padding import keep_to_own_frames
 from fedtools.models.tdnn import TdnnEncoder
@@ -92,7 +93,7 @@ def build_model(
     """
     for key in config:
         if key not in (*KEYS, "criterion"):
-            raise option_error(unknown(key, KEYS), where, key, config[key])
+            raise option_error(unknown(key, (*KEYS, "criterion")), where, key, config[key])
     criterion = criterion_of(config, where)
     if (criterion == "lfmmi") != (lattice is not None):
         remedy = "give --asset denominator=FOLDER with criterion lfmmi, and only with it"
@@ -161,15 +162,29 @@ def outputs(
 
     Arguments and shapes as of `log_posteriors`.
     """
+    features, lengths = represent(model, batch)
+    return classify(model, features), lengths
+
+
+def represent(
+    model: nn.Module, batch: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the encoder makes of a batch: (batch, frames', size), and numbers of frames'.
+
+    Arguments as of `log_posteriors`.
+    """
     # SpecAugment and global_mvn work in place: without the copy a second pass over the same batch
     # would see another input.
     encoded, lengths, *_ = model.encode(batch["speech"].clone(), batch["speech_lengths"])
-    if isinstance(encoded, tuple):
-        # With intermediate CTC; its layers' outputs come after the encoder's.
-        encoded = encoded[0]
+    # With intermediate CTC, its layers' outputs come after the encoder's.
+    return encoded[0] if isinstance(encoded, tuple) else encoded, lengths
+
+
+def classify(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
+    """What the criterion is of, of what `represent` gave: (batch, frames', outputs)."""
     if model.lattice:
-        return model.ctc.ctc_lo(encoded), lengths
-    return model.ctc.log_softmax(encoded).float(), lengths
+        return model.ctc.ctc_lo(features)
+    return model.ctc.log_softmax(features).float()
 
 
 def as_posteriors(model: nn.Module, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -242,6 +257,10 @@ def _make(config: Mapping, key: str, where: str, **given):
         if argument not in known:
             problem = f"{key}_conf: {unknown(argument, known)}"
             raise option_error(problem, where, argument, arguments[argument])
+    # ESPnet takes true for 1, and leaves many arguments to whoever uses them.
+    hints = typing.get_type_hints(kind.__init__)
+    for argument in arguments.keys() & hints.keys():
+        checked(argument, arguments[argument], hints[argument], f"{where}: {key}_conf")
     try:
         return kind(**given, **{**_DEFAULTS.get(key, {}), **arguments})
     except Exception as error:

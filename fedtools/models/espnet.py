@@ -17,7 +17,6 @@ import torch
 from fedtools.files.atomic import atomic_path, atomic_write
 from fedtools.files.config import option_error, read_yaml, write_yaml
 from fedtools.files.errors import UserError
-from fedtools.files.lines import open_input, read_bytes, read_lines
 from fedtools.files.states import check_spec, save_state, spec_of
 from fedtools.files.symbols import (
     BLANK,
@@ -30,6 +29,7 @@ from fedtools.files.symbols import (
     check_tokens,
     write_tokens,
 )
+from fedtools.files.text_files import open_input, read_bytes, read_lines
 from fedtools.models.asr import INPUT_SIZE, KEYS, build_model
 
 # What of ESPnet's options is not honoured: the values with which nothing is lost, and why others

@@ -96,7 +96,16 @@ def losses(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     Args:
         inputs, targets: (B, T), as of `pad`.
     """
-    hidden, _ = model.encoder(model.embed(inputs), model._target_mask(inputs))
+    return entropies(model, represent(model, inputs), targets)
+
+
+def represent(model: nn.Module, inputs: Tensor) -> Tensor:
+    """What the last layer sees at each place of the inputs (B, T): (B, T, att_unit)."""
+    return model.encoder(model.embed(inputs), model._target_mask(inputs))[0]
+
+
+def entropies(model: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
+    """-ln p of every target (B, T) that counts, of what `represent` gave."""
     chosen = targets != IGNORED
     logits = word_logits(model, hidden[chosen])
     return F.cross_entropy(logits.float(), targets[chosen], reduction="none")

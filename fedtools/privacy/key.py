@@ -23,7 +23,7 @@ import numpy as np
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import decode, open_input, read_text
+from fedtools.files.text_files import decode, open_input, read_text
 from fedtools.privacy.noise import Stream
 
 VARIABLE = "FEDTOOLS_NOISE_KEY"

@@ -44,11 +44,11 @@ import numpy as np
 
 from fedtools.files.atomic import sha256, write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_lines, read_text
 from fedtools.files.locks import lock
 from fedtools.files.private import Private, make_private
 from fedtools.files.states import load_state, save_state
 from fedtools.files.tables import count, read_tsv, write_tsv
+from fedtools.files.text_files import read_lines, read_text
 from fedtools.privacy.key import key_path
 
 NONCE, RELEASES = "nonce", "releases.tsv"

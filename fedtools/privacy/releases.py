@@ -12,7 +12,7 @@ from fedtools.files.atomic import sha256
 from fedtools.files.experiment import Experiment
 from fedtools.privacy.key import NoiseKey, open_key
 from fedtools.privacy.marginals import mend, paper_release
-from fedtools.privacy.options import CLIENT, LAPLACE, PAPER, SERVER
+from fedtools.privacy.options import CLIENT, LAPLACE, SERVER
 from fedtools.privacy.plan import Plan
 from fedtools.privacy.record import SERVER_NAME, Record, Row
 
@@ -38,21 +38,30 @@ class Releases:
             )
         return counts
 
-    def by_server(
-        self, counts: np.ndarray, number: int, background: np.ndarray, smoothing: float
-    ) -> np.ndarray:
-        """What the server makes of the sum of all clients' counts in a round, (V,).
-
-        Of the mechanism "paper" it is not counts but the marginal of equation 8, whose smoothing is
-        that of equation 4.
-        """
-        if self.plan.options.mechanism == PAPER:
-            return self._once(
-                number, "", lambda draw: self._paper(counts, number, draw, background, smoothing)
-            )
+    def by_server(self, counts: np.ndarray, number: int) -> np.ndarray:
+        """What the server makes of the sum of all clients' counts in a round, (V,)."""
         if self._by(SERVER):
             return self._once(number, "", lambda draw: self._noisy(counts, number, "", draw))
         return counts
+
+    def marginal(
+        self, marginal: np.ndarray, total: float, number: int, background: np.ndarray
+    ) -> np.ndarray:
+        """Equation 8, as a distribution: what the server makes of all clients' with "paper", (V,).
+
+        Args:
+            marginal: (V,), of equation 6.
+            total: c_i of all clients, summed; where it is 0, all is of noise alone.
+            number: the round.
+            background: (V,), u(w).
+        """
+
+        def noisy(draw: int) -> np.ndarray:
+            inputs = marginal[None], np.array([total]), self.plan.options.epsilon, self._key
+            label = {"experiment": self.experiment, "number": number, "draw": draw}
+            return mend(paper_release(*inputs, **label), background)
+
+        return self._once(number, "", noisy)
 
     def _once(self, number: int, sender: str, make: Callable[[int], np.ndarray]) -> np.ndarray:
         """A release, made by `make` from the number of its draw; in memory, there is one draw."""
@@ -64,22 +73,6 @@ class Releases:
     def _noisy(self, counts: np.ndarray, number: int, sender: str, draw: int) -> np.ndarray:
         label = {"experiment": self.experiment, "number": number, "sender": sender, "draw": draw}
         return self.plan.release(counts, self._key, **label)
-
-    def _paper(
-        self, counts: np.ndarray, number: int, draw: int, background: np.ndarray, smoothing: float
-    ) -> np.ndarray:
-        """Equation 8, as a distribution; where nobody has said a word, of noise alone."""
-        total = max(counts.sum(), 0.0)
-        marginal = background
-        if total > 0:
-            marginal = (1 - smoothing) * counts / total + smoothing * background
-        noisy = paper_release(
-            *(marginal[None], np.array([total]), self.plan.options.epsilon, self._key),
-            experiment=self.experiment,
-            number=number,
-            draw=draw,
-        )
-        return mend(noisy, background)
 
 
 class ReleasesOf(Releases):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedtools.files.errors import UserError
-from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.files.tables import read_tsv, with_deviation, write_tsv
 from fedtools.score.bootstrap import AVERAGE
 
 
@@ -65,18 +65,18 @@ def _cell(seeds: Sequence[Mapping[str, float]]) -> str:
     """Mean, standard deviation over several seeds, and the means of the bounds where all know."""
     if not seeds:
         return "-"
-    values = [seed["value"] for seed in seeds]
-    spread = f" ± {_digits(statistics.stdev(values))}" if len(values) > 1 else ""
+    figure = with_deviation([seed["value"] for seed in seeds], _digits)
     low, high = (_mean([seed[name] for seed in seeds]) for name in ("low", "high"))
-    return f"{_mean(values)}{spread}" + (f" [{low}, {high}]" if low and high else "")
+    return figure + (f" [{low}, {high}]" if low and high else "")
 
 
 def _mean(values: Sequence[float]) -> str:
     """Written out; "" if one is not known."""
-    mean = statistics.fmean(values)
-    return "" if math.isnan(mean) else _digits(mean)
+    return _digits(statistics.fmean(values))
 
 
 def _digits(value: float) -> str:
-    """Rates of 0 to 1 need more of them than % and dB."""
+    """Rates of 0 to 1 need more of them than % and dB; of what is not known there are none."""
+    if math.isnan(value):
+        return ""
     return f"{value:.1f}" if abs(value) >= 2 else f"{value:.2f}"

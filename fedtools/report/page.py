@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import re
-import shlex
-import statistics
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +10,9 @@ from urllib.parse import quote
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import read_text
 from fedtools.files.provenance import git_hash, records
-from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.files.tables import format_markdown, read_tsv, with_deviation
+from fedtools.files.text_files import read_text
 from fedtools.report.results import (
     Interval,
     Method,
@@ -29,8 +24,6 @@ from fedtools.report.results import (
     size_text,
 )
 from fedtools.score.bootstrap import AVERAGE, MIN_SPEAKERS
-
-SECTION_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
 @dataclass(frozen=True)
@@ -214,23 +207,6 @@ def _section(
     return "\n\n".join(part.strip() for part in parts)
 
 
-def add_page_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a recipe's own report, for `page_of`."""
-    for name in ("section", "corpus", "release"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--mini", action="store_true")
-    parser.add_argument("--command", default=shlex.join(sys.argv))
-    parser.add_argument("--date", type=datetime.date.fromisoformat)
-
-
-def page_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Page:
-    """What the options of `add_page_options` say; a usage error for a malformed section."""
-    if not SECTION_NAME.fullmatch(options.section):
-        parser.error(f"--section {options.section!r}: use small letters, digits and '-'")
-    corpus = Corpus(options.corpus, options.release, options.mini)
-    return Page(options.section, corpus, options.command, date=options.date)
-
-
 def read_each(rows: Sequence[Row]) -> list[Method]:
     """Methods that need not be comparable with each other."""
     names = dict.fromkeys(row.name for row in rows)
@@ -332,7 +308,7 @@ def main_table(methods: Sequence[Method]) -> str:
             size_text(method.cost.bytes),
             epochs_text(method.cost.client_epochs),
             epochs_text(method.cost.server_epochs),
-            *(_with_spread(method.values(rate, client)) for client in clients),
+            *(with_deviation(method.values(rate, client), "{:.1f}".format) for client in clients),
         ]
         for method in methods
     ]
@@ -367,12 +343,6 @@ def _with_interval(rate: Interval) -> str:
     if rate.low is None or rate.high is None:
         return f"{rate.value:.1f}"
     return f"{rate.value:.1f} [{rate.low:.1f}, {rate.high:.1f}]"
-
-
-def _with_spread(values: Sequence[float]) -> str:
-    """A mean, and the standard deviation where there are several values."""
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{spread}"
 
 
 def embolden(

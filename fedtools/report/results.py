@@ -9,19 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from fedtools.decode.lists import Weights, used_weights
-from fedtools.federation.tasks import TASKS, Task
+from fedtools.decode.lists import TunedWeights, used_weights
 from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
-from fedtools.files.lines import stream_lines
 from fedtools.files.messages import COLLAPSED, COLLAPSED_FROM, COUNTED
 from fedtools.files.tables import count, format_table, number, read_tsv
+from fedtools.files.text_files import stream_lines
 from fedtools.files.units import Unit
 from fedtools.methods import METHODS
 from fedtools.score.bootstrap import ALL, AVERAGE
 from fedtools.score.pairs import cuts_of
 from fedtools.score.wer import columns_of, unit_of_columns
+from fedtools.tasks import facts_of
+from fedtools.tasks.facts import Facts
 
 # Stands in tables after the name of a method whose pseudo-labels collapsed.
 MARK = "†"
@@ -78,7 +79,7 @@ class Run:
     curve: dict[int, dict[str, float]]
     experiment: Path | None
     scores: Path
-    weights: Weights | None
+    weights: TunedWeights | None
     collapsed: dict[str, int]
 
 
@@ -161,10 +162,10 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
     if experiment is None:
         return Run(name, Cost(), None, unit, scored, rates, {}, None, scores, weights, {})
     opened = Experiment(experiment)
-    title = METHODS.get(opened.config["method"], experiment / "config.yaml").title
+    title = METHODS.get(opened.options.method, experiment / "config.yaml").title
     name = name.replace("{}", title) or title
     evaluation = opened.evaluation("valid")
-    curve = read_curve(evaluation, TASKS["asr"]) if evaluation.exists() else {}
+    curve = read_curve(evaluation, facts_of("asr", evaluation)) if evaluation.exists() else {}
     cost, collapsed = read_cost(opened), Counter(read_collapsed(opened))
     adapted = scores.parent
     if (adapted / "config.yaml").exists() and not adapted.samefile(experiment):
@@ -219,15 +220,15 @@ def _rounds_of(collapsed: Mapping[str, int]) -> str:
     return some(named)
 
 
-def read_curve(path: Path, task: Task) -> dict[int, dict[str, float]]:
+def read_curve(path: Path, facts: Facts) -> dict[int, dict[str, float]]:
     """Read a task's `evaluate_<split>.tsv`: round -> client -> its rate in %, by rising rounds."""
     curve: dict[int, dict[str, float]] = {}
-    for line, row in enumerate(read_tsv(path, task.header), 2):
+    for line, row in enumerate(read_tsv(path, facts.header), 2):
         of_round = curve.setdefault(count(row, "round", path, line), {})
         if row["client"] in of_round:
             problem = f"round {row['round']} of {row['client']!r} comes twice"
             raise UserError(problem, path=path, line=line)
-        of_round[row["client"]] = number(row, task.rate, path, line)
+        of_round[row["client"]] = number(row, facts.rate, path, line)
     first = next(iter(curve.values()), {})
     for at, of_round in curve.items():
         if of_round.keys() != first.keys():

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
-from fedtools.files.lines import stream_lines
+from fedtools.files.text_files import stream_lines
 
 _KINDS = {"target": True, "nontarget": False}
 

@@ -10,13 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ldexp
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import seed64
+from fedtools.files.experiment import Experiment
+from fedtools.files.seeds import seed64
 
 SAMPLINGS = ("fixed", "poisson")
+
+
+class Drawn(Protocol):
+    """What of a phase says who takes part; see `fedtools.methods.base.Phase`."""
+
+    @property
+    def client(self) -> Any:
+        """What each of them does; None if no client takes part."""
+
+    @property
+    def everybody(self) -> bool:
+        """Whether all take part."""
+
+
+def draw(experiment: Experiment, number: int, phase: Drawn) -> list[str]:
+    """Draw the clients of a round of an experiment: a function of (seed, round) alone."""
+    options = experiment.options
+    if phase.client is None:
+        return []
+    count = options.clients_per_round
+    if phase.everybody or count is None:
+        return experiment.clients
+    return sample_clients(experiment.clients, count, experiment.seed, number, options.sampling)
 
 
 def sample_clients(

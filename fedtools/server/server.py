@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,20 +20,41 @@ from fedtools.server.shares import Rules, most_of, weights_of
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedtools.client.place import Place
+    from fedtools.client.client import Client
 
 # What the server makes known of a sum of what clients sent.
-Release = Callable[["dict[str, np.ndarray]"], "dict[str, np.ndarray]"]
+Release = Callable[["np.ndarray"], "np.ndarray"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round that is aggregated.
+
+    Attributes:
+        experiment: opened.
+        number: the round.
+        sampled: who takes part.
+        base: the sum of the state that the server sent.
+        payload: what each client sends.
+        parameters: the names of the tensors that a server's optimiser may change.
+    """
+
+    experiment: Experiment
+    number: int
+    sampled: Sequence[str]
+    base: str
+    payload: Payload
+    parameters: frozenset[str]
 
 
 class Server:
     """What a method's server half works with; each of its acts makes the next round's state.
 
     Attributes:
-        number: the round.
+        round: the round.
         messages: those of clients that were not refused.
         refusals: the clients that were, with their reasons.
-        place: the server as a place that trains, where the phase has it train; otherwise None.
+        client: the server as one who trains, where the phase has it train; otherwise None.
         epochs: of its own training in this round.
         collapsed: client, or "" where data have none -> the share of its utterances whose
             pseudo-labels were empty in that training, of those of whom nearly all were.
@@ -41,23 +62,18 @@ class Server:
 
     def __init__(
         self,
-        experiment: Experiment,
-        number: int,
+        round: Round,
         rules: Rules,
-        payload: Payload,
         messages: Sequence[Message],
         refusals: Sequence[Refusal],
-        parameters: Collection[str],
-        place: Place | None,
+        client: Client | None = None,
         release: Release | None = None,
     ):
-        self.number = number
+        self.round, self.client, self.epochs = round, client, 0.0
         self.messages, self.refusals = list(messages), list(refusals)
-        self.place, self.epochs = place, 0.0
         self.collapsed: dict[str, float] = {}
-        self._rules, self._payload, self._spec = rules, payload, payload.tensors
-        self._experiment, self._own = experiment, experiment.at_server(number)
-        self._parameters, self._release = set(parameters), release
+        self._rules, self._spec, self._release = rules, round.payload.tensors, release
+        self._experiment, self._own = round.experiment, round.experiment.at_server(round.number)
         self._trained: dict[str, float] = {}
         sampled = len(self.messages) + len(self.refusals)
         # A sample drawn with a probability may be smaller than that.
@@ -66,7 +82,7 @@ class Server:
 
     def _check_enough(self) -> None:
         if self.messages or self.refusals:
-            folder = self._experiment.round_dir(self.number)
+            folder = self._experiment.round_dir(self.round.number)
             check_min_clients(len(self.messages), self._least, self.refusals, folder)
 
     @property
@@ -78,12 +94,12 @@ class Server:
     @property
     def state(self) -> Path:
         """The shared tensors that the clients started from."""
-        return self._experiment.global_state(self.number)
+        return self._experiment.global_state(self.round.number)
 
     @property
     def next_state(self) -> Path:
         """Where the shared tensors of the next round are written."""
-        return self._experiment.global_state(self.number + 1)
+        return self._experiment.global_state(self.round.number + 1)
 
     def mean(self) -> None:
         """The next state is the mean of what clients sent, weighted as the method says.
@@ -94,27 +110,27 @@ class Server:
         bound = Bound(self.state, self._rules.max_norm_ratio)
         self._combine(self._weights(), bound, self.next_state)
 
-    def sum(self, added: bool = False) -> None:
-        """The next state is the sum of what clients sent: of counts, not of models.
+    def sum(self, step: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None) -> None:
+        """The next state is made of the sum of what clients sent: of counts, not of models.
 
         It is released as the task has it, with noise perhaps: until then it is in the server's own
         folder alone.
 
         Args:
-            added: to this round's state.
+            step: from a tensor of this round's state, and what was released of the sum, to that of
+                the next state; by default what was released.
         """
-        ones = [1.0] * len(self.messages)
-        if not self.messages or not (added or self._release):
-            self._combine(ones, None, self.next_state)
+        if not self.messages:
+            self.keep()
             return
         with scratch_dir(self._own.folder) as folder:
-            self._combine(ones, None, folder / "sum.safetensors")
+            self._combine([1.0] * len(self.messages), None, folder / "sum.safetensors")
             found = load_state(folder / "sum.safetensors")
         if self._release:
-            found = self._release(found)
-        if added:
+            found = {name: self._release(total) for name, total in found.items()}
+        if step:
             state = load_state(self.state)
-            found = {name: state[name] + found[name] for name in found}
+            found = {name: step(state[name], released) for name, released in found.items()}
         save_state(self.next_state, found)
 
     def _combine(self, weights: Sequence[float], bound: Bound | None, out: Path) -> None:
@@ -127,7 +143,7 @@ class Server:
             weights,
             out,
             self._spec,
-            values=self._payload.values,
+            values=self.round.payload.values,
             bound=bound,
             normalise=bound is not None,
             min_clients=self._least,
@@ -162,7 +178,7 @@ class Server:
             self.messages[index] = replace(message, status=CAPPED)
         ratio = self._rules.max_weight_ratio
         said = f"{what}, {ratio:g} times the median (max_weight_ratio)"
-        print(f"round {self.number}, {message.client}: {said}", file=sys.stderr)
+        print(f"round {self.round.number}, {message.client}: {said}", file=sys.stderr)
 
     def keep(self) -> None:
         """The next state is this round's."""
@@ -187,7 +203,7 @@ class Server:
         model = load_state(self.state, self._spec)
         state = load_state(self.next_state, self._spec)
         kept = self._own.load("optimizer") or {}
-        for name in sorted(self._parameters & state.keys()):
+        for name in sorted(self.round.parameters & state.keys()):
             old = model[name].astype(np.float64)
             own = {
                 slot: kept.setdefault(f"{slot}.{name}", np.full_like(old, first))
@@ -200,25 +216,28 @@ class Server:
         self._own.drop_old(keep=2)
         save_state(self.next_state, state)
 
-    def fit(self, epochs: int = 1, only: Callable[[str], bool] | None = None) -> None:
+    def train(self, epochs: int = 1, only: Callable[[str], bool] | None = None) -> None:
         """Train on the server's data; the next state is the trained model's.
 
         Args:
             only: chooses parameters by name; by default all are trained.
         """
-        (fitted,) = self.place.fit(epochs=epochs, keep_optimizer=True, only=only)
-        if fitted.reason:
-            self._diverged(fitted.reason)
-        shares = fitted.empty_labels.items()
+        assert self.client is not None, "the phase has no server_trains"
+        (trained,) = self.client.train(epochs=epochs, keep_optimizer=True, only=only)
+        if trained.reason:
+            self._diverged(trained.reason)
+        # Of models that the server trains for clients.
+        self.client.keep_personal([True] * len(self.client.unit.own))
+        shares = trained.empty_labels.items()
         self.collapsed = {who: share for who, share in shares if status_of("", share) == COLLAPSED}
-        self._trained["server"] = fitted.loss
+        self._trained["server"] = trained.loss
         self.epochs += epochs
-        state = self.place.tensors()
+        state = self.client.tensors()
         save_state(self.next_state, {name: state[name] for name in self._spec})
         self._own.finish()
 
     def _diverged(self, reason: str) -> None:
-        problem = f"training diverged in round {self.number}: {reason}"
+        problem = f"training diverged in round {self.round.number}: {reason}"
         raise UserError(problem, path=self._experiment.path, remedy="lower the learning rate")
 
     def mean_loss(self) -> float:

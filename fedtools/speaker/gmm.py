@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.files.states import check_finite, load_state, save_state
 
 # So many frames at a time bound the memory: (frames, Gaussians) of float64.

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.files.states import save_state
 from fedtools.speaker.gmm import Gmm, Moments, check_again, load_model
 

@@ -30,7 +30,6 @@ words. Words are normalised and turns divided as those of the annotations are.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,8 +50,9 @@ from words import Sentence, Token, sentences, tokens_of
 
 from fedtools.audio.wave import AudioError, describe_recording
 from fedtools.files.datadir import MAX_OVERSHOOT, corpus_folder
+from fedtools.files.dropped import Dropped
 from fedtools.files.errors import UserError
-from fedtools.files.lines import stream_lines
+from fedtools.files.text_files import stream_lines
 
 ANNOTATIONS = (".", "annotations", "ami_public_manual_1.6.2", "ami_public_manual_1.6.1")
 AUDIO = (".", "amicorpus", "audio", "wav_db")
@@ -75,28 +75,6 @@ class Utterance:
     person: str
     text: str
     audio: str = ""
-
-
-class Dropped(Counter):
-    """Reason -> segments that are left out; `first` has the place of the first of each fault."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first: dict[str, str] = {}
-
-    def fault(self, reason: str, place: str) -> None:
-        """Count what cannot be used."""
-        self[reason] += 1
-        self.first.setdefault(reason, place)
-
-    def faults(self) -> int:
-        """How many cannot be used; other reasons are of what nobody asked for."""
-        return sum(self[reason] for reason in self.first)
-
-    def told(self) -> str:
-        """Reasons and their counts, the most frequent first."""
-        reasons = sorted((-count, reason) for reason, count in self.items() if count)
-        return ", ".join(f"{reason}: {-count}" for count, reason in reasons)
 
 
 # --- where things are -----------------------------------------------------------------------------

@@ -39,11 +39,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import corpus
-from corpus import Dropped, Headsets, Reader, Utterance
+from corpus import Headsets, Reader, Utterance
 from split import SETS, census, official, read_split
 
 from fedtools.files.atomic import atomic_path
 from fedtools.files.datadir import DataDir, check_id
+from fedtools.files.dropped import Dropped
 from fedtools.files.errors import UserError, exit_with_message
 
 MONO = "mono"

@@ -25,13 +25,12 @@ from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
-from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.files.tables import format_markdown, read_tsv, with_deviation
 from fedtools.privacy.ledger import LEVELS
+from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import (
     Page,
-    add_page_options,
     image,
-    page_of,
     provenance,
     with_section,
 )
@@ -40,6 +39,7 @@ from fedtools.score.align import count_errors
 from fedtools.score.bootstrap import interval, speaker_draws
 
 PAPER = "Liu and Peng 2022"
+PERCENT = "{:.2f}".format
 # Tables 2, 3 and 4, AMI: WER in %.
 TABLE_2 = {"rescored": 32.83, "fmp1": 31.44, "fmp2": 31.34, "fmp5": 31.27, "fmp10": 31.24}
 TABLE_3 = {
@@ -105,12 +105,6 @@ class Scores:
         return np.array([sums[client] for client in self.clients], float)
 
 
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Mean, and the standard deviation over seeds."""
-    more = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{more}"
-
-
 def relative(own: np.ndarray, base: np.ndarray) -> str:
     """The change in %, with an interval by drawing clients; errors (seeds, clients)."""
     change = 100 * (own.sum() / base.sum() - 1)
@@ -135,7 +129,7 @@ def table_2(rows: Sequence[Row], scores: Scores) -> str:
         change = f"{100 * (published / TABLE_2['rescored'] - 1):+.1f}" if published else "-"
         cells.append([
             row.name,
-            spread([100 * errors.sum() / scores.words.sum() for errors in own]),
+            with_deviation([100 * errors.sum() / scores.words.sum() for errors in own], PERCENT),
             "-" if own is base else relative(own, base),
             f"{published:.2f}" if published else "-",
             "-" if own is base else change,
@@ -175,7 +169,7 @@ def figures(rows: Sequence[dict[str, str]]) -> list[str]:
         for name in ("relative", "low", "high")
     )
     bounds = "" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
-    return [spread(wers(rows)), f"{change:+.1f}{bounds}"]
+    return [with_deviation(wers(rows), PERCENT), f"{change:+.1f}{bounds}"]
 
 
 def table_3(exp: Path, seeds: Sequence[int]) -> str:
@@ -215,7 +209,7 @@ def words_table(exp: Path, seeds: Sequence[int]) -> str:
     header = ["", "WER %", "relative % [95 %]", "listed words said", "of them missed %"]
     plain, *_, second = sweep_rows(exp, seeds, "words")
     first = sweep_rows(exp, seeds, "first")
-    bonus, in_first = told(second, "bonus"), first_bonuses(exp, seeds)
+    bonus, in_first = values_of(second, "bonus"), first_bonuses(exp, seeds)
     density = sweep_rows(exp, seeds, "density")[-1]
     cells = []
     for title, rows in (
@@ -223,11 +217,13 @@ def words_table(exp: Path, seeds: Sequence[int]) -> str:
         (f"private words, bonus {bonus} in the second pass", second),
         (f"private words, bonus {in_first} in the first pass", first[0]),
         ("private words, in both", first[-1]),
-        (f"density ratio, weight {told(density, 'density')}", density),
+        (f"density ratio, weight {values_of(density, 'density')}", density),
     ):
         missed = [100 * int(row["missed"]) / max(1, int(row["listed"])) for row in rows]
         listed = statistics.fmean(int(row["listed"]) for row in rows)
-        cells.append([title, *figures(rows), f"{listed:.0f}", spread(missed, 1)])
+        cells.append(
+            [title, *figures(rows), f"{listed:.0f}", with_deviation(missed, "{:.1f}".format)]
+        )
     return format_markdown(header, cells)
 
 
@@ -243,14 +239,14 @@ def cut_by(exp: Path, seeds: Sequence[int]) -> str:
     return "by the clock" if timed else "evenly"
 
 
-def told(rows: Sequence[dict[str, str]], option: str) -> str:
+def values_of(rows: Sequence[dict[str, str]], option: str) -> str:
     """The values that an option has, of all seeds."""
     return ", ".join(f"{value:g}" for value in sorted({float(row[option]) for row in rows}))
 
 
 def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title: str) -> None:
     """WER against epsilon, with the line of the baseline without adaptation."""
-    from fedtools.report.plots import drawing, look
+    from fedtools.files.drawing import drawing, look
 
     with drawing(path, (5.6, 4.2)) as figure:
         axes = figure.subplots()
@@ -296,7 +292,7 @@ def rows_of(
             Row(f"FMP, T = {number}", by_seed(name, "best"), experiments, TABLE_2.get(name))
         )
     if private:
-        options = Experiment(by_seed(private)[0]).config["method_conf"]["privacy"]
+        options = Experiment(by_seed(private)[0]).options.method_conf["privacy"]
         laplace = options["mechanism"] == "laplace"
         name = f"FMP, T = {max(rounds)}, as in table 4, epsilon {options['epsilon']:g}"
         name += f" for one {options['unit']}" if laplace else ", the paper's noise"

@@ -23,17 +23,16 @@ tune_weights() {
     log "Stage 7: weights by ${stream}"
     local/bounds.py "${data}/dev" "${nnlm}/bounds.yaml"
     fedtools rescore-tune "${stream}" "${nnlm}/weights.yaml" --set scale=0 \
-        --vary lm_weight=0,0.25,0.5,0.75,1,1.25,1.5,2,2.5,3,4 \
-        --vary word_score=0,-0.5,0.5,-1,1,-1.5,1.5,-2,2,3,4
+        --config conf/fmp.yaml --section tuning.weights
     mapfile -t fixed < <(settings "${nnlm}/weights.yaml")
     fedtools rescore-tune "${stream}" "${nnlm}/scale.yaml" "${fixed[@]}" \
-        --vary scale=0,0.05,0.1,0.2,0.3,0.4,0.5,0.6,0.8,1,1.25,1.5,2,3,4,6,8 --set "rounds=${most}"
+        --config conf/fmp.yaml --section tuning.scale --set "rounds=${most}"
     # What private words and the density ratio add, each on its own, to FMP.
     mapfile -t -O "${#fixed[@]}" fixed < <(settings "${nnlm}/scale.yaml")
     fedtools rescore-tune "${stream}" "${nnlm}/bonus.yaml" "${fixed[@]}" \
-        --vary bonus=0,0.25,0.5,1,1.5,2,3,4,6 --set "rounds=${most}"
+        --config conf/fmp.yaml --section tuning.bonus --set "rounds=${most}"
     fedtools rescore-tune "${stream}" "${nnlm}/density.yaml" "${fixed[@]}" \
-        --vary density=0,0.05,0.1,0.15,0.2,0.3,0.4,0.5 --set "rounds=${most}"
+        --config conf/fmp.yaml --section tuning.density --set "rounds=${most}"
     tune_words
     tune_finetuning
 }
@@ -76,19 +75,20 @@ federate() {
     done
     if [ "${dp}" != none ]; then
         mapfile -t -O "${#adapted[@]}" adapted < <(protection)
-        federation "${exp}/${private}/seed${seed}" "${adapted[@]}" --set "rounds=${most}"
+        federation "${exp}/${private}/seed${seed}" "${adapted[@]}" --set "rounds=${most}" \
+            --section variants.private
         fedtools privacy "${exp}/${private}/seed${seed}"
     fi
     fine_tune "${exp}/finetuned/seed${seed}" eval "$(basename "$(<"${nnlm}/rate")")"
 }
 
-# Options of a federation with differential privacy. By the clock one utterance more moves no other;
+# Options of a federation with differential privacy, beside the variant of the config. By the clock one utterance more moves no other;
 # without times, groups are even.
 protection() {
     local option privacy=(mechanism "${dp}" unit "${dp_unit}" epsilon "${epsilon}")
     privacy+=(cap "$(fedtools config "${nnlm}/bounds.yaml" "${dp_unit}")")
     printf -- '--set\nmethod_conf.privacy.%s=%s\n' "${privacy[@]}"
-    for option in sigma=0.1 $(by_clock); do printf -- '--set\nmethod_conf.%s\n' "${option}"; done
+    for option in $(by_clock); do printf -- '--set\nmethod_conf.%s\n' "${option}"; done
 }
 
 by_clock() { sed -n 's/^span: \(.*\)/groups=clock span=\1/p' "${nnlm}/bounds.yaml"; }
@@ -134,16 +134,15 @@ favour_words() { # set, bonus, folder of the lists
 
 # Tables 3 and 4: other settings, on the same stored scores.
 sweep() {
-    local fixed epsilons=8,4,2,1,0.5,0.1 bonus first density option unit heard=eval
+    local fixed bonus first density option unit heard=eval
     bonus=$(fedtools config "${nnlm}/bonus.yaml" bonus)
     first=$(fedtools config "${nnlm}/first_bonus.yaml" bonus)
     density=$(fedtools config "${nnlm}/density.yaml" density)
     mapfile -t fixed < <(settings "${nnlm}/weights.yaml"; settings "${nnlm}/scale.yaml")
     fixed+=(--set "rounds=${most}" --seed "${seed}")
-    try eval sigma --vary alpha=0.5 --vary beta=0.25 --vary sigma=5,0,0.1,1,10,100
-    try eval beta --vary alpha=0 --vary beta=0.75 --vary sigma=5
-    try eval alpha --vary alpha=0.75 --vary beta=0 --vary sigma=5
-    try eval continuous --vary continuous=true --vary normalise=false,true
+    for option in sigma beta alpha continuous; do
+        try eval "${option}" --config conf/fmp.yaml --section "sweeps.${option}"
+    done
     try eval density --vary "density=0,${density}"
     try eval words --vary "bonus=0,${bonus}"
     # With a bonus of 0 the first pass would find what it found before.
@@ -154,16 +153,16 @@ sweep() {
         cp "${nnlm}/stream_eval"/phrases{.tsv,_of} "${nnlm}/stream_${heard}"
     fi
     try "${heard}" first --vary "bonus=0,${bonus}"
-    fixed+=(--set sigma=0.1)
+    fixed+=(--set "sigma=$(fedtools config conf/fmp.yaml variants.private.method_conf.sigma)")
     for option in $(by_clock); do fixed+=(--set "${option}"); done
     try eval none --vary mechanism=none
     # What clients count for themselves alone, which no noise touches.
     try eval nothing --vary alpha=0
-    try eval paper --set mechanism=paper --vary "epsilon=${epsilons}"
+    try eval paper --set mechanism=paper --config conf/fmp.yaml --section sweeps.privacy
     for unit in utterance user; do
         try eval "${unit}" --set mechanism=laplace --set "unit=${unit}" \
             --set "cap=$(fedtools config "${nnlm}/bounds.yaml" "${unit}")" \
-            --vary "epsilon=${epsilons}"
+            --config conf/fmp.yaml --section sweeps.privacy
     done
 }
 

@@ -14,8 +14,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from corpus import Row, sha256_of, told
+from corpus import Row, sha256_of
 
+from fedtools.files.dropped import told
 from fedtools.files.errors import UserError
 
 SETS = ("train", "valid", "test")

@@ -17,8 +17,8 @@ from pathlib import Path
 from fedtools.files.datadir import corpus_folder
 from fedtools.files.errors import UserError
 from fedtools.files.languages import is_language
-from fedtools.files.lines import open_input, other_encoding
 from fedtools.files.spoken import normalise
+from fedtools.files.text_files import open_input, other_encoding
 
 # The codes of the first releases, and the texts that Common Voice itself replaced them by.
 CODES = {
@@ -367,12 +367,6 @@ def speaker_names(speakers: set[str]) -> dict[str, str]:
             names[digests.pop(digest)] = digest[:length]
         length += 4
     return names
-
-
-def told(dropped: Counter) -> str:
-    """Reasons and their counts, the most frequent first."""
-    reasons = sorted((-count, reason) for reason, count in dropped.items() if count)
-    return ", ".join(f"{reason}: {-count}" for count, reason in reasons)
 
 
 def sha256_of(text: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedtools.audio.wave import AudioError, recording_seconds
 from fedtools.files.datadir import byte_order, check_id, corpus_folder
 from fedtools.files.errors import UserError
-from fedtools.files.lines import TABLE, read_bytes
+from fedtools.files.text_files import TABLE, read_bytes
 
 SETS = ("train", "valid", "test")
 LISTS = {"valid": "validation_list.txt", "test": "testing_list.txt"}

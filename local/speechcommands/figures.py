@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from runs import Run, Runs, mean_and_spread, mean_curve, network_title, title_of
 from tables import SYMBOLS, ablation, ablations
 
-from fedtools.report.plots import drawing, every, look
+from fedtools.files.drawing import drawing, every, look
 
 
 def plot_accuracy(path: str | Path, runs: Runs, title: str) -> None:

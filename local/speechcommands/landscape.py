@@ -35,20 +35,22 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fedtools.cli.federation import open_experiment
-from fedtools.client.fit import Objective
-from fedtools.client.place import Place
-from fedtools.client.stacks import ClipBatches, cross_entropy
-from fedtools.federation.detection import require_keywords
-from fedtools.federation.kws import KwsFederation, predict, prepare, tensors_of
+from fedtools.client.client import Client as FederatedClient
+from fedtools.client.unit import Unit
+from fedtools.federation.federation import Federation
 from fedtools.files.clips import Clips
 from fedtools.files.config import from_mapping
+from fedtools.files.drawing import drawing
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.keyed import generator
 from fedtools.files.private import Private
+from fedtools.files.seeds import generator
 from fedtools.files.tables import format_table, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
 from fedtools.models.keywords.base import Network
-from fedtools.report.plots import drawing
+from fedtools.models.training import load_model
+from fedtools.tasks.kws.model import tensors_of
+from fedtools.tasks.kws.stacks import ClipSource
+from fedtools.tasks.kws.task import predict, prepare
 
 COLUMNS = ("panel", "gamma_1", "gamma_2", "accuracy")
 _LOW, _HIGH = -0.1, 1.1
@@ -93,7 +95,7 @@ class Landscape:
     models: dict[str, float]
 
 
-def landscape(federation: KwsFederation, alo: Alo, options: argparse.Namespace) -> Landscape:
+def landscape(federation: Federation, alo: Alo, options: argparse.Namespace) -> Landscape:
     """Train two clients' models from an experiment's last one, and measure what lies between.
 
     The clients are those of the lowest and the highest utility. Nothing is written into the
@@ -115,7 +117,7 @@ def landscape(federation: KwsFederation, alo: Alo, options: argparse.Namespace) 
         raise UserError(problem, path=federation.where, remedy="give one without personal layers")
     inferior, qualified = choose_clients(federation, options.min_clips, alo)
     federation.load_result(None, federation.experiment.result_round())
-    start = _copied(federation.model)
+    start = _copied(federation.task.models.build())
     with tempfile.TemporaryDirectory() as folder:
         first, second, against = (
             train_on(federation, client, options.epochs, Path(folder), by)
@@ -144,16 +146,16 @@ def client_facts(clips: Clips, method: FedKwsUi, batch_size: int) -> list[Client
 
 
 def choose_clients(
-    federation: KwsFederation, min_clips: int, method: FedKwsUi
+    federation: Federation, min_clips: int, method: FedKwsUi
 ) -> tuple[Client, Client]:
     """The clients of the lowest and the highest utility of those with enough clips."""
-    batch_size = federation.training.batch_size
-    clients = client_facts(federation.features("train").clips, method, batch_size)
+    batch_size = federation.task.training.batch_size
+    clients = client_facts(federation.task.corpus.features("train").clips, method, batch_size)
     enough = [client for client in clients if client.clips >= min_clips]
     if len(enough) < 2:
         raise UserError(
             f"{len(enough)} of {len(clients)} clients have {min_clips} clips",
-            path=federation.data_path("train"),
+            path=federation.task.data_path("train"),
             remedy="ask for fewer, by --min-clips (run.sh: --landscape_clips)",
         )
     by_utility = sorted(enough, key=lambda client: (client.utility, client.name))
@@ -174,7 +176,7 @@ def between(start: State, first: State, second: State, g1: float, g2: float) -> 
 
 
 def train_on(
-    federation: KwsFederation, client: Client, epochs: int, folder: Path, alo: Alo | None
+    federation: Federation, client: Client, epochs: int, folder: Path, alo: Alo | None
 ) -> State:
     """What some epochs on a client's clips make of the model that lies in the federation.
 
@@ -182,58 +184,47 @@ def train_on(
         folder: receives what the client would keep, such as ALO's private model.
         alo: trains it against the model that comes out without; None trains that one.
     """
-    steps = math.ceil(epochs * client.clips / min(client.clips, federation.training.batch_size))
-    data = federation.features("train")
+    task, data = federation.task, federation.task.corpus.features("train")
+    steps = math.ceil(epochs * client.clips / min(client.clips, task.training.batch_size))
     number, seed = federation.experiment.result_round() + 1, federation.experiment.seed
-    rows = data.clips.rows(client.name)
-
-    def batches(epochs: int | None, asked: int | None, purpose: str) -> ClipBatches:
-        key = seed, number, purpose
-        return ClipBatches(data, [client.name], [rows], [asked or steps], federation.training, key)
-
-    stack = Place(
-        copy.deepcopy(federation.model),
-        names=[client.name],
-        number=number,
-        stacked=True,
-        training=federation.training,
-        objective=Objective(cross_entropy),
-        batches=batches,
-        sizes=[client.clips],
-        own=[Private(folder, number)],
-        seed=seed,
-        facts={"steps": np.array([steps]), "utility": np.array([client.utility])},
-    )
+    facts = {"steps": np.array([steps]), "utility": np.array([client.utility])}
+    rows, home = [data.clips.rows(client.name)], Private(folder, number)
+    source = ClipSource(data, [client.name], rows, (seed, number), task.training, facts)
+    unit = Unit([client.name], number, seed, home, [home])
+    model = copy.deepcopy(task.models.build())
+    trainer = FederatedClient(unit, source, task.models, model)
     if alo:
-        (fitted,) = dataclasses.replace(alo, private_steps=steps).train_client(stack)
+        (trained,) = dataclasses.replace(alo, private_steps=steps).client(trainer)
     else:
         # As ALO trains its private model: the one that it works against is theta_1 itself.
-        (fitted,) = stack.fit(purpose="private")
-    if fitted.reason:
+        (trained,) = trainer.train(purpose="private")
+    if trained.reason:
         raise UserError(
             f"the training of client {client.name!r} diverged",
             path=federation.experiment.path,
             remedy="take an experiment of a lower learning rate",
         )
-    return _copied(stack.model)
+    return _copied(trainer.model)
 
 
 def _copied(network: Network) -> State:
     return {name: value.detach().clone() for name, value in tensors_of(network).items()}
 
 
-def _accuracy_on(federation: KwsFederation, split: str, most: int) -> Callable[[State], float]:
+def _accuracy_on(federation: Federation, split: str, most: int) -> Callable[[State], float]:
     """A function from a model to its accuracy, in %, on some clips, the same every time."""
-    data = federation.features(split)
+    data = federation.task.corpus.features(split)
     total = len(data.clips.labels)
     draw = generator(federation.experiment.seed, "landscape", split)
     chosen = np.sort(draw.choice(total, min(total, most), replace=False))
     mfcc = torch.cat([data.plain(slice(row, row + 1)) for row in chosen])
     labels = torch.from_numpy(data.clips.labels[chosen]).to(mfcc.device)
 
+    network = federation.task.models.build()
+
     def accuracy(state: State) -> float:
-        federation.load(state)
-        return 100 * float((predict(federation.model, mfcc).argmax(1) == labels).double().mean())
+        load_model(tensors_of(network), state)
+        return 100 * float((predict(network, mfcc).argmax(1) == labels).double().mean())
 
     return accuracy
 
@@ -243,8 +234,9 @@ def _accuracy_on(federation: KwsFederation, split: str, most: int) -> Callable[[
 
 def draw_landscape(options: argparse.Namespace) -> None:
     """Compute a landscape, draw it, write its values, and print the four models' accuracies."""
-    federation = require_keywords(open_experiment(options.experiment, options.ngpu))
-    classes = len(federation.features("train").clips.classes)
+    federation = open_experiment(options.experiment, options.ngpu)
+    federation.task.need("logits")
+    classes = len(federation.task.corpus.features("train").clips.classes)
     config = config_for("alo", classes, options.config)
     alo = from_mapping(Alo, config.get("method_conf"), options.config or "")
     with federation.settings():
@@ -266,14 +258,15 @@ def draw_landscape(options: argparse.Namespace) -> None:
     print(format_table(["model", "accuracy"], models), end="")
 
 
-def _origin(federation: KwsFederation, options: argparse.Namespace) -> str:
+def _origin(federation: Federation, options: argparse.Namespace) -> str:
     """What theta_0 is, how long the clients train, and on how much it is measured."""
-    experiment, clips = federation.experiment, federation.features(options.split).clips
+    experiment = federation.experiment
+    clips = federation.task.corpus.features(options.split).clips
     total = len(clips.labels)
-    network = network_title(experiment.config["model"]["network"])
+    network = network_title(experiment.options.model["network"])
     return (
         f"$\\theta_0$: {network}, {len(clips.classes)} classes, "
-        f"{title_of(experiment.config['method'])}, seed {experiment.seed}, "
+        f"{title_of(experiment.options.method)}, seed {experiment.seed}, "
         f"round {experiment.result_round()}; "
         f"clients: {options.epochs} epochs; "
         f"{min(total, options.clips)} of {total} {options.split} clips"

@@ -21,10 +21,10 @@ from options import config_for, png, whole
 from fedtools.client.options import ClipTraining
 from fedtools.files.clips import Clips
 from fedtools.files.config import from_mapping
+from fedtools.files.drawing import COLOURS, drawing
 from fedtools.files.errors import exit_with_message
-from fedtools.files.keyed import generator
+from fedtools.files.seeds import generator
 from fedtools.methods.fedkws_ui import FedKwsUi
-from fedtools.report.plots import COLOURS, drawing
 
 
 def draw_clients(options: argparse.Namespace) -> None:

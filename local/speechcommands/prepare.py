@@ -63,8 +63,9 @@ from options import whole
 
 from fedtools.files.atomic import write_text
 from fedtools.files.datadir import DataDir, byte_order, write_table
+from fedtools.files.dropped import told
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.keyed import generator, seed64
+from fedtools.files.seeds import generator, seed64
 from fedtools.files.tables import format_table
 
 KEYWORDS = "yes,no,up,down,left,right,on,off,stop,go"
@@ -295,14 +296,11 @@ def report(tasks: list[Task], split: str, notes: list[str]) -> None:
     print(format_table(header, rows, "llrrrrrr"), end="")
 
 
-def told(dropped: Dropped) -> str:
-    """How many clips were dropped, and why: the most frequent reason first, each with a clip."""
-    reasons = sorted((-len(clips), reason) for reason, clips in dropped.items() if clips)
-    listed = ", ".join(
-        f"{reason}: {-count}, the first {dropped[reason][0]}" for count, reason in reasons
-    )
-    total = -sum(count for count, _ in reasons)
-    return f"dropped {total} ({listed})" if listed else "dropped 0"
+def outcome_of(kept: int, dropped: Dropped) -> str:
+    """How many clips were kept and dropped, and why: each reason with its first clip."""
+    counts = {reason: len(clips) for reason, clips in dropped.items()}
+    listed = told(counts, {reason: clips[0] for reason, clips in dropped.items() if clips})
+    return f"kept {kept}, dropped {sum(counts.values())}" + (f" ({listed})" if listed else "")
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -318,7 +316,7 @@ def prepare(options: argparse.Namespace) -> None:
         labels = keyword_classes(options)
         archive = corpus.read_test_archive(options.test_archive, labels, dropped, notes)
     kept = len(clips) + len(noise) + len(archive)
-    outcome, lost = f"kept {kept}, {told(dropped)}", sum(map(len, dropped.values()))
+    outcome, lost = outcome_of(kept, dropped), sum(map(len, dropped.values()))
     if not clips or lost > options.max_drop * (kept + lost):
         over = f"over {options.max_drop:.1%}" if clips else "no clip to use"
         remedy = "unpack the archive again, mend the corpus, or raise --max-drop"

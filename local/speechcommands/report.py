@@ -12,10 +12,6 @@ prints the table of accuracies.
 from __future__ import annotations
 
 import argparse
-import datetime
-import shlex
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +30,8 @@ from tables import (
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import exit_with_message
-from fedtools.report.page import SECTION_NAME, Corpus, Page, image, provenance, with_section
+from fedtools.report.options import add_page_options, page_of
+from fedtools.report.page import Page, image, provenance, with_section
 from fedtools.score.detection import DEFINITION
 
 PAPER = "Li et al. 2022"
@@ -157,7 +154,7 @@ def _provenance(path: Path, runs: Runs, page: KeywordPage) -> str:
         path,
         page,
         seeds={run.seed for run in everything},
-        rounds={run.config["rounds"] for run in everything},
+        rounds={run.options.rounds for run in everything},
         pictures=[],
         experiments=[run.path for run in everything],
         more=[f"Left out, not finished: {name}." for name in runs.unfinished],
@@ -167,53 +164,20 @@ def _provenance(path: Path, runs: Runs, page: KeywordPage) -> str:
 # --- the command ----------------------------------------------------------------------------------
 
 
-def section_name(text: str) -> str:
-    """Read the name of a section."""
-    if not SECTION_NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: use small letters, digits and '-'")
-    return text
-
-
-def date(text: str) -> datetime.date:
-    """Read a date as 2024-02-03."""
-    return datetime.date.fromisoformat(text)
-
-
-def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; wrong usage exits 2."""
+def main() -> None:
+    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
     parser = argparse.ArgumentParser(description="Write a section of RESULTS.md.")
     add = parser.add_argument
     add("root", type=Path, metavar="EXP", help="has <task>/<network>/<method>/seed<k>")
     add("results", type=Path, help="the page; other sections of it are left as they are")
-    add("--section", type=section_name, required=True, help="the section to write, e.g. mini")
-    add("--corpus", required=True, help="name of the corpus")
-    add("--release", required=True, help="its release")
-    add("--mini", action="store_true", help="it is a mini corpus: every caption says so")
     add("--published", type=Path, metavar="TSV", help="the paper's figures")
-    add("--command", help="what made the figures (default: this command)")
     add("--config", default="", help="name of the configuration, for captions: paper.yaml")
-    add("--date", type=date, help="of the report, as 2024-02-03 (default: today)")
-    return parser.parse_args(arguments)
-
-
-def report(options: argparse.Namespace) -> None:
-    """Write what the command line asks for."""
-    page = KeywordPage(
-        section=options.section,
-        corpus=Corpus(options.corpus, options.release, options.mini),
-        command=options.command or shlex.join(sys.argv),
-        date=options.date,
-        paper=options.published,
-        config=options.config,
-    )
-    print(write_report(options.root, options.results, page), end="")
-
-
-def main() -> None:
-    """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    options = parse_options(sys.argv[1:])
+    add_page_options(parser)
+    options = parser.parse_args()
+    own = {"paper": options.published, "config": options.config}
+    page = page_of(parser, options, KeywordPage, **own)
     with exit_with_message("report.py"):
-        report(options)
+        print(write_report(options.root, options.results, page), end="")
 
 
 if __name__ == "__main__":

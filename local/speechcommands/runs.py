@@ -12,18 +12,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedtools.audio.mfcc import frames_of
 from fedtools.client.options import ClipTraining
-from fedtools.federation.tasks import TASKS, data_of
 from fedtools.files.clips import Clips, read_classes, read_length
 from fedtools.files.config import differences, from_mapping, unknown
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
+from fedtools.files.options import Options
 from fedtools.files.tables import count, number, read_tsv
 from fedtools.methods import METHODS, make_method
 from fedtools.methods.base import Method
@@ -31,6 +31,8 @@ from fedtools.models.keywords import NETWORKS, build_network
 from fedtools.report.results import read_curve
 from fedtools.score.detection import COLUMNS as DETECTION_COLUMNS
 from fedtools.score.detection import RATES
+from fedtools.tasks import facts_of
+from fedtools.tasks.facts import data_of
 
 # X.-C. Li et al. record accuracy every three rounds; their legends have the mean of "the final 5
 # communication rounds": taken for the last five evaluations.
@@ -86,9 +88,9 @@ class Run:
         return self.experiment.seed
 
     @property
-    def config(self) -> Mapping[str, Any]:
-        """The configuration as it was frozen."""
-        return self.experiment.config
+    def options(self) -> Options:
+        """Those that the experiment began with."""
+        return self.experiment.options
 
     @property
     def lasting(self) -> float:
@@ -99,17 +101,17 @@ class Run:
     @property
     def final(self) -> float:
         """The accuracy after the last round."""
-        return self.accuracy[self.config["rounds"]]
+        return self.accuracy[self.options.rounds]
 
     @cached_property
     def method(self) -> Method:
         """The method with its options."""
-        return make_method(self.config["method"], self.config["method_conf"], self.where)
+        return make_method(self.options.method, self.options.method_conf, self.where)
 
     @cached_property
     def training(self) -> ClipTraining:
         """The options of training."""
-        return from_mapping(ClipTraining, self.config["training"], self.where)
+        return from_mapping(ClipTraining, self.options.training, self.where)
 
     @cached_property
     def classes(self) -> int:
@@ -120,7 +122,7 @@ class Run:
     def parameters(self) -> int:
         """The number of the network's parameters."""
         frames, where = frames_of(read_length(self.path)), f"{self.where}: model"
-        network = build_network(self.config["model"], self.classes, where, frames=frames)
+        network = build_network(self.options.model, self.classes, where, frames=frames)
         return sum(value.numel() for value in network.parameters())
 
     def costs(self, sizes: Mapping[str, int]) -> dict[str, float]:
@@ -138,7 +140,7 @@ class Run:
         found = dict.fromkeys(COSTS, 0.0)
         rows = 0
         for row in read_ledger(self.experiment):
-            if row.round > self.config["rounds"]:
+            if row.round > self.options.rounds:
                 continue  # the run went on: its accuracy here is that of the configured rounds
             found["Server epochs"] += row.server_epochs
             if row.client == SERVER_ROW:
@@ -152,7 +154,7 @@ class Run:
                 raise UserError(problem, path=self.path, remedy="pack them again")
             if row.status == "ok":
                 rows += 1
-                # As `KwsFederation.epochs` has it; epochs are written with six digits.
+                # As `Federation.epochs` has it; epochs are written with six digits.
                 batch = min(sizes[row.client], self.training.batch_size)
                 steps = round(row.client_epochs * sizes[row.client] / batch)
                 private = self.method.private_training(steps)
@@ -171,8 +173,8 @@ class Run:
         rows = read_tsv(path, DETECTION_COLUMNS)
         if len(rows) != 1:
             raise UserError("not one row", path=path, remedy="run fedtools detection again")
-        if count(rows[0], "round", path, 2) != self.config["rounds"]:
-            problem = f"of round {rows[0]['round']} of {self.config['rounds']}"
+        if count(rows[0], "round", path, 2) != self.options.rounds:
+            problem = f"of round {rows[0]['round']} of {self.options.rounds}"
             raise UserError(problem, path=path, line=2, remedy="run fedtools detection again")
         return {name: number(rows[0], name, path, 2) for name in RATES}
 
@@ -244,7 +246,7 @@ class Runs:
         for task in self.tasks:
             runs = self.having(task=task)
             for run in runs[1:]:
-                if run.config["data"] != runs[0].config["data"]:
+                if run.options.data != runs[0].options.data:
                     problem = f"its data are not those of {runs[0].path}"
                     raise UserError(problem, path=run.where, remedy="report them apart")
             for run in runs:
@@ -290,7 +292,7 @@ def read_runs(root: str | Path) -> Runs:
     for config in sorted(root.glob("*/*/*/seed*/config.yaml"), key=_natural):
         run = _read_run(config.parent)
         name = config.parent.relative_to(root)
-        if run.config["rounds"] in run.accuracy:
+        if run.options.rounds in run.accuracy:
             others = complete.setdefault(run.setting, [])
             if run.seed in (other.seed for other in others):
                 problem = f"seed {run.seed} of this setting comes twice"
@@ -299,7 +301,7 @@ def read_runs(root: str | Path) -> Runs:
                 _check_alike(run, others[0])
             others.append(run)
         else:
-            last, rounds = max(run.accuracy, default=0), run.config["rounds"]
+            last, rounds = max(run.accuracy, default=0), run.options.rounds
             unfinished.append(f"{name} (evaluated up to round {last} of {rounds})")
     if not complete:
         problem = "no experiment <task>/<network>/<method>/seed<k> that was run to its end"
@@ -328,15 +330,13 @@ def _read_run(path: Path) -> Run:
     match = re.fullmatch(r"([a-z_]+)(?:\.([a-z_]+)=(.+))?", folder)
     method, option, value = match.groups(default="") if match else (folder, "", "")
     known = network in NETWORKS.names() and method in METHODS.names()
-    if experiment.config["task"] != "kws" or not known:
+    if experiment.options.task != "kws" or not known:
         problem = f"{network}/{folder} is no keyword network and method"
         remedy = "name the folders <task>/<network>/<method>/seed<k>"
         raise UserError(problem, path=path, remedy=remedy)
     evaluation = experiment.evaluation("test")
     found = _read_accuracy(evaluation) if evaluation.exists() else {}
-    rounds = [
-        at for at in found if at <= experiment.config["rounds"] and experiment.is_measured(at)
-    ]
+    rounds = [at for at in found if at <= experiment.options.rounds and experiment.is_measured(at)]
     setting = Setting(task, network, method, option, canonical(value))
     run = Run(experiment, setting, {at: found[at] for at in rounds})
     _check_name(run, seed)
@@ -345,8 +345,8 @@ def _read_run(path: Path) -> Run:
 
 def _read_accuracy(path: Path) -> dict[int, float]:
     """round -> accuracy on all clips, in %; models of clients' own are measured on their own."""
-    curve = read_curve(path, TASKS["kws"])
-    rows = enumerate(read_tsv(path, TASKS["kws"].header), 2)
+    curve = read_curve(path, facts_of("kws", ""))
+    rows = enumerate(read_tsv(path, facts_of("kws", "").header), 2)
     clips = {row["client"]: count(row, "clips", path, line) for line, row in rows}
     return {
         at: float(np.average(list(rates.values()), weights=[clips[client] for client in rates]))
@@ -356,11 +356,11 @@ def _read_accuracy(path: Path) -> dict[int, float]:
 
 def _check_name(run: Run, seed: str) -> None:
     """Insist that the folders' names say what the configuration does."""
-    config, setting = run.config, run.setting
+    options, setting = run.options, run.setting
     pairs = {
-        "network": (setting.network, config["model"].get("network")),
-        "method": (setting.method, config["method"]),
-        "seed": (seed.removeprefix("seed"), str(config["seed"])),
+        "network": (setting.network, options.model.get("network")),
+        "method": (setting.method, options.method),
+        "seed": (seed.removeprefix("seed"), str(options.seed)),
     }
     if option := setting.option:
         if not hasattr(run.method, option):
@@ -373,8 +373,8 @@ def _check_name(run: Run, seed: str) -> None:
 
 def _check_alike(run: Run, other: Run) -> None:
     """Insist that runs of a setting differ in the seed alone: a mean of others says nothing."""
-    theirs = {**other.config, "seed": run.seed}
-    if difference := next(differences(theirs, run.config), ""):
+    theirs = {**vars(other.options), "seed": run.seed}
+    if difference := next(differences(theirs, vars(run.options)), ""):
         problem = f"not another seed of {other.path}: {difference}"
         remedy = "train both with the same options, or report them apart"
         raise UserError(problem, path=run.where, remedy=remedy)

@@ -18,14 +18,13 @@ from runs import (
     Runs,
     canonical,
     is_federated,
-    mean_and_spread,
     network_title,
     title_of,
 )
 
-from fedtools.client.options import OPTIMIZERS
-from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.files.tables import format_markdown, read_tsv, with_deviation
 from fedtools.models.keywords import NETWORKS
+from fedtools.models.training import OPTIMIZERS
 from fedtools.report.page import embolden
 from fedtools.report.results import epochs_text, size_text
 from fedtools.score.detection import RATES
@@ -116,7 +115,7 @@ def settings_table(runs: Runs) -> str:
 
 
 def _clients_per_round(run: Run) -> str:
-    count = run.config["clients_per_round"] if run.config["clients"] else "-"
+    count = run.options.clients_per_round if run.options.clients else "-"
     return f"{100 * count:g} %" if isinstance(count, float) else str(count or "all")
 
 
@@ -126,12 +125,12 @@ def _weight_decay(run: Run) -> object:
 
 
 def _sizes(run: Run) -> str:
-    options = run.config["model"].get("network_conf") or {}
+    options = run.options.model.get("network_conf") or {}
     return " ".join(f"{name}={value}" for name, value in options.items()) or "-"
 
 
 _SETTINGS: dict[str, Callable[[Run], object]] = {
-    "Rounds": lambda run: run.config["rounds"],
+    "Rounds": lambda run: run.options.rounds,
     "Clients a round": _clients_per_round,
     # With 0 it is epochs that are counted.
     "Local steps": lambda run: run.method.local_steps or "-",
@@ -260,8 +259,7 @@ def _cell(values: Sequence[float]) -> str:
     """Mean, standard deviation and number of seeds: "81.20 ± 0.45 (3)"; a dash of none."""
     if not values:
         return "-"
-    mean, spread = mean_and_spread(values)
-    return f"{mean:.2f}{'' if spread is None else f' ± {spread:.2f}'} ({len(values)})"
+    return f"{with_deviation(values, '{:.2f}'.format)} ({len(values)})"
 
 
 def _thousands(number: int) -> str:

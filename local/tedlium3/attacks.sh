@@ -27,7 +27,7 @@ attack_a1() { # where activations are taken, affine or relu
         folders=()
         for part in ${name}; do folders+=("${exp}/${part}/footprints.$1"); done
         fedtools attack a1 "${folders[@]}" "${exp}/a1.$1.${name// /+}" \
-            --models "${data}/models.tsv" --seed "${seed}"
+            --config "${config}" --models "${data}/models.tsv" --seed "${seed}"
     done
 }
 
@@ -36,5 +36,5 @@ attack_a2() { # hidden layer
     ${train_cmd} "${exp}/a2/log/a2.$1.log" fedtools attack a2 "${exp}/part1" "${exp}/part2" \
         "${exp}/a2" --indicator "${data}/indicator${iv}" --layer "$1" \
         --models "${data}/models.tsv" --seed "${seed}" --ngpu "${ngpu}" \
-        --width "$(setting a2.width)" --epochs "$(setting a2.epochs)"
+        --config "${config}"
 }

@@ -26,15 +26,15 @@ words       `it 's` is one word, but the quotation mark in `' cause` is none, an
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 from fedtools.audio.wave import AudioError, recording_seconds
 from fedtools.files.datadir import MAX_OVERSHOOT, corpus_folder
+from fedtools.files.dropped import Dropped
 from fedtools.files.errors import UserError
-from fedtools.files.lines import TABLE, read_bytes
+from fedtools.files.text_files import TABLE, read_bytes
 
 PARTITIONS = ("legacy", "speaker-adaptation")
 SETS = ("train", "dev", "test")
@@ -86,28 +86,6 @@ class Utterance:
     @property
     def seconds(self) -> float:
         return (self.end - self.start) / 100
-
-
-class Dropped(Counter):
-    """Reason -> lines that are left out; `first` has the place of the first line of each fault."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first: dict[str, str] = {}
-
-    def fault(self, reason: str, path: Path, line: int) -> None:
-        """Count a line that cannot be used."""
-        self[reason] += 1
-        self.first.setdefault(reason, f"{path}:{line}")
-
-    def faults(self) -> int:
-        """How many lines cannot be used; other reasons are of lines that nobody asked for."""
-        return sum(self[reason] for reason in self.first)
-
-    def told(self) -> str:
-        """Reasons and their counts, the most frequent first."""
-        reasons = sorted((-count, reason) for reason, count in self.items() if count)
-        return ", ".join(f"{reason}: {-count}" for count, reason in reasons)
 
 
 class LineError(Exception):
@@ -235,7 +213,7 @@ def read_set(folder: Path, dropped: Dropped) -> list[Utterance]:
                 dropped["not scored"] += 1
             except (LineError, UnicodeDecodeError) as error:
                 reason = str(error) if isinstance(error, LineError) else "not UTF-8"
-                dropped.fault(reason, path, number)
+                dropped.fault(reason, f"{path}:{number}")
     return sorted(found.values())
 
 

@@ -28,10 +28,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from corpus import Dropped, Utterance, event_of
+from corpus import Utterance, event_of
 
+from fedtools.files.dropped import Dropped
 from fedtools.files.errors import UserError
-from fedtools.files.keyed import seed64
+from fedtools.files.seeds import seed64
 
 FEWEST = 0.75
 # Table 1: speakers of Train-G, Part-1 and Part-2.

@@ -33,12 +33,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import corpus
-from corpus import Dropped, Utterance
+from corpus import Utterance
 from partition import UNITS, Partitions, Wanted, by_speaker, partition, seconds_of
 from table1 import report_of
 
 from fedtools.files.atomic import write_text
 from fedtools.files.datadir import DataDir, byte_order, check_id, write_table
+from fedtools.files.dropped import Dropped
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.tables import write_tsv
 

@@ -21,14 +21,13 @@ from scipy.stats import norm
 from fedtools.attack.verify import COLUMNS, EASY, STRICT
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.lines import read_text
 from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.files.text_files import read_text
+from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import (
     Page,
     Row,
-    add_page_options,
     image,
-    page_of,
     pooled_line,
     provenance,
     read_each,
@@ -186,7 +185,7 @@ def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> N
     """
     from matplotlib.ticker import MaxNLocator
 
-    from fedtools.report.plots import drawing, look
+    from fedtools.files.drawing import drawing, look
 
     places = list(dict.fromkeys(place for place, _ in first))
     with drawing(path, (4.2 * len(places) + 0.4, 3.2)) as figure:
@@ -220,7 +219,7 @@ def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> N
 
 def plot_det(path: Path, curves: Iterable[tuple[str, Path]], title: str) -> None:
     """Detection error trade-off, both rates on normal deviates."""
-    from fedtools.report.plots import drawing, look
+    from fedtools.files.drawing import drawing, look
 
     columns = ("threshold", "false_rejects", "false_accepts")
     ticks = [0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99, 0.999]

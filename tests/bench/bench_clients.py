@@ -104,10 +104,10 @@ def opening(folder: Path, turns: int) -> dict[str, list[float]]:
 OPENED = """
 import sys, time
 import fedtools.federation.kws, fedtools.cli.federation
-from fedtools.federation.base import open_federation
+from fedtools.federation.federation import open_federation
 begun = time.perf_counter()
 federation = open_federation(sys.argv[1])
-federation.units(federation.experiment.clients[:1000], 1)
+federation.task.units(federation.experiment.clients[:1000], 1)
 print(time.perf_counter() - begun)
 """
 CONFIG = """\

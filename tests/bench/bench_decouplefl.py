@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from bench_train import make_data  # noqa: E402
+from fedtools.federation.asr import Federation  # noqa: E402
 
-from fedtools.federation.asr import AsrFederation  # noqa: E402
-from fedtools.federation.base import open_federation  # noqa: E402
+from fedtools.federation.federation import open_federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.steps import aggregate, sample, train_local  # noqa: E402
 from fedtools.files.datadir import DataDir  # noqa: E402
@@ -42,9 +42,7 @@ METHODS = {
 }
 
 
-def make_federation(
-    root: Path, name: str, config: Path, data: DataDir, device: str
-) -> AsrFederation:
+def make_federation(root: Path, name: str, config: Path, data: DataDir, device: str) -> Federation:
     """An experiment of one client; of "stage 2" with its features sent."""
     method, settings = METHODS[name]
     options = read_config(config, [f"methods.{method}?"], settings)
@@ -64,7 +62,7 @@ def make_federation(
     return federation
 
 
-def job_of(federation: AsrFederation, name: str) -> Callable[[], None]:
+def job_of(federation: Federation, name: str) -> Callable[[], None]:
     """One epoch, each time from the beginning."""
 
     def run() -> None:
@@ -72,27 +70,27 @@ def job_of(federation: AsrFederation, name: str) -> Callable[[], None]:
         phase = federation.method.phase(number)
         if phase.server_trains:
             place = federation.at_server(number, phase)
-            place.fit(epochs=1, only=lambda one: one in federation.shared_spec)
+            place.train(epochs=1, only=lambda one: one in federation.states.shared_spec)
         else:
-            phase.client(federation.place(["bench"], number))
+            phase.client(federation.client(["bench"], number))
         for path in federation.experiment.path.rglob("checkpoint.safetensors"):
             path.unlink()
 
     return run
 
 
-def forward(federation: AsrFederation) -> None:
+def forward(federation: Federation) -> None:
     """A forward pass over all audio, in batches."""
-    utterances = federation.utterances("train", "bench")
-    federation.load_shared(1)
+    utterances = federation.task.corpus.utterances("train", "bench")
+    federation.load_result(None, 0)
     with torch.no_grad():
-        for batch in utterances.stream(utterances.batches(), federation.device):
-            log_posteriors(federation.model.eval(), batch)
+        for batch in utterances.stream(utterances.batches(), federation.task.device):
+            log_posteriors(federation.task.models.build().eval(), batch)
 
 
-def send(federation: AsrFederation, folder: Path) -> None:
+def send(federation: Federation, folder: Path) -> None:
     """All features, into the files that are sent."""
-    (fitted,) = federation.place(["bench"], 1).send_features()
+    (fitted,) = federation.client(["bench"], 1).send_features()
     write_features(folder, "bench", fitted.features, bits=16)
 
 

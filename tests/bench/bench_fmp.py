@@ -24,21 +24,20 @@ from fedtools.federation.sweep import sweep
 from fedtools.files.ark import write_ark
 from fedtools.files.datadir import write_table
 from fedtools.files.nbest import Hypothesis, write_nbest
-from fedtools.lm.rescored import Rescored
-from fedtools.lm.reweighting import Adaptation, Lists, Weights
-from fedtools.lm.talk import groups_of, simulate
+from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.stream import groups_of
 from fedtools.lm.vocabulary import END, UNKNOWN, Vocabulary, write_unigram
+from fedtools.lm.word_scores import Rescored
+from fedtools.methods.fmp import FMP, simulate
 from fedtools.privacy.key import NoiseKey
-from fedtools.privacy.options import Privacy
-from fedtools.privacy.plan import Plan
 from fedtools.privacy.releases import Releases
 
 CLIENTS, VOCABULARY, SOME = 63, 10_000, 100
 WAYS = {
-    "one setting": (Adaptation(), None),
-    "normalised": (Adaptation(normalise=True), None),
-    "refreshed after each utterance": (Adaptation(continuous=True), None),
-    "with noise": (Adaptation(), Privacy(mechanism="laplace", release="increments")),
+    "one setting": FMP(),
+    "normalised": FMP(normalise=True),
+    "refreshed after each utterance": FMP(continuous=True),
+    "with noise": FMP(privacy={"mechanism": "laplace"}),
 }
 
 
@@ -134,15 +133,14 @@ def main() -> None:
     }
     slow = [simplest(lists) for _ in range(options.turns)]
     print(f"simplest loop over words: {statistics.median(slow):.1f} s")
-    for name, (adaptation, privacy) in WAYS.items():
+    for name, method in WAYS.items():
         taken = []
         for _ in range(options.turns):
             releases = None
-            if privacy:
-                plan = Plan(privacy, options.rounds, even_groups=True)
-                releases = Releases(plan, NoiseKey(bytes(32)), "bench")
+            if method.privacy:
+                releases = Releases(method.plan(options.rounds), NoiseKey(bytes(32)), "bench")
             begun = time.perf_counter()
-            simulate(lists, groups, adaptation, releases)
+            simulate(method, lists, groups, releases)
             taken.append(time.perf_counter() - begun)
         spread = f"{statistics.median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f})"
         print(f"{name}: {spread}, {statistics.median(slow) / statistics.median(taken):.0f} times")

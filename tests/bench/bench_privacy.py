@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedtools.files.tables import format_table
-from fedtools.lm.marginals import of_noisy
+from fedtools.methods.fmp import FMP
 from fedtools.privacy.bounds import Utterances
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.options import Privacy
@@ -61,7 +61,7 @@ def main() -> None:
         "bound a client's 100 utterances": lambda turn: plan.bound(new),
         "release": release,
         "numpy's Laplace": lambda turn: counts + random.laplace(0, plan.scale, words),
-        "make a distribution": lambda turn: of_noisy(counts, flat, 0.1),
+        "make a distribution": lambda turn: FMP().global_distribution(counts, flat),
     }
     rows = []
     for name, work in works.items():

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 
 from fedtools.files.tables import format_table
 from fedtools.lm import prefixes
-from fedtools.lm.rescoring import batches
+from fedtools.lm.nbest_scoring import batches
 from fedtools.models.nnlm import NnlmOptions, build_nnlm, pad
 
 # Utterances, hypotheses, words.

@@ -4,7 +4,7 @@
     python tests/bench/bench_round.py [--clients 200] [--steps 4] [--many 2434] [--rounds 500]
     python tests/bench/bench_round.py --only large
 
-First the seconds of a round in two processes, of which training is what `KwsFederation.work`
+First the seconds of a round in two processes, of which training is what `Federation.work`
 takes in the slower one; all else (sampling, files, aggregation, waiting) is the same for any
 number of steps. Then the cost of a round that does next to nothing, in processes of our own and
 in ranks, which meet in the folder alone; a round of 1,000 clients of one step with 65 k parameters,
@@ -30,9 +30,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fedtools.federation.base import open_federation  # noqa: E402
+from fedtools.federation.kws import Federation  # noqa: E402
+
+from fedtools.federation.federation import open_federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
-from fedtools.federation.kws import KwsFederation  # noqa: E402
 from fedtools.federation.rounds import _trainer  # noqa: E402
 from fedtools.federation.steps import aggregate, sample  # noqa: E402
 from fedtools.files.clips import Clip, write_clips  # noqa: E402
@@ -44,7 +45,7 @@ TINY = {"network": "dscnn", "network_conf": {"channels": 8, "blocks": 1}}
 PROCESSES = 2
 
 
-def timed_work(self: KwsFederation, clients: list[str], number: int, phase: Phase) -> Iterator:
+def timed_work(self: Federation, clients: list[str], number: int, phase: Phase) -> Iterator:
     """Train as always, and note the seconds beside the job's logs."""
     begun = time.perf_counter()
     found = list(plain_work(self, clients, number, phase))
@@ -58,8 +59,8 @@ def timed_work(self: KwsFederation, clients: list[str], number: int, phase: Phas
 
 # At import, so that it is so in the workers too.
 PROCESS = time.time_ns()
-plain_work = KwsFederation.work
-KwsFederation.work = timed_work
+plain_work = Federation.work
+Federation.work = timed_work
 
 
 def make_clips(folder: Path, clients: int, clips: int) -> Path:
@@ -216,7 +217,7 @@ def print_large(root: Path, options: argparse.Namespace) -> None:
         }
         path = begin(root / f"large-{kept}", clips, "", settings)
         federation = open_federation(path)
-        parameters = sum(value.numel() for value in federation.model.parameters())
+        parameters = sum(value.numel() for value in federation.task.models.build().parameters())
         parts = parts_of_rounds(path, options.turns)
         disk = sum(one.stat().st_size for one in (path / "round_0001").rglob("*") if one.is_file())
         fixed = [a - b for a, b in zip(parts["round"], parts["training"], strict=True)]

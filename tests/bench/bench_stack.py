@@ -41,13 +41,13 @@ from bare_networks import BARE  # noqa: E402
 
 from fedtools.audio.augment import apply  # noqa: E402
 from fedtools.audio.mfcc import Mfcc  # noqa: E402
-from fedtools.client.clips import ClipFeatures  # noqa: E402
-from fedtools.federation.base import Federation, open_federation  # noqa: E402
+from fedtools.federation.federation import Federation, open_federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.files.clips import Clips  # noqa: E402
 from fedtools.files.config import read_yaml  # noqa: E402
 from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.models.keywords import NETWORKS  # noqa: E402
+from fedtools.tasks.kws.clips import ClipFeatures  # noqa: E402
 
 BATCH, CLASSES, CLIPS = 32, 35, 40
 BARE_OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
@@ -113,7 +113,7 @@ def opened(path: Path, device: str) -> Federation:
 def our_round(path: Path, job: int, jobs: int, device: str) -> Times:
     """One job's clients by our engine."""
     federation = opened(path, device)
-    torch.set_num_threads(federation.training.num_threads)
+    torch.set_num_threads(federation.task.training.num_threads)
     spent = [0.0]
     plain = ClipFeatures.batch
 
@@ -125,7 +125,7 @@ def our_round(path: Path, job: int, jobs: int, device: str) -> Times:
 
     ClipFeatures.batch = timed
     begun, processors = now(device), time.process_time()
-    for unit in federation.units(federation.experiment.clients, 1)[job::jobs]:
+    for unit in federation.task.units(federation.experiment.clients, 1)[job::jobs]:
         for _ in federation.work(unit, 1, federation.method.phase(1)):
             pass
     ClipFeatures.batch = plain

@@ -26,7 +26,7 @@ from fedtools.files.tables import format_table  # noqa: E402
 # Stands in for nothing: the real command, ended at the end of its first optimiser step.
 FIRST_STEP = """
 import os, sys
-from fedtools.client.progress import Progress
+from fedtools.files.progress import Progress
 Progress.advance = lambda *arguments: os._exit(0)
 sys.argv = ["fedtools", "train-local", sys.argv[1]]
 from fedtools.cli import main

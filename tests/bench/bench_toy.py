@@ -85,7 +85,7 @@ def has_fit() -> bool:
 
 def patch() -> None:
     """Make the networks known, and put the table in place of waveforms and MFCC."""
-    from fedtools.client.clips import ClipFeatures
+    from fedtools.tasks.kws.clips import ClipFeatures
 
     register()
     found: list[Tensor] = []

@@ -23,10 +23,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fedtools.client.objectives import Transcripts  # noqa: E402
-from fedtools.client.options import UtteranceTraining, make_optimizer  # noqa: E402
 from fedtools.client.place import Place  # noqa: E402
-from fedtools.client.utterances import UtteranceBatches, Utterances  # noqa: E402
+
+from fedtools.client.options import UtteranceTraining  # noqa: E402
 from fedtools.files.ark import write_ark  # noqa: E402
 from fedtools.files.config import from_mapping, read_yaml  # noqa: E402
 from fedtools.files.datadir import DataDir  # noqa: E402
@@ -34,6 +33,9 @@ from fedtools.files.private import Private  # noqa: E402
 from fedtools.files.tables import format_table  # noqa: E402
 from fedtools.lm.tokens import Tokenizer  # noqa: E402
 from fedtools.models.asr import build_model, losses, outputs  # noqa: E402
+from fedtools.models.training import make_optimizer  # noqa: E402
+from fedtools.tasks.asr.data import UtteranceBatches, Utterances  # noqa: E402
+from fedtools.tasks.asr.labels import Transcripts  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -95,7 +97,7 @@ def main() -> None:
                 own=[Private(Path(name) / str(turn), 1)],
                 seed=0,
             )
-            place.fit()
+            place.train()
 
         seconds: dict[str, list[float]] = {"bare loop": [], "fedtools": []}
         for turn in range(options.turns + 1):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import fedtools.cli
-from fedtools.files import config, datadir, lines, nbest, states, tables
+from fedtools.files import config, datadir, nbest, states, tables, text_files
 from fedtools.files.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -116,6 +116,6 @@ def read(path: Path) -> None:
     elif datadir.keyed_by(path.name) or path.name in ("client2utt", "text"):
         datadir.read_table(path, values="optional")
     elif path.suffix in (".txt", ".md", ".trn"):
-        lines.read_lines(path)
+        text_files.read_lines(path)
     elif path.suffix == ".png" and not path.read_bytes().endswith(b"IEND\xaeB`\x82"):
         raise UserError("cut off", path=path)

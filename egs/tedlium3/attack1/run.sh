@@ -143,7 +143,7 @@ if begins 9; then
     log "Stage 9: defences on both parts' models, and what else these give away"
     utils/attack_updates.sh --exp "${exp}/part2" --with "${exp}/part1" --out "${exp}/updates" \
         --indicator "${data}/indicator${iv}" --models "${data}/models.tsv" --part "${parts##* }" \
-        --defences "${defences}" --seed "${seed}" --nj "${nj}" --ngpu "${ngpu}"
+        --defences "${defences}" --config "${config}" --seed "${seed}" --nj "${nj}" --ngpu "${ngpu}"
 fi
 
 if begins 10; then

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtools.files.config import from_mapping, unknown
+from fedtools.files.config import from_mapping, option_error, unknown
 from fedtools.files.errors import UserError
 from fedtools.files.registry import Registry
 from fedtools.models.keywords.base import Network, Sizes
@@ -49,7 +49,8 @@ def build_network(
     """
     for key in config:
         if key not in ("network", "network_conf"):
-            raise UserError(unknown(key, ("network", "network_conf")), path=where)
+            known = ("network", "network_conf")
+            raise option_error(unknown(key, known), where, key, config[key])
     kind = NETWORKS.get(config.get("network"), where)
     sizes = from_mapping(kind, config.get("network_conf"), where)
     try:

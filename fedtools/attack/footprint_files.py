@@ -1,0 +1,288 @@
+"""Footprints on disk: what attacks on models begin with.
+
+models.<job>.tsv      model speaker status, a row for each model; written last
+footprints.<job>.<number>-<layer>.ark .scp
+                      of each model that is whole, in the layers from the bottom, a matrix of
+                      two rows: mean and standard deviation of the differences to the global
+                      model
+footprints.<job>.files their names
+footprints.<job>.yaml what they were made from
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from fedtools.attack.defences import Defence, defended
+from fedtools.attack.footprints import State, footprints
+from fedtools.attack.victims import Victims, find_victims, make_probe
+from fedtools.federation.federation import Federation
+from fedtools.files.ark import FeatureReader, write_ark
+from fedtools.files.atomic import sha256, write_text
+from fedtools.files.config import read_yaml, write_yaml
+from fedtools.files.datadir import read_table, write_table
+from fedtools.files.errors import UserError
+from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.files.text_files import read_text
+from fedtools.tasks.base import as_configured
+
+COLUMNS = ("model", "speaker", "status")
+OK = "ok"
+# What footprints must have in common to be compared, by its name in footprints.<job>.yaml.
+_ALIKE = {
+    "part": "part of the layers",
+    "highest": "highest layer",
+    "defence": "defence",
+    "models": "global model",
+    "network": "kind of network",
+    "indicator": "Indicator",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How models are looked at.
+
+    Attributes:
+        rounds: in which they were sent.
+        part: of a TDNN's layers, see `fedtools.attack.layers.PARTS`.
+        highest: the last layer, from 1; 0 is all of them.
+        held: models in memory at a time.
+        defence: what clients did to their updates first, see `fedtools.attack.defences`.
+        seed: of a defence's noise and groups.
+    """
+
+    rounds: Sequence[int]
+    part: str = "relu"
+    highest: int = 0
+    held: int = 16
+    defence: str = ""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Prints:
+    """Footprints that were read.
+
+    Attributes:
+        models: their names, in C order.
+        speakers: of each, "" where it is not known.
+        layers: layer -> (models, 2, D).
+        origin: what all of them were made from, as beside them.
+    """
+
+    models: list[str]
+    speakers: list[str]
+    layers: dict[str, np.ndarray]
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+@as_configured
+def write_footprints(
+    federation: Federation, indicator: Path, out: Path, look: Look, job: int = 1, jobs: int = 1
+) -> Path:
+    """Write one job's share of the footprints of an experiment's models.
+
+    What was made from the same models and speech is not made again. The first job removes what
+    jobs beyond `jobs` have left.
+
+    Args:
+        indicator: a data directory of speakers who have no model.
+        out: the folder.
+        job, jobs: which of how many contiguous shares.
+
+    Returns:
+        the table of models.
+
+    Raises:
+        UserError: if no models were sent, or a speaker of the Indicator is in the training data.
+            What was there before is then as it was.
+    """
+    Defence.parse(look.defence)
+    if job == 1:
+        _remove_beyond(out, jobs)
+    victims = find_victims(federation, look.rounds)
+    names = sorted({*victims.messages, *victims.refused})
+    share = names[len(names) * (job - 1) // jobs : len(names) * job // jobs]
+    table, made_from = out / f"models.{job}.tsv", out / f"footprints.{job}.yaml"
+    origin = {**asdict(look), "rounds": list(look.rounds), "job": f"{job} of {jobs}"}
+    del origin["held"]
+    origin["models"] = {str(n): federation.experiment.base(n) for n in look.rounds}
+    origin["files"] = {
+        str(path): sha256(path)
+        for path in sorted({victims.messages[n].path for n in share if n in victims.messages})
+    }
+    origin["network"] = federation.experiment.options.model
+    origin["indicator"] = federation.facts.identity(indicator, False)
+    known = table.exists() and made_from.exists() and read_yaml(made_from) == origin
+    if known and not _lacking(out, job):
+        return table
+    found = _all(federation, victims, indicator, share, look)
+    # Mistakes show in the first one, when nothing of before is lost yet.
+    begun = list(islice(found, 1))
+    table.unlink(missing_ok=True)
+    for path in out.glob(f"footprints.{job}.*"):
+        path.unlink()
+    out.mkdir(parents=True, exist_ok=True)
+    write_yaml(made_from, origin)
+    _write_job(chain(begun, found), out, job)
+    rows = []
+    for name in share:
+        status = f"refused: {victims.refused[name]}" if name in victims.refused else OK
+        if status != OK:
+            print(f"{name}: {status}", file=sys.stderr)
+        rows.append({"model": name, "speaker": victims.speakers.get(name, "-"), "status": status})
+    write_tsv(table, COLUMNS, rows)
+    return table
+
+
+def _all(
+    federation: Federation, victims: Victims, indicator: Path, names: Sequence[str], look: Look
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """The footprints of some models, round by round: each has a global model of its own."""
+    wanted = [name for name in names if name in victims.messages]
+    with tqdm(total=len(wanted), desc="footprints", unit="model", disable=None) as bar:
+        for number in look.rounds:
+            folder = federation.experiment.round_dir(number)
+            own = [name for name in wanted if victims.messages[name].path.parent == folder]
+            probe = make_probe(federation, number, indicator, min(look.held, len(own)))
+            states: Iterator[tuple[str, State]] = victims.states(own)
+            if look.defence:
+                states = defended(federation, victims, number, look.defence, look.seed).states(own)
+            for name, layers in footprints(probe, states, look.part, look.highest or None):
+                # As they are written. Finite weights can make what is not.
+                with np.errstate(over="ignore"):
+                    found = {layer: matrix.astype(np.float32) for layer, matrix in layers.items()}
+                bad = next(
+                    (one for one, matrix in found.items() if not np.isfinite(matrix).all()), ""
+                )
+                if bad:
+                    victims.refused[name] = f"activations of layer {bad} that are not finite"
+                else:
+                    yield name, found
+                bar.update()
+
+
+def _write_job(found: Iterator[tuple[str, dict[str, np.ndarray]]], out: Path, job: int) -> None:
+    """Write a job's archives, one for each layer."""
+    by_layer: dict[str, list[tuple[str, np.ndarray]]] = {}
+    for name, layers in found:
+        for layer, matrix in layers.items():
+            by_layer.setdefault(layer, []).append((name, matrix))
+    for number, (layer, matrices) in enumerate(by_layer.items(), 1):
+        path = out / f"footprints.{job}.{number:02d}-{layer}.ark"
+        write_table(path.with_suffix(".scp"), write_ark(path, sorted(matrices)))
+    files = sorted(path.name for path in out.glob(f"footprints.{job}.*-*"))
+    write_text(out / f"footprints.{job}.files", "".join(f"{name}\n" for name in files))
+
+
+def _lacking(out: Path, job: int) -> list[Path]:
+    """What a job has written, and is not there any more."""
+    written = out / f"footprints.{job}.files"
+    names = read_text(written).split() if written.exists() else [written.name]
+    return [out / name for name in names if not (out / name).exists()]
+
+
+def read_footprints(out: Path) -> Prints:
+    """Read what all jobs wrote.
+
+    Raises:
+        UserError: if a job's part is missing, or jobs had not the same options and models.
+    """
+    jobs, origin = _origin(out)
+    speakers: dict[str, str] = {}
+    for job in range(1, jobs + 1):
+        path = out / f"models.{job}.tsv"
+        if not path.exists():
+            remedy = f"run fedtools attack footprints --job {job}"
+            raise UserError("missing", path=path, remedy=remedy)
+        if lacking := _lacking(out, job):
+            remedy = "run fedtools attack footprints again"
+            raise UserError("missing", path=lacking[0], remedy=remedy)
+        for row in read_tsv(path, COLUMNS):
+            if row["status"] == OK:
+                speakers[row["model"]] = "" if row["speaker"] == "-" else row["speaker"]
+    models = sorted(speakers)
+    if not models:
+        raise UserError("no model is left", path=out)
+    paths: dict[str, dict[str, str]] = {}
+    for path in out.glob("footprints.*.*-*.scp"):
+        numbered = path.name.split(".", 2)[2].removesuffix(".scp")
+        paths.setdefault(numbered, {}).update(read_table(path))
+    layers = {}
+    for numbered, scp in sorted(paths.items()):
+        layer = numbered.partition("-")[2]
+        if lacking := [name for name in models if name not in scp]:
+            problem = f"no footprint of {lacking[0]!r} in layer {layer}"
+            raise UserError(problem, path=out, remedy="run fedtools attack footprints again")
+        layers[layer] = np.stack(FeatureReader(scp).read_many(models))
+    return Prints(models, [speakers[name] for name in models], layers, origin)
+
+
+def join(parts: Sequence[Prints], where: Sequence[Path]) -> Prints:
+    """The footprints of several folders together.
+
+    Raises:
+        UserError: if they are not of the same layers, global model, Indicator and defence, or a
+            model is in two of them.
+    """
+    for part, folder in zip(parts, where, strict=True):
+        _check_alike(part.origin, parts[0].origin, folder, str(where[0]))
+    names = [name for part in parts for name in part.models]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{twice!r} is in another folder, too", path=where[-1])
+    if len({tuple(part.layers) for part in parts}) > 1:
+        raise UserError("not of the layers of the other folders", path=where[-1])
+    layers = {
+        layer: np.concatenate([part.layers[layer] for part in parts]) for layer in parts[0].layers
+    }
+    speakers = [one for part in parts for one in part.speakers]
+    return Prints(names, speakers, layers, parts[0].origin)
+
+
+def _check_alike(
+    origin: Mapping[str, Any], other: Mapping[str, Any], path: Path, than: str
+) -> None:
+    """Raise a `UserError` if footprints are not to be compared with others."""
+    for name, what in _ALIKE.items():
+        one, two = (each.get(name) for each in (origin, other))
+        if name == "models":
+            # Of whatever round: which models they were compared with is what matters.
+            one, two = (sorted((each or {}).values()) for each in (one, two))
+        if one != two:
+            remedy = "run fedtools attack footprints with the same options and Indicator"
+            raise UserError(f"another {what} than in {than}", path=path, remedy=remedy)
+
+
+def _remove_beyond(out: Path, jobs: int) -> None:
+    """Remove the files of jobs above so many, tables first."""
+    for pattern in ("models.*.tsv", "footprints.*"):
+        for path in out.glob(pattern):
+            job = path.name.split(".")[1]
+            if job.isdigit() and int(job) > jobs:
+                path.unlink()
+
+
+def _origin(out: Path) -> tuple[int, dict[str, Any]]:
+    """How many jobs there are to be, as each of them says, and what all of them began with."""
+    said, first = set(), None
+    for path in sorted(out.glob("footprints.*.yaml")):
+        origin = read_yaml(path)
+        match = re.fullmatch(r"\d+ of (\d+)", str(origin.get("job", "")))
+        said.add(int(match[1]) if match else 0)
+        first = first or (path, origin)
+        _check_alike(origin, first[1], path, first[0].name)
+    if first is None or len(said) != 1 or not all(said):
+        problem = "no footprints here" if not said else "made by different numbers of jobs"
+        raise UserError(problem, path=out, remedy="run fedtools attack footprints")
+    return said.pop(), first[1]

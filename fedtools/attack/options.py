@@ -1,0 +1,51 @@
+"""The options of attacks: sections `a1` and `a2` of a recipe's YAML, with their defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Lt
+
+from fedtools.files.config import AboveZero, Positive
+
+Weight = Annotated[float, Ge(0), Lt(1e9)]
+
+
+@dataclass(frozen=True)
+class A1:
+    """Of attack A1.
+
+    Attributes:
+        alpha: weights of the distance of means and of that of deviations in equation 4.
+    """
+
+    alpha: tuple[Weight, Weight] = (1.0, 10.0)
+
+    def __post_init__(self) -> None:
+        if not any(self.alpha):
+            raise ValueError("option 'alpha' is [0, 0]: one weight must be above 0")
+
+
+@dataclass(frozen=True)
+class A2:
+    """Of attack A2.
+
+    Attributes:
+        width: of the network's layers; the fifth is three times as wide.
+        epochs: how often each model meets each utterance of the Indicator.
+        utterances: of a step, each through all models that are held.
+        frames: of an utterance's difference that a step sees, at most.
+        rate: of Adam.
+        held: models in memory at a time; a training step is of all of them, so that with another
+            number another network is trained.
+        dimension: to which LDA brings embeddings, at most; fewer where there are few models.
+    """
+
+    width: Annotated[int, Ge(2)] = 512
+    epochs: Positive = 5
+    utterances: Positive = 4
+    frames: Positive = 200
+    rate: AboveZero = 1e-3
+    held: Annotated[int, Ge(2)] = 16
+    dimension: Positive = 150

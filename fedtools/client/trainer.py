@@ -1,0 +1,295 @@
+"""The training loop: of one model, or of a stack of models at once; resumable at every step.
+
+A stack is one network whose every parameter has a leading dimension, one model after another.
+Clients that trained one after the other would each pay for starting every operation on a batch of a
+few clips; a stack pays once for all. Sorted by their number of steps, those that have finished drop
+out at its end.
+
+All randomness of a step (dropout, SpecAugment) is drawn after seeding torch by the step's own key,
+so that a run resumed from a checkpoint is the same, bit for bit, as one that was left alone.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedtools.client.objective import Objective, State
+from fedtools.client.unit import Batch, Batches, Unit
+from fedtools.files.messages import MAX_LOSS
+from fedtools.files.private import Private
+from fedtools.files.progress import Progress
+from fedtools.files.seeds import seed64
+from fedtools.files.states import load_state
+from fedtools.models.training import (
+    DTYPES,
+    Training,
+    load_model,
+    load_optimizer,
+    make_optimizer,
+    optimizer_state,
+)
+
+# What the home of a unit keeps: its optimiser, with the count of steps that it has taken, and what
+# an objective keeps from round to round.
+_OPTIMIZER, _STEPS, _OBJECTIVE = "optimizer", "steps", "objective"
+
+
+class Trainer:
+    """A training in progress: what it changes, and what a checkpoint holds.
+
+    Args:
+        model: a network, or a stack of them; parameters that need no gradient stay.
+        objective: what is minimised.
+        training: the options.
+        unit: whose training it is.
+        stacked: whether the model's tensors have a leading dimension.
+        purpose: a second training in a round needs another name, for other random numbers.
+
+    Attributes:
+        steps: taken so far.
+        before: taken before, in rounds whose optimiser was kept.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        training: Training,
+        unit: Unit,
+        *,
+        stacked: bool,
+        purpose: str = "train",
+    ):
+        self.model, self.objective, self.unit = model, objective, unit
+        self.steps, self.before = 0, 0
+        self._training, self._stacked, self._purpose = training, stacked, purpose
+        self.optimizer = make_optimizer(model, training)
+        self._device = next(model.parameters()).device
+        # Sums of each model's loss and of the batches' weights, (K,).
+        self._totals = self._amounts = torch.zeros(0)
+        # The results of models that have fewer steps than the first: tensors (K, ...).
+        self._finished: dict[str, Tensor] = {}
+
+    def train(
+        self, batches: Batches, fixed: Iterable[nn.Module] = ()
+    ) -> list[tuple[int, float, str]]:
+        """Train to the end of the batches, from a checkpoint where there is one.
+
+        Args:
+            fixed: layers that work as in testing.
+
+        Returns:
+            (steps, mean loss, reason why it cannot be used or "") of each model.
+        """
+        counts = batches.steps
+        if not self._resume():
+            self._begin(counts)
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        random, interval = self._random(), self._training.save_interval_steps
+        self.model.train()
+        for layer in fixed:
+            layer.eval()
+        with Progress(self._title(), counts[0], done=self.steps) as progress:
+            for number, parts in enumerate(batches.stream(self.steps), self.steps):
+                active = sum(count > number for count in counts)
+                self._set_rates(rates, number)
+                _seed((random + number) % 2**64, self._device)
+                self.objective.done = number / counts[0]
+                self._step(parts, active)
+                if (left := sum(count > self.steps for count in counts)) < active and left:
+                    self._keep_finished(left, active)
+                progress.advance(sum(batch.frames for batch in parts), self._mean)
+                # The last state is kept too, until the whole job's results are on disk.
+                if interval and (self.steps % interval == 0 or self.steps == counts[0]):
+                    self._save()
+        self._put_back(sum(count == counts[0] for count in counts))
+        means = (self._totals / self._amounts.clamp(min=1)).tolist()
+        return [
+            (count, mean, _reason(mean, usable))
+            for count, mean, usable in zip(
+                counts, means, finite(self.model, self._stacked), strict=True
+            )
+        ]
+
+    def _begin(self, counts: list[int]) -> None:
+        self._totals = torch.zeros(len(counts), dtype=torch.float64, device=self._device)
+        self._amounts = torch.zeros_like(self._totals)
+        if self._stacked and 0 in counts:
+            self._keep_finished(counts.index(0), len(counts))
+
+    def _step(self, parts: list[Batch], active: int) -> None:
+        """Take a step of the optimiser along the mean gradient of some batches."""
+        for batch in parts:
+            losses = self._backward(batch, len(parts))
+            self._totals[:active] += losses * batch.amount
+            self._amounts[:active] += batch.amount
+        if self._training.grad_clip:
+            clip(self.model, self._training.grad_clip, self._stacked)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.objective.after_step(self.model, active)
+        self.steps += 1
+
+    def _backward(self, batch: Batch, parts: int) -> Tensor:
+        dtype = DTYPES[self._training.train_dtype]
+        low = torch.autocast(self._device.type, dtype) if dtype != torch.float32 else nullcontext()
+        with low:
+            losses = self.objective.loss(self.model, batch)
+        total = losses.sum()
+        (total / parts if parts > 1 else total).backward()
+        return losses.detach().double()
+
+    def take_up(self, optimizer: bool) -> None:
+        """Go on with what was kept in the last round, by one client or the server.
+
+        Args:
+            optimizer: the optimiser too, beside what the objective keeps.
+        """
+        if optimizer and (state := self._home().load(_OPTIMIZER)) is not None:
+            self.before = int(state.pop(_STEPS))
+            load_optimizer(self.model, self.optimizer, state)
+        if self.objective.keep and (kept := self._home().load(_OBJECTIVE)) is not None:
+            self.objective.load(kept)
+            self.objective.new_round()
+
+    def keep(self, optimizer: bool) -> None:
+        """Keep for the next round what `take_up` looks for."""
+        if optimizer:
+            state = optimizer_state(self.model, self.optimizer)
+            self._home().save(_OPTIMIZER, state | {_STEPS: np.array(self.before + self.steps)})
+        if self.objective.keep:
+            self._home().save(_OBJECTIVE, self.objective.state())
+
+    def _home(self) -> Private:
+        if self.unit.home is None:
+            raise ValueError("clients that train together keep neither optimiser nor objective")
+        return self.unit.home
+
+    def state(self) -> State:
+        """All tensors, for a checkpoint."""
+        run = {"steps": np.array(self.steps), "totals": self._totals, "amounts": self._amounts}
+        parts = {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer_state(self.model, self.optimizer),
+            "objective": self.objective.state(),
+            "finished": self._finished,
+            "run": run,
+        }
+        return {f"{part}/{name}": parts[part][name] for part in parts for name in parts[part]}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Put back what `state` gave."""
+        parts: dict[str, dict[str, np.ndarray]] = {}
+        for name, value in state.items():
+            part, _, rest = name.partition("/")
+            parts.setdefault(part, {})[rest] = value
+        load_model(self.model.state_dict(), parts["model"])
+        load_optimizer(self.model, self.optimizer, parts.get("optimizer", {}))
+        self.objective.load(parts.get("objective", {}))
+        self.steps = int(parts["run"]["steps"])
+        self._totals, self._amounts = (
+            torch.as_tensor(parts["run"][name]).to(self._device) for name in ("totals", "amounts")
+        )
+        self._finished = {
+            name: torch.as_tensor(value).to(self._device)
+            for name, value in parts.get("finished", {}).items()
+        }
+
+    def _save(self) -> None:
+        if self.unit.home is not None:
+            self.unit.home.save_checkpoint({**self.state(), "key": self._key()})
+
+    def _resume(self) -> bool:
+        """Go on from a checkpoint of this round and purpose; whether there was one."""
+        if self.unit.home is None or not self.unit.home.checkpoint.exists():
+            return False
+        state = load_state(self.unit.home.checkpoint)
+        if not np.array_equal(state.pop("key"), self._key()):
+            return False
+        self.load(state)
+        return True
+
+    def _key(self) -> np.ndarray:
+        """What tells this training's checkpoint from that of another round or purpose."""
+        return np.array([self.unit.number, zlib.crc32(self._purpose.encode())])
+
+    def _random(self) -> int:
+        """What every random number of a step is drawn from, beside the step's own number."""
+        first, purpose = self.unit.names[0], self._purpose
+        key = first if purpose == "train" else f"{purpose}/{first}"
+        return seed64(self.unit.seed, "step", self.unit.number, key)
+
+    def _title(self) -> str:
+        first, *others = self.unit.names
+        more = f" and {len(others)} more" if others else ""
+        return f"round {self.unit.number}, {first}{more}"
+
+    def _set_rates(self, rates: list[float], number: int) -> None:
+        if self._training.scheduler is not None:
+            step = self.before + number + 1
+            for group, base in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = self._training.learning_rate(base, step)
+
+    def _keep_finished(self, first: int, last: int) -> None:
+        """Take the results of a stack's models `first` to `last` - 1: momentum would move them."""
+        for name, value in self.model.state_dict().items():
+            kept = self._finished.setdefault(name, torch.zeros_like(value))
+            kept[first:last] = value[first:last]
+
+    def _put_back(self, first: int) -> None:
+        """Put the results of models from `first` on back into the model."""
+        for name, value in self.model.state_dict().items() if self._finished else ():
+            value[first:] = self._finished[name][first:]
+
+    def _mean(self) -> float:
+        return (self._totals.sum() / self._amounts.sum()).item()
+
+
+def finite(model: nn.Module, stacked: bool) -> list[bool]:
+    """Whether the tensors of each model of a stack are finite, as are their sums."""
+    values = [*model.parameters(), *model.buffers()]
+    rows = len(values[0]) if stacked else 1
+    floats = [value.detach() for value in values if value.is_floating_point()]
+    # Mostly all are, and then a look at all models at once will do.
+    if torch.stack(torch._foreach_norm(floats)).isfinite().all():
+        return [True] * rows
+    sums = sum(_rows(value if stacked else value[None]).sum(1) for value in floats)
+    return sums.isfinite().tolist()
+
+
+def clip(model: nn.Module, largest: float, stacked: bool) -> None:
+    """Shrink each model's gradient, over all parameters, to a norm of at most `largest`."""
+    parameters = [value for value in model.parameters() if value.grad is not None]
+    if not stacked:
+        nn.utils.clip_grad_norm_(parameters, largest)
+        return
+    norms = sum(_rows(value.grad).square().sum(1) for value in parameters).sqrt()
+    factors = (largest / (norms + 1e-6)).clamp(max=1)
+    for value in parameters:
+        # Not in place: of one client's one clip, two gradients can be views of the same memory.
+        value.grad = value.grad * factors.view(-1, *[1] * (value.ndim - 1))
+
+
+def _rows(value: Tensor) -> Tensor:
+    """A tensor (K, ...) as a matrix of K rows."""
+    return value[..., None].flatten(1)
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    # torch.manual_seed() would keep a stack trace for each kind of device that was not used yet.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
+
+
+def _reason(mean: float, usable: bool) -> str:
+    if math.isfinite(mean) and abs(mean) <= MAX_LOSS and usable:
+        return ""
+    return f"diverged: loss {mean:g}" + ("" if usable else ", parameters not finite")

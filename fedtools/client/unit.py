@@ -1,0 +1,140 @@
+"""Who trains together, on what, and how: what tasks tell the training of a client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from fedtools.files.private import Private
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedtools.client.objective import Objective
+    from fedtools.models.extractor import Cut
+    from fedtools.models.training import Training
+
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Who trains together in a round: a client, a stack of clients, or the server.
+
+    Attributes:
+        names: the clients, those with the most steps first; or "server".
+        number: the round.
+        seed: the experiment's.
+        home: where checkpoints and an optimiser are kept; None where several clients train.
+        own: each client's private files; of a server that trains models for all clients, theirs.
+        personal: names of the tensors that stay at each client.
+    """
+
+    names: Sequence[str]
+    number: int
+    seed: int
+    home: Private | None
+    own: Sequence[Private]
+    personal: frozenset[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a round came to at a client: optimiser steps, mean loss, the size of the data.
+
+    `reason` says why the result cannot be used: loss or parameters are not finite. It may carry
+    what a phase sends in place of the shared tensors: tensors of no model, or features.
+    `empty_labels` is each client's share of utterances that had an empty label; a server trains on
+    those of many clients.
+    """
+
+    steps: int
+    loss: float
+    utterances: int
+    reason: str = ""
+    tensors: Mapping[str, Tensor | np.ndarray] | None = None
+    features: Any = None
+    empty_labels: Mapping[str, float] = field(default_factory=dict)
+
+
+class Batch(Protocol):
+    """What a loss is given; `amount` is its weight in the mean loss, `frames` its size.
+
+    `active` says how many models of a stack the batch has data for; None: there is no stack.
+    """
+
+    amount: int
+    frames: int
+    active: int | None
+
+
+class Batches(Protocol):
+    """The batches of a training; `steps` are those of each model, not growing along the stack."""
+
+    steps: list[int]
+
+    def stream(self, first: int) -> Iterator[list[Batch]]:
+        """The batches of each step from number `first`, of which the gradient is the mean."""
+
+
+class Source(Protocol):
+    """A unit's data.
+
+    Attributes:
+        sizes: of each client.
+        facts: what the method's `prepare` said of each client, arrays of shape (K,); of utterances
+            the number of their "speakers", and the "clients" that batches number.
+    """
+
+    sizes: Sequence[int]
+    facts: Mapping[str, np.ndarray]
+
+    def batches(
+        self, epochs: int | None, steps: int | Sequence[int] | None, purpose: str
+    ) -> Batches:
+        """The batches of a training, by default as many as a round has."""
+
+    def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], Any]]:
+        """One utterance after the other, with its number; what is sent knows no batches."""
+
+
+class Models(Protocol):
+    """A task's models: how they are built, what they compute, what they minimise.
+
+    Attributes:
+        training: the options.
+        stacked: whether a model has a client dimension, always.
+    """
+
+    training: Training
+    stacked: bool
+
+    def build(self, clients: int = 1, use: str = "") -> nn.Module:
+        """A model, or a stack; made once for each use, whose user loads tensors into it."""
+
+    def tensors(self, model: nn.Module, client: int = 0) -> dict[str, Tensor]:
+        """One client's parameters and buffers, not copied."""
+
+    def objective(self, model: nn.Module, source: Source) -> Objective:
+        """What training minimises, unless a method says otherwise."""
+
+    def represent(self, model: nn.Module, batch: Any) -> Any:
+        """The features below the last layer."""
+
+    def classify(self, model: nn.Module, features: Any) -> Any:
+        """What the last layer makes of features."""
+
+    def loss_of(self, found: Any, batch: Any) -> Tensor:
+        """Each client's loss, (K,), of what `classify` gave."""
+
+    def vectors(self, features: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        """Features as vectors of clips, utterances or sentences, (K, B, D); their weights (K, B).
+
+        Each client's weights sum to 1.
+        """
+
+    def cut(self) -> Cut:
+        """Where the personal extractor ends, for methods that send features."""

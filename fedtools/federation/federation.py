@@ -1,0 +1,208 @@
+"""An experiment opened for work: its configuration, its method and its task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedtools.federation.states import States
+from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
+from fedtools.files.messages import Payload, Report
+from fedtools.files.private import Private
+from fedtools.files.states import as_array
+from fedtools.files.values import of_model
+from fedtools.methods import make_method
+from fedtools.methods.base import SHARED, Phase
+from fedtools.tasks import facts_of
+from fedtools.tasks.base import Task, task_of
+from fedtools.tasks.facts import ALL
+
+if TYPE_CHECKING:
+    from fedtools.client.client import Client
+    from fedtools.client.unit import Trained
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What some clients send: a row of each tensor for each client; features of a single one."""
+
+    reports: Sequence[Report]
+    tensors: Mapping[str, Any] | None = None
+    features: Any = None
+
+
+class Federation:
+    """An experiment opened for work; all that it began with must be as it was.
+
+    Args:
+        path: its folder.
+        device: "cpu", "cuda" or "cuda:1".
+    """
+
+    def __init__(self, path: str | Path, device: str = "cpu"):
+        self.experiment = Experiment(path)
+        self.experiment.check_frozen()
+        options = self.experiment.options
+        self.where = self.experiment.path / "config.yaml"
+        self.facts = facts_of(options.task, self.where)
+        self.method = make_method(options.method, options.method_conf, self.where)
+        self.task: Task = task_of(self.facts)(self.experiment, self.method, device)
+        self._groups: dict[str, list[str]] = {}
+
+    @cached_property
+    def states(self) -> States:
+        """What everybody begins a round with, and what is each client's own."""
+        task, models = self.task, self.task.models
+        named = models.build().named_parameters() if models else ()
+        try:
+            return States(self.experiment, self.method, task.spec, {name for name, _ in named})
+        except ValueError as error:
+            raise UserError(f"method_conf.{error}", path=self.where) from None
+
+    def settings(self) -> AbstractContextManager[None]:
+        """What of the process' state the experiment's results depend on, while it works."""
+        return self.task.settings()
+
+    @property
+    def personal(self) -> bool:
+        """Whether each client has a state of its own."""
+        return bool(self.task.models) and bool(self.states.personal)
+
+    def groups(self, split: str) -> list[str]:
+        """The clients by which the data of a split are measured, or `ALL`."""
+        if split not in self._groups:
+            path = self.task.data_path(split)
+            by_client = self.facts.by_client or self.personal
+            self._groups[split] = (self.facts.clients(path) if by_client else []) or [ALL]
+        return self._groups[split]
+
+    def payload(self, phase: Phase) -> Payload:
+        """What each client of a phase sends."""
+        if phase.sends != SHARED:
+            return self.task.payload(phase)
+        return Payload(self.states.shared_spec, values=of_model(self.states.shared_spec))
+
+    def load_result(self, client: str | None, number: int) -> None:
+        """Let the task have what `client` uses after round `number` (0: the beginning).
+
+        Args:
+            client: whose personal state; None takes the initial one, as a newcomer has it.
+        """
+        self.task.load(self.states.result(client, number), number)
+
+    def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
+        """Do the clients' part of a round for one unit; `finish` is called when it is on disk."""
+        assert phase.client is not None
+        self.task.may_lack = phase.may_lack
+        if phase.may_lack and (reason := self._what_is_gone(clients, number)):
+            yield Sent([Report(client, reason=reason) for client in clients])
+            return
+        if not self.task.models:
+            trained = phase.client(self.task.source(clients, number, phase))
+            yield Sent(_reports(clients, trained), self._rows(trained, phase))
+            return
+        client = self.client(clients, number)
+        trained = phase.client(client)
+        client.keep_personal([bool(one.steps) and not one.reason for one in trained])
+        tensors = self._models(client) if phase.sends == SHARED else self._rows(trained, phase)
+        yield Sent(_reports(clients, trained), tensors, trained[0].features)
+
+    def _what_is_gone(self, clients: Sequence[str], number: int) -> str:
+        """Why a unit cannot take part in a round that goes on without it; "" if it can."""
+        for client in clients:
+            if missing := self.task.missing(client):
+                return missing
+            if self.states.lost(client, number):
+                return "the personal parameters that it trained are gone"
+        return ""
+
+    def client(self, clients: Sequence[str], number: int) -> Client:
+        """The clients of a unit, with their data and what they begin the round with."""
+        from fedtools.client.client import Client
+        from fedtools.client.unit import Unit
+        from fedtools.models.training import load_model
+
+        experiment, states, models = self.experiment, self.states, self.task.need("models")
+        for client in clients:
+            states.check_there(client, number)
+        own = [experiment.own(client, number) for client in clients]
+        home = own[0] if len(own) == 1 else None
+        unit = Unit(clients, number, experiment.seed, home, own, states.personal)
+        model = models.build(len(clients))
+        load_model(model.state_dict(), states.start(number))
+        for index, client in enumerate(clients):
+            load_model(models.tensors(model, index), states.own(client, number))
+        source = self.task.source(clients, number, self.method.phase(number))
+        return Client(unit, source, models, model)
+
+    def server(self, number: int) -> Client:
+        """The server as one who trains, with the shared state of the round."""
+        from fedtools.client.client import Client
+        from fedtools.client.unit import SERVER, Unit
+        from fedtools.models.training import load_model
+
+        phase = self.method.phase(number)
+        experiment, states, models = self.experiment, self.states, self.task.need("models")
+        own: list[Private] = []
+        model = models.build()
+        load_model(models.tensors(model), states.start(number))
+        if phase.jointly:
+            clients = experiment.clients
+            model = models.joint(len(clients))
+            own = [experiment.own(client, number) for client in clients]
+            for index, client in enumerate(clients):
+                states.check_there(client, number)
+                load_model(models.tensors(model, index), states.of_client(client, number))
+        home = experiment.at_server(number)
+        unit = Unit([SERVER], number, experiment.seed, home, own, states.personal)
+        return Client(unit, self.task.source([], number, phase), models, model)
+
+    def _models(self, client: Client) -> Mapping[str, Any]:
+        """The shared tensors of a unit, a row for each of its clients."""
+        shared = self.states.of_kind(SHARED, client.model.state_dict())
+        if client.models.stacked:
+            return shared
+        return {name: value[None] for name, value in shared.items()}
+
+    def _rows(self, trained: Sequence[Trained], phase: Phase) -> Mapping[str, Any]:
+        """What clients send that is of no model, a row for each."""
+        return {
+            name: np.stack([as_array(name, one.tensors[name]) for one in trained])
+            for name in self.payload(phase).tensors
+        }
+
+    def finish(self, client: str, number: int) -> None:
+        """A client's result is on disk: what was kept in case of a kill is no longer needed."""
+        self.experiment.own(client, number).finish()
+
+    def closed(self, number: int, clients: Sequence[str]) -> None:
+        """A round is complete: what clients kept in case of its repetition is no longer needed."""
+        for client in clients:
+            self.experiment.own(client, number).drop_old(keep=1)
+        self.task.closed(number, clients)
+
+
+def _reports(clients: Sequence[str], trained: Sequence[Trained]) -> list[Report]:
+    return [
+        Report(
+            client,
+            one.utterances,
+            one.steps,
+            one.loss,
+            reason=one.reason,
+            empty_labels=max(one.empty_labels.values(), default=0.0),
+        )
+        for client, one in zip(clients, trained, strict=True)
+    ]
+
+
+def open_federation(path: str | Path, device: str = "cpu") -> Federation:
+    """Open the experiment in a folder."""
+    return Federation(path, device)

@@ -1,0 +1,126 @@
+"""Progress of long work on stderr: a bar on a terminal, now and then a line in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+# Frames of 10 ms: the unit in which the speed against real time is told.
+_FRAME_SECONDS = 0.01
+LOG_EVERY_SECONDS = 30.0
+Own = TypeVar("Own", bound="Bar")
+
+
+class Bar:
+    """Counts what is done; tells the time left.
+
+    Args:
+        title: what is being done, such as "round 7, client au".
+        total: steps, or words, in all.
+        done: those that an earlier run has done.
+        bar: further options of the bar.
+    """
+
+    def __init__(self, title: str, total: int, done: int = 0, **bar: Any):
+        self.title = title
+        self._bar = tqdm(total=total, initial=done, desc=title, disable=None, **bar)
+        self._total, self._done, self._begun = total, done, done
+        self._start = self._told = time.monotonic()
+
+    def __enter__(self: Own) -> Own:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def left(self) -> str:
+        """The time left, as "01:23"."""
+        return _left(self._start, self._done - self._begun, self._total - self._done)
+
+    def say(self, line: str) -> None:
+        """A line that stays, above the bar where there is one."""
+        self._bar.write(line, file=sys.stderr)
+        sys.stderr.flush()
+
+    def _is_due(self, seconds: float) -> bool:
+        """Whether nothing was told for so long, and something is left to be done."""
+        now = time.monotonic()
+        due = now - self._told > seconds and self._done < self._total
+        if due:
+            self._told = now
+        return due
+
+
+class Progress(Bar):
+    """Counts training steps; tells loss, speed and time left."""
+
+    def __init__(self, title: str, total: int, done: int = 0):
+        super().__init__(title, total, done, unit="step", leave=False)
+        self._frames = 0
+
+    def advance(self, frames: int, loss: Callable[[], float]) -> None:
+        """One step is done, over so many frames; `loss` is asked for only when it is shown."""
+        self._done += 1
+        self._frames += frames
+        if not self._bar.disable:
+            if self._is_due(0.5):
+                self._bar.set_postfix_str(self._facts(loss), refresh=False)
+            self._bar.update()
+        elif self._is_due(LOG_EVERY_SECONDS):
+            step = f"step {self._done}/{self._total}"
+            self.say(f"{self.title}: {step}, {self._facts(loss)}, {self.left()} left")
+
+    def _facts(self, loss: Callable[[], float]) -> str:
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        speed = self._frames * _FRAME_SECONDS / seconds
+        return f"loss {loss():.3g}, {speed:.0f} x real time"
+
+
+class WordProgress(Bar):
+    """Counts words; tells the time left."""
+
+    def __init__(self, title: str, total: int, done: int = 0):
+        super().__init__(title, total, done, unit="word", unit_scale=True)
+
+    def advance(self, words: int) -> None:
+        """So many more words are done."""
+        self._done += words
+        if not self._bar.disable:
+            self._bar.set_description(self.title, refresh=False)
+            self._bar.update(words)
+        elif self._is_due(LOG_EVERY_SECONDS):
+            share = 100 * self._done / self._total
+            self.say(f"{self.title}: {share:.0f} % of {self._total} words, {self.left()} left")
+
+
+class Lines:
+    """A line for each epoch, or round, that is done.
+
+    Args:
+        title: what is being done.
+        unit: "epoch", or "round".
+        last: the number of the last one.
+        first: that of the first one that this process does.
+    """
+
+    def __init__(self, title: str, unit: str, last: int, first: int = 1):
+        self._title, self._unit, self._last, self._first = title, unit, last, first
+        self._start = time.monotonic()
+
+    def done(self, number: int, *facts: str) -> None:
+        """Say that one is done, what came out, and how long all others will take."""
+        done = number - self._first + 1
+        seconds = (time.monotonic() - self._start) / done
+        left = _left(self._start, done, self._last - number)
+        parts = [f"{self._title}: {self._unit} {number}/{self._last}", *facts]
+        parts += [f"{seconds:.1f} s/{self._unit}", f"{left} left"]
+        print(", ".join(parts), file=sys.stderr, flush=True)
+
+
+def _left(start: float, done: int, left: int) -> str:
+    """How long the rest takes, as "01:23", if it is as fast as what was done since `start`."""
+    return tqdm.format_interval((time.monotonic() - start) / max(done, 1) * left)

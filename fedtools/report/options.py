@@ -1,0 +1,67 @@
+"""The options that every command has which writes a section of RESULTS.md."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import shlex
+import sys
+from typing import Any
+
+from fedtools.report.page import Corpus, Page
+
+_SECTION = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+def add_page_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a recipe's own report, for `page_of`."""
+    add = parser.add_argument
+    add("--section", required=True, help="the section to write, e.g. mini")
+    add("--corpus", required=True, help="name of the corpus")
+    add("--release", required=True, help="its release")
+    add("--mini", action="store_true", help="it is a mini corpus: every caption says so")
+    add("--command", help="what made the figures (default: this command)")
+    add("--date", type=date, help="of the report, as 2024-02-03 (default: today)")
+
+
+def date(text: str) -> datetime.date:
+    """Read a date as 2024-02-03."""
+    return datetime.date.fromisoformat(text)
+
+
+def page_of(
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    kind: type[Page] = Page,
+    **more: Any,
+) -> Page:
+    """Make a page of what the options of `add_page_options` say; wrong usage exits 2."""
+    names = ("section", "corpus", "release", "mini", "command", "date")
+    try:
+        return kind(**page_facts(*(getattr(options, name) for name in names)), **more)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def page_facts(
+    section: str,
+    corpus: str,
+    release: str,
+    mini: bool,
+    command: str | None,
+    date: datetime.date | None,
+) -> dict[str, Any]:
+    """Return what every `Page` has.
+
+    Raises:
+        ValueError: if the section's name is malformed.
+    """
+    if not _SECTION.fullmatch(section):
+        raise ValueError(f"--section {section!r}: use small letters, digits and '-'")
+    return {
+        "section": section,
+        "corpus": Corpus(corpus, release, mini),
+        "command": command or shlex.join(sys.argv),
+        "date": date,
+    }

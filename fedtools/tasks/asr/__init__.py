@@ -1,0 +1,42 @@
+"""Speech recognition: CTC or LF-MMI models over utterances, one client after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedtools.files import symbols
+from fedtools.tasks import TASKS
+from fedtools.tasks.facts import (
+    FEATURES,
+    MODEL,
+    OPTIMIZER,
+    Facts,
+    check_assets,
+    clients_of_utterances,
+)
+from fedtools.tasks.identity import of_utterances
+
+
+def _files(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
+    check_assets(assets, ("tokens",), where, ("denominator",))
+    files = [assets["tokens"] / name for name in symbols.FILES]
+    files = [file for file in files if file.exists()]
+    # That it is there is seen when it is read.
+    return files + [assets[name] / f"{name}.safetensors" for name in assets if name != "tokens"]
+
+
+FACTS = TASKS.register("asr")(
+    Facts(
+        opens="fedtools.tasks.asr.task:AsrTask",
+        parts=(MODEL, OPTIMIZER, FEATURES),
+        columns=("utterances", "loss", "words", "errors", "wer"),
+        rate="wer",
+        sign=1,
+        identity=of_utterances,
+        files=_files,
+        clients=clients_of_utterances,
+        by_client=True,
+        reads_labels=lambda training: training.get("labels", "transcripts") == "transcripts",
+    )
+)

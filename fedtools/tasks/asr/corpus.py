@@ -1,0 +1,118 @@
+"""The utterances of an experiment's splits, of other folders, and of what clients have sent."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedtools.files.datadir import DataDir
+from fedtools.files.errors import UserError
+from fedtools.files.ledger import SERVER_ROW, read_round
+from fedtools.files.messages import COUNTED
+from fedtools.files.received import Seal
+from fedtools.files.sent_features import open_sent
+from fedtools.lm.tokens import Tokenizer
+from fedtools.models.asr import shortest_input
+from fedtools.server.shares import taken_of
+from fedtools.tasks.asr.data import Utterances, read_data
+from fedtools.tasks.asr.model import AsrModels
+from fedtools.tasks.base import Task
+from fedtools.tasks.facts import ALL
+
+
+class Corpus:
+    """Utterances in batches for the models of a task.
+
+    Args:
+        task: whose data directories they are.
+        tokenizer: of transcripts.
+        models: which they have to fit.
+    """
+
+    def __init__(self, task: Task, tokenizer: Tokenizer, models: AsrModels):
+        self._task, self._models, self._experiment = task, models, task.experiment
+        self._training, self._tokenizer = models.training, tokenizer
+        # The data directories that were read, by split.
+        self.data: dict[str, DataDir] = {}
+        self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
+        self._received: Utterances | None = None
+
+    def read(self, split: str) -> DataDir:
+        """The data directory of a split; "train" without transcripts where no method reads them."""
+        if split not in self.data:
+            reads = split != "train" or self._training.labels == "transcripts"
+            labels = ("text",) if reads else ()
+            may_lack = self._task.may_lack and split == "train"
+            self.data[split] = self.read_folder(
+                self._task.data_path(split), *labels, may_lack=may_lack
+            )
+        return self.data[split]
+
+    def read_folder(self, path: str | Path, *tables: str, may_lack: bool = False) -> DataDir:
+        """Any data directory whose features fit the models, see `read_data`."""
+        return read_data(path, self._experiment.options.model, *tables, may_lack=may_lack)
+
+    def utterances(self, split: str, client: str) -> Utterances:
+        """The utterances of one client (or of `ALL`) in a split.
+
+        Features stay in memory for later rounds, those used last, as far as `cache_mb` allows.
+        """
+        key = split, client
+        if key not in self._utterances:
+            data = self.read(split)
+            names = data.utterances if client == ALL else data.client_utterances(client)
+            found = self.gather(data, names)
+            self._make_room(found)
+            self._utterances[key] = found
+        self._utterances.move_to_end(key)
+        return self._utterances[key]
+
+    def gather(
+        self, data: DataDir, names: Sequence[str], labelled: bool | None = None
+    ) -> Utterances:
+        """Some utterances of a data directory, in batches for the model.
+
+        Args:
+            labelled: whether each needs a transcript; by default if the data have any.
+        """
+        bins, shortest = self._training.batch_bins, shortest_input(self._models.build())
+        labelled = bool(data.text) if labelled is None else labelled
+        ends = self._training.end_frames
+        return Utterances(data, names, self._tokenizer, bins, shortest, labelled, end_frames=ends)
+
+    def gather_sent(
+        self, data: DataDir, names: Sequence[str], seals: Mapping[str, Seal]
+    ) -> Utterances:
+        """Some utterances' features, as many in a batch as of filterbanks."""
+        bins = max(1, round(self._training.batch_bins * self._models.cut().share))
+        return Utterances(data, names, self._tokenizer, bins, labelled=False, seals=seals)
+
+    def _make_room(self, found: Utterances) -> None:
+        limit = self._training.cache_mb << 20
+        found.keep = found.bytes <= limit
+        kept = sum(other.bytes for other in self._utterances.values() if other.keep)
+        while found.keep and self._utterances and kept + found.bytes > limit:
+            _, oldest = self._utterances.popitem(last=False)
+            kept -= oldest.bytes if oldest.keep else 0
+
+    def sent(self, number: int) -> Utterances:
+        """The features that clients sent in a round, of those whose messages counted."""
+        experiment = self._experiment
+        if self._received is None:
+            data, seals = DataDir(experiment.round_dir(number)), {}
+            sent = {
+                row.client: open_sent(experiment, number, row.client)
+                for row in read_round(experiment, number)
+                if row.client != SERVER_ROW and row.status in COUNTED
+            }
+            for client, names in taken_of(sent, self._task.method.max_weight_ratio).items():
+                data.feats_scp |= {name: sent[client].scp[name] for name in names}
+                data.utt2client |= dict.fromkeys(names, client)
+                seals |= sent[client].seals
+            if not data.feats_scp:
+                raise UserError("no client has sent any features", path=data.path)
+            found = self.gather_sent(data, list(data.feats_scp), seals)
+            found.keep = found.bytes <= self._training.cache_mb << 20
+            self._received = found
+        return self._received

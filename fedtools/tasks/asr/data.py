@@ -1,0 +1,325 @@
+"""The utterances of one client as padded batches of similar length; data directories for models."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedtools.client.options import UtteranceTraining
+from fedtools.files.ark import FeatureReader
+from fedtools.files.datadir import DataDir, read_table
+from fedtools.files.errors import UserError, some
+from fedtools.files.perturb import SPEED_TABLE, speakers_of
+from fedtools.files.received import Seal
+from fedtools.files.seeds import generator
+from fedtools.files.units import UTT2LANG, unit_of
+from fedtools.lm.tokens import Tokenizer
+from fedtools.models.asr import INPUT_SIZE
+from fedtools.tasks.asr.archives import first_there
+
+
+def read_data(
+    path: str | Path, config: Mapping[str, Any], *tables: str, may_lack: bool = False
+) -> DataDir:
+    """Read the features and the named tables of a data directory, and its clients if it has any.
+
+    Args:
+        config: of the model.
+        may_lack: some archives may be gone.
+
+    Raises:
+        UserError: if one is missing or malformed, or the features do not fit a model's `config`.
+    """
+    clients = ("utt2client",) if (Path(path) / "utt2client").exists() else ()
+    data = DataDir.read(path, "utt2spk", "feats.scp", *tables, *clients)
+    if (speeds := data.path / SPEED_TABLE).exists():
+        data.others[SPEED_TABLE] = read_table(speeds)
+    if (languages := data.path / UTT2LANG).exists():
+        data.others[UTT2LANG] = read_table(languages)
+    wanted = config.get("input_size", INPUT_SIZE)
+    for name in first_there(data) if may_lack else data.utterances[:1]:
+        data.check_features([name])
+        size = FeatureReader(data.feats_scp).shape(name)[1]
+        if size != wanted:
+            problem = f"{size} values in a frame of {name!r}, the model's input_size is {wanted}"
+            remedy = "extract other features, or begin with another model.input_size"
+            raise UserError(problem, path=data.path / "feats.scp", remedy=remedy)
+    return data
+
+
+def check_words(path: Path) -> None:
+    """Fail unless everybody who is measured by data has a word in them: an error rate needs one."""
+    clients = ("utt2client",) if (path / "utt2client").exists() else ()
+    data = DataDir.read(path, "text", *clients)
+    said: dict[str, int] = {}
+    for name, text in data.text.items():
+        owner = data.utt2client.get(name, "")
+        said[owner] = said.get(owner, 0) + len(text.split())
+    if silent := sorted(owner for owner, words in said.items() if not words):
+        who = f" of {some(silent)}" if clients else ""
+        raise UserError(f"no word in the transcripts{who}, so no WER", path=path / "text")
+
+
+class Batch(dict[str, torch.Tensor]):
+    """Tensors by ESPnet's names; its loss is a mean over utterances."""
+
+    @property
+    def amount(self) -> int:
+        """Utterances, which weigh alike in the mean loss."""
+        return len(self["speech_lengths"])
+
+    @property
+    def frames(self) -> int:
+        """Of the padded batch."""
+        return self["speech"].shape[0] * self["speech"].shape[1]
+
+    @property
+    def active(self) -> None:
+        """There is no stack."""
+        return None
+
+    @property
+    def secret(self) -> bytes:
+        """The audio's own bytes, for what others must not be able to draw."""
+        return self["speech"].cpu().numpy().tobytes()
+
+
+class Utterances:
+    """Features and tokens of some utterances of a data directory.
+
+    `unit` is what error rates of their transcripts count.
+
+    Args:
+        data: a data directory with `feats_scp` and `text`.
+        names: the utterances, usually those of one client.
+        tokenizer: turns transcripts into token ids.
+        batch_bins: the largest size of a batch, padding included, in frames x bins.
+        shortest: the fewest frames that the model accepts; shorter ones are padded with zeros,
+            which then count as the utterance's own.
+        labelled: whether every utterance needs a transcript.
+        keep: whether the features stay in memory after they were read once.
+        end_frames: zeros that follow every utterance, and count as its own.
+        seals: of arks that clients wrote, see `FeatureReader`.
+    """
+
+    def __init__(
+        self,
+        data: DataDir,
+        names: Sequence[str],
+        tokenizer: Tokenizer,
+        batch_bins: int,
+        shortest: int = 1,
+        labelled: bool = True,
+        keep: bool = False,
+        end_frames: int = 0,
+        seals: Mapping[str, Seal] | None = None,
+    ):
+        for table, file in ((data.feats_scp, "feats.scp"), (data.text, "text")):
+            lacking = [name for name in names if name not in table]
+            if lacking and (labelled or table is data.feats_scp):
+                raise UserError(f"no entry of utterance {lacking[0]!r}", path=data.path / file)
+        self.tokenizer, self.labelled, self.path = tokenizer, labelled, data.path
+        self.names = list(names)
+        self.texts = [data.text.get(name, "") for name in self.names]
+        self.tokens = [tokenizer.encode(text) for text in self.texts]
+        languages = data.others.get(UTT2LANG, {})
+        spoken = {name: languages[name] for name in self.names if name in languages}
+        self.unit = unit_of(spoken, data.path / UTT2LANG)
+        self._speaker = _numbered(speakers_of(data, self.names))
+        owners = [data.utt2client.get(name, "") for name in self.names]
+        self._client, self.clients = _numbered(owners), sorted(set(owners))
+        self.speakers = max(self._speaker) + 1
+        self._reader = FeatureReader({name: data.feats_scp[name] for name in names}, seals)
+        recorded = np.array([self._reader.num_frames(name) for name in names])
+        # Of each utterance, with the zeros that follow it.
+        self.frames = np.maximum(recorded + end_frames, shortest)
+        self._bins = self._reader.shape(self.names[0])[1]
+        self._batch_bins = batch_bins
+        self.keep = keep
+        self._features: list[torch.Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def batches(self, generator: np.random.Generator | None = None) -> list[list[int]]:
+        """Group indices of utterances of similar length into batches.
+
+        Args:
+            generator: shuffles the batches, and blurs the lengths by a few per cent so that an
+                utterance meets others in every epoch; None keeps the order of length.
+        """
+        lengths = self.frames.astype(float)
+        if generator is not None:
+            lengths = lengths * generator.uniform(0.95, 1.05, len(lengths))
+        batches: list[list[int]] = [[]]
+        longest = 0
+        for index in np.argsort(-lengths, kind="stable").tolist():
+            longest = max(longest, int(self.frames[index]))
+            if batches[-1] and longest * (len(batches[-1]) + 1) * self._bins > self._batch_bins:
+                batches.append([])
+                longest = int(self.frames[index])
+            batches[-1].append(index)
+        if generator is not None:
+            generator.shuffle(batches)
+        return batches
+
+    def load(self, indices: Sequence[int]) -> Batch:
+        """Read and pad one batch: `speech` (B, T, D) zero-padded, `text` (B, L) padded with -1.
+
+        `speakers` and `clients` (B,) are numbers from 0 among those of these utterances.
+        """
+        features = [
+            torch.nn.functional.pad(matrix, (0, 0, 0, int(self.frames[index]) - len(matrix)))
+            for index, matrix in zip(indices, self._read(indices), strict=True)
+        ]
+        speech = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
+        tokens = [torch.tensor(self.tokens[index], dtype=torch.long) for index in indices]
+        return Batch(
+            speech=speech,
+            speech_lengths=torch.tensor([len(feature) for feature in features]),
+            text=torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1),
+            text_lengths=torch.tensor([len(token) for token in tokens]),
+            speakers=torch.tensor([self._speaker[index] for index in indices]),
+            clients=torch.tensor([self._client[index] for index in indices]),
+        )
+
+    def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:
+        """Yield the batches on `device`, the next one being read while one is worked on."""
+        if self.keep and device.type == "cpu":
+            for indices in batches:
+                yield self.load(indices)
+            return
+        ahead: queue.Queue = queue.Queue(maxsize=4)
+        stop = threading.Event()
+
+        def read() -> None:
+            try:
+                for indices in batches:
+                    if stop.is_set():
+                        return
+                    batch = self.load(indices)
+                    if device.type == "cuda":
+                        batch = Batch({key: value.pin_memory() for key, value in batch.items()})
+                    ahead.put(batch)
+                ahead.put(None)
+            except BaseException as error:
+                ahead.put(error)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        try:
+            while (batch := ahead.get()) is not None:
+                if isinstance(batch, BaseException):
+                    raise batch
+                yield Batch(
+                    {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+                )
+        finally:
+            stop.set()
+            while not ahead.empty():
+                ahead.get_nowait()
+
+    @property
+    def bytes(self) -> int:
+        """The size of the features in memory."""
+        return int(self.frames.sum()) * self._bins * 4
+
+    def _read(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        if not self.keep:
+            matrices = self._reader.read_many([self.names[index] for index in indices])
+            return [torch.from_numpy(matrix) for matrix in matrices]
+        if self._features is None:
+            matrices = self._reader.read_many(self.names)
+            self._features = [torch.from_numpy(matrix) for matrix in matrices]
+        return [self._features[index] for index in indices]
+
+
+def _numbered(owners: Iterable[str]) -> list[int]:
+    """Each owner's number from 0, in the order of their names."""
+    owners = list(owners)
+    numbers = {owner: number for number, owner in enumerate(sorted(set(owners)))}
+    return [numbers[owner] for owner in owners]
+
+
+class UtteranceBatches:
+    """The batches of some epochs over utterances, shuffled anew in each.
+
+    Args:
+        data: the utterances.
+        epochs: how often each comes.
+        accum_grad: batches of a step.
+        device: where the batches go.
+        key: (seed, ...) of everything random.
+    """
+
+    def __init__(
+        self,
+        data: Utterances,
+        epochs: int,
+        accum_grad: int,
+        device: torch.device,
+        key: tuple[int | str, ...],
+    ):
+        plan = [
+            batch
+            for epoch in range(epochs)
+            for batch in data.batches(generator(key[0], "batches", *key[1:], epoch))
+        ]
+        starts = range(0, len(plan), accum_grad)
+        self._groups = [plan[start : start + accum_grad] for start in starts]
+        self.steps = [len(self._groups)]
+        self._data, self._device = data, device
+
+    def stream(self, first: int) -> Iterator[list[Batch]]:
+        """The batches of each step from number `first`."""
+        groups = self._groups[first:]
+        batches = self._data.stream([batch for group in groups for batch in group], self._device)
+        for group in groups:
+            yield [next(batches) for _ in group]
+
+
+class UtteranceSource:
+    """The utterances of a unit in one round.
+
+    Args:
+        data: the utterances.
+        key: (seed, round, name) of everything random; the name is the client's, or "server".
+        training: the options.
+        epochs: that a client trains in a round.
+        device: where the batches go.
+        received: whether the data are features that clients have sent.
+    """
+
+    def __init__(
+        self,
+        data: Utterances,
+        key: tuple[int, int, str],
+        training: UtteranceTraining,
+        epochs: int,
+        device: torch.device,
+        received: bool = False,
+    ):
+        self.data, self.received, self.sizes = data, received, [len(data)]
+        self.facts = {"speakers": np.array([data.speakers]), "clients": np.array(data.clients)}
+        self._key, self._training, self._epochs, self._device = key, training, epochs, device
+
+    def batches(
+        self, epochs: int | None, steps: int | Sequence[int] | None, purpose: str
+    ) -> UtteranceBatches:
+        """Batches of some epochs, by default those of a round."""
+        if steps is not None:
+            raise NotImplementedError("utterances are trained on for epochs, not steps")
+        key = (*self._key, *([purpose] if purpose != "train" else []))
+        accum_grad = self._training.accum_grad
+        return UtteranceBatches(self.data, epochs or self._epochs, accum_grad, self._device, key)
+
+    def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
+        """One utterance at a time: what is sent must not depend on a batch's shape, by no bit."""
+        plan = [[index] for index in order]
+        return zip(plan, self.data.stream(plan, self._device), strict=True)

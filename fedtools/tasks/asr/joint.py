@@ -1,0 +1,53 @@
+"""One training over the data of all clients, with an extractor for each and one classifier.
+
+What DecoupleFL would be if nothing had to stay at a client: Zhu et al. 2022, table 4, "- decouple".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedtools.models.extractor import Cut
+from fedtools.tasks.asr.data import Batch
+
+
+class Joint(nn.Module):
+    """Models that have all but their extractors in common.
+
+    Args:
+        models: one for each client; the first one's classifier becomes everybody's.
+        shared: the names of parameters and buffers of the classifier.
+        cut: where the extractors end.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], shared: Iterable[str], cut: Cut):
+        super().__init__()
+        self.models = nn.ModuleList(models)
+        self._cut = cut
+        for name in shared:
+            path, _, last = name.rpartition(".")
+            own = getattr(models[0].get_submodule(path), last)
+            for model in models[1:]:
+                setattr(model.get_submodule(path), last, own)
+
+    def posteriors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """CTC log posteriors (B, T, tokens), and numbers of frames (B,); `clients` says whose."""
+        parts = []
+        owners = batch["clients"]
+        for client in owners.unique().tolist():
+            rows = (owners == client).nonzero()[:, 0]
+            lengths = batch["speech_lengths"][rows]
+            speech = batch["speech"][rows, : int(lengths.max())]
+            part = {"speech": speech, "speech_lengths": lengths}
+            parts.append((rows, *self._cut.extract(self.models[client], part)))
+        longest = max(features.shape[1] for _, features, _ in parts)
+        first = parts[0][1]
+        features = first.new_zeros(len(owners), longest, first.shape[2])
+        frames = torch.zeros_like(batch["speech_lengths"])
+        for rows, values, lengths in parts:
+            features[rows, : values.shape[1]] = values
+            frames[rows] = lengths.to(frames)
+        return self._cut.classify(self.models[0], features, frames), frames

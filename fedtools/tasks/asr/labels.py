@@ -1,0 +1,112 @@
+"""What training of speech recognition minimises: CTC on transcripts, or on a teacher's labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedtools.client.objective import Objective, State
+from fedtools.decode.greedy import greedy
+from fedtools.models.asr import losses, outputs
+from fedtools.models.training import load_model
+from fedtools.tasks.asr.data import Batch
+
+# (model, batch) to CTC log posteriors (B, T, tokens) and their numbers of frames (B,).
+Posteriors = Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
+
+
+class Transcripts(Objective):
+    """The model's criterion, CTC or LF-MMI, on the labels that batches have.
+
+    Args:
+        posteriors: how the model sees a batch; by default as filterbanks, from its first layer.
+    """
+
+    def __init__(self, posteriors: Posteriors = outputs):
+        super().__init__(self._loss)
+        self.posteriors = posteriors
+
+    def _loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The mean loss of a batch's utterances, nats, (1,)."""
+        batch = self.labelled(batch)
+        return losses(model, *self.posteriors(model, batch), batch).mean()[None]
+
+
+class ContinuousLabels(Transcripts):
+    """CTC on labels of a teacher that follows the student: Zhu et al. 2022, equations 5 to 7.
+
+    The teacher sees what the student sees, but without augmentation and dropout; its best token of
+    each frame makes the labels, whatever transcripts the batch has.
+
+    Args:
+        student: the model that is trained.
+        teacher: another model of the same kind, with what the student begins with.
+        decay: alpha of equation 7.
+        keep: whether the teacher lives on from round to round; otherwise each round begins with
+            a new one.
+        posteriors: as of `Transcripts`.
+    """
+
+    def __init__(
+        self,
+        student: nn.Module,
+        teacher: nn.Module,
+        decay: float,
+        keep: bool = True,
+        posteriors: Posteriors = outputs,
+    ):
+        super().__init__(posteriors)
+        self.keep = keep
+        # Client -> utterances since the round began, and those for which the teacher had no label.
+        self._labels: dict[int, list[int]] = {}
+        self._teacher, self._decay = teacher.eval().requires_grad_(False), decay
+        kept, new = teacher.state_dict(), student.state_dict()
+        # Each once: models of several clients have tensors in common.
+        places = {value.data_ptr(): name for name, value in kept.items()}
+        floats = [name for name in places.values() if kept[name].is_floating_point()]
+        self._pairs = [kept[name] for name in floats], [new[name] for name in floats]
+
+    def labelled(self, batch: Batch) -> Batch:
+        with torch.no_grad():
+            log_probs, lengths = self.posteriors(self._teacher, batch)
+        device = log_probs.device
+        # A model that diverges is told by its loss; until then any label will do.
+        labels = greedy(log_probs.nan_to_num().cpu().numpy(), lengths.cpu().numpy())
+        for client, label in zip(batch["clients"].tolist(), labels, strict=True):
+            said = self._labels.setdefault(client, [0, 0])
+            said[0] += 1
+            said[1] += not label
+        rows = [torch.tensor(one, dtype=torch.long) for one in labels]
+        text = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+        counts = torch.tensor([len(one) for one in labels])
+        return Batch(batch | {"text": text.to(device), "text_lengths": counts.to(device)})
+
+    def after_step(self, model: nn.Module, active: int) -> None:
+        with torch.no_grad():
+            torch._foreach_lerp_(*self._pairs, 1 - self._decay)
+
+    @property
+    def empty_labels(self) -> dict[int, float]:
+        return {client: empty / count for client, (count, empty) in sorted(self._labels.items())}
+
+    def state(self) -> State:
+        counts = [[client, *counts] for client, counts in sorted(self._labels.items())]
+        teacher = self._teacher.state_dict()
+        return {"labels": np.array(counts, int).reshape(-1, 3)} | {
+            f"teacher.{name}": value for name, value in teacher.items()
+        }
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        self._labels = {client: counts for client, *counts in state["labels"].tolist()}
+        teacher = {
+            name.removeprefix("teacher."): value
+            for name, value in state.items()
+            if name.startswith("teacher.")
+        }
+        load_model(self._teacher.state_dict(), teacher)
+
+    def new_round(self) -> None:
+        self._labels = {}

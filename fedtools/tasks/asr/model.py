@@ -1,0 +1,153 @@
+"""The acoustic models of a federation: how they are built, and what they minimise."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtools.client.options import UtteranceTraining
+from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
+from fedtools.files.states import spec_of
+from fedtools.lm.tokens import Tokenizer
+from fedtools.methods.base import SHARED, Method
+from fedtools.models.asr import INPUT_SIZE, build_model, classify, losses, outputs, represent
+from fedtools.models.extractor import Cut
+from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
+from fedtools.models.pooling import pooled
+from fedtools.models.training import load_model
+from fedtools.tasks.asr.data import Batch, UtteranceSource
+from fedtools.tasks.asr.joint import Joint
+from fedtools.tasks.asr.labels import ContinuousLabels, Posteriors, Transcripts
+from fedtools.tasks.begin import personal_parameters
+
+
+class AsrModels:
+    """Models of one experiment; see `fedtools.client.unit.Models`.
+
+    Args:
+        experiment: opened.
+        method: of the experiment.
+        training: the options.
+        tokenizer: whose tokens are the models' outputs.
+        device: where models lie.
+    """
+
+    stacked = False
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        method: Method,
+        training: UtteranceTraining,
+        tokenizer: Tokenizer,
+        device: torch.device,
+    ):
+        self.training, self.device = training, device
+        self._path, self._method, self._tokens = experiment.path, method, tokenizer.tokens
+        self._config: Mapping[str, Any] = experiment.options.model
+        self._where = f"{experiment.path / 'config.yaml'}: model"
+        self._built: dict[str, nn.Module] = {}
+        self._joint: dict[str, Joint] = {}
+
+    def build(self, clients: int = 1, use: str = "") -> nn.Module:
+        """A model, made once for each use."""
+        if use not in self._built:
+            self._built[use] = self._new()
+        return self._built[use]
+
+    def joint(self, clients: int, use: str = "") -> Joint:
+        """The models of all clients, which have what is shared in common."""
+        if use not in self._joint:
+            parameters = {name for name, _ in self.build().named_parameters()}
+            kinds = self._method.kinds(parameters, spec_of(self.build().state_dict()))
+            shared = [name for name, kind in kinds.items() if kind == SHARED]
+            self._joint[use] = Joint([self._new() for _ in range(clients)], shared, self.cut())
+        return self._joint[use]
+
+    def _new(self) -> nn.Module:
+        return build_model(self._config, self._tokens, self._where, self._lattice).to(self.device)
+
+    @cached_property
+    def _lattice(self) -> Lattice | None:
+        there = (self._path / FILE).exists()
+        return read_lattice(self._path if there else None, len(self._tokens))
+
+    def tensors(self, model: nn.Module, client: int = 0) -> dict[str, Tensor]:
+        """Those of a model, or of a client's model of a `Joint`."""
+        own = model.models[client] if isinstance(model, Joint) else model
+        return own.state_dict()
+
+    def cut(self) -> Cut:
+        """Where the personal extractor ends."""
+        return self._cut
+
+    @cached_property
+    def _cut(self) -> Cut:
+        extractor = personal_parameters(self._method, self.build())
+        where = self._path / "config.yaml"
+        return cut_above(self.build(), extractor, self._config, where)
+
+    def objective(self, model: nn.Module, source: UtteranceSource) -> Transcripts:
+        """CTC on transcripts where these are wanted and there, otherwise on a teacher's labels."""
+        training, posteriors = self.training, self._posteriors(model, source)
+        if training.labels == "transcripts" and source.data.labelled:
+            return Transcripts(posteriors)
+        if isinstance(model, Joint):
+            teacher: nn.Module = self.joint(len(model.models), "teacher")
+        else:
+            teacher = self.build(use="teacher")
+        load_model(teacher.state_dict(), model.state_dict())
+        return ContinuousLabels(model, teacher, training.decay, training.keep_teacher, posteriors)
+
+    def _posteriors(self, model: nn.Module, source: UtteranceSource) -> Posteriors:
+        if isinstance(model, Joint):
+            return Joint.posteriors
+        return partial(posteriors_of_features, self.cut()) if source.received else outputs
+
+    def represent(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What the encoder makes of a batch, and numbers of frames."""
+        return represent(model, batch)
+
+    def classify(self, model: nn.Module, features: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """What the criterion is of, and numbers of frames."""
+        return classify(model, features[0]), features[1]
+
+    def loss_of(self, found: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
+        """The mean loss of a batch's utterances, nats, (1,)."""
+        return losses(self.build(), *found, batch).mean()[None]
+
+    def vectors(self, features: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+        """Mean and deviation over each utterance's frames, (1, B, 2 D), and equal weights."""
+        vectors = pooled(*features)[None]
+        return vectors, vectors.new_full(vectors.shape[:2], 1 / vectors.shape[1])
+
+
+def posteriors_of_features(cut: Cut, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The classifier's log posteriors of features, which are masked in training as audio is."""
+    features, lengths = batch["speech"], batch["speech_lengths"]
+    if model.training and model.specaug is not None:
+        features, lengths = model.specaug(features.clone(), lengths)
+    return cut.classify(model, features, lengths), lengths
+
+
+def read_lattice(folder: Path | None, tokens: int) -> Lattice | None:
+    """The denominator of LF-MMI in a folder; None without one."""
+    return Lattice(load_denominator(folder / FILE, tokens), tokens) if folder else None
+
+
+def cut_above(
+    model: nn.Module, extractor: Collection[str], config: Mapping[str, Any], where: str | Path
+) -> Cut:
+    """The cut above a method's personal parameters."""
+    if model.lattice:
+        raise UserError("a model of criterion lfmmi is not cut in two", path=where)
+    try:
+        return Cut.above(model, extractor, config.get("input_size", INPUT_SIZE))
+    except ValueError as error:
+        raise UserError(f"method_conf.personal: {error}", path=where) from None

@@ -1,0 +1,188 @@
+"""Speech recognition in a federation: CTC models over utterances, one client after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedtools.client.options import UtteranceTraining
+from fedtools.client.unit import SERVER
+from fedtools.decode.greedy import greedy
+from fedtools.files.ark import FRAMES_PER_HOUR
+from fedtools.files.config import from_mapping
+from fedtools.files.errors import UserError, some
+from fedtools.files.experiment import Experiment
+from fedtools.files.messages import Payload
+from fedtools.files.perturb import speakers_of
+from fedtools.files.sent_features import Features
+from fedtools.files.states import Spec, spec_of
+from fedtools.files.units import UTT2LANG, Unit, unit_of
+from fedtools.lm.tokens import Tokenizer, warn_of_unspelled
+from fedtools.methods.base import Extracted, Method, Phase
+from fedtools.models.asr import as_posteriors, build_model, losses, outputs
+from fedtools.models.training import check_optimizer, load_model
+from fedtools.score.align import count_errors
+from fedtools.tasks.asr.archives import missing_archive
+from fedtools.tasks.asr.corpus import Corpus
+from fedtools.tasks.asr.data import Utterances, UtteranceSource, check_words, read_data
+from fedtools.tasks.asr.model import AsrModels, cut_above, read_lattice
+from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
+from fedtools.tasks.begin import begin_with, personal_parameters
+from fedtools.tasks.facts import ALL
+
+
+class AsrTask(Task):
+    """Clients transcribe speech."""
+
+    needs_torch = True
+    models: AsrModels
+
+    def __init__(self, experiment: Experiment, method: Method, device: str = "cpu"):
+        super().__init__(experiment, method, device)
+        options = experiment.options.training
+        self.training = from_mapping(UtteranceTraining, options, f"{self.where}: training")
+        self.tokenizer, self.device = Tokenizer.load(experiment.path), torch.device(device)
+        self.models = AsrModels(experiment, method, self.training, self.tokenizer, self.device)
+        self.corpus = Corpus(self, self.tokenizer, self.models)
+
+    @staticmethod
+    def begin(new: NewExperiment) -> tuple[State, State]:
+        options, where = new.options, new.where
+        training = from_mapping(UtteranceTraining, options.training, f"{where}: training")
+        tokenizer = Tokenizer.load(new.assets["tokens"])
+        units = tokenizer.tokens
+        lattice = read_lattice(new.assets.get("denominator"), len(units))
+        model = build_model(options.model, units, f"{where}: model", lattice)
+        if lattice and training.labels != "transcripts":
+            problem = f"labels: {training.labels} are of models of criterion ctc"
+            raise UserError(problem, path=f"{where}: training")
+        read_data(new.data["train"], options.model)
+        for split, folder in new.data.items():
+            if split != "train":
+                check_words(folder)
+            if split != "train" or training.labels == "transcripts":
+                warn_of_unspelled(tokenizer, folder / "text", new.assets["tokens"])
+        check_optimizer(training, f"{where}: training")
+        states = begin_with(new, model, model.state_dict())
+        phases = map(new.method.phase, range(1, options.rounds + 1))
+        if any(phase.jointly or isinstance(phase.sends, Extracted) for phase in phases):
+            cut_above(model, personal_parameters(new.method, model), options.model, where)
+        return states
+
+    def settings(self) -> AbstractContextManager[None]:
+        return self.training.settings()
+
+    @property
+    def spec(self) -> Spec:
+        return spec_of(self.models.build().state_dict())
+
+    def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
+        return [[client] for client in clients]
+
+    def source(self, clients: Sequence[str], number: int, phase: Phase) -> UtteranceSource:
+        received = not clients and bool(phase.on_features)
+        if received:
+            data = self.corpus.sent(phase.on_features)
+        else:
+            data = self.corpus.utterances("train", clients[0] if clients else ALL)
+        key = self.experiment.seed, number, clients[0] if clients else SERVER
+        epochs = self.method.local_epochs
+        return UtteranceSource(data, key, self.training, epochs, self.device, received)
+
+    def missing(self, client: str) -> str:
+        archive = missing_archive(self.corpus.read("train"), client)
+        return f"its {archive.name} is gone" if archive else ""
+
+    def payload(self, phase: Phase) -> Payload:
+        if not isinstance(phase.sends, Extracted):
+            return super().payload(phase)
+        cut = self.models.cut()
+        frames = math.ceil(phase.sends.hours * FRAMES_PER_HOUR / cut.step)
+        return Payload(features=Features(cut.size, phase.sends.bits, frames=frames))
+
+    def load(self, state: State, number: int) -> None:
+        load_model(self.models.build().state_dict(), state)
+
+    def unit(self, split: str) -> Unit:
+        data = self.corpus.read(split)
+        return unit_of(data.others.get(UTT2LANG, {}), data.path / UTT2LANG)
+
+    def measure(self, split: str, client: str) -> dict[str, object]:
+        return self.measured(self.corpus.utterances(split, client))
+
+    @as_configured
+    @torch.no_grad()
+    def measured(self, data: Utterances) -> dict[str, object]:
+        """The model's mean loss on some utterances, nats per utterance, and greedy WER, %.
+
+        Words are characters where the language is written without spaces, see `Utterances.unit`.
+        """
+        model = self.models.build().eval()
+        loss, words, errors = 0.0, 0, 0
+        batches = data.batches()
+        for indices, batch in zip(batches, data.stream(batches, self.device), strict=True):
+            values, lengths = outputs(model, batch)
+            loss += losses(model, values, lengths, batch).double().sum().item()
+            log_probs = as_posteriors(model, values, lengths)
+            hypotheses = greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
+            for index, tokens in zip(indices, hypotheses, strict=True):
+                reference = data.unit.cut(data.texts[index])
+                counts = count_errors(reference, data.unit.cut(self.tokenizer.decode(tokens)))
+                words += len(reference)
+                errors += counts.errors
+        if not words:
+            problem = f"no word in the transcripts of {some(data.names)}, so no WER"
+            raise UserError(problem, path=data.path / "text")
+        return {
+            "utterances": len(data),
+            "loss": f"{loss / len(data):.6f}",
+            "words": words,
+            "errors": errors,
+            "wer": f"{100 * errors / words:.4f}",
+        }
+
+    def speakers(self) -> dict[str, str]:
+        """Client -> its speaker, of those clients that have one."""
+        data = self.corpus.read("train")
+        people = dict(zip(data.utterances, speakers_of(data, data.utterances), strict=True))
+        found = {}
+        for client in self.experiment.clients:
+            own = {people[name] for name in data.client_utterances(client)}
+            if len(own) == 1:
+                found[client] = own.pop()
+        return found
+
+    def items(self) -> Items:
+        """The training utterances, with their transcripts whatever training reads."""
+        data = self.corpus.read_folder(self.data_path("train"), "text")
+        audio = self.corpus.gather(data, data.utterances)
+        places = {name: index for index, name in enumerate(audio.names)}
+
+        def loss(model: nn.Module, name: str) -> Tensor:
+            batch = audio.load([places[name]])
+            batch = {key: value.to(self.device) for key, value in batch.items()}
+            return losses(model, *outputs(model, batch), batch)[0]
+
+        return Items(dict(data.utt2client), loss)
+
+    def indicator(self, folder: Path, at_once: int) -> Indicator:
+        """Utterances one at a time: there is no padding, and frames are enough for a CPU."""
+        data, train = self.corpus.read_folder(folder), self.corpus.read("train")
+        audio = self.corpus.gather(data, data.utterances, labelled=False)
+
+        def inputs() -> Iterator[tuple[Tensor, Tensor]]:
+            plan = [[index] for index in range(len(audio))]
+            for batch in audio.stream(plan, self.device):
+                yield batch["speech"], batch["speech_lengths"]
+
+        def forward(model: nn.Module, given: tuple[Tensor, Tensor]) -> None:
+            # Normalisation works in place.
+            model.encode(given[0].clone(), given[1])
+
+        heard, trained = (set(speakers_of(one, one.utterances)) for one in (data, train))
+        return Indicator(inputs, forward, heard, trained)

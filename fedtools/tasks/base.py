@@ -1,0 +1,218 @@
+"""A task opened for work: what a federation learns from, and how well it does."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
+from fedtools.files.messages import MOST_UTTERANCES, Payload
+from fedtools.files.options import Options
+from fedtools.files.states import Spec
+from fedtools.files.units import WORD, Unit
+from fedtools.methods.base import Method, Phase
+from fedtools.tasks import facts_of
+from fedtools.tasks.facts import Facts, data_of
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedtools.client.unit import Models
+    from fedtools.server.server import Release
+
+State = Mapping[str, Any]
+Work = TypeVar("Work", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class NewExperiment:
+    """What `Task.begin` is given: an experiment that is to be made.
+
+    Attributes:
+        options: those that will be frozen.
+        method: made from them.
+        data, assets: folders by split, and by name.
+        start: a full state to begin with, or None.
+        where: what the options were read from.
+    """
+
+    options: Options
+    method: Method
+    data: Mapping[str, Path]
+    assets: Mapping[str, Path]
+    start: Path | None
+    where: str | Path
+
+
+@dataclass(frozen=True)
+class Items:
+    """Training data one by one, for attacks that ask whose they are.
+
+    Attributes:
+        owners: item -> its client.
+        loss: a model's loss of one item.
+    """
+
+    owners: Mapping[str, str]
+    loss: Callable[[nn.Module, str], Tensor]
+
+
+@dataclass(frozen=True)
+class Indicator:
+    """Speech of nobody in particular, for attacks that look at what models make of it.
+
+    Attributes:
+        inputs: goes through all of it, in parts.
+        forward: gives a part to a model.
+        speakers: of this speech.
+        trained: the speakers of the training data.
+    """
+
+    inputs: Callable[[], Iterator[Any]]
+    forward: Callable[[nn.Module, Any], Any]
+    speakers: set[str]
+    trained: set[str]
+
+
+class Task(ABC):
+    """What a federation asks of its task; what else it has is asked for by `need`.
+
+    Args:
+        experiment: opened.
+        method: of the experiment.
+        device: "cpu", "cuda" or "cuda:1".
+
+    Attributes:
+        models: what clients train, where they train models.
+        may_lack: whether work can be done without the data of some clients, see `Phase.may_lack`.
+    """
+
+    # Whether the first state is drawn by torch.
+    needs_torch: ClassVar[bool] = False
+    models: Models | None = None
+
+    def __init__(self, experiment: Experiment, method: Method, device: str = "cpu"):
+        self.experiment, self.method, self.device_name = experiment, method, device
+        self.where = experiment.path / "config.yaml"
+        self.facts = facts_of(experiment.options.task, self.where)
+        self.may_lack = False
+        self._data_paths: dict[str, Path] = {}
+
+    @staticmethod
+    @abstractmethod
+    def begin(new: NewExperiment) -> tuple[State, State]:
+        """Check the options of an experiment that is to be made.
+
+        Returns:
+            the full state that everybody begins with, and of it what the server sends in round 1.
+        """
+
+    @staticmethod
+    def keep_own(path: Path, method: Method) -> list[str]:
+        """Write what else an experiment begins with, for this task alone; the files' names."""
+        return []
+
+    @property
+    @abstractmethod
+    def spec(self) -> Spec:
+        """The full state that everybody begins with."""
+
+    @abstractmethod
+    def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
+        """Cut the clients of a round into those that train together; jobs take whole units."""
+
+    @abstractmethod
+    def source(self, clients: Sequence[str], number: int, phase: Phase) -> Any:
+        """The data of a unit in a round, as the method's client half is given them.
+
+        Args:
+            clients: those of a unit; none for the server's own training.
+        """
+
+    @abstractmethod
+    def load(self, state: State, number: int) -> None:
+        """Take the state after round `number` (0: the beginning) for what is to be measured."""
+
+    @abstractmethod
+    def measure(self, split: str, client: str) -> dict[str, object]:
+        """Measure what was loaded on the data of a client: `Facts.columns`."""
+
+    def unit(self, split: str) -> Unit:
+        """What error rates on a split count."""
+        return WORD
+
+    def settings(self) -> AbstractContextManager[None]:
+        """What of the process' state the experiment's results depend on, while it works."""
+        return nullcontext()
+
+    def missing(self, client: str) -> str:
+        """Why a client's data cannot be read, in a phase that goes on without; "" if they can."""
+        return ""
+
+    def payload(self, phase: Phase) -> Payload:
+        """What each client of a phase sends that sends no shared tensors."""
+        if isinstance(phase.sends, Payload):
+            return phase.sends
+        raise self.lacks(str(phase.sends))
+
+    def release(self, number: int) -> Release | None:
+        """What the server makes known of the sum of a round's counts; None: the sum itself."""
+        return None
+
+    def closed(self, number: int, clients: Sequence[str]) -> None:  # noqa: B027
+        """A round is complete: what was kept in case of its repetition is no longer needed."""
+
+    def epochs(self, client: str, steps: int) -> float:
+        """How many times a client has gone through its data in so many steps."""
+        return float(self.method.local_epochs) if steps else 0.0
+
+    def most_utterances(self, client: str) -> int:
+        """More utterances than this a client cannot say that it has."""
+        return MOST_UTTERANCES
+
+    def most_steps(self, client: str, utterances: int, phase: Phase) -> int:
+        """More steps than this a client with so many utterances cannot take in a round."""
+        return self.method.most_steps(utterances) if phase.trains else 0
+
+    def data_path(self, split: str) -> Path:
+        """Where the data of a split are, see `data_of`; they are looked at once."""
+        if split not in self._data_paths:
+            may_lack = self.may_lack and split == "train"
+            self._data_paths[split] = data_of(self.experiment, split, may_lack)
+        return self._data_paths[split]
+
+    def lacks(self, part: str) -> UserError:
+        """What is told of a part that this task has not."""
+        name = self.experiment.options.task
+        return UserError(f"experiments of task {name} have no {part}", path=self.where)
+
+    def need(self, part: str) -> Any:
+        """An attribute that not every task has; a `UserError` names task and part."""
+        if (found := getattr(self, part, None)) is None:
+            raise self.lacks(part)
+        return found
+
+
+def task_of(facts: Facts) -> type[Task]:
+    """The class that does the work of a task, imported when it is asked for."""
+    module, _, name = facts.opens.partition(":")
+    found: type[Task] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def as_configured(work: Work) -> Work:
+    """Let a function of a task or a federation, its first argument, work with its `settings`."""
+
+    @wraps(work)
+    def settled(opened: Any, *arguments: Any, **options: Any) -> Any:
+        with opened.settings():
+            return work(opened, *arguments, **options)
+
+    return settled

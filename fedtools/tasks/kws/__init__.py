@@ -1,0 +1,32 @@
+"""Keyword spotting: small networks over clips, many clients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedtools.files.clips import LENGTH, Clips
+from fedtools.tasks import TASKS
+from fedtools.tasks.facts import LABELS, MODEL, Facts, check_assets
+from fedtools.tasks.identity import of_clips
+
+
+def _files(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
+    check_assets(assets, (), where)
+    length = data["train"] / LENGTH
+    return [data["train"] / "classes.txt", *([length] if length.exists() else [])]
+
+
+FACTS = TASKS.register("kws")(
+    Facts(
+        opens="fedtools.tasks.kws.task:KwsTask",
+        parts=(MODEL, LABELS),
+        columns=("clips", "loss", "errors", "accuracy"),
+        rate="accuracy",
+        sign=-1,
+        identity=of_clips,
+        files=_files,
+        clients=lambda folder: Clips.read(folder).clients,
+        by_client=False,
+    )
+)

@@ -1,0 +1,146 @@
+"""The clips of a federation as batches of many clients, augmented and turned into MFCC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtools.audio.augment import Plan, apply
+from fedtools.audio.mfcc import Mfcc
+from fedtools.files.clips import RATE, Clips
+from fedtools.files.errors import UserError
+from fedtools.models.clip_batch import ClipBatch
+
+# Speech at usual levels comes near to zero mean and unit variance; the same constants for
+# everybody, since nobody knows the statistics of all clients.
+_ENERGY, _SCALE = 100.0, 16.0
+
+_CLIPS_IN_CACHE = 32
+# Clips whose plain features are made together.
+_AT_ONCE = 256
+
+
+class ClipFeatures:
+    """The clips of a federation on one device, augmented and turned into MFCC as they are used."""
+
+    def __init__(self, clips: Clips, device: torch.device):
+        self.clips = clips
+        self.device = device
+        self._mfcc = Mfcc().to(device)
+        self._labels = torch.from_numpy(clips.labels)
+        self._noise = torch.from_numpy(np.array(clips.noise)).to(device)
+        # On a GPU all waveforms lie there; elsewhere the file is read where it is needed.
+        on_gpu = device.type == "cuda"
+        self._waves = torch.from_numpy(np.array(clips.waves)).to(device) if on_gpu else None
+
+    def batch(self, rows: Sequence[slice], plans: Sequence[Plan], step: int) -> ClipBatch:
+        """One step's batch of several clients, smaller ones padded with clips of weight 0."""
+        widths = [one.clips.shape[1] for one in plans]
+        width = max(widths)
+        index = np.zeros((len(plans), width), np.int64)
+        shift = np.zeros((len(plans), width), np.int64)
+        noise = np.full((len(plans), width), -1, np.int64)
+        volume = np.zeros((len(plans), width), np.float32)
+        weights = np.zeros((len(plans), width), np.float32)
+        for client, (place, one, size) in enumerate(zip(rows, plans, widths, strict=True)):
+            index[client] = place.start
+            index[client, :size] += one.clips[step]
+            shift[client, :size] = one.shift[step]
+            noise[client, :size] = one.noise_start[step]
+            volume[client, :size] = one.volume[step]
+            weights[client, :size] = 1 / size
+        ragged = min(widths) < width
+        mfcc = self._features(index, shift, noise, volume)
+        weight = torch.from_numpy(weights).to(self.device)
+        labels = self._labels[torch.from_numpy(index)].to(self.device)
+        return ClipBatch(mfcc, labels, weight, (weight > 0).float() if ragged else None)
+
+    def plain(self, rows: slice) -> Tensor:
+        """MFCC of some clips as they are, (clips, frames, coefficients)."""
+        index = np.arange(rows.start, rows.stop)
+        return self._scaled(self._gather(index).float())
+
+    def _gather(self, index: np.ndarray) -> Tensor:
+        if self._waves is not None:
+            return self._waves[torch.from_numpy(index).to(self.device)]
+        return torch.from_numpy(self.clips.waves[index])
+
+    def _features(
+        self, index: np.ndarray, shift: np.ndarray, noise: np.ndarray, volume: np.ndarray
+    ) -> Tensor:
+        # A CPU's cache holds the waveforms of a few clips only.
+        at_once = _CLIPS_IN_CACHE if self.device.type == "cpu" else index.size
+        parts = []
+        for begin in range(0, index.size, at_once):
+            part = slice(begin, begin + at_once)
+            waves = self._gather(index.reshape(-1)[part])
+            values = (
+                torch.from_numpy(array.reshape(-1)[part]).to(self.device)
+                for array in (shift, noise, volume)
+            )
+            parts.append(self._scaled(apply(waves, *values, self._noise)))
+        return torch.cat(parts).view(*index.shape, *parts[0].shape[1:])
+
+    @torch.no_grad()
+    def _scaled(self, waves: Tensor) -> Tensor:
+        mfcc = self._mfcc(waves)
+        mfcc[..., 0] -= _ENERGY
+        return mfcc.div_(_SCALE)
+
+
+class ClipCorpus:
+    """The clips of an experiment's splits, and of other folders.
+
+    Args:
+        path_of: a split to its folder.
+        classes: of the experiment.
+        samples: of a clip.
+        device: where features are made.
+    """
+
+    def __init__(
+        self,
+        path_of: Callable[[str], Path],
+        classes: Sequence[str],
+        samples: int,
+        device: torch.device,
+    ):
+        self._path_of, self._classes, self._samples = path_of, list(classes), samples
+        self._device = device
+        self._features: dict[str, ClipFeatures] = {}
+        self._plain: dict[str, Tensor] = {}
+
+    def features(self, split: str) -> ClipFeatures:
+        """The clips of a split, read when they are first needed."""
+        if split not in self._features:
+            clips = self.read_clips(self._path_of(split))
+            if clips.classes != self._classes:
+                where = self._path_of(split) / "classes.txt"
+                remedy = "pack the clips again, or begin another experiment"
+                raise UserError("not the classes of the experiment", path=where, remedy=remedy)
+            self._features[split] = ClipFeatures(clips, self._device)
+        return self._features[split]
+
+    def read_clips(self, folder: Path) -> Clips:
+        """Clips of any classes; a `UserError` if they are not as long as the experiment's."""
+        clips = Clips.read(folder)
+        if clips.samples != self._samples:
+            there, wanted = clips.samples / RATE, self._samples / RATE
+            remedy = f"pack them with --clip-seconds {wanted:g}"
+            problem = f"clips of {there:g} s, the experiment's have {wanted:g} s"
+            raise UserError(problem, path=folder, remedy=remedy)
+        return clips
+
+    def plain(self, split: str) -> Tensor:
+        """MFCC of all clips of a split as they are, (clips, frames, coefficients)."""
+        if split not in self._plain:
+            data = self.features(split)
+            count = len(data.clips.labels)
+            edges = [*range(0, count, _AT_ONCE), count]
+            self._plain[split] = torch.cat([data.plain(slice(*ends)) for ends in pairwise(edges)])
+        return self._plain[split]

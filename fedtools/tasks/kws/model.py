@@ -1,0 +1,96 @@
+"""The keyword networks of a federation: how they are built, and what they minimise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtools.client.objective import Objective
+from fedtools.client.options import ClipTraining
+from fedtools.models.clip_batch import ClipBatch
+from fedtools.models.extractor import Cut
+from fedtools.models.keywords import build_network
+from fedtools.models.keywords.base import Network
+
+
+class KwsModels:
+    """Networks of one experiment, each a stack; see `fedtools.client.unit.Models`.
+
+    Args:
+        config: of the network.
+        classes: how many words.
+        frames: of a clip.
+        training: the options.
+        where: what the options were read from.
+        device: where networks lie.
+    """
+
+    stacked = True
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        classes: int,
+        frames: int,
+        training: ClipTraining,
+        where: str,
+        device: torch.device,
+    ):
+        self.training, self.device = training, device
+        self._make = partial(build_network, config, classes, where, frames=frames)
+        self._built: dict[tuple[int, str], Network] = {}
+
+    def build(self, clients: int = 1, use: str = "") -> Network:
+        """A network for so many clients, made once for each use."""
+        if (clients, use) not in self._built:
+            self._built[clients, use] = self._make(clients=clients).to(self.device)
+        return self._built[clients, use].requires_grad_(True)
+
+    def tensors(self, model: nn.Module, client: int = 0) -> dict[str, Tensor]:
+        """Views of one client's parameters and buffers, without the leading dimension."""
+        return tensors_of(model, client)
+
+    def objective(self, model: nn.Module, source: object) -> Objective:
+        """Cross-entropy."""
+        return Objective(cross_entropy)
+
+    def represent(self, model: Network, batch: ClipBatch) -> Tensor:
+        """What the head classifies, (K, B, D)."""
+        return model.features(batch.mfcc, batch.valid)
+
+    def classify(self, model: Network, features: Tensor) -> Tensor:
+        """Logits, (K, B, classes)."""
+        return model.head(features)
+
+    def loss_of(self, found: Tensor, batch: ClipBatch) -> Tensor:
+        """Each client's mean cross-entropy, (K,)."""
+        return entropy_of(found, batch)
+
+    def vectors(self, features: Tensor, batch: ClipBatch) -> tuple[Tensor, Tensor]:
+        """The features as they are, and the clips' weights."""
+        return features, batch.weights
+
+    def cut(self) -> Cut:
+        """Networks are not cut in two."""
+        raise NotImplementedError("keyword networks are not cut in two")
+
+
+def cross_entropy(network: Network, batch: ClipBatch) -> Tensor:
+    """Each client's mean cross-entropy, (K,)."""
+    return entropy_of(network(batch.mfcc, batch.valid), batch)
+
+
+def entropy_of(logits: Tensor, batch: ClipBatch) -> Tensor:
+    """Each client's mean cross-entropy, (K,), of logits (K, B, classes)."""
+    log_probs = F.log_softmax(logits, -1)
+    return batch.mean(-log_probs.gather(2, batch.labels[..., None])[..., 0])
+
+
+def tensors_of(network: nn.Module, client: int = 0) -> dict[str, Tensor]:
+    """Views of one client's parameters and buffers, without the leading dimension."""
+    return {name: value[client] for name, value in network.state_dict().items()}

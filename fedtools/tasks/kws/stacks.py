@@ -1,0 +1,137 @@
+"""Stacks of clients with keyword clips: who trains together, and their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtools.audio.augment import Plan, plan
+from fedtools.client.options import ClipTraining
+from fedtools.models.clip_batch import ClipBatch
+from fedtools.models.keywords.base import Network
+from fedtools.tasks.kws.clips import ClipFeatures
+
+
+class ClipBatches:
+    """The batches of a stack of clients in one training of one round.
+
+    Args:
+        data: all clips.
+        names: the clients, or "server".
+        rows: the clips of each.
+        steps: gradient steps of each, not growing.
+        training: batch size and augmentation.
+        key: (seed, round, purpose); with a client's name it decides its batches, so that these do
+            not depend on who else is in the stack.
+    """
+
+    def __init__(
+        self,
+        data: ClipFeatures,
+        names: Sequence[str],
+        rows: Sequence[slice],
+        steps: Sequence[int],
+        training: ClipTraining,
+        key: tuple[int, int, str],
+    ):
+        if sorted(steps, reverse=True) != list(steps):
+            raise ValueError(f"clients are not sorted by their steps: {steps}")
+        self.steps = list(steps)
+        self._data, self._rows = data, list(rows)
+        seed, number, purpose = key
+        noise = len(data.clips.noise)
+        self._plans: list[Plan] = [
+            plan(
+                seed,
+                number,
+                f"{purpose}/{name}",
+                place.stop - place.start,
+                count,
+                training.batch_size,
+                noise,
+                training.augmentation,
+                data.clips.samples,
+            )
+            for name, place, count in zip(names, rows, steps, strict=True)
+        ]
+
+    def stream(self, first: int) -> Iterator[list[ClipBatch]]:
+        """One batch a step, of the clients that still train."""
+        for step in range(first, self.steps[0]):
+            active = sum(count > step for count in self.steps)
+            yield [self._data.batch(self._rows[:active], self._plans[:active], step)]
+
+
+class ClipSource:
+    """The clips of a stack of clients, or of the server, in one round.
+
+    Args:
+        data: all clips.
+        names: the clients, those with the most steps first; or "server".
+        rows: the clips of each.
+        key: (seed, round) of everything random.
+        training: batch size and augmentation.
+        facts: what the method says of each client, beside its "steps".
+    """
+
+    def __init__(
+        self,
+        data: ClipFeatures,
+        names: Sequence[str],
+        rows: Sequence[slice],
+        key: tuple[int, int],
+        training: ClipTraining,
+        facts: Mapping[str, np.ndarray],
+    ):
+        self.sizes, self.facts = [one.stop - one.start for one in rows], facts
+        self._data, self._names, self._rows = data, list(names), list(rows)
+        self._key, self._training = key, training
+
+    def batches(
+        self, epochs: int | None, steps: int | Sequence[int] | None, purpose: str
+    ) -> ClipBatches:
+        """So many steps of all, or of each; by default what the method says."""
+        if epochs is not None:
+            steps = [-(-size // self._training.batch_size) * epochs for size in self.sizes]
+        elif steps is None:
+            steps = self.facts["steps"].tolist()
+        counts = [steps] * len(self._names) if isinstance(steps, int) else steps
+        key = (*self._key, purpose)
+        return ClipBatches(self._data, self._names, self._rows, counts, self._training, key)
+
+    def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], ClipBatch]]:
+        """Clips are not sent."""
+        raise NotImplementedError("clips are not sent one by one")
+
+
+def stacks_of(
+    clients: Sequence[str], steps: Mapping[str, int], sizes: Mapping[str, int], largest: int
+) -> list[list[str]]:
+    """Cut the clients of a round into stacks: those with as many steps and clips together.
+
+    A function of the round's clients alone, never of the number of jobs.
+    """
+    order = sorted(clients, key=lambda name: (-steps[name], -sizes[name], name))
+    return [order[begin : begin + largest] for begin in range(0, len(order), largest)]
+
+
+def step_bytes(network: Network, mfcc: Tensor, batch_size: int) -> int:
+    """The memory that one client's step keeps for its gradient, in bytes.
+
+    Args:
+        network: for one client.
+        mfcc: one clip, (1, frames, coefficients).
+        batch_size: clips of a step.
+    """
+    kept: dict[int, int] = {}
+
+    def keep(value: Tensor) -> Tensor:
+        kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        network(mfcc[None].expand(1, 2, *mfcc.shape[1:]))
+    return sum(kept.values()) * batch_size // 2

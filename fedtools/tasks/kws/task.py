@@ -1,0 +1,215 @@
+"""Keyword spotting in a federation: small networks over clips, many clients at once."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtools.audio.mfcc import frames_of
+from fedtools.client.options import ClipTraining
+from fedtools.client.unit import SERVER
+from fedtools.files.clips import RATE, Clips, read_classes, read_length
+from fedtools.files.config import from_mapping, option_error
+from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
+from fedtools.files.states import Spec, spec_of
+from fedtools.methods.base import Method, Phase
+from fedtools.models.keywords import build_network
+from fedtools.models.keywords.base import Network
+from fedtools.models.training import check_optimizer, load_model
+from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
+from fedtools.tasks.begin import begin_with
+from fedtools.tasks.facts import ALL
+from fedtools.tasks.kws.clips import ClipCorpus, ClipFeatures
+from fedtools.tasks.kws.memory import keep_freed_memory
+from fedtools.tasks.kws.model import KwsModels, tensors_of
+from fedtools.tasks.kws.stacks import ClipSource, stacks_of, step_bytes
+
+_MEASURED_AT_ONCE = 256
+
+
+class KwsTask(Task):
+    """Clients tell keywords apart."""
+
+    needs_torch = True
+    models: KwsModels
+
+    def __init__(self, experiment: Experiment, method: Method, device: str = "cpu"):
+        super().__init__(experiment, method, device)
+        options = experiment.options
+        self.training = from_mapping(ClipTraining, options.training, f"{self.where}: training")
+        self.device = torch.device(device)
+        self._classes = read_classes(experiment.path / "classes.txt")
+        self._samples = read_length(experiment.path)
+        classes, frames = len(self._classes), frames_of(self._samples)
+        where = f"{self.where}: model"
+        self.models = KwsModels(options.model, classes, frames, self.training, where, self.device)
+        self.corpus = ClipCorpus(self.data_path, self._classes, self._samples, self.device)
+
+    def settings(self) -> AbstractContextManager[None]:
+        keep_freed_memory()
+        return self.training.settings()
+
+    @staticmethod
+    def begin(new: NewExperiment) -> tuple[State, State]:
+        options, where = new.options, new.where
+        training = from_mapping(ClipTraining, options.training, f"{where}: training")
+        classes = len(read_classes(new.data["train"] / "classes.txt"))
+        samples = read_length(new.data["train"])
+        network = build_network(
+            options.model, classes, f"{where}: model", frames=frames_of(samples)
+        )
+        if (shift := training.augmentation.time_shift_ms) > 1000 * samples / RATE:
+            problem = f"training: augment: time_shift_ms {shift} is more than a clip"
+            raise option_error(problem, where, "time_shift_ms", shift)
+        check_optimizer(training, f"{where}: training")
+        return begin_with(new, network, tensors_of(network))
+
+    @property
+    def spec(self) -> Spec:
+        return spec_of(tensors_of(self.models.build()))
+
+    @cached_property
+    def client_facts(self) -> dict[str, np.ndarray]:
+        """What the method says of each client, such as its steps: name -> (clients,)."""
+        return prepare(self.method, self.corpus.features("train").clips, self.training.batch_size)
+
+    def _facts_of(self, clients: Sequence[str]) -> dict[str, np.ndarray]:
+        names = self.corpus.features("train").clips.clients
+        places = [bisect_left(names, client) for client in clients]
+        return {name: values[places] for name, values in self.client_facts.items()}
+
+    def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
+        facts = self._facts_of(clients)
+        steps, sizes = (
+            dict(zip(clients, facts[name].tolist(), strict=True)) for name in ("steps", "size")
+        )
+        return stacks_of(clients, steps, sizes, self._stack_size)
+
+    @cached_property
+    def _stack_size(self) -> int:
+        """Clients whose activations of a step fit into the configured memory."""
+        data, batch = self.corpus.features("train"), self.training.batch_size
+        # On one kind of device, whatever trains: the server must find the jobs that clients found.
+        network = copy.deepcopy(self.models.build()).cpu().train()
+        one = step_bytes(network, data.plain(slice(0, 1)).cpu(), batch)
+        wanted, megabytes = self.training.stack, self.training.stack_mb
+        fit = max(1, (megabytes << 20) // one)
+        if fit < wanted:
+            need = math.ceil(wanted * one / 2**20)
+            print(
+                f"{fit} clients are trained at once: training.stack {wanted} needs "
+                f"training.stack_mb {need}, which is {megabytes}",
+                file=sys.stderr,
+            )
+        return min(wanted, fit)
+
+    def source(self, clients: Sequence[str], number: int, phase: Phase) -> ClipSource:
+        data, key = self.corpus.features("train"), (self.experiment.seed, number)
+        if not clients:
+            everything = slice(0, len(data.clips.labels))
+            return ClipSource(data, [SERVER], [everything], key, self.training, {})
+        rows = [data.clips.rows(client) for client in clients]
+        facts = self._facts_of(clients)
+        return ClipSource(data, clients, rows, key, self.training, facts)
+
+    def most_utterances(self, client: str) -> int:
+        """The clips that the method was told of, before the federation began."""
+        return int(self._facts_of([client])["size"][0])
+
+    def most_steps(self, client: str, utterances: int, phase: Phase) -> int:
+        return int(self._facts_of([client])["steps"][0]) if phase.trains else 0
+
+    def epochs(self, client: str, steps: int) -> float:
+        rows = self.corpus.features("train").clips.rows(client)
+        size = rows.stop - rows.start
+        return steps * min(size, self.training.batch_size) / size
+
+    def load(self, state: State, number: int) -> None:
+        load_model(tensors_of(self.models.build()), state)
+
+    @as_configured
+    def measure(self, split: str, client: str) -> dict[str, object]:
+        """Mean cross-entropy, nats per clip, and accuracy, %."""
+        logits, labels = self.logits(split, client)
+        loss = F.cross_entropy(logits.double(), labels).item()
+        errors = int((logits.argmax(1) != labels).sum())
+        return {
+            "clips": len(labels),
+            "loss": f"{loss:.6f}",
+            "errors": errors,
+            "accuracy": f"{100 * (1 - errors / len(labels)):.4f}",
+        }
+
+    @as_configured
+    def logits(self, split: str, client: str = ALL) -> tuple[torch.Tensor, torch.Tensor]:
+        """The model's logits (clips, classes) of a client's clips, or all, and their labels."""
+        data = self.corpus.features(split)
+        rows = slice(None) if client == ALL else data.clips.rows(client)
+        labels = torch.from_numpy(np.array(data.clips.labels[rows], np.int64))
+        return predict(self.models.build(), self.corpus.plain(split)[rows]).cpu(), labels
+
+    def speakers(self) -> dict[str, str]:
+        """Client -> its speaker: a client of the keyword recipe is one."""
+        return {client: client for client in self.experiment.clients}
+
+    def items(self) -> Items:
+        """The training clips, by their numbers."""
+        features = self.corpus.features("train")
+        clips = features.clips
+        sizes = dict(zip(clips.clients, clips.sizes.tolist(), strict=True))
+        owners = [client for client, size in sizes.items() for _ in range(size)]
+
+        def loss(model: nn.Module, name: str) -> Tensor:
+            place = int(name)
+            mfcc = features.plain(slice(place, place + 1))
+            label = torch.tensor([int(clips.labels[place])], device=self.device)
+            return F.cross_entropy(model(mfcc[None])[0], label)
+
+        return Items({str(n): owner for n, owner in enumerate(owners)}, loss)
+
+    def indicator(self, folder: Path, at_once: int) -> Indicator:
+        """Clips, so many at once."""
+        clips = self.corpus.read_clips(folder)
+        mfcc = ClipFeatures(clips, self.device).plain(slice(0, len(clips.labels)))
+
+        def inputs() -> Iterator[Tensor]:
+            return iter(mfcc[None].split(at_once, 1))
+
+        trained = set(self.experiment.clients)
+        return Indicator(inputs, lambda model, given: model(given), set(clips.clients), trained)
+
+
+def prepare(method: Method, clips: Clips, batch_size: int) -> dict[str, np.ndarray]:
+    """What a method says of each client, beside its "size" and the "entropy" of its labels.
+
+    Returns:
+        name -> one value for each of `clips.clients`.
+
+    Raises:
+        UserError: if the method can do nothing with these clients.
+    """
+    sizes, entropies = clips.sizes, clips.entropies()
+    try:
+        facts = method.prepare(sizes, entropies, batch_size)
+    except ValueError as error:
+        raise UserError(str(error), path=clips.path) from None
+    return {"size": sizes, "entropy": entropies, **facts}
+
+
+@torch.no_grad()
+def predict(network: Network, mfcc: torch.Tensor) -> torch.Tensor:
+    """Logits (clips, classes) of one client's network for clips, (clips, frames, 40)."""
+    network.eval()
+    return torch.cat([network(part[None])[0] for part in mfcc.split(_MEASURED_AT_ONCE)])

@@ -1,0 +1,26 @@
+"""Fine-tuning of the neural language model: the same lists, rescored by models that are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fedtools.tasks import TASKS
+from fedtools.tasks.facts import MODEL, OPTIMIZER, check_assets
+from fedtools.tasks.rescore import FACTS as RESCORE
+
+
+def _files(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
+    check_assets(assets, (), where, ("weights",))
+    return [assets[name] / "weights.yaml" for name in assets]
+
+
+FACTS = TASKS.register("lm")(
+    replace(
+        RESCORE,
+        opens="fedtools.tasks.lm.task:LmTask",
+        parts=(MODEL, OPTIMIZER),
+        files=_files,
+    )
+)

@@ -1,0 +1,188 @@
+"""The language models of a federation: how they are built, and what they minimise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedtools.client.objective import Objective
+from fedtools.files.config import Positive
+from fedtools.files.seeds import generator
+from fedtools.models.extractor import Cut
+from fedtools.models.nnlm import (
+    IGNORED,
+    NnlmOptions,
+    build_nnlm,
+    entropies,
+    losses,
+    pad,
+    represent,
+)
+from fedtools.models.training import Training
+
+
+@dataclass(frozen=True)
+class LmTraining(Training):
+    """The section `training`.
+
+    Attributes:
+        batch_sentences: of a step.
+    """
+
+    batch_sentences: Positive = 16
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """A batch: inputs and targets (B, T), as `fedtools.models.nnlm.pad` makes them."""
+
+    inputs: Tensor
+    targets: Tensor
+    amount: int
+    frames: int
+
+    # There is no stack.
+    active: ClassVar[None] = None
+
+
+class SentenceBatches:
+    """The batches of some epochs over sentences, shuffled anew in each.
+
+    Args:
+        sentences: ids of each, with the end.
+        words: V, of the vocabulary.
+        epochs: how often each comes.
+        size: sentences of a batch.
+        key: (seed, ...) of the order.
+    """
+
+    def __init__(
+        self,
+        sentences: Sequence[list[int]],
+        words: int,
+        epochs: int,
+        size: int,
+        key: tuple[int | str, ...],
+        device: torch.device,
+    ):
+        self._sentences, self._words, self._device = sentences, words, device
+        self._plan: list[np.ndarray] = []
+        for epoch in range(epochs):
+            order = generator(key[0], "batches", *key[1:], epoch).permutation(len(sentences))
+            self._plan += [order[at : at + size] for at in range(0, len(order), size)]
+        self.steps = [len(self._plan)]
+
+    def stream(self, first: int) -> Iterator[list[Sentences]]:
+        """The batches from number `first`."""
+        for chosen in self._plan[first:]:
+            some = [self._sentences[index] for index in chosen]
+            inputs, targets = (part.to(self._device) for part in pad(some, self._words))
+            yield [Sentences(inputs, targets, sum(map(len, some)), len(some))]
+
+
+class SentenceSource:
+    """What a client has said in one round.
+
+    Args:
+        sentences: ids of each, with the end.
+        words: V, of the vocabulary.
+        key: (seed, round, client) of the order.
+        epochs: that a client trains in a round.
+        size: sentences of a batch.
+        device: where the batches go.
+    """
+
+    facts: ClassVar[dict[str, np.ndarray]] = {}
+
+    def __init__(
+        self,
+        sentences: Sequence[list[int]],
+        words: int,
+        key: tuple[int, int, str],
+        epochs: int,
+        size: int,
+        device: torch.device,
+    ):
+        self.sizes = [len(sentences)]
+        self._sentences, self._words, self._key = sentences, words, key
+        self._epochs, self._size, self._device = epochs, size, device
+
+    def batches(
+        self, epochs: int | None, steps: int | Sequence[int] | None, purpose: str
+    ) -> SentenceBatches:
+        """Batches of some epochs, by default those of a round."""
+        if steps is not None:
+            raise NotImplementedError("sentences are trained on for epochs, not steps")
+        key = (*self._key, *([purpose] if purpose != "train" else []))
+        count = epochs or self._epochs
+        return SentenceBatches(self._sentences, self._words, count, self._size, key, self._device)
+
+    def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], Sentences]]:
+        """Sentences are not sent."""
+        raise NotImplementedError("sentences are not sent one by one")
+
+
+class LmModels:
+    """Models of one experiment; see `fedtools.client.unit.Models`.
+
+    Args:
+        options: of the network.
+        words: V, of the vocabulary.
+        training: the options.
+        device: where models lie.
+    """
+
+    stacked = False
+
+    def __init__(
+        self, options: NnlmOptions, words: int, training: LmTraining, device: torch.device
+    ):
+        self.training, self.device = training, device
+        self._options, self._words = options, words
+        self._built: dict[str, nn.Module] = {}
+
+    def build(self, clients: int = 1, use: str = "") -> nn.Module:
+        """A model, made once for each use."""
+        if use not in self._built:
+            self._built[use] = build_nnlm(self._options, self._words).to(self.device)
+        return self._built[use]
+
+    def tensors(self, model: nn.Module, client: int = 0) -> dict[str, Tensor]:
+        """The parameters and buffers."""
+        return model.state_dict()
+
+    def objective(self, model: nn.Module, source: object) -> Objective:
+        """Cross-entropy."""
+        return Objective(mean_loss)
+
+    def represent(self, model: nn.Module, batch: Sentences) -> Tensor:
+        """What the last layer sees of each word, (B, T, size)."""
+        return represent(model, batch.inputs)
+
+    def classify(self, model: nn.Module, features: Tensor) -> tuple[nn.Module, Tensor]:
+        """The last layer is only taken of the words that count: see `loss_of`."""
+        return model, features
+
+    def loss_of(self, found: tuple[nn.Module, Tensor], batch: Sentences) -> Tensor:
+        """Cross-entropy in nats per word, (1,)."""
+        return entropies(*found, batch.targets).mean()[None]
+
+    def vectors(self, features: Tensor, batch: Sentences) -> tuple[Tensor, Tensor]:
+        """The mean over each sentence's words, (1, B, size), and equal weights."""
+        own = (batch.targets != IGNORED)[..., None]
+        vectors = ((features * own).sum(1) / own.sum(1))[None]
+        return vectors, vectors.new_full(vectors.shape[:2], 1 / vectors.shape[1])
+
+    def cut(self) -> Cut:
+        """Language models are not cut in two."""
+        raise NotImplementedError("language models are not cut in two")
+
+
+def mean_loss(model: nn.Module, batch: Sentences) -> Tensor:
+    """Cross-entropy in nats per word, (1,)."""
+    return losses(model, batch.inputs, batch.targets).mean()[None]

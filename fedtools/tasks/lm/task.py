@@ -1,0 +1,153 @@
+"""Federated fine-tuning of the neural language model: what FMP is there to replace.
+
+Each client trains the model on the first pass' best hypotheses of a round's utterances, and
+rescores the next ones with what the server makes of all models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from fedtools.files.config import from_mapping, read_yaml
+from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
+from fedtools.files.states import Spec, spec_of
+from fedtools.lm.nbest_scoring import score
+from fedtools.lm.nnlm import Nnlm
+from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
+from fedtools.lm.stream import Stream, open_stream, spoken
+from fedtools.lm.word_scores import NBEST
+from fedtools.methods.base import Method, Phase
+from fedtools.models.nnlm import NnlmOptions, build_nnlm
+from fedtools.models.training import check_optimizer, load_model
+from fedtools.tasks.base import NewExperiment, State, Task, as_configured
+from fedtools.tasks.begin import begin_with
+from fedtools.tasks.lm.model import LmModels, LmTraining, SentenceSource
+from fedtools.tasks.rescore.spoken import check_planned, check_split, measure_text
+
+# Utterances whose lists are scored together.
+_AT_ONCE = 16
+
+
+class LmTask(Task):
+    """Clients fine-tune a language model on what they have said."""
+
+    needs_torch = True
+
+    def __init__(self, experiment: Experiment, method: Method, device: str = "cpu"):
+        super().__init__(experiment, method, device)
+        options = experiment.options.training
+        self.training = from_mapping(LmTraining, options, f"{self.where}: training")
+        self.device, self._number = torch.device(device), 0
+        self._weights = _read_weights(experiment.path)
+
+    @staticmethod
+    def begin(new: NewExperiment) -> tuple[State, State]:
+        options, where = new.options, new.where
+        training = from_mapping(LmTraining, options.training, f"{where}: training")
+        if new.start is None:
+            remedy = "give --start NNLM/model.safetensors"
+            raise UserError("fine-tuning wants a model to begin with", path=where, remedy=remedy)
+        options = from_mapping(NnlmOptions, options.model, f"{where}: model")
+        rescored = open_stream(new.data["train"]).rescored
+        weights = _read_weights(new.assets.get("weights"))
+        warn_of_no_lm(rescored, weights, new.data["train"] / NBEST)
+        model = build_nnlm(options, len(rescored.vocabulary))
+        check_optimizer(training, f"{where}: training")
+        return begin_with(new, model, model.state_dict())
+
+    @cached_property
+    def models(self) -> LmModels:
+        options = from_mapping(NnlmOptions, self.experiment.options.model, self.where)
+        words = len(self._stream.rescored.vocabulary)
+        return LmModels(options, words, self.training, self.device)
+
+    def settings(self) -> AbstractContextManager[None]:
+        return self.training.settings()
+
+    @property
+    def spec(self) -> Spec:
+        return spec_of(self.models.build().state_dict())
+
+    def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
+        return [[client] for client in clients]
+
+    def source(self, clients: Sequence[str], number: int, phase: Phase) -> SentenceSource:
+        if not clients:
+            raise self.lacks("data at a server")
+        (client,) = clients
+        check_planned(self.experiment, number)
+        key, said = (self.experiment.seed, number, client), self._said(client, number)
+        words, size = len(self._stream.rescored.vocabulary), self.training.batch_sentences
+        return SentenceSource(said, words, key, self.method.local_epochs, size, self.device)
+
+    def load(self, state: State, number: int) -> None:
+        load_model(self.models.build().state_dict(), state)
+        self._number = number
+
+    def measure(self, split: str, client: str) -> dict[str, object]:
+        """The group after the round that is loaded, rescored with that round's model."""
+        check_split(split, self.experiment)
+        return measure_text(self.rescored(client), self._text)
+
+    def rescored(self, client: str) -> dict[str, str]:
+        """Utterance -> words, of a client's group after the round that is loaded."""
+        return self._rescored(self._group(client, self._number + 1))
+
+    def _group(self, client: str, number: int) -> slice:
+        return self._stream.groups(client, self.experiment.options.rounds)[number - 1]
+
+    def _said(self, client: str, number: int) -> list[list[int]]:
+        """The first pass' best hypotheses of a round's utterances."""
+        group, rescored = self._group(client, number), self._stream.rescored
+        first = rescored.first_hypothesis[group]
+        starts, ends = rescored.first_word[first], rescored.first_word[first + 1]
+        return [rescored.word_ids[at:to].tolist() for at, to in zip(starts, ends, strict=True)]
+
+    @as_configured
+    def _rescored(self, group: slice) -> dict[str, str]:
+        """Utterance -> words, by the model as it is loaded."""
+        rescored = self._stream.rescored
+        nnlm = Nnlm(self.models.build().eval(), rescored.vocabulary, rescored.unigram)
+        first, found = rescored.first_hypothesis, {}
+        for begin in range(group.start, group.stop, _AT_ONCE):
+            some = range(begin, min(begin + _AT_ONCE, group.stop))
+            sentences = {
+                rescored.utterances[index]: [
+                    rescored.word_ids[at:to].tolist()
+                    for at, to in zip(
+                        rescored.first_word[first[index] : first[index + 1]],
+                        rescored.first_word[first[index] + 1 : first[index + 1] + 1],
+                        strict=True,
+                    )
+                ]
+                for index in some
+            }
+            for index, (name, scores) in zip(some, score(nnlm, sentences), strict=True):
+                best = self._lists.best(slice(index, index + 1), None, scores)[0]
+                found[name] = rescored.hypotheses[best]
+        return found
+
+    @cached_property
+    def _lists(self) -> Lists:
+        return Lists(self._stream.rescored, self._weights, self._stream.covered())
+
+    @cached_property
+    def _stream(self) -> Stream:
+        return open_stream(self.data_path("train"))
+
+    @cached_property
+    def _text(self) -> dict[str, str]:
+        return spoken(self.data_path("train"), self._stream.rescored.utterances)
+
+
+def _read_weights(folder: Path | None) -> Weights:
+    """The weights in a folder; the defaults where it has none."""
+    path = (folder or Path()) / "weights.yaml"
+    there = folder is not None and path.exists()
+    return from_mapping(Weights, read_yaml(path) if there else {}, path)

@@ -1,0 +1,50 @@
+"""Streams of utterances that are measured as they are rescored, group by group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
+from fedtools.files.symbols import words_of
+from fedtools.score.align import count_errors
+
+
+def check_split(split: str, experiment: Experiment) -> None:
+    """Fail with a `UserError` for data other than the streams that clients take part with.
+
+    Raises:
+        UserError: for a split other than "train".
+    """
+    if split != "train":
+        problem = f"{split!r} is no stream of a federation that rescores"
+        remedy = "measure 'train', whose utterances are rescored with what came before them"
+        raise UserError(problem, path=experiment.path, remedy=remedy)
+
+
+def check_planned(experiment: Experiment, number: int) -> None:
+    """Fail with a `UserError` for a round beyond those that utterances were cut for.
+
+    There is nothing left to say in it, and a release more would cost more than was promised.
+    """
+    rounds = experiment.options.rounds
+    if number > rounds:
+        problem = f"round {number}, but utterances are cut into groups for {rounds} rounds"
+        remedy = "begin another experiment with more rounds"
+        raise UserError(problem, path=experiment.path, remedy=remedy)
+
+
+def measure_text(said: Mapping[str, str], text: Mapping[str, str]) -> dict[str, object]:
+    """The columns of tasks whose clients rescore: word errors of some utterances; WER in %.
+
+    Args:
+        said: utterance -> words, as they were heard.
+        text: as they were spoken.
+    """
+    words = errors = 0
+    for name, heard in said.items():
+        spoken = words_of(text[name])
+        words += len(spoken)
+        errors += count_errors(spoken, words_of(heard)).errors
+    rate = f"{100 * errors / words:.4f}" if words else "nan"
+    return {"utterances": len(said), "words": words, "errors": errors, "wer": rate}

@@ -1,0 +1,246 @@
+"""A federation of clients who rescore what they said, and exchange how often they said which word.
+
+No model is opened: what the neural language model says of every word was stored by
+`fedtools rescore`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
+from fedtools.files.ledger import SERVER_ROW
+from fedtools.files.messages import Payload
+from fedtools.files.states import Spec
+from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
+from fedtools.lm.stream import NO_TIMES, Stream, open_stream, spoken, times_in
+from fedtools.lm.word_scores import NBEST
+from fedtools.methods.base import COUNTS, Phase
+from fedtools.methods.fmp import FMP, ClientState
+from fedtools.privacy.bounds import Utterances
+from fedtools.privacy.incoming import bounds_on_counts
+from fedtools.privacy.key import RECORD as KEY_RECORD
+from fedtools.privacy.key import open_key
+from fedtools.privacy.ledger import Amount, ledger_rows
+from fedtools.privacy.marginals import PAPER_WARNING
+from fedtools.privacy.options import LAPLACE, NONE, PAPER
+from fedtools.privacy.record import NONCE, Record, Row, close
+from fedtools.privacy.releases import ReleasesOf
+from fedtools.server.sample import draw
+from fedtools.server.server import Release
+from fedtools.tasks.base import NewExperiment, State, Task
+from fedtools.tasks.rescore.spoken import check_planned, check_split, measure_text
+
+
+class RescoreTask(Task):
+    """FMP's: the state is one tensor of counts, (V,), that all clients share.
+
+    Raises:
+        UserError: beside what is wrong with any experiment, if this one has privacy and no nonce.
+    """
+
+    def __init__(self, experiment: Experiment, method: FMP, device: str = "cpu"):
+        super().__init__(experiment, method, device)
+        self.releases = self._releases()
+
+    @staticmethod
+    def begin(new: NewExperiment) -> tuple[State, State]:
+        method, where = new.method, f"{new.where}: method_conf"
+        try:
+            method.plan(new.options.rounds)
+        except ValueError as error:
+            raise UserError(f"privacy: {error}", path=where) from None
+        _check_sampling(method, new.options.clients_per_round, where)
+        if method.protection.mechanism == PAPER:
+            print(f"warning: {PAPER_WARNING}", file=sys.stderr)
+        if method.clock and not times_in(new.data["train"]):
+            raise UserError(NO_TIMES, path=new.data["train"], remedy="take groups: even")
+        stream = open_stream(new.data["train"])
+        rescored = stream.rescored
+        if method.protection.mechanism != NONE:
+            _check_words(stream, method.max_words, new.data["train"])
+        warn_of_no_lm(rescored, method.part(Weights), new.data["train"] / NBEST)
+        state = {"counts": np.zeros(len(rescored.vocabulary))}
+        return state, state
+
+    @staticmethod
+    def keep_own(path: Path, method: FMP) -> list[str]:
+        """The nonce of noise, and which key it is drawn under."""
+        if method.protection.mechanism == NONE:
+            return []
+        open_key(path, method.noise_key)
+        Record.begin(path, method.noise_key)
+        return [NONCE, KEY_RECORD]
+
+    @property
+    def spec(self) -> Spec:
+        return {"counts": ((len(self.lists.background),), "float64")}
+
+    def payload(self, phase: Phase) -> Payload:
+        assert phase.sends == COUNTS
+        size, clients = len(self.lists.background), len(self.experiment.clients)
+        plan = self.releases.plan if self.releases else None
+        # Of a word that is in each hypothesis of a list, however long, up to a thousand.
+        most = float(self.method.kernel(np.arange(1, 1001)).sum())
+        bounds = bounds_on_counts(plan, self.method.max_words * most, size, clients)
+        return Payload({"counts": ((size,), "float64")}, values={"counts": bounds})
+
+    def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
+        return [[client] for client in clients]
+
+    def source(self, clients: Sequence[str], number: int, phase: Phase) -> ClientState:
+        (client,) = clients
+        check_planned(self.experiment, number)
+        return self.client_state(client, number)
+
+    def load(self, state: State, number: int) -> None:
+        self._number = number
+        self._q_bar = self.method.global_distribution(state["counts"], self.lists.background)
+
+    def measure(self, split: str, client: str) -> dict[str, object]:
+        """The group after the round that is loaded, rescored with that round's counts."""
+        check_split(split, self.experiment)
+        return measure_text(self.rescored(client), self._text)
+
+    def rescored(self, client: str) -> dict[str, str]:
+        """Utterance -> words, of a client's group after the round that is loaded."""
+        state, rescored = self.client_state(client, self._number + 1), self._stream.rescored
+        best = [rescored.hypotheses[one] for one in state.rescore(self._q_bar)]
+        return dict(zip(rescored.utterances[state.group], best, strict=True))
+
+    def marginals(self) -> dict[str, np.ndarray]:
+        """The distributions after the last round, (V,) each: every client's, and "-", all's."""
+        last, u = self.experiment.last_round(), self.lists.background
+        counts = self.experiment.shared_state(last + 1)["counts"]
+        found = {SERVER_ROW: self.method.global_distribution(counts, u)}
+        for client in self.experiment.clients:
+            found[client] = self.method.smoothed(self.client_state(client, last + 1).counts, u)
+        return {name: value.astype(np.float32) for name, value in found.items()}
+
+    def release(self, number: int) -> Release | None:
+        if self.releases is None:
+            return None
+        u = self.lists.background
+        return lambda total: self.method.release(total, number, u, self.releases)
+
+    def closed(self, number: int, clients: Sequence[str]) -> None:
+        if self.releases is not None:
+            for own in (
+                self.experiment.at_server(number),
+                *(self.experiment.own(client, number) for client in clients),
+            ):
+                close(own)
+
+    def released(self) -> set[tuple[str, Row]]:
+        """What one with privacy has released, by sender; that of its copies too."""
+        return self.releases.rows(self.experiment.clients)
+
+    def ledger(self, released: Iterable[tuple[str, Row]]) -> list[dict[str, str]]:
+        """What releases cost whom: rows of `fedtools.privacy.ledger`.
+
+        Args:
+            released: as `released` gives it.
+        """
+        rounds = range(1, self.experiment.options.rounds + 1)
+        senders = Counter((sender, row.number) for sender, row in released)
+        draws = [max((senders[one] for one in senders if one[1] == at), default=0) for at in rounds]
+        amounts = [
+            [
+                Amount.of(self._new(client, number))
+                if count and client in self._sampled(number)
+                else Amount()
+                for client in self.experiment.clients
+            ]
+            for number, count in zip(rounds, draws, strict=True)
+        ]
+        return ledger_rows(self.releases.plan, amounts, draws)
+
+    @property
+    def owners(self) -> dict[str, str]:
+        """Utterance -> client, of all that clients count."""
+        names = self._stream.rescored.utterances
+        return {name: client for client, run in self._stream.runs.items() for name in names[run]}
+
+    def _releases(self) -> ReleasesOf | None:
+        """Bounds and noise; None without differential privacy."""
+        if self.method.protection.mechanism == NONE:
+            return None
+        plan = self.method.plan(self.experiment.options.rounds)
+        return ReleasesOf(plan, self.experiment, self.method.noise_key)
+
+    def _new(self, client: str, number: int) -> Utterances:
+        """What a client has in a round, and no round before has had."""
+        state = self.client_state(client, number)
+        state.count()
+        return state.new
+
+    def client_state(self, client: str, number: int) -> ClientState:
+        """A client when a round begins; it counts again what came before."""
+        rounds = self.experiment.options.rounds
+        groups = self._stream.groups(client, rounds, self.method.clock)
+        state = ClientState(client, self.lists, groups, self.method, self.releases)
+        for before in range(1, number):
+            state.count()
+            if client in self._sampled(before):
+                state.take()
+        return state
+
+    def _sampled(self, number: int) -> frozenset[str]:
+        """Who takes part in a round, drawn once, since all clients ask of all rounds before.
+
+        Not as a file says it, by which a server could have a client count something twice.
+        """
+        if number not in self._known_samples:
+            drawn = draw(self.experiment, number, self.method.phase(number))
+            self._known_samples[number] = frozenset(drawn)
+        return self._known_samples[number]
+
+    @cached_property
+    def _known_samples(self) -> dict[int, frozenset[str]]:
+        return {}
+
+    @cached_property
+    def lists(self) -> Lists:
+        """Of all clients."""
+        return Lists(self._stream.rescored, self.method.part(Weights), self._stream.covered())
+
+    @cached_property
+    def _stream(self) -> Stream:
+        return open_stream(self.data_path("train"))
+
+    @cached_property
+    def _text(self) -> dict[str, str]:
+        return spoken(self.data_path("train"), self._stream.rescored.utterances)
+
+
+def _all_take_part(sampled: float | int | None) -> bool:
+    return sampled is None or (sampled == 1 and isinstance(sampled, float))
+
+
+def _check_sampling(method: FMP, sampled: float | int | None, where: str) -> None:
+    """Fail with a `UserError` where one client less would have others drawn in its place.
+
+    A client's only utterance, or word, takes the client with it.
+    """
+    if method.protection.mechanism == LAPLACE and not _all_take_part(sampled):
+        problem = f"privacy: mechanism: laplace, and clients_per_round: {sampled}"
+        remedy = "let all take part; without one client others would be drawn"
+        raise UserError(problem, path=where, remedy=remedy)
+
+
+def _check_words(stream: Stream, most: float, path: Path) -> None:
+    """Insist that no honest client can be refused for its words, which would tell of them."""
+    rescored = stream.rescored
+    longest = np.maximum.reduceat(np.diff(rescored.first_word), rescored.first_hypothesis[:-1])
+    for client, run in stream.runs.items():
+        if (words := int(longest[run].sum())) > most:
+            problem = f"client {client!r} may count {words} words, over max_words of {most:g}"
+            remedy = "with privacy, raise method_conf.max_words: who is refused would tell of them"
+            raise UserError(problem, path=path, remedy=remedy)

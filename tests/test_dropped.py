@@ -1,0 +1,20 @@
+"""How preparation tells what it left out."""
+
+from __future__ import annotations
+
+from fedtools.files.dropped import Dropped, told
+
+
+def test_reasons_are_told_the_most_frequent_first():
+    dropped = Dropped()
+    dropped["not asked for"] += 2
+    for line in (7, 9, 11):
+        dropped.fault("malformed line", f"a.stm:{line}")
+    dropped.fault("no words", "b.stm:1")
+    dropped["nothing"] += 0
+    assert dropped.total() == 6
+    assert dropped.faults() == 4
+    assert dropped.first == {"malformed line": "a.stm:7", "no words": "b.stm:1"}
+    assert dropped.told() == "malformed line: 3, not asked for: 2, no words: 1"
+    assert told(dropped, {"no words": "b"}).endswith(": 2, no words: 1, the first b")
+    assert told({}) == ""

@@ -1,0 +1,186 @@
+"""A slip in any recipe's YAML is told in one line, with the file and the key that was meant."""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import ROOT, run
+
+from fedtools.attack.options import A1, A2
+from fedtools.client.options import ClipTraining, UtteranceTraining, check_optimizer
+from fedtools.decode.beam import BeamOptions
+from fedtools.federation.init import read_config, read_options
+from fedtools.files.config import from_mapping, read_section, read_yaml, write_yaml
+from fedtools.files.errors import UserError
+from fedtools.files.sections import SECTIONS
+from fedtools.lm.nnlm_training import read_options as read_nnlm
+from fedtools.methods import make_method
+from fedtools.models.asr import build_model, criterion_of
+from fedtools.models.keywords import build_network
+from fedtools.models.lfmmi.lattice import Lattice, train_denominator
+from fedtools.models.nnlm import NnlmOptions
+from fedtools.tasks import facts_of
+from fedtools.tasks.lm.model import LmTraining
+
+CONFIGS = sorted((ROOT / "conf").glob("*/*.yaml"))
+TOKENS = ["<blank>", "<unk>", "a", "<sos/eos>"]
+LATTICE = Lattice(train_denominator([[2, 2], [2]], TOKENS, 2, 10), len(TOKENS))
+OTHERS = {**SECTIONS, "a1": A1, "a2": A2, "decode": BeamOptions}
+TRAINING = {"asr": UtteranceTraining, "kws": ClipTraining, "lm": LmTraining}
+# A big model takes a second, and has the keys of a small one.
+SMALL = ("mini", "an4")
+# What a recipe names, and a command line chooses.
+NAMES = ("networks", "methods", "variants", "tasks", "tuning", "sweeps")
+
+
+# What was found to be right: a model takes longer to build than all else to check.
+RIGHT: set[str] = set()
+
+
+def check(path: Path, build: bool, place: tuple) -> None:
+    """Type what a place belongs to, as the commands do that read it."""
+    content = read_yaml(path)
+    plain = "fmp" if content.get("task") == "rescore" else "fedavg"
+    method = place[1] if place[0] == "methods" else plain
+    network = place[1] if place[0] == "networks" else next(iter(content.get("networks") or {}), "")
+    # What a section overrides is looked at without it, too.
+    for sections in ([], ["baseline?"], [f"networks.{network}?", f"methods.{method}?"]):
+        check_experiment(read_config(path, sections, []), method, path, build)
+    if place[0] == "tasks":
+        check_experiment(read_config(path, [".".join(place[:3])], []), place[2], path, build)
+    if place[0] == "variants":
+        method = "decouplefl" if plain == "fedavg" else plain
+        sections = [f"methods.{method}?", f"variants.{place[1]}"]
+        check_experiment(read_config(path, sections, []), method, path, build)
+    if place[0] in OTHERS:
+        read_section(OTHERS[place[0]], path, place[0])
+    if place[0] == "nnlm":
+        read_nnlm(path, "nnlm")
+
+
+def check_experiment(config: dict[str, Any], method: str, path: Path, build: bool) -> None:
+    options = read_options(config, path, method, 0, None, {"train": "data"})
+    made = make_method(method, options.method_conf, path)
+    try:
+        made.check(options.task, facts_of(options.task, path).parts, options.model)
+    except ValueError as error:
+        raise UserError(str(error), path=path) from None
+    where = f"{path}: training"
+    if options.task in TRAINING:
+        check_optimizer(from_mapping(TRAINING[options.task], options.training, where), where)
+    where, known = f"{path}: model", repr((options.task, options.model))
+    if known in RIGHT or not options.model:
+        return
+    if options.task == "lm":
+        from_mapping(NnlmOptions, options.model, where)
+    elif options.task == "kws":
+        build_network(options.model, 12, where)
+    elif options.task == "asr" and build:
+        lattice = LATTICE if criterion_of(options.model, where) == "lfmmi" else None
+        build_model(options.model, TOKENS, where, lattice)
+    RIGHT.add(known)
+
+
+def places(node: Any, above: tuple = ()) -> Iterator[tuple]:
+    """Every key, as the keys that lead to it."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield (*above, key)
+            yield from places(value, (*above, key))
+
+
+def changed(content: dict, place: tuple, key: str, value: Any) -> dict:
+    """A copy with another key and value at a place."""
+    whole = copy.deepcopy(content)
+    node = whole
+    for name in place[:-1]:
+        node = node[name]
+    items = [(key, value) if name == place[-1] else (name, node[name]) for name in node]
+    node.clear()
+    node.update(items)
+    return whole
+
+
+def wrong(value: Any) -> Any:
+    """A value of a type that the option cannot have."""
+    if isinstance(value, (bool, int, float)):
+        return str(value)
+    if isinstance(value, list):
+        return {"x": 1}
+    return [{"x": value}] if isinstance(value, str) else 5
+
+
+def is_tried(place: tuple, content: dict, small: bool) -> bool:
+    """Whether a slip at a place is for a command of `check`, and is no name of the recipe's own."""
+    if place[0] in ("tuning", "sweeps") or (
+        place[0] in NAMES and len(place) < 3 + (place[0] == "tasks")
+    ):
+        return False
+    return small or "model" not in place or content.get("task", "asr") != "asr"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_one_slip_in_a_recipe_is_told_in_one_line(path, tmp_path):
+    content = read_yaml(path)
+    small, file = path.stem in SMALL, tmp_path / path.name
+    file.write_text(path.read_text())
+    missed, mini = [], path.with_name("mini.yaml")
+    # What the small configuration of the corpus has, too, is tried there.
+    tried = set(places(yaml.safe_load(mini.read_text()))) if path.stem not in SMALL else set()
+    for place in places(content):
+        if place in tried or not is_tried(place, content, small):
+            continue
+        value, key = content, str(place[-1])
+        for name in place:
+            value = value[name]
+        file.write_text(path.read_text())
+        check(file, small, place)
+        for kind, name, other in (("typo", key + key[-1], value), ("type", key, wrong(value))):
+            write_yaml(file, changed(content, place, name, other))
+            try:
+                check(file, small, place)
+            except UserError as error:
+                said = str(error)
+                # A method that wants an option which is not there names it, too.
+                meant = kind == "type" or re.search(rf"mean {key!r}|needs .*\b{key}\b", said)
+                if "\n" in said or not said.startswith(str(file)) or not meant:
+                    missed.append((kind, place, said))
+            else:
+                missed.append((kind, place, "taken"))
+    assert not missed, "\n".join(map(str, missed))
+
+
+def test_config_types_what_it_prints(cli, tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("tokens:\n  token_type: char\nlm: {order: 3}\nivectors:\n  hours: 1\n")
+    keys = ("tokens.token_type", "lm.order", "ivectors.hours", "ivectors.gaussians")
+    assert cli("config", file, *keys).ok().out.split() == ["char", "3", "1", "512"]
+    cli("config", file, "denominator.ordr").fails(1, "no option 'denominator.ordr'")
+    file.write_text("tokens:\n  token_typ: char\n")
+    told = ("c.yaml:2: tokens: unknown option 'token_typ', did you mean 'token_type'?",)
+    cli("config", file, "tokens.vocab_size").fails(1, *told)
+    file.write_text("lm:\n  order: 3.0\n")
+    cli("config", file, "lm.order").fails(1, "c.yaml:2: lm: option 'order' is 3.0: input should be")
+
+
+def test_attacks_read_their_options_first(cli, tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("a1:\n  alpa: [1, 10]\na2:\n  width: true\n")
+    a1 = ("attack", "a1", tmp_path, tmp_path, "--config", file)
+    cli(*a1).fails(1, "c.yaml:2: a1: unknown option 'alpa', did you mean 'alpha'?")
+    cli(*a1, "--set", "a1.alpha=[0, 0]").fails(1, "alpa")
+    a2 = ("attack", "a2", tmp_path, tmp_path, tmp_path, "--indicator", tmp_path, "--layer", "1")
+    cli(*a2, "--config", file).fails(1, "c.yaml:4: a2: option 'width' is True: input should be")
+    cli("attack", "a1", tmp_path, tmp_path, "--set", "a1.alpha=[0, 0]").fails(1, "above 0")
+
+
+def test_help_needs_no_pydantic():
+    code = "import sys, fedtools.cli; print([m for m in ('pydantic', 'torch') if m in sys.modules])"
+    assert run(sys.executable, "-c", code).ok().out.strip() == "[]"
