@@ -13,8 +13,8 @@ from pathlib import Path
 import keyword_world
 import pytest
 import slurm_cluster
+from commands import alive, wait_until
 from conftest import ROOT, Result, inside, run
-from test_shell import alive, wait_until
 
 RUN = ROOT / "utils/run.py"
 SLURM = ROOT / "utils/slurm.py"
