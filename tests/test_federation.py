@@ -227,12 +227,12 @@ def test_killed_at_random_moments(world, reference, tmp_path, method):
 
 def test_a_checkpoint_is_taken_up(world, reference, cli, tmp_path, monkeypatch):
     """A training stopped between two steps goes on from its checkpoint, not from the start."""
-    from fedtools.client import fit
+    from fedtools.client.trainer import Trainer
 
     path = tmp_path / "exp"
     cli(*begin(world, path)).ok()
     steps = []
-    real = fit._backward
+    real = Trainer._backward
 
     def stop(*arguments):
         steps.append(1)
@@ -240,11 +240,11 @@ def test_a_checkpoint_is_taken_up(world, reference, cli, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(fit, "_backward", stop)
+    monkeypatch.setattr(Trainer, "_backward", stop)
     cli("rounds", path, "--to", "1").fails(130, "interrupted")
     assert (path / "clients" / "au" / "checkpoint.safetensors").exists()
     first = len(steps)
-    monkeypatch.setattr(fit, "_backward", lambda *a: (steps.append(1), real(*a))[1])
+    monkeypatch.setattr(Trainer, "_backward", lambda *a: (steps.append(1), real(*a))[1])
     cli("rounds", path, "--to", "1").ok()
     whole = sum(
         int(line.split("\t")[2])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import kenlm
 import pytest
-from fedtools.federation.rescore import measure_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from fedtools.lm.private_words import covered_words, rare_words
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.vocabulary import Vocabulary, make_vocabulary
 from fedtools.lm.word_scores import encode_all
+from fedtools.tasks.rescore.spoken import measure_text
 
 MARK = "\ufeff"
 WORDS = "the cat sat on a mat and ran".split()

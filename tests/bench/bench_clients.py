@@ -103,7 +103,7 @@ def opening(folder: Path, turns: int) -> dict[str, list[float]]:
 
 OPENED = """
 import sys, time
-import fedtools.federation.kws, fedtools.cli.federation
+import fedtools.tasks.kws.task, fedtools.cli.federation
 from fedtools.federation.federation import open_federation
 begun = time.perf_counter()
 federation = open_federation(sys.argv[1])

@@ -24,9 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from bench_train import make_data  # noqa: E402
-from fedtools.federation.asr import Federation  # noqa: E402
 
-from fedtools.federation.federation import open_federation  # noqa: E402
+from fedtools.federation.federation import Federation, open_federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.steps import aggregate, sample, train_local  # noqa: E402
 from fedtools.files.datadir import DataDir  # noqa: E402
@@ -69,8 +68,8 @@ def job_of(federation: Federation, name: str) -> Callable[[], None]:
         number = 2 if name == "stage 2" else 1
         phase = federation.method.phase(number)
         if phase.server_trains:
-            place = federation.at_server(number, phase)
-            place.train(epochs=1, only=lambda one: one in federation.states.shared_spec)
+            shared = federation.states.shared_spec
+            federation.server(number).train(epochs=1, only=shared.__contains__)
         else:
             phase.client(federation.client(["bench"], number))
         for path in federation.experiment.path.rglob("checkpoint.safetensors"):
@@ -90,8 +89,8 @@ def forward(federation: Federation) -> None:
 
 def send(federation: Federation, folder: Path) -> None:
     """All features, into the files that are sent."""
-    (fitted,) = federation.client(["bench"], 1).send_features()
-    write_features(folder, "bench", fitted.features, bits=16)
+    (sent,) = federation.client(["bench"], 1).send_features()
+    write_features(folder, "bench", sent.features, bits=16)
 
 
 def main() -> None:

@@ -30,9 +30,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fedtools.federation.kws import Federation  # noqa: E402
 
-from fedtools.federation.federation import open_federation  # noqa: E402
+from fedtools.federation.federation import Federation, open_federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.rounds import _trainer  # noqa: E402
 from fedtools.federation.steps import aggregate, sample  # noqa: E402

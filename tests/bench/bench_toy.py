@@ -32,7 +32,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -76,11 +75,6 @@ def steps_of(clients: Sequence[int]) -> int:
 
 
 # --- ours ---------------------------------------------------------------------------------------
-
-
-def has_fit() -> bool:
-    """Whether this version has `fedtools.client.fit`, and with it other options of `init`."""
-    return find_spec("fedtools.client.fit") is not None
 
 
 def patch() -> None:
@@ -154,8 +148,7 @@ def begin(folder: Path, network: str, stack: int, dtype: str) -> Path:
     (folder / "config.yaml").write_text(json.dumps(config))
     clips = make_clips(folder / "clips", CLASSES[network])
     sys.argv = ["fedtools", "init", str(folder / "exp"), "--config", str(folder / "config.yaml")]
-    data = ["--data", f"train={clips}"] if has_fit() else ["--train", str(clips)]
-    sys.argv += ["--method", "fedavg", *data]
+    sys.argv += ["--method", "fedavg", "--data", f"train={clips}"]
     with contextlib.suppress(SystemExit):
         command()
     return folder / "exp"
@@ -170,8 +163,7 @@ def our_rounds(network: str, nj: int, stack: int, dtype: str) -> Iterator[dict]:
         federation = open_federation(begin(Path(folder), network, stack, dtype))
         with _trainer(federation, nj, "cpu") as train:
             for number in range(1, 10**9):
-                which = (federation.experiment, federation.method) if has_fit() else (federation,)
-                clients = sample(*which, number, nj)
+                clients = sample(federation.experiment, federation.method, number, nj)
                 begun = time.perf_counter()
                 train(number, nj)
                 seconds = time.perf_counter() - begun

@@ -23,9 +23,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from fedtools.client.place import Place  # noqa: E402
-
 from fedtools.client.options import UtteranceTraining  # noqa: E402
+from fedtools.client.trainer import Trainer  # noqa: E402
+from fedtools.client.unit import Unit  # noqa: E402
 from fedtools.files.ark import write_ark  # noqa: E402
 from fedtools.files.config import from_mapping, read_yaml  # noqa: E402
 from fedtools.files.datadir import DataDir  # noqa: E402
@@ -84,20 +84,11 @@ def main() -> None:
         model = build_model(config["model"], data.tokenizer.tokens)
 
         def ours(turn: int) -> None:
-            place = Place(
-                model,
-                names=["bench"],
-                number=1,
-                stacked=False,
-                training=training,
-                objective=Transcripts(),
-                batches=lambda *_: UtteranceBatches(data, 1, training.accum_grad, CPU, (0, 1)),
-                sizes=[len(data)],
-                # A folder for each turn: what is there already is not trained again.
-                own=[Private(Path(name) / str(turn), 1)],
-                seed=0,
-            )
-            place.train()
+            # A folder for each turn: what is there already is not trained again.
+            home = Private(Path(name) / str(turn), 1)
+            unit = Unit(["bench"], 1, 0, home, [home])
+            batches = UtteranceBatches(data, 1, training.accum_grad, CPU, (0, 1))
+            Trainer(model, Transcripts(), training, unit, stacked=False).train(batches)
 
         seconds: dict[str, list[float]] = {"bare loop": [], "fedtools": []}
         for turn in range(options.turns + 1):

@@ -8,26 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtools.models import keywords
-from fedtools.models.keywords.layers import Linear
-
-try:
-    from fedtools.models.keywords.base import Network, Sizes
-    from fedtools.models.keywords.layers import Conv1d
-except ImportError:  # A version from before there was a Conv1d, to compare with.
-    from fedtools.models.keywords.networks import Network, Sizes
-
-    from fedtools.models.keywords.layers import Conv2d
-
-    class Conv1d(Conv2d):
-        """K convolutions over time: (B, K x in, T) -> (B, K x out, T')."""
-
-        def __init__(self, clients, inputs, outputs, length, *, stride=1, padding=0):
-            options = {"stride": (1, stride), "padding": (0, padding)}
-            super().__init__(clients, inputs, outputs, (1, length), **options)
-
-        def forward(self, values: Tensor) -> Tensor:
-            return super().forward(values[:, :, None])[:, :, 0]
-
+from fedtools.models.keywords.base import Network, Sizes
+from fedtools.models.keywords.layers import Conv1d, Linear
 
 FIRST, WIDTHS = 16, (24, 32, 48)
 HIDDEN = 64

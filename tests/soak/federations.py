@@ -16,7 +16,7 @@ _COUNTS = (
     "tensorboard.summary.writer.record_writer",
     "tensorboard.compat.proto.event_pb2",
 )
-_KEYWORDS = ("torch._dynamo", "fedtools.federation.kws", *_COUNTS)
+_KEYWORDS = ("torch._dynamo", "fedtools.tasks.kws.task", *_COUNTS)
 
 
 @dataclass(frozen=True)
