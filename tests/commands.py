@@ -114,3 +114,19 @@ def inside(*arguments: str | Path) -> Result:
     finally:
         sys.argv = argv
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def wait_until(condition, seconds: float = 60) -> None:
+    """Wait for something to become true; the test fails if it does not."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

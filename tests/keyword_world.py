@@ -45,3 +45,30 @@ def begin(world: Path, path: Path, method: str = "fedkws_ui", *settings: str) ->
         *("--data", f"train={world / 'train'}", "--data", f"test={world / 'test'}", *more),
     ).ok()
     return path
+
+
+OWN_NETWORK = """
+from dataclasses import dataclass
+
+from fedtools.models.keywords import NETWORKS
+from fedtools.models.keywords.base import Network, Sizes
+from fedtools.models.keywords.layers import Linear
+
+
+class MyNet(Network):
+    def __init__(self, sizes, clients, bins, frames, classes):
+        super().__init__()
+        self.hidden = Linear(clients, bins, sizes.width)
+        self.head = Linear(clients, sizes.width, classes)
+
+    def features(self, mfcc, valid=None):
+        return self.hidden(mfcc.mean(2)).relu()
+
+
+@NETWORKS.register("mynet")
+@dataclass(frozen=True)
+class MySizes(Sizes):
+    width: int = 7
+    network = MyNet
+    title = "My own"
+"""

@@ -12,6 +12,7 @@ import simulated
 import torch
 from conftest import inside
 from safetensors.numpy import load_file, save_file
+from simulated import one_speaker_each
 
 from fedtools.attack.a2 import Options, _views
 from fedtools.attack.footprint_files import Look, Prints, read_footprints, write_footprints
@@ -30,14 +31,6 @@ from fedtools.score.verification import equal_error_rate
 SPEAKERS = ("ann", "bob", "cat", "dan")
 # Two models of each speaker, from other utterances.
 CLIENTS = [f"{speaker}-m{number}" for speaker in SPEAKERS for number in (1, 2)]
-
-
-def one_speaker_each(path: Path) -> Path:
-    """`simulated.data_dir`, whose clients are models of the speakers."""
-    data = DataDir.read(path)
-    data.utt2spk = {utt: client[:3] for utt, client in data.utt2client.items()}
-    data.write()
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from augmented import SAMPLES, by_hand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from fedtools.audio.augment import Augment, Plan, apply, plan
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError
 
-SAMPLES = 16_000
 NOISE = 100_000
 OFF = Augment(0, 0.0, 0.0)
 FIELDS = [field.name for field in dataclasses.fields(Plan)]
@@ -26,19 +26,6 @@ BATCH = st.integers(1, 40)
 
 def same(one: Plan, two: Plan, *fields: str) -> bool:
     return all(np.array_equal(getattr(one, f), getattr(two, f)) for f in fields or FIELDS)
-
-
-def by_hand(waves, shift, start, volume, noise):
-    """What one clip after the other should become."""
-    found = []
-    for wave, moved, begin, factor in zip(waves, shift, start, volume, strict=True):
-        silence = np.zeros(abs(moved))
-        late, early = [silence, wave[: SAMPLES - moved]], [wave[-moved:], silence]
-        clip = np.concatenate(late if moved > 0 else early)
-        if begin >= 0:
-            clip += factor * noise[begin : begin + SAMPLES]
-        found.append(clip.clip(-32768, 32767))
-    return np.array(found)
 
 
 @given(SIZE, STEPS, BATCH, st.integers(0, 5))

@@ -9,9 +9,9 @@ import keywords
 import numpy as np
 import pytest
 import torch
+from augmented import by_hand
 from conftest import inside
-from test_augment import by_hand
-from test_mfcc import kaldi_mfcc
+from kaldi_mfcc import kaldi_mfcc
 
 from fedtools.audio.augment import Augment, Plan, plan
 from fedtools.federation.federation import open_federation

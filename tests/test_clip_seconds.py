@@ -10,7 +10,7 @@ from fakes import some_words, speech_commands
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keywords import CONFIG, config_file, pack
-from test_speechcommands import prepare
+from prepared_words import prepare
 
 from fedtools.audio.speech_end import end_of_speech
 from fedtools.files.clips import Clips

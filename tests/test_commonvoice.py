@@ -17,30 +17,18 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Result, inside, run
+from conftest import Result, inside, run
 from fakes import Clip, common_voice, some_clips, speaker_id
 from hypothesis import given
 from hypothesis import strategies as st
 from mp3s import TINY_SECONDS
+from prepared_voices import ACCENTS, ENVIRONMENT, SCRIPTS, content, prepare
 
 from fedtools.files.datadir import DataDir
 from fedtools.files.tables import read_tsv
 from fedtools.files.validate import validate_data_dir
 
-SCRIPTS = ROOT / "local" / "commonvoice"
-ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
-ACCENTS = "au=australia,en=england,in=indian"
 SETS = ["train", "valid", "test", "server_train", "server_valid", "server_test"]
-
-
-def prepare(*arguments: str | Path) -> Result:
-    return run(sys.executable, SCRIPTS / "prepare.py", *arguments, env=ENVIRONMENT)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder, hidden files too: relative path -> bytes."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def speakers_of(out: Path) -> dict[str, set[str]]:

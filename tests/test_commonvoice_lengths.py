@@ -13,7 +13,7 @@ import pytest
 import soundfile
 from fakes import common_voice, some_clips
 from mp3s import ID3, TINY_SECONDS, silent_mp3, tiny_mp3
-from test_commonvoice import ACCENTS, content, prepare
+from prepared_voices import ACCENTS, content, prepare
 
 from fedtools.files.datadir import DataDir
 

@@ -11,8 +11,8 @@ import pytest
 from fakes import Clip, common_voice, some_clips, speaker_id
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_optional_fields import checked, folder
-from test_optional_fields import prepare as any_prepare
+from prepared_fields import checked, folder
+from prepared_fields import prepare as any_prepare
 
 from fedtools.files.datadir import DataDir
 

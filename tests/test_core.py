@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT, ledger
 from counts import CLIENTS, begin, environment, fedtools, make_world, states
 from safetensors.numpy import load_file
-from test_sample import split_mix
+from split_mix import split_mix
 
 
 @pytest.fixture(scope="module")

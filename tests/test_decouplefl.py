@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 import simulated
 import torch
-from conftest import inside, kill_when, ledger, run
-from safetensors.numpy import load_file, save_file
-from test_asr_methods import (
+from asr_world import (
     CLIP,
     EPSILON,
     RATE,
@@ -33,6 +31,9 @@ from test_asr_methods import (
     table,
     tokens_of,
 )
+from conftest import inside, kill_when, ledger, run
+from decouplefl_world import CUT, DECAY, EXTRACTOR, TEACHER, collapsed, final, stages
+from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
 from fedtools.client.invariance import SpeakerClassifier, turned_round
@@ -44,16 +45,6 @@ from fedtools.models.asr import build_model, log_posteriors
 from fedtools.models.extractor import Cut
 from fedtools.tasks.asr.data import Batch
 from fedtools.tasks.asr.labels import ContinuousLabels
-
-EXTRACTOR = ("encoder.embed.", "encoder.encoders.0.")
-PERSONAL = '["encoder.embed.*", "encoder.encoders.0.*"]'
-DECAY = 0.7
-TEACHER = ("--set", "training.labels=continuous", "--set", f"training.decay={DECAY}")
-CUT = ("--set", f"method_conf.personal={PERSONAL}")
-
-
-def stages(first: int, second: int) -> tuple[str, ...]:
-    return ("--set", f"method_conf.stage1={first}", "--set", f"method_conf.stage2={second}")
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +68,6 @@ def world(tmp_path_factory) -> Path:
 def start(world: Path, path: Path, method: str, *more: str, config: str = "plain") -> Path:
     first = ("--start", str(world / "start.safetensors"))
     return begin(world, path, method, *first, *TEACHER, *more, config=config)
-
-
-def collapsed(frames: Tensor) -> list[int]:
-    """Greedy CTC labels of one utterance's posteriors (T, tokens), frame by frame."""
-    labels, last = [], 0
-    for token in frames.argmax(1).tolist():
-        if token not in (0, last):
-            labels.append(token)
-        last = token
-    return labels
 
 
 class Student:
@@ -147,14 +128,6 @@ class Student:
 
     def state(self) -> State:
         return {name: value.numpy().copy() for name, value in self.model.state_dict().items()}
-
-
-def final(path: Path, client: str, number: int) -> State:
-    """A client's whole model after a round."""
-    state = load_file(path / "init.safetensors")
-    state |= load_file(path / f"round_{number + 1:04d}" / "global.safetensors")
-    kept = sorted(path.glob(f"clients/{client}/round_*/personal.safetensors"))
-    return state | (load_file(kept[-1]) if kept else {})
 
 
 # --- labels

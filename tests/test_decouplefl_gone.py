@@ -9,9 +9,9 @@ import kaldiio
 import numpy as np
 import pytest
 import simulated
+from asr_world import TRAIN, TRAINING, begin, model_of, some_data
 from conftest import inside, ledger
 from safetensors.numpy import load_file
-from test_asr_methods import TRAIN, TRAINING, begin, model_of, some_data
 
 from fedtools.files.ark import write_ark
 

@@ -14,7 +14,7 @@ import simulated
 import yaml
 from conftest import ROOT, inside
 from safetensors.numpy import load_file, save_file
-from test_attack_models import one_speaker_each
+from simulated import one_speaker_each
 
 from fedtools.attack.defences import NOTHING, UTILITY, Defence, defended, utility
 from fedtools.attack.footprint_files import read_footprints

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 from conftest import inside
+from fmp_world import best_text
 from rescored_world import WORDS, make_stream
 from safetensors.numpy import load_file
-from test_fmp import best_text
 
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import open_stream

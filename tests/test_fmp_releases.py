@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import yaml
 from conftest import inside
+from fmp_world import counts_after, sent, simulated
 from rescored_world import CLIENTS, make_stream
-from test_fmp import counts_after, sent, simulated
 
 from fedtools.files.ark import write_ark
 from fedtools.files.datadir import write_table

@@ -9,20 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probes import ENCODERS, asr_probe
 
 from fedtools.attack.a1 import distances, rho
 from fedtools.attack.footprints import Moments, Probe, footprints
 from fedtools.attack.layers import hidden_layers
-from fedtools.models.asr import build_model
 from fedtools.models.keywords import NETWORKS, build_network
 from fedtools.tasks.kws.model import tensors_of
-
-TOKENS = ["<blank>", "a", "b", "<sos/eos>"]
-ENCODERS = {
-    "tdnn": {"output_size": 8, "contexts": [1, 1, 3, 3]},
-    "transformer": {"output_size": 8, "attention_heads": 2, "linear_units": 8, "num_blocks": 2},
-    "conformer": {"output_size": 8, "attention_heads": 2, "linear_units": 8, "num_blocks": 2},
-}
 
 
 def shaken(state: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
@@ -34,19 +27,6 @@ def shaken(state: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]
         else value
         for name, value in state.items()
     }
-
-
-def asr_probe(encoder: str, held: int) -> Probe:
-    torch.manual_seed(0)
-    config = {"input_size": 20, "encoder": encoder, "encoder_conf": ENCODERS[encoder]}
-    model = build_model(config, TOKENS).eval()
-    speech = [torch.randn(1, length, 20) for length in (40, 31, 57)]
-    return Probe(
-        [copy.deepcopy(model) for _ in range(1 + held)],
-        lambda one: one.state_dict(),
-        lambda one, frames: one.encode(frames.clone(), torch.tensor([frames.shape[1]])),
-        lambda: iter(speech),
-    )
 
 
 def naive(model, state, others, layers, inputs, run) -> list[np.ndarray]:

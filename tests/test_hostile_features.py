@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simulated
+from asr_world import TRAIN, TRAINING, begin, model_of, some_data
 from conftest import inside, ledger
-from test_asr_methods import TRAIN, TRAINING, begin, model_of, some_data
-from test_decouplefl import CUT, TEACHER, stages
+from decouplefl_world import CUT, TEACHER, stages
 
 from fedtools.files import sent_features
 from fedtools.files.ark import FeatureReader

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from bare_networks import as_bare, bare_dscnn
 from by_hand import mmd_by_hand
 from conftest import inside, ledger
+from kaldi_mfcc import kaldi_mfcc
 from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file
-from test_mfcc import kaldi_mfcc
 from torch import Tensor
 
 from fedtools.federation.federation import Federation, open_federation

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from bare_networks import BARE, as_bare
 from conftest import fedtools, run
+from keyword_world import OWN_NETWORK
 from torch import nn
 
 from fedtools.files.errors import UserError
@@ -315,33 +316,6 @@ def test_two_heads():
             torch.testing.assert_close(found[client], expected)
     with pytest.raises(UserError, match="head_share"):
         small("dscnn", 1).private(features)
-
-
-OWN_NETWORK = """
-from dataclasses import dataclass
-
-from fedtools.models.keywords import NETWORKS
-from fedtools.models.keywords.base import Network, Sizes
-from fedtools.models.keywords.layers import Linear
-
-
-class MyNet(Network):
-    def __init__(self, sizes, clients, bins, frames, classes):
-        super().__init__()
-        self.hidden = Linear(clients, bins, sizes.width)
-        self.head = Linear(clients, sizes.width, classes)
-
-    def features(self, mfcc, valid=None):
-        return self.hidden(mfcc.mean(2)).relu()
-
-
-@NETWORKS.register("mynet")
-@dataclass(frozen=True)
-class MySizes(Sizes):
-    width: int = 7
-    network = MyNet
-    title = "My own"
-"""
 
 
 def test_a_network_of_the_users_own_file_is_trained_and_has_its_title(tmp_path):

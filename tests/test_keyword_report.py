@@ -14,8 +14,8 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keywords import CLASSES, CONFIG, config_file, pack
+from reported import png_chunks
 from scripts import script
-from test_report import png_chunks
 
 from fedtools.federation.federation import open_federation
 from fedtools.files.atomic import sha256

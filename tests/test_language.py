@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import yaml
 from conftest import inside
+from fmp_world import best_text, by_hand
 from rescored_world import CLIENTS, WORDS, make_stream
 from safetensors.numpy import load_file
-from test_fmp import best_text, by_hand
 
 from fedtools.files.tables import read_tsv
 from fedtools.lm.stream import open_stream

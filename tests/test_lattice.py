@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import simulated
 import torch
+from asr_world import table
 from conftest import inside
 from safetensors.numpy import load_file, save_file
-from test_asr_methods import table
 
 from fedtools.decode.greedy import greedy
 from fedtools.files.ark import FeatureReader

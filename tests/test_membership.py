@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from keyword_world import begin as begin_keywords
 from keyword_world import make_world
 from safetensors.numpy import load_file, save_file
-from test_attack_models import one_speaker_each
+from simulated import one_speaker_each
 
 from fedtools.attack.membership import ANYBODY, COLUMNS, SAME, area, draw, score
 from fedtools.federation.federation import open_federation

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import kaldi_native_fbank
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kaldi_mfcc import kaldi_mfcc
 
 from fedtools.audio.mfcc import CPU_SLICE, Mfcc
 
 RATE = 16_000
-
-
-def kaldi_mfcc(wave: np.ndarray, count: int, length: int, shift: int, rate: int) -> np.ndarray:
-    """compute-mfcc-feats --dither=0 --use-energy=false, as kaldi-native-fbank has it."""
-    options = kaldi_native_fbank.MfccOptions()
-    options.frame_opts.samp_freq = rate
-    options.frame_opts.dither = 0.0
-    options.frame_opts.frame_length_ms = length
-    options.frame_opts.frame_shift_ms = shift
-    options.mel_opts.num_bins = count
-    options.num_ceps = count
-    options.use_energy = False
-    computer = kaldi_native_fbank.OnlineMfcc(options)
-    computer.accept_waveform(rate, wave.tolist())
-    computer.input_finished()
-    return np.stack([computer.get_frame(i) for i in range(computer.num_frames_ready)])
 
 
 def voice(seed: int = 0, samples: int = RATE, rate: int = RATE) -> np.ndarray:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simulated
+from asr_world import begin, model_of, say, table, tokens_of
 from conftest import inside
 from safetensors.numpy import load_file
-from test_asr_methods import begin, model_of, say, table, tokens_of
 
 from fedtools.federation.cross import read_cross
 from fedtools.files.datadir import write_table

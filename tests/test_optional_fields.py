@@ -6,70 +6,21 @@ does.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
-import runpy
 import shutil
-import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import fakes
 import fakes_ami
 import pytest
-from conftest import ROOT, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prepared_fields import checked, folder, prepare
 
-from fedtools.audio.wave import recording_seconds
 from fedtools.files.datadir import DataDir, read_table
-from fedtools.files.validate import validate_data_dir
 
 # Each example is a corpus on disk.
 SOME, FEW = settings(max_examples=16, deadline=None), settings(max_examples=8, deadline=None)
-
-
-def prepare(recipe: str, *arguments: str | Path) -> Result:
-    """Run local/<recipe>/prepare.py inside this process; its modules' names others have too."""
-    folder = ROOT / "local" / recipe
-    own = {path.stem for path in folder.glob("*.py")}
-    others = {name: sys.modules.pop(name) for name in own & set(sys.modules)}
-    argv, sys.argv = sys.argv, [str(folder / "prepare.py"), *map(str, arguments)]
-    sys.path.insert(0, str(folder))
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    finally:
-        sys.argv = argv
-        sys.path.remove(str(folder))
-        for name in own:
-            sys.modules.pop(name, None)
-        sys.modules.update(others)
-    return Result(code, out.getvalue(), err.getvalue())
-
-
-@contextlib.contextmanager
-def folder():
-    """A folder for one example."""
-    path = Path(tempfile.mkdtemp())
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
-
-
-def checked(out: Path) -> dict[str, DataDir]:
-    """The data directories of a folder, each of which the validator lets pass."""
-    found = sorted(path.parent for path in out.rglob("utt2spk"))
-    assert found
-    for path in found:
-        validate_data_dir(path, feats=False, recording_seconds=recording_seconds)
-    return {path.name: DataDir.read(path) for path in found}
 
 
 def genders(data: dict[str, DataDir]) -> dict[str, str]:

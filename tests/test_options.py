@@ -14,7 +14,7 @@ import yaml
 from conftest import ROOT, run
 
 from fedtools.attack.options import A1, A2
-from fedtools.client.options import ClipTraining, UtteranceTraining, check_optimizer
+from fedtools.client.options import ClipTraining, UtteranceTraining
 from fedtools.decode.beam import BeamOptions
 from fedtools.federation.init import read_config, read_options
 from fedtools.files.config import from_mapping, read_section, read_yaml, write_yaml
@@ -26,6 +26,7 @@ from fedtools.models.asr import build_model, criterion_of
 from fedtools.models.keywords import build_network
 from fedtools.models.lfmmi.lattice import Lattice, train_denominator
 from fedtools.models.nnlm import NnlmOptions
+from fedtools.models.training import check_optimizer
 from fedtools.tasks import facts_of
 from fedtools.tasks.lm.model import LmTraining
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import yaml
 from conftest import fedtools, run
+from keyword_checkout import command, make_checkout
+from keyword_world import OWN_NETWORK
 from safetensors.numpy import load_file
-from test_keyword_networks import OWN_NETWORK
-from test_keyword_recipe import command, make_checkout
 
 OWN_METHOD = '''
 from dataclasses import dataclass

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simulated
+from asr_world import begin, model_of
 from conftest import inside, ledger
-from test_asr_methods import begin, model_of
 
 from fedtools.federation.federation import open_federation
 from fedtools.federation.steps import _ledger_rows, draw

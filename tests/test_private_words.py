@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fmp_world import T, begin, best_text, by_hand
 from hypothesis import given
 from hypothesis import strategies as st
 from rescored_world import CLIENTS, make_stream
-from test_fmp import T, begin, best_text, by_hand
 
 from fedtools.files.tables import read_tsv
 from fedtools.lm.private_words import Trie, rare_words, read_phrases

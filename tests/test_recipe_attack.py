@@ -13,6 +13,7 @@ import pytest
 import yaml
 from conftest import ROOT, Result, contents, run
 from fakes import some_talks, tedlium
+from forked import forked
 from recorder import calls, record
 from safetensors import safe_open
 
@@ -68,7 +69,7 @@ def make_checkout(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Path:
     recipe = make_checkout(tmp_path_factory.mktemp("attack"))
-    call(recipe).ok()
+    call(recipe, fork=False).ok()
     # The same features without i-vectors, to a global model.
     (recipe / "data" / "bare").symlink_to("fake")
     (recipe / "exp" / "bare").mkdir()
@@ -79,8 +80,8 @@ def recipe(tmp_path_factory) -> Path:
     return recipe
 
 
-def call(recipe: Path, *more: str) -> Result:
-    """Run the recipe, with further options."""
+def call(recipe: Path, *more: str, fork: bool = True) -> Result:
+    """Run the recipe, with further options; by processes of their own, if not by forks."""
     environment = {
         **os.environ,
         "TEDLIUM": str(recipe.parents[2] / CORPUS),
@@ -89,6 +90,7 @@ def call(recipe: Path, *more: str) -> Result:
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--layers", "1 3", "--speeds", "1.0 1.1")
     fixed += ("--volumes", "true", "--defences", "none clip=1+noise=9+mean=3")
     fixed += ("--parts", "relu", "--nj", "1", "--local_epochs", "1")
+    environment = forked(environment) if fork else environment
     environment = record(recipe.parents[2] / "recorder", environment)
     return run(recipe / "run.sh", *fixed, *OPTIONS, *more, env=environment)
 

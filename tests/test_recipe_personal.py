@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from asr_checkout import TINY, command, make_checkout
+from asr_world import table
 from conftest import run
-from test_asr_methods import table
-from test_recipe import TINY, command, make_checkout
 
 EXTRACTOR = ["encoder.embed.*", "encoder.encoders.0.*"]
 

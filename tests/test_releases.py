@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import yaml
 from conftest import inside
+from fmp_world import SPAN, T, begin, counts_after, sent
 from rescored_world import make_stream
 from safetensors.numpy import load_file, save_file
-from test_fmp import SPAN, T, begin, counts_after, sent
 
 from fedtools.federation.rounds import run_rounds
 from fedtools.files.tables import read_tsv

@@ -17,8 +17,8 @@ import torch
 from conftest import inside
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nnlm_world import SMALL, alone, command, network, sentences, write_texts
 from safetensors.numpy import load_file, save_file
-from test_nnlm import SMALL, alone, command, network, sentences, write_texts
 
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, read_nbest, write_nbest

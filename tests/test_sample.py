@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections import Counter
 from math import comb, sqrt
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from split_mix import split_mix
 
 from fedtools.files.errors import UserError
 from fedtools.server.sample import sample_clients
 
 CLIENTS = [f"client{number:02}" for number in range(12)]
-MASK = 2**64 - 1
-
-
-def split_mix(seed: int, round: int, total: int) -> list[int]:
-    """The numbers of a round's clients, by SplitMix64 as its authors' C code has it."""
-    digest = hashlib.sha256(json.dumps([seed, "sample", round]).encode()).digest()
-    state, numbers = int.from_bytes(digest[:8], "big"), []
-    for _ in range(total):
-        state = (state + 0x9E3779B97F4A7C15) & MASK
-        z = state
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-        numbers.append(z ^ (z >> 31))
-    return numbers
 
 
 seeds, rounds = st.integers(0, 2**70), st.integers(0, 10**6)

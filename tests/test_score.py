@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import shutil
 import string
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from conftest import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scored import SCTK, needs_sclite, write_data
 
 from fedtools.files.tables import read_tsv
 from fedtools.files.trn import characters, trn_ids, words
@@ -23,11 +23,6 @@ from fedtools.score.bootstrap import interval, resample
 from fedtools.score.compare import COLUMNS as COMPARE_COLUMNS
 from fedtools.score.mapsswe import mapsswe, segment_errors
 from fedtools.score.wer import COLUMNS
-
-SCTK = Path(shutil.which("sclite") or "/usr/lib/sctk/bin/sclite").parent
-needs_sclite = pytest.mark.skipif(
-    not (SCTK / "sclite").exists(), reason="sclite is not installed (Debian's package sctk)"
-)
 
 sentences = st.lists(st.sampled_from("abc"), max_size=8)
 
@@ -55,19 +50,6 @@ def random_pairs(count: int, seed: int) -> list[tuple[list[str], list[str]]]:
         related = draw.random() < 0.5
         pairs.append((ref, corrupt(draw, ref, vocabulary, 0.5) if related else hyp))
     return pairs
-
-
-def write_data(
-    folder: Path, rows: list[tuple[str, str, str, str, str]], clients: bool = True
-) -> tuple[Path, Path]:
-    """(utterance, speaker, client, reference, hypothesis) rows -> data directory, hypotheses."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = sorted(rows)
-    tables = {"text": 3, "utt2spk": 1, "hyp": 4} | ({"utt2client": 2} if clients else {})
-    for name, column in tables.items():
-        lines = (f"{row[0]} {row[column]}".rstrip(" ") + "\n" for row in rows)
-        (folder / name).write_text("".join(lines), encoding="utf-8")
-    return folder, folder / "hyp"
 
 
 def small_rows() -> list[tuple[str, str, str, str, str]]:

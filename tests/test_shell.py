@@ -9,10 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from commands import alive, wait_until
 from conftest import ROOT, Result, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -294,22 +294,6 @@ def test_every_gpu_job_has_gpus_of_its_own(tmp_path):
     visible = {"CUDA_VISIBLE_DEVICES": "3,5"}
     run(RUN, "--gpu", "1", "JOB=1:4", "x.JOB.log", job, cwd=tmp_path, env=visible).ok()
     run(RUN, "--gpu", "3", "x.log", "true", env=visible).fails(2, "has 2")
-
-
-def wait_until(condition, seconds: float = 60) -> None:
-    """Wait for something to become true; the test fails if it does not."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])

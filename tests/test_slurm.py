@@ -14,8 +14,8 @@ import keyword_world
 import pytest
 import slurm_cluster
 import small_recipe
+from commands import alive, wait_until
 from conftest import ROOT, Result, inside, run
-from test_shell import alive, wait_until
 
 RUN = ROOT / "utils/run.py"
 SLURM = ROOT / "utils/slurm.py"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Result, run
+from conftest import Result, run
 from fakes import (
     KEYWORDS,
     OTHER_WORDS,
@@ -24,19 +24,14 @@ from fakes import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared_words import ENVIRONMENT, SCRIPTS, prepare
 
 from fedtools.audio.wave import read_wave, recording_seconds
 from fedtools.files.datadir import DataDir, byte_order, read_table
 from fedtools.files.errors import UserError
 from fedtools.files.validate import validate_data_dir
 
-SCRIPTS = ROOT / "local" / "speechcommands"
-ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 SETS = ["train", "valid", "test"]
-
-
-def prepare(*arguments: str | Path) -> Result:
-    return run(sys.executable, SCRIPTS / "prepare.py", *arguments, env=ENVIRONMENT)
 
 
 def content(folder: Path) -> dict[str, bytes]:

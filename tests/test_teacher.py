@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 import simulated
 import torch
-from conftest import inside
-from safetensors.numpy import load_file
-from test_asr_methods import (
+from asr_world import (
     State,
     assert_near,
     batch_of,
@@ -29,7 +27,9 @@ from test_asr_methods import (
     table,
     tokens_of,
 )
-from test_decouplefl import EXTRACTOR, PERSONAL, collapsed, final
+from conftest import inside
+from decouplefl_world import EXTRACTOR, PERSONAL, collapsed, final
+from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from fedtools.federation.federation import open_federation

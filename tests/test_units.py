@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from conftest import inside, run
-from test_report import arguments, make_experiment, markdown_row
-from test_score import SCTK, needs_sclite, write_data
+from reported import arguments, make_experiment, markdown_row
+from scored import SCTK, needs_sclite, write_data
 
 from fedtools.files.datadir import write_table
 from fedtools.files.errors import UserError

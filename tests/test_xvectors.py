@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from test_footprints import asr_probe
+from probes import asr_probe
 
 from fedtools.attack.xvectors import (
     Differences,
