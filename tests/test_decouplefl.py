@@ -918,7 +918,7 @@ def test_the_same_bytes_after_kills_and_for_any_number_of_jobs(world, tmp_path):
 # the middle of a training.
 KILLED = """\
 import os, signal, sys
-import fedtools.federation.asr
+import fedtools.tasks.asr.task
 from fedtools.cli import main
 from fedtools.files.private import Private
 
