@@ -12,7 +12,6 @@ so that a run resumed from a checkpoint is the same, bit for bit, as one that wa
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 
@@ -25,7 +24,6 @@ from fedtools.client.unit import Batch, Batches, Unit
 from fedtools.files.messages import MAX_LOSS
 from fedtools.files.private import Private
 from fedtools.files.progress import Progress
-from fedtools.files.seeds import seed64
 from fedtools.files.states import load_state
 from fedtools.models.training import (
     DTYPES,
@@ -92,11 +90,12 @@ class Trainer:
         if not self._resume():
             self._begin(counts)
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        random, interval = self._random(), self._training.save_interval_steps
+        random = self.unit.random(self._purpose)
+        interval = self._training.save_interval_steps
         self.model.train()
         for layer in fixed:
             layer.eval()
-        with Progress(self._title(), counts[0], done=self.steps) as progress:
+        with Progress(self.unit.title, counts[0], done=self.steps) as progress:
             for number, parts in enumerate(batches.stream(self.steps), self.steps):
                 active = sum(count > number for count in counts)
                 self._set_rates(rates, number)
@@ -204,32 +203,17 @@ class Trainer:
 
     def _save(self) -> None:
         if self.unit.home is not None:
-            self.unit.home.save_checkpoint({**self.state(), "key": self._key()})
+            self.unit.home.save_checkpoint({**self.state(), "key": self.unit.key(self._purpose)})
 
     def _resume(self) -> bool:
         """Go on from a checkpoint of this round and purpose; whether there was one."""
         if self.unit.home is None or not self.unit.home.checkpoint.exists():
             return False
         state = load_state(self.unit.home.checkpoint)
-        if not np.array_equal(state.pop("key"), self._key()):
+        if not np.array_equal(state.pop("key"), self.unit.key(self._purpose)):
             return False
         self.load(state)
         return True
-
-    def _key(self) -> np.ndarray:
-        """What tells this training's checkpoint from that of another round or purpose."""
-        return np.array([self.unit.number, zlib.crc32(self._purpose.encode())])
-
-    def _random(self) -> int:
-        """What every random number of a step is drawn from, beside the step's own number."""
-        first, purpose = self.unit.names[0], self._purpose
-        key = first if purpose == "train" else f"{purpose}/{first}"
-        return seed64(self.unit.seed, "step", self.unit.number, key)
-
-    def _title(self) -> str:
-        first, *others = self.unit.names
-        more = f" and {len(others)} more" if others else ""
-        return f"round {self.unit.number}, {first}{more}"
 
     def _set_rates(self, rates: list[float], number: int) -> None:
         if self._training.scheduler is not None:

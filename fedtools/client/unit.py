@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -9,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from fedtools.files.private import Private
+from fedtools.files.seeds import seed64
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedtools.client.objective import Objective
-    from fedtools.models.extractor import Cut
     from fedtools.models.training import Training
 
 SERVER = "server"
@@ -39,6 +40,23 @@ class Unit:
     home: Private | None
     own: Sequence[Private]
     personal: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def title(self) -> str:
+        """What progress lines call its training."""
+        first, *others = self.names
+        more = f" and {len(others)} more" if others else ""
+        return f"round {self.number}, {first}{more}"
+
+    def key(self, purpose: str) -> np.ndarray:
+        """What tells a training's checkpoint from that of another round or purpose."""
+        return np.array([self.number, zlib.crc32(purpose.encode())])
+
+    def random(self, purpose: str) -> int:
+        """What a training's random numbers are drawn from, beside the number of their step."""
+        first = self.names[0]
+        key = first if purpose == "train" else f"{purpose}/{first}"
+        return seed64(self.seed, "step", self.number, key)
 
 
 @dataclass(frozen=True)
@@ -97,9 +115,6 @@ class Source(Protocol):
     ) -> Batches:
         """The batches of a training, by default as many as a round has."""
 
-    def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], Any]]:
-        """One utterance after the other, with its number; what is sent knows no batches."""
-
 
 class Models(Protocol):
     """A task's models: how they are built, what they compute, what they minimise.
@@ -135,6 +150,3 @@ class Models(Protocol):
 
         Each client's weights sum to 1.
         """
-
-    def cut(self) -> Cut:
-        """Where the personal extractor ends, for methods that send features."""

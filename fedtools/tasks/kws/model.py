@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedtools.client.objective import Objective
 from fedtools.client.options import ClipTraining
 from fedtools.models.clip_batch import ClipBatch
-from fedtools.models.extractor import Cut
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
 
@@ -74,10 +73,6 @@ class KwsModels:
     def vectors(self, features: Tensor, batch: ClipBatch) -> tuple[Tensor, Tensor]:
         """The features as they are, and the clips' weights."""
         return features, batch.weights
-
-    def cut(self) -> Cut:
-        """Networks are not cut in two."""
-        raise NotImplementedError("keyword networks are not cut in two")
 
 
 def cross_entropy(network: Network, batch: ClipBatch) -> Tensor:

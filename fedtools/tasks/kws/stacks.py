@@ -102,10 +102,6 @@ class ClipSource:
         key = (*self._key, purpose)
         return ClipBatches(self._data, self._names, self._rows, counts, self._training, key)
 
-    def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], ClipBatch]]:
-        """Clips are not sent."""
-        raise NotImplementedError("clips are not sent one by one")
-
 
 def stacks_of(
     clients: Sequence[str], steps: Mapping[str, int], sizes: Mapping[str, int], largest: int

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from fedtools.client.objective import Objective
 from fedtools.files.config import Positive
 from fedtools.files.seeds import generator
-from fedtools.models.extractor import Cut
 from fedtools.models.nnlm import (
     IGNORED,
     NnlmOptions,
@@ -122,10 +121,6 @@ class SentenceSource:
         count = epochs or self._epochs
         return SentenceBatches(self._sentences, self._words, count, self._size, key, self._device)
 
-    def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], Sentences]]:
-        """Sentences are not sent."""
-        raise NotImplementedError("sentences are not sent one by one")
-
 
 class LmModels:
     """Models of one experiment; see `fedtools.client.unit.Models`.
@@ -177,10 +172,6 @@ class LmModels:
         own = (batch.targets != IGNORED)[..., None]
         vectors = ((features * own).sum(1) / own.sum(1))[None]
         return vectors, vectors.new_full(vectors.shape[:2], 1 / vectors.shape[1])
-
-    def cut(self) -> Cut:
-        """Language models are not cut in two."""
-        raise NotImplementedError("language models are not cut in two")
 
 
 def mean_loss(model: nn.Module, batch: Sentences) -> Tensor:
