@@ -62,6 +62,7 @@ setup(
             "import-linter>=2.6",
             "jiwer>=4.0",
             "miniaudio>=1.60",
+            "mypy>=2.0",
             # Up to 0.14.1, its noise of small scales is not discrete Laplace noise.
             "opendp>=0.15",
             "psutil>=5.9",

@@ -85,7 +85,8 @@ class Utterances:
 
 def steps(weight: np.ndarray, grid: float) -> np.ndarray:
     """Weights to the nearest whole number of steps, int64; `grid` is the length of a step."""
-    return np.minimum(np.rint(weight / grid), _MANY).astype(np.int64)
+    rounded: np.ndarray = np.minimum(np.rint(weight / grid), _MANY)
+    return rounded.astype(np.int64)
 
 
 def bound_words(counts: np.ndarray, most: int) -> np.ndarray:
@@ -93,7 +94,8 @@ def bound_words(counts: np.ndarray, most: int) -> np.ndarray:
 
     To leave one of them out changes the sum of all by at most `most` in L1.
     """
-    return np.minimum(counts, most)
+    bounded: np.ndarray = np.minimum(counts, most)
+    return bounded
 
 
 def bound_utterances(counts: np.ndarray, utterance: np.ndarray, most: int) -> np.ndarray:

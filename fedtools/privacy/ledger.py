@@ -110,7 +110,7 @@ def ledger_rows(
         each, total = _paper(plan, amounts) if mechanism == PAPER else _nothing(releases)
         sensitivity = joint = 1.0 if mechanism == PAPER else float("inf")
         scale = 1 / plan.options.epsilon if mechanism == PAPER else 0.0
-    found = [
+    found: list[tuple[str | int, float, _Epsilons, str]] = [
         (f"{number}.{at}" if at > 1 else number, sensitivity, epsilons, "one release")
         for number, (count, epsilons) in enumerate(zip(draws, each, strict=True), 1)
         for at in range(1, count + 1)
@@ -118,9 +118,9 @@ def ledger_rows(
     words = _composition(plan)
     if more := sum(count - 1 for count in draws if count):
         words += f"; {more} drawn again"
-    total = TOTAL, max(1, *draws) * joint, _of_draws(each, total, draws), words
+    found.append((TOTAL, max(1, *draws) * joint, _of_draws(each, total, draws), words))
     rows = []
-    for name, changed, epsilons, how in [*found, total]:
+    for name, changed, epsilons, how in found:
         values = (name, *_what(plan), f"{changed:.9g}", f"{scale:.9g}", how)
         rows.append(dict(zip(COLUMNS, map(str, (*values, *_texts(epsilons), 0)), strict=True)))
     return rows
@@ -130,7 +130,7 @@ def ledger_rows(
 _Epsilons = tuple[float, float, float]
 
 
-def _of_draws(each: Sequence[_Epsilons], total: _Epsilons, draws: Sequence[int]) -> Sequence[float]:
+def _of_draws(each: Sequence[_Epsilons], total: _Epsilons, draws: Sequence[int]) -> _Epsilons:
     """What all releases cost that were made: `total` bounds what all rounds cost, each drawn once.
 
     So it does for those rounds that were drawn at least once, for those drawn twice, and so on.
@@ -139,7 +139,8 @@ def _of_draws(each: Sequence[_Epsilons], total: _Epsilons, draws: Sequence[int])
     for at in range(max(draws)):
         again = [one for one, count in zip(each, draws, strict=True) if count > at]
         spent += np.minimum(total, np.sum(again, 0))
-    return spent
+    word, utterance, user = spent.tolist()
+    return word, utterance, user
 
 
 def _laplace(plan: Plan, amounts: Amounts) -> tuple[list[_Epsilons], _Epsilons]:
@@ -150,6 +151,7 @@ def _laplace(plan: Plan, amounts: Amounts) -> tuple[list[_Epsilons], _Epsilons]:
         times = releases if cumulative else 1
         each = [(2 * one, 2 * one, one)] * releases
         return each, (2 * one * times, 2 * one * times, one * times)
+    inside: tuple[float, float]
     if plan.options.unit == UTTERANCE:
         inside, counted = (2, 1), "utterances"
         word = releases if cumulative else 1

@@ -37,7 +37,8 @@ def project(counts: np.ndarray) -> np.ndarray:
     # The number to subtract, if the first k are all that stays positive.
     excess = (np.cumsum(falling) - total) / np.arange(1, len(counts) + 1)
     last = np.flatnonzero(falling > excess)[-1]
-    return np.maximum(counts - excess[last], 0)
+    nearest: np.ndarray = np.maximum(counts - excess[last], 0)
+    return nearest
 
 
 def paper_release(
@@ -74,7 +75,8 @@ def paper_release(
     stream = key.stream("paper", experiment, number, draw, repr(epsilon), inputs)
     noise = discrete_laplace(stream, scale, len(weighted)) * grid
     with np.errstate(divide="ignore", invalid="ignore"):
-        return (weighted + noise) / (totals.sum() + noise.sum())
+        released: np.ndarray = (weighted + noise) / (totals.sum() + noise.sum())
+    return released
 
 
 def mend(marginal: np.ndarray, background: np.ndarray) -> np.ndarray:

@@ -128,12 +128,12 @@ def _toss(stream: Stream, number: int, planes: np.ndarray, coins: tuple[int, ...
     Returns:
         (coins, size), uint8 of 0 and 1.
     """
-    low = (1 << 64) - 1
-    parts = ((coin >> 128, coin >> 64 & low, coin & low) for coin in coins)
+    mask = (1 << 64) - 1
+    parts = ((coin >> 128, coin >> 64 & mask, coin & mask) for coin in coins)
     first, middle, last = (np.array(part, np.uint64) for part in zip(*parts, strict=True))
-    first = first.astype(np.uint8)[:, None]
-    tossed = (planes < first).view(np.uint8)
-    coin, place = np.nonzero(planes == first)
+    byte = first.astype(np.uint8)[:, None]
+    tossed = (planes < byte).view(np.uint8)
+    coin, place = np.nonzero(planes == byte)
     raw = stream.take(b"tail", number, _TAIL * len(coin))
     high, low = np.frombuffer(raw, ">u8").reshape(-1, 2).T
     tossed[coin, place] = (high < middle[coin]) | ((high == middle[coin]) & (low < last[coin]))

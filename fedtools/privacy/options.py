@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from fedtools.files.config import AboveZero
 
-WORD, UTTERANCE, USER = "word", "utterance", "user"
-INCREMENTS, CUMULATIVE = "increments", "cumulative"
-SERVER, CLIENT = "server", "client"
-NONE, LAPLACE, PAPER = "none", "laplace", "paper"
+WORD: Final = "word"
+UTTERANCE: Final = "utterance"
+USER: Final = "user"
+INCREMENTS: Final = "increments"
+CUMULATIVE: Final = "cumulative"
+SERVER: Final = "server"
+CLIENT: Final = "client"
+NONE: Final = "none"
+LAPLACE: Final = "laplace"
+PAPER: Final = "paper"
 # Of epsilon and cap: beyond, noise or grid would be no floats.
 _LEAST, _MOST = 1e-6, 1e9
 
@@ -48,7 +54,7 @@ class Privacy:
     release: Literal["increments", "cumulative"] = INCREMENTS
     trust: Literal["server", "client"] = SERVER
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Check the numbers, for those who make it without `from_mapping`.
 
         Raises:

@@ -67,7 +67,7 @@ class Plan:
     grid: float = field(init=False)
     steps: int = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Fix the grid."""
         if self.releases < 1:
             raise ValueError(f"{self.releases} releases")
@@ -181,4 +181,5 @@ class Plan:
         stream = key.stream(
             *("release", experiment, number, sender, draw, repr(self.grid), str(scale)), exact
         )
-        return (exact + discrete_laplace(stream, scale, len(exact))) * self.grid
+        noisy: np.ndarray = exact + discrete_laplace(stream, scale, len(exact))
+        return noisy * self.grid

@@ -187,8 +187,8 @@ class Record:
             if written is None:
                 draw = 1 + max((row.draw for row in self.of(sender, own.number)), default=0)
                 make_private(own.folder)
-                save_state(own.release, _tensors(make(draw), own.number, draw))
-                written = _read_release(own)
+                written = make(draw), draw
+                save_state(own.release, _tensors(written[0], own.number, draw))
             counts, draw = written
             row = Row(own.number, draw, sha256(own.release))
             for path in self._paths(sender):

@@ -28,7 +28,11 @@ class Releases:
     """
 
     def __init__(self, plan: Plan, key: NoiseKey, experiment: str):
-        self.plan, self._key, self.experiment = plan, key, experiment
+        self.plan, self._known_key, self.experiment = plan, key, experiment
+
+    @property
+    def _key(self) -> NoiseKey:
+        return self._known_key
 
     def by_client(self, counts: np.ndarray, number: int, client: str) -> np.ndarray:
         """What a client sends of its bounded counts in a round, (V,)."""
@@ -57,9 +61,13 @@ class Releases:
         """
 
         def noisy(draw: int) -> np.ndarray:
-            inputs = marginal[None], np.array([total]), self.plan.options.epsilon, self._key
-            label = {"experiment": self.experiment, "number": number, "draw": draw}
-            return mend(paper_release(*inputs, **label), background)
+            released = paper_release(
+                *(marginal[None], np.array([total]), self.plan.options.epsilon, self._key),
+                experiment=self.experiment,
+                number=number,
+                draw=draw,
+            )
+            return mend(released, background)
 
         return self._once(number, "", noisy)
 
@@ -71,8 +79,13 @@ class Releases:
         return self.plan.options.mechanism == LAPLACE and self.plan.options.trust == who
 
     def _noisy(self, counts: np.ndarray, number: int, sender: str, draw: int) -> np.ndarray:
-        label = {"experiment": self.experiment, "number": number, "sender": sender, "draw": draw}
-        return self.plan.release(counts, self._key, **label)
+        return self.plan.release(
+            *(counts, self._key),
+            experiment=self.experiment,
+            number=number,
+            sender=sender,
+            draw=draw,
+        )
 
 
 class ReleasesOf(Releases):

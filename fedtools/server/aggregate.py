@@ -95,7 +95,7 @@ def combine(
     refusals: list[Refusal] = []
     # Without who is refused the median is another one, and may refuse more.
     while len(kept) >= max(1, min_clients):
-        found = _sum(*zip(*kept, strict=True), out_path, spec, values or {}, bound, normalise)
+        found = _sum(kept, out_path, spec, values or {}, bound, normalise)
         if not found:
             break
         refusals += [Refusal(client, why) for client, why in found.items()]
@@ -135,8 +135,7 @@ def check_shared(spec: Spec) -> None:
 
 
 def _sum(
-    messages: Sequence[Message],
-    weights: Sequence[float],
+    weighted: Sequence[tuple[Message, float]],
     out_path: str | Path,
     spec: Spec,
     values: Mapping[str, Values],
@@ -144,6 +143,7 @@ def _sum(
     normalise: bool,
 ) -> dict[str, str]:
     """Write the weighted sum; or the clients to be refused and why, and nothing is written."""
+    messages, weights = [one for one, _ in weighted], [weight for _, weight in weighted]
     largest = max(weights)
     if not largest > 0:
         raise UserError("the weights of all clients left are zero")
@@ -151,16 +151,16 @@ def _sum(
     scaled = np.array(weights, np.float64) / largest
     total = math.fsum(scaled) if normalise else 1 / largest
     header, layout = make_header(spec)
-    bounded = bound is not None and bound.ratio > 0 and len(messages) > 1
+    if bound is not None and not (bound.ratio > 0 and len(messages) > 1):
+        bound = None
     try:
         with atomic_path(out_path) as temporary, open(temporary, "r+b") as file:
             file.write(header)
             file.flush()
-            base = read_layout(bound.base) if bounded else None
-            path = bound.base if bounded else None
-            work = _Work(messages, scaled, total, layout, values, base, path)
+            base = (bound.base, read_layout(bound.base)) if bound else None
+            work = _Work(messages, scaled, total, layout, values, base)
             squares = work.run(file.fileno())
-            if bounded and (far := _outside(messages, squares, bound.ratio)):
+            if bound and (far := _outside(messages, squares, bound.ratio)):
                 raise _Refused(far)
     except _Refused as refused:
         bad = refused.reasons or _unusable(messages, spec, values)
@@ -240,8 +240,7 @@ class _Work(NamedTuple):
     total: float
     layout: Layout
     values: Mapping[str, Values]
-    base: Layout | None
-    base_path: Path | None
+    base: tuple[Path, Layout] | None
 
     def run(self, out: int) -> dict[str, np.ndarray]:
         """Write the sum to a file; the squared norms of the updates' parts, (messages,)."""
@@ -254,7 +253,8 @@ class _Work(NamedTuple):
         for one in found:
             squares[_part_of(one.name)] = squares.get(_part_of(one.name), 0.0) + one.squares
         for name, bounds in self.values.items():
-            totals = sum(one.magnitudes for one in found if one.name == name)
+            magnitudes = [one.magnitudes for one in found if one.name == name]
+            totals = sum(magnitudes, np.zeros(len(self.messages)))
             _check_totals(self.messages, name, totals, bounds)
         return squares
 
@@ -305,10 +305,11 @@ class _Work(NamedTuple):
         """This piece of the state that the clients started from."""
         if self.base is None:
             return None
+        path, layout = self.base
         row = np.empty(piece.size, piece.kind)
-        with open(self.base_path, "rb") as file:
-            if not read_at(file.fileno(), row, self.base.offsets[piece.name] + piece.skip):
-                raise UserError("cut off", path=self.base_path)
+        with open(path, "rb") as file:
+            if not read_at(file.fileno(), row, layout.offsets[piece.name] + piece.skip):
+                raise UserError("cut off", path=path)
         return row
 
 
