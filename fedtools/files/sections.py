@@ -7,7 +7,10 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from fedtools.files.config import Natural, NonNegative, Positive
+# Not those of `fedtools.files.config`, which imports PyYAML: the command line asks for defaults.
+Natural = Annotated[int, Ge(0)]
+NonNegative = Annotated[float, Ge(0)]
+Positive = Annotated[int, Ge(1)]
 
 
 @dataclass(frozen=True)
