@@ -6,7 +6,6 @@ from pathlib import Path
 
 import kaldiio
 import numpy as np
-import pytest
 import simulated
 import torch
 from conftest import inside
@@ -47,9 +46,8 @@ def some_data(path: Path, counts: dict[str, int], seed: int) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("world")
+def make_world(root: Path) -> Path:
+    """Data of three clients, tokens and two configurations."""
     some_data(root / "train", TRAIN, 0)
     some_data(root / "valid", VALID, 1)
     simulated.config_file(root / "plain.yaml", model=model_of(0.0), training=TRAINING)

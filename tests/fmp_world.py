@@ -8,10 +8,9 @@ from pathlib import Path
 
 import kaldiio
 import numpy as np
-import pytest
 import yaml
 from conftest import inside
-from rescored_world import CLIENTS, make_stream
+from rescored_world import CLIENTS
 from safetensors.numpy import load_file
 
 from fedtools.files.tables import read_tsv
@@ -22,11 +21,6 @@ from fedtools.methods.fmp import FMP, simulate
 T = 3
 # Seconds, of which the recordings of `make_stream` fill all but the last.
 SPAN = 48.0
-
-
-@pytest.fixture(scope="module")
-def stream(tmp_path_factory) -> Path:
-    return make_stream(tmp_path_factory.mktemp("world") / "stream")
 
 
 def by_hand(

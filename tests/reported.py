@@ -68,10 +68,10 @@ def make_experiment(
             evaluation.append(dict(zip(facts_of("asr", "").header, values, strict=True)))
             if at and client_epochs:
                 status = "refused: a NaN" if (at, index) == (2, 1) else "ok"
-                values = (at, client, size, up, client_epochs, 0, "0.500", status)
+                values = (at, client, size, up, 5, client_epochs, 0, "0.500", status)
                 ledger.append(dict(zip(LEDGER, values, strict=True)))
         if at:
-            values = (at, "-", 0, 0, 0, server_epochs, "0.250", "ok")
+            values = (at, "-", 0, 0, 0, 0, server_epochs, "0.250", "ok")
             ledger.append(dict(zip(LEDGER, values, strict=True)))
             write_tsv(experiment.round_dir(at) / "ledger.tsv", LEDGER, ledger)
             write_state(experiment, at + 1)

@@ -23,6 +23,7 @@ from asr_world import (
     batch_of,
     begin,
     load,
+    make_world,
     mean_of,
     model_of,
     say,
@@ -43,6 +44,11 @@ from fedtools.models.asr import build_model
 from fedtools.tasks import facts_of
 
 LETTER = dict(zip(TRAIN, simulated.LETTERS, strict=False))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    return make_world(tmp_path_factory.mktemp("world"))
 
 
 # Of a model and a batch.

@@ -91,7 +91,7 @@ def begin(world: Path, path: Path, seed: int, *settings: str) -> Path:
 
 
 def plans_of(path: Path, clients: list[str], number: int, purpose: str) -> list[Plan]:
-    place = open_federation(path).place(clients, number)
+    place = open_federation(path).client(clients, number)
     return place.source.batches(None, 5, purpose)._plans
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import ROOT, inside
 from fmp_world import SPAN, T, begin, best_text, by_hand, counts_after, sent, simulated
-from rescored_world import CLIENTS, WORDS
+from rescored_world import CLIENTS, WORDS, make_stream
 from safetensors.numpy import load_file, save_file
 
 from fedtools.federation.sweep import FIGURES
@@ -20,6 +20,11 @@ from fedtools.files.tables import read_tsv
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import groups_of, open_stream
 from fedtools.methods.fmp import FMP, simulate
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory) -> Path:
+    return make_stream(tmp_path_factory.mktemp("world") / "stream")
 
 
 @pytest.mark.parametrize(

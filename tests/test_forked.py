@@ -117,6 +117,15 @@ def test_what_it_leaves_to_the_end_is_done(programs, environment):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_go_on_to_it(programs, environment, number):
+    # Behind nohup, or in the background, some are ignored, and what is begun here would be so too.
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        check_signals(programs, environment, number)
+    finally:
+        signal.signal(number, before)
+
+
+def check_signals(programs, environment, number) -> None:
     code = "import signal, sys, time\n"
     code += f"signal.signal({int(number)}, lambda n, _: sys.exit(n))\nprint(flush=True)\n"
     process = fork(programs, environment, code + "time.sleep(60)", stdout=subprocess.PIPE)

@@ -106,10 +106,11 @@ def refreeze(path: Path) -> None:
 
 def add_round(path: Path, at: int, *, federated: bool = True) -> None:
     """Complete a round of an experiment."""
-    rows = [(at, "-", 0, 0, 0, int(not federated), "0.1", "ok")]
+    rows = [(at, "-", 0, 0, 0, 0, int(not federated), "0.1", "ok")]
     if federated:
         # One client has 40 clips, and 2 steps of 8 are 0.4 epochs; the other has 4, for 2 epochs.
-        ann, bob = (at, "ann", 1000, 500, 0.4, 0, "0.1"), (at, "bob", 1000, 500, 2, 0, "0.1")
+        ann = (at, "ann", 1000, 500, 2, 0.4, 0, "0.1")
+        bob = (at, "bob", 1000, 500, 2, 2, 0, "0.1")
         rows = [(*ann, "ok"), (*bob, "ok"), *rows]
     write_table(path / f"round_{at:04d}" / "ledger.tsv", LEDGER, rows)
     close_round(path, at)
@@ -304,8 +305,8 @@ def test_costs_are_those_of_the_ledgers(recipe):
     assert row_of(where, "keywords", "DSCNN", "FedAvg") == fedavg
     centralized = ["-", "-", "-", "-", "-", "9", "-", "-"]
     assert row_of(where, "keywords", "DSCNN", "Centralized") == centralized
-    refused = "2\tann\t1000\t0\t0\t0\t0.1\trefused: a NaN"
-    old = "2\tann\t1000\t500\t0.4\t0\t0.1\tok"
+    refused = "2\tann\t1000\t0\t0\t0\t0\t0.1\trefused: a NaN"
+    old = "2\tann\t1000\t500\t2\t0.4\t0\t0.1\tok"
     replaced(path / "round_0002" / "ledger.tsv", old, refused)
     report().ok()
     # 17 updates are left, 8 of them of 16 clips and 9 of 8.
@@ -329,7 +330,7 @@ def test_methods_with_a_changed_option_have_costs_of_their_own(recipe):
     path = make_run(Path("exp"), "keywords/dscnn/alt.conserve=clips", 55, conserve="clips")
     for at in range(1, ROUNDS + 1):
         table = path / f"round_{at:04d}" / "ledger.tsv"
-        replaced(table, "bob\t1000\t500\t2\t", "bob\t1000\t500\t4\t")
+        replaced(table, "bob\t1000\t500\t2\t2\t", "bob\t1000\t500\t4\t4\t")
     report().ok()
     where = "communication and computation"
     assert row_of(where, "keywords", "DSCNN", "ALT")[:2] == ["2", "12"]

@@ -13,7 +13,7 @@ from asr_world import begin, model_of
 from conftest import inside, ledger
 
 from fedtools.federation.federation import open_federation
-from fedtools.federation.steps import _ledger_rows, draw
+from fedtools.federation.steps import _ledger_rows
 from fedtools.files.experiment import Experiment, write_sums
 from fedtools.files.ledger import write_ledger
 from fedtools.files.message_writer import MessageWriter
@@ -23,7 +23,8 @@ from fedtools.files.states import make_header, row_bytes
 from fedtools.files.tables import write_tsv
 from fedtools.methods.base import SHARED, Extracted
 from fedtools.report.results import read_cost
-from fedtools.server.server import Server
+from fedtools.server.sample import draw
+from fedtools.server.server import Round, Server
 
 PERSONAL = ("--set", 'method_conf.personal=["encoder.embed.*", "encoder.encoders.0.*"]')
 # An hour, 25 frames a second, in utterances of 100 s.
@@ -84,8 +85,8 @@ def run_rounds(path: Path, parameters: int) -> Path:
             payload = send(folder, base, phase.sends, parameters)
             found = read_messages(folder, [clients], clients, payload, base)
             assert not found[1]
-        server = Server(experiment, number, method, payload, *found, set(), None)
-        rows = _ledger_rows(federation, server, clients, base, time.monotonic())
+        round = Round(experiment, number, clients, base, payload, frozenset())
+        rows = _ledger_rows(federation, Server(round, method, *found), time.monotonic())
         write_ledger(folder / "ledger.tsv", rows)
         write_sums(folder / ".done", {"ledger.tsv": folder / "ledger.tsv"})
         trains = phase.sends == SHARED or phase.server_trains

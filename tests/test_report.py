@@ -170,7 +170,7 @@ def test_of_many_collapsed_clients_a_few_are_named(cli, recipe):
     collapse("exp/fedavg", *((at, client) for at in (1, 3, 4) for client in CLIENTS))
     clients = [f"c{number}" for number in range(4)]
     path = Path("exp/fedavg/round_0004/ledger.tsv")
-    last = "4\t{}\t0\t0\t1\t0\t0.5\tcollapsed\n"
+    last = "4\t{}\t0\t0\t0\t1\t0\t0.5\tcollapsed\n"
     path.write_text(path.read_text() + "".join(map(last.format, clients)))
     Experiment("exp/fedavg").close(4)
     cli(*arguments(FedAvg=ROWS["FedAvg"])).ok()
