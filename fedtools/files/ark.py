@@ -16,7 +16,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import kaldiio
 import numpy as np
@@ -93,7 +93,7 @@ class FeatureReader:
         self._records: dict[str, _Record] = {}
         self._files: OrderedDict[str, tuple[BinaryIO, int]] = OrderedDict()
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": OrderedDict()}
 
     def shape(self, utt: str) -> tuple[int, int]:
@@ -130,7 +130,7 @@ class FeatureReader:
         sequential read, straight into the arrays returned.
         """
         records = [self._record(utt) for utt in utts]
-        matrices: list[np.ndarray | None] = [None] * len(utts)
+        matrices: dict[int, np.ndarray] = {}
         order = sorted(range(len(utts)), key=lambda i: (records[i].path, records[i].start))
         with np.errstate(over="ignore", invalid="ignore"):
             for run in _runs(order, records):
@@ -144,12 +144,12 @@ class FeatureReader:
                     matrices[i] = array
         for path in {record.path for record in records} & self.seals.keys():
             check_seal(self._open(path, utts[0])[0], self.seals[path], path)
-        return matrices
+        return [matrices[i] for i in range(len(utts))]
 
     def _read_run(self, run: list[_Record], utt: str) -> list[np.ndarray]:
         """Uncompressed neighbours by one `preadv`: no copies, and no file position to share."""
         arrays: list[np.ndarray] = []
-        buffers: list = []
+        buffers: list[bytearray | memoryview] = []
         position = run[0].start
         for record in run:
             if record.start > position:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, BinaryIO, Literal, TextIO, overload
 
 from fedtools.files.text_files import open_input
 
@@ -53,11 +53,24 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         raise
 
 
+@overload
 @contextmanager
-def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
+def atomic_write(path: str | Path) -> Iterator[TextIO]: ...
+
+
+@overload
+@contextmanager
+def atomic_write(path: str | Path, mode: Literal["wb"]) -> Iterator[BinaryIO]: ...
+
+
+@contextmanager
+def atomic_write(path: str | Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """Open `path` for writing ("w" UTF-8 text with "\\n" line ends, or "wb"); see `atomic_path`."""
-    text = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-    with atomic_path(path) as temporary, open(temporary, mode, **text) as file:
+    encoding, newline = (None, None) if mode == "wb" else ("utf-8", "\n")
+    with (
+        atomic_path(path) as temporary,
+        open(temporary, mode, encoding=encoding, newline=newline) as file,
+    ):
         yield file
 
 

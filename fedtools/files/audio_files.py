@@ -83,13 +83,16 @@ def open_entry(place: AudioPlace) -> tuple[BinaryIO, int, int]:
 
     Raises:
         UserError: if the ark cannot be read, or what is there is not audio or not all there.
+        ValueError: of a place that is a whole file.
     """
+    if place.offset is None:
+        raise ValueError(f"{place} is a whole file")
     file = open_input(place.path)
     try:
         return file, *_extent(file, place.offset)
     except UserError as error:
         file.close()
-        raise UserError(str(error), path=place) from None
+        raise UserError(str(error), path=str(place)) from None
 
 
 def _extent(file: BinaryIO, offset: int) -> tuple[int, int]:

@@ -119,7 +119,7 @@ class Clips:
     @property
     def samples(self) -> int:
         """Of a clip."""
-        return self.waves.shape[1]
+        return int(self.waves.shape[1])
 
     @property
     def sizes(self) -> np.ndarray:
@@ -204,7 +204,7 @@ def write_clips(
         ValueError: if a clip is out of order, empty, or of no class.
     """
     folder, classes = Path(folder), list(classes)
-    labels, sizes = array("q"), {}
+    labels, sizes = array("q"), dict[str, int]()
     with atomic_path(folder / "clips.tsv") as table:
         with (
             atomic_path(folder / "noise.npy") as noise_path,
@@ -235,7 +235,7 @@ def _take_down(
     clips: Iterable[Clip],
     classes: list[str],
     table: TextIO,
-    labels: array,
+    labels: array[int],
     sizes: dict[str, int],
     length: int,
 ) -> Iterator[np.ndarray]:
@@ -328,7 +328,7 @@ def _map_npy(
     with open_input(path, remedy=_REMEDY) as file:
         size = os.fstat(file.fileno()).st_size
     try:
-        found = np.lib.format.open_memmap(path, mode)
+        found: np.memmap | None = np.lib.format.open_memmap(path, mode)
     except Exception:
         # Of a damaged header numpy's reader makes errors of many kinds.
         found = None

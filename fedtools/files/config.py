@@ -9,7 +9,7 @@ import difflib
 import functools
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -21,9 +21,16 @@ from fedtools.files.errors import UserError
 from fedtools.files.text_files import read_text
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
     from pydantic import TypeAdapter
 
-T = TypeVar("T")
+    Section = dict[str, Any]
+else:
+    # Of a key that is no text, whoever owns the section says more than pydantic would.
+    Section = dict
+"""A section of options, which its owner checks."""
+
+T = TypeVar("T", bound="DataclassInstance")
 
 # The ranges that options have; pydantic checks them.
 Positive = Annotated[int, Ge(1)]
@@ -47,7 +54,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         return self.construct_yaml_int(node)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for node_of_key, _ in node.value:
             if isinstance(node_of_key, yaml.ScalarNode):
@@ -140,7 +147,8 @@ def option_error(problem: str, where: str | Path, name: str, *value: Any) -> Use
     lines = []
     with contextlib.suppress(UserError, yaml.YAMLError, ValueError, RecursionError):
         loader = _Loader(read_text(path))
-        nodes = [loader.get_single_node()]
+        root = loader.get_single_node()
+        nodes = [root] if root else []
         for node in nodes:
             nodes += _children(node)
             for key, child in node.value if isinstance(node, yaml.MappingNode) else ():
@@ -201,8 +209,10 @@ def merge(
         if isinstance(value, dict) and not isinstance(below, dict | None):
             problem = f"option {key!r} is {_short(below)}: input should be a mapping"
             raise option_error(problem, where, key, below)
-        both = isinstance(value, dict) and isinstance(below, dict)
-        merged[key] = merge(below, value, where) if both else value
+        if isinstance(value, dict) and isinstance(below, dict):
+            merged[key] = merge(below, value, where)
+        else:
+            merged[key] = value
     return merged
 
 
@@ -318,7 +328,7 @@ def checked(name: str, value: Any, hint: Any, where: str | Path) -> Any:
 
 
 @functools.cache
-def _adapter(hint: Any) -> TypeAdapter:
+def _adapter(hint: Any) -> TypeAdapter[Any]:
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))

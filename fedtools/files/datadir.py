@@ -253,7 +253,8 @@ class DataDir:
     def restrict(self, keep: Collection[str], path: Path | None = None) -> DataDir:
         """The same tables with only the utterances in `keep`, and their speakers and recordings."""
         utts = set(keep)
-        keys = {
+        # By `keyed_by`, which is None of no table here.
+        keys: dict[str | None, set[str]] = {
             "utterance": utts,
             "speaker": {spk for utt, spk in self.utt2spk.items() if utt in utts},
             "recording": self.recordings(utts),

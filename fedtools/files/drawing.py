@@ -17,19 +17,6 @@ from fedtools.files.atomic import atomic_path
 # in black and white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
-STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    # Pale horizontal lines behind what is drawn.
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": "0.9",
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4,
-    "legend.frameon": False,
-}
 
 
 @contextmanager
@@ -41,7 +28,21 @@ def drawing(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
     with matplotlib.rc_context():
         # A matplotlibrc of the user's would make another picture.
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
+        matplotlib.rcParams.update(
+            {
+                "font.size": 9,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                # Pale horizontal lines behind what is drawn.
+                "axes.grid": True,
+                "axes.grid.axis": "y",
+                "axes.axisbelow": True,
+                "grid.color": "0.9",
+                "lines.linewidth": 1.4,
+                "lines.markersize": 4,
+                "legend.frameon": False,
+            }
+        )
         figure = Figure(figsize=size, layout="constrained")
         yield figure
         image = io.BytesIO()

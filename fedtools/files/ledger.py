@@ -88,6 +88,6 @@ def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
         if client in seen or count(row, "round", path, line) != at:
             raise UserError(f"{client!r} comes twice, or of another round", path=path, line=line)
         seen.add(client)
-        sizes = (count(row, name, path, line) for name in COLUMNS[2:5])
-        reals = (number(row, name, path, line) for name in COLUMNS[5:8])
-        yield LedgerRow(at, client, *sizes, *reals, row["status"])
+        down, up, steps = (count(row, name, path, line) for name in COLUMNS[2:5])
+        theirs, ours, seconds = (number(row, name, path, line) for name in COLUMNS[5:8])
+        yield LedgerRow(at, client, down, up, steps, theirs, ours, seconds, row["status"])

@@ -6,7 +6,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -59,7 +60,6 @@ class MessageWriter:
             for client in clients:
                 for path in feature_paths(round_dir, client):
                     remove(path)
-        self._file: BinaryIO | None = None
         self._stack = ExitStack()
         if payload.tensors:
             header, self._layout = make_header(stacked(payload.tensors, len(clients)))
@@ -89,12 +89,11 @@ class MessageWriter:
         Raises:
             ValueError: if clients or tensors are not what was announced.
         """
-        spec = self._payload.tensors
-        if (tensors or {}).keys() != spec.keys():
-            raise ValueError(f"tensors {sorted((tensors or {}).keys() ^ spec.keys())}")
-        known = self._payload.features is not None
-        wanted = known and any(not report.reason for report in reports)
-        alone = known and len(reports) == 1
+        spec, bounds, tensors = self._payload.tensors, self._payload.features, tensors or {}
+        if tensors.keys() != spec.keys():
+            raise ValueError(f"tensors {sorted(tensors.keys() ^ spec.keys())}")
+        wanted = bounds is not None and any(not report.reason for report in reports)
+        alone = bounds is not None and len(reports) == 1
         if (wanted and features is None) or (features is not None and not alone):
             raise ValueError("features are not announced, or not of a single client")
         size = row_bytes(spec)
@@ -102,9 +101,9 @@ class MessageWriter:
             if report.client not in self._row or report.client in self._written:
                 raise ValueError(f"client {report.client!r} is not of this job, or comes twice")
             seconds = report.seconds
-            if wanted:
-                begun, bits = time.monotonic(), self._payload.features.bits
-                size += write_features(self._table.parent, report.client, features, bits)
+            if bounds and features is not None and not report.reason:
+                begun = time.monotonic()
+                size += write_features(self._table.parent, report.client, features, bounds.bits)
                 seconds += time.monotonic() - begun
             line = self._line(report._replace(seconds=seconds), 0 if report.reason else size)
             self._written[report.client] = line
@@ -144,7 +143,12 @@ class MessageWriter:
     def __enter__(self) -> MessageWriter:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Put the files in place, the table last; a ValueError if a client is missing."""
         if kind is not None:
             self._stack.__exit__(kind, error, trace)

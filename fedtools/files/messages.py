@@ -124,6 +124,8 @@ class Message:
 
     def offset(self, name: str) -> int:
         """The byte of the file at which this client's row of a tensor begins."""
+        if self.layout is None:
+            raise ValueError(f"no tensors of {self.client}")
         return self.layout.offsets[name] + self.row * self.layout.strides[name]
 
     @property
@@ -256,7 +258,9 @@ class _Job:
                 problem = _reason_of(error, self.round_dir)
         size = 0 if problem else row_bytes(self.payload.tensors)
         missing = "has no row in its job's table"
-        found = {client: Refusal(client, missing) for client in self.clients}
+        found: dict[str, Message | Refusal] = {
+            client: Refusal(client, missing) for client in self.clients
+        }
         times = Counter(row["client"] for row in rows)
         for index, row in enumerate(rows):
             client, reason, came = row["client"], problem, size
@@ -301,7 +305,7 @@ class _Job:
             raise UserError(problem, path=table, line=line)
         if row["base"] != self.base:
             raise UserError("started from another global state", path=table, line=line)
-        size, frames, sums = row_bytes(self.payload.tensors), 0, {}
+        size, frames, sums = row_bytes(self.payload.tensors), 0, dict[str, str]()
         if self.payload.features:
             bounds = self.payload.features
             more, frames, sums = check_features(self.round_dir, client, bounds, utterances)

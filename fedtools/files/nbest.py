@@ -125,7 +125,7 @@ def _parse(
     if len(fields) != 5:
         remedy = "expected utterance, rank, acoustic, lm and words, separated by tabs"
         raise UserError(f"{len(fields)} fields", path=path, line=number, remedy=remedy)
-    utterance, rank, *scores, words = fields
+    utterance, rank, acoustic, lm, words = fields
     check_id(utterance, "utterance", path, number)
     if rank != str(previous_rank + 1):
         problem = f"rank {rank!r} of {utterance!r} where {previous_rank + 1} belongs"
@@ -134,8 +134,8 @@ def _parse(
     if words != " ".join(words.split()):
         problem = f"words of {utterance!r} with a leading, doubled or trailing whitespace"
         raise UserError(problem, path=path, line=number, remedy="squeeze them")
-    for text in scores:
+    for text in (acoustic, lm):
         # float() alone would let underscores, whitespace and other scripts' digits pass, and "nan".
         if not _SCORE.fullmatch(text) or not math.isfinite(float(text)):
             raise UserError(f"score {text!r} is not a finite number", path=path, line=number)
-    return utterance, Hypothesis(previous_rank + 1, *map(float, scores), words)
+    return utterance, Hypothesis(previous_rank + 1, float(acoustic), float(lm), words)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from fedtools.files.config import Natural, from_mapping, read_yaml
+from fedtools.files.config import Natural, Section, from_mapping, read_yaml
 from fedtools.files.errors import UserError
 
 # Rounds are folders, and groups of utterances: far more than anybody runs is a slip of the pen.
@@ -38,15 +38,15 @@ class Options:
 
     method: str
     task: str = "asr"
-    method_conf: dict = field(default_factory=dict)
+    method_conf: Section = field(default_factory=dict)
     clients_per_round: int | float | None = None
     sampling: Literal["fixed", "poisson"] = "fixed"
     rounds: Rounds = 1
     average: Rounds = 1
     evaluate_every: Rounds = 1
     keep_updates: bool = True
-    model: dict = field(default_factory=dict)
-    training: dict = field(default_factory=dict)
+    model: Section = field(default_factory=dict)
+    training: Section = field(default_factory=dict)
     seed: int = 0
     start: str | None = None
     data: dict[str, str]

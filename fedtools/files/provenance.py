@@ -63,7 +63,7 @@ def git_hash(folder: Path, *written: str) -> str:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """What git says; None if it fails."""
-    command = ["git", "-C", folder, *arguments]
+    command = ["git", "-C", str(folder), *arguments]
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -104,7 +104,8 @@ class Registry(Generic[T]):
                 raise
             lines = [one.lineno for one in traceback.extract_tb(error.__traceback__)
                      if one.filename == path]  # fmt: skip
-            line = error.lineno if isinstance(error, SyntaxError) else max(lines[-1:], default=None)
+            last = lines[-1] if lines else None
+            line = error.lineno if isinstance(error, SyntaxError) else last
             problem = f"cannot be imported: {type(error).__name__}: {error}"
             raise UserError(problem, path=path, line=line) from None
 

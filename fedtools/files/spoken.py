@@ -253,7 +253,7 @@ def _words(sentence: str, rules: Language, lost: Counter[str]) -> tuple[str, str
     for mark in text:
         if _kind(mark) == _APOSTROPHE:
             parts.append(mark if mark == _MODIFIER and not rules.edges else "'")
-        elif mark in rules.inner + rules.letters or _kind(mark) < _NOTHING:
+        elif mark in rules.inner + rules.letters or _kind(mark) in (_LETTER, _MARK, _JOINER):
             parts.append(mark)
         else:
             parts.append(" ")
@@ -336,7 +336,7 @@ def _cleaned(text: str, lost: Counter[str]) -> str:
 @cache
 def _kind(mark: str) -> int | str:
     """The kind of a character, or the reason why a sentence that has it has no words."""
-    listed = (
+    listed: tuple[tuple[str, int | str], ...] = (
         ("\u200c\u200d", _JOINER),
         (_LETTERS, _LETTER),
         (_APOSTROPHES, _APOSTROPHE),
@@ -352,7 +352,8 @@ def _kind(mark: str) -> int | str:
         return _NOTHING
     if category in ("Cn", "Co", "Cs"):
         return "unknown characters"
-    return {"L": _LETTER, "M": _MARK, "N": "digits", "S": "symbols"}.get(category[0], _BLANK)
+    kinds: dict[str, int | str] = {"L": _LETTER, "M": _MARK, "N": "digits", "S": "symbols"}
+    return kinds.get(category[0], _BLANK)
 
 
 @cache

@@ -183,13 +183,14 @@ def layout_of(file: BinaryIO, path: str | Path) -> Layout:
     try:
         found = json.loads(text.decode("utf-8"))
         metadata = {key: found.pop(key) for key in ("__metadata__",) if key in found}
-        spec = {name: _shape_and_kind(entry) for name, entry in found.items()}
+        told = {name: _shape_and_kind(entry) for name, entry in found.items()}
         sound = all(map(_is_metadata, metadata.values()))
     except (ValueError, RecursionError, AttributeError, TypeError):
         sound = False
     if not sound:
         raise UserError("the header is not what it should be", path=path, remedy=_REMEDY)
-    wrong = [name for name in found if spec[name] is None]
+    spec = {name: one for name, one in told.items() if one is not None}
+    wrong = [name for name in found if name not in spec]
     entries = {} if wrong else _entries(spec)
     if _json(metadata | entries) != text.rstrip(b" "):
         wrong = wrong or [name for name in found if found[name] != entries[name]] or ["order"]

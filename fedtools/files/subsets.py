@@ -21,7 +21,8 @@ def first_of_speakers(data: DataDir, seconds: float) -> list[str]:
         UserError: if there is no utt2dur, or it lacks an utterance or has no number, or if every
             speaker has one utterance.
     """
-    path, total, chosen = data.path / "utt2dur", {}, []
+    total: dict[str, float] = {}
+    path, chosen = data.path / "utt2dur", []
     last = {speaker: utt for utt, speaker in data.utt2spk.items()}
     for utt, speaker in data.utt2spk.items():
         try:

@@ -167,7 +167,7 @@ def _tabulate(
 
     # Its two columns more are for the figures' sake, of which it is to make nothing.
     tabulate.MIN_PADDING = 0
-    sides = {"l": "left", "r": "right"}
-    sides = [sides[letter] for letter in align or "l" + "r" * (len(header) - 1)]
+    names = {"l": "left", "r": "right"}
+    sides = [names[letter] for letter in align or "l" + "r" * (len(header) - 1)]
     cells = [list(map(str, row)) for row in rows]
     return tabulate.tabulate(cells, header, form, colalign=sides, disable_numparse=True)

@@ -100,8 +100,8 @@ def validate_data_dir(
         _audio_faults(path, tables, recording_seconds),
         _feature_faults(tables, feats),
     )
-    for name, line, problem, remedy in faults:
-        raise UserError(problem, path=path / name, line=line, remedy=remedy)
+    for name, at, problem, how in faults:
+        raise UserError(problem, path=path / name, line=at, remedy=how)
     for name, table in tables.items():
         check_ids(table, path / name)
     return Summary(
@@ -205,8 +205,8 @@ def _key_faults(tables: Tables) -> Faults:
     if segments:
         keys["recording"] = _lines(value.split()[0] for value in segments.values()), "segments"
     for name in tables:
-        if name not in ("utt2spk", "spk2utt", "client2utt"):
-            yield from _set_faults(tables, name, *keys[keyed_by(name)])
+        if name not in ("utt2spk", "spk2utt") and (kind := keyed_by(name)):
+            yield from _set_faults(tables, name, *keys[kind])
 
 
 def _audio_faults(

@@ -15,7 +15,6 @@ from fedtools.files.states import Spec
 from fedtools.files.values import STATISTICS
 
 if TYPE_CHECKING:
-    from fedtools.client.client import Client
     from fedtools.client.unit import Trained
     from fedtools.server.server import Server
 
@@ -142,8 +141,10 @@ class Method:
         """What round `number`, counted from 1, is; by default every round is the same."""
         return Phase(client=self.client, server=self.server)
 
-    def client(self, client: Client) -> list[Trained]:
+    def client(self, client: Any) -> list[Trained]:
         """Train the model that lies in `client`, whose SHARED tensors the client then sends.
+
+        It is a `Client`, or a client's data where the task has no models; see `Phase.client`.
 
         It may be many clients at once, each with a model, a loss and a result of its own.
         """

@@ -13,9 +13,9 @@ the options here that only it uses are marked as released.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedtools.client.client import Client
-    from fedtools.client.objective import Objective
+    from fedtools.client.objective import Loss, Objective
     from fedtools.models.clip_batch import ClipBatch
     from fedtools.models.keywords.base import Network
 
@@ -131,16 +131,17 @@ class FedKwsUi(FedAvg):
             against = batch.mean((overfitted * log_probs).sum(-1))
             return smooth + self.adversarial * against
 
-        return client.objective.replaced(loss)
+        # The models of a task that has labels are such networks.
+        return client.objective.replaced(cast("Loss", loss))
 
-    def _overfit(self, client: Client):
+    def _overfit(self, client: Client) -> Callable[[Network, ClipBatch, Tensor], Tensor] | None:
         """Train the private models; returns a function for their predictions, (K, B, classes)."""
         if not self.adversarial:
             return None
         steps = self._fixed_private_steps or None
         if self.private == "head":
             client.train(
-                client.objective.replaced(private_cross_entropy),
+                client.objective.replaced(cast("Loss", private_cross_entropy)),
                 steps=steps,
                 only=lambda name: name.startswith("private_head."),
                 purpose="private",

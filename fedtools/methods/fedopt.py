@@ -63,4 +63,5 @@ class FedOpt(FedAvg):
             square[...] = self.decay * square + (1 - self.decay) * new
         else:
             square -= (1 - self.decay) * new * np.sign(square - new)
-        return self.learning_rate * mean / (np.sqrt(square) + self.adaptivity)
+        step: np.ndarray = self.learning_rate * mean / (np.sqrt(square) + self.adaptivity)
+        return step

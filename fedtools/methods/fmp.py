@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from fedtools.client.unit import Trained
-from fedtools.files.config import AboveZero, NonNegative, from_mapping
+from fedtools.files.config import AboveZero, NonNegative, Section, from_mapping
 from fedtools.lm.reweighting import Weights
 from fedtools.methods import METHODS
 from fedtools.methods.base import COUNTS, Method, Phase
@@ -42,11 +42,13 @@ from fedtools.privacy.options import CLIENT, CUMULATIVE, INCREMENTS, LAPLACE, NO
 from fedtools.privacy.plan import Plan
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from fedtools.lm.reweighting import Lists
     from fedtools.privacy.releases import Releases
     from fedtools.server.server import Server
 
-Part = TypeVar("Part")
+Part = TypeVar("Part", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ class Adaptation:
     def kernel(self, ranks: np.ndarray) -> np.ndarray:
         """Equation 3: the weights of hypotheses by rank, from 1."""
         if self.sigma == 0:
-            return (ranks == 1).astype(float)
+            best: np.ndarray = ranks == 1
+            return best.astype(float)
         return np.exp(-((ranks - 1.0) ** 2) / (2 * self.sigma**2))
 
     def smoothed(self, counts: np.ndarray, u: np.ndarray) -> np.ndarray:
@@ -105,7 +108,8 @@ class Adaptation:
         total = counts.sum()
         if total <= 0:
             return u
-        return (1 - self.smoothing) * counts / total + self.smoothing * u
+        mixed: np.ndarray = (1 - self.smoothing) * counts / total + self.smoothing * u
+        return mixed
 
 
 class ClientState:
@@ -231,7 +235,7 @@ class FMP(Method, Adaptation, Weights):
     sends: Literal["auto", "cumulative", "increments"] = "auto"
     groups: Literal["even", "clock"] = "even"
     span: AboveZero | None = None
-    privacy: dict = field(default_factory=dict)
+    privacy: Section = field(default_factory=dict)
     noise_key: str | None = None
     max_words: AboveZero = 30_000.0
 
