@@ -47,7 +47,8 @@ def content(path: Path) -> dict[str, bytes]:
         raw = file.read_bytes()
         if file.name == "ledger.tsv":
             rows = [line.split(b"\t") for line in raw.splitlines()]
-            raw = b"\n".join(b"\t".join([*row[:6], *row[7:]]) for row in rows)
+            at = rows[0].index(b"seconds") if rows else 0
+            raw = b"\n".join(b"\t".join([*row[:at], *row[at + 1 :]]) for row in rows)
         # A sum of a ledger with its seconds; how many jobs; time and versions.
         own = file.name in (".done", "jobs", "software.yaml") or name.startswith("tensorboard/")
         found[name] = b"" if own else raw
