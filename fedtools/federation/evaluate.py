@@ -51,7 +51,8 @@ def evaluate(
     for number, client in bar:
         federation.load_result(federation.states.known(client, number), number)
         measured = federation.task.measure(split, client)
-        rows[number, client] = {"round": number, "client": client} | measured
+        figures = {name: str(value) for name, value in measured.items()}
+        rows[number, client] = {"round": str(number), "client": client} | figures
         if all((number, other) in rows for other in groups):
             # Before the last row: a run that is killed between the two does both again.
             scalars = {
