@@ -46,9 +46,9 @@ def machine() -> str:
 
 def run_cases(names: Sequence[str], root: Path, workers: int) -> Hashes:
     """Run cases, so many at the same time."""
-    import forks
+    import fork_server
 
-    forks.preload(["fedtools.federation.rounds", "espnet2.asr.espnet_model", "torch._dynamo"])
+    fork_server.preload(["fedtools.federation.rounds", "espnet2.asr.espnet_model", "torch._dynamo"])
     make_worlds(root)
     commands, log = [line.split() for line in WORLD_COMMANDS], root / "log"
     raise_failed(wait(begin(commands, root, log)), log)
