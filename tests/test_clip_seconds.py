@@ -142,7 +142,7 @@ def test_networks_of_clips_of_another_length_train(tmp_path, network, seconds):
     from fedtools.federation.federation import Federation
 
     federation = Federation(tmp_path / "exp")
-    frames = federation.task.corpus.features("train").plain(slice(0, 1)).shape[1]
+    frames = federation.task.clips.features("train").plain(slice(0, 1)).shape[1]
     assert frames == (length - 480) // 160 + 1
     if network == "transformer":
         assert federation.task.models.build().state_dict()["places"].shape[-2] == frames + 1

@@ -243,7 +243,7 @@ def doubled(path: Path) -> Federation:
     task = federation.task
     single = task.models.build
     task.models.build = lambda clients=1, use="": single(clients, f"double {use}").double()
-    task.corpus.features = lambda split: DoubleClips(Clips.read(task.data_path(split)), task.device)
+    task.clips.features = lambda split: DoubleClips(Clips.read(task.data_path(split)), task.device)
     return federation
 
 

@@ -45,6 +45,13 @@ def test_what_an_experiment_was_begun_with_is_not_what_it_is_continued_with(worl
     assert records([path]) == "not recorded (1)"
 
 
+def test_commands_on_utterances_tell_that_clips_are_none(world, cli, tmp_path):
+    path, said = begin(world, tmp_path / "exp", "fedavg"), "experiments of task kws have no corpus"
+    where = str(path / "config.yaml")
+    cli("decode", path, world / "test", tmp_path / "out", "--model", "start").fails(1, where, said)
+    cli("export", path, tmp_path / "out").fails(1, where, said)
+
+
 def test_other_data_of_the_same_name(world, cli, tmp_path):
     shutil.copytree(world / "train", tmp_path / "train")
     words = ("init", tmp_path / "exp", "--config", world / "config.yaml", "--method", "centralized")

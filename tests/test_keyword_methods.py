@@ -141,7 +141,7 @@ def test_adversarial_learning(world, tmp_path, by_utility):
     path = begin(world, tmp_path / "exp", "alo", *PLAIN, *settings)
 
     def loss(network: Network, batch: ClipBatch, federation: Federation, client: str) -> Tensor:
-        at = federation.task.corpus.features("train").clips.clients.index(client)
+        at = federation.task.clips.features("train").clips.clients.index(client)
         mu = 0.3 * (1 - federation.task.client_facts["utility"][at]) if by_utility else 0.3
         private = federation.task.models.build(1, "copy").eval()
         for name, value in load_file(kept_by(path, client)).items():

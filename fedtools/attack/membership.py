@@ -34,6 +34,7 @@ from fedtools.models.training import load_model
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.verification import MIN_TARGETS, estimate_error_rate, true_positive_rate
 from fedtools.tasks.base import Items, as_configured
+from fedtools.tasks.parts import ITEMS, MODELS, SPEAKERS
 
 COLUMNS = (
     "round", "score", "others_of", "AUC%", "low", "high", "EER%", "EER_low", "EER_high", "TPR@0.1%",
@@ -100,10 +101,10 @@ def attack(
 def score(federation: Federation, number: int, each: int, seed: int) -> Scored:
     """Score members and others of every client whose model can be looked at."""
     victims = sound_victims(federation, [number])
-    items = federation.task.need("items")()
-    speakers = federation.task.need("speakers")()
+    items = federation.task.need(ITEMS)()
+    speakers = federation.task.need(SPEAKERS)()
     federation.load_result(None, number - 1)
-    models = federation.task.need("models")
+    models = federation.task.need(MODELS)
     model = models.build().eval()
     start = {name: value.clone() for name, value in models.tensors(model).items()}
     rows: list[tuple[str, bool, str, float, float]] = []

@@ -21,6 +21,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.messages import Message, Refusal, read_messages, sums_of
 from fedtools.files.states import read_at
 from fedtools.methods.base import SHARED
+from fedtools.tasks.parts import INDICATOR, MODELS, SPEAKERS
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ def find_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
     Raises:
         UserError: if a round is not complete, sends no models, or its messages are gone.
     """
-    federation.task.need("models")
-    owners, messages, refused = federation.task.need("speakers")(), {}, {}
+    federation.task.need(MODELS)
+    owners, messages, refused = federation.task.need(SPEAKERS)(), {}, {}
     speakers: dict[str, str] = {}
     for number in rounds:
         for item in _sent(federation, number):
@@ -167,9 +168,9 @@ def make_probe(
             `utt2person`.
     """
     federation.load_result(None, number - 1)
-    models = federation.task.need("models")
+    models = federation.task.need(MODELS)
     held_models = [copy.deepcopy(models.build()).eval() for _ in range(1 + held)]
-    speech = federation.task.need("indicator")(indicator, clips_at_once)
+    speech = federation.task.need(INDICATOR)(indicator, clips_at_once)
     _check_people(indicator, speech.speakers, speech.trained)
     _check_persons(indicator, federation.task.data_path("train"))
     return Probe(held_models, models.tensors, speech.forward, speech.inputs)

@@ -173,9 +173,10 @@ def export(
     from fedtools.federation.federation import open_federation
     from fedtools.files.symbols import read_tokens
     from fedtools.models.espnet import export_espnet
+    from fedtools.tasks.parts import CORPUS
 
     federation = open_federation(experiment)
-    federation.task.need("corpus")
+    federation.task.need(CORPUS)
     load_average(federation, client or "")
     for path in export_espnet(
         out,

@@ -83,8 +83,9 @@ class Client:
             they are.
         """
         model, objective = model or self.model, objective or self.objective
-        for name, parameter in model.named_parameters() if only else ():
-            parameter.requires_grad_(only(name))
+        if only:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(only(name))
         fixed = untrained_norms(model) if fix_statistics else []
         options, stacked = self.models.training, self.models.stacked
         trainer = Trainer(model, objective, options, self.unit, stacked=stacked, purpose=purpose)

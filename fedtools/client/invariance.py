@@ -49,7 +49,7 @@ def speaker_invariant(
     both = nn.ModuleDict({"model": client.model, _NAME: classifier.to(device)})
     client.recall(_NAME, classifier)
 
-    def loss(both: nn.ModuleDict, batch: Any) -> Tensor:
+    def loss(_: nn.Module, batch: Any) -> Tensor:
         return loss_of(objective, cut, weight(objective.done), both, batch)
 
     # The labels stay the task's, and so does their teacher.
@@ -101,20 +101,13 @@ class SpeakerClassifier(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         """(B, T, D) and (B,) to (B, speakers)."""
-        return self.output(self.hidden(pooled(features, lengths)).relu())
-
-
-class _TurnedRound(torch.autograd.Function):
-    @staticmethod
-    def forward(context, features: Tensor, weight: float) -> Tensor:
-        context.weight = weight
-        return features.view_as(features)
-
-    @staticmethod
-    def backward(context, gradient: Tensor) -> tuple[Tensor, None]:
-        return -context.weight * gradient, None
+        logits: Tensor = self.output(self.hidden(pooled(features, lengths)).relu())
+        return logits
 
 
 def turned_round(features: Tensor, weight: float) -> Tensor:
     """The same values; their gradient is turned round, and scaled by `weight`."""
-    return _TurnedRound.apply(features, weight)
+    turned = features.view_as(features)
+    # torch gives this no types.
+    turned.register_hook(lambda gradient: -weight * gradient)  # type: ignore[no-untyped-call]
+    return turned

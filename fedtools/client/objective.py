@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -73,12 +75,30 @@ class _Replaced(Objective):
         super().__init__(loss)
         self._first = first
         self.keep = first.keep
-        self.labelled, self.after_step = first.labelled, first.after_step
-        self.new_round, self.state, self.load = first.new_round, first.state, first.load
 
     @property
     def empty_labels(self) -> Mapping[int, float]:
         return self._first.empty_labels
+
+    def labelled(self, batch: Any) -> Any:
+        return self._first.labelled(batch)
+
+    def new_round(self) -> None:
+        self._first.new_round()
+
+    def after_step(self, model: nn.Module, active: int) -> None:
+        self._first.after_step(model, active)
+
+    def state(self) -> State:
+        return self._first.state()
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        self._first.load(state)
+
+
+def total(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of tensors, one after the other; there is at least one."""
+    return reduce(add, parts)
 
 
 def squared_distance(model: nn.Module, start: Mapping[str, Tensor], active: int | None) -> Tensor:
@@ -91,4 +111,4 @@ def squared_distance(model: nn.Module, start: Mapping[str, Tensor], active: int 
         (value[:active] - start[name][:active]) if active else (value - start[name])[None]
         for name, value in model.named_parameters()
     ]
-    return sum(row.square().flatten(1).sum(1) for row in rows)
+    return total(row.square().flatten(1).sum(1) for row in rows)

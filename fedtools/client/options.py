@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -60,7 +60,7 @@ class ClipTraining(Training):
     batch_size: Positive = 32
     stack: Annotated[int, Ge(1), Le(MAX_STACK)] = 16
     stack_mb: Positive = 4000
-    augment: dict = field(default_factory=dict)
+    augment: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()

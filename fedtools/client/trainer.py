@@ -12,14 +12,14 @@ so that a run resumed from a checkpoint is the same, bit for bit, as one that wa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedtools.client.objective import Objective, State
+from fedtools.client.objective import Objective, State, total
 from fedtools.client.unit import Batch, Batches, Unit
 from fedtools.files.messages import MAX_LOSS
 from fedtools.files.private import Private
@@ -123,7 +123,7 @@ class Trainer:
         if self._stacked and 0 in counts:
             self._keep_finished(counts.index(0), len(counts))
 
-    def _step(self, parts: list[Batch], active: int) -> None:
+    def _step(self, parts: Sequence[Batch], active: int) -> None:
         """Take a step of the optimiser along the mean gradient of some batches."""
         for batch in parts:
             losses = self._backward(batch, len(parts))
@@ -141,8 +141,8 @@ class Trainer:
         low = torch.autocast(self._device.type, dtype) if dtype != torch.float32 else nullcontext()
         with low:
             losses = self.objective.loss(self.model, batch)
-        total = losses.sum()
-        (total / parts if parts > 1 else total).backward()
+        mean = losses.sum() / parts if parts > 1 else losses.sum()
+        torch.autograd.backward(mean)
         return losses.detach().double()
 
     def take_up(self, optimizer: bool) -> None:
@@ -244,21 +244,22 @@ def finite(model: nn.Module, stacked: bool) -> list[bool]:
     # Mostly all are, and then a look at all models at once will do.
     if torch.stack(torch._foreach_norm(floats)).isfinite().all():
         return [True] * rows
-    sums = sum(_rows(value if stacked else value[None]).sum(1) for value in floats)
-    return sums.isfinite().tolist()
+    sums = total(_rows(value if stacked else value[None]).sum(1) for value in floats)
+    usable: list[bool] = sums.isfinite().tolist()
+    return usable
 
 
 def clip(model: nn.Module, largest: float, stacked: bool) -> None:
     """Shrink each model's gradient, over all parameters, to a norm of at most `largest`."""
-    parameters = [value for value in model.parameters() if value.grad is not None]
     if not stacked:
-        nn.utils.clip_grad_norm_(parameters, largest)
+        nn.utils.clip_grad_norm_(list(model.parameters()), largest)
         return
-    norms = sum(_rows(value.grad).square().sum(1) for value in parameters).sqrt()
+    found = [(value, value.grad) for value in model.parameters() if value.grad is not None]
+    norms = total(_rows(gradient).square().sum(1) for _, gradient in found).sqrt()
     factors = (largest / (norms + 1e-6)).clamp(max=1)
-    for value in parameters:
+    for value, gradient in found:
         # Not in place: of one client's one clip, two gradients can be views of the same memory.
-        value.grad = value.grad * factors.view(-1, *[1] * (value.ndim - 1))
+        value.grad = gradient * factors.view(-1, *[1] * (value.ndim - 1))
 
 
 def _rows(value: Tensor) -> Tensor:

@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedtools.client.objective import Objective
+    from fedtools.models.extractor import Cut
     from fedtools.models.training import Training
 
 SERVER = "server"
+# (seed, round, name) of everything random, and the purpose of a second training in a round.
+Key = tuple[int, int, str] | tuple[int, int, str, str]
+_NO_FEATURES = "only tasks with the part features have this: a method names it in `needs`"
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Trained:
     loss: float
     utterances: int
     reason: str = ""
-    tensors: Mapping[str, Tensor | np.ndarray] | None = None
+    tensors: Mapping[str, Tensor | np.ndarray] = field(default_factory=dict)
     features: Any = None
     empty_labels: Mapping[str, float] = field(default_factory=dict)
 
@@ -84,9 +88,14 @@ class Batch(Protocol):
     `active` says how many models of a stack the batch has data for; None: there is no stack.
     """
 
-    amount: int
-    frames: int
-    active: int | None
+    @property
+    def amount(self) -> int: ...
+
+    @property
+    def frames(self) -> int: ...
+
+    @property
+    def active(self) -> int | None: ...
 
 
 class Batches(Protocol):
@@ -94,7 +103,7 @@ class Batches(Protocol):
 
     steps: list[int]
 
-    def stream(self, first: int) -> Iterator[list[Batch]]:
+    def stream(self, first: int) -> Iterator[Sequence[Batch]]:
         """The batches of each step from number `first`, of which the gradient is the mean."""
 
 
@@ -115,9 +124,15 @@ class Source(Protocol):
     ) -> Batches:
         """The batches of a training, by default as many as a round has."""
 
+    def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], Any]]:
+        """One item at a time, with its number; where a task has the part "features"."""
+        raise TypeError(_NO_FEATURES)
+
 
 class Models(Protocol):
     """A task's models: how they are built, what they compute, what they minimise.
+
+    Networks, sources and batches are the task's own.
 
     Attributes:
         training: the options.
@@ -133,13 +148,13 @@ class Models(Protocol):
     def tensors(self, model: nn.Module, client: int = 0) -> dict[str, Tensor]:
         """One client's parameters and buffers, not copied."""
 
-    def objective(self, model: nn.Module, source: Source) -> Objective:
+    def objective(self, model: nn.Module, source: Any) -> Objective:
         """What training minimises, unless a method says otherwise."""
 
-    def represent(self, model: nn.Module, batch: Any) -> Any:
+    def represent(self, model: Any, batch: Any) -> Any:
         """The features below the last layer."""
 
-    def classify(self, model: nn.Module, features: Any) -> Any:
+    def classify(self, model: Any, features: Any) -> Any:
         """What the last layer makes of features."""
 
     def loss_of(self, found: Any, batch: Any) -> Tensor:
@@ -150,3 +165,11 @@ class Models(Protocol):
 
         Each client's weights sum to 1.
         """
+
+    def cut(self) -> Cut:
+        """Where the personal extractor ends; where a task has the part "features"."""
+        raise TypeError(_NO_FEATURES)
+
+    def joint(self, clients: int, use: str = "") -> nn.Module:
+        """The models of all clients, with what is shared in common; as of `cut`."""
+        raise TypeError(_NO_FEATURES)

@@ -14,6 +14,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.files.text_files import read_lines
 from fedtools.files.units import CHARACTER, WORD, Unit, read_unit
+from fedtools.tasks.parts import CORPUS, MEASURED
 
 
 def columns_of(unit: Unit) -> tuple[str, ...]:
@@ -47,16 +48,16 @@ def cross(
     for name, federation in experiments:
         path, clients = federation.experiment.path, federation.experiment.clients
         task = federation.task
-        measured = task.need("measured")
+        measured, corpus = task.need(MEASURED), task.need(CORPUS)
         if not federation.personal:
             continue
         name = name.replace("{}", federation.method.title)
-        data = task.corpus.read_folder(data_path, "text")
+        data = corpus.read_folder(data_path, "text")
         heard = set(data.utt2client.values())
         owners = [client for client in clients if client in heard]
         if not owners:
             raise UserError(f"no client of {path}", path=data.path / "utt2client")
-        own = {one: task.corpus.gather(data, data.client_utterances(one)) for one in owners}
+        own = {one: corpus.gather(data, data.client_utterances(one)) for one in owners}
         for model in tqdm(owners, desc=f"cross {path.name}", unit="model", disable=None):
             load_average(federation, model)
             for one, utterances in own.items():

@@ -27,6 +27,7 @@ from fedtools.lm.private_words import read_phrases
 from fedtools.lm.tokens import Tokenizer
 from fedtools.models.asr import log_posteriors
 from fedtools.tasks.facts import ALL
+from fedtools.tasks.parts import CORPUS, DEVICE, MODELS, TOKENIZER, TRAINING
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def decode(
     Returns:
         the file written.
     """
-    data = federation.task.need("corpus").read_folder(data_path)
+    data = federation.task.need(CORPUS).read_folder(data_path)
     count = len(data.utterances)
     share = data.utterances[count * (job - 1) // jobs : count * job // jobs]
     by_client: dict[str, list[str]] = {}
@@ -106,7 +107,7 @@ def decode(
         by_client.setdefault(data.utt2client.get(name, ALL), []).append(name)
     _tell_strangers(federation, data, by_client, model)
     path = Path(out) / f"nbest.{job}.tsv"
-    origin = {"job": f"{job} of {jobs}", "data": str(data_path)}
+    origin: dict[str, object] = {"job": f"{job} of {jobs}", "data": str(data_path)}
     origin["feats.scp"] = sha256(data.path / "feats.scp")
     origin["search"] = search.origin(by_client) if search else "greedy"
     origin["models"] = {client: _digest(federation, client, model) for client in by_client}
@@ -115,15 +116,15 @@ def decode(
         return path
     path.unlink(missing_ok=True)
     write_yaml(made_from, origin)
-    decoder = search.decoder(federation.task.tokenizer, "") if search else None
+    decoder = search.decoder(federation.task.need(TOKENIZER), "") if search else None
     lists: dict[str, list[Hypothesis]] = {}
     bar = tqdm(total=len(share), desc=f"decode {data.path.name}", unit="utt", disable=None)
     # Jobs are what runs at the same time here; threads of several would wait for each other.
-    with bar, federation.task.training.settings(threads=1):
+    with bar, federation.task.need(TRAINING).settings(threads=1):
         for client, names in by_client.items():
             _load(federation, client, model)
             if search and search.phrases:
-                decoder = search.decoder(federation.task.tokenizer, client)
+                decoder = search.decoder(federation.task.need(TOKENIZER), client)
             for name, log_probs in _posteriors(federation, data, names):
                 best = decoder.decode(log_probs) if decoder else [_greedy(federation, log_probs)]
                 lists[name] = best
@@ -159,7 +160,7 @@ def _digest(federation: Federation, client: str, model: str) -> str:
     """The SHA-256 of the tensors that this client's utterances are decoded with."""
     _load(federation, client, model)
     digest = hashlib.sha256()
-    for name, value in sorted(federation.task.models.build().state_dict().items()):
+    for name, value in sorted(federation.task.need(MODELS).build().state_dict().items()):
         digest.update(name.encode())
         digest.update(value.cpu().contiguous().numpy().data)
     return digest.hexdigest()
@@ -185,12 +186,12 @@ def _round(model: str) -> int:
 def _posteriors(
     federation: Federation, data: DataDir, names: Sequence[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    model = federation.task.models.build().eval()
-    utterances = federation.task.corpus.gather(data, names, labelled=False)
+    model = federation.task.need(MODELS).build().eval()
+    utterances = federation.task.need(CORPUS).gather(data, names, labelled=False)
     # One at a time: the order of sums follows a batch's shape, and a hypothesis must not depend on
     # which others share its job, not by its last bit.
     singles = [[index] for index in range(len(utterances))]
-    stream = utterances.stream(singles, federation.task.device)
+    stream = utterances.stream(singles, federation.task.need(DEVICE))
     for name, batch in zip(utterances.names, stream, strict=True):
         log_probs = log_posteriors(model, batch)[0][0].cpu().numpy()
         if np.isnan(log_probs).any():
@@ -204,5 +205,5 @@ def _greedy(federation: Federation, log_probs: np.ndarray) -> Hypothesis:
     tokens = greedy(log_probs[None], np.array([len(log_probs)]))[0]
     score = float(log_probs.max(axis=1).astype(np.float64).sum())
     return Hypothesis(
-        rank=1, acoustic=score, lm=0.0, words=federation.task.tokenizer.decode(tokens)
+        rank=1, acoustic=score, lm=0.0, words=federation.task.need(TOKENIZER).decode(tokens)
     )

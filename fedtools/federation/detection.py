@@ -9,6 +9,7 @@ import numpy as np
 from fedtools.federation.federation import Federation
 from fedtools.files.tables import write_tsv
 from fedtools.score.detection import COLUMNS, detect
+from fedtools.tasks.parts import CLIPS, LOGITS
 
 
 def measure_detection(federation: Federation, split: str = "test") -> dict[str, object]:
@@ -26,7 +27,7 @@ def measure_detection(federation: Federation, split: str = "test") -> dict[str, 
     Raises:
         UserError: if the experiment is of another task, or its data have no negative class.
     """
-    logits_of = federation.task.need("logits")
+    logits_of = federation.task.need(LOGITS)
     experiment = federation.experiment
     number = experiment.result_round()
     predicted, labels = [], []
@@ -35,7 +36,7 @@ def measure_detection(federation: Federation, split: str = "test") -> dict[str, 
         logits, own = logits_of(split, client)
         predicted.append(logits.argmax(1).numpy())
         labels.append(own.numpy())
-    classes = federation.task.corpus.features(split).clips.classes
+    classes = federation.task.need(CLIPS).features(split).clips.classes
     where = federation.task.data_path(split)
     found = detect(np.concatenate(predicted), np.concatenate(labels), classes, where)
     rates = {name: f"{value:.4f}" for name, value in found.rates.items()}

@@ -19,6 +19,7 @@ from fedtools.files.locks import lock
 from fedtools.files.private import make_private
 from fedtools.files.states import check_finite, load_state, save_state
 from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.tasks.parts import RESCORED
 
 AVERAGE = "model.safetensors"
 
@@ -50,7 +51,8 @@ def evaluate(
     for number, client in bar:
         federation.load_result(federation.states.known(client, number), number)
         measured = federation.task.measure(split, client)
-        rows[number, client] = {"round": number, "client": client} | measured
+        figures = {name: str(value) for name, value in measured.items()}
+        rows[number, client] = {"round": str(number), "client": client} | figures
         if all((number, other) in rows for other in groups):
             # Before the last row: a run that is killed between the two does both again.
             scalars = {
@@ -72,7 +74,7 @@ def best_text(federation: Federation) -> dict[str, str]:
     Raises:
         UserError: if the task's clients rescore nothing.
     """
-    rescored, found = federation.task.need("rescored"), {}
+    rescored, found = federation.task.need(RESCORED), dict[str, str]()
     for number in range(federation.experiment.last_round() + 1):
         for client in federation.experiment.clients:
             federation.load_result(client, number)

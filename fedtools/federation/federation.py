@@ -21,8 +21,9 @@ from fedtools.files.values import of_model
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Phase
 from fedtools.tasks import facts_of
-from fedtools.tasks.base import Task, task_of
+from fedtools.tasks.base import task_of
 from fedtools.tasks.facts import ALL
+from fedtools.tasks.parts import MODELS
 
 if TYPE_CHECKING:
     from fedtools.client.client import Client
@@ -53,7 +54,7 @@ class Federation:
         self.where = self.experiment.path / "config.yaml"
         self.facts = facts_of(options.task, self.where)
         self.method = make_method(options.method, options.method_conf, self.where)
-        self.task: Task = task_of(self.facts)(self.experiment, self.method, device)
+        self.task = task_of(self.facts)(self.experiment, self.method, device)
         self._groups: dict[str, list[str]] = {}
 
     @cached_property
@@ -129,7 +130,7 @@ class Federation:
         from fedtools.client.unit import Unit
         from fedtools.models.training import load_model
 
-        experiment, states, models = self.experiment, self.states, self.task.need("models")
+        experiment, states, models = self.experiment, self.states, self.task.need(MODELS)
         for client in clients:
             states.check_there(client, number)
         own = [experiment.own(client, number) for client in clients]
@@ -149,7 +150,7 @@ class Federation:
         from fedtools.models.training import load_model
 
         phase = self.method.phase(number)
-        experiment, states, models = self.experiment, self.states, self.task.need("models")
+        experiment, states, models = self.experiment, self.states, self.task.need(MODELS)
         own: list[Private] = []
         model = models.build()
         load_model(models.tensors(model), states.start(number))

@@ -36,7 +36,7 @@ FIRST = "round_0001/global.safetensors"
 # What a command line says of an experiment, and its data.
 _SAID = ("method", "seed", "start", "data", "clients")
 # What else recipes' files hold: variants of the options, and options of other commands.
-_SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", "newcomers")
+_SECTIONS: tuple[str, ...] = ("networks", "methods", "variants", "tasks", "baseline", "newcomers")
 _SECTIONS += ("tokens", "lm", "decode", "denominator", "ivectors", "a1", "a2", "nnlm", "tuning")
 _SECTIONS += ("sweeps",)
 
@@ -114,7 +114,7 @@ def init(
         Experiment(path).check_frozen()
 
 
-def _begin(facts: Facts, new: NewExperiment, seed: int) -> tuple[State, State]:
+def _begin(facts: Facts, new: NewExperiment[Method], seed: int) -> tuple[State, State]:
     """The states that the experiment begins with."""
     if task_of(facts).needs_torch:
         import torch

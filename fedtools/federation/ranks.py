@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedtools.federation.federation import Federation
 from fedtools.federation.steps import train_local
@@ -104,11 +105,13 @@ class _Sign:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         self._stop.set()
         self._thread.join()
         if error is not None and kind is not _Ended and not self.replaced:
-            reason = " ".join(str(error).split()) or kind.__name__
+            reason = " ".join(str(error).split()) or type(error).__name__
             with contextlib.suppress(OSError):
                 self._path.write_text(self._told())
                 write_text(self._error, self._told(reason=reason))
@@ -132,11 +135,11 @@ class _Watch:
         self.met = False
         self._leader = leader
         self._path, self._error = folder / str(rank), folder / f"{rank}.err"
-        self._content: dict = {}
+        self._content: dict[str, Any] = {}
         self._changed: tuple[float, int] = (time.monotonic(), 0)
         self._looked = 0.0
 
-    def read(self) -> dict:
+    def read(self) -> dict[str, Any]:
         """What the rank wrote, {} if nothing."""
         with contextlib.suppress(OSError):
             status = self._path.stat()
@@ -236,7 +239,7 @@ def follow(path: str | Path, rank: Rank, open_federation: Callable[[], Federatio
                     raise UserError("another run has begun", path=path)
                 if run.get("ended"):
                     raise _Ended
-                return run.get("round", 0) > done  # noqa: B023
+                return bool(run.get("round", 0) > done)  # noqa: B023
 
             _await(called, None, [leader], Path(path))
             done = _read_run(folder, rank.number, sign.word)["round"]
@@ -257,14 +260,14 @@ def _needed(experiment: Experiment, number: int) -> list[Path]:
     return [*marks, experiment.global_state(number), experiment.round_dir(number) / "jobs"]
 
 
-def _read_run(folder: Path, rank: int, word: str) -> dict:
+def _read_run(folder: Path, rank: int, word: str) -> dict[str, Any]:
     """What rank 0 has announced to this very process; {} before that."""
     run = _read_json(folder / "run")
     words = run.get("words")
     return run if isinstance(words, dict) and words.get(str(rank)) == word else {}
 
 
-def _read_json(path: Path) -> dict:
+def _read_json(path: Path) -> dict[str, Any]:
     """The mapping in a file; {} if there is none, or it is half-written."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text())

@@ -107,13 +107,16 @@ def _title(path: Path) -> str:
 def _trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
     """Yield a function that trains in this process, or in `jobs` processes of its own."""
     if jobs == 1:
-        yield lambda number, parts: [
-            train_local(federation, number, job + 1) for job in range(parts)
-        ]
+
+        def train_here(number: int, parts: int) -> None:
+            for job in range(parts):
+                train_local(federation, number, job + 1)
+
+        yield train_here
         return
     # "spawn": a forked child would share the parent's threads' locks and could hang.
     context = multiprocessing.get_context("spawn")
-    path, pipes = federation.experiment.path, []
+    path, pipes = federation.experiment.path, list[Connection]()
     with contextlib.ExitStack() as stack:
 
         def train(number: int, parts: int) -> None:
@@ -152,12 +155,14 @@ def _worker(context: SpawnContext, path: str, device: str) -> Iterator[Connectio
 
 def _share_out(pipes: Sequence[Connection], number: int, parts: int) -> None:
     """Give each process another job of a round when it is done with one; raise what it raised."""
-    jobs, idle, busy, errors = list(range(parts, 0, -1)), list(pipes), [], []
+    jobs, idle = list(range(parts, 0, -1)), list(pipes)
+    busy, errors = list[Connection](), list[Exception]()
     while busy or (jobs and not errors):
         while jobs and idle and not errors:
             busy.append(idle.pop())
             busy[-1].send((number, jobs.pop()))
-        for pipe in multiprocessing.connection.wait(busy):
+        ready = multiprocessing.connection.wait(busy)
+        for pipe in [one for one in busy if one in ready]:
             if error := pipe.recv():
                 errors.append(error)
             busy.remove(pipe)
@@ -188,5 +193,7 @@ def _serve(pipe: Connection, path: str, device: str) -> None:
 
 
 def _die_with_parent() -> None:
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
     os._exit(1)

@@ -14,7 +14,8 @@ from fedtools.federation.federation import Federation, open_federation
 from fedtools.files.errors import UserError, some
 from fedtools.files.tables import write_tsv
 from fedtools.privacy.ledger import COLUMNS, FILE, LEVELS, Spent, together
-from fedtools.privacy.record import FIXED_WARNING
+from fedtools.privacy.record import FIXED_WARNING, Row
+from fedtools.tasks.parts import LEDGER, OWNERS, RELEASED, RELEASES
 
 
 class Spending(NamedTuple):
@@ -37,19 +38,17 @@ def spending(paths: Sequence[str | Path]) -> Spending:
     """
     federations = [_open(Path(path)) for path in paths]
     _warn(federations)
-    released: dict[str, set] = {}
-    for one in federations:
-        released.setdefault(one.task.releases.experiment, set()).update(one.task.released())
-    ledgers = {
-        one.task.releases.experiment: one.task.ledger(released[one.task.releases.experiment])
-        for one in federations
-    }
-    of = {one.task.releases.experiment: one.task.owners for one in federations}
-    spent = [
-        Spent(tuple(float(rows[-1][name]) for name in LEVELS), of[label])
-        for label, rows in ledgers.items()
-    ]
-    return Spending([ledgers[one.task.releases.experiment] for one in federations], together(spent))
+    labels = [one.task.need(RELEASES).experiment for one in federations]
+    tasks = {label: one.task for label, one in zip(labels, federations, strict=True)}
+    released: dict[str, set[tuple[str, Row]]] = {label: set() for label in tasks}
+    for label, one in zip(labels, federations, strict=True):
+        released[label] |= one.task.need(RELEASED)()
+    ledgers = {label: task.need(LEDGER)(released[label]) for label, task in tasks.items()}
+    spent = []
+    for label, task in tasks.items():
+        word, utterance, user = (float(ledgers[label][-1][name]) for name in LEVELS)
+        spent.append(Spent((word, utterance, user), task.need(OWNERS)))
+    return Spending([ledgers[label] for label in labels], together(spent))
 
 
 def write_spending(paths: Sequence[str | Path]) -> Spending:
@@ -62,7 +61,7 @@ def write_spending(paths: Sequence[str | Path]) -> Spending:
 
 def _open(path: Path) -> Federation:
     federation = open_federation(path)
-    if getattr(federation.task, "releases", None) is None:
+    if getattr(federation.task, RELEASES.name, None) is None:
         remedy = "begin an experiment with method_conf.privacy"
         raise UserError("no differential privacy", path=federation.where, remedy=remedy)
     return federation
@@ -70,7 +69,7 @@ def _open(path: Path) -> Federation:
 
 def _warn(federations: Sequence[Federation]) -> None:
     """Tell what is not counted here."""
-    records = [one.task.releases.record for one in federations]
+    records = [one.task.need(RELEASES).record for one in federations]
     if any(one.nonce.fixed for one in records):
         print(f"warning: {FIXED_WARNING}", file=sys.stderr)
     for one, record in zip(federations, records, strict=True):

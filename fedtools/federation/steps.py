@@ -27,6 +27,8 @@ from fedtools.files.messages import (
     COLLAPSED,
     OK,
     Limits,
+    Message,
+    Refusal,
     Report,
     read_messages,
     remove_messages,
@@ -156,7 +158,8 @@ def aggregate(federation: Federation, number: int) -> float:
     sampled, base = draw(experiment, number, phase), experiment.base(number)
     parameters = frozenset(federation.states.parameters)
     round = Round(experiment, number, sampled, base, federation.payload(phase), parameters)
-    messages, refusals = [], []
+    messages: list[Message] = []
+    refusals: list[Refusal] = []
     if sampled:
         _check_sampled(experiment, number, sampled)
         limits = limits_of(federation, number, _seconds_since_sampled(experiment, number))

@@ -60,7 +60,7 @@ class Errors:
         for index in np.flatnonzero(self._known[best] < 0):
             said = words_of(self._hypotheses[best[index]])
             self._known[best[index]] = count_errors(self._spoken[index], said).errors
-        return self._known[best]
+        return self._known.take(best)
 
 
 class Listed:
@@ -190,7 +190,7 @@ class Sweep:
         return read_key(path)
 
     @cached_property
-    def _label(self) -> tuple:
+    def _label(self) -> tuple[str, str, int, dict[str, str]]:
         """What noise is for, beside a setting; a nonce is drawn the first time."""
         nonce = Nonce.kept(self._nonce)
         return "sweep", nonce.text, self.seed, of_rescored(self._folder, False)

@@ -15,9 +15,14 @@ from fedtools.files.messages import Message
 class Rules(Protocol):
     """What a method says of its server; see `fedtools.methods.base.Method`."""
 
-    min_clients: int
-    max_norm_ratio: float
-    max_weight_ratio: float
+    @property
+    def min_clients(self) -> int: ...
+
+    @property
+    def max_norm_ratio(self) -> float: ...
+
+    @property
+    def max_weight_ratio(self) -> float: ...
 
     def weight(self, utterances: int) -> float:
         """A client's weight in the mean."""

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
@@ -28,11 +28,15 @@ if TYPE_CHECKING:
     from fedtools.server.server import Release
 
 State = Mapping[str, Any]
-Work = TypeVar("Work", bound=Callable[..., Any])
+Opened = TypeVar("Opened", bound="HasSettings")
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
+# The methods that a task can be federated by.
+By = TypeVar("By", bound=Method)
 
 
 @dataclass(frozen=True)
-class NewExperiment:
+class NewExperiment(Generic[By]):
     """What `Task.begin` is given: an experiment that is to be made.
 
     Attributes:
@@ -44,7 +48,7 @@ class NewExperiment:
     """
 
     options: Options
-    method: Method
+    method: By
     data: Mapping[str, Path]
     assets: Mapping[str, Path]
     start: Path | None
@@ -81,7 +85,25 @@ class Indicator:
     trained: set[str]
 
 
-class Task(ABC):
+class HasSettings(Protocol):
+    """What works with the settings of an experiment."""
+
+    def settings(self) -> AbstractContextManager[None]:
+        """What of the process' state the experiment's results depend on, while it works."""
+
+
+@dataclass(frozen=True)
+class Part(Generic[Found]):
+    """What some tasks have: see `fedtools.tasks.parts`, and `Task.need`.
+
+    Attributes:
+        name: of the task's attribute.
+    """
+
+    name: str
+
+
+class Task(ABC, Generic[By]):
     """What a federation asks of its task; what else it has is asked for by `need`.
 
     Args:
@@ -90,15 +112,13 @@ class Task(ABC):
         device: "cpu", "cuda" or "cuda:1".
 
     Attributes:
-        models: what clients train, where they train models.
         may_lack: whether work can be done without the data of some clients, see `Phase.may_lack`.
     """
 
     # Whether the first state is drawn by torch.
     needs_torch: ClassVar[bool] = False
-    models: Models | None = None
 
-    def __init__(self, experiment: Experiment, method: Method, device: str = "cpu"):
+    def __init__(self, experiment: Experiment, method: By, device: str = "cpu"):
         self.experiment, self.method, self.device_name = experiment, method, device
         self.where = experiment.path / "config.yaml"
         self.facts = facts_of(experiment.options.task, self.where)
@@ -107,7 +127,7 @@ class Task(ABC):
 
     @staticmethod
     @abstractmethod
-    def begin(new: NewExperiment) -> tuple[State, State]:
+    def begin(new: NewExperiment[By]) -> tuple[State, State]:
         """Check the options of an experiment that is to be made.
 
         Returns:
@@ -115,9 +135,14 @@ class Task(ABC):
         """
 
     @staticmethod
-    def keep_own(path: Path, method: Method) -> list[str]:
+    def keep_own(path: Path, method: By) -> list[str]:
         """Write what else an experiment begins with, for this task alone; the files' names."""
         return []
+
+    @cached_property
+    def models(self) -> Models | None:
+        """What clients train, where they train models."""
+        return None
 
     @property
     @abstractmethod
@@ -166,7 +191,7 @@ class Task(ABC):
         """What the server makes known of the sum of a round's counts; None: the sum itself."""
         return None
 
-    def closed(self, number: int, clients: Sequence[str]) -> None:  # noqa: B027
+    def closed(self, number: int, clients: Sequence[str]) -> None:
         """A round is complete: what was kept in case of its repetition is no longer needed."""
 
     def epochs(self, client: str, steps: int) -> float:
@@ -193,25 +218,28 @@ class Task(ABC):
         name = self.experiment.options.task
         return UserError(f"experiments of task {name} have no {part}", path=self.where)
 
-    def need(self, part: str) -> Any:
-        """An attribute that not every task has; a `UserError` names task and part."""
-        if (found := getattr(self, part, None)) is None:
-            raise self.lacks(part)
+    def need(self, part: Part[Found]) -> Found:
+        """What not every task has; a `UserError` names task and part."""
+        found: Found | None = getattr(self, part.name, None)
+        if found is None:
+            raise self.lacks(part.name)
         return found
 
 
-def task_of(facts: Facts) -> type[Task]:
+def task_of(facts: Facts) -> type[Task[Method]]:
     """The class that does the work of a task, imported when it is asked for."""
     module, _, name = facts.opens.partition(":")
-    found: type[Task] = getattr(importlib.import_module(module), name)
+    found: type[Task[Method]] = getattr(importlib.import_module(module), name)
     return found
 
 
-def as_configured(work: Work) -> Work:
+def as_configured(
+    work: Callable[Concatenate[Opened, Given], Found],
+) -> Callable[Concatenate[Opened, Given], Found]:
     """Let a function of a task or a federation, its first argument, work with its `settings`."""
 
     @wraps(work)
-    def settled(opened: Any, *arguments: Any, **options: Any) -> Any:
+    def settled(opened: Opened, /, *arguments: Given.args, **options: Given.kwargs) -> Found:
         with opened.settings():
             return work(opened, *arguments, **options)
 

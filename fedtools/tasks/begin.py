@@ -16,7 +16,7 @@ from fedtools.tasks.base import NewExperiment, State
 
 
 def begin_with(
-    new: NewExperiment, model: nn.Module, tensors: Mapping[str, Tensor]
+    new: NewExperiment[Method], model: nn.Module, tensors: Mapping[str, Tensor]
 ) -> tuple[State, State]:
     """The states of a new experiment, `tensors` of `model` or those of the file to start with."""
     if new.start:

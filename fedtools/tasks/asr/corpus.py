@@ -13,6 +13,7 @@ from fedtools.files.messages import COUNTED
 from fedtools.files.received import Seal
 from fedtools.files.sent_features import open_sent
 from fedtools.lm.tokens import Tokenizer
+from fedtools.methods.base import Method
 from fedtools.models.asr import shortest_input
 from fedtools.server.shares import taken_of
 from fedtools.tasks.asr.data import Utterances, read_data
@@ -30,7 +31,7 @@ class Corpus:
         models: which they have to fit.
     """
 
-    def __init__(self, task: Task, tokenizer: Tokenizer, models: AsrModels):
+    def __init__(self, task: Task[Method], tokenizer: Tokenizer, models: AsrModels):
         self._task, self._models, self._experiment = task, models, task.experiment
         self._training, self._tokenizer = models.training, tokenizer
         # The data directories that were read, by split.
@@ -100,7 +101,7 @@ class Corpus:
         """The features that clients sent in a round, of those whose messages counted."""
         experiment = self._experiment
         if self._received is None:
-            data, seals = DataDir(experiment.round_dir(number)), {}
+            data, seals = DataDir(experiment.round_dir(number)), dict[str, Seal]()
             sent = {
                 row.client: open_sent(experiment, number, row.client)
                 for row in read_round(experiment, number)

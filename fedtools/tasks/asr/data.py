@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fedtools.client.options import UtteranceTraining
+from fedtools.client.unit import Key, Source
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError, some
@@ -195,7 +196,7 @@ class Utterances:
             for indices in batches:
                 yield self.load(indices)
             return
-        ahead: queue.Queue = queue.Queue(maxsize=4)
+        ahead: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=4)
         stop = threading.Event()
 
         def read() -> None:
@@ -264,7 +265,7 @@ class UtteranceBatches:
         epochs: int,
         accum_grad: int,
         device: torch.device,
-        key: tuple[int | str, ...],
+        key: Key,
     ):
         plan = [
             batch
@@ -284,7 +285,7 @@ class UtteranceBatches:
             yield [next(batches) for _ in group]
 
 
-class UtteranceSource:
+class UtteranceSource(Source):
     """The utterances of a unit in one round.
 
     Args:
@@ -315,7 +316,7 @@ class UtteranceSource:
         """Batches of some epochs, by default those of a round."""
         if steps is not None:
             raise NotImplementedError("utterances are trained on for epochs, not steps")
-        key = (*self._key, *([purpose] if purpose != "train" else []))
+        key: Key = self._key if purpose == "train" else (*self._key, purpose)
         accum_grad = self._training.accum_grad
         return UtteranceBatches(self.data, epochs or self._epochs, accum_grad, self._device, key)
 

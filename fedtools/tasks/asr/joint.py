@@ -33,11 +33,11 @@ class Joint(nn.Module):
             for model in models[1:]:
                 setattr(model.get_submodule(path), last, own)
 
-    def posteriors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """CTC log posteriors (B, T, tokens), and numbers of frames (B,); `clients` says whose."""
         parts = []
         owners = batch["clients"]
-        for client in owners.unique().tolist():
+        for client in torch.unique(owners).tolist():
             rows = (owners == client).nonzero()[:, 0]
             lengths = batch["speech_lengths"][rows]
             speech = batch["speech"][rows, : int(lengths.max())]

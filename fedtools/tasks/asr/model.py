@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.client.options import UtteranceTraining
+from fedtools.client.unit import Models
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.states import spec_of
@@ -27,7 +28,7 @@ from fedtools.tasks.asr.labels import ContinuousLabels, Posteriors, Transcripts
 from fedtools.tasks.begin import personal_parameters
 
 
-class AsrModels:
+class AsrModels(Models):
     """Models of one experiment; see `fedtools.client.unit.Models`.
 
     Args:
@@ -38,6 +39,7 @@ class AsrModels:
         device: where models lie.
     """
 
+    training: UtteranceTraining
     stacked = False
 
     def __init__(
@@ -107,7 +109,7 @@ class AsrModels:
 
     def _posteriors(self, model: nn.Module, source: UtteranceSource) -> Posteriors:
         if isinstance(model, Joint):
-            return Joint.posteriors
+            return lambda model, batch: model(batch)
         return partial(posteriors_of_features, self.cut()) if source.received else outputs
 
     def represent(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -131,7 +133,7 @@ class AsrModels:
 def posteriors_of_features(cut: Cut, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """The classifier's log posteriors of features, which are masked in training as audio is."""
     features, lengths = batch["speech"], batch["speech_lengths"]
-    if model.training and model.specaug is not None:
+    if model.training and isinstance(model.specaug, nn.Module):
         features, lengths = model.specaug(features.clone(), lengths)
     return cut.classify(model, features, lengths), lengths
 

@@ -24,19 +24,19 @@ from fedtools.files.states import Spec, spec_of
 from fedtools.files.units import UTT2LANG, Unit, unit_of
 from fedtools.lm.tokens import Tokenizer, warn_of_unspelled
 from fedtools.methods.base import Extracted, Method, Phase
-from fedtools.models.asr import as_posteriors, build_model, losses, outputs
+from fedtools.models.asr import as_posteriors, build_model, losses, outputs, represent
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
 from fedtools.tasks.asr.archives import missing_archive
 from fedtools.tasks.asr.corpus import Corpus
-from fedtools.tasks.asr.data import Utterances, UtteranceSource, check_words, read_data
+from fedtools.tasks.asr.data import Batch, Utterances, UtteranceSource, check_words, read_data
 from fedtools.tasks.asr.model import AsrModels, cut_above, read_lattice
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with, personal_parameters
 from fedtools.tasks.facts import ALL
 
 
-class AsrTask(Task):
+class AsrTask(Task[Method]):
     """Clients transcribe speech."""
 
     needs_torch = True
@@ -51,7 +51,7 @@ class AsrTask(Task):
         self.corpus = Corpus(self, self.tokenizer, self.models)
 
     @staticmethod
-    def begin(new: NewExperiment) -> tuple[State, State]:
+    def begin(new: NewExperiment[Method]) -> tuple[State, State]:
         options, where = new.options, new.where
         training = from_mapping(UtteranceTraining, options.training, f"{where}: training")
         tokenizer = Tokenizer.load(new.assets["tokens"])
@@ -164,8 +164,8 @@ class AsrTask(Task):
         places = {name: index for index, name in enumerate(audio.names)}
 
         def loss(model: nn.Module, name: str) -> Tensor:
-            batch = audio.load([places[name]])
-            batch = {key: value.to(self.device) for key, value in batch.items()}
+            loaded = audio.load([places[name]])
+            batch = {key: value.to(self.device) for key, value in loaded.items()}
             return losses(model, *outputs(model, batch), batch)[0]
 
         return Items(dict(data.utt2client), loss)
@@ -175,14 +175,8 @@ class AsrTask(Task):
         data, train = self.corpus.read_folder(folder), self.corpus.read("train")
         audio = self.corpus.gather(data, data.utterances, labelled=False)
 
-        def inputs() -> Iterator[tuple[Tensor, Tensor]]:
-            plan = [[index] for index in range(len(audio))]
-            for batch in audio.stream(plan, self.device):
-                yield batch["speech"], batch["speech_lengths"]
-
-        def forward(model: nn.Module, given: tuple[Tensor, Tensor]) -> None:
-            # Normalisation works in place.
-            model.encode(given[0].clone(), given[1])
+        def inputs() -> Iterator[Batch]:
+            return audio.stream([[index] for index in range(len(audio))], self.device)
 
         heard, trained = (set(speakers_of(one, one.utterances)) for one in (data, train))
-        return Indicator(inputs, forward, heard, trained)
+        return Indicator(inputs, represent, heard, trained)

@@ -79,16 +79,16 @@ class ClipFeatures:
         for begin in range(0, index.size, at_once):
             part = slice(begin, begin + at_once)
             waves = self._gather(index.reshape(-1)[part])
-            values = (
+            shifts, starts, volumes = (
                 torch.from_numpy(array.reshape(-1)[part]).to(self.device)
                 for array in (shift, noise, volume)
             )
-            parts.append(self._scaled(apply(waves, *values, self._noise)))
+            parts.append(self._scaled(apply(waves, shifts, starts, volumes, self._noise)))
         return torch.cat(parts).view(*index.shape, *parts[0].shape[1:])
 
     @torch.no_grad()
     def _scaled(self, waves: Tensor) -> Tensor:
-        mfcc = self._mfcc(waves)
+        mfcc: Tensor = self._mfcc(waves)
         mfcc[..., 0] -= _ENERGY
         return mfcc.div_(_SCALE)
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from fedtools.client.objective import Objective
 from fedtools.client.options import ClipTraining
+from fedtools.client.unit import Models
 from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
 
 
-class KwsModels:
+class KwsModels(Models):
     """Networks of one experiment, each a stack; see `fedtools.client.unit.Models`.
 
     Args:
@@ -29,6 +30,7 @@ class KwsModels:
         device: where networks lie.
     """
 
+    training: ClipTraining
     stacked = True
 
     def __init__(
@@ -64,7 +66,8 @@ class KwsModels:
 
     def classify(self, model: Network, features: Tensor) -> Tensor:
         """Logits, (K, B, classes)."""
-        return model.head(features)
+        logits: Tensor = model.head(features)
+        return logits
 
     def loss_of(self, found: Tensor, batch: ClipBatch) -> Tensor:
         """Each client's mean cross-entropy, (K,)."""
@@ -75,7 +78,7 @@ class KwsModels:
         return features, batch.weights
 
 
-def cross_entropy(network: Network, batch: ClipBatch) -> Tensor:
+def cross_entropy(network: nn.Module, batch: ClipBatch) -> Tensor:
     """Each client's mean cross-entropy, (K,)."""
     return entropy_of(network(batch.mfcc, batch.valid), batch)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedtools.audio.augment import Plan, plan
 from fedtools.client.options import ClipTraining
+from fedtools.client.unit import Source
 from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.keywords.base import Network
 from fedtools.tasks.kws.clips import ClipFeatures
@@ -65,7 +66,7 @@ class ClipBatches:
             yield [self._data.batch(self._rows[:active], self._plans[:active], step)]
 
 
-class ClipSource:
+class ClipSource(Source):
     """The clips of a stack of clients, or of the server, in one round.
 
     Args:

@@ -39,7 +39,7 @@ from fedtools.tasks.kws.stacks import ClipSource, stacks_of, step_bytes
 _MEASURED_AT_ONCE = 256
 
 
-class KwsTask(Task):
+class KwsTask(Task[Method]):
     """Clients tell keywords apart."""
 
     needs_torch = True
@@ -55,14 +55,14 @@ class KwsTask(Task):
         classes, frames = len(self._classes), frames_of(self._samples)
         where = f"{self.where}: model"
         self.models = KwsModels(options.model, classes, frames, self.training, where, self.device)
-        self.corpus = ClipCorpus(self.data_path, self._classes, self._samples, self.device)
+        self.clips = ClipCorpus(self.data_path, self._classes, self._samples, self.device)
 
     def settings(self) -> AbstractContextManager[None]:
         keep_freed_memory()
         return self.training.settings()
 
     @staticmethod
-    def begin(new: NewExperiment) -> tuple[State, State]:
+    def begin(new: NewExperiment[Method]) -> tuple[State, State]:
         options, where = new.options, new.where
         training = from_mapping(ClipTraining, options.training, f"{where}: training")
         classes = len(read_classes(new.data["train"] / "classes.txt"))
@@ -83,10 +83,10 @@ class KwsTask(Task):
     @cached_property
     def client_facts(self) -> dict[str, np.ndarray]:
         """What the method says of each client, such as its steps: name -> (clients,)."""
-        return prepare(self.method, self.corpus.features("train").clips, self.training.batch_size)
+        return prepare(self.method, self.clips.features("train").clips, self.training.batch_size)
 
     def _facts_of(self, clients: Sequence[str]) -> dict[str, np.ndarray]:
-        names = self.corpus.features("train").clips.clients
+        names = self.clips.features("train").clips.clients
         places = [bisect_left(names, client) for client in clients]
         return {name: values[places] for name, values in self.client_facts.items()}
 
@@ -100,7 +100,7 @@ class KwsTask(Task):
     @cached_property
     def _stack_size(self) -> int:
         """Clients whose activations of a step fit into the configured memory."""
-        data, batch = self.corpus.features("train"), self.training.batch_size
+        data, batch = self.clips.features("train"), self.training.batch_size
         # On one kind of device, whatever trains: the server must find the jobs that clients found.
         network = copy.deepcopy(self.models.build()).cpu().train()
         one = step_bytes(network, data.plain(slice(0, 1)).cpu(), batch)
@@ -116,7 +116,7 @@ class KwsTask(Task):
         return min(wanted, fit)
 
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> ClipSource:
-        data, key = self.corpus.features("train"), (self.experiment.seed, number)
+        data, key = self.clips.features("train"), (self.experiment.seed, number)
         if not clients:
             everything = slice(0, len(data.clips.labels))
             return ClipSource(data, [SERVER], [everything], key, self.training, {})
@@ -132,8 +132,8 @@ class KwsTask(Task):
         return int(self._facts_of([client])["steps"][0]) if phase.trains else 0
 
     def epochs(self, client: str, steps: int) -> float:
-        rows = self.corpus.features("train").clips.rows(client)
-        size = rows.stop - rows.start
+        rows = self.clips.features("train").clips.rows(client)
+        size: int = rows.stop - rows.start
         return steps * min(size, self.training.batch_size) / size
 
     def load(self, state: State, number: int) -> None:
@@ -155,10 +155,10 @@ class KwsTask(Task):
     @as_configured
     def logits(self, split: str, client: str = ALL) -> tuple[torch.Tensor, torch.Tensor]:
         """The model's logits (clips, classes) of a client's clips, or all, and their labels."""
-        data = self.corpus.features(split)
+        data = self.clips.features(split)
         rows = slice(None) if client == ALL else data.clips.rows(client)
         labels = torch.from_numpy(np.array(data.clips.labels[rows], np.int64))
-        return predict(self.models.build(), self.corpus.plain(split)[rows]).cpu(), labels
+        return predict(self.models.build(), self.clips.plain(split)[rows]).cpu(), labels
 
     def speakers(self) -> dict[str, str]:
         """Client -> its speaker: a client of the keyword recipe is one."""
@@ -166,7 +166,7 @@ class KwsTask(Task):
 
     def items(self) -> Items:
         """The training clips, by their numbers."""
-        features = self.corpus.features("train")
+        features = self.clips.features("train")
         clips = features.clips
         sizes = dict(zip(clips.clients, clips.sizes.tolist(), strict=True))
         owners = [client for client, size in sizes.items() for _ in range(size)]
@@ -181,11 +181,11 @@ class KwsTask(Task):
 
     def indicator(self, folder: Path, at_once: int) -> Indicator:
         """Clips, so many at once."""
-        clips = self.corpus.read_clips(folder)
+        clips = self.clips.read_clips(folder)
         mfcc = ClipFeatures(clips, self.device).plain(slice(0, len(clips.labels)))
 
         def inputs() -> Iterator[Tensor]:
-            return iter(mfcc[None].split(at_once, 1))
+            return iter(torch.split(mfcc[None], at_once, 1))
 
         trained = set(self.experiment.clients)
         return Indicator(inputs, lambda model, given: model(given), set(clips.clients), trained)
@@ -212,4 +212,4 @@ def prepare(method: Method, clips: Clips, batch_size: int) -> dict[str, np.ndarr
 def predict(network: Network, mfcc: torch.Tensor) -> torch.Tensor:
     """Logits (clips, classes) of one client's network for clips, (clips, frames, 40)."""
     network.eval()
-    return torch.cat([network(part[None])[0] for part in mfcc.split(_MEASURED_AT_ONCE)])
+    return torch.cat([network(part[None])[0] for part in torch.split(mfcc, _MEASURED_AT_ONCE)])

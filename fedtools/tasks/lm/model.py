@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.client.objective import Objective
+from fedtools.client.unit import Key, Models, Source
 from fedtools.files.config import Positive
 from fedtools.files.seeds import generator
 from fedtools.models.nnlm import (
@@ -66,7 +67,7 @@ class SentenceBatches:
         words: int,
         epochs: int,
         size: int,
-        key: tuple[int | str, ...],
+        key: Key,
         device: torch.device,
     ):
         self._sentences, self._words, self._device = sentences, words, device
@@ -84,7 +85,7 @@ class SentenceBatches:
             yield [Sentences(inputs, targets, sum(map(len, some)), len(some))]
 
 
-class SentenceSource:
+class SentenceSource(Source):
     """What a client has said in one round.
 
     Args:
@@ -96,8 +97,6 @@ class SentenceSource:
         device: where the batches go.
     """
 
-    facts: ClassVar[dict[str, np.ndarray]] = {}
-
     def __init__(
         self,
         sentences: Sequence[list[int]],
@@ -107,7 +106,7 @@ class SentenceSource:
         size: int,
         device: torch.device,
     ):
-        self.sizes = [len(sentences)]
+        self.sizes, self.facts = [len(sentences)], {}
         self._sentences, self._words, self._key = sentences, words, key
         self._epochs, self._size, self._device = epochs, size, device
 
@@ -117,12 +116,12 @@ class SentenceSource:
         """Batches of some epochs, by default those of a round."""
         if steps is not None:
             raise NotImplementedError("sentences are trained on for epochs, not steps")
-        key = (*self._key, *([purpose] if purpose != "train" else []))
+        key: Key = self._key if purpose == "train" else (*self._key, purpose)
         count = epochs or self._epochs
         return SentenceBatches(self._sentences, self._words, count, self._size, key, self._device)
 
 
-class LmModels:
+class LmModels(Models):
     """Models of one experiment; see `fedtools.client.unit.Models`.
 
     Args:
@@ -132,6 +131,7 @@ class LmModels:
         device: where models lie.
     """
 
+    training: LmTraining
     stacked = False
 
     def __init__(

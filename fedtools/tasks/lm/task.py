@@ -34,7 +34,7 @@ from fedtools.tasks.rescore.spoken import check_planned, check_split, measure_te
 _AT_ONCE = 16
 
 
-class LmTask(Task):
+class LmTask(Task[Method]):
     """Clients fine-tune a language model on what they have said."""
 
     needs_torch = True
@@ -47,13 +47,13 @@ class LmTask(Task):
         self._weights = _read_weights(experiment.path)
 
     @staticmethod
-    def begin(new: NewExperiment) -> tuple[State, State]:
-        options, where = new.options, new.where
-        training = from_mapping(LmTraining, options.training, f"{where}: training")
+    def begin(new: NewExperiment[Method]) -> tuple[State, State]:
+        where = new.where
+        training = from_mapping(LmTraining, new.options.training, f"{where}: training")
         if new.start is None:
             remedy = "give --start NNLM/model.safetensors"
             raise UserError("fine-tuning wants a model to begin with", path=where, remedy=remedy)
-        options = from_mapping(NnlmOptions, options.model, f"{where}: model")
+        options = from_mapping(NnlmOptions, new.options.model, f"{where}: model")
         rescored = open_stream(new.data["train"]).rescored
         weights = _read_weights(new.assets.get("weights"))
         warn_of_no_lm(rescored, weights, new.data["train"] / NBEST)

@@ -36,10 +36,11 @@ from fedtools.privacy.releases import ReleasesOf
 from fedtools.server.sample import draw
 from fedtools.server.server import Release
 from fedtools.tasks.base import NewExperiment, State, Task
+from fedtools.tasks.parts import RELEASES
 from fedtools.tasks.rescore.spoken import check_planned, check_split, measure_text
 
 
-class RescoreTask(Task):
+class RescoreTask(Task[FMP]):
     """FMP's: the state is one tensor of counts, (V,), that all clients share.
 
     Raises:
@@ -51,7 +52,7 @@ class RescoreTask(Task):
         self.releases = self._releases()
 
     @staticmethod
-    def begin(new: NewExperiment) -> tuple[State, State]:
+    def begin(new: NewExperiment[FMP]) -> tuple[State, State]:
         method, where = new.method, f"{new.where}: method_conf"
         try:
             method.plan(new.options.rounds)
@@ -140,7 +141,7 @@ class RescoreTask(Task):
 
     def released(self) -> set[tuple[str, Row]]:
         """What one with privacy has released, by sender; that of its copies too."""
-        return self.releases.rows(self.experiment.clients)
+        return self.need(RELEASES).rows(self.experiment.clients)
 
     def ledger(self, released: Iterable[tuple[str, Row]]) -> list[dict[str, str]]:
         """What releases cost whom: rows of `fedtools.privacy.ledger`.
@@ -160,7 +161,7 @@ class RescoreTask(Task):
             ]
             for number, count in zip(rounds, draws, strict=True)
         ]
-        return ledger_rows(self.releases.plan, amounts, draws)
+        return ledger_rows(self.need(RELEASES).plan, amounts, draws)
 
     @property
     def owners(self) -> dict[str, str]:

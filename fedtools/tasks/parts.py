@@ -1,0 +1,47 @@
+"""What some tasks have and others have not: a command asks for it by `Task.need`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedtools.tasks.base import Indicator, Items, Part
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedtools.client.unit import Models
+    from fedtools.lm.tokens import Tokenizer
+    from fedtools.models.training import Training
+    from fedtools.privacy.record import Row
+    from fedtools.privacy.releases import ReleasesOf
+    from fedtools.tasks.asr.corpus import Corpus
+    from fedtools.tasks.asr.data import Utterances
+    from fedtools.tasks.kws.clips import ClipCorpus
+
+# Of tasks whose clients train models: these, how, and where.
+MODELS: Part[Models] = Part("models")
+TRAINING: Part[Training] = Part("training")
+DEVICE: Part[torch.device] = Part("device")
+# For attacks: client -> its speaker; training data one by one; speech of others, so many at once.
+SPEAKERS: Part[Callable[[], dict[str, str]]] = Part("speakers")
+ITEMS: Part[Callable[[], Items]] = Part("items")
+INDICATOR: Part[Callable[[Path, int], Indicator]] = Part("indicator")
+
+# Of speech recognition: its utterances, its tokens, and what the models make of some utterances.
+CORPUS: Part[Corpus] = Part("corpus")
+TOKENIZER: Part[Tokenizer] = Part("tokenizer")
+MEASURED: Part[Callable[[Utterances], dict[str, object]]] = Part("measured")
+
+# Of keywords: the clips, and the models' logits of a split and a client, with the labels.
+CLIPS: Part[ClipCorpus] = Part("clips")
+LOGITS: Part[Callable[[str, str], tuple[torch.Tensor, torch.Tensor]]] = Part("logits")
+
+# Of rescoring: a client's words; with privacy, the noise, what was released, what it costs whom,
+# and utterance -> client.
+RESCORED: Part[Callable[[str], dict[str, str]]] = Part("rescored")
+RELEASES: Part[ReleasesOf] = Part("releases")
+RELEASED: Part[Callable[[], set[tuple[str, Row]]]] = Part("released")
+LEDGER: Part[Callable[[Iterable[tuple[str, Row]]], list[dict[str, str]]]] = Part("ledger")
+OWNERS: Part[Mapping[str, str]] = Part("owners")
