@@ -249,7 +249,7 @@ def doubled(path: Path) -> Federation:
 
 def trained(federation: Federation, clients: list[str]) -> list[dict[str, torch.Tensor]]:
     """What each client of a stack sends in round one."""
-    (sent,) = federation.work(clients, 1, federation.method.phase(1))
+    sent = federation.work(clients, 1, federation.method.phase(1))
     assert not any(report.reason for report in sent.reports)
     rows = {report.client: index for index, report in enumerate(sent.reports)}
     return [

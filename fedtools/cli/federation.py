@@ -246,13 +246,14 @@ def evaluate(
     """
     from fedtools.federation.evaluate import evaluate as measure
     from fedtools.files.tables import format_table
+    from fedtools.files.units import read_unit
 
     federation = open_experiment(experiment, ngpu)
     last = federation.experiment.last_round()
     rounds = range(0, last + 1, every) if every else None
     header, rows = federation.facts.header, measure(federation, rounds, split)
     rows = [[row[name] for name in header] for row in rows]
-    unit = federation.task.unit(split)
+    unit = read_unit(federation.task.data_path(split))
     if unit.note:
         header = [{"words": unit.plural, "wer": unit.rate}.get(name, name) for name in header]
         print(f"{unit.title} {unit.note}\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,7 @@ from fedtools.files.values import of_model
 from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Phase
 from fedtools.tasks import facts_of
-from fedtools.tasks.base import task_of
+from fedtools.tasks.base import Gone, task_of
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.parts import MODELS
 
@@ -98,31 +98,28 @@ class Federation:
         """
         self.task.load(self.states.result(client, number), number)
 
-    def work(self, clients: Sequence[str], number: int, phase: Phase) -> Iterator[Sent]:
+    def work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
         """Do the clients' part of a round for one unit; `finish` is called when it is on disk."""
         assert phase.client is not None
         self.task.may_lack = phase.may_lack
-        if phase.may_lack and (reason := self._what_is_gone(clients, number)):
-            yield Sent([Report(client, reason=reason) for client in clients])
-            return
+        try:
+            return self._work(clients, number, phase)
+        except Gone as gone:
+            if not phase.may_lack:
+                raise
+            return Sent([Report(client, reason=gone.reason) for client in clients])
+
+    def _work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
+        half = phase.client
+        assert half is not None
         if not self.task.models:
-            trained = phase.client(self.task.source(clients, number, phase))
-            yield Sent(_reports(clients, trained), self._rows(trained, phase))
-            return
+            trained = half(self.task.source(clients, number, phase))
+            return Sent(_reports(clients, trained), self._rows(trained, phase))
         client = self.client(clients, number)
-        trained = phase.client(client)
+        trained = half(client)
         client.keep_personal([bool(one.steps) and not one.reason for one in trained])
         tensors = self._models(client) if phase.sends == SHARED else self._rows(trained, phase)
-        yield Sent(_reports(clients, trained), tensors, trained[0].features)
-
-    def _what_is_gone(self, clients: Sequence[str], number: int) -> str:
-        """Why a unit cannot take part in a round that goes on without it; "" if it can."""
-        for client in clients:
-            if missing := self.task.missing(client):
-                return missing
-            if self.states.lost(client, number):
-                return "the personal parameters that it trained are gone"
-        return ""
+        return Sent(_reports(clients, trained), tensors, trained[0].features)
 
     def client(self, clients: Sequence[str], number: int) -> Client:
         """The clients of a unit, with their data and what they begin the round with."""
@@ -131,6 +128,7 @@ class Federation:
         from fedtools.models.training import load_model
 
         experiment, states, models = self.experiment, self.states, self.task.need(MODELS)
+        source = self.task.source(clients, number, self.method.phase(number))
         for client in clients:
             states.check_there(client, number)
         own = [experiment.own(client, number) for client in clients]
@@ -140,7 +138,6 @@ class Federation:
         load_model(model.state_dict(), states.start(number))
         for index, client in enumerate(clients):
             load_model(models.tensors(model, index), states.own(client, number))
-        source = self.task.source(clients, number, self.method.phase(number))
         return Client(unit, source, models, model)
 
     def server(self, number: int) -> Client:
@@ -187,7 +184,8 @@ class Federation:
         """A round is complete: what clients kept in case of its repetition is no longer needed."""
         for client in clients:
             self.experiment.own(client, number).drop_old(keep=1)
-        self.task.closed(number, clients)
+        if self.task.protection:
+            self.task.protection.closed(number, clients)
 
 
 def _reports(clients: Sequence[str], trained: Sequence[Trained]) -> list[Report]:

@@ -27,6 +27,7 @@ from fedtools.federation.steps import aggregate, sample, tidy, train_local
 from fedtools.files.errors import UserError
 from fedtools.files.locks import lock
 from fedtools.files.progress import Lines
+from fedtools.files.units import read_unit
 
 # Trains the clients of all jobs of a round: (round, number of jobs).
 Train = Callable[[int, int], None]
@@ -92,7 +93,7 @@ def _measured(federation: Federation, number: int, split: str) -> str:
     rate = federation.facts.rate
     rows = evaluate(federation, [number], split)
     values = [float(row[rate]) for row in rows if int(row["round"]) == number]
-    name = federation.task.unit(split).title if rate == "wer" else rate
+    name = read_unit(federation.task.data_path(split)).title if rate == "wer" else rate
     return f"{split} {name} {math.fsum(values) / len(values):.1f} %"
 
 

@@ -15,7 +15,7 @@ from fedtools.files.errors import UserError, some
 from fedtools.files.tables import write_tsv
 from fedtools.privacy.ledger import COLUMNS, FILE, LEVELS, Spent, together
 from fedtools.privacy.record import FIXED_WARNING, Row
-from fedtools.tasks.parts import LEDGER, OWNERS, RELEASED, RELEASES
+from fedtools.tasks.parts import PROTECTION
 
 
 class Spending(NamedTuple):
@@ -38,16 +38,17 @@ def spending(paths: Sequence[str | Path]) -> Spending:
     """
     federations = [_open(Path(path)) for path in paths]
     _warn(federations)
-    labels = [one.task.need(RELEASES).experiment for one in federations]
-    tasks = {label: one.task for label, one in zip(labels, federations, strict=True)}
-    released: dict[str, set[tuple[str, Row]]] = {label: set() for label in tasks}
-    for label, one in zip(labels, federations, strict=True):
-        released[label] |= one.task.need(RELEASED)()
-    ledgers = {label: task.need(LEDGER)(released[label]) for label, task in tasks.items()}
+    parts = [one.task.need(PROTECTION) for one in federations]
+    labels = [part.releases.experiment for part in parts]
+    known = dict(zip(labels, parts, strict=True))
+    released: dict[str, set[tuple[str, Row]]] = {label: set() for label in known}
+    for label, part in zip(labels, parts, strict=True):
+        released[label] |= part.released()
+    ledgers = {label: part.ledger(released[label]) for label, part in known.items()}
     spent = []
-    for label, task in tasks.items():
+    for label, part in known.items():
         word, utterance, user = (float(ledgers[label][-1][name]) for name in LEVELS)
-        spent.append(Spent((word, utterance, user), task.need(OWNERS)))
+        spent.append(Spent((word, utterance, user), part.owners))
     return Spending([ledgers[label] for label in labels], together(spent))
 
 
@@ -61,7 +62,7 @@ def write_spending(paths: Sequence[str | Path]) -> Spending:
 
 def _open(path: Path) -> Federation:
     federation = open_federation(path)
-    if getattr(federation.task, RELEASES.name, None) is None:
+    if federation.task.protection is None:
         remedy = "begin an experiment with method_conf.privacy"
         raise UserError("no differential privacy", path=federation.where, remedy=remedy)
     return federation
@@ -69,7 +70,7 @@ def _open(path: Path) -> Federation:
 
 def _warn(federations: Sequence[Federation]) -> None:
     """Tell what is not counted here."""
-    records = [one.task.need(RELEASES).record for one in federations]
+    records = [one.task.need(PROTECTION).releases.record for one in federations]
     if any(one.nonce.fixed for one in records):
         print(f"warning: {FIXED_WARNING}", file=sys.stderr)
     for one, record in zip(federations, records, strict=True):

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import read_round
 from fedtools.files.messages import COUNTED
 from fedtools.files.private import PERSONAL_STATE
 from fedtools.files.states import Spec, load_state
 from fedtools.methods.base import PERSONAL, SHARED, Method
+from fedtools.tasks.base import Gone
 
 State = dict[str, np.ndarray]
 
@@ -104,8 +104,11 @@ class States:
         return self._trained.get(client, number) < number
 
     def check_there(self, client: str, number: int) -> None:
-        """Raise a `UserError` if what a client trained is `lost`."""
+        """Raise `Gone` if what a client trained is `lost`."""
         if self.lost(client, number):
-            remedy = "put the folder back, or run fedtools reset --round 1"
-            folder = self._experiment.client_dir(client)
-            raise UserError("the personal parameters are gone", path=folder, remedy=remedy)
+            raise Gone(
+                "the personal parameters that it trained are gone",
+                problem="the personal parameters are gone",
+                path=self._experiment.client_dir(client),
+                remedy="put the folder back, or run fedtools reset --round 1",
+            )

@@ -26,7 +26,6 @@ from fedtools.files.message_writer import MessageWriter, job_complete
 from fedtools.files.messages import (
     COLLAPSED,
     OK,
-    Limits,
     Message,
     Refusal,
     Report,
@@ -84,13 +83,12 @@ def train_local(federation: Federation, number: int, job: int) -> None:
     with MessageWriter(folder, job, clients, payload, base) as writer:
         for unit in units:
             begun = time.monotonic()
-            for sent in federation.work(unit, number, phase):
-                spent = 0.0 if phase.untimed else time.monotonic() - begun
-                seconds = spent / len(sent.reports)
-                reports = [report._replace(seconds=seconds) for report in sent.reports]
-                _tell(number, reports)
-                writer.send(reports, sent.tensors, sent.features)
-                begun = time.monotonic()
+            sent = federation.work(unit, number, phase)
+            spent = 0.0 if phase.untimed else time.monotonic() - begun
+            seconds = spent / len(sent.reports)
+            reports = [report._replace(seconds=seconds) for report in sent.reports]
+            _tell(number, reports)
+            writer.send(reports, sent.tensors, sent.features)
     # Only now: until the job's files are whole, a rerun takes finished clients from there.
     for client in clients:
         federation.finish(client, number)
@@ -125,16 +123,6 @@ def jobs_of(federation: Federation, number: int) -> list[list[str]]:
     return [[client for unit in units for client in unit] for units in shares]
 
 
-def limits_of(federation: Federation, number: int, seconds: float = math.inf) -> Limits:
-    """What a client can have done in a round that began so many seconds ago."""
-    task, phase = federation.task, federation.method.phase(number)
-    return Limits(
-        task.most_utterances,
-        lambda client, utterances: task.most_steps(client, utterances, phase),
-        seconds,
-    )
-
-
 def _seconds_since_sampled(experiment: Experiment, number: int) -> float:
     return max(0.0, time.time() - experiment.sampled_at(number))
 
@@ -162,11 +150,12 @@ def aggregate(federation: Federation, number: int) -> float:
     refusals: list[Refusal] = []
     if sampled:
         _check_sampled(experiment, number, sampled)
-        limits = limits_of(federation, number, _seconds_since_sampled(experiment, number))
+        limits = federation.task.limits(phase, _seconds_since_sampled(experiment, number))
         jobs, folder = jobs_of(federation, number), experiment.round_dir(number)
         messages, refusals = read_messages(folder, jobs, sampled, round.payload, base, limits)
     client = federation.server(number) if phase.server_trains else None
-    release = federation.task.release(number)
+    protection = federation.task.protection
+    release = protection.release(number) if protection else None
     server = Server(round, method, messages, refusals, client, release)
     phase.server(server)
     if round.payload.features:

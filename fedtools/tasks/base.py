@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec
 
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
-from fedtools.files.messages import MOST_UTTERANCES, Payload
+from fedtools.files.messages import Limits, Payload
 from fedtools.files.options import Options
 from fedtools.files.states import Spec
-from fedtools.files.units import WORD, Unit
 from fedtools.methods.base import Method, Phase
 from fedtools.tasks import facts_of
 from fedtools.tasks.facts import Facts, data_of
@@ -55,6 +54,18 @@ class NewExperiment(Generic[By]):
     where: str | Path
 
 
+class Gone(UserError):
+    """What a client needs in a round is not there any more.
+
+    Attributes:
+        reason: what its row says where the round goes on without it, see `Phase.may_lack`.
+    """
+
+    def __init__(self, reason: str, **more: Any):
+        super().__init__(more.pop("problem", reason), **more)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Items:
     """Training data one by one, for attacks that ask whose they are.
@@ -83,6 +94,16 @@ class Indicator:
     forward: Callable[[nn.Module, Any], Any]
     speakers: set[str]
     trained: set[str]
+
+
+class Protection(Protocol):
+    """What stands between the sum of what clients send and what is known of it."""
+
+    def release(self, number: int) -> Release:
+        """What the server makes known of the sum of a round's counts."""
+
+    def closed(self, number: int, clients: Sequence[str]) -> None:
+        """A round is complete: what was kept in case of its repetition is no longer needed."""
 
 
 class HasSettings(Protocol):
@@ -144,6 +165,11 @@ class Task(ABC, Generic[By]):
         """What clients train, where they train models."""
         return None
 
+    @cached_property
+    def protection(self) -> Protection | None:
+        """Of counts that clients send; None without differential privacy."""
+        return None
+
     @property
     @abstractmethod
     def spec(self) -> Spec:
@@ -159,6 +185,9 @@ class Task(ABC, Generic[By]):
 
         Args:
             clients: those of a unit; none for the server's own training.
+
+        Raises:
+            Gone: if the data of a client are, in a phase that goes on without it.
         """
 
     @abstractmethod
@@ -169,42 +198,24 @@ class Task(ABC, Generic[By]):
     def measure(self, split: str, client: str) -> dict[str, object]:
         """Measure what was loaded on the data of a client: `Facts.columns`."""
 
-    def unit(self, split: str) -> Unit:
-        """What error rates on a split count."""
-        return WORD
-
     def settings(self) -> AbstractContextManager[None]:
         """What of the process' state the experiment's results depend on, while it works."""
         return nullcontext()
-
-    def missing(self, client: str) -> str:
-        """Why a client's data cannot be read, in a phase that goes on without; "" if they can."""
-        return ""
 
     def payload(self, phase: Phase) -> Payload:
         """What each client of a phase sends that sends no shared tensors."""
         if isinstance(phase.sends, Payload):
             return phase.sends
-        raise self.lacks(str(phase.sends))
-
-    def release(self, number: int) -> Release | None:
-        """What the server makes known of the sum of a round's counts; None: the sum itself."""
-        return None
-
-    def closed(self, number: int, clients: Sequence[str]) -> None:
-        """A round is complete: what was kept in case of its repetition is no longer needed."""
+        raise lacking(self, str(phase.sends))
 
     def epochs(self, client: str, steps: int) -> float:
         """How many times a client has gone through its data in so many steps."""
         return float(self.method.local_epochs) if steps else 0.0
 
-    def most_utterances(self, client: str) -> int:
-        """More utterances than this a client cannot say that it has."""
-        return MOST_UTTERANCES
-
-    def most_steps(self, client: str, utterances: int, phase: Phase) -> int:
-        """More steps than this a client with so many utterances cannot take in a round."""
-        return self.method.most_steps(utterances) if phase.trains else 0
+    def limits(self, phase: Phase, seconds: float) -> Limits:
+        """What a client can have done in a round that began so many seconds ago."""
+        most = self.method.most_steps
+        return Limits(steps=lambda _, size: most(size) if phase.trains else 0, seconds=seconds)
 
     def data_path(self, split: str) -> Path:
         """Where the data of a split are, see `data_of`; they are looked at once."""
@@ -213,17 +224,18 @@ class Task(ABC, Generic[By]):
             self._data_paths[split] = data_of(self.experiment, split, may_lack)
         return self._data_paths[split]
 
-    def lacks(self, part: str) -> UserError:
-        """What is told of a part that this task has not."""
-        name = self.experiment.options.task
-        return UserError(f"experiments of task {name} have no {part}", path=self.where)
-
     def need(self, part: Part[Found]) -> Found:
         """What not every task has; a `UserError` names task and part."""
         found: Found | None = getattr(self, part.name, None)
         if found is None:
-            raise self.lacks(part.name)
+            raise lacking(self, part.name)
         return found
+
+
+def lacking(task: Task[Any], part: str) -> UserError:
+    """What is told of a part that a task has not."""
+    name = task.experiment.options.task
+    return UserError(f"experiments of task {name} have no {part}", path=task.where)
 
 
 def task_of(facts: Facts) -> type[Task[Method]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from fedtools.client.unit import Models
     from fedtools.lm.tokens import Tokenizer
     from fedtools.models.training import Training
-    from fedtools.privacy.record import Row
-    from fedtools.privacy.releases import ReleasesOf
     from fedtools.tasks.asr.corpus import Corpus
     from fedtools.tasks.asr.data import Utterances
     from fedtools.tasks.kws.clips import ClipCorpus
+    from fedtools.tasks.rescore.protection import Protection
 
 # Of tasks whose clients train models: these, how, and where.
 MODELS: Part[Models] = Part("models")
@@ -38,10 +37,6 @@ MEASURED: Part[Callable[[Utterances], dict[str, object]]] = Part("measured")
 CLIPS: Part[ClipCorpus] = Part("clips")
 LOGITS: Part[Callable[[str, str], tuple[torch.Tensor, torch.Tensor]]] = Part("logits")
 
-# Of rescoring: a client's words; with privacy, the noise, what was released, what it costs whom,
-# and utterance -> client.
+# Of rescoring: a client's words, and the privacy of its counts.
 RESCORED: Part[Callable[[str], dict[str, str]]] = Part("rescored")
-RELEASES: Part[ReleasesOf] = Part("releases")
-RELEASED: Part[Callable[[], set[tuple[str, Row]]]] = Part("released")
-LEDGER: Part[Callable[[Iterable[tuple[str, Row]]], list[dict[str, str]]]] = Part("ledger")
-OWNERS: Part[Mapping[str, str]] = Part("owners")
+PROTECTION: Part[Protection] = Part("protection")

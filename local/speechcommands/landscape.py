@@ -150,7 +150,7 @@ def choose_clients(
 ) -> tuple[Client, Client]:
     """The clients of the lowest and the highest utility of those with enough clips."""
     batch_size = federation.task.training.batch_size
-    clients = client_facts(federation.task.corpus.features("train").clips, method, batch_size)
+    clients = client_facts(federation.task.clips.features("train").clips, method, batch_size)
     enough = [client for client in clients if client.clips >= min_clips]
     if len(enough) < 2:
         raise UserError(
@@ -184,7 +184,7 @@ def train_on(
         folder: receives what the client would keep, such as ALO's private model.
         alo: trains it against the model that comes out without; None trains that one.
     """
-    task, data = federation.task, federation.task.corpus.features("train")
+    task, data = federation.task, federation.task.clips.features("train")
     steps = math.ceil(epochs * client.clips / min(client.clips, task.training.batch_size))
     number, seed = federation.experiment.result_round() + 1, federation.experiment.seed
     facts = {"steps": np.array([steps]), "utility": np.array([client.utility])}
@@ -213,7 +213,7 @@ def _copied(network: Network) -> State:
 
 def _accuracy_on(federation: Federation, split: str, most: int) -> Callable[[State], float]:
     """A function from a model to its accuracy, in %, on some clips, the same every time."""
-    data = federation.task.corpus.features(split)
+    data = federation.task.clips.features(split)
     total = len(data.clips.labels)
     draw = generator(federation.experiment.seed, "landscape", split)
     chosen = np.sort(draw.choice(total, min(total, most), replace=False))
@@ -236,7 +236,7 @@ def draw_landscape(options: argparse.Namespace) -> None:
     """Compute a landscape, draw it, write its values, and print the four models' accuracies."""
     federation = open_experiment(options.experiment, options.ngpu)
     federation.task.need("logits")
-    classes = len(federation.task.corpus.features("train").clips.classes)
+    classes = len(federation.task.clips.features("train").clips.classes)
     config = config_for("alo", classes, options.config)
     alo = from_mapping(Alo, config.get("method_conf"), options.config or "")
     with federation.settings():
@@ -261,7 +261,7 @@ def draw_landscape(options: argparse.Namespace) -> None:
 def _origin(federation: Federation, options: argparse.Namespace) -> str:
     """What theta_0 is, how long the clients train, and on how much it is measured."""
     experiment = federation.experiment
-    clips = federation.task.corpus.features(options.split).clips
+    clips = federation.task.clips.features(options.split).clips
     total = len(clips.labels)
     network = network_title(experiment.options.model["network"])
     return (

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 
-from fedtools.federation.federation import Federation, open_federation  # noqa: E402
+from fedtools.federation.federation import Federation, Sent, open_federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.rounds import _trainer  # noqa: E402
 from fedtools.federation.steps import aggregate, sample  # noqa: E402
@@ -44,16 +44,16 @@ TINY = {"network": "dscnn", "network_conf": {"channels": 8, "blocks": 1}}
 PROCESSES = 2
 
 
-def timed_work(self: Federation, clients: list[str], number: int, phase: Phase) -> Iterator:
+def timed_work(self: Federation, clients: list[str], number: int, phase: Phase) -> Sent:
     """Train as always, and note the seconds beside the job's logs."""
     begun = time.perf_counter()
-    found = list(plain_work(self, clients, number, phase))
+    found = plain_work(self, clients, number, phase)
     unit = f"{clients[0]}\t{time.perf_counter() - begun}\n"
     path = self.experiment.round_dir(number) / "log" / f"{PROCESS}.training"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         file.write(unit)
-    return iter(found)
+    return found
 
 
 # At import, so that it is so in the workers too.

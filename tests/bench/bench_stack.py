@@ -126,8 +126,7 @@ def our_round(path: Path, job: int, jobs: int, device: str) -> Times:
     ClipFeatures.batch = timed
     begun, processors = now(device), time.process_time()
     for unit in federation.task.units(federation.experiment.clients, 1)[job::jobs]:
-        for _ in federation.work(unit, 1, federation.method.phase(1)):
-            pass
+        federation.work(unit, 1, federation.method.phase(1))
     ClipFeatures.batch = plain
     return Times(now(device) - begun, spent[0], time.process_time() - processors)
 

@@ -21,7 +21,6 @@ from fedtools.files.messages import Payload
 from fedtools.files.perturb import speakers_of
 from fedtools.files.sent_features import Features
 from fedtools.files.states import Spec, spec_of
-from fedtools.files.units import UTT2LANG, Unit, unit_of
 from fedtools.lm.tokens import Tokenizer, warn_of_unspelled
 from fedtools.methods.base import Extracted, Method, Phase
 from fedtools.models.asr import as_posteriors, build_model, losses, outputs, represent
@@ -31,7 +30,7 @@ from fedtools.tasks.asr.archives import missing_archive
 from fedtools.tasks.asr.corpus import Corpus
 from fedtools.tasks.asr.data import Batch, Utterances, UtteranceSource, check_words, read_data
 from fedtools.tasks.asr.model import AsrModels, cut_above, read_lattice
-from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
+from fedtools.tasks.base import Gone, Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with, personal_parameters
 from fedtools.tasks.facts import ALL
 
@@ -85,6 +84,9 @@ class AsrTask(Task[Method]):
         return [[client] for client in clients]
 
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> UtteranceSource:
+        for client in clients if self.may_lack else ():
+            if archive := missing_archive(self.corpus.read("train"), client):
+                raise Gone(f"its {archive.name} is gone")
         received = not clients and bool(phase.on_features)
         if received:
             data = self.corpus.sent(phase.on_features)
@@ -93,10 +95,6 @@ class AsrTask(Task[Method]):
         key = self.experiment.seed, number, clients[0] if clients else SERVER
         epochs = self.method.local_epochs
         return UtteranceSource(data, key, self.training, epochs, self.device, received)
-
-    def missing(self, client: str) -> str:
-        archive = missing_archive(self.corpus.read("train"), client)
-        return f"its {archive.name} is gone" if archive else ""
 
     def payload(self, phase: Phase) -> Payload:
         if not isinstance(phase.sends, Extracted):
@@ -107,10 +105,6 @@ class AsrTask(Task[Method]):
 
     def load(self, state: State, number: int) -> None:
         load_model(self.models.build().state_dict(), state)
-
-    def unit(self, split: str) -> Unit:
-        data = self.corpus.read(split)
-        return unit_of(data.others.get(UTT2LANG, {}), data.path / UTT2LANG)
 
     def measure(self, split: str, client: str) -> dict[str, object]:
         return self.measured(self.corpus.utterances(split, client))

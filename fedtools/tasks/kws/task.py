@@ -6,7 +6,7 @@ import copy
 import math
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from fedtools.files.clips import RATE, Clips, read_classes, read_length
 from fedtools.files.config import from_mapping, option_error
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
+from fedtools.files.messages import Limits
 from fedtools.files.states import Spec, spec_of
 from fedtools.methods.base import Method, Phase
 from fedtools.models.keywords import build_network
@@ -85,13 +86,8 @@ class KwsTask(Task[Method]):
         """What the method says of each client, such as its steps: name -> (clients,)."""
         return prepare(self.method, self.clips.features("train").clips, self.training.batch_size)
 
-    def _facts_of(self, clients: Sequence[str]) -> dict[str, np.ndarray]:
-        names = self.clips.features("train").clips.clients
-        places = [bisect_left(names, client) for client in clients]
-        return {name: values[places] for name, values in self.client_facts.items()}
-
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
-        facts = self._facts_of(clients)
+        facts = facts_of_clients(self.client_facts, self.clips, clients)
         steps, sizes = (
             dict(zip(clients, facts[name].tolist(), strict=True)) for name in ("steps", "size")
         )
@@ -121,15 +117,20 @@ class KwsTask(Task[Method]):
             everything = slice(0, len(data.clips.labels))
             return ClipSource(data, [SERVER], [everything], key, self.training, {})
         rows = [data.clips.rows(client) for client in clients]
-        facts = self._facts_of(clients)
+        facts = facts_of_clients(self.client_facts, self.clips, clients)
         return ClipSource(data, clients, rows, key, self.training, facts)
 
-    def most_utterances(self, client: str) -> int:
-        """The clips that the method was told of, before the federation began."""
-        return int(self._facts_of([client])["size"][0])
+    def limits(self, phase: Phase, seconds: float) -> Limits:
+        """The clips and steps that the method was told of, before the federation began."""
 
-    def most_steps(self, client: str, utterances: int, phase: Phase) -> int:
-        return int(self._facts_of([client])["steps"][0]) if phase.trains else 0
+        def most(name: str, client: str) -> int:
+            return int(facts_of_clients(self.client_facts, self.clips, [client])[name][0])
+
+        return Limits(
+            utterances=lambda client: most("size", client),
+            steps=lambda client, _: most("steps", client) if phase.trains else 0,
+            seconds=seconds,
+        )
 
     def epochs(self, client: str, steps: int) -> float:
         rows = self.clips.features("train").clips.rows(client)
@@ -206,6 +207,15 @@ def prepare(method: Method, clips: Clips, batch_size: int) -> dict[str, np.ndarr
     except ValueError as error:
         raise UserError(str(error), path=clips.path) from None
     return {"size": sizes, "entropy": entropies, **facts}
+
+
+def facts_of_clients(
+    facts: Mapping[str, np.ndarray], corpus: ClipCorpus, clients: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Those of `facts`, which are of all clients, that are of some: name -> (clients,)."""
+    names = corpus.features("train").clips.clients
+    places = [bisect_left(names, client) for client in clients]
+    return {name: values[places] for name, values in facts.items()}
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from fedtools.lm.word_scores import NBEST
 from fedtools.methods.base import Method, Phase
 from fedtools.models.nnlm import NnlmOptions, build_nnlm
 from fedtools.models.training import check_optimizer, load_model
-from fedtools.tasks.base import NewExperiment, State, Task, as_configured
+from fedtools.tasks.base import NewExperiment, State, Task, as_configured, lacking
 from fedtools.tasks.begin import begin_with
 from fedtools.tasks.lm.model import LmModels, LmTraining, SentenceSource
 from fedtools.tasks.rescore.spoken import check_planned, check_split, measure_text
@@ -79,7 +79,7 @@ class LmTask(Task[Method]):
 
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> SentenceSource:
         if not clients:
-            raise self.lacks("data at a server")
+            raise lacking(self, "data at a server")
         (client,) = clients
         check_planned(self.experiment, number)
         key, said = (self.experiment.seed, number, client), self._said(client, number)

@@ -7,8 +7,7 @@ No model is opened: what the neural language model says of every word was stored
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -19,24 +18,21 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW
 from fedtools.files.messages import Payload
 from fedtools.files.states import Spec
-from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
-from fedtools.lm.stream import NO_TIMES, Stream, open_stream, spoken, times_in
+from fedtools.lm.reweighting import Weights, warn_of_no_lm
+from fedtools.lm.stream import NO_TIMES, Stream, open_stream, times_in
 from fedtools.lm.word_scores import NBEST
 from fedtools.methods.base import COUNTS, Phase
 from fedtools.methods.fmp import FMP, ClientState
-from fedtools.privacy.bounds import Utterances
 from fedtools.privacy.incoming import bounds_on_counts
 from fedtools.privacy.key import RECORD as KEY_RECORD
 from fedtools.privacy.key import open_key
-from fedtools.privacy.ledger import Amount, ledger_rows
 from fedtools.privacy.marginals import PAPER_WARNING
 from fedtools.privacy.options import LAPLACE, NONE, PAPER
-from fedtools.privacy.record import NONCE, Record, Row, close
+from fedtools.privacy.record import NONCE, Record
 from fedtools.privacy.releases import ReleasesOf
-from fedtools.server.sample import draw
-from fedtools.server.server import Release
 from fedtools.tasks.base import NewExperiment, State, Task
-from fedtools.tasks.parts import RELEASES
+from fedtools.tasks.rescore.clients import Clients
+from fedtools.tasks.rescore.protection import Protection
 from fedtools.tasks.rescore.spoken import check_planned, check_split, measure_text
 
 
@@ -49,7 +45,21 @@ class RescoreTask(Task[FMP]):
 
     def __init__(self, experiment: Experiment, method: FMP, device: str = "cpu"):
         super().__init__(experiment, method, device)
-        self.releases = self._releases()
+        self._releases = None
+        if method.protection.mechanism != NONE:
+            plan = method.plan(experiment.options.rounds)
+            self._releases = ReleasesOf(plan, experiment, method.noise_key)
+
+    @cached_property
+    def clients(self) -> Clients:
+        """What all have said, and counted."""
+        path = self.data_path("train")
+        return Clients(self.experiment, self.method, self._releases, path)
+
+    @cached_property
+    def protection(self) -> Protection | None:
+        """Of counts; None without differential privacy."""
+        return Protection(self.clients, self._releases) if self._releases else None
 
     @staticmethod
     def begin(new: NewExperiment[FMP]) -> tuple[State, State]:
@@ -82,12 +92,12 @@ class RescoreTask(Task[FMP]):
 
     @property
     def spec(self) -> Spec:
-        return {"counts": ((len(self.lists.background),), "float64")}
+        return {"counts": ((len(self.clients.lists.background),), "float64")}
 
     def payload(self, phase: Phase) -> Payload:
         assert phase.sends == COUNTS
-        size, clients = len(self.lists.background), len(self.experiment.clients)
-        plan = self.releases.plan if self.releases else None
+        size, clients = len(self.clients.lists.background), len(self.experiment.clients)
+        plan = self._releases.plan if self._releases else None
         # Of a word that is in each hypothesis of a list, however long, up to a thousand.
         most = float(self.method.kernel(np.arange(1, 1001)).sum())
         bounds = bounds_on_counts(plan, self.method.max_words * most, size, clients)
@@ -99,126 +109,33 @@ class RescoreTask(Task[FMP]):
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> ClientState:
         (client,) = clients
         check_planned(self.experiment, number)
-        return self.client_state(client, number)
+        return self.clients.state(client, number)
 
     def load(self, state: State, number: int) -> None:
         self._number = number
-        self._q_bar = self.method.global_distribution(state["counts"], self.lists.background)
+        self._q_bar = self.method.global_distribution(
+            state["counts"], self.clients.lists.background
+        )
 
     def measure(self, split: str, client: str) -> dict[str, object]:
         """The group after the round that is loaded, rescored with that round's counts."""
         check_split(split, self.experiment)
-        return measure_text(self.rescored(client), self._text)
+        return measure_text(self.rescored(client), self.clients.text)
 
     def rescored(self, client: str) -> dict[str, str]:
         """Utterance -> words, of a client's group after the round that is loaded."""
-        state, rescored = self.client_state(client, self._number + 1), self._stream.rescored
+        state, rescored = self.clients.state(client, self._number + 1), self.clients.stream.rescored
         best = [rescored.hypotheses[one] for one in state.rescore(self._q_bar)]
         return dict(zip(rescored.utterances[state.group], best, strict=True))
 
     def marginals(self) -> dict[str, np.ndarray]:
         """The distributions after the last round, (V,) each: every client's, and "-", all's."""
-        last, u = self.experiment.last_round(), self.lists.background
+        last, u = self.experiment.last_round(), self.clients.lists.background
         counts = self.experiment.shared_state(last + 1)["counts"]
         found = {SERVER_ROW: self.method.global_distribution(counts, u)}
         for client in self.experiment.clients:
-            found[client] = self.method.smoothed(self.client_state(client, last + 1).counts, u)
+            found[client] = self.method.smoothed(self.clients.state(client, last + 1).counts, u)
         return {name: value.astype(np.float32) for name, value in found.items()}
-
-    def release(self, number: int) -> Release | None:
-        if self.releases is None:
-            return None
-        u = self.lists.background
-        return lambda total: self.method.release(total, number, u, self.releases)
-
-    def closed(self, number: int, clients: Sequence[str]) -> None:
-        if self.releases is not None:
-            for own in (
-                self.experiment.at_server(number),
-                *(self.experiment.own(client, number) for client in clients),
-            ):
-                close(own)
-
-    def released(self) -> set[tuple[str, Row]]:
-        """What one with privacy has released, by sender; that of its copies too."""
-        return self.need(RELEASES).rows(self.experiment.clients)
-
-    def ledger(self, released: Iterable[tuple[str, Row]]) -> list[dict[str, str]]:
-        """What releases cost whom: rows of `fedtools.privacy.ledger`.
-
-        Args:
-            released: as `released` gives it.
-        """
-        rounds = range(1, self.experiment.options.rounds + 1)
-        senders = Counter((sender, row.number) for sender, row in released)
-        draws = [max((senders[one] for one in senders if one[1] == at), default=0) for at in rounds]
-        amounts = [
-            [
-                Amount.of(self._new(client, number))
-                if count and client in self._sampled(number)
-                else Amount()
-                for client in self.experiment.clients
-            ]
-            for number, count in zip(rounds, draws, strict=True)
-        ]
-        return ledger_rows(self.need(RELEASES).plan, amounts, draws)
-
-    @property
-    def owners(self) -> dict[str, str]:
-        """Utterance -> client, of all that clients count."""
-        names = self._stream.rescored.utterances
-        return {name: client for client, run in self._stream.runs.items() for name in names[run]}
-
-    def _releases(self) -> ReleasesOf | None:
-        """Bounds and noise; None without differential privacy."""
-        if self.method.protection.mechanism == NONE:
-            return None
-        plan = self.method.plan(self.experiment.options.rounds)
-        return ReleasesOf(plan, self.experiment, self.method.noise_key)
-
-    def _new(self, client: str, number: int) -> Utterances:
-        """What a client has in a round, and no round before has had."""
-        state = self.client_state(client, number)
-        state.count()
-        return state.new
-
-    def client_state(self, client: str, number: int) -> ClientState:
-        """A client when a round begins; it counts again what came before."""
-        rounds = self.experiment.options.rounds
-        groups = self._stream.groups(client, rounds, self.method.clock)
-        state = ClientState(client, self.lists, groups, self.method, self.releases)
-        for before in range(1, number):
-            state.count()
-            if client in self._sampled(before):
-                state.take()
-        return state
-
-    def _sampled(self, number: int) -> frozenset[str]:
-        """Who takes part in a round, drawn once, since all clients ask of all rounds before.
-
-        Not as a file says it, by which a server could have a client count something twice.
-        """
-        if number not in self._known_samples:
-            drawn = draw(self.experiment, number, self.method.phase(number))
-            self._known_samples[number] = frozenset(drawn)
-        return self._known_samples[number]
-
-    @cached_property
-    def _known_samples(self) -> dict[int, frozenset[str]]:
-        return {}
-
-    @cached_property
-    def lists(self) -> Lists:
-        """Of all clients."""
-        return Lists(self._stream.rescored, self.method.part(Weights), self._stream.covered())
-
-    @cached_property
-    def _stream(self) -> Stream:
-        return open_stream(self.data_path("train"))
-
-    @cached_property
-    def _text(self) -> dict[str, str]:
-        return spoken(self.data_path("train"), self._stream.rescored.utterances)
 
 
 def _all_take_part(sampled: float | int | None) -> bool:
