@@ -51,6 +51,7 @@ from fedtools.models.training import load_model
 from fedtools.tasks.kws.model import tensors_of
 from fedtools.tasks.kws.stacks import ClipSource
 from fedtools.tasks.kws.task import predict, prepare
+from fedtools.tasks.parts import LOGITS
 
 COLUMNS = ("panel", "gamma_1", "gamma_2", "accuracy")
 _LOW, _HIGH = -0.1, 1.1
@@ -235,7 +236,7 @@ def _accuracy_on(federation: Federation, split: str, most: int) -> Callable[[Sta
 def draw_landscape(options: argparse.Namespace) -> None:
     """Compute a landscape, draw it, write its values, and print the four models' accuracies."""
     federation = open_experiment(options.experiment, options.ngpu)
-    federation.task.need("logits")
+    federation.task.need(LOGITS)
     classes = len(federation.task.clips.features("train").clips.classes)
     config = config_for("alo", classes, options.config)
     alo = from_mapping(Alo, config.get("method_conf"), options.config or "")
