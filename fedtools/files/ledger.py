@@ -78,10 +78,7 @@ def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
     experiment.check_closed(at)
     path = experiment.round_dir(at) / "ledger.tsv"
     seen: set[str] = set()
-    if read_lines(path)[:1] == ["\t".join(name for name in COLUMNS if name != "steps")]:
-        problem = "no column 'steps': an earlier version has closed this round"
-        raise UserError(problem, path=path, remedy="go on with that version, or begin anew")
-    for line, row in enumerate(read_tsv(path, COLUMNS), 2):
+    for line, row in enumerate(_rows(path), 2):
         client = row["client"]
         if client != SERVER_ROW:
             check_id(client, "client", path, line)
@@ -91,3 +88,13 @@ def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
         down, up, steps = (count(row, name, path, line) for name in COLUMNS[2:5])
         theirs, ours, seconds = (number(row, name, path, line) for name in COLUMNS[5:8])
         yield LedgerRow(at, client, down, up, steps, theirs, ours, seconds, row["status"])
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        return read_tsv(path, COLUMNS)
+    except UserError:
+        if read_lines(path)[:1] != ["\t".join(name for name in COLUMNS if name != "steps")]:
+            raise
+    problem = "no column 'steps': an earlier version has closed this round"
+    raise UserError(problem, path=path, remedy="go on with that version, or begin anew")

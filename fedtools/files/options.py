@@ -25,7 +25,7 @@ class Options:
 
     Attributes:
         method: a name in `fedtools.methods.METHODS`.
-        task: a name in `fedtools.federation.tasks.TASKS`.
+        task: a name in `fedtools.tasks.TASKS`.
         clients_per_round: a number, a share as a float, or None for all.
         rounds: how many by default.
         average: of how many best models.
