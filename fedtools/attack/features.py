@@ -29,6 +29,7 @@ from fedtools.methods.decouplefl import DecoupleFL
 from fedtools.models.asr import INPUT_SIZE, shortest_input
 from fedtools.models.pooling import pooled
 from fedtools.tasks.asr.data import Batch, Utterances
+from fedtools.tasks.parts import MODELS
 
 # Frames that every model's convolutions take, and a number that all of their steps divide.
 _FRAMES, _MORE = 200, 240
@@ -155,13 +156,8 @@ def open_victim(
     secret = federation.task.corpus.gather(data, names[:1], labelled=False).load([0]).secret
     sent = sent_names(secret, client, len(names))
     scp = feature_paths(round_dir, client)[1]
-    _check(
-        reader,
-        sent,
-        federation.task.corpus.gather(data, names, labelled=False),
-        window(federation),
-        scp,
-    )
+    whole = federation.task.corpus.gather(data, names, labelled=False)
+    _check(reader, sent, whole, window(federation), scp)
     if len(names) > most:
         drawn = generator(seed, "attack", client).choice(len(names), most, replace=False)
         names, sent = ([one[index] for index in np.sort(drawn)] for one in (names, sent))
@@ -198,19 +194,14 @@ def bins_of(federation: Federation) -> int:
 
 def window(federation: Federation) -> Window:
     """The step and the width of a model's convolutions."""
-    bins, lengths = bins_of(federation), []
+    models, bins, lengths = federation.task.need(MODELS), bins_of(federation), []
+    model = models.build().eval()
     for frames in (_FRAMES, _FRAMES + _MORE):
         speech = torch.zeros(1, frames, bins, device=federation.task.device)
         batch = {"speech": speech, "speech_lengths": torch.tensor([frames])}
         with torch.no_grad():
-            lengths.append(
-                federation.task.models.cut()
-                .extract(federation.task.models.build().eval(), batch)[0]
-                .shape[1]
-            )
-    return Window(
-        _MORE // (lengths[1] - lengths[0]), shortest_input(federation.task.models.build())
-    )
+            lengths.append(models.cut().extract(model, batch)[0].shape[1])
+    return Window(_MORE // (lengths[1] - lengths[0]), shortest_input(model))
 
 
 @torch.no_grad()
@@ -224,11 +215,10 @@ def unadapted(
             a client sends it.
     """
     federation.task.load(federation.states.initial, 0)
+    models = federation.task.need(MODELS)
     plan = audio.batches(order) if order else [[index] for index in range(len(audio))]
     for indices, batch in stream(federation, audio, plan):
-        features, lengths = federation.task.models.cut().extract(
-            federation.task.models.build().eval(), batch
-        )
+        features, lengths = models.cut().extract(models.build().eval(), batch)
         yield Frames(indices, batch, features, lengths)
 
 
