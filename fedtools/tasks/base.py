@@ -15,7 +15,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Limits, Payload
 from fedtools.files.options import Options
-from fedtools.files.states import Spec
+from fedtools.files.states import Spec, spec_of
 from fedtools.methods.base import Method, Phase
 from fedtools.tasks import facts_of
 from fedtools.tasks.facts import Facts, data_of
@@ -130,7 +130,7 @@ class Task(ABC, Generic[By]):
     Args:
         experiment: opened.
         method: of the experiment.
-        device: "cpu", "cuda" or "cuda:1".
+        device: "cpu", "cuda" or "cuda:1", of tasks with models.
 
     Attributes:
         may_lack: whether work can be done without the data of some clients, see `Phase.may_lack`.
@@ -140,7 +140,7 @@ class Task(ABC, Generic[By]):
     needs_torch: ClassVar[bool] = False
 
     def __init__(self, experiment: Experiment, method: By, device: str = "cpu"):
-        self.experiment, self.method, self.device_name = experiment, method, device
+        self.experiment, self.method = experiment, method
         self.where = experiment.path / "config.yaml"
         self.facts = facts_of(experiment.options.task, self.where)
         self.may_lack = False
@@ -171,13 +171,18 @@ class Task(ABC, Generic[By]):
         return None
 
     @property
-    @abstractmethod
     def spec(self) -> Spec:
-        """The full state that everybody begins with."""
+        """The full state that everybody begins with; by default a model's."""
+        if self.models is None:
+            raise lacking(self, "models")
+        return spec_of(self.models.tensors(self.models.build()))
 
-    @abstractmethod
     def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
-        """Cut the clients of a round into those that train together; jobs take whole units."""
+        """Cut the clients of a round into those that train together; jobs take whole units.
+
+        By default they train one by one.
+        """
+        return [[client] for client in clients]
 
     @abstractmethod
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> Any:

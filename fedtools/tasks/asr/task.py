@@ -20,7 +20,6 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Payload
 from fedtools.files.perturb import speakers_of
 from fedtools.files.sent_features import Features
-from fedtools.files.states import Spec, spec_of
 from fedtools.lm.tokens import Tokenizer, warn_of_unspelled
 from fedtools.methods.base import Extracted, Method, Phase
 from fedtools.models.asr import as_posteriors, build_model, losses, outputs, represent
@@ -75,13 +74,6 @@ class AsrTask(Task[Method]):
 
     def settings(self) -> AbstractContextManager[None]:
         return self.training.settings()
-
-    @property
-    def spec(self) -> Spec:
-        return spec_of(self.models.build().state_dict())
-
-    def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
-        return [[client] for client in clients]
 
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> UtteranceSource:
         for client in clients if self.may_lack else ():

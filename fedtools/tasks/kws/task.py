@@ -24,7 +24,6 @@ from fedtools.files.config import from_mapping, option_error
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Limits
-from fedtools.files.states import Spec, spec_of
 from fedtools.methods.base import Method, Phase
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
@@ -76,10 +75,6 @@ class KwsTask(Task[Method]):
             raise option_error(problem, where, "time_shift_ms", shift)
         check_optimizer(training, f"{where}: training")
         return begin_with(new, network, tensors_of(network))
-
-    @property
-    def spec(self) -> Spec:
-        return spec_of(tensors_of(self.models.build()))
 
     @cached_property
     def client_facts(self) -> dict[str, np.ndarray]:

@@ -16,7 +16,6 @@ import torch
 from fedtools.files.config import from_mapping, read_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
-from fedtools.files.states import Spec, spec_of
 from fedtools.lm.nbest_scoring import score
 from fedtools.lm.nnlm import Nnlm
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
@@ -69,13 +68,6 @@ class LmTask(Task[Method]):
 
     def settings(self) -> AbstractContextManager[None]:
         return self.training.settings()
-
-    @property
-    def spec(self) -> Spec:
-        return spec_of(self.models.build().state_dict())
-
-    def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
-        return [[client] for client in clients]
 
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> SentenceSource:
         if not clients:

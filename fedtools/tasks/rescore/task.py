@@ -45,6 +45,7 @@ class RescoreTask(Task[FMP]):
 
     def __init__(self, experiment: Experiment, method: FMP, device: str = "cpu"):
         super().__init__(experiment, method, device)
+        self._counts: np.ndarray | None = None
         self._releases = None
         if method.protection.mechanism != NONE:
             plan = method.plan(experiment.options.rounds)
@@ -103,9 +104,6 @@ class RescoreTask(Task[FMP]):
         bounds = bounds_on_counts(plan, self.method.max_words * most, size, clients)
         return Payload({"counts": ((size,), "float64")}, values={"counts": bounds})
 
-    def units(self, clients: Sequence[str], number: int) -> list[list[str]]:
-        return [[client] for client in clients]
-
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> ClientState:
         (client,) = clients
         check_planned(self.experiment, number)
@@ -113,6 +111,10 @@ class RescoreTask(Task[FMP]):
 
     def load(self, state: State, number: int) -> None:
         self._number = number
+        # The same for all clients of a round.
+        if state["counts"] is self._counts:
+            return
+        self._counts = state["counts"]
         self._q_bar = self.method.global_distribution(
             state["counts"], self.clients.lists.background
         )
