@@ -1,4 +1,4 @@
-"""The clips of a federation as batches of many clients, augmented and turned into MFCC."""
+"""The clips of a federation as batches of many clients, augmented and turned into features."""
 
 from __future__ import annotations
 
@@ -8,17 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtools.audio.augment import Plan, apply
-from fedtools.audio.mfcc import Mfcc
 from fedtools.files.clips import RATE, Clips
 from fedtools.files.errors import UserError
 from fedtools.models.clip_batch import ClipBatch
-
-# Speech at usual levels comes near to zero mean and unit variance; the same constants for
-# everybody, since nobody knows the statistics of all clients.
-_ENERGY, _SCALE = 100.0, 16.0
 
 _CLIPS_IN_CACHE = 32
 # Clips whose plain features are made together.
@@ -26,12 +21,18 @@ _AT_ONCE = 256
 
 
 class ClipFeatures:
-    """The clips of a federation on one device, augmented and turned into MFCC as they are used."""
+    """The clips of a federation on one device, augmented and turned into features as they are used.
 
-    def __init__(self, clips: Clips, device: torch.device):
+    Args:
+        clips: all of them.
+        front: makes features of waveforms, see `fedtools.audio.front_end`.
+        device: where both lie.
+    """
+
+    def __init__(self, clips: Clips, front: nn.Module, device: torch.device):
         self.clips = clips
         self.device = device
-        self._mfcc = Mfcc().to(device)
+        self._front = front.to(device)
         self._labels = torch.from_numpy(clips.labels)
         self._noise = torch.from_numpy(np.array(clips.noise)).to(device)
         # On a GPU all waveforms lie there; elsewhere the file is read where it is needed.
@@ -61,9 +62,9 @@ class ClipFeatures:
         return ClipBatch(mfcc, labels, weight, (weight > 0).float() if ragged else None)
 
     def plain(self, rows: slice) -> Tensor:
-        """MFCC of some clips as they are, (clips, frames, coefficients)."""
+        """Features of some clips as they are, (clips, frames, values)."""
         index = np.arange(rows.start, rows.stop)
-        return self._scaled(self._gather(index).float())
+        return self._made(self._gather(index).float())
 
     def _gather(self, index: np.ndarray) -> Tensor:
         if self._waves is not None:
@@ -83,14 +84,13 @@ class ClipFeatures:
                 torch.from_numpy(array.reshape(-1)[part]).to(self.device)
                 for array in (shift, noise, volume)
             )
-            parts.append(self._scaled(apply(waves, shifts, starts, volumes, self._noise)))
+            parts.append(self._made(apply(waves, shifts, starts, volumes, self._noise)))
         return torch.cat(parts).view(*index.shape, *parts[0].shape[1:])
 
     @torch.no_grad()
-    def _scaled(self, waves: Tensor) -> Tensor:
-        mfcc: Tensor = self._mfcc(waves)
-        mfcc[..., 0] -= _ENERGY
-        return mfcc.div_(_SCALE)
+    def _made(self, waves: Tensor) -> Tensor:
+        made: Tensor = self._front(waves)
+        return made
 
 
 class ClipCorpus:
@@ -100,6 +100,7 @@ class ClipCorpus:
         path_of: a split to its folder.
         classes: of the experiment.
         samples: of a clip.
+        front: makes features of waveforms.
         device: where features are made.
     """
 
@@ -108,10 +109,11 @@ class ClipCorpus:
         path_of: Callable[[str], Path],
         classes: Sequence[str],
         samples: int,
+        front: nn.Module,
         device: torch.device,
     ):
         self._path_of, self._classes, self._samples = path_of, list(classes), samples
-        self._device = device
+        self._front, self._device = front, device
         self._features: dict[str, ClipFeatures] = {}
         self._plain: dict[str, Tensor] = {}
 
@@ -123,8 +125,12 @@ class ClipCorpus:
                 where = self._path_of(split) / "classes.txt"
                 remedy = "pack the clips again, or begin another experiment"
                 raise UserError("not the classes of the experiment", path=where, remedy=remedy)
-            self._features[split] = ClipFeatures(clips, self._device)
+            self._features[split] = self.gather(clips)
         return self._features[split]
+
+    def gather(self, clips: Clips) -> ClipFeatures:
+        """Features of any clips."""
+        return ClipFeatures(clips, self._front, self._device)
 
     def read_clips(self, folder: Path) -> Clips:
         """Clips of any classes; a `UserError` if they are not as long as the experiment's."""
@@ -137,7 +143,7 @@ class ClipCorpus:
         return clips
 
     def plain(self, split: str) -> Tensor:
-        """MFCC of all clips of a split as they are, (clips, frames, coefficients)."""
+        """Features of all clips of a split as they are, (clips, frames, values)."""
         if split not in self._plain:
             data = self.features(split)
             count = len(data.clips.labels)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtools.audio.front_end import front_end
 from fedtools.audio.mfcc import frames_of
 from fedtools.client.options import ClipTraining
 from fedtools.client.unit import SERVER
@@ -25,13 +26,13 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Limits
 from fedtools.methods.base import Method, Phase
-from fedtools.models.keywords import build_network
+from fedtools.models.keywords import build_network, inputs_of
 from fedtools.models.keywords.base import Network
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with
 from fedtools.tasks.facts import ALL
-from fedtools.tasks.kws.clips import ClipCorpus, ClipFeatures
+from fedtools.tasks.kws.clips import ClipCorpus
 from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import KwsModels, tensors_of
 from fedtools.tasks.kws.stacks import ClipSource, stacks_of, step_bytes
@@ -55,7 +56,8 @@ class KwsTask(Task[Method]):
         classes, frames = len(self._classes), frames_of(self._samples)
         where = f"{self.where}: model"
         self.models = KwsModels(options.model, classes, frames, self.training, where, self.device)
-        self.clips = ClipCorpus(self.data_path, self._classes, self._samples, self.device)
+        front = front_end(*inputs_of(options.model))
+        self.clips = ClipCorpus(self.data_path, self._classes, self._samples, front, self.device)
 
     def settings(self) -> AbstractContextManager[None]:
         keep_freed_memory()
@@ -178,7 +180,7 @@ class KwsTask(Task[Method]):
     def indicator(self, folder: Path, at_once: int) -> Indicator:
         """Clips, so many at once."""
         clips = self.clips.read_clips(folder)
-        mfcc = ClipFeatures(clips, self.device).plain(slice(0, len(clips.labels)))
+        mfcc = self.clips.gather(clips).plain(slice(0, len(clips.labels)))
 
         def inputs() -> Iterator[Tensor]:
             return iter(torch.split(mfcc[None], at_once, 1))
