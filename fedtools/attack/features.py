@@ -26,7 +26,7 @@ from fedtools.files.perturb import speakers_of, unperturbed
 from fedtools.files.seeds import generator
 from fedtools.files.sent_features import feature_paths, open_sent, sent_names
 from fedtools.methods.decouplefl import DecoupleFL
-from fedtools.models.asr import INPUT_SIZE, shortest_input
+from fedtools.models.asr import input_size_of, shortest_input
 from fedtools.models.pooling import pooled
 from fedtools.tasks.asr.data import Batch, Utterances
 from fedtools.tasks.parts import MODELS
@@ -189,7 +189,7 @@ def one_of_each(names: Sequence[str], recordings: Mapping[str, str]) -> np.ndarr
 
 def bins_of(federation: Federation) -> int:
     """Values of a frame of filterbanks."""
-    return federation.experiment.options.model.get("input_size", INPUT_SIZE)
+    return input_size_of(federation.experiment.options.model)
 
 
 def window(federation: Federation) -> Window:

@@ -19,7 +19,7 @@ MAX_DROP = typer.Option(
 
 
 Scheme = Literal["iid", "dirichlet", "quantity", "map"]
-FeatureKind = Literal["fbank", "mfcc"]
+FeatureKind = Literal["fbank", "mfcc", "log_mel", "wave"]
 
 
 @command("extract-features", "Data")

@@ -23,6 +23,8 @@ from torch import nn
 from fedtools.files.config import checked, option_error, unknown
 from fedtools.files.errors import UserError
 from fedtools.models.padding import keep_to_own_frames
+from fedtools.models.pretrained.folder import Folder
+from fedtools.models.pretrained.options import is_pretrained
 from fedtools.models.tdnn import TdnnEncoder
 
 if TYPE_CHECKING:
@@ -91,6 +93,8 @@ def build_model(
     Raises:
         UserError: for an unknown key, class or argument, or one with which nothing can be trained.
     """
+    if is_pretrained(config):
+        return _build_pretrained(config, tokens, where, lattice)
     for key in config:
         if key not in (*KEYS, "criterion"):
             raise option_error(unknown(key, (*KEYS, "criterion")), where, key, config[key])
@@ -132,6 +136,27 @@ def build_model(
     _initialize(model, config.get("init"), where)
     _try(model, input_size, where)
     return model
+
+
+def _build_pretrained(
+    config: Mapping[str, Any], tokens: Sequence[str], where: str, lattice: Lattice | None
+) -> nn.Module:
+    from fedtools.models.pretrained.ctc import PretrainedCtc
+
+    if lattice:
+        problem = "criterion lfmmi: models of network hf are trained with CTC"
+        raise option_error(problem, where, "network")
+    model = PretrainedCtc(config, len(tokens), where, _make(config, "specaug", where))
+    _try(model, input_size_of(config), where)
+    return model
+
+
+def input_size_of(config: Mapping[str, Any]) -> int:
+    """Values of a frame of a model's input."""
+    if is_pretrained(config):
+        return Folder.open(config.get("path", "")).bins
+    size: int = config.get("input_size", INPUT_SIZE)
+    return size
 
 
 def criterion_of(config: Mapping[str, Any], where: str | Path) -> str:
@@ -234,6 +259,8 @@ def shortest_input(model: nn.Module) -> int:
     """The smallest number of frames that the convolutions still accept."""
     from espnet.nets.pytorch_backend.transformer.subsampling import check_short_utt
 
+    if shortest := getattr(model.encoder, "shortest", 0):
+        return int(shortest)
     embed = getattr(model.encoder, "embed", None)
     return next(frames for frames in range(1, 64) if not check_short_utt(embed, frames)[0])
 

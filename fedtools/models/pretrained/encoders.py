@@ -25,8 +25,8 @@ class WhisperEncoder(nn.Module):
         encoder: of transformers.
     """
 
-    # Frames of its input to a position.
-    step = 2
+    # Frames of its input to a position, and the fewest of an utterance, a second.
+    step, shortest = 2, 100
 
     def __init__(self, encoder: nn.Module):
         super().__init__()
@@ -66,7 +66,7 @@ class WhisperEncoder(nn.Module):
         hidden = F.gelu(self.conv2(hidden)).transpose(1, 2)
         positions = torch.arange(hidden.shape[1], device=hidden.device)
         hidden = hidden + self.embed_positions(positions)
-        lengths = lengths // self.step
+        lengths = (lengths + 1) // self.step
         return hidden, lengths, attention_mask(hidden, lengths) if padded else None
 
     def run(self, hidden: Tensor, mask: Tensor | None, first: int = 0, last: int | None = None):

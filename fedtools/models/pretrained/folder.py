@@ -149,6 +149,16 @@ class Folder:
         return model.eval()
 
 
+def open_known(path: str | Path, known: str | None) -> Folder:
+    """A folder whose `sum` is known; None: whatever there is."""
+    folder = Folder.open(path)
+    if known not in (None, folder.sum):
+        remedy = "put the original back, or begin another experiment"
+        problem = "not the pretrained model that the experiment began with"
+        raise UserError(problem, path=folder.path, remedy=remedy)
+    return folder
+
+
 def import_transformers() -> Any:
     """The library; a `UserError` says what to install."""
     try:

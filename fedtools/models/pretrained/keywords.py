@@ -13,7 +13,7 @@ from fedtools.files.errors import UserError
 from fedtools.models.keywords.base import Network
 from fedtools.models.keywords.layers import Linear
 from fedtools.models.pretrained.encoders import build_encoder
-from fedtools.models.pretrained.folder import Folder
+from fedtools.models.pretrained.folder import Folder, open_known
 from fedtools.models.pretrained.options import Pretrained
 
 
@@ -50,10 +50,7 @@ def build_pretrained(
 ) -> PretrainedNetwork:
     """Build a network of its section of a configuration; errors as of `build_network`."""
     options = from_mapping(Pretrained, config, where)
-    folder = Folder.open(options.path)
-    if options.sum not in (None, folder.sum):
-        remedy = "put the original back, or begin another experiment"
-        raise UserError("not the model that the experiment began with", path=folder.path, remedy=remedy)
+    folder = open_known(options.path, options.sum)
     try:
         network = PretrainedNetwork(folder, options, clients, classes)
         if options.head_share:

@@ -22,6 +22,7 @@ class Pretrained:
         sum: its `Folder.sum`, which `fedtools init` writes.
         adapt: fields of `Adapt`.
         head_share: of keywords, see `fedtools.models.keywords.base.Sizes`.
+        specaug, specaug_conf: of speech recognition, in ESPnet's keys.
     """
 
     network: Literal["hf"]
@@ -29,6 +30,8 @@ class Pretrained:
     sum: str | None = None
     adapt: dict[str, Any] = field(default_factory=dict)
     head_share: Share = 0.0
+    specaug: str | None = None
+    specaug_conf: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from_mapping(Adapt, self.adapt, "adapt")

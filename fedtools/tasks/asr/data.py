@@ -21,7 +21,7 @@ from fedtools.files.received import Seal
 from fedtools.files.seeds import generator
 from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
-from fedtools.models.asr import INPUT_SIZE
+from fedtools.models.asr import input_size_of
 from fedtools.tasks.asr.archives import first_there
 
 
@@ -43,7 +43,7 @@ def read_data(
         data.others[SPEED_TABLE] = read_table(speeds)
     if (languages := data.path / UTT2LANG).exists():
         data.others[UTT2LANG] = read_table(languages)
-    wanted = config.get("input_size", INPUT_SIZE)
+    wanted = input_size_of(config)
     for name in first_there(data) if may_lack else data.utterances[:1]:
         data.check_features([name])
         size = FeatureReader(data.feats_scp).shape(name)[1]

@@ -17,7 +17,7 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.states import spec_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.methods.base import SHARED, Method
-from fedtools.models.asr import INPUT_SIZE, build_model, classify, losses, outputs, represent
+from fedtools.models.asr import build_model, classify, input_size_of, losses, outputs, represent
 from fedtools.models.extractor import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.models.pooling import pooled
@@ -150,6 +150,6 @@ def cut_above(
     if model.lattice:
         raise UserError("a model of criterion lfmmi is not cut in two", path=where)
     try:
-        return Cut.above(model, extractor, config.get("input_size", INPUT_SIZE))
+        return Cut.above(model, extractor, input_size_of(config))
     except ValueError as error:
         raise UserError(f"method_conf.personal: {error}", path=where) from None
