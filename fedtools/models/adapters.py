@@ -15,41 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedtools.files.config import AboveZero, Positive
-
-
-@dataclass(frozen=True)
-class Adapt:
-    """What of a pretrained model is trained, beside a head that it was given.
-
-    Attributes:
-        kind: "lora", adapters of low rank; "bias", all biases; "head", the head alone; "none",
-            nothing, the head neither; "full", everything.
-        rank, alpha: of LoRA; the adapter's output is multiplied by alpha / rank.
-        targets: patterns of the linear layers that get one.
-        also: patterns of parameters that are trained as they are, such as "*layer_norm*".
-    """
-
-    kind: Literal["lora", "bias", "head", "none", "full"] = "lora"
-    rank: Positive = 8
-    alpha: AboveZero = 16.0
-    targets: tuple[str, ...] = ("*",)
-    also: tuple[str, ...] = ()
-
-    def trains(self, name: str) -> bool:
-        """Whether a parameter of the model is trained as it is."""
-        if self.kind == "full" or (self.kind == "bias" and name.split(".")[-1] == "bias"):
-            return True
-        return any(fnmatchcase(name, pattern) for pattern in self.also)
+from fedtools.models.adaptation import Adapt
 
 
 class Rows:
@@ -172,7 +146,10 @@ class Trained(nn.Module):
         clients = self._rows.clients if self._clients else 1
         found = [
             functional_call(
-                self.layer, {name: self.own(name)[k] for name in self._names}, (part, *others), options
+                self.layer,
+                {name: self.own(name)[k] for name in self._names},
+                (part, *others),
+                options,
             )
             for k, part in enumerate(values.chunk(clients))
         ]

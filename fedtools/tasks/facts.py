@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedtools.files.config import read_yaml, unknown
 from fedtools.files.datadir import DataDir, invert
@@ -36,6 +37,8 @@ class Facts:
         files: (folders by split, assets by name, where the options were read from) to the files
             that an experiment keeps a copy of; raises a UserError if one is not given.
         clients: data directory to its clients, in C order; [] where it names none.
+        frozen_model: the section `model` to what an experiment keeps of it, with sums of the files
+            that it names.
         by_client: whether models are measured on each client's data also where all clients have
             the same model.
     """
@@ -50,6 +53,7 @@ class Facts:
     clients: Callable[[Path], list[str]]
     by_client: bool
     reads_labels: Callable[[Mapping[str, object]], bool] = lambda training: True
+    frozen_model: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda model: model
 
     @property
     def header(self) -> tuple[str, ...]:

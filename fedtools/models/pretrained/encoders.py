@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtools.models.adapters import Adapt, Rows, adapt
+from fedtools.models.adaptation import Adapt
+from fedtools.models.adapters import Rows, adapt
 from fedtools.models.pooling import inside
 from fedtools.models.pretrained.folder import Folder
 
@@ -50,9 +51,7 @@ class WhisperEncoder(nn.Module):
         hidden, lengths, mask = self.embed(frames, lengths)
         return self.layer_norm(self.run(hidden, mask)), lengths
 
-    def embed(
-        self, frames: Tensor, lengths: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    def embed(self, frames: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """What is below the first layer: hidden values, their lengths, the mask of attention."""
         if lengths is None:
             lengths = torch.full((len(frames),), frames.shape[1], device=frames.device)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedtools.files.atomic import sha256
 from fedtools.files.errors import UserError
 from fedtools.files.text_files import read_text
+from fedtools.models.pretrained.options import is_pretrained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -157,6 +158,13 @@ def open_known(path: str | Path, known: str | None) -> Folder:
         problem = "not the pretrained model that the experiment began with"
         raise UserError(problem, path=folder.path, remedy=remedy)
     return folder
+
+
+def with_sum(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section `model` of a configuration, with the sum of the pretrained model it names."""
+    if not is_pretrained(model):
+        return model
+    return {**model, "sum": open_known(str(model.get("path", "")), model.get("sum")).sum}
 
 
 def import_transformers() -> Any:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from fedtools.files.config import Share, from_mapping
-from fedtools.models.adapters import Adapt
+from fedtools.models.adaptation import Adapt
 
 NETWORK = "hf"
 

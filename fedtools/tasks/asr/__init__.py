@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedtools.files import symbols
+from fedtools.models.pretrained.folder import with_sum
 from fedtools.tasks import TASKS
 from fedtools.tasks.facts import (
     FEATURES,
@@ -36,6 +37,7 @@ FACTS = TASKS.register("asr")(
         identity=of_utterances,
         files=_files,
         clients=clients_of_utterances,
+        frozen_model=with_sum,
         by_client=True,
         reads_labels=lambda training: training.get("labels", "transcripts") == "transcripts",
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedtools.files.clips import LENGTH, Clips
+from fedtools.models.pretrained.folder import with_sum
 from fedtools.tasks import TASKS
 from fedtools.tasks.facts import LABELS, MODEL, Facts, check_assets
 from fedtools.tasks.identity import of_clips
@@ -27,6 +28,7 @@ FACTS = TASKS.register("kws")(
         identity=of_clips,
         files=_files,
         clients=lambda folder: Clips.read(folder).clients,
+        frozen_model=with_sum,
         by_client=False,
     )
 )
