@@ -85,8 +85,8 @@ def init(
     if made.federated and not clients:
         remedy = "add utt2client to it, or take --method centralized"
         raise UserError("the data name no client", path=folders["train"], remedy=remedy)
-    known = {"clients": len(clients), "rounds": made.rounds or options.rounds}
-    known |= {"model": facts.frozen_model(options.model)}
+    known: dict[str, Any] = {"clients": len(clients), "rounds": made.rounds or options.rounds}
+    known["model"] = facts.frozen_model(options.model)
     options = from_mapping(Options, vars(options) | known, where)
     # Apart from the options: data of the same name can be made again from something else.
     reads_labels = facts.reads_labels(options.training)

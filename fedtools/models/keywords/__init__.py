@@ -50,7 +50,7 @@ def build_network(
         UserError: for options that are unknown or do not fit each other.
     """
     if is_pretrained(config):
-        from fedtools.models.pretrained.keywords import build_pretrained
+        from fedtools.models.keywords.pretrained import build_pretrained
 
         return build_pretrained(config, classes, where, clients)
     for key in config:

@@ -1,4 +1,4 @@
-"""A pretrained encoder with a layer of CTC on top, as `fedtools.models.asr` uses ESPnet's models."""
+"""A pretrained encoder below a layer of CTC, with what `fedtools.models.asr` asks of ESPnet's."""
 
 from __future__ import annotations
 
