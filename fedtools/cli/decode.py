@@ -51,7 +51,7 @@ def decode(
     federation = open_experiment(experiment, ngpu)
     if phrases and not lm:
         raise typer.BadParameter("goes with --lm", param_hint="--phrases")
-    search = work.Search.read(lm, config, phrases, bonus) if lm else None
+    search = work.read_search(federation, lm, config, phrases, bonus)
     work.decode(federation, data, out, search, model=model, job=job or 1, jobs=nj if job else 1)
     if job is None:
         print(merge(out, data, 1))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedtools.files import symbols
+from fedtools.lm.whisper_tokens import FILES as WHISPER_FILES
 from fedtools.models.pretrained.folder import with_sum
 from fedtools.tasks import TASKS
 from fedtools.tasks.facts import (
@@ -21,7 +22,7 @@ from fedtools.tasks.identity import of_utterances
 
 def _files(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
     check_assets(assets, ("tokens",), where, ("denominator",))
-    files = [assets["tokens"] / name for name in symbols.FILES]
+    files = [assets["tokens"] / name for name in (*symbols.FILES, *WHISPER_FILES)]
     files = [file for file in files if file.exists()]
     # That it is there is seen when it is read.
     return files + [assets[name] / f"{name}.safetensors" for name in assets if name != "tokens"]

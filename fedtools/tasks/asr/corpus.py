@@ -13,6 +13,7 @@ from fedtools.files.messages import COUNTED
 from fedtools.files.received import Seal
 from fedtools.files.sent_features import open_sent
 from fedtools.lm.tokens import Tokenizer
+from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method
 from fedtools.models.asr import shortest_input
 from fedtools.server.shares import taken_of
@@ -31,7 +32,7 @@ class Corpus:
         models: which they have to fit.
     """
 
-    def __init__(self, task: Task[Method], tokenizer: Tokenizer, models: AsrModels):
+    def __init__(self, task: Task[Method], tokenizer: Tokenizer | WhisperTokens, models: AsrModels):
         self._task, self._models, self._experiment = task, models, task.experiment
         self._training, self._tokenizer = models.training, tokenizer
         # The data directories that were read, by split.

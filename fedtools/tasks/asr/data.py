@@ -21,6 +21,7 @@ from fedtools.files.received import Seal
 from fedtools.files.seeds import generator
 from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
+from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.asr import input_size_of
 from fedtools.tasks.asr.archives import first_there
 
@@ -113,7 +114,7 @@ class Utterances:
         self,
         data: DataDir,
         names: Sequence[str],
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | WhisperTokens,
         batch_bins: int,
         shortest: int = 1,
         labelled: bool = True,
@@ -132,6 +133,12 @@ class Utterances:
         languages = data.others.get(UTT2LANG, {})
         spoken = {name: languages[name] for name in self.names if name in languages}
         self.unit = unit_of(spoken, data.path / UTT2LANG)
+        # Of a model with a decoder: what it begins with.
+        self._prompts = (
+            [tokenizer.prompt(spoken.get(name)) for name in self.names]
+            if isinstance(tokenizer, WhisperTokens)
+            else None
+        )
         self._speaker = _numbered(speakers_of(data, self.names))
         owners = [data.utt2client.get(name, "") for name in self.names]
         self._client, self.clients = _numbered(owners), sorted(set(owners))
@@ -181,7 +188,7 @@ class Utterances:
         ]
         speech = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
         tokens = [torch.tensor(self.tokens[index], dtype=torch.long) for index in indices]
-        return Batch(
+        batch = Batch(
             speech=speech,
             speech_lengths=torch.tensor([len(feature) for feature in features]),
             text=torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1),
@@ -189,6 +196,9 @@ class Utterances:
             speakers=torch.tensor([self._speaker[index] for index in indices]),
             clients=torch.tensor([self._client[index] for index in indices]),
         )
+        if self._prompts:
+            batch["prompt"] = torch.tensor([self._prompts[index] for index in indices])
+        return batch
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:
         """Yield the batches on `device`, the next one being read while one is worked on."""
