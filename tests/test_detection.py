@@ -99,7 +99,7 @@ def test_the_command_takes_the_last_configured_round_and_no_other(cli, experimen
         state = load_file(file)
         state["head.weight"][:], state["head.bias"][:] = 0, np.equal(CLASSES, label)
         save_file(state, file)
-        Experiment(path).close(number)
+        Experiment(path).round(number).close()
     cli("detection", path).ok()
     (row,) = read_tsv(path / "detection_test.tsv", None)
     # Of six negative clips all are accepted, and of six positive ones none is rejected.

@@ -119,7 +119,7 @@ def add_round(path: Path, at: int, *, federated: bool = True) -> None:
 def close_round(path: Path, at: int) -> None:
     """Mark a round as complete, as its ledger now is."""
     save_state(path / f"round_{at + 1:04d}" / "global.safetensors", {})
-    Experiment(path).close(at)
+    Experiment(path).round(at).close()
 
 
 def write_table(path: Path, columns: tuple[str, ...], rows: list[tuple]) -> None:

@@ -76,12 +76,12 @@ def run_rounds(path: Path, parameters: int) -> Path:
     federation = open_federation(path)
     experiment, method = federation.experiment, federation.method
     for number in range(1, experiment.options.rounds + 1):
-        phase, base = method.phase(number), experiment.recorded_base(number)
-        folder, clients = experiment.round_dir(number), draw(experiment, number, phase)
-        sparse(experiment.global_state(number), parameters)
+        phase, base = method.phase(number), experiment.round(number).recorded_base()
+        folder, clients = experiment.round(number).path, draw(experiment, number, phase)
+        sparse(experiment.round(number).global_state, parameters)
         payload, found = Payload(), ([], [])
         if clients:
-            experiment.write_sample(number, clients, 1)
+            experiment.round(number).write_sample(clients, 1)
             payload = send(folder, base, phase.sends, parameters)
             found = read_messages(folder, [clients], clients, payload, base)
             assert not found[1]

@@ -57,7 +57,7 @@ def test_two_experiments_of_one_process_end_as_each_alone(begin):
         sample(federation.experiment, federation.method, 1, 1)
         train_local(federation, 1, 1)
         aggregate(federation, 1)
-        assert federation.experiment.global_state(2).read_bytes() == expected
+        assert federation.experiment.round(2).global_state.read_bytes() == expected
         assert set_now() == before
 
 

@@ -105,7 +105,7 @@ def require_sent(federation: Federation) -> tuple[Federation, int]:
         remedy = "begin an experiment with method_conf.stage2 above 0"
         raise UserError("no features are sent where stage2 is 0", path=where, remedy=remedy)
     number = method.stage1 + 1
-    if not federation.experiment.is_done(number):
+    if not federation.experiment.round(number).is_done():
         problem = f"features are sent in round {number}, which is not complete"
         remedy = f"run fedtools rounds {federation.experiment.path}"
         raise UserError(problem, path=federation.experiment.path, remedy=remedy)
@@ -130,7 +130,7 @@ def statuses(federation: Federation, number: int, wanted: Sequence[str]) -> dict
     for client in wanted or experiment.clients:
         status = rows.get(client, "it took no part")
         if status in COUNTED:
-            scp = feature_paths(experiment.round_dir(number), client)[1]
+            scp = feature_paths(experiment.round(number).path, client)[1]
             status = "" if scp.exists() else "its features are not there any more"
         found[client] = status
     return found
@@ -151,7 +151,7 @@ def open_victim(
     """
     data, seed = federation.task.corpus.read("train"), federation.experiment.seed
     names = data.client_utterances(client)
-    round_dir = federation.experiment.round_dir(number)
+    round_dir = federation.experiment.round(number).path
     reader = open_sent(federation.experiment, number, client)
     secret = federation.task.corpus.gather(data, names[:1], labelled=False).load([0]).secret
     sent = sent_names(secret, client, len(names))

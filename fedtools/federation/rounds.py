@@ -78,7 +78,7 @@ def _run(
     for number in range(first, last + 1):
         sampled = sample(experiment, federation.method, number, jobs)
         if sampled:
-            train(number, experiment.jobs(number))
+            train(number, experiment.round(number).jobs())
         facts = [f"{len(sampled)} clients"] if sampled else []
         loss = aggregate(federation, number)
         if not math.isnan(loss):

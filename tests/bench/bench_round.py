@@ -49,7 +49,7 @@ def timed_work(self: Federation, clients: list[str], number: int, phase: Phase) 
     begun = time.perf_counter()
     found = plain_work(self, clients, number, phase)
     unit = f"{clients[0]}\t{time.perf_counter() - begun}\n"
-    path = self.experiment.round_dir(number) / "log" / f"{PROCESS}.training"
+    path = self.experiment.round(number).path / "log" / f"{PROCESS}.training"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         file.write(unit)
@@ -106,7 +106,7 @@ def parts_of_rounds(path: Path, rounds: int) -> dict[str, list[float]]:
             trained = time.perf_counter()
             aggregate(federation, number)
             ended = time.perf_counter()
-            logs = (federation.experiment.round_dir(number) / "log").glob("*.training")
+            logs = (federation.experiment.round(number).path / "log").glob("*.training")
             jobs = [
                 sum(float(line.split("\t")[1]) for line in log.read_text().splitlines())
                 for log in logs

@@ -101,7 +101,7 @@ class Corpus:
         """The features that clients sent in a round, of those whose messages counted."""
         experiment = self._experiment
         if self._received is None:
-            data, seals = DataDir(experiment.round_dir(number)), dict[str, Seal]()
+            data, seals = DataDir(experiment.round(number).path), dict[str, Seal]()
             sent = {
                 row.client: open_sent(experiment, number, row.client)
                 for row in read_round(experiment, number)
