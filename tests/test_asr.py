@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.trainer import Trainer
 from fedtools.client.unit import Unit
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator
@@ -207,7 +207,7 @@ def test_validation_without_a_word(tmp_path):
     inside(*begin).ok()
     inside("rounds", exp, "--to", "1", "--evaluate", "valid").ok()
     # Data may change under an experiment, where its files were not looked at again.
-    federation = open_federation(exp)
+    federation = Federation(exp)
     federation.task.corpus.read("valid").text.update(dict.fromkeys(names, ""))
     with pytest.raises(UserError, match=f"text: no word in the transcripts of {names[0]}, "):
         federation.task.measure("valid", "au")

@@ -170,12 +170,12 @@ def export(
     Example in egs/commonvoice/asr1: fedtools export exp/mini/fedavg/seed0 exp/mini/espnet
     """
     from fedtools.federation.evaluate import load_average
-    from fedtools.federation.federation import open_federation
+    from fedtools.federation.federation import Federation
     from fedtools.files.symbols import read_tokens
     from fedtools.models.espnet import export_espnet
     from fedtools.tasks.parts import CORPUS
 
-    federation = open_federation(experiment)
+    federation = Federation(experiment)
     federation.task.need(CORPUS)
     load_average(federation, client or "")
     for path in export_espnet(

@@ -200,8 +200,3 @@ def _reports(clients: Sequence[str], trained: Sequence[Trained]) -> list[Report]
         )
         for client, one in zip(clients, trained, strict=True)
     ]
-
-
-def open_federation(path: str | Path, device: str = "cpu") -> Federation:
-    """Open the experiment in a folder."""
-    return Federation(path, device)

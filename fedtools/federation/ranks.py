@@ -216,12 +216,12 @@ def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], No
             announce(0, ended=True)
 
 
-def follow(path: str | Path, rank: Rank, open_federation: Callable[[], Federation]) -> None:
+def follow(path: str | Path, rank: Rank, device: str) -> None:
     """As another rank, train this rank's jobs of every round until rank 0 has ended the run."""
     folder = Path(path) / "ranks"
     leader = _Watch(folder, 0)
     with contextlib.suppress(_Ended), _Sign(_made(folder), rank.number) as sign:
-        federation = open_federation()
+        federation = Federation(path, device)
         done, begun, words = 0, time.monotonic(), set()
         while True:
 

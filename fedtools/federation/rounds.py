@@ -21,7 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fedtools.federation.evaluate import evaluate
-from fedtools.federation.federation import Federation, open_federation
+from fedtools.federation.federation import Federation
 from fedtools.federation.ranks import Rank, follow, lead
 from fedtools.federation.steps import aggregate, sample, tidy, train_local
 from fedtools.files.errors import UserError
@@ -54,9 +54,9 @@ def run_rounds(
         UserError: if another process runs its rounds at the same time.
     """
     if rank is not None and rank.number > 0:
-        follow(path, rank, lambda: open_federation(path, device))
+        follow(path, rank, device)
         return
-    federation = open_federation(path, device)
+    federation = Federation(path, device)
     experiment = federation.experiment
     with lock(experiment.path, "rounds"):
         tidy(federation, experiment.last_round())
@@ -186,7 +186,7 @@ def _serve(pipe: Connection, path: str, device: str) -> None:
         while True:
             number, job = pipe.recv()
             try:
-                federation = federation or open_federation(path, device)
+                federation = federation or Federation(path, device)
                 train_local(federation, number, job)
             except (UserError, OSError) as found:
                 error = found
