@@ -101,7 +101,6 @@ class Federation:
     def work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
         """Do the clients' part of a round for one unit; `finish` is called when it is on disk."""
         assert phase.client is not None
-        self.task.may_lack = phase.may_lack
         try:
             return self._work(clients, number, phase)
         except Gone as gone:

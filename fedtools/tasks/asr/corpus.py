@@ -34,34 +34,41 @@ class Corpus:
     def __init__(self, task: Task[Method], tokenizer: Tokenizer, models: AsrModels):
         self._task, self._models, self._experiment = task, models, task.experiment
         self._training, self._tokenizer = models.training, tokenizer
-        # The data directories that were read, by split.
-        self.data: dict[str, DataDir] = {}
+        # The data directories that were read, by split, and whether archives may be gone.
+        self._data: dict[tuple[str, bool], DataDir] = {}
         self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
         self._received: Utterances | None = None
 
-    def read(self, split: str) -> DataDir:
-        """The data directory of a split; "train" without transcripts where no method reads them."""
-        if split not in self.data:
+    def read(self, split: str, may_lack: bool = False) -> DataDir:
+        """The data directory of a split; "train" without transcripts where no method reads them.
+
+        Args:
+            may_lack: archives may be gone.
+        """
+        # As of `Task.data_path`.
+        asked = split, may_lack and (split, False) not in self._data
+        if asked not in self._data:
             reads = split != "train" or self._training.labels == "transcripts"
             labels = ("text",) if reads else ()
-            may_lack = self._task.may_lack and split == "train"
-            self.data[split] = self.read_folder(
-                self._task.data_path(split), *labels, may_lack=may_lack
-            )
-        return self.data[split]
+            path = self._task.data_path(split, may_lack)
+            self._data[asked] = self.read_folder(path, *labels, may_lack=may_lack)
+        return self._data[asked]
 
     def read_folder(self, path: str | Path, *tables: str, may_lack: bool = False) -> DataDir:
         """Any data directory whose features fit the models, see `read_data`."""
         return read_data(path, self._experiment.options.model, *tables, may_lack=may_lack)
 
-    def utterances(self, split: str, client: str) -> Utterances:
+    def utterances(self, split: str, client: str, may_lack: bool = False) -> Utterances:
         """The utterances of one client (or of `ALL`) in a split.
 
         Features stay in memory for later rounds, those used last, as far as `cache_mb` allows.
+
+        Args:
+            may_lack: archives of other clients may be gone.
         """
         key = split, client
         if key not in self._utterances:
-            data = self.read(split)
+            data = self.read(split, may_lack)
             names = data.utterances if client == ALL else data.client_utterances(client)
             found = self.gather(data, names)
             self._make_room(found)
