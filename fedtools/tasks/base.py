@@ -123,6 +123,11 @@ class Part(Generic[Found]):
 
     name: str
 
+    def of(self, task: Task[Any]) -> Found | None:
+        """What a task has; None if it has not."""
+        found: Found | None = getattr(task, self.name, None)
+        return found
+
 
 class Task(ABC, Generic[By]):
     """What a federation asks of its task; what else it has is asked for by `need`.
@@ -228,8 +233,7 @@ class Task(ABC, Generic[By]):
 
     def need(self, part: Part[Found]) -> Found:
         """What not every task has; a `UserError` names task and part."""
-        found: Found | None = getattr(self, part.name, None)
-        if found is None:
+        if (found := part.of(self)) is None:
             raise lacking(self, part.name)
         return found
 
