@@ -29,11 +29,14 @@ class Corpus:
         task: whose data directories they are.
         tokenizer: of transcripts.
         models: which they have to fit.
+
+    Attributes:
+        training: the options of the experiment.
     """
 
     def __init__(self, task: Task[Method], tokenizer: Tokenizer, models: AsrModels):
         self._task, self._models, self._experiment = task, models, task.experiment
-        self._training, self._tokenizer = models.training, tokenizer
+        self.training, self._tokenizer = models.training, tokenizer
         # The data directories that were read, by split, and whether archives may be gone.
         self._data: dict[tuple[str, bool], DataDir] = {}
         self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
@@ -48,7 +51,7 @@ class Corpus:
         # As of `Task.data_path`.
         asked = split, may_lack and (split, False) not in self._data
         if asked not in self._data:
-            reads = split != "train" or self._training.labels == "transcripts"
+            reads = split != "train" or self.training.labels == "transcripts"
             labels = ("text",) if reads else ()
             path = self._task.data_path(split, may_lack)
             self._data[asked] = self.read_folder(path, *labels, may_lack=may_lack)
@@ -84,20 +87,20 @@ class Corpus:
         Args:
             labelled: whether each needs a transcript; by default if the data have any.
         """
-        bins, shortest = self._training.batch_bins, shortest_input(self._models.build())
+        bins, shortest = self.training.batch_bins, shortest_input(self._models.build())
         labelled = bool(data.text) if labelled is None else labelled
-        ends = self._training.end_frames
+        ends = self.training.end_frames
         return Utterances(data, names, self._tokenizer, bins, shortest, labelled, end_frames=ends)
 
     def gather_sent(
         self, data: DataDir, names: Sequence[str], seals: Mapping[str, Seal]
     ) -> Utterances:
         """Some utterances' features, as many in a batch as of filterbanks."""
-        bins = max(1, round(self._training.batch_bins * self._models.cut().share))
+        bins = max(1, round(self.training.batch_bins * self._models.cut().share))
         return Utterances(data, names, self._tokenizer, bins, labelled=False, seals=seals)
 
     def _make_room(self, found: Utterances) -> None:
-        limit = self._training.cache_mb << 20
+        limit = self.training.cache_mb << 20
         found.keep = found.bytes <= limit
         kept = sum(other.bytes for other in self._utterances.values() if other.keep)
         while found.keep and self._utterances and kept + found.bytes > limit:
@@ -121,6 +124,6 @@ class Corpus:
             if not data.feats_scp:
                 raise UserError("no client has sent any features", path=data.path)
             found = self.gather_sent(data, list(data.feats_scp), seals)
-            found.keep = found.bytes <= self._training.cache_mb << 20
+            found.keep = found.bytes <= self.training.cache_mb << 20
             self._received = found
         return self._received
