@@ -16,7 +16,7 @@ from fedtools.lm.tokens import Tokenizer
 from fedtools.methods.base import Method
 from fedtools.models.asr import shortest_input
 from fedtools.server.shares import taken_of
-from fedtools.tasks.asr.data import Utterances, read_data
+from fedtools.tasks.asr.data import Utterances, Zeros, read_data
 from fedtools.tasks.asr.model import AsrModels
 from fedtools.tasks.base import Task
 from fedtools.tasks.facts import ALL
@@ -87,10 +87,10 @@ class Corpus:
         Args:
             labelled: whether each needs a transcript; by default if the data have any.
         """
-        bins, shortest = self.training.batch_bins, shortest_input(self._models.build())
+        zeros = Zeros(self.training.end_frames, shortest_input(self._models.build()))
         labelled = bool(data.text) if labelled is None else labelled
-        ends = self.training.end_frames
-        return Utterances(data, names, self._tokenizer, bins, shortest, labelled, end_frames=ends)
+        bins = self.training.batch_bins
+        return Utterances(data, names, self._tokenizer, bins, zeros, labelled)
 
     def gather_sent(
         self, data: DataDir, names: Sequence[str], seals: Mapping[str, Seal]
