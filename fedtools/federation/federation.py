@@ -132,7 +132,8 @@ class Federation:
             states.check_there(client, number)
         own = [experiment.own(client, number) for client in clients]
         home = own[0] if len(own) == 1 else None
-        unit = Unit(clients, number, experiment.seed, home, own, states.personal)
+        title = experiment.title
+        unit = Unit(clients, number, experiment.seed, home, own, states.personal, title)
         model = models.build(len(clients))
         load_model(model.state_dict(), states.start(number))
         for index, client in enumerate(clients):
@@ -158,7 +159,8 @@ class Federation:
                 states.check_there(client, number)
                 load_model(models.tensors(model, index), states.of_client(client, number))
         home = experiment.at_server(number)
-        unit = Unit([SERVER], number, experiment.seed, home, own, states.personal)
+        title = experiment.title
+        unit = Unit([SERVER], number, experiment.seed, home, own, states.personal, title)
         return Client(unit, self.task.source([], number, phase), models, model)
 
     def _models(self, client: Client) -> Mapping[str, Any]:

@@ -74,7 +74,7 @@ def _run(
     first = experiment.last_round() + 1
     if split:
         evaluate(federation, list(filter(experiment.is_measured, range(first))), split)
-    lines = Lines(_title(experiment.path), "round", last, first)
+    lines = Lines(experiment.title, "round", last, first)
     for number in range(first, last + 1):
         sampled = sample(experiment, federation.method, number, jobs)
         if sampled:
@@ -95,13 +95,6 @@ def _measured(federation: Federation, number: int, split: str) -> str:
     values = [float(row[rate]) for row in rows if int(row["round"]) == number]
     name = read_unit(federation.task.data_path(split)).title if rate == "wer" else rate
     return f"{split} {name} {math.fsum(values) / len(values):.1f} %"
-
-
-def _title(path: Path) -> str:
-    """Name an experiment by its path below the last folder `exp`, or else as it was given."""
-    # Links are left alone: `exp` may be one, to a larger disk.
-    _, exp, below = str(path.absolute()).rpartition("/exp/")
-    return below if exp else str(path)
 
 
 @contextlib.contextmanager

@@ -86,6 +86,13 @@ class Experiment:
                 raise UserError(problem, path=path, remedy=_BEGIN_ANEW)
 
     @property
+    def title(self) -> str:
+        """What it is called: its path below the last folder `exp`, or else as it was given."""
+        # Links are left alone: `exp` may be one, to a larger disk.
+        _, exp, below = str(self.path.absolute()).rpartition("/exp/")
+        return below if exp else str(self.path)
+
+    @property
     def init(self) -> Path:
         """The full model that everybody begins with."""
         return self.path / "init.safetensors"
