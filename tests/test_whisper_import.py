@@ -146,6 +146,9 @@ def test_the_vocabulary_tells_english_only_from_multilingual(size, multilingual,
     model, tokens = load(tmp_path / "hf"), AutoTokenizer.from_pretrained(tmp_path / "hf")
     number = {name: size - 1501 - len(tiny.SPECIAL) + i for i, name in enumerate(tiny.SPECIAL)}
     assert tokens.convert_tokens_to_ids(list(number)) == list(number.values())
+    # Behind the last of them, transformers counts timestamps.
+    assert sorted(tokens.all_special_ids) == list(number.values())
+    assert tokens.all_special_ids[-1] == number["<|notimestamps|>"]
     told = model.generation_config
     assert told.is_multilingual == multilingual
     assert told.no_timestamps_token_id == number["<|notimestamps|>"] == size - 1502

