@@ -7,8 +7,7 @@ import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
