@@ -21,6 +21,17 @@ shopt -s lastpipe
 log() { echo "$(date '+%Y-%m-%d %H:%M:%S') $*"; }
 begins() { [ "${stage}" -le "$1" ] && [ "${stop_stage}" -ge "$1" ]; }
 
+# Options that the command line has left empty are what a section of a YAML says; lists have blanks
+# between their values.
+take_options() { # YAML, section, options of these names...
+    local said name names=("${@:3}")
+    said=$(fedtools config "$1" "${names[@]/#/$2.}")
+    while IFS= read -r said; do
+        name=${names[0]} names=("${names[@]:1}")
+        [ -n "${!name}" ] || printf -v "${name}" '%s' "${said}"
+    done <<<"${said}"
+}
+
 # The words of options: at least one, each as the pattern says, and none twice. The option then has
 # one space between two words.
 check_words() { # option, pattern, option, pattern, ...

@@ -367,8 +367,9 @@ def config(
 ) -> None:
     """Print values of a configuration, for shell scripts.
 
-    They are printed one a line. Sections that commands before an experiment take are checked, and
-    their defaults known.
+    They are printed one a line, lists with blanks between their values, decimals as they are
+    written. Sections that recipes and commands before an experiment take are checked, and their
+    defaults known.
 
     Reads: YAML.
 
@@ -386,14 +387,14 @@ def config(
         kind = SECTIONS.get(section)
         options = from_mapping(kind, content.get(section), f"{path}: {section}") if kind else None
         try:
-            values.append(lookup(path, key))
+            values.append(lookup(path, key, as_written=True))
         except UserError:
             # What is left out has its default, where there is one.
             if getattr(options, name, None) is None:
                 raise
             values.append(getattr(options, name))
     for value in values:
-        print(value)
+        print(*value) if isinstance(value, list | tuple) else print(value)
 
 
 @command("train-ivectors", "Data")

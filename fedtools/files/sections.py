@@ -1,16 +1,22 @@
-"""Sections of a recipe's YAML that commands before any experiment take: types and defaults."""
+"""Sections of a recipe's YAML that its run.sh and commands before any experiment take.
+
+Types, ranges and defaults are here; `fedtools config` checks a section and prints of it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
 # Not those of `fedtools.files.config`, which imports PyYAML: the command line asks for defaults.
 Natural = Annotated[int, Ge(0)]
 NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[int, Ge(1)]
+AboveZero = Annotated[float, Gt(0)]
+
+Order = Annotated[int, Ge(2), Le(6)]
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class Tokens:
 class Ngram:
     """Of `fedtools train-lm`: the longest n-gram."""
 
-    order: Annotated[int, Ge(2), Le(6)] = 4
+    order: Order = 4
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,38 @@ class Newcomers:
     epochs: Positive
 
 
+@dataclass(frozen=True)
+class Rescoring:
+    """Of the recipe rescore1.
+
+    Attributes:
+        rounds: T, how often clients send their counts, of each federation.
+        rates: of federated fine-tuning, of which validation data choose one.
+        bonuses: of private words in the first pass, of which validation data choose one.
+        listed: private words are of the transcripts of the first of so many + 1 groups.
+        dp: mechanism of the federation with differential privacy, or none.
+        dp_unit: what epsilon is promised for.
+        epsilon: of all its releases together; a small one protects more.
+        density_order: of the n-gram of the density ratio.
+        transcripts_order: of the n-gram of transcripts that a synthesiser speaks.
+    """
+
+    rounds: tuple[Positive, ...] = (1, 2, 5, 10)
+    rates: tuple[AboveZero, ...] = (1e-4, 3e-4, 1e-3, 3e-3)
+    bonuses: tuple[NonNegative, ...] = (1, 2, 4, 6, 8)
+    listed: Positive = 3
+    dp: Literal["laplace", "paper", "none"] = "laplace"
+    dp_unit: Literal["word", "utterance", "user"] = "utterance"
+    epsilon: AboveZero = 8
+    density_order: Order = 2
+    transcripts_order: Order = 5
+
+
 SECTIONS: dict[str, type] = {
     "tokens": Tokens,
     "lm": Ngram,
     "denominator": Denominator,
     "ivectors": Ivectors,
     "newcomers": Newcomers,
+    "rescoring": Rescoring,
 }
