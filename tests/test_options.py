@@ -13,7 +13,7 @@ import pytest
 import yaml
 from conftest import ROOT, run
 
-from fedtools.attack.options import A1, A2
+from fedtools.attack import options as attacks
 from fedtools.client.options import ClipTraining, UtteranceTraining
 from fedtools.decode.beam import BeamOptions
 from fedtools.federation.init import read_config, read_options
@@ -33,7 +33,7 @@ from fedtools.tasks.lm.model import LmTraining
 CONFIGS = sorted((ROOT / "conf").glob("*/*.yaml"))
 TOKENS = ["<blank>", "<unk>", "a", "<sos/eos>"]
 LATTICE = Lattice(train_denominator([[2, 2], [2]], TOKENS, 2, 10), len(TOKENS))
-OTHERS = {**SECTIONS, "a1": A1, "a2": A2, "decode": BeamOptions}
+OTHERS = {**SECTIONS, **attacks.SECTIONS, "decode": BeamOptions}
 TRAINING = {"asr": UtteranceTraining, "kws": ClipTraining, "lm": LmTraining}
 # A big model takes a second, and has the keys of a small one.
 SMALL = ("mini", "an4")

@@ -21,14 +21,14 @@ shopt -s lastpipe
 log() { echo "$(date '+%Y-%m-%d %H:%M:%S') $*"; }
 begins() { [ "${stage}" -le "$1" ] && [ "${stop_stage}" -ge "$1" ]; }
 
-# Options that the command line has left empty are what a section of a YAML says; lists have blanks
-# between their values.
-take_options() { # YAML, section, options of these names...
-    local said name names=("${@:3}")
-    said=$(fedtools config "$1" "${names[@]/#/$2.}")
+# Options that the command line has left empty are what a YAML says of them, the last part of each
+# key; lists have blanks between their values.
+take_options() { # YAML, keys...
+    local said key number=0 keys=("${@:2}")
+    said=$(fedtools config "$@")
     while IFS= read -r said; do
-        name=${names[0]} names=("${names[@]:1}")
-        [ -n "${!name}" ] || printf -v "${name}" '%s' "${said}"
+        key=${keys[number]##*.} number=$((number + 1))
+        [ -n "${!key}" ] || printf -v "${key}" '%s' "${said}"
     done <<<"${said}"
 }
 

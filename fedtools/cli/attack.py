@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
+from fedtools.attack.options import Part
 from fedtools.cli.app import app, command, make_group
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 
@@ -19,8 +20,6 @@ attack = make_group("Attack what clients send: what it gives away of speakers.")
 app.add_typer(attack, name="attack")
 JOB = typer.Option(1, "--job", min=1, help="Which share of the models, from 1.")
 NJ = typer.Option(1, "--nj", min=1, help="Into how many shares they are cut.")
-# As `fedtools.attack.layers.PARTS`, which imports torch.
-Part = Literal["affine", "relu"]
 UNITS = (
     "clip=1 is the median norm of the round's updates; noise=z has a standard deviation of "
     "z * bound / sqrt(n), n being the update's number of values, and without clip of z times its "

@@ -377,14 +377,16 @@ def config(
 
     Example in egs/commonvoice/asr1: fedtools config conf/mini.yaml tokens.vocab_size lm.order
     """
+    from fedtools.attack import options as attacks
+    from fedtools.files import sections
     from fedtools.files.config import from_mapping, lookup, read_yaml
     from fedtools.files.errors import UserError
-    from fedtools.files.sections import SECTIONS
 
+    known = {**sections.SECTIONS, **attacks.SECTIONS}
     content, values = read_yaml(path), []
     for key in keys:
         section, _, name = key.partition(".")
-        kind = SECTIONS.get(section)
+        kind = known.get(section)
         options = from_mapping(kind, content.get(section), f"{path}: {section}") if kind else None
         try:
             values.append(lookup(path, key, as_written=True))

@@ -11,13 +11,19 @@ import re
 import typing
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
-from annotated_types import Ge, Gt, Lt
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
+
+# Who has options reads them by this module, but for the command line, which goes without PyYAML.
+from fedtools.files.ranges import AboveZero as AboveZero
+from fedtools.files.ranges import Natural as Natural
+from fedtools.files.ranges import NonNegative as NonNegative
+from fedtools.files.ranges import Positive as Positive
+from fedtools.files.ranges import Share as Share
 from fedtools.files.text_files import read_text
 
 if TYPE_CHECKING:
@@ -31,13 +37,6 @@ else:
 """A section of options, which its owner checks."""
 
 T = TypeVar("T", bound="DataclassInstance")
-
-# The ranges that options have; pydantic checks them.
-Positive = Annotated[int, Ge(1)]
-Natural = Annotated[int, Ge(0)]
-AboveZero = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-Share = Annotated[float, Ge(0), Lt(1)]
 
 # Aliases can make a few lines a tree of any size, which would be walked through and printed.
 _MAX_NODES = 1 << 21

@@ -8,13 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
-# Not those of `fedtools.files.config`, which imports PyYAML: the command line asks for defaults.
-Natural = Annotated[int, Ge(0)]
-NonNegative = Annotated[float, Ge(0)]
-Positive = Annotated[int, Ge(1)]
-AboveZero = Annotated[float, Gt(0)]
+from fedtools.files.ranges import AboveZero, Natural, NonNegative, Positive, Share
 
 Order = Annotated[int, Ge(2), Le(6)]
 
@@ -85,6 +81,25 @@ class Rescoring:
     transcripts_order: Order = 5
 
 
+@dataclass(frozen=True)
+class Sets:
+    """Of the recipe attack1: who is in which set, and with how much speech.
+
+    Attributes:
+        partition: of the corpus itself.
+        unit: what a speaker is.
+        hours_g: of speech that the global model is trained on.
+        seconds_per_model: of speech that a personalised model is trained on.
+        valid_share: of Train-G's utterances, to tune by and to measure.
+    """
+
+    partition: Literal["legacy", "speaker-adaptation"] = "speaker-adaptation"
+    unit: Literal["person", "talk"] = "person"
+    hours_g: AboveZero = 200
+    seconds_per_model: AboveZero = 240
+    valid_share: Share = 0.02
+
+
 SECTIONS: dict[str, type] = {
     "tokens": Tokens,
     "lm": Ngram,
@@ -92,4 +107,5 @@ SECTIONS: dict[str, type] = {
     "ivectors": Ivectors,
     "newcomers": Newcomers,
     "rescoring": Rescoring,
+    "sets": Sets,
 }

@@ -41,7 +41,7 @@ Stages: 1 data directories (AMI in db.sh is empty: a mini corpus), 2 filterbanks
 . utils/recipe.sh
 . utils/asr_steps.sh
 . local/rescoring.sh
-take_options conf/fmp.yaml rescoring rounds dp dp_unit epsilon rates listed bonuses
+take_options conf/fmp.yaml rescoring.{rounds,dp,dp_unit,epsilon,rates,listed,bonuses}
 
 corpus=${AMI} mini=()
 if [ -n "${AMI_TRANSCRIPTS}" ]; then
