@@ -49,9 +49,68 @@ class Ivectors:
 
 @dataclass(frozen=True)
 class Newcomers:
-    """Of `fedtools adapt`."""
+    """Of speakers that no training has heard, in the recipe asr1.
 
-    epochs: Positive
+    Attributes:
+        epochs: of adaptation, by `fedtools adapt`.
+        seconds: of its own speech to which a newcomer's model is adapted, the first.
+    """
+
+    epochs: Positive = 10
+    seconds: Annotated[float, Ge(0.1)] = 60
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Of the recipe asr1: how much speech is whose.
+
+    Attributes:
+        hours: train, valid and test hours of all clients together, or their ratio.
+        server_hours: the same of the server's own data; none: as `hours`.
+        server_fraction: of the speakers, who are the server's, where clients' accents are any.
+    """
+
+    hours: tuple[AboveZero, ...] = (100, 10, 10)
+    server_hours: tuple[AboveZero, ...] = ()
+    server_fraction: Share = 0.4
+
+    def __post_init__(self) -> None:
+        for name, found in (("hours", self.hours), ("server_hours", self.server_hours)):
+            if len(found) != 3 and (found or name == "hours"):
+                said = "three are wanted, for train, valid and test"
+                raise ValueError(f"option {name!r} is {list(found)}: {said}")
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Of the recipe kws1.
+
+    Attributes:
+        clip_seconds: the length of a clip: longer ones are cut, and shorter ones filled up.
+        min_clips: smaller clients are left out of training.
+        paper_min_clips: the same with --split paper.
+    """
+
+    clip_seconds: Annotated[float, Ge(0.1), Le(60)] = 1
+    min_clips: Positive = 1
+    paper_min_clips: Positive = 5
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """Of kws1's figure of the accuracy between a model and what two clients make of it.
+
+    Attributes:
+        min_clips: the clients are of those with so many clips.
+        epochs: of each client.
+        points: of the grid, in each direction.
+        clips: accuracy is measured on so many at most, drawn at random.
+    """
+
+    min_clips: Positive = 10
+    epochs: Positive = 20
+    points: Annotated[int, Ge(2)] = 13
+    clips: Positive = 500
 
 
 @dataclass(frozen=True)
@@ -106,6 +165,9 @@ SECTIONS: dict[str, type] = {
     "denominator": Denominator,
     "ivectors": Ivectors,
     "newcomers": Newcomers,
+    "corpus": Corpus,
+    "clips": Clips,
+    "landscape": Landscape,
     "rescoring": Rescoring,
     "sets": Sets,
 }
