@@ -30,8 +30,7 @@ To --defences add keep=PATTERN,..., tensors of this model that clients do not se
 for name in exp indicator out; do [ -n "${!name}" ] || fail 2 "--${name} is missing"; done
 # An experiment's own has no such section, so that it gives their defaults.
 : "${config:=${exp}/config.yaml}"
-take_options "${config}" updates.{defences,each}
-: "${part:=$(fedtools config "${config}" a1.parts)}"
+take_options "${config}" updates.{defences,each} part=a1.parts
 part=${part##* }
 check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none'
 [[ ${defences} = none?( *) ]] ||

@@ -21,13 +21,14 @@ shopt -s lastpipe
 log() { echo "$(date '+%Y-%m-%d %H:%M:%S') $*"; }
 begins() { [ "${stage}" -le "$1" ] && [ "${stop_stage}" -ge "$1" ]; }
 
-# Options that the command line has left empty are what a YAML says of them, the last part of each
-# key; lists have blanks between their values.
-take_options() { # YAML, keys...
+# Options that the command line has left empty are what a YAML says of them; lists have blanks between
+# their values. An option is called as the last part of its key, unless a name stands before that.
+take_options() { # YAML, [name=]key...
     local said key number=0 keys=("${@:2}")
-    said=$(fedtools config "$@")
+    said=$(fedtools config "$1" "${keys[@]#*=}")
     while IFS= read -r said; do
-        key=${keys[number]##*.} number=$((number + 1))
+        key=${keys[number]%%=*} number=$((number + 1))
+        key=${key##*.}
         [ -n "${!key}" ] || printf -v "${key}" '%s' "${said}"
     done <<<"${said}"
 }

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by run.sh after utils/asr_steps.sh: what local/prepare.py is told of accents and training sets.
+# Sourced by run.sh after utils/recipe.sh: what local/prepare.py is told of accents and training sets.
 # shellcheck disable=SC2034,SC2154  # run.sh's options; options
 
 # Defaults that depend on other options, and prepare.py's options: those of later versions only where
@@ -9,7 +9,7 @@ name_data() {
     check_word clients 'accent|speaker' unclear 'server|drop' common_sentences 'drop|keep'
     [ "${clients}" = accent ] || [ -z "${COMMONVOICE}" ] || : "${accents:=any}"
     : "${accents:=au=australia,en=england,in=indian}"
-    [ "${accents}" != any ] || : "${server_fraction:=$(setting corpus.server_fraction)}"
+    [ "${accents}" != any ] || take_options "${config}" corpus.server_fraction
     options=(--accents "${accents}" --seed "${split_seed}" --hours "${hours}")
     options+=(--server-hours "${server_hours}")
     options+=(${server_fraction:+--server-fraction "${server_fraction}"})

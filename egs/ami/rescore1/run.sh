@@ -48,7 +48,7 @@ if [ -n "${AMI_TRANSCRIPTS}" ]; then
     corpus=${AMI_TRANSCRIPTS}
     : "${tag:=transcripts}" "${config:=conf/mini.yaml}" "${background:=data/${tag}/background.txt}"
     : "${finetuning:=conf/mini_finetuning.yaml}"
-    : "${order:=$(fedtools config conf/fmp.yaml rescoring.transcripts_order)}"
+    take_options conf/fmp.yaml order=rescoring.transcripts_order
     : "${release:=$(basename "${corpus}"), synthetic speech}"
     log "AMI_TRANSCRIPTS is set in db.sh: its words are spoken by a synthesiser"
 elif [ -z "${AMI}" ]; then
@@ -62,7 +62,7 @@ fi
 : "${release:=$(basename "${corpus}")}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}"
-: "${order:=$(setting lm.order)}"
+take_options "${config}" lm.order
 check_words seeds '0|[1-9][0-9]*' rounds '[1-9][0-9]*' rates '[0-9.]+(e-?[0-9]+)?' \
     bonuses '[0-9]+([.][0-9]+)?'
 check_word clients 'speaker|meeting' ngpu '0|1' dp 'laplace|paper|none' \

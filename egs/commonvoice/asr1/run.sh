@@ -62,8 +62,7 @@ if [ -z "${COMMONVOICE}" ]; then
 fi
 above=$(basename "$(dirname "${corpus}")")
 : "${tag:=${above}}" "${release:=${above}}" "${config:=conf/paper.yaml}"
-: "${newcomer_seconds:=$(setting newcomers.seconds)}"
-take_options "${config}" corpus.{hours,server_hours}
+take_options "${config}" newcomer_seconds=newcomers.seconds corpus.{hours,server_hours}
 hours=${hours// /,} server_hours=${server_hours// /,}
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"

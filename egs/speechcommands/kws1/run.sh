@@ -59,9 +59,8 @@ if [ -z "${corpus}" ]; then
 fi
 name_corpora SPEECHCOMMANDS SPEECHCOMMANDS_TEST
 : "${config:=${default}}" "${release:=$(basename "${corpus}")}"
-[ "${split}" != paper ] || : "${min_clips:=$(fedtools config "${config}" clips.paper_min_clips)}"
-: "${landscape_clips:=$(fedtools config "${config}" landscape.min_clips)}"
-take_options "${config}" clips.{clip_seconds,min_clips}
+[ "${split}" != paper ] || take_options "${config}" min_clips=clips.paper_min_clips
+take_options "${config}" clips.{clip_seconds,min_clips} landscape_clips=landscape.min_clips
 check_word clip_seconds '[0-9]+(\.[0-9]{1,3})?'
 # Other clips or other options are other experiments, and so need a tag of their own.
 [ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)

@@ -56,7 +56,8 @@ fi
 take_options "${config}" sets.{unit,partition,hours_g,seconds_per_model,valid_share} \
     a1.parts a2.layers updates.defences
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
-: "${results:=${exp}/RESULTS.md}" "${criterion:=$(setting model.criterion)}"
+: "${results:=${exp}/RESULTS.md}"
+[ -n "${criterion}" ] || take_options "${config}" model.criterion
 check_words parts 'affine|relu' layers '[1-9][0-9]*'
 check_word unit 'person|talk' volumes 'true|false' ivectors 'true|false' criterion 'ctc|lfmmi' \
     ngpu '0|1'
