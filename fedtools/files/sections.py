@@ -13,13 +13,14 @@ from annotated_types import Ge, Le
 from fedtools.files.ranges import AboveZero, Natural, NonNegative, Positive, Share
 
 Order = Annotated[int, Ge(2), Le(6)]
+TokenType = Literal["bpe", "char"]
 
 
 @dataclass(frozen=True)
 class Tokens:
     """Of `fedtools train-tokens`; BPE needs `vocab_size`, characters have all by default."""
 
-    token_type: Literal["bpe", "char"] = "bpe"
+    token_type: TokenType = "bpe"
     vocab_size: Annotated[int, Ge(4)] | None = None
 
 
@@ -45,6 +46,13 @@ class Ivectors:
     gaussians: Annotated[int, Ge(1), Le(4096)] = 512
     dimension: Annotated[int, Ge(1), Le(1000)] = 100
     hours: NonNegative = 10.0
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Of all intervals by the bootstrap; of no YAML, since no model depends on it."""
+
+    resamples: Annotated[int, Ge(1), Le(100_000)] = 1000
 
 
 @dataclass(frozen=True)
