@@ -7,11 +7,13 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Lt
 
-from fedtools.files.ranges import AboveZero, Positive
+from fedtools.files.ranges import AboveZero, Natural, Positive
 
 # As `fedtools.attack.layers.PARTS`, which imports torch: of a TDNN's layers, affine, or relu, what
 # follows it.
 Part = Literal["affine", "relu"]
+# Trials of two speakers, in either attack on models.
+_TRIALS = 10_000
 Weight = Annotated[float, Ge(0), Lt(1e9)]
 
 
@@ -22,10 +24,12 @@ class A1:
     Attributes:
         alpha: weights of the distance of means and of that of deviations in equation 4.
         parts: of a TDNN's layers, where a recipe takes activations.
+        others: trials of two speakers; 0: all there are.
     """
 
     alpha: tuple[Weight, Weight] = (1.0, 10.0)
     parts: tuple[Part, ...] = ("affine", "relu")
+    others: Natural = _TRIALS
 
     def __post_init__(self) -> None:
         if not any(self.alpha):
@@ -46,6 +50,7 @@ class A2:
             number another network is trained.
         dimension: to which LDA brings embeddings, at most; fewer where there are few models.
         layers: hidden ones that a recipe looks at, each by an attack of its own.
+        others: as of attack A1.
     """
 
     width: Annotated[int, Ge(2)] = 512
@@ -56,6 +61,20 @@ class A2:
     held: Annotated[int, Ge(2)] = 16
     dimension: Positive = 150
     layers: tuple[Positive, ...] = (1, 5)
+    others: Natural = _TRIALS
+
+
+@dataclass(frozen=True)
+class SentFeatures:
+    """Of the attacks on features.
+
+    Attributes:
+        utterances: of a client, at most; drawn at random.
+        epochs: of the decoder of attack IV.
+    """
+
+    utterances: Annotated[int, Ge(2)] = 2000
+    epochs: Positive = 20
 
 
 @dataclass(frozen=True)
@@ -74,4 +93,4 @@ class Updates:
     each: Positive = 20
 
 
-SECTIONS: dict[str, type] = {"a1": A1, "a2": A2, "updates": Updates}
+SECTIONS: dict[str, type] = {"a1": A1, "a2": A2, "updates": Updates, "features": SentFeatures}

@@ -38,7 +38,7 @@ FIRST = "round_0001/global.safetensors"
 _SAID = ("method", "seed", "start", "data", "clients")
 # What else recipes' files hold: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", *SECTIONS)
-_SECTIONS += ("decode", "a1", "a2", "updates", "nnlm", "tuning", "sweeps")
+_SECTIONS += ("decode", "a1", "a2", "updates", "features", "nnlm", "tuning", "sweeps")
 
 
 def init(
