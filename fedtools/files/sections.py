@@ -86,7 +86,7 @@ class Corpus:
         for name, found in (("hours", self.hours), ("server_hours", self.server_hours)):
             if len(found) != 3 and (found or name == "hours"):
                 said = "three are wanted, for train, valid and test"
-                raise ValueError(f"option {name!r} is {list(found)}: {said}")
+                raise ValueError(f"option {name!r} has {len(found)} values: {said}")
 
 
 @dataclass(frozen=True)
