@@ -170,7 +170,8 @@ def test_defences_membership_and_sex(recipe):
     # Who has two models in a part has other utterances, too, which the first was not trained on.
     assert {row["others_of"] for row in rows} == {"same speaker"}
     run("utils/attack_updates.sh", "--exp", "x", cwd=recipe).fails(2, "--indicator is missing")
-    given = ("--exp", "x", "--indicator", "y", "--out", "z", "--defences", "bits=8 none")
+    given = ("--exp", "exp/fake/part2", "--indicator", "y", "--out", "z")
+    given += ("--defences", "bits=8 none")
     run("utils/attack_updates.sh", *given, cwd=recipe).fails(2, "none comes first")
 
 
