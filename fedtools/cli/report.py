@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from fedtools.cli.app import command
+from fedtools.cli.app import command, section_option
+from fedtools.files.sections import Bootstrap
 
 if TYPE_CHECKING:
     from fedtools.report.page import Row
 
 DATA_DIR = typer.Argument(help="Data directory: text, utt2spk, utt2client if any.")
-RESAMPLES = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap.")
+RESAMPLES = section_option(Bootstrap, "resamples", help="Draws of the bootstrap.")
 SEED = typer.Option(0, help="Seed of the bootstrap.")
 TEXT_RULE = typer.Option("none", help="spoken: of case, punctuation and numbers nothing counts.")
 RESULTS = typer.Argument(help="RESULTS.md; other sections of it are left as they are.")
