@@ -57,7 +57,8 @@ setup(
     ],
     extras_require={
         # Before 5.20, not tried; tokenizers and what else it needs come with it.
-        "pretrained": ["transformers>=5.20,<6"],
+        # The text rule of scoring spells numbers by num2words.
+        "pretrained": ["transformers>=5.20,<6", "num2words>=0.5.14"],
         "test": [
             "hypothesis>=6.100",
             # Before 2.6, no contract against circles.

@@ -367,8 +367,8 @@ def config(
 ) -> None:
     """Print values of a configuration, for shell scripts.
 
-    They are printed one a line, lists with blanks between their values, decimals as they are
-    written. Sections that recipes and commands before an experiment take are checked, and their
+    They are printed one a line, lists with blanks between their values, sections as the names in
+    them, decimals as they are written. Sections that recipes and commands before an experiment take are checked, and their
     defaults known.
 
     Reads: YAML.
@@ -396,7 +396,7 @@ def config(
                 raise
             values.append(getattr(options, name))
     for value in values:
-        print(*value) if isinstance(value, list | tuple) else print(value)
+        print(*value) if isinstance(value, list | tuple | dict) else print(value)
 
 
 @command("train-ivectors", "Data")
