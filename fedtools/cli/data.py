@@ -368,8 +368,8 @@ def config(
     """Print values of a configuration, for shell scripts.
 
     They are printed one a line, lists with blanks between their values, sections as the names in
-    them, decimals as they are written. Sections that recipes and commands before an experiment take are checked, and their
-    defaults known.
+    them, decimals as they are written. Sections that recipes and commands before an experiment take
+    are checked, and their defaults known.
 
     Reads: YAML.
 
