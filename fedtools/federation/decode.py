@@ -173,7 +173,7 @@ def _load(federation: Federation, client: str, model: str) -> None:
         federation.load_result(None, 0)
     else:
         number = _round(model)
-        if not federation.experiment.is_done(number):
+        if not federation.experiment.round(number).is_done():
             raise UserError(f"round {number} is not complete", path=federation.experiment.path)
         federation.load_result(federation.states.known(client, number), number)
 

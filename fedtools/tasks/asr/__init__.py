@@ -6,15 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedtools.files import symbols
+from fedtools.methods.base import FEATURES, MODEL, OPTIMIZER
 from fedtools.tasks import TASKS
-from fedtools.tasks.facts import (
-    FEATURES,
-    MODEL,
-    OPTIMIZER,
-    Facts,
-    check_assets,
-    clients_of_utterances,
-)
+from fedtools.tasks.facts import Facts, check_assets, clients_of_utterances
 from fedtools.tasks.identity import of_utterances
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,19 @@ class Batch(dict[str, torch.Tensor]):
         return self["speech"].cpu().numpy().tobytes()
 
 
+@dataclass(frozen=True)
+class Zeros:
+    """Frames of zeros behind utterances, which then count as the utterances' own.
+
+    Attributes:
+        after: so many behind each, and then ...
+        shortest: ... as many as it lacks to the fewest that the model accepts.
+    """
+
+    after: int = 0
+    shortest: int = 1
+
+
 class Utterances:
     """Features and tokens of some utterances of a data directory.
 
@@ -101,12 +115,12 @@ class Utterances:
         names: the utterances, usually those of one client.
         tokenizer: turns transcripts into token ids.
         batch_bins: the largest size of a batch, padding included, in frames x bins.
-        shortest: the fewest frames that the model accepts; shorter ones are padded with zeros,
-            which then count as the utterance's own.
+        zeros: what follows each.
         labelled: whether every utterance needs a transcript.
-        keep: whether the features stay in memory after they were read once.
-        end_frames: zeros that follow every utterance, and count as its own.
         seals: of arks that clients wrote, see `FeatureReader`.
+
+    Attributes:
+        keep: whether the features stay in memory after they were read once.
     """
 
     def __init__(
@@ -115,10 +129,8 @@ class Utterances:
         names: Sequence[str],
         tokenizer: Tokenizer,
         batch_bins: int,
-        shortest: int = 1,
+        zeros: Zeros = Zeros(),
         labelled: bool = True,
-        keep: bool = False,
-        end_frames: int = 0,
         seals: Mapping[str, Seal] | None = None,
     ):
         for table, file in ((data.feats_scp, "feats.scp"), (data.text, "text")):
@@ -139,10 +151,10 @@ class Utterances:
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names}, seals)
         recorded = np.array([self._reader.num_frames(name) for name in names])
         # Of each utterance, with the zeros that follow it.
-        self.frames = np.maximum(recorded + end_frames, shortest)
+        self.frames = np.maximum(recorded + zeros.after, zeros.shortest)
         self._bins = self._reader.shape(self.names[0])[1]
         self._batch_bins = batch_bins
-        self.keep = keep
+        self.keep = False
         self._features: list[torch.Tensor] | None = None
 
     def __len__(self) -> int:

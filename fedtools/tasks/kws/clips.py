@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedtools.audio.augment import Plan, apply
 from fedtools.audio.mfcc import Mfcc
+from fedtools.client.options import ClipTraining
 from fedtools.files.clips import RATE, Clips
 from fedtools.files.errors import UserError
 from fedtools.models.clip_batch import ClipBatch
@@ -101,6 +102,7 @@ class ClipCorpus:
         classes: of the experiment.
         samples: of a clip.
         device: where features are made.
+        training: the options of the experiment; kept as an attribute.
     """
 
     def __init__(
@@ -109,7 +111,9 @@ class ClipCorpus:
         classes: Sequence[str],
         samples: int,
         device: torch.device,
+        training: ClipTraining,
     ):
+        self.training = training
         self._path_of, self._classes, self._samples = path_of, list(classes), samples
         self._device = device
         self._features: dict[str, ClipFeatures] = {}

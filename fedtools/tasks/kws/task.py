@@ -26,7 +26,6 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Limits
 from fedtools.methods.base import Method, Phase
 from fedtools.models.keywords import build_network
-from fedtools.models.keywords.base import Network
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with
@@ -55,7 +54,9 @@ class KwsTask(Task[Method]):
         classes, frames = len(self._classes), frames_of(self._samples)
         where = f"{self.where}: model"
         self.models = KwsModels(options.model, classes, frames, self.training, where, self.device)
-        self.clips = ClipCorpus(self.data_path, self._classes, self._samples, self.device)
+        self.clips = ClipCorpus(
+            self.data_path, self._classes, self._samples, self.device, self.training
+        )
 
     def settings(self) -> AbstractContextManager[None]:
         keep_freed_memory()
@@ -214,7 +215,7 @@ def facts_of_clients(
 
 
 @torch.no_grad()
-def predict(network: Network, mfcc: torch.Tensor) -> torch.Tensor:
+def predict(network: nn.Module, mfcc: torch.Tensor) -> torch.Tensor:
     """Logits (clips, classes) of one client's network for clips, (clips, frames, 40)."""
     network.eval()
     return torch.cat([network(part[None])[0] for part in torch.split(mfcc, _MEASURED_AT_ONCE)])
