@@ -51,6 +51,8 @@ def recipe(tmp_path):
     )
     script = tmp_path / "run.sh"
     (tmp_path / "utils").symlink_to(ROOT / "utils")
+    (tmp_path / "exp" / "log").mkdir(parents=True)
+    (tmp_path / "exp" / "log" / "train.init.1.log").touch()
     utils = shlex.quote(str(ROOT / "utils"))
     script.write_text(
         f"""set -euo pipefail
@@ -61,7 +63,6 @@ config=mini.yaml data=data exp=exp
 . {utils}/parse_options.sh
 . {utils}/recipe.sh
 . {utils}/asr_steps.sh
-fedtools() {{ :; }}
 experiment exp/one - 0 base fedavg train valid | utils/waves.py list
 train_waves list train 1 0 --average own
 tabbed exp/one test --model start | decode_all decode
@@ -75,9 +76,10 @@ tabbed exp/one test --model start | decode_all decode
 )
 def test_recipes_decode_on_the_gpu(recipe, ngpu, train, decode):
     lines = run("bash", recipe, "--ngpu", ngpu).ok().out.splitlines()
-    assert [line.split()[1] for line in lines] == [train, decode]
-    assert all(f"--ngpu {ngpu}" in line for line in lines)
-    assert lines[1] == (
+    assert [line.split()[1] for line in lines] == [train, train, decode, "train"]
+    assert all(f"--ngpu {ngpu}" in line for line in lines[:3])
+    assert "fedtools merge-nbest" in lines[3]
+    assert lines[2] == (
         f"on {decode} --max-jobs-run 2 JOB=1:2 exp/log/decode.JOB.log utils/line.sh "
         f"exp/log/decode.list JOB fedtools decode --lm exp/lm --config mini.yaml --nj 2 "
         f"--ngpu {ngpu}"

@@ -229,6 +229,21 @@ def test_a_failure_shows_its_log(tmp_path):
     assert "# Ended (code 0) at" in (tmp_path / "log/x.3.log").read_text()
 
 
+def test_bad_input_is_told_in_a_line_of_the_programs_own(tmp_path):
+    fedtools = str(Path(sys.executable).with_name("fedtools"))
+    alone = run(fedtools, "config", "none.yaml", "x", cwd=tmp_path)
+    said = alone.err.removesuffix("\n")
+    assert said.startswith("fedtools: none.yaml: ") and "\n" not in said
+    failed = run(RUN, "log/x.log", fedtools, "config", "none.yaml", "x", cwd=tmp_path)
+    assert (failed.code, failed.err) == (1, f"{said} (log: log/x.log)\n")
+    # Also where line.sh names the line behind it.
+    (tmp_path / "list").write_text("none.yaml\tx\nnone.yaml\ty\n")
+    words = [RUN.with_name("line.sh"), "list", "JOB", fedtools, "config"]
+    failed = run(RUN, "JOB=1:2", "log/x.JOB.log", *words, cwd=tmp_path)
+    told = [f"{said} (log: log/x.{job}.log)" for job in (1, 2)]
+    assert failed.err.splitlines() == ["run.py: 2 of 2 jobs failed", *told]
+
+
 def test_progress_is_shown_once_and_named_where_jobs_are_several(tmp_path):
     """What a log ends with is repeated while its job runs, here every tenth of a second."""
     (tmp_path / "often.py").write_text(

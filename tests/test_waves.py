@@ -122,18 +122,64 @@ def recipe(tmp_path, world) -> Path:
 
 
 def test_a_failing_experiment_is_named_and_the_others_of_its_wave_finish(recipe, world):
-    bad = listed(world, "bad/seed0", "-", "--set", "training.nope=1")
     good, later = listed(world, "good/seed0", "-"), listed(world, "the later", "exp/good/seed0")
+    # Without the data that models are measured on.
+    bad = listed(world, "bad/seed0", "-").replace(f"\t--data\ttest={world / 'test'}", "")
     order(recipe, bad + later + good).ok()
     failed = run("bash", recipe / "run.sh")
     assert failed.code == 1 and "all done" not in failed.out
-    assert "1 of 2 jobs failed" in failed.err and "the end of exp/log/train.1.log" in failed.err
-    assert "nope" in failed.err
-    assert "line 1 of list failed: 1 exp/bad/seed0 -\n" in failed.err
+    last = failed.err.splitlines()[-1]
+    assert last.startswith("fedtools: ") and last.endswith(" (log: exp/log/train.1.log)")
+    log = (recipe / "exp/log/train.1.log").read_text()
+    assert "line 1 of list failed: 1 exp/bad/seed0 -\n" in log
     done = recipe / "exp/good/seed0/round_0003/global.safetensors"
     assert done.exists() and not (recipe / "exp/the later").exists()
+
+
+def trained(recipe: Path) -> list[str]:
+    """The experiments that have closed a round."""
+    return sorted({path.parents[1].name for path in recipe.glob("exp/**/round_*/.done")})
+
+
+def test_options_that_do_not_fit_are_told_in_one_line_before_any_training(recipe, world):
+    one, two = listed(world, "one", "-"), listed(world, "two", "-")
+    bad, later = listed(world, "bad", "-", "--set", "training.nope=1"), listed(world, "late", "one")
+    later = later.replace("\tone\t", "\texp/one\t")
+    order(recipe, one + bad).ok()
+    failed = run("bash", recipe / "run.sh")
+    assert failed.err.count("\n") == 1 and "'nope'" in failed.err, failed.err
+    assert failed.err.startswith("fedtools: ") and failed.code == 1
+    assert failed.err.endswith(" (log: exp/log/train.init.2.log)\n") and not trained(recipe)
+    order(recipe, one + later).ok()
+    run("bash", recipe / "run.sh").ok()
+    assert trained(recipe) == ["late", "one"]
+    # What began with other options is told before a new one of an earlier wave trains.
+    order(recipe, one + two + later.replace("rounds=2", "rounds=3")).ok()
+    failed = run("bash", recipe / "run.sh")
+    assert failed.code == 1 and failed.err.count("\n") == 1, failed.err
+    for part in ("fedtools: exp/late/config.yaml: ", "rounds", "(log: exp/log/train.begun.1.log)"):
+        assert part in failed.err
+    assert not (recipe / "exp/two").exists()
+    # Unless something that it began with is not there yet.
+    (world / "copy").symlink_to("test")
+    later = later.replace(f"test={world / 'test'}", f"test={world / 'copy'}")
+    order(recipe, one + later.replace("exp/late", "exp/last")).ok()
+    run("bash", recipe / "run.sh").ok()
+    (world / "copy").unlink()
+    order(recipe, one + two + later.replace("exp/late", "exp/last")).ok()
+    assert "world/copy" in run("bash", recipe / "run.sh").err
+    assert trained(recipe) == ["last", "late", "one", "two"]
+
+
+def test_a_list_goes_on_without_what_was_wrong_over_ranks_too(recipe, world):
+    good, later = listed(world, "good/seed0", "-"), listed(world, "the later", "exp/good/seed0")
+    bad = listed(world, "bad/seed0", "-", "--set", "training.nope=1")
+    order(recipe, good).ok()
+    run("bash", recipe / "run.sh").ok()
+    order(recipe, bad + later + good).ok()
+    assert "'nope'" in run("bash", recipe / "run.sh").err
+    done = recipe / "exp/good/seed0/round_0003/global.safetensors"
     before = contents([*recipe.glob("exp/good/**/*.safetensors")])
-    # The same list without what was wrong goes on; over ranks, too.
     order(recipe, bad.replace("training.nope=1", "rounds=1") + later + good).ok()
     (recipe / "cmd.sh").write_text('train_cmd=utils/run.py rounds_cmd="utils/run.py --ntasks 2"\n')
     assert run("bash", recipe / "run.sh").ok().out == "all done\n"

@@ -14,8 +14,10 @@ extract_features() { # sets...
         ${train_cmd} "JOB=1:${nj}" "${dump}/${set}/log/extract.JOB.log" \
             fedtools extract-features "${data}/${set}" "${dump}/${set}" --job JOB --nj "${nj}" \
             "${feature_options[@]}"
-        fedtools merge-features "${data}/${set}" "${dump}/${set}" --nj "${nj}" "${merge_options[@]}"
     done
+    for set in "$@"; do tabbed "${data}/${set}" "${dump}/${set}"; done |
+        each "${cpu_cmd}" features fedtools merge-features --nj "${nj}" "${merge_options[@]}"
+    show features
 }
 
 train_units() { # set that tokens and n-gram are of, --valid TEXT...: to report perplexities of
@@ -34,30 +36,41 @@ experiment() { # folder, the one that it waits for or -, seed, section of the co
 # N-best lists of all utterances of several sets, as one array. Where the sets are fewer than --nj,
 # each is cut into so many parts that there are as many jobs.
 decode_all() { # name of the logs; on standard input, lines with tabs: experiment, set, options
-    local lines line words part parts list=${exp}/log/$1.list
+    local lines line words part parts
     mapfile -t lines
     parts=$(((nj + ${#lines[@]} - 1) / ${#lines[@]}))
-    mkdir -p "${exp}/log"
     for line in "${lines[@]}"; do
         mapfile -t -d $'\t' words < <(printf '%s\t' "${line}")
         for part in $(seq "${parts}"); do
             tabbed "${words[0]}" "${data}/${words[1]}" "${words[0]}/decode_${words[1]}" \
                 --job "${part}" "${words[@]:2}"
         done
-    done >"${list}"
-    array "${decode_cmd}" "${exp}/log/$1.JOB.log" "${list}" 1 0 fedtools decode --lm "${exp}/lm" \
-        --config "${config}" --nj "${parts}" --ngpu "${ngpu}"
+    done | each "${decode_cmd}" "$1" fedtools decode --lm "${exp}/lm" --config "${config}" \
+        --nj "${parts}" --ngpu "${ngpu}"
     for line in "${lines[@]}"; do
         mapfile -t -d $'\t' words < <(printf '%s\t' "${line}")
-        fedtools merge-nbest "${words[0]}/decode_${words[1]}" "${data}/${words[1]}" --nj "${parts}"
-    done
+        tabbed "${words[0]}/decode_${words[1]}" "${data}/${words[1]}"
+    done | each "${cpu_cmd}" "$1.merge" fedtools merge-nbest --nj "${parts}"
 }
 
-tune() { # experiment: the weights of its N-best lists, by validation data
-    fedtools tune "$1/decode_valid" "${data}/valid" "$1/weights.yaml"
+tune() { # on standard input, experiments: the weights of their N-best lists, by this set; the set
+    local path
+    while IFS= read -r path; do
+        tabbed "${path}/decode_$1" "${data}/$1" "${path}/weights.yaml"
+    done | each "${cpu_cmd}" tune fedtools tune
+    show tune
 }
 
-score() { # experiment, set: the best hypotheses by the experiment's weights, and their error rates
-    fedtools best-path "$1/decode_$2" --weights "$1/weights.yaml"
-    fedtools score "${data}/$2" "$1/decode_$2/text" "$1/decode_$2"
+# The best hypotheses by an experiment's weights, and their error rates.
+score() { # name of the logs; on standard input, lines with tabs: experiment, folder of the lists
+          # below it, set, folder of the rates (default: of the lists)
+    local lines path lists set out
+    mapfile -t lines
+    printf '%s\n' "${lines[@]}" | while IFS=$'\t' read -r path lists _; do
+        tabbed "${path}/${lists}" --weights "${path}/weights.yaml"
+    done | each "${cpu_cmd}" "$1.best" fedtools best-path
+    printf '%s\n' "${lines[@]}" | while IFS=$'\t' read -r path lists set out; do
+        tabbed "${data}/${set}" "${path}/${lists}/text" "${path}/${out:-${lists}}"
+    done | each "${cpu_cmd}" "$1" fedtools score
+    show "$1"
 }

@@ -37,27 +37,36 @@ check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none
     fail 2 "--defences '${defences}': none comes first, which others are compared with"
 read -r -a others <<<"${with}"
 experiments=("${exp}" "${others[@]}")
+logs=${out}/log # of each and show
 of_rounds=() named=() protected=() attributes=(${models:+--models "${models}"})
 for round in ${rounds}; do of_rounds+=(--round "${round}"); done
 read -r -a list <<<"${defences}"
-
 for number in "${!list[@]}"; do
-    folder=${out}/defence${number} folders=()
-    log "Defence ${list[number]}: ${folder}"
-    for index in "${!experiments[@]}"; do
-        folders+=("${folder}/footprints${index}")
-        ${train_cmd} "JOB=1:${nj}" "${folders[-1]}/log/footprints.JOB.log" \
-            fedtools attack footprints "${experiments[index]}" "${folders[-1]}" \
-            --indicator "${indicator}" "${of_rounds[@]}" --part "${part}" \
-            --defence "${list[number]}" --seed "${seed}" --job JOB --nj "${nj}" --ngpu "${ngpu}"
-    done
-    fedtools attack a1 "${folders[@]}" "${folder}" "${attributes[@]}" --seed "${seed}" \
-        --config "${config}"
-    [ -z "${models}" ] || fedtools attack attributes "${folders[@]}" "${folder}" \
-        "${attributes[@]}" --seed "${seed}"
-    named+=("${list[number]}" "${folder}")
+    named+=("${list[number]}" "${out}/defence${number}")
     protected+=(--defence "${list[number]}")
 done
+
+log "Footprints behind ${#list[@]} defences, ${out}/defence*"
+for number in "${!list[@]}"; do
+    for index in "${!experiments[@]}"; do
+        for job in $(seq "${nj}"); do
+            tabbed "${experiments[index]}" "${out}/defence${number}/footprints${index}" \
+                --defence "${list[number]}" --job "${job}"
+        done
+    done
+done | each "${train_cmd}" footprints fedtools attack footprints --indicator "${indicator}" \
+    "${of_rounds[@]}" --part "${part}" --seed "${seed}" --nj "${nj}" --ngpu "${ngpu}"
+
+log "Attacks on them"
+for number in "${!list[@]}"; do
+    folder=${out}/defence${number} folders=()
+    for index in "${!experiments[@]}"; do folders+=("${folder}/footprints${index}"); done
+    tabbed a1 "${folders[@]}" "${folder}" "${attributes[@]}" --seed "${seed}" \
+        --config "${config}"
+    [ -z "${models}" ] ||
+        tabbed attributes "${folders[@]}" "${folder}" "${attributes[@]}" --seed "${seed}"
+done | each "${cpu_cmd}" attacks fedtools attack
+show attacks
 
 log "What defences cost, on ${split}"
 ${train_cmd} "${out}/log/utility.log" fedtools attack utility "${exp}" "${out}/utility.tsv" \

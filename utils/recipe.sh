@@ -12,7 +12,8 @@ fail() { # exit status, message...
 . ./path.sh
 . ./cmd.sh
 . ./db.sh
-# What computes runs where there is a GPU.
+# What computes runs where there is a GPU, and the rest where there need not be one.
+cpu_cmd=${train_cmd}
 [ "${ngpu}" = 0 ] || train_cmd=${cuda_cmd} decode_cmd=${cuda_cmd}
 
 # What a function behind a pipe starts is this shell's own, and ends if this shell is killed.
@@ -116,11 +117,34 @@ array() { # command of cmd.sh, log, list, its first and last line (0: of all), c
     $1 --max-jobs-run "${nj}" "JOB=$4:${last}" "$2" utils/line.sh "$3" JOB "${@:6}"
 }
 
+# The same for the lines of standard input; nothing if there are none.
+each() { # command of cmd.sh, name of the list and the logs, command...
+    local list=${logs:-${exp}/log}/$2.list
+    mkdir -p "${list%/*}"
+    cat >"${list}"
+    [ ! -s "${list}" ] || array "$1" "${list%.list}.JOB.log" "${list}" 1 0 "${@:3}"
+}
+
+# What the jobs of `each` printed, in order, each behind its line of the list.
+show() { # name of the list and the logs
+    local line job=0 path=${logs:-${exp}/log}/$1
+    while IFS= read -r line; do
+        job=$((job + 1))
+        log "${line//$'\t'/ }"
+        printed "${path}.${job}.log"
+    done <"${path}.list"
+}
+
+printed() { sed '/^#/d' "$@"; } # logs
+
 # Train the experiments of a list that waves.py made, those of a wave side by side. Where a wave has
-# fewer than --nj, the clients of each train side by side too.
+# fewer than --nj, the clients of each train side by side too. All of a wave are begun before one of
+# them trains, and those of later waves that a run before this one began are looked at first of all:
+# other options than theirs are not told after hours.
 train_waves() { # list, name of the logs, first and last wave (0: to the end), options of train.sh
     local waves first last=0
     [ -s "$1" ] || fail 1 "$1: no experiments"
+    begun "$1" "$3" | each "${train_cmd}" "$2.begun" utils/train.sh --config "${config}" --steps init
     mapfile -t waves < <(cut -f 1 "$1")
     while [ "${last}" -lt ${#waves[@]} ]; do
         first=$((last + 1)) last=$((last + 1))
@@ -131,16 +155,33 @@ train_waves() { # list, name of the logs, first and last wave (0: to the end), o
     done
 }
 
+# The lines of a list whose experiments have begun, and all of whose data are there, of later waves.
+begun() { # list, wave
+    local line words index
+    while IFS= read -r line; do
+        mapfile -t -d $'\t' words < <(printf '%s\t' "${line}")
+        [ "${words[0]}" -gt "$2" ] && [ -e "${words[1]}/config.yaml" ] || continue
+        for index in "${!words[@]}"; do
+            case ${words[index]} in
+                --data | --asset | --start) [ -e "${words[index + 1]#*=}" ] || continue 2 ;;
+            esac
+        done
+        printf '%s\n' "${line}"
+    done <"$1"
+}
+
 train_wave() { # list, logs, its first and last line, options of train.sh
     local job wide=$(($4 - $3 + 1)) one=(utils/train.sh "${@:5}")
     one+=(--config "${config}" --ngpu "${ngpu}" --nj "$((nj > wide ? nj / wide : 1))")
+    array "${train_cmd}" "${2/JOB/init.JOB}" "$1" "$3" "$4" "${one[@]}" --steps init
+    # Warnings.
+    for job in $(seq "$3" "$4"); do printed "${2/JOB/init."${job}"}"; done >&2
     if [ -z "${rounds_cmd:-}" ]; then
-        array "${train_cmd}" "$2" "$1" "$3" "$4" "${one[@]}"
+        array "${train_cmd}" "$2" "$1" "$3" "$4" "${one[@]}" --steps "rounds average"
         return
     fi
     # One experiment after the other, each over all processes that cmd.sh asks for.
     for job in $(seq "$3" "$4"); do
-        utils/line.sh "$1" "${job}" "${one[@]}" --steps init
         ${rounds_cmd} "${2/JOB/"${job}"}" utils/line.sh "$1" "${job}" "${one[@]}" --steps rounds
         [[ " $* " != *" --average "* ]] || ${train_cmd} "${2/JOB/average."${job}"}" \
             utils/line.sh "$1" "${job}" "${one[@]}" --steps average

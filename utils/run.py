@@ -15,7 +15,8 @@ and LOCAL_RANK in their environment, as with torchrun. They share the log and th
 those of each. If one fails, the others are killed and the job fails. With --launcher "srun ...",
 which slurm.py uses, that program starts them: it is given the line for bash as its last argument.
 
-Exit status: 0 if every job's was; 1 if not, with the end of the failing log on stderr.
+Exit status: 0 if every job's was; 1 if not, with the end of the failing log on stderr, or, where a
+program of ours ended with a line that says what is wrong, only that line and the name of the log.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ LOGS_SHOWN = 3
 PROGRESS_SECONDS = 15
 PROGRAM = Path(sys.argv[0]).name
 PR_SET_PDEATHSIG = 1
+# What bad input ends with, "fedtools: ..." or "prepare.py: ...", and what line.sh says after it.
+MESSAGE = re.compile(r"(fedtools|\w+\.py): \S")
+FAILED_LINE = re.compile(r"\S*line\.sh: line \d+ of .* failed: ")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -315,17 +319,35 @@ def die_with_parent() -> None:
 
 
 def report(failed: list[Path], total: int) -> None:
-    """Say on stderr which jobs failed, with the last lines of their logs."""
-    print(f"{PROGRAM}: {len(failed)} of {total} jobs failed", file=sys.stderr)
-    for log in sorted(failed)[:LOGS_SHOWN]:
+    """Say on stderr which jobs failed, and why: in a line of a program's own, or the log's end."""
+    said = {log: message(log) for log in sorted(failed)[:LOGS_SHOWN]}
+    if len(failed) > 1 or not all(said.values()):
+        print(f"{PROGRAM}: {len(failed)} of {total} jobs failed", file=sys.stderr)
+    for log, text in said.items():
+        if text:
+            print(f"{text} (log: {log})", file=sys.stderr)
+            continue
         print(f"{PROGRAM}: the end of {log}:", file=sys.stderr)
         if not log.exists():
             print("    (no such log: the job never began)", file=sys.stderr)
-            continue
-        with open(log, encoding="utf-8", errors="replace") as file:
-            for line in deque(file, maxlen=LOG_LINES):
-                # Of a progress bar, only its last state.
-                print("   ", line.rstrip("\n").split("\r")[-1], file=sys.stderr)
+        for line in end_of(log):
+            print("   ", line, file=sys.stderr)
+
+
+def end_of(log: Path) -> list[str]:
+    """The last lines of a log; of a progress bar, only its last state."""
+    if not log.exists():
+        return []
+    with open(log, encoding="utf-8", errors="replace") as file:
+        return [line.rstrip("\n").split("\r")[-1] for line in deque(file, maxlen=LOG_LINES)]
+
+
+def message(log: Path) -> str:
+    """What the job's program says is wrong, if it ended with one line of bad input; or nothing."""
+    lines = [line for line in end_of(log) if not line.startswith("#")]
+    while lines and FAILED_LINE.match(lines[-1]):
+        lines.pop()
+    return lines[-1] if lines and MESSAGE.match(lines[-1]) else ""
 
 
 def interrupt(number: int, _frame: object) -> None:

@@ -7,7 +7,7 @@
 set -euo pipefail
 
 config=                 # of the experiments
-steps="init rounds average"     # several processes run the rounds of what was begun once
+steps="init rounds average"     # of these
 nj=1                    # clients that train at the same time; no result depends on it
 ngpu=0
 to=                     # the last round; default: the config's

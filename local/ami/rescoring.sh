@@ -1,15 +1,45 @@
 # shellcheck shell=bash
-# Sourced by run.sh after utils/asr_steps.sh: the second pass, for one seed, with the caller's
-# options and folders.
+# Sourced by run.sh after utils/asr_steps.sh: the second pass, of all seeds side by side, with the
+# caller's options and folders.
+# shellcheck disable=SC2030,SC2031  # what of_seed sets is of the loop around it
 # shellcheck disable=SC2154  # run.sh's options and folders, and the commands of cmd.sh
 
+of_seed() { seed=$1 am=${exp}/am/seed$1 nnlm=${exp}/nnlm/seed$1; }
+
+train_nnlms() {
+    local seed set
+    log "Stage 6: the neural language models, ${exp}/nnlm"
+    for seed in ${seeds}; do tabbed "${exp}/nnlm/seed${seed}" --seed "${seed}"; done |
+        each "${train_cmd}" nnlm fedtools train-nnlm "${text[@]}" --config "${config}" \
+            --valid "${data}/dev/text" --ngpu "${ngpu}"
+    for seed in ${seeds}; do
+        for set in dev eval; do tabbed "${seed}" "${set}" "${set}"; done
+    done | rescore
+    for seed in ${seeds}; do
+        for set in dev eval; do tabbed "${exp}/nnlm/seed${seed}/stream_${set}"; done
+    done | each "${cpu_cmd}" private fedtools rescore-words --rounds "${listed}" --corrected
+}
+
 # What the neural language model says of every word of N-best lists, stored once.
-rescore() { # lists, as in decode_<lists>; their set
-    local out=${nnlm}/rescored_$1
-    ${train_cmd} "JOB=1:${nj}" "${out}/log/rescore.JOB.log" fedtools rescore "${am}/decode_$1" \
-        "${nnlm}" "${out}" --job JOB --nj "${nj}" --ngpu "${ngpu}"
-    fedtools merge-rescored "${am}/decode_$1" "${nnlm}" "${out}" --nj "${nj}" --ngram "${exp}/lm2"
-    fedtools rescore-stream "${data}/$2" "${out}" "${nnlm}/stream_$1"
+rescore() { # on standard input, lines with tabs: seed, lists, as in decode_<lists>, their set
+    local lines seed lists set am nnlm part
+    lines=$(cat)
+    while IFS=$'\t' read -r seed lists _; do
+        of_seed "${seed}"
+        for part in $(seq "${nj}"); do
+            tabbed "${am}/decode_${lists}" "${nnlm}" "${nnlm}/rescored_${lists}" --job "${part}"
+        done
+    done <<<"${lines}" |
+        each "${train_cmd}" rescore fedtools rescore --nj "${nj}" --ngpu "${ngpu}"
+    while IFS=$'\t' read -r seed lists _; do
+        of_seed "${seed}"
+        tabbed "${am}/decode_${lists}" "${nnlm}" "${nnlm}/rescored_${lists}"
+    done <<<"${lines}" |
+        each "${cpu_cmd}" rescored fedtools merge-rescored --nj "${nj}" --ngram "${exp}/lm2"
+    while IFS=$'\t' read -r seed lists set; do
+        of_seed "${seed}"
+        tabbed "${data}/${set}" "${nnlm}/rescored_${lists}" "${nnlm}/stream_${lists}"
+    done <<<"${lines}" | each "${cpu_cmd}" stream fedtools rescore-stream
 }
 
 # The options that a YAML of values sets, one a line: --set PREFIXname=value.
@@ -17,71 +47,120 @@ settings() { # file, prefix
     sed -nE "s/^([a-z_]+): (.*)$/--set\n${2:-}\1=\2/p" "$1"
 }
 
-# By validation data: first the weights without adaptation, then lambda alone.
+# By validation data: first the weights without adaptation, then lambda alone, and then what private
+# words and the density ratio add, each on its own, to FMP.
 tune_weights() {
-    local fixed stream=${nnlm}/stream_dev
-    log "Stage 7: weights by ${stream}"
-    local/bounds.py "${data}/dev" "${nnlm}/bounds.yaml"
-    fedtools rescore-tune "${stream}" "${nnlm}/weights.yaml" --set scale=0 \
-        --config conf/fmp.yaml --section tuning.weights
-    mapfile -t fixed < <(settings "${nnlm}/weights.yaml")
-    fedtools rescore-tune "${stream}" "${nnlm}/scale.yaml" "${fixed[@]}" \
-        --config conf/fmp.yaml --section tuning.scale --set "rounds=${most}"
-    # What private words and the density ratio add, each on its own, to FMP.
-    mapfile -t -O "${#fixed[@]}" fixed < <(settings "${nnlm}/scale.yaml")
-    fedtools rescore-tune "${stream}" "${nnlm}/bonus.yaml" "${fixed[@]}" \
-        --config conf/fmp.yaml --section tuning.bonus --set "rounds=${most}"
-    fedtools rescore-tune "${stream}" "${nnlm}/density.yaml" "${fixed[@]}" \
-        --config conf/fmp.yaml --section tuning.density --set "rounds=${most}"
+    local seed
+    log "Stage 7: weights by the streams of dev"
+    for seed in ${seeds}; do tabbed "${data}/dev" "${exp}/nnlm/seed${seed}/bounds.yaml"; done |
+        each "${cpu_cmd}" bounds local/bounds.py
+    choose weights
+    choose scale weights
+    choose "bonus density" weights scale
     tune_words
     tune_finetuning
 }
 
+choose() { # sections of tuning, those whose values are fixed
+    local seed am nnlm name fixed
+    for seed in ${seeds}; do
+        of_seed "${seed}"
+        fixed=(--set scale=0)
+        [ $# -eq 1 ] || mapfile -t fixed < <(
+            for name in "${@:2}"; do settings "${nnlm}/${name}.yaml"; done
+            printf -- '--set\nrounds=%s\n' "${most}"
+        )
+        for name in $1; do
+            tabbed "${nnlm}/stream_dev" "${nnlm}/${name}.yaml" "${fixed[@]}" \
+                --config conf/fmp.yaml --section "tuning.${name}"
+        done
+    done | each "${cpu_cmd}" "tune.${1// /.}" fedtools rescore-tune
+    show "tune.${1// /.}"
+}
+
 # The rate of federated fine-tuning, by validation data too.
 tune_finetuning() {
-    local rate tried=() folder=${exp}/finetuned_dev/seed${seed}
-    for rate in ${rates}; do tried+=("${folder}/${rate}"); done
-    for rate in ${rates}; do tabbed "${folder}/${rate}" dev "${rate}"; done | fine_tune
-    local/fewest_errors.py "${tried[@]}" >"${nnlm}/rate"
+    local seed rate tried folder=${exp}/finetuned_dev
+    for seed in ${seeds}; do
+        for rate in ${rates}; do
+            tabbed "${folder}/seed${seed}/${rate}" dev "${seed}" "${rate}"
+        done
+    done | fine_tune
+    for seed in ${seeds}; do
+        tried=()
+        for rate in ${rates}; do tried+=("${folder}/seed${seed}/${rate}"); done
+        local/fewest_errors.py "${tried[@]}" >"${exp}/nnlm/seed${seed}/rate"
+    done
 }
 
 # The bonus of the first pass, by validation data: there it brings words into the lists.
 tune_words() {
-    local value tried=("${am}/decode_dev") words
-    words=$(tail -n +2 "${nnlm}/stream_dev/phrases.tsv")
-    fedtools best-path "${tried[0]}" --weights "${am}/weights.yaml"
-    fedtools score "${data}/dev" "${tried[0]}/text" "${tried[0]}/best"
-    for value in ${words:+${bonuses}}; do
-        tried+=("${am}/decode_dev_words/${value}")
-        favour_words dev "${value}" "${tried[-1]}"
-        fedtools best-path "${tried[-1]}" --weights "${am}/weights.yaml"
-        fedtools score "${data}/dev" "${tried[-1]}/text" "${tried[-1]}/best"
+    local seed am nnlm value tried
+    for seed in ${seeds}; do
+        of_seed "${seed}"
+        for value in $(bonuses_of); do
+            tabbed "${seed}" dev "${value}" "${am}/decode_dev_words/${value}"
+        done
+    done | favour_words
+    for seed in ${seeds}; do
+        of_seed "${seed}"
+        tabbed "${am}" decode_dev dev decode_dev/best
+        for value in $(bonuses_of); do
+            tried=decode_dev_words/${value}
+            tabbed "${am}" "${tried}" dev "${tried}/best"
+        done
+    done | score words.score
+    for seed in ${seeds}; do
+        of_seed "${seed}"
+        tried=("${am}/decode_dev")
+        for value in $(bonuses_of); do tried+=("${am}/decode_dev_words/${value}"); done
+        value=$(local/fewest_errors.py "${tried[@]}")
+        [ "${value}" != "${tried[0]}" ] || value=0
+        echo "bonus: $(basename "${value}")" >"${nnlm}/first_bonus.yaml"
     done
-    value=$(local/fewest_errors.py "${tried[@]}")
-    [ "${value}" != "${tried[0]}" ] || value=0
-    echo "bonus: $(basename "${value}")" >"${nnlm}/first_bonus.yaml"
 }
+
+# None of the bonuses makes a difference where clients have no words of their own.
+bonuses_of() { [ "$(wc -l <"${nnlm}/stream_dev/phrases.tsv")" -le 1 ] || echo "${bonuses}"; }
 
 # The federations of table 2, on files, and what their clients make of their utterances.
 federate() {
+    local seed am nnlm path list=${exp}/log/fmp.list
+    log "Stage 8: federations, ${list}"
+    for seed in ${seeds}; do
+        of_seed "${seed}"
+        federations
+    done | utils/waves.py "${list}"
+    config=conf/fmp.yaml train_waves "${list}" fmp 1 0
+    cut -f 2 "${list}" | while read -r path; do tabbed "${path}" eval; done | best_of
+    for seed in ${seeds}; do
+        [ "${dp}" = none ] || fedtools privacy "${exp}/${private}/seed${seed}"
+    done
+    for seed in ${seeds}; do
+        of_seed "${seed}"
+        tabbed "${exp}/finetuned/seed${seed}" eval "${seed}" "$(basename "$(<"${nnlm}/rate")")"
+    done | fine_tune
+}
+
+federations() { # those of one seed
     local T weights adapted
     mapfile -t weights < <(settings "${nnlm}/weights.yaml" method_conf.)
     mapfile -t adapted < <(settings "${nnlm}/scale.yaml" method_conf.)
-    federation "${exp}/rescored/seed${seed}" --set method_conf.scale=0 --set rounds=1
-    for T in ${rounds}; do
-        federation "${exp}/fmp${T}/seed${seed}" "${adapted[@]}" --set "rounds=${T}"
-    done
+    federation rescored --set method_conf.scale=0 --set rounds=1
+    for T in ${rounds}; do federation "fmp${T}" "${adapted[@]}" --set "rounds=${T}"; done
     if [ "${dp}" != none ]; then
         mapfile -t -O "${#adapted[@]}" adapted < <(protection)
-        federation "${exp}/${private}/seed${seed}" "${adapted[@]}" --set "rounds=${most}" \
-            --section variants.private
-        fedtools privacy "${exp}/${private}/seed${seed}"
+        federation "${private}" "${adapted[@]}" --set "rounds=${most}" --section variants.private
     fi
-    tabbed "${exp}/finetuned/seed${seed}" eval "$(basename "$(<"${nnlm}/rate")")" | fine_tune
 }
 
-# Options of a federation with differential privacy, beside the variant of the config. By the clock one utterance more moves no other;
-# without times, groups are even.
+federation() { # name, options
+    tabbed "${exp}/$1/seed${seed}" - --method fmp --seed "${seed}" \
+        --data "train=${nnlm}/stream_eval" "${weights[@]}" "${@:2}"
+}
+
+# Options of a federation with differential privacy, beside the variant of the config. By the clock
+# one utterance more moves no other; without times, groups are even.
 protection() {
     local option privacy=(mechanism "${dp}" unit "${dp_unit}" epsilon "${epsilon}")
     privacy+=(cap "$(fedtools config "${nnlm}/bounds.yaml" "${dp_unit}")")
@@ -91,54 +170,92 @@ protection() {
 
 by_clock() { sed -n 's/^span: \(.*\)/groups=clock span=\1/p' "${nnlm}/bounds.yaml"; }
 
-federation() { # experiment, options
-    log "Stage 8: $1"
-    fedtools init "$1" --config conf/fmp.yaml --method fmp --seed "${seed}" \
-        --data "train=${nnlm}/stream_eval" "${weights[@]}" "${@:2}"
-    ${train_cmd} "$1/log/rounds.log" fedtools rounds "$1" --ngpu "${ngpu}"
-    best_of "$1" eval
-}
-
-fine_tune() { # on standard input, lines with tabs: experiment, set, rate
-    local lines path set rate list=${exp}/log/finetune.list
-    # shellcheck disable=SC2034  # train_waves looks at it
-    local config=${finetuning}
+fine_tune() { # on standard input, lines with tabs: experiment, set, seed, rate
+    local lines path set rate seed am nnlm list=${exp}/log/finetune.list
     lines=$(cat)
     log "Federated fine-tuning: $(cut -f 1 <<<"${lines}" | tr '\n' ' ')"
-    while IFS=$'\t' read -r path set rate; do
+    while IFS=$'\t' read -r path set seed rate; do
+        of_seed "${seed}"
         tabbed "${path}" - --method fedavg --seed "${seed}" --data "train=${nnlm}/stream_${set}" \
             --asset "weights=${nnlm}" --start "${nnlm}/model.safetensors" \
             --set "rounds=${most}" --set "training.optim_conf.lr=${rate}"
     done <<<"${lines}" | utils/waves.py "${list}"
-    train_waves "${list}" finetune 1 0
-    while IFS=$'\t' read -r path set _; do best_of "${path}" "${set}"; done <<<"${lines}"
+    config=${finetuning} train_waves "${list}" finetune 1 0
+    best_of <<<"${lines}"
 }
 
-best_of() { # experiment, set
-    ${train_cmd} "$1/log/best.log" fedtools rescore-best "$1" "$1/best" \
-        --ngpu "${ngpu}"
-    fedtools score "${data}/$2" "$1/best/text" "$1/best"
+best_of() { # on standard input, lines with tabs: experiment, set
+    local lines path set
+    lines=$(cat)
+    while IFS=$'\t' read -r path _; do tabbed "${path}" "${path}/best"; done <<<"${lines}" |
+        each "${train_cmd}" best fedtools rescore-best --ngpu "${ngpu}"
+    while IFS=$'\t' read -r path set _; do
+        tabbed "${data}/${set}" "${path}/best/text" "${path}/best"
+    done <<<"${lines}" | each "${cpu_cmd}" best.score fedtools score
+    show best.score
 }
 
 # The first pass again, whose beam search favours each client's own words, but not in those
 # utterances that they were taken from.
-favour_words() { # set, bonus, folder of the lists
-    local lists=${am}/decode_$1 listed=${am}/decode_$1_listed stream=${nnlm}/stream_$1
-    log "The first pass with private words, bonus $2: $3"
-    ln -sfn "$1" "${data}/$1_listed"
-    tabbed "${am}" "$1_listed" --phrases "${stream}/phrases.tsv" --bonus "$2" | decode_all words
-    mkdir -p "$3"
-    awk -F '\t' 'FILENAME == ARGV[1] { taken[$1]; next }
-        ($1 in taken) == (FILENAME == ARGV[2])' \
-        "${stream}/phrases_of" "${lists}/nbest.tsv" "${listed}/nbest.tsv" |
-        LC_ALL=C sort -s -t $'\t' -k 1,1 >"$3/nbest.tsv"
+favour_words() { # on standard input, lines with tabs: seed, set, bonus, folder of the lists
+    local lines seed set bonus out am nnlm favoured
+    lines=$(cat)
+    [ -n "${lines}" ] || return 0
+    log "The first pass with private words: $(cut -f 4 <<<"${lines}" | tr '\n' ' ')"
+    while IFS=$'\t' read -r seed set bonus _; do
+        of_seed "${seed}"
+        ln -sfn "${set}" "${data}/${set}_listed${bonus}"
+        tabbed "${am}" "${set}_listed${bonus}" --phrases "${nnlm}/stream_${set}/phrases.tsv" \
+            --bonus "${bonus}"
+    done <<<"${lines}" | decode_all words
+    while IFS=$'\t' read -r seed set bonus out; do
+        of_seed "${seed}"
+        favoured=${am}/decode_${set}_listed${bonus}
+        mkdir -p "${out}"
+        awk -F '\t' 'FILENAME == ARGV[1] { taken[$1]; next }
+            ($1 in taken) == (FILENAME == ARGV[2])' "${nnlm}/stream_${set}/phrases_of" \
+            "${am}/decode_${set}/nbest.tsv" "${favoured}/nbest.tsv" |
+            LC_ALL=C sort -s -t $'\t' -k 1,1 >"${out}/nbest.tsv"
+    done <<<"${lines}"
 }
 
 # Tables 3 and 4: other settings, on the same stored scores.
 sweep() {
-    local fixed bonus first density option unit heard=eval
-    bonus=$(fedtools config "${nnlm}/bonus.yaml" bonus)
-    first=$(fedtools config "${nnlm}/first_bonus.yaml" bonus)
+    local seed am nnlm
+    log "Stage 9: ${exp}/sweeps"
+    # With a bonus of 0 the first pass would find what it found before.
+    for seed in ${seeds}; do
+        of_seed "${seed}"
+        [ "$(heard)" = eval ] ||
+            tabbed "${seed}" eval "$(bonus_of first_bonus)" "${am}/decode_eval_words"
+    done | hear_words
+    for seed in ${seeds}; do
+        of_seed "${seed}"
+        sweeps
+    done | each "${cpu_cmd}" sweep fedtools rescore-sweep
+    show sweep
+}
+
+bonus_of() { fedtools config "${nnlm}/$1.yaml" bonus; }
+
+# The lists of the first pass with the bonus that dev has chosen.
+heard() { if [[ $(bonus_of first_bonus) = *[1-9]* ]]; then echo eval_words; else echo eval; fi; }
+
+hear_words() { # on standard input, as of favour_words
+    local lines seed am nnlm
+    lines=$(cat)
+    [ -n "${lines}" ] || return 0
+    favour_words <<<"${lines}"
+    while IFS=$'\t' read -r seed _; do tabbed "${seed}" eval_words eval; done <<<"${lines}" | rescore
+    while IFS=$'\t' read -r seed _; do
+        of_seed "${seed}"
+        cp "${nnlm}/stream_eval"/phrases{.tsv,_of} "${nnlm}/stream_eval_words"
+    done <<<"${lines}"
+}
+
+sweeps() { # those of one seed
+    local fixed bonus density option unit
+    bonus=$(bonus_of bonus)
     density=$(fedtools config "${nnlm}/density.yaml" density)
     mapfile -t fixed < <(settings "${nnlm}/weights.yaml"; settings "${nnlm}/scale.yaml")
     fixed+=(--set "rounds=${most}" --seed "${seed}")
@@ -147,14 +264,7 @@ sweep() {
     done
     try eval density --vary "density=0,${density}"
     try eval words --vary "bonus=0,${bonus}"
-    # With a bonus of 0 the first pass would find what it found before.
-    if [[ ${first} = *[1-9]* ]]; then
-        heard=eval_words
-        favour_words eval "${first}" "${am}/decode_${heard}"
-        rescore "${heard}" eval
-        cp "${nnlm}/stream_eval"/phrases{.tsv,_of} "${nnlm}/stream_${heard}"
-    fi
-    try "${heard}" first --vary "bonus=0,${bonus}"
+    try "$(heard)" first --vary "bonus=0,${bonus}"
     fixed+=(--set "sigma=$(fedtools config conf/fmp.yaml variants.private.method_conf.sigma)")
     for option in $(by_clock); do fixed+=(--set "${option}"); done
     try eval none --vary mechanism=none
@@ -169,7 +279,5 @@ sweep() {
 }
 
 try() { # lists, name of the table, options
-    log "Stage 9: ${exp}/sweeps/seed${seed}/$2.tsv"
-    fedtools rescore-sweep "${nnlm}/stream_$1" "${exp}/sweeps/seed${seed}/$2.tsv" "${fixed[@]}" \
-        "${@:3}"
+    tabbed "${nnlm}/stream_$1" "${exp}/sweeps/seed${seed}/$2.tsv" "${fixed[@]}" "${@:3}"
 }

@@ -16,12 +16,14 @@ label_train() {
     for path in $(listed baselines); do
         for set in valid "${trained}"; do tabbed "${path}" "${set}"; done
     done | decode_all labels
+    listed baselines | tune valid
     for path in $(listed baselines); do
-        tune "${path}"
-        fedtools best-path "${path}/decode_${trained}" --weights "${path}/weights.yaml"
-        fedtools relabel "${data}/${trained}" "${path}/decode_${trained}/text" \
+        tabbed "${path}/decode_${trained}" --weights "${path}/weights.yaml"
+    done | each "${cpu_cmd}" labels.best fedtools best-path
+    for path in $(listed baselines); do
+        tabbed "${data}/${trained}" "${path}/decode_${trained}/text" \
             "${data}/${trained}_fixed_${path##*/}"
-    done
+    done | each "${cpu_cmd}" relabel fedtools relabel
 }
 
 decode_sets() {
@@ -35,18 +37,16 @@ decode_sets() {
 }
 
 score_sets() {
-    local path set baseline
-    for path in $(listed baselines); do
-        log "Stage 7: ${path}"
-        for set in test server_test; do score "${path}" "${set}"; done
-    done
+    local path set
+    log "Stage 7: error rates of $(listed all | wc -l) experiments"
+    decode_sets | while IFS=$'\t' read -r path set; do
+        [ "${set}" = valid ] || tabbed "${path}" "decode_${set}" "${set}"
+    done | score score
     for path in $(listed systems); do
-        log "Stage 7: ${path}"
-        score "${path}" test
-        baseline=${exp}/baseline/${path##*/}/decode_test
-        fedtools compare "${data}/test" "${baseline}/text" "${path}/decode_test/text" \
-            --out "${path}/compare_baseline.tsv"
-    done
+        tabbed "${data}/test" "${exp}/baseline/${path##*/}/decode_test/text" \
+            "${path}/decode_test/text" --out "${path}/compare_baseline.tsv"
+    done | each "${cpu_cmd}" compare fedtools compare
+    show compare
 }
 
 # What the features that DecoupleFL's clients send give away.
@@ -86,29 +86,26 @@ cross() {
 # A newcomer, whose speech no training has heard: with what all share, and adapted to the first
 # seconds of its own. Both are scored on the rest of it.
 newcomers() {
-    local epochs part path wide set=${data}/test adapted=${exp}/log/adapt
+    local epochs part path wide set=${data}/test
     epochs=$(setting newcomers.epochs)
     fedtools subset-data "${set}" "${set}_first" --first "${newcomer_seconds}" --rest "${set}_rest"
     for part in first rest; do
         fedtools partition "${set}_${part}" "${set}_${part}_spk" --scheme map --by utt2spk
     done
     log "Stage 8: newcomers"
-    mkdir -p "${exp}/log"
     for path in $(listed systems); do
-        fedtools adapt "${path}" "${set}_first_spk" "${path}/newcomers" --epochs "${epochs}"
-    done
-    for path in $(listed systems); do tabbed "${path}/newcomers"; done >"${adapted}.list"
-    wide=$(wc -l <"${adapted}.list")
-    array "${train_cmd}" "${adapted}.JOB.log" "${adapted}.list" 1 0 \
-        fedtools rounds --nj "$((nj > wide ? nj / wide : 1))" --ngpu "${ngpu}"
+        tabbed "${path}" "${set}_first_spk" "${path}/newcomers" --epochs "${epochs}"
+    done | each "${cpu_cmd}" adapt.begin fedtools adapt
+    wide=$(listed systems | wc -l)
+    for path in $(listed systems); do tabbed "${path}/newcomers"; done |
+        each "${train_cmd}" adapt fedtools rounds --nj "$((nj > wide ? nj / wide : 1))" --ngpu "${ngpu}"
     for path in $(listed systems); do
         tabbed "${path}" test_rest
         tabbed "${path}/newcomers" test_rest_spk --model "round:${epochs}"
     done | decode_all newcomers
     for path in $(listed systems); do
-        for part in "${path}/decode_test_rest" "${path}/newcomers/decode_test_rest_spk"; do
-            fedtools best-path "${part}" --weights "${path}/weights.yaml"
-            fedtools score "${set}_rest" "${part}/text" "${part}"
+        for part in decode_test_rest newcomers/decode_test_rest_spk; do
+            tabbed "${path}" "${part}" test_rest
         done
-    done
+    done | score newcomers.score
 }

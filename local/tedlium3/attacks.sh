@@ -15,27 +15,35 @@ plan() {
     done
 }
 
-attack_a1() { # where activations are taken, affine or relu
-    local part name out folders
-    for part in part1 part2; do
-        log "Stage 7: footprints of ${exp}/${part}, $1"
-        out=${exp}/${part}/footprints.$1
-        ${train_cmd} "JOB=1:${nj}" "${out}/log/footprints.JOB.log" fedtools attack footprints \
-            "${exp}/${part}" "${out}" --indicator "${data}/indicator${iv}" --round 1 \
-            --part "$1" --job JOB --nj "${nj}" --ngpu "${ngpu}"
-    done
-    for name in part2 "part1 part2"; do
-        folders=()
-        for part in ${name}; do folders+=("${exp}/${part}/footprints.$1"); done
-        fedtools attack a1 "${folders[@]}" "${exp}/a1.$1.${name// /+}" \
-            --config "${config}" --models "${data}/models.tsv" --seed "${seed}"
-    done
+attack_a1() {
+    local place part job name folders
+    log "Stage 7: footprints of ${exp}/part1 and ${exp}/part2, ${parts}"
+    for place in ${parts}; do
+        for part in part1 part2; do
+            for job in $(seq "${nj}"); do
+                tabbed "${exp}/${part}" "${exp}/${part}/footprints.${place}" --part "${place}" \
+                    --job "${job}"
+            done
+        done
+    done | each "${train_cmd}" footprints fedtools attack footprints --round 1 \
+        --indicator "${data}/indicator${iv}" --nj "${nj}" --ngpu "${ngpu}"
+    for place in ${parts}; do
+        for name in part2 "part1 part2"; do
+            folders=()
+            for part in ${name}; do folders+=("${exp}/${part}/footprints.${place}"); done
+            tabbed a1 "${folders[@]}" "${exp}/a1.${place}.${name// /+}" \
+                --config "${config}" --models "${data}/models.tsv" --seed "${seed}"
+        done
+    done | each "${cpu_cmd}" a1 fedtools attack
+    show a1
 }
 
-attack_a2() { # hidden layer
-    log "Stage 8: attack A2, hidden layer $1"
-    ${train_cmd} "${exp}/a2/log/a2.$1.log" fedtools attack a2 "${exp}/part1" "${exp}/part2" \
-        "${exp}/a2" --indicator "${data}/indicator${iv}" --layer "$1" \
-        --models "${data}/models.tsv" --seed "${seed}" --ngpu "${ngpu}" \
-        --config "${config}"
+attack_a2() {
+    local layer
+    log "Stage 8: attack A2, hidden layers ${layers}"
+    for layer in ${layers}; do
+        tabbed "${exp}/part1" "${exp}/part2" "${exp}/a2" --layer "${layer}"
+    done | each "${train_cmd}" a2 fedtools attack a2 --indicator "${data}/indicator${iv}" \
+        --models "${data}/models.tsv" --seed "${seed}" --config "${config}" --ngpu "${ngpu}"
+    show a2
 }

@@ -117,28 +117,17 @@ if begins 5; then
     for seed in ${seeds}; do
         for set in dev eval; do tabbed "${exp}/am/seed${seed}" "${set}"; done
     done | decode_all decode
-    for seed in ${seeds}; do
-        am=${exp}/am/seed${seed}
-        fedtools tune "${am}/decode_dev" "${data}/dev" "${am}/weights.yaml"
-        score "${am}" eval
-    done
+    for seed in ${seeds}; do echo "${exp}/am/seed${seed}"; done | tune dev
+    for seed in ${seeds}; do tabbed "${exp}/am/seed${seed}" decode_eval eval; done | score score
 fi
 
-for seed in ${seeds}; do
-    am=${exp}/am/seed${seed} nnlm=${exp}/nnlm/seed${seed}
-    if begins 6; then
-        log "Stage 6: the neural language model, ${nnlm}"
-        ${train_cmd} "${nnlm}/log/train.log" fedtools train-nnlm "${text[@]}" "${nnlm}" \
-            --config "${config}" --valid "${data}/dev/text" --seed "${seed}" --ngpu "${ngpu}"
-        for set in dev eval; do
-            rescore "${set}" "${set}"
-            fedtools rescore-words "${nnlm}/stream_${set}" --rounds "${listed}" --corrected
-        done
-    fi
-    if begins 7; then tune_weights; fi
-    if begins 8; then federate; fi
-    if begins 9; then sweep; fi
-done
+if begins 6; then train_nnlms; fi
+
+if begins 7; then tune_weights; fi
+
+if begins 8; then federate; fi
+
+if begins 9; then sweep; fi
 
 if begins 10; then
     [ "${dp}" = none ] && named=() || named=(--private "${private}")

@@ -134,7 +134,7 @@ fi
 if begins 6; then
     log "Stage 6: N-best lists by $(listed all | wc -l) experiments"
     decode_sets | decode_all decode
-    for path in $(listed all); do tune "${path}"; done
+    listed all | tune valid
 fi
 
 if begins 7; then score_sets; fi

@@ -93,9 +93,10 @@ fi
 if begins 2; then
     log "Stage 2: packed clips in ${dump}"
     for set in "${sets[@]}"; do
-        fedtools pack-clips "${data}/${set}" "${dump}/${set}" --max-drop "${max_drop}" \
-            --noise "${data}/noise.scp" --classes "${data}/${set%/*}/classes.txt" "${length[@]}"
-    done
+        tabbed "${data}/${set}" "${dump}/${set}" --classes "${data}/${set%/*}/classes.txt"
+    done | each "${cpu_cmd}" pack fedtools pack-clips --max-drop "${max_drop}" \
+        --noise "${data}/noise.scp" "${length[@]}"
+    show pack
 fi
 
 if begins 3; then

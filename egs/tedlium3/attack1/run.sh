@@ -106,9 +106,8 @@ if begins 3 && [ "${ivectors}" = true ]; then
         "${exp}/ivectors" --gaussians "$(setting ivectors.gaussians)" \
         --dimension "$(setting ivectors.dimension)" --hours "$(setting ivectors.hours)"
     for set in {train_g,part1,part2}"${sp}" valid indicator; do
-        ${train_cmd} "${dump}/${set}${iv}/log/append.log" fedtools append-ivectors \
-            "${data}/${set}" "${exp}/ivectors" "${data}/${set}${iv}" "${dump}/${set}${iv}"
-    done
+        tabbed "${data}/${set}" "${exp}/ivectors" "${data}/${set}${iv}" "${dump}/${set}${iv}"
+    done | each "${cpu_cmd}" append fedtools append-ivectors
 fi
 
 assets=() train=train_g${sp}${iv} valid=valid${iv} global=${exp}/global list=${exp}/experiments
@@ -127,8 +126,8 @@ if begins 5; then
     plan | utils/waves.py "${list}"
     train_waves "${list}" train 1 1 --evaluate valid --average own
     tabbed "${global}" "${valid}" | decode_all decode
-    fedtools tune "${global}/decode_${valid}" "${data}/${valid}" "${global}/weights.yaml"
-    score "${global}" "${valid}"
+    tune "${valid}" <<<"${global}"
+    tabbed "${global}" "decode_${valid}" "${valid}" | score score
 fi
 
 if begins 6; then
@@ -137,13 +136,9 @@ if begins 6; then
     train_waves "${list}" train 2 2 --to 1
 fi
 
-if begins 7; then
-    for place in ${parts}; do attack_a1 "${place}"; done
-fi
+if begins 7; then attack_a1; fi
 
-if begins 8; then
-    for layer in ${layers}; do attack_a2 "${layer}"; done
-fi
+if begins 8; then attack_a2; fi
 
 if begins 9; then
     log "Stage 9: defences on both parts' models, and what else these give away"
