@@ -53,6 +53,8 @@ class Federation:
         options = self.experiment.options
         self.where = self.experiment.path / "config.yaml"
         self.facts = facts_of(options.task, self.where)
+        # A pretrained model, too, must be as it was.
+        self.facts.frozen_model(options.model)
         self.method = make_method(options.method, options.method_conf, self.where)
         self.task = task_of(self.facts)(self.experiment, self.method, device)
         self._groups: dict[str, list[str]] = {}
