@@ -20,7 +20,7 @@ from fedtools.attack.defences import NOTHING, UTILITY, Defence, defended, utilit
 from fedtools.attack.footprint_files import read_footprints
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import find_victims
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv, write_tsv
@@ -54,7 +54,7 @@ def world(tmp_path_factory) -> Path:
 
 def seen(world: Path, text: str, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
     """Each client's update behind a defence."""
-    federation = open_federation(world / "exp")
+    federation = Federation(world / "exp")
     victims = find_victims(federation, [1])
     start = load_file(world / "exp" / "round_0001" / "global.safetensors")
     states = defended(federation, victims, 1, text, seed).states(CLIENTS)
@@ -299,7 +299,7 @@ def test_the_cost_is_of_the_mean_that_the_method_makes(world, tmp_path):
         *("--asset", f"tokens={world / 'tokens'}", "--set", "method_conf.weighting=utterances"),
     ).ok()
     inside("rounds", tmp_path / "exp").ok()
-    federation = open_federation(tmp_path / "exp")
+    federation = Federation(tmp_path / "exp")
     utility(federation, find_victims(federation, [1]), 1, "none", "valid", 0)
     found = federation.task.models.build().state_dict()
     made = load_file(tmp_path / "exp/round_0002/global.safetensors")

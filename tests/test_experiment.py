@@ -222,11 +222,11 @@ READERS = {
     "sha256sums": Experiment,
     "config.yaml": Experiment,
     "clients.txt": lambda path: Experiment(path).clients,
-    "round_0002/.done": lambda path: Experiment(path).base(3),
+    "round_0002/.done": lambda path: Experiment(path).round(3).base(),
     "round_0002/ledger.tsv": lambda path: list(read_ledger(Experiment(path))),
-    f"{NEW_ROUND}/global.safetensors": lambda path: Experiment(path).base(5),
-    f"{NEW_ROUND}/clients": lambda path: Experiment(path).sampled(5),
-    f"{NEW_ROUND}/jobs": lambda path: Experiment(path).jobs(5),
+    f"{NEW_ROUND}/global.safetensors": lambda path: Experiment(path).round(5).base(),
+    f"{NEW_ROUND}/clients": lambda path: Experiment(path).round(5).sampled(),
+    f"{NEW_ROUND}/jobs": lambda path: Experiment(path).round(5).jobs(),
     UPDATE: lambda path: received_lines(path / UPDATE, 9),
     "evaluate_train.tsv": lambda path: read_evaluation(
         path / "evaluate_train.tsv", facts_of("kws", "")

@@ -70,7 +70,7 @@ def attack(
             Indicator, or one has no speaker of two models.
     """
     first = options.rounds[0]
-    if known.experiment.base(first) != attacked.experiment.base(first):
+    if known.experiment.round(first).base() != attacked.experiment.round(first).base():
         problem = f"round {first} began with another model than in {known.experiment.path}"
         raise UserError(problem, path=attacked.experiment.path)
     ours, theirs = (sound_victims(one, options.rounds) for one in (known, attacked))
@@ -105,7 +105,7 @@ def _views(
         if shared := set(own.speakers.values()) & set(others.speakers.values()):
             problem = f"{min(shared)!r} is in two of the experiments and the Indicator"
             raise UserError(problem, path=indicator, remedy="give disjoint speakers")
-        folder = federation.experiment.round_dir(number)
+        folder = federation.experiment.round(number).path
         speakers = {
             name: own.speakers[name]
             for name, message in own.messages.items()

@@ -185,7 +185,7 @@ def defended(
         UserError: for a defence that cannot be read, a pattern that matches nothing, or patterns
             that match all.
     """
-    folder = federation.experiment.round_dir(number)
+    folder = federation.experiment.round(number).path
     own = {name: one for name, one in victims.messages.items() if one.path.parent == folder}
     start = federation.states.of_kind(SHARED, federation.states.start(number))
     of_round = Victims(own, victims.refused, victims.speakers)

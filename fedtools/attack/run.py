@@ -75,7 +75,7 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
         else:
             senders.append(client)
     if not senders:
-        where = federation.experiment.round_dir(number)
+        where = federation.experiment.round(number).path
         raise UserError("no client's features are there", path=where)
     rows, inverter = [], None
     if options.server_data:

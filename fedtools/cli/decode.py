@@ -51,7 +51,7 @@ def decode(
     federation = open_experiment(experiment, ngpu)
     if phrases and not lm:
         raise typer.BadParameter("goes with --lm", param_hint="--phrases")
-    search = work.Search.read(lm, config, phrases, bonus) if lm else None
+    search = work.read_search(federation, lm, config, phrases, bonus)
     work.decode(federation, data, out, search, model=model, job=job or 1, jobs=nj if job else 1)
     if job is None:
         print(merge(out, data, 1))
@@ -170,22 +170,22 @@ def export(
     Example in egs/commonvoice/asr1: fedtools export exp/mini/fedavg/seed0 exp/mini/espnet
     """
     from fedtools.federation.evaluate import load_average
-    from fedtools.federation.federation import open_federation
+    from fedtools.federation.federation import Federation
     from fedtools.files.symbols import read_tokens
     from fedtools.models.espnet import export_espnet
-    from fedtools.tasks.parts import CORPUS
+    from fedtools.tasks.parts import CORPUS, MODELS
 
-    federation = open_federation(experiment)
-    federation.task.need(CORPUS)
+    federation = Federation(experiment)
+    corpus = federation.task.need(CORPUS)
     load_average(federation, client or "")
     for path in export_espnet(
         out,
         federation.experiment.options.model,
-        federation.task.models.build().state_dict(),
+        federation.task.need(MODELS).build().state_dict(),
         *read_tokens(experiment),
     ):
         print(path)
-    if ends := federation.task.training.end_frames:
+    if ends := corpus.training.end_frames:
         said = f"the model is used to {ends} frames of zeros behind every utterance (end_frames)"
         print(f"{said}: append them to the features that ESPnet decodes", file=sys.stderr)
 

@@ -23,6 +23,7 @@ from fedtools.files.tables import write_tsv
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.word_scores import NBEST, Rescored
+from fedtools.methods.base import COUNTS
 from fedtools.methods.fmp import FMP, Adaptation, simulate
 from fedtools.privacy.key import NoiseKey, key_path, make_key, read_key
 from fedtools.privacy.marginals import PAPER_WARNING
@@ -113,7 +114,7 @@ def setting_of(options: Mapping[str, Any]) -> Setting:
         chosen["sends"] = privacy.pop("release")
     method = from_mapping(FMP, {**chosen, "privacy": privacy}, "options")
     try:
-        method.check("rescore", ("counts",), {})
+        method.check("rescore", (COUNTS,), {})
         method.plan(rounds)
     except ValueError as error:
         raise UserError(str(error), path="options") from None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from fedtools.methods import METHODS
-from fedtools.methods.base import Method
+from fedtools.methods.base import OPTIMIZER, Method, TaskPart
 from fedtools.models.adaptation import Combine, combine_of
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class FedAvg(Method):
     weighting: Literal["uniform", "utterances"] = "uniform"
     keep_optimizer: bool = False
 
-    def check(self, task: str, parts: Sequence[str], model: Mapping[str, Any]) -> None:
+    def check(self, task: str, parts: Sequence[TaskPart], model: Mapping[str, Any]) -> None:
         super().check(task, parts, model)
-        if self.keep_optimizer and "optimizer" not in parts:
+        if self.keep_optimizer and OPTIMIZER not in parts:
             raise ValueError(f"keep_optimizer: clients of task {task} train together")
         if self.keep_optimizer and combine_of(model) == "svd":
             raise ValueError("keep_optimizer: with combine svd each round has other factors")

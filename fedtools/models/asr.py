@@ -24,7 +24,7 @@ from fedtools.files.config import checked, option_error, unknown
 from fedtools.files.errors import UserError
 from fedtools.models.padding import keep_to_own_frames
 from fedtools.models.pretrained.folder import Folder
-from fedtools.models.pretrained.options import is_pretrained
+from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
 from fedtools.models.tdnn import TdnnEncoder
 
 if TYPE_CHECKING:
@@ -152,11 +152,15 @@ def _build_pretrained(
     config: Mapping[str, Any], tokens: Sequence[str], where: str, lattice: Lattice | None
 ) -> nn.Module:
     from fedtools.models.pretrained.ctc import PretrainedCtc
+    from fedtools.models.pretrained.whisper import Whisper
 
     if lattice:
-        problem = "criterion lfmmi: models of network hf are trained with CTC"
+        problem = "a denominator is of criterion lfmmi, which models of network hf have not"
         raise option_error(problem, where, "network")
-    model = PretrainedCtc(config, len(tokens), where, _make(config, "specaug", where))
+    specaug = _make(config, "specaug", where)
+    if is_seq2seq(config):
+        return Whisper(config, where, specaug)
+    model = PretrainedCtc(config, len(tokens), where, specaug)
     _try(model, input_size_of(config), where)
     return model
 
@@ -219,11 +223,17 @@ def classify(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
     """What the criterion is of, of what `represent` gave: (batch, frames', outputs)."""
     if model.lattice:
         return model.ctc.ctc_lo(features)
+    if getattr(model, "seq2seq", False):
+        # Its decoder wants the tokens, too.
+        return features
     return model.ctc.log_softmax(features).float()
 
 
 def as_posteriors(model: nn.Module, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """What `log_posteriors` gives, of what `outputs` gave."""
+    if getattr(model, "seq2seq", False):
+        remedy = "take a model of criterion ctc"
+        raise UserError("a model of criterion seq2seq has no posteriors of frames", remedy=remedy)
     return model.lattice.log_posteriors(values, lengths) if model.lattice else values
 
 
@@ -239,6 +249,8 @@ def losses(
         values, lengths: what `outputs` gave.
         batch: `text` (batch, tokens; padded with -1) and `text_lengths`.
     """
+    if getattr(model, "seq2seq", False):
+        return model.losses(values, lengths, batch)
     if getattr(model, "lattice", None):
         return model.lattice.losses(values, lengths, batch)
     return ctc_losses(values, lengths, batch)

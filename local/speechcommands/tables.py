@@ -173,7 +173,7 @@ def ablation_table(runs: Runs) -> str:
     changed = {(at.method, at.option) for at in runs.complete if at.option}
     # Those of the paper first, in its order.
     ranks = {pair: (pair[0], [*SYMBOLS, pair[1]].index(pair[1]), pair[1]) for pair in changed}
-    for method, option in sorted(changed, key=ranks.get):
+    for method, option in sorted(changed, key=ranks.__getitem__):
         varied = {place: ablation(runs, *place, method, option) for place in runs.columns}
         values = {value for found in varied.values() for value in found}
         for value in sorted(values, key=_by_value):

@@ -21,6 +21,9 @@ class Pretrained:
         path: a Hugging Face folder.
         sum: its `Folder.sum`, which `fedtools init` writes.
         adapt: fields of `Adapt`.
+        criterion: of speech recognition, what is trained: "ctc", a layer on the encoder; "seq2seq",
+            Whisper itself with its decoder and its tokens.
+        language: of Whisper of many languages, that of speech whose utt2lang says none.
         head_share: of keywords, see `fedtools.models.keywords.base.Sizes`.
         specaug, specaug_conf: of speech recognition, in ESPnet's keys.
     """
@@ -29,6 +32,8 @@ class Pretrained:
     path: str
     sum: str | None = None
     adapt: dict[str, Any] = field(default_factory=dict)
+    criterion: Literal["ctc", "seq2seq"] = "ctc"
+    language: str | None = None
     head_share: Share = 0.0
     specaug: str | None = None
     specaug_conf: dict[str, Any] = field(default_factory=dict)
@@ -45,3 +50,8 @@ class Pretrained:
 def is_pretrained(config: Mapping[str, Any]) -> bool:
     """Whether the section `model` is of a pretrained model."""
     return config.get("network") == NETWORK
+
+
+def is_seq2seq(config: Mapping[str, Any]) -> bool:
+    """Whether it is of a model with a decoder and tokens of its own."""
+    return is_pretrained(config) and config.get("criterion") == "seq2seq"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedtools.files.received import Seal
 from fedtools.files.seeds import generator
 from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
+from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.asr import input_size_of
 from fedtools.tasks.asr.archives import first_there
 
@@ -91,6 +93,19 @@ class Batch(dict[str, torch.Tensor]):
         return self["speech"].cpu().numpy().tobytes()
 
 
+@dataclass(frozen=True)
+class Zeros:
+    """Frames of zeros behind utterances, which then count as the utterances' own.
+
+    Attributes:
+        after: so many behind each, and then ...
+        shortest: ... as many as it lacks to the fewest that the model accepts.
+    """
+
+    after: int = 0
+    shortest: int = 1
+
+
 class Utterances:
     """Features and tokens of some utterances of a data directory.
 
@@ -101,24 +116,22 @@ class Utterances:
         names: the utterances, usually those of one client.
         tokenizer: turns transcripts into token ids.
         batch_bins: the largest size of a batch, padding included, in frames x bins.
-        shortest: the fewest frames that the model accepts; shorter ones are padded with zeros,
-            which then count as the utterance's own.
+        zeros: what follows each.
         labelled: whether every utterance needs a transcript.
-        keep: whether the features stay in memory after they were read once.
-        end_frames: zeros that follow every utterance, and count as its own.
         seals: of arks that clients wrote, see `FeatureReader`.
+
+    Attributes:
+        keep: whether the features stay in memory after they were read once.
     """
 
     def __init__(
         self,
         data: DataDir,
         names: Sequence[str],
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | WhisperTokens,
         batch_bins: int,
-        shortest: int = 1,
+        zeros: Zeros = Zeros(),
         labelled: bool = True,
-        keep: bool = False,
-        end_frames: int = 0,
         seals: Mapping[str, Seal] | None = None,
     ):
         for table, file in ((data.feats_scp, "feats.scp"), (data.text, "text")):
@@ -132,6 +145,12 @@ class Utterances:
         languages = data.others.get(UTT2LANG, {})
         spoken = {name: languages[name] for name in self.names if name in languages}
         self.unit = unit_of(spoken, data.path / UTT2LANG)
+        # Of a model with a decoder: what it begins with.
+        self._prompts = (
+            [tokenizer.prompt(spoken.get(name)) for name in self.names]
+            if isinstance(tokenizer, WhisperTokens)
+            else None
+        )
         self._speaker = _numbered(speakers_of(data, self.names))
         owners = [data.utt2client.get(name, "") for name in self.names]
         self._client, self.clients = _numbered(owners), sorted(set(owners))
@@ -139,10 +158,10 @@ class Utterances:
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names}, seals)
         recorded = np.array([self._reader.num_frames(name) for name in names])
         # Of each utterance, with the zeros that follow it.
-        self.frames = np.maximum(recorded + end_frames, shortest)
+        self.frames = np.maximum(recorded + zeros.after, zeros.shortest)
         self._bins = self._reader.shape(self.names[0])[1]
         self._batch_bins = batch_bins
-        self.keep = keep
+        self.keep = False
         self._features: list[torch.Tensor] | None = None
 
     def __len__(self) -> int:
@@ -181,7 +200,7 @@ class Utterances:
         ]
         speech = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
         tokens = [torch.tensor(self.tokens[index], dtype=torch.long) for index in indices]
-        return Batch(
+        batch = Batch(
             speech=speech,
             speech_lengths=torch.tensor([len(feature) for feature in features]),
             text=torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1),
@@ -189,6 +208,9 @@ class Utterances:
             speakers=torch.tensor([self._speaker[index] for index in indices]),
             clients=torch.tensor([self._client[index] for index in indices]),
         )
+        if self._prompts:
+            batch["prompt"] = torch.tensor([self._prompts[index] for index in indices])
+        return batch
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:
         """Yield the batches on `device`, the next one being read while one is worked on."""

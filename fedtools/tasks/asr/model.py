@@ -12,16 +12,28 @@ from torch import Tensor, nn
 
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import Models
+from fedtools.decode.greedy import greedy
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.states import spec_of
 from fedtools.lm.tokens import Tokenizer
+from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import SHARED, Method
 from fedtools.models.adaptation import BASE, has_base
-from fedtools.models.asr import build_model, classify, input_size_of, losses, outputs, represent
+from fedtools.models.asr import (
+    as_posteriors,
+    build_model,
+    classify,
+    input_size_of,
+    losses,
+    outputs,
+    represent,
+)
 from fedtools.models.extractor import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.models.pooling import pooled
+from fedtools.models.pretrained.options import is_seq2seq
+from fedtools.models.pretrained.whisper import Generation
 from fedtools.models.training import load_model
 from fedtools.tasks.asr.data import Batch, UtteranceSource
 from fedtools.tasks.asr.joint import Joint
@@ -48,7 +60,7 @@ class AsrModels(Models):
         experiment: Experiment,
         method: Method,
         training: UtteranceTraining,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | WhisperTokens,
         device: torch.device,
     ):
         self.training, self.device = training, device
@@ -108,12 +120,24 @@ class AsrModels(Models):
         else:
             teacher = self.build(use="teacher")
         load_model(teacher.state_dict(), model.state_dict())
-        return ContinuousLabels(model, teacher, training.decay, training.keep_teacher, posteriors)
+        labels = partial(self.transcribe, teacher), is_seq2seq(self._config)
+        decay, keep = training.decay, training.keep_teacher
+        return ContinuousLabels(model, teacher, decay, keep, posteriors, *labels)
 
     def _posteriors(self, model: nn.Module, source: UtteranceSource) -> Posteriors:
         if isinstance(model, Joint):
             return lambda model, batch: model(batch)
         return partial(posteriors_of_features, self.cut()) if source.received else outputs
+
+    def transcribe(
+        self, model: nn.Module, found: tuple[Tensor, Tensor], batch: Batch
+    ) -> list[list[int]]:
+        """The best tokens of each utterance, of what `outputs` gave."""
+        values, lengths = found
+        if is_seq2seq(self._config):
+            return [best[0][0] for best in generate(model, found, batch, Generation(beam=1))]
+        log_probs = as_posteriors(model, values, lengths)
+        return greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
 
     def represent(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """What the encoder makes of a batch, and numbers of frames."""
@@ -131,6 +155,24 @@ class AsrModels(Models):
         """Mean and deviation over each utterance's frames, (1, B, 2 D), and equal weights."""
         vectors = pooled(*features)[None]
         return vectors, vectors.new_full(vectors.shape[:2], 1 / vectors.shape[1])
+
+
+def generate(
+    model: Any, found: tuple[Tensor, Tensor], batch: Batch, options: Generation
+) -> list[list[tuple[list[int], float]]]:
+    """What Whisper's decoder writes of each utterance, see `Whisper.generate`."""
+    rows = zip(*found, batch["prompt"], strict=True)
+    return [
+        model.generate(values[None, : int(length)], prompt[None], options)
+        for values, length, prompt in rows
+    ]
+
+
+def open_tokens(folder: Path, model: Mapping[str, Any]) -> Tokenizer | WhisperTokens:
+    """The tokens in a folder, of the kind that a model writes."""
+    if is_seq2seq(model):
+        return WhisperTokens.load(folder, model.get("language"))
+    return Tokenizer.load(folder)
 
 
 def posteriors_of_features(cut: Cut, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import SERVER
-from fedtools.decode.greedy import greedy
 from fedtools.files.ark import FRAMES_PER_HOUR
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError, some
@@ -21,16 +20,16 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Payload
 from fedtools.files.perturb import speakers_of
 from fedtools.files.sent_features import Features
-from fedtools.lm.tokens import Tokenizer, warn_of_unspelled
+from fedtools.lm.tokens import warn_of_unspelled
 from fedtools.methods.base import Extracted, Method, Phase
 from fedtools.models.adaptation import BASE, has_base
-from fedtools.models.asr import as_posteriors, build_model, losses, outputs, represent
+from fedtools.models.asr import build_model, losses, outputs, represent
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
 from fedtools.tasks.asr.archives import missing_archive
 from fedtools.tasks.asr.corpus import Corpus
 from fedtools.tasks.asr.data import Batch, Utterances, UtteranceSource, check_words, read_data
-from fedtools.tasks.asr.model import AsrModels, cut_above, read_lattice
+from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
 from fedtools.tasks.base import Gone, Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with, personal_parameters
 from fedtools.tasks.facts import ALL
@@ -46,7 +45,8 @@ class AsrTask(Task[Method]):
         super().__init__(experiment, method, device)
         options = experiment.options.training
         self.training = from_mapping(UtteranceTraining, options, f"{self.where}: training")
-        self.tokenizer, self.device = Tokenizer.load(experiment.path), torch.device(device)
+        self.device = torch.device(device)
+        self.tokenizer = open_tokens(experiment.path, experiment.options.model)
         self.models = AsrModels(experiment, method, self.training, self.tokenizer, self.device)
         self.corpus = Corpus(self, self.tokenizer, self.models)
 
@@ -54,7 +54,7 @@ class AsrTask(Task[Method]):
     def begin(new: NewExperiment[Method]) -> tuple[State, State]:
         options, where = new.options, new.where
         training = from_mapping(UtteranceTraining, options.training, f"{where}: training")
-        tokenizer = Tokenizer.load(new.assets["tokens"])
+        tokenizer = open_tokens(new.assets["tokens"], options.model)
         units = tokenizer.tokens
         lattice = read_lattice(new.assets.get("denominator"), len(units))
         base = new.start
@@ -84,14 +84,15 @@ class AsrTask(Task[Method]):
         return self.training.settings()
 
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> UtteranceSource:
-        for client in clients if self.may_lack else ():
-            if archive := missing_archive(self.corpus.read("train"), client):
+        for client in clients if phase.may_lack else ():
+            if archive := missing_archive(self.corpus.read("train", True), client):
                 raise Gone(f"its {archive.name} is gone")
         received = not clients and bool(phase.on_features)
         if received:
             data = self.corpus.sent(phase.on_features)
         else:
-            data = self.corpus.utterances("train", clients[0] if clients else ALL)
+            client = clients[0] if clients else ALL
+            data = self.corpus.utterances("train", client, phase.may_lack)
         key = self.experiment.seed, number, clients[0] if clients else SERVER
         epochs = self.method.local_epochs
         return UtteranceSource(data, key, self.training, epochs, self.device, received)
@@ -122,8 +123,7 @@ class AsrTask(Task[Method]):
         for indices, batch in zip(batches, data.stream(batches, self.device), strict=True):
             values, lengths = outputs(model, batch)
             loss += losses(model, values, lengths, batch).double().sum().item()
-            log_probs = as_posteriors(model, values, lengths)
-            hypotheses = greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
+            hypotheses = self.models.transcribe(model, (values, lengths), batch)
             for index, tokens in zip(indices, hypotheses, strict=True):
                 reference = data.unit.cut(data.texts[index])
                 counts = count_errors(reference, data.unit.cut(self.tokenizer.decode(tokens)))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.audio.augment import Plan, apply
+from fedtools.client.options import ClipTraining
 from fedtools.files.clips import RATE, Clips
 from fedtools.files.errors import UserError
 from fedtools.models.clip_batch import ClipBatch
@@ -102,6 +103,7 @@ class ClipCorpus:
         samples: of a clip.
         front: makes features of waveforms.
         device: where features are made.
+        training: the options of the experiment; kept as an attribute.
     """
 
     def __init__(
@@ -111,7 +113,9 @@ class ClipCorpus:
         samples: int,
         front: nn.Module,
         device: torch.device,
+        training: ClipTraining,
     ):
+        self.training = training
         self._path_of, self._classes, self._samples = path_of, list(classes), samples
         self._front, self._device = front, device
         self._features: dict[str, ClipFeatures] = {}

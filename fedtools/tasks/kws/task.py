@@ -27,7 +27,6 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Limits
 from fedtools.methods.base import Method, Phase
 from fedtools.models.keywords import build_network, inputs_of
-from fedtools.models.keywords.base import Network
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with
@@ -57,7 +56,9 @@ class KwsTask(Task[Method]):
         where = f"{self.where}: model"
         self.models = KwsModels(options.model, classes, frames, self.training, where, self.device)
         front = front_end(*inputs_of(options.model))
-        self.clips = ClipCorpus(self.data_path, self._classes, self._samples, front, self.device)
+        self.clips = ClipCorpus(
+            self.data_path, self._classes, self._samples, front, self.device, self.training
+        )
 
     def settings(self) -> AbstractContextManager[None]:
         keep_freed_memory()
@@ -216,7 +217,7 @@ def facts_of_clients(
 
 
 @torch.no_grad()
-def predict(network: Network, mfcc: torch.Tensor) -> torch.Tensor:
+def predict(network: nn.Module, mfcc: torch.Tensor) -> torch.Tensor:
     """Logits (clips, classes) of one client's network for clips, (clips, frames, 40)."""
     network.eval()
     return torch.cat([network(part[None])[0] for part in torch.split(mfcc, _MEASURED_AT_ONCE)])
