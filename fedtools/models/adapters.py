@@ -39,7 +39,8 @@ def freeze(model: nn.Module) -> None:
     """Turn all parameters and buffers into buffers that no state holds; tied ones stay tied."""
     frozen: dict[int, Tensor] = {}
     for layer in model.modules():
-        layer.frozen_parameters = frozenset(layer._parameters)
+        there = (name for name, value in layer._parameters.items() if value is not None)
+        layer.frozen_parameters = frozenset(there)
         for name, value in [*layer._parameters.items(), *layer._buffers.items()]:
             if value is not None:
                 layer._parameters.pop(name, None)
@@ -102,7 +103,7 @@ def count(model: nn.Module) -> tuple[int, int]:
             others |= {id(layer._buffers[name]): layer._buffers[name] for name in frozen}
     for layer in model.modules():
         if isinstance(layer, Trained):
-            for name in layer.names:
+            for name in layer._names:
                 others.pop(id(layer.layer._buffers[name]), None)
     return trained, trained + sum(value.numel() for value in others.values())
 
@@ -151,7 +152,7 @@ class Trained(nn.Module):
         tied: dict[int, nn.Parameter],
     ):
         super().__init__()
-        self.names, self._rows, self._clients = names, rows, clients
+        self._names, self._rows, self._clients = names, rows, clients
         self._tied: dict[str, list[nn.Parameter]] = {}
         for name in names:
             value = getattr(layer, name)
@@ -179,14 +180,14 @@ class Trained(nn.Module):
 
     def merged(self) -> dict[str, Tensor]:
         """The tensors of the layer, with what was trained, of a model of one client."""
-        return _tensors(self.layer) | {name: self.own(name)[0].detach() for name in self.names}
+        return _tensors(self.layer) | {name: self.own(name)[0].detach() for name in self._names}
 
     def forward(self, values: Tensor, *others: Any, **options: Any) -> Tensor:
         clients = self._rows.clients if self._clients else 1
         found = [
             functional_call(
                 self.layer,
-                {name: self.own(name)[k] for name in self.names},
+                {name: self.own(name)[k] for name in self._names},
                 (part, *others),
                 options,
             )
@@ -228,12 +229,12 @@ class TrainedLinear(Trained):
     def forward(self, values: Tensor, *others: Any, **options: Any) -> Tensor:
         weight, bias = self.layer.weight, self.layer.bias
         rows = values.reshape(self._rows.clients if self._clients else 1, -1, values.shape[-1])
-        if "weight" in self.names:
+        if "weight" in self._names:
             found = torch.matmul(rows, self.own("weight").transpose(1, 2))
-            found = found if bias is None or "bias" in self.names else found + bias
+            found = found if bias is None or "bias" in self._names else found + bias
         else:
-            found = F.linear(rows, weight, None if "bias" in self.names else bias)
-        if "bias" in self.names:
+            found = F.linear(rows, weight, None if "bias" in self._names else bias)
+        if "bias" in self._names:
             found = found + self.own("bias")[:, None]
         if self.scale:
             low = torch.matmul(rows, self.own("lora_a").transpose(1, 2))
@@ -264,7 +265,7 @@ class TrainedLayerNorm(Trained):
         normal = F.layer_norm(values, self.layer.normalized_shape, eps=self.layer.eps)
         rows = normal.reshape(self._rows.clients if self._clients else 1, -1, values.shape[-1])
         weight, bias = (
-            self.own(name)[:, None] if name in self.names else getattr(self.layer, name)
+            self.own(name)[:, None] if name in self._names else getattr(self.layer, name)
             for name in ("weight", "bias")
         )
         return torch.addcmul(bias, rows, weight).view(values.shape)
