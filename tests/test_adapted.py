@@ -50,7 +50,8 @@ def world(tmp_path_factory) -> Path:
         simulated.config_file(root / f"{name}.yaml", model=model, training=FAST)
         path = begin(root, root / name, "centralized", config=name)
         inside("rounds", path, "--to", "1").ok()
-        shutil.copy(path / "round_0002/global.safetensors", root / f"{name}.safetensors")
+        inside("average", path).ok()
+        shutil.copy(path / "model.safetensors", root / f"{name}.safetensors")
     return root
 
 

@@ -118,9 +118,10 @@ def sample(
     from fedtools.files.experiment import Experiment
     from fedtools.files.locks import lock
     from fedtools.methods import make_method
+    from fedtools.tasks.facts import check_frozen
 
     opened = Experiment(experiment)
-    opened.check_frozen()
+    check_frozen(opened)
     options = opened.options
     method = make_method(options.method, options.method_conf, experiment / "config.yaml")
     with lock(experiment, "rounds"):
