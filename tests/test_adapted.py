@@ -349,6 +349,50 @@ def test_a_folder_that_has_changed_is_refused(tmp_path):
         inside(command, path, *more).fails(1, "not the pretrained model that the experiment began")
 
 
+@pytest.mark.parametrize("combine", ["svd", "residual"])
+def test_clients_that_train_as_a_stack(tmp_path, combine):
+    folder = save_whisper(tmp_path / "whisper")
+    world = keyword_world.make_world(tmp_path)
+    how = f"{{rank: 1, targets: ['*fc1'], combine: {combine}}}"
+    settings = (f"model={{network: hf, path: {folder}, adapt: {how}}}", "clients_per_round=4")
+    settings += ("keep_updates=true", "training.optim_conf.lr=0.5")
+    path = keyword_world.begin(world, tmp_path / "e", "fedprox", *settings)
+    said = inside("rounds", path, "--to", "2").ok().err
+    assert said.count("% of the mean of the adapters") == 2
+    update, before, after = sent(path, 2), state_of(path, 2), state_of(path, 3)
+    assert len(update["head.weight"]) == 4
+    for stem in (name.removesuffix(".lora_b") for name in update if name.endswith(".lora_b")):
+        low, high = (update[f"{stem}.{name}"].astype("f8") for name in ("lora_a", "lora_b"))
+        dense = (high @ low).mean(0)
+        ours = after[f"{stem}.lora_b"].astype("f8") @ after[f"{stem}.lora_a"].astype("f8")
+        scale = np.abs(dense).max()
+        if combine == "residual":
+            # A delta of every layer, which the round before has made.
+            given = before[f"{stem}.lora_delta"]
+            assert np.abs(given).max() > 1e-3 * scale > 0
+            dense, ours = dense + given, ours + after[f"{stem}.lora_delta"]
+        else:
+            left, values, right = np.linalg.svd(dense)
+            dense = left[:, :1] * values[:1] @ right[:1]
+        np.testing.assert_allclose(ours, dense, rtol=0, atol=1e-5 * scale)
+
+
+def test_the_whole_model_is_exported(world, tmp_path):
+    path = tmp_path / "e"
+    adapted(world, path, ADAPT | {"combine": "residual"}, *start(world)).ok()
+    inside("rounds", path, "--to", "1").ok()
+    inside("average", path).ok()
+    inside("export", path, tmp_path / "out").ok()
+    ours = torch.load(tmp_path / "out/model.pth", weights_only=True)
+    theirs = load_file(world / "conformer.safetensors")
+    assert ours.keys() == theirs.keys()
+    batch = asr_world.batch_of(world, "valid", "en")
+    exported = load(build_model(MODEL, tokens_of(world)), ours).eval()
+    found, expected = (outputs(one, batch)[0] for one in (exported, model_after(path, world, 2)))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    inside("average", path, "--best", "2").fails(1, "adapters of 2 rounds have no mean")
+
+
 def test_newcomers_begin_with_adapters(world, tmp_path):
     path = tmp_path / "e"
     chosen = ("--set", "method_conf.personal=['*lora*']")
