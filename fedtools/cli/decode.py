@@ -162,6 +162,8 @@ def export(
 ) -> None:
     """Write an averaged model for ESPnet's Speech2Text.
 
+    Of a model that is adapted the whole, with its adapters in the weights.
+
     Reads: EXP/model.safetensors, or EXP/clients/<client>/model.safetensors; EXP/config.yaml and
     tokens.
 
@@ -172,16 +174,19 @@ def export(
     from fedtools.federation.evaluate import load_average
     from fedtools.federation.federation import Federation
     from fedtools.files.symbols import read_tokens
+    from fedtools.models.adaptation import has_base
+    from fedtools.models.adapters import merged
     from fedtools.models.espnet import export_espnet
     from fedtools.tasks.parts import CORPUS, MODELS
 
     federation = Federation(experiment)
     corpus = federation.task.need(CORPUS)
     load_average(federation, client or "")
+    config, model = federation.experiment.options.model, federation.task.need(MODELS).build()
     for path in export_espnet(
         out,
-        federation.experiment.options.model,
-        federation.task.need(MODELS).build().state_dict(),
+        config,
+        merged(model) if has_base(config) else model.state_dict(),
         *read_tokens(experiment),
     ):
         print(path)

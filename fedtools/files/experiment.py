@@ -4,6 +4,7 @@ EXP/config.yaml                     frozen at the start, as all named here up to
 EXP/data.yaml                       what tells the data from others of the same name
 EXP/clients.txt                     every client, one per line, in C order
 EXP/tokens.txt [bpe.model|token_type]  the model's output units
+EXP/base.safetensors                the model that is adapted, where a part of it is trained
 EXP/init.safetensors                the model everybody begins with
 EXP/{nonce,noise_key}               with privacy: see `fedtools.privacy.record`
 EXP/sha256sums                      of all these, and of round_0001/global.safetensors

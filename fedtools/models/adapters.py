@@ -7,6 +7,8 @@ language models, ICLR 2022) these are `lora_a` and `lora_b` of a linear layer:
 
     y = W x + b + alpha / rank * B A x
 
+`Adapt.combine` makes A a constant, or adds a constant D to B A that the server sends.
+
 In a stack, what is trained has a leading client dimension, and the frozen rest has none: a batch of
 all clients, (K x B, ...), goes through it as one.
 """
@@ -23,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedtools.models.adaptation import Adapt
+from fedtools.models.adaptation import Adapt, Combine
 
 
 class Rows:
@@ -37,6 +39,8 @@ def freeze(model: nn.Module) -> None:
     """Turn all parameters and buffers into buffers that no state holds; tied ones stay tied."""
     frozen: dict[int, Tensor] = {}
     for layer in model.modules():
+        there = (name for name, value in layer._parameters.items() if value is not None)
+        layer.frozen_parameters = frozenset(there)
         for name, value in [*layer._parameters.items(), *layer._buffers.items()]:
             if value is not None:
                 layer._parameters.pop(name, None)
@@ -57,7 +61,7 @@ def adapt(model: nn.Module, how: Adapt, clients: int | None) -> Rows:
     Raises:
         ValueError: if a pattern matches nothing.
     """
-    linear = [path for path, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    linear = [path for path, layer in model.named_modules() if type(layer) is nn.Linear]
     every = model.named_parameters(remove_duplicate=False)
     # Tables of sines and cosines are parameters too, which nobody trains.
     names = [name for name, value in every if value.requires_grad]
@@ -76,7 +80,7 @@ def adapt(model: nn.Module, how: Adapt, clients: int | None) -> Rows:
             kind = _kind_of(layer)
             own = kind(layer, trained, clients, rows, tied)
             if rank:
-                own.add_low_rank(rank, how.alpha / rank)
+                own.add_low_rank(rank, how.alpha / rank, how.combine)
             _replace(model, path, own)
     return rows
 
@@ -84,9 +88,42 @@ def adapt(model: nn.Module, how: Adapt, clients: int | None) -> Rows:
 def _check_patterns(option: str, patterns: Iterable[str], names: list[str], what: str) -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(
-                f"{option}: no {what} matches {pattern!r}; there are {names[0]}, ... {names[-1]}"
-            )
+            there = f"there are {names[0]}, ... {names[-1]}" if names else "there is none"
+            raise ValueError(f"{option}: no {what} matches {pattern!r}; {there}")
+
+
+def count(model: nn.Module) -> tuple[int, int]:
+    """How many parameters of a model of one client are trained, and how many it has in all."""
+    trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
+    others = {id(value): value for value in model.parameters() if not value.requires_grad}
+    for layer in model.modules():
+        # Of a `Trained` those that the layer below it has frozen are trained in their place.
+        if not isinstance(layer, Trained):
+            frozen = getattr(layer, "frozen_parameters", ())
+            others |= {id(layer._buffers[name]): layer._buffers[name] for name in frozen}
+    for layer in model.modules():
+        if isinstance(layer, Trained):
+            for name in layer._names:
+                others.pop(id(layer.layer._buffers[name]), None)
+    return trained, trained + sum(value.numel() for value in others.values())
+
+
+def merged(model: nn.Module) -> dict[str, Tensor]:
+    """All tensors of a model of one client under the names that they had before it was adapted."""
+    found: dict[str, Tensor] = {}
+    below = {id(layer.layer) for layer in model.modules() if isinstance(layer, Trained)}
+    for path, layer in model.named_modules():
+        if id(layer) in below:
+            continue
+        own = layer.merged() if isinstance(layer, Trained) else _tensors(layer)
+        found |= {f"{path}.{name}" if path else name: value for name, value in own.items()}
+    return found
+
+
+def _tensors(layer: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a layer, without those of layers in it."""
+    everything = {**layer._parameters, **layer._buffers}
+    return {name: value.detach() for name, value in everything.items() if value is not None}
 
 
 def _replace(model: nn.Module, path: str, layer: nn.Module) -> None:
@@ -137,10 +174,13 @@ class Trained(nn.Module):
             return getattr(super().__getattr__("layer"), name)
 
     def own(self, name: str) -> Tensor:
-        """A trained parameter, (K, ...), of the clients of the batch."""
-        value = self._tied[name][0] if name in self._tied else self._parameters[name]
-        assert value is not None
+        """A tensor of each client, (K, ...), of those of the batch."""
+        value: Tensor = self._tied[name][0] if name in self._tied else getattr(self, name)
         return value[: self._rows.clients] if self._clients else value[None]
+
+    def merged(self) -> dict[str, Tensor]:
+        """The tensors of the layer, with what was trained, of a model of one client."""
+        return _tensors(self.layer) | {name: self.own(name)[0].detach() for name in self._names}
 
     def forward(self, values: Tensor, *others: Any, **options: Any) -> Tensor:
         clients = self._rows.clients if self._clients else 1
@@ -162,18 +202,29 @@ class TrainedLinear(Trained):
     layer: nn.Linear
     scale = 0.0
 
-    def add_low_rank(self, rank: int, scale: float) -> None:
-        """Give it an adapter that does nothing yet: A is drawn as torch draws weights, B is 0."""
+    def add_low_rank(self, rank: int, scale: float, combine: Combine = "mean") -> None:
+        """Give it an adapter that does nothing yet: A is drawn as torch draws weights, B is 0.
+
+        Args:
+            rank: rows of A.
+            scale: by which B A is multiplied.
+            combine: see `Adapt`. A constant is a buffer: it is in states, and is not trained.
+        """
         outputs, inputs = self.layer.weight.shape
         like = {"device": self.layer.weight.device, "dtype": self.layer.weight.dtype}
         bound = 1 / math.sqrt(inputs)
-        down = torch.empty(1, rank, inputs, **like).uniform_(-bound, bound)
-        up = torch.zeros(1, outputs, rank, **like)
-        count = self._clients or 1
-        down, up = (value.repeat_interleave(count, 0) for value in (down, up))
-        self.lora_a = nn.Parameter(down if self._clients else down[0])
-        self.lora_b = nn.Parameter(up if self._clients else up[0])
+        down = self._of_each(torch.empty(rank, inputs, **like).uniform_(-bound, bound))
+        if combine == "fixed_a":
+            self.register_buffer("lora_a", down)
+        else:
+            self.lora_a = nn.Parameter(down)
+        self.lora_b = nn.Parameter(self._of_each(torch.zeros(outputs, rank, **like)))
+        if combine == "residual":
+            self.register_buffer("lora_delta", self._of_each(torch.zeros(outputs, inputs, **like)))
         self.scale = scale
+
+    def _of_each(self, value: Tensor) -> Tensor:
+        return value[None].repeat_interleave(self._clients, 0) if self._clients else value
 
     def forward(self, values: Tensor, *others: Any, **options: Any) -> Tensor:
         weight, bias = self.layer.weight, self.layer.bias
@@ -186,14 +237,21 @@ class TrainedLinear(Trained):
         if "bias" in self._names:
             found = found + self.own("bias")[:, None]
         if self.scale:
-            low = torch.matmul(rows, self._low("lora_a").transpose(1, 2))
-            found = torch.baddbmm(found, low, self._low("lora_b").transpose(1, 2), alpha=self.scale)
+            low = torch.matmul(rows, self.own("lora_a").transpose(1, 2))
+            found = torch.baddbmm(found, low, self.own("lora_b").transpose(1, 2), alpha=self.scale)
+        if "lora_delta" in self._buffers:
+            delta = self.own("lora_delta").transpose(1, 2)
+            found = torch.baddbmm(found, rows, delta, alpha=self.scale)
         return found.view(*values.shape[:-1], -1)
 
-    def _low(self, name: str) -> Tensor:
-        value = self._parameters[name]
-        assert value is not None
-        return value[: self._rows.clients] if self._clients else value[None]
+    def merged(self) -> dict[str, Tensor]:
+        found = super().merged()
+        if self.scale:
+            product = (self.own("lora_b") @ self.own("lora_a"))[0].detach()
+            if "lora_delta" in self._buffers:
+                product = product + self.own("lora_delta")[0]
+            found["weight"] = found["weight"] + self.scale * product
+        return found
 
 
 class TrainedLayerNorm(Trained):

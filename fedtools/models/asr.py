@@ -44,7 +44,10 @@ _CLASSES = {
     },
     "specaug": {"specaug": "espnet2.asr.specaug.specaug:SpecAug"},
     "ctc": {"ctc": "espnet2.asr.ctc:CTC"},
-    "model": {"model": "espnet2.asr.espnet_model:ESPnetASRModel"},
+    "model": {
+        "model": "espnet2.asr.espnet_model:ESPnetASRModel",
+        "adapted": "fedtools.models.adapted:AdaptedModel",
+    },
 }
 _OPTIONAL = ("normalize", "specaug")
 _DEFAULTS = {"model": {"ctc_weight": 1.0, "report_cer": False, "report_wer": False}}
@@ -68,7 +71,8 @@ KEYS = (
 )
 
 
-# Beside ESPnet's keys: what a model is trained with, CTC or lattice-free MMI.
+# Beside ESPnet's keys: what a model is trained with, CTC or lattice-free MMI; and which part.
+_OWN_KEYS = ("criterion", "adapt")
 CRITERIA = ("ctc", "lfmmi")
 
 
@@ -77,6 +81,7 @@ def build_model(
     tokens: Sequence[str],
     where: str = "model",
     lattice: Lattice | None = None,
+    base: Path | None = None,
 ) -> nn.Module:
     """Build ESPnet's ASR model with CTC alone; parameters are drawn from torch's generator.
 
@@ -85,6 +90,7 @@ def build_model(
         tokens: the token list, "<blank>" first.
         where: what the configuration was read from, for messages.
         lattice: of criterion "lfmmi"; the layer of CTC then has its scores.
+        base: of a model with `adapt`: the state of the model that is adapted.
 
     Returns:
         an `espnet2.asr.espnet_model.ESPnetASRModel` without decoder; `model.ctc` is the loss, or
@@ -96,8 +102,8 @@ def build_model(
     if is_pretrained(config):
         return _build_pretrained(config, tokens, where, lattice)
     for key in config:
-        if key not in (*KEYS, "criterion"):
-            raise option_error(unknown(key, (*KEYS, "criterion")), where, key, config[key])
+        if key not in (*KEYS, *_OWN_KEYS):
+            raise option_error(unknown(key, (*KEYS, *_OWN_KEYS)), where, key, config[key])
     criterion = criterion_of(config, where)
     if (criterion == "lfmmi") != (lattice is not None):
         remedy = "give --asset denominator=FOLDER with criterion lfmmi, and only with it"
@@ -117,7 +123,7 @@ def build_model(
         outputs = lattice.outputs if lattice else len(tokens)
         ctc_conf = {"odim": outputs, "encoder_output_size": encoder.output_size()}
         model = _make(
-            config,
+            {**config, "model": "adapted" if "adapt" in config else "model"},
             "model",
             where,
             vocab_size=len(tokens),
@@ -134,6 +140,10 @@ def build_model(
         )
     model.lattice = lattice
     _initialize(model, config.get("init"), where)
+    if "adapt" in config:
+        from fedtools.models.adapted import adapt_to
+
+        adapt_to(base, model, config, where)
     _try(model, input_size, where)
     return model
 

@@ -57,6 +57,16 @@ class Facts:
         return ("round", "client", *self.columns)
 
 
+def check_frozen(experiment: Experiment) -> None:
+    """Fail with a `UserError` unless all that an experiment began with is as it was.
+
+    A folder that its section `model` names is part of that.
+    """
+    experiment.check_frozen()
+    facts = facts_of(experiment.options.task, experiment.path / "config.yaml")
+    facts.frozen_model(experiment.options.model)
+
+
 def check_assets(
     assets: Mapping[str, Path],
     known: tuple[str, ...],

@@ -15,7 +15,7 @@ from fedtools.tasks.identity import of_utterances
 
 
 def _files(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
-    check_assets(assets, ("tokens",), where, ("denominator",))
+    check_assets(assets, ("tokens",), where, ("denominator", "base"))
     files = [assets["tokens"] / name for name in (*symbols.FILES, *WHISPER_FILES)]
     files = [file for file in files if file.exists()]
     # That it is there is seen when it is read.

@@ -19,6 +19,7 @@ from fedtools.files.states import spec_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import SHARED, Method
+from fedtools.models.adaptation import BASE, has_base
 from fedtools.models.asr import (
     as_posteriors,
     build_model,
@@ -85,7 +86,9 @@ class AsrModels(Models):
         return self._joint[use]
 
     def _new(self) -> nn.Module:
-        return build_model(self._config, self._tokens, self._where, self._lattice).to(self.device)
+        base = self._path / BASE if has_base(self._config) else None
+        model = build_model(self._config, self._tokens, self._where, self._lattice, base)
+        return model.to(self.device)
 
     @cached_property
     def _lattice(self) -> Lattice | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from fedtools.files.perturb import speakers_of
 from fedtools.files.sent_features import Features
 from fedtools.lm.tokens import warn_of_unspelled
 from fedtools.methods.base import Extracted, Method, Phase
+from fedtools.models.adaptation import BASE, has_base
 from fedtools.models.asr import build_model, losses, outputs, represent
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
@@ -55,7 +57,13 @@ class AsrTask(Task[Method]):
         tokenizer = open_tokens(new.assets["tokens"], options.model)
         units = tokenizer.tokens
         lattice = read_lattice(new.assets.get("denominator"), len(units))
-        model = build_model(options.model, units, f"{where}: model", lattice)
+        base = new.start
+        if has_base(options.model):
+            # A model that is adapted begins with all of its base, or as a state of what is trained.
+            start = new.start if "base" in new.assets else None
+            base = new.assets["base"] / BASE if "base" in new.assets else new.start
+            new = replace(new, start=start)
+        model = build_model(options.model, units, f"{where}: model", lattice, base)
         if lattice and training.labels != "transcripts":
             problem = f"labels: {training.labels} are of models of criterion ctc"
             raise UserError(problem, path=f"{where}: training")
