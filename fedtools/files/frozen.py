@@ -110,7 +110,7 @@ class Place:
 @lru_cache(maxsize=_MAPPED)
 def _mapped(place: Place, inode: int, changed: int) -> np.ndarray:
     # For torch, which warns of what cannot be written; what is written stays with the process.
-    found = np.lib.format.open_memmap(place.path, "c")
+    found: np.ndarray = np.lib.format.open_memmap(place.path, "c")
     if (found.shape, found.dtype) != (place.shape, np.dtype(place.dtype)):
         raise ValueError("another array")
     return found

@@ -35,6 +35,7 @@ class PretrainedNetwork(Network):
         self, folder: Folder, options: Pretrained, clients: int, classes: int, where: str | Path
     ):
         super().__init__()
+        self.encoder: Any
         self.encoder, self._rows = build_encoder(folder, options.adaptation, clients)
         self.depth = depth_of(self.encoder, options, where)
         self.head = Linear(clients, self.encoder.size, classes)

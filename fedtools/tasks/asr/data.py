@@ -264,7 +264,8 @@ def frames_of(
 ) -> np.ndarray:
     """How many frames utterances have for a model; arguments as of `Utterances`."""
     recorded = np.array([reader.num_frames(name) for name in names])
-    return np.maximum(recorded + end_frames, shortest)
+    found: np.ndarray = np.maximum(recorded + end_frames, shortest)
+    return found
 
 
 def _numbered(owners: Iterable[str]) -> list[int]:

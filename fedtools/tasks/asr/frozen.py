@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedtools.client.options import UtteranceTraining
 from fedtools.files.ark import FeatureReader
@@ -28,7 +28,9 @@ def keep_hidden(
     Args:
         client: whose utterances these are, or `ALL`.
     """
-    encoder, depth = models.build().encoder, models.build().depth
+    # Of `PretrainedCtc` or `Whisper`.
+    model: Any = models.build()
+    encoder, depth = model.encoder, model.depth
     edges = [0, *np.cumsum(encoder.positions(data.frames)).tolist()]
 
     @torch.no_grad()
@@ -47,8 +49,8 @@ def keep_hidden(
     data.hidden = lambda index: place.rows(edges[index], edges[index + 1])
 
 
-def check_frozen(new: NewExperiment[Method], model: nn.Module, training: UtteranceTraining) -> None:
-    """Refuse to keep outputs of frozen layers where there are too many."""
+def check_frozen(new: NewExperiment[Method], model: Any, training: UtteranceTraining) -> None:
+    """Refuse to keep outputs of a model's frozen layers where there are too many."""
     if getattr(model, "depth", None) is None:
         return
     shortest, rows = shortest_input(model), {}

@@ -95,7 +95,8 @@ class ClipFeatures:
             positions = self.plain(slice(0, 1)).shape[1]
             parts = partial(self._parts, rows, positions)
             self._places[ends] = self._keep(owner, ends, count * positions, parts)
-        return torch.from_numpy(self._places[ends].mapped()).unflatten(0, (count, -1))
+        found = self._places[ends].mapped()
+        return torch.from_numpy(found.reshape(count, -1, found.shape[1]))
 
     def _parts(self, rows: slice, positions: int) -> Iterator[tuple[int, np.ndarray]]:
         for begin in range(rows.start, rows.stop, _AT_ONCE):
