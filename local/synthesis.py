@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
@@ -169,7 +170,7 @@ def _make_missing(
 ) -> Iterator[tuple[str, str]]:
     """Make clips in parallel processes and yield the (name, sha256) of each as it is ready."""
     context = multiprocessing.get_context("fork")
-    waiting = []
+    waiting = list[Connection]()
     for job in range(jobs):
         receiving, sending = context.Pipe(duplex=False)
         share = dict(list(clips.items())[job::jobs])
@@ -179,7 +180,8 @@ def _make_missing(
         waiting.append(receiving)
     done = 0
     while waiting:
-        for connection in multiprocessing.connection.wait(waiting):
+        ready = multiprocessing.connection.wait(waiting)
+        for connection in [one for one in waiting if one in ready]:
             try:
                 result = connection.recv()
             except EOFError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -28,4 +29,46 @@ def save_whisper(folder: Path, bins: int = 80, **changes: int) -> Path:
         torch.manual_seed(0)
         model = transformers.WhisperForConditionalGeneration(config)
     model.save_pretrained(folder)
+    return folder
+
+
+# What a Whisper of `save_tokens` writes: letters, a blank, and special tokens behind them.
+SPELLED = [*"abcdefghijklmnopqrstuvwxyz", "Ġ"]
+MARKS = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>"]
+MARKS += ["<|notimestamps|>"]
+IDS = {token: number for number, token in enumerate([*SPELLED, *MARKS])}
+
+
+def save_recogniser(folder: Path, multilingual: bool = False, **changes: int) -> Path:
+    """A Whisper that has tokens, in a folder."""
+    ids = {
+        "pad_token_id": IDS["<|endoftext|>"],
+        "bos_token_id": IDS["<|endoftext|>"],
+        "eos_token_id": IDS["<|endoftext|>"],
+        "decoder_start_token_id": IDS["<|startoftranscript|>"],
+    }
+    save_whisper(folder, **{"vocab_size": len(IDS), **ids, **changes})
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    added = [
+        {"id": IDS[mark], "content": mark, "special": True, "single_word": False}
+        | {"lstrip": False, "rstrip": False, "normalized": False}
+        for mark in MARKS
+    ]
+    vocabulary = {token: IDS[token] for token in SPELLED}
+    tokens = {
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokens))
+    settings = {
+        **ids,
+        "is_multilingual": multilingual,
+        "no_timestamps_token_id": IDS["<|notimestamps|>"],
+        "lang_to_id": {mark: IDS[mark] for mark in ("<|en|>", "<|de|>")},
+        "task_to_id": {"transcribe": IDS["<|transcribe|>"]},
+    }
+    (folder / "generation_config.json").write_text(json.dumps(settings))
     return folder

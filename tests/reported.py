@@ -34,8 +34,8 @@ clients: 3
 
 def write_state(experiment: Experiment, number: int) -> None:
     """What the server sends in a round: here any content does."""
-    experiment.round_dir(number).mkdir(exist_ok=True)
-    experiment.global_state(number).write_text(f"state {number}")
+    experiment.round(number).path.mkdir(exist_ok=True)
+    experiment.round(number).global_state.write_text(f"state {number}")
 
 
 def make_experiment(
@@ -73,9 +73,9 @@ def make_experiment(
         if at:
             values = (at, "-", 0, 0, 0, 0, server_epochs, "0.250", "ok")
             ledger.append(dict(zip(LEDGER, values, strict=True)))
-            write_tsv(experiment.round_dir(at) / "ledger.tsv", LEDGER, ledger)
+            write_tsv(experiment.round(at).ledger, LEDGER, ledger)
             write_state(experiment, at + 1)
-            experiment.close(at)
+            experiment.round(at).close()
     write_tsv(path / "evaluate_valid.tsv", facts_of("asr", "").header, evaluation)
     return path
 

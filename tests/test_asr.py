@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.trainer import Trainer
 from fedtools.client.unit import Unit
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator
@@ -25,7 +25,7 @@ from fedtools.models.asr import (
     outputs,
     shortest_input,
 )
-from fedtools.tasks.asr.data import UtteranceBatches, Utterances
+from fedtools.tasks.asr.data import UtteranceBatches, Utterances, Zeros
 from fedtools.tasks.asr.labels import Transcripts
 
 TOKENS = ["<blank>", "<unk>", "<space>", *simulated.LETTERS, "<sos/eos>"]
@@ -44,7 +44,7 @@ def model():
 
 
 def utterances(data: DataDir, bins: int = 8000, shortest: int = 1) -> Utterances:
-    return Utterances(data, data.utterances, Tokenizer(TOKENS), bins, shortest)
+    return Utterances(data, data.utterances, Tokenizer(TOKENS), bins, Zeros(0, shortest))
 
 
 def test_loss_is_espnets(data, model):
@@ -127,9 +127,7 @@ def test_short_utterances_are_padded(data, model):
 def test_frames_behind_the_end(data, shortest, more):
     """Every utterance is followed by zeros, which are its own, also in a batch and in its size."""
     plain = utterances(data)
-    longer = Utterances(
-        data, data.utterances, Tokenizer(TOKENS), 8000, shortest=shortest, end_frames=more
-    )
+    longer = Utterances(data, data.utterances, Tokenizer(TOKENS), 8000, Zeros(more, shortest))
     expected, found = plain.load([0, 5]), longer.load([0, 5])
     for row, length in enumerate(expected["speech_lengths"].tolist()):
         own = found["speech"][row, :length]
@@ -162,10 +160,8 @@ def test_data_without_transcripts(data):
 
 def test_read_while_training_is_the_same(data):
     """A client too large for memory is read ahead by a thread: the same batches."""
-    kept, read = (
-        Utterances(data, data.utterances, Tokenizer(TOKENS), 4000, keep=keep)
-        for keep in (True, False)
-    )
+    kept, read = (Utterances(data, data.utterances, Tokenizer(TOKENS), 4000) for _ in range(2))
+    kept.keep = True
     batches = kept.batches()
     assert len(batches) > 5
     for _ in range(2):
@@ -207,7 +203,7 @@ def test_validation_without_a_word(tmp_path):
     inside(*begin).ok()
     inside("rounds", exp, "--to", "1", "--evaluate", "valid").ok()
     # Data may change under an experiment, where its files were not looked at again.
-    federation = open_federation(exp)
+    federation = Federation(exp)
     federation.task.corpus.read("valid").text.update(dict.fromkeys(names, ""))
     with pytest.raises(UserError, match=f"text: no word in the transcripts of {names[0]}, "):
         federation.task.measure("valid", "au")

@@ -35,7 +35,7 @@ from conftest import inside, ledger
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import read_nbest
@@ -362,7 +362,7 @@ def test_batches_are_drawn_for_a_seed_a_round_and_a_client(twins, tmp_path):
         one_each = ("--set", "training.batch_bins=1", "--seed", str(seed))
         path = begin(twins, tmp_path / str(seed), "fedavg", *one_each)
         inside("rounds", path, "--to", "1").ok()
-        federation = open_federation(path)
+        federation = Federation(path)
         for number in (1, 2):
             for client in ("au", "zz"):
                 batches = federation.client([client], number).source.batches(2, None, "train")
@@ -392,7 +392,7 @@ def test_features_are_read_once_as_far_as_memory_allows(world, tmp_path):
         )
         options = ("--config", world / "plain.yaml", "--method", "client", *tokens)
         inside("init", path, *options, "--data", f"train={data}").ok()
-        federation = open_federation(path)
+        federation = Federation(path)
         before = {}
         for client in TRAIN:
             utterances = federation.task.corpus.utterances("train", client)

@@ -22,7 +22,7 @@ from fedtools.attack.figures import COLUMNS, Figure, Speakers, over_clients
 from fedtools.attack.inversion import Inverter, read_server_data
 from fedtools.attack.retrieval import find_speakers
 from fedtools.attack.run import Options, attack_speakers
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.ark import FeatureReader, write_ark
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
@@ -124,7 +124,7 @@ def extracted(experiment: Path, world: Path) -> dict[str, np.ndarray]:
 def test_sent_utterances_are_found_by_the_seed(world, unchanged):
     """Of each utterance it is the matrix that the initial model makes, and no other is near it."""
     expected = extracted(unchanged, world)
-    federation = open_federation(unchanged)
+    federation = Federation(unchanged)
     for client, speakers in SPEAKERS.items():
         victim = open_victim(federation, 1, client, 10**6)
         names, sent = victim.audio.names, victim.sent.names
@@ -157,7 +157,7 @@ def test_unadapted_features_of_unchanged_extractors_are_what_was_sent(unchanged,
 
 
 def test_some_utterances_are_those_of_all(unchanged):
-    federation = open_federation(unchanged)
+    federation = Federation(unchanged)
     whole, part = (open_victim(federation, 1, "au", most) for most in (48, 20))
     sent = dict(zip(whole.audio.names, whole.sent.names, strict=True))
     assert len(part.audio) == 20
@@ -517,7 +517,7 @@ def test_speakers_are_looked_for_in_one_copy_of_a_recording(unchanged, world, tm
 
 
 def test_speech_of_one_server_speaker_is_held_out_at_all_speeds(world, done, tmp_path):
-    whole, federation = DataDir.read(world / "server"), open_federation(done)
+    whole, federation = DataDir.read(world / "server"), Federation(done)
     names = [name for name in whole.utterances if whole.utt2spk[name] == "sa-v00"]
     path = at_speeds(whole, tmp_path / "one", names)
     for seed in range(5):
@@ -535,7 +535,7 @@ def test_speech_of_one_server_speaker_is_held_out_at_all_speeds(world, done, tmp
 
 def test_speakers_of_the_server_are_held_out_as_a_whole(world, done):
     """Nobody whom the decoder was trained on is among those that it is tried on."""
-    owner, federation = DataDir.read(world / "server").utt2spk, open_federation(done)
+    owner, federation = DataDir.read(world / "server").utt2spk, Federation(done)
     drawn = set()
     for seed in range(5):
         parts = read_server_data(federation, world / "server", SPEAKERS, seed)[:2]
@@ -553,7 +553,7 @@ def test_clients_speech_at_another_speed_is_still_theirs(world, done, tmp_path):
     data = DataDir.read(path, "utt2spk", "feats.scp")
     data.restrict([f"sp0.9-{name}"]).write()
     with pytest.raises(UserError, match=f"1 utterances are clients' own, such as '{name}'"):
-        read_server_data(open_federation(done), path, SPEAKERS, 0)
+        read_server_data(Federation(done), path, SPEAKERS, 0)
 
 
 def test_features_of_other_audio_are_refused(world, tmp_path, cli):
@@ -571,7 +571,7 @@ def test_features_of_other_audio_are_refused(world, tmp_path, cli):
 
 
 def test_where_frames_lie(done):
-    assert window(open_federation(done)) == Window(4, 7)
+    assert window(Federation(done)) == Window(4, 7)
     assert Window(4, 7).offset == 1 and Window(1, 1).offset == 0
 
 

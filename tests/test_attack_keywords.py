@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import make_probe
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.tables import read_tsv
 
 PEOPLE = {"known": ("kim", "lou", "mia", "ned"), "exp": ("ann", "bob", "cat", "dan")}
@@ -42,7 +42,7 @@ def world(tmp_path_factory) -> Path:
 
 
 def test_an_input_of_a2_is_one_clip(world):
-    federation = open_federation(world / "exp")
+    federation = Federation(world / "exp")
     clips = make_probe(federation, 1, world / "indicator", 1, clips_at_once=1)
     (together,) = make_probe(federation, 1, world / "indicator", 1).inputs()
     alone = list(clips.inputs())

@@ -14,12 +14,13 @@ from conftest import inside
 from safetensors.numpy import load_file, save_file
 from simulated import one_speaker_each
 
-from fedtools.attack.a2 import Options, _views
+from fedtools.attack import options
+from fedtools.attack.a2 import _views
 from fedtools.attack.footprint_files import Look, Prints, read_footprints, write_footprints
 from fedtools.attack.verify import COLUMNS as VERIFIED
 from fedtools.attack.verify import decide, known_speakers, make_trials, read_models
 from fedtools.attack.victims import Victims, find_victims, sound_victims
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir, write_table
 from fedtools.files.errors import UserError
@@ -87,7 +88,7 @@ def by_hand(world: Path, number: int, client: str, layer: int, part: str) -> np.
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("part", ["affine", "relu"])
 def test_footprints_of_an_experiment(world, tmp_path, jobs, part):
-    federation = open_federation(world / "exp")
+    federation = Federation(world / "exp")
     for job in range(1, jobs + 1):
         look = Look([1, 2], part, held=3)
         write_footprints(federation, world / "indicator", tmp_path, look, job, jobs)
@@ -103,7 +104,7 @@ def test_footprints_of_an_experiment(world, tmp_path, jobs, part):
 
 
 def test_what_is_there_is_not_made_again(world, tmp_path):
-    federation = open_federation(world / "exp")
+    federation = Federation(world / "exp")
     table = write_footprints(federation, world / "indicator", tmp_path, Look([1]))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     write_footprints(federation, world / "indicator", tmp_path, Look([1]))
@@ -135,7 +136,7 @@ def test_a_model_that_is_not_finite_or_was_not_sent_is_named(world, tmp_path, ca
     table.write_text(
         lines[0] + lines[1].replace("\tok\n", "\tdiverged: loss nan\n") + "".join(lines[2:])
     )
-    write_footprints(open_federation(path), world / "indicator", tmp_path / "out", Look([1]))
+    write_footprints(Federation(path), world / "indicator", tmp_path / "out", Look([1]))
     said = capsys.readouterr().err
     assert f"{bad}: refused: NaN or Inf in tensor 'ctc.ctc_lo.bias'" in said
     assert f"{gone}: refused: left out by its job: diverged: loss nan" in said
@@ -151,18 +152,18 @@ def test_a_model_whose_activations_are_not_finite_is_named(world, tmp_path, caps
     save_file(stacked, update)
     bad = read_tsv(update.with_suffix(".tsv"), COLUMNS)[0]["client"]
     out, look = tmp_path / "out", Look([1])
-    write_footprints(open_federation(path), world / "indicator", out, look)
+    write_footprints(Federation(path), world / "indicator", out, look)
     told = capsys.readouterr().err
     assert f"{bad}: refused: activations of layer tdnn3 that are not finite" in told
     assert read_footprints(out).models == sorted({*CLIENTS} - {bad})
     before = {one.name: one.read_bytes() for one in out.iterdir()}
     with pytest.raises(UserError, match="in the training data, and a speaker of the Indicator"):
-        write_footprints(open_federation(path), world / "train", out, look)
+        write_footprints(Federation(path), world / "train", out, look)
     assert {one.name: one.read_bytes() for one in out.iterdir()} == before
 
 
 def test_mistakes_are_told(world, tmp_path):
-    federation = open_federation(world / "exp")
+    federation = Federation(world / "exp")
     with pytest.raises(UserError, match="'ann' is in the training data, and a speaker of the Ind"):
         write_footprints(federation, world / "train", tmp_path / "a", Look([1]))
     with pytest.raises(UserError, match="layer 5: there are 4, tdnn1 to tdnn4; take 1 to 4"):
@@ -178,7 +179,7 @@ def test_mistakes_are_told(world, tmp_path):
     for one in path.glob("round_0001/update.*"):
         one.unlink()
     with pytest.raises(UserError, match=r"not there any more.*keep_updates: true"):
-        find_victims(open_federation(path), [1])
+        find_victims(Federation(path), [1])
 
 
 def test_persons_of_the_indicator_are_in_no_training(world, tmp_path, monkeypatch):
@@ -186,7 +187,7 @@ def test_persons_of_the_indicator_are_in_no_training(world, tmp_path, monkeypatc
     for name in ("train", "indicator"):
         shutil.copytree(world / name, tmp_path / name)
     add_persons(tmp_path / "train", {"ann": "Eve"})
-    federation, indicator = open_federation(world / "exp"), tmp_path / "indicator"
+    federation, indicator = Federation(world / "exp"), tmp_path / "indicator"
     monkeypatch.setattr(federation.task, "data_path", tmp_path.joinpath)
     write_footprints(federation, indicator, tmp_path / "unknown", Look([1]))
     add_persons(indicator, {"xen": "Xenia"})
@@ -204,7 +205,7 @@ def add_persons(path: Path, persons: dict[str, str]) -> None:
 
 
 def test_fewer_jobs_leave_nothing_of_more(world, tmp_path):
-    federation = open_federation(world / "exp")
+    federation = Federation(world / "exp")
     for jobs in (3, 2):
         for job in range(1, jobs + 1):
             write_footprints(federation, world / "indicator", tmp_path, Look([1]), job, jobs)
@@ -306,7 +307,7 @@ def test_footprints_of_other_kinds_are_not_compared(world, two, tmp_path, what):
 
 
 def test_jobs_with_other_options_are_told(world, tmp_path):
-    federation = open_federation(world / "exp")
+    federation = Federation(world / "exp")
     for job, part in ((1, "relu"), (2, "affine")):
         write_footprints(federation, world / "indicator", tmp_path, Look([1], part), job, 2)
     with pytest.raises(UserError, match=r"2\.yaml: another part of the layers than in footprints"):
@@ -452,9 +453,9 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
 
 def test_models_of_a_round_differ_from_what_that_round_began_with(world):
     """Equation 1 is of the global model that a client was sent, in later rounds, too."""
-    federation = open_federation(world / "exp")
+    federation = Federation(world / "exp")
     own, nobody = sound_victims(federation, [1, 2]), Victims({}, {}, {})
-    views = list(_views(federation, own, nobody, world / "indicator", Options(rounds=[1, 2])))
+    views = list(_views(federation, own, nobody, world / "indicator", [1, 2], options.A2.held))
     begun = []
     for number, view in enumerate(views, 1):
         assert set(view.speakers) == {f"{client}-r000{number}" for client in CLIENTS}

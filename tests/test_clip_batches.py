@@ -14,7 +14,7 @@ from conftest import inside
 from kaldi_mfcc import kaldi_mfcc
 
 from fedtools.audio.augment import Augment, Plan, plan
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.clips import Clips
 from fedtools.tasks.kws.clips import ClipFeatures
 
@@ -91,7 +91,7 @@ def begin(world: Path, path: Path, seed: int, *settings: str) -> Path:
 
 
 def plans_of(path: Path, clients: list[str], number: int, purpose: str) -> list[Plan]:
-    place = open_federation(path).client(clients, number)
+    place = Federation(path).client(clients, number)
     return place.source.batches(None, 5, purpose)._plans
 
 

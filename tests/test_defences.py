@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -20,7 +19,7 @@ from fedtools.attack.defences import NOTHING, UTILITY, Defence, defended, utilit
 from fedtools.attack.footprint_files import read_footprints
 from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import find_victims
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.tables import read_tsv, write_tsv
@@ -54,7 +53,7 @@ def world(tmp_path_factory) -> Path:
 
 def seen(world: Path, text: str, seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
     """Each client's update behind a defence."""
-    federation = open_federation(world / "exp")
+    federation = Federation(world / "exp")
     victims = find_victims(federation, [1])
     start = load_file(world / "exp" / "round_0001" / "global.safetensors")
     states = defended(federation, victims, 1, text, seed).states(CLIENTS)
@@ -187,10 +186,11 @@ def test_to_send_nothing_is_no_defence(world):
         seen(world, "bits=8+keep=*")
 
 
-def default_keep(script: str) -> list[list[str]]:
-    """The patterns of a script's default defences that share only some layers."""
-    text = (ROOT / script).read_text().replace("\\\n", "")
-    words = re.search(r'^defences="(.*)"', text, re.M)[1].split()
+def default_keep(corpus: str) -> list[list[str]]:
+    """The patterns of a recipe's defences that share only some layers."""
+    words = yaml.safe_load((ROOT / "conf" / corpus / "mini.yaml").read_text())["updates"][
+        "defences"
+    ]
     return [word.removeprefix("keep=").split(",") for word in words if word.startswith("keep=")]
 
 
@@ -200,13 +200,13 @@ def test_defaults_share_only_some_layers():
     tdnn = build_model({**config, "criterion": "ctc"}, ["<blank>", "a", "<sos/eos>"])
     config = yaml.safe_load((ROOT / "conf/speechcommands/mini.yaml").read_text())
     network = build_network(config["networks"]["mhattrnn"]["model"], 4, "here")
-    for script, names, norms, low, high in (
-        ("egs/tedlium3/attack1/run.sh", tdnn.state_dict(), ("running_",), "layers.5.", "layers.6."),
-        ("local/tedlium3/keywords.sh", tensors_of(network), ("_norm.",), "second", "recurrent.0."),
+    for corpus, names, norms, low, high in (
+        ("tedlium3", tdnn.state_dict(), ("running_",), "layers.5.", "layers.6."),
+        ("speechcommands", tensors_of(network), ("_norm.",), "second", "recurrent.0."),
     ):
         sent = [
             [name for name in names if not any(fnmatchcase(name, one) for one in patterns)]
-            for patterns in default_keep(script)
+            for patterns in default_keep(corpus)
         ]
         assert len(sent) == 2 and all(0 < len(one) < len(names) for one in sent)
         # Integers are never sent.
@@ -299,7 +299,7 @@ def test_the_cost_is_of_the_mean_that_the_method_makes(world, tmp_path):
         *("--asset", f"tokens={world / 'tokens'}", "--set", "method_conf.weighting=utterances"),
     ).ok()
     inside("rounds", tmp_path / "exp").ok()
-    federation = open_federation(tmp_path / "exp")
+    federation = Federation(tmp_path / "exp")
     utility(federation, find_victims(federation, [1]), 1, "none", "valid", 0)
     found = federation.task.models.build().state_dict()
     made = load_file(tmp_path / "exp/round_0002/global.safetensors")

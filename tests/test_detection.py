@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from keywords import CLASSES, config_file, pack
 from safetensors.numpy import load_file, save_file
 
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.tables import read_tsv
@@ -75,7 +75,7 @@ def test_the_command_measures_the_last_model(cli, experiment):
     cli("rounds", paths[1], "--to", "1").ok()
     out = cli("detection", *paths).ok().out
     for number, path in enumerate(paths):
-        federation = open_federation(path)
+        federation = Federation(path)
         federation.load_result(None, number)
         logits, labels = federation.task.logits("test")
         expected = detect(logits.argmax(1).numpy(), labels.numpy(), CLASSES, "here")
@@ -99,7 +99,7 @@ def test_the_command_takes_the_last_configured_round_and_no_other(cli, experimen
         state = load_file(file)
         state["head.weight"][:], state["head.bias"][:] = 0, np.equal(CLASSES, label)
         save_file(state, file)
-        Experiment(path).close(number)
+        Experiment(path).round(number).close()
     cli("detection", path).ok()
     (row,) = read_tsv(path / "detection_test.tsv", None)
     # Of six negative clips all are accepted, and of six positive ones none is rejected.

@@ -281,7 +281,7 @@ def test_a_model_to_begin_with_that_no_training_makes(tmp_path):
 def test_what_was_kept_is_known_by_its_sum(keywords, tmp_path, capsys):
     """A message exchanged after its round is told where models are looked at, and checked again."""
     from fedtools.attack.victims import sound_victims
-    from fedtools.federation.federation import open_federation
+    from fedtools.federation.federation import Federation
 
     path = Path(shutil.copytree(keywords, tmp_path / "exp"))
     inside("aggregate", path).ok()
@@ -289,7 +289,7 @@ def test_what_was_kept_is_known_by_its_sum(keywords, tmp_path, capsys):
     sums = dict(reversed(line.split("  ")) for line in done.read_text().splitlines())
     for file in path.glob("round_0001/update.*"):
         assert sums[file.name] == hashlib.sha256(file.read_bytes()).hexdigest()
-    victims = sound_victims(open_federation(path), [1])
+    victims = sound_victims(Federation(path), [1])
     assert set(victims.messages) == everybody and not victims.refused
     assert not capsys.readouterr().err
     liar = lie(path, set_value(".running_mean", np.nan))
@@ -298,7 +298,7 @@ def test_what_was_kept_is_known_by_its_sum(keywords, tmp_path, capsys):
     # Rounds of earlier versions have no sums of messages.
     lines = [line for line in done.read_text().splitlines() if "update." not in line]
     for told in (True, False):
-        victims = sound_victims(open_federation(path), [1])
+        victims = sound_victims(Federation(path), [1])
         assert set(victims.messages) == everybody - {liar}
         assert victims.refused[liar].startswith("NaN or Inf in tensor")
         assert (warning in capsys.readouterr().err) == told

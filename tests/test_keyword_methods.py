@@ -20,7 +20,7 @@ from keyword_world import CLIENTS, CONFIG, begin, make_world
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from fedtools.federation.federation import Federation, open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.messages import COLUMNS
 from fedtools.files.tables import read_tsv
@@ -81,7 +81,7 @@ def check(path: Path, steps: int, loss: Loss) -> None:
     """A round's updates are those of plain gradient descent, for every client."""
     found = round_of(path)
     assert len(found) == len(CLIENTS)
-    federation = open_federation(path)
+    federation = Federation(path)
     for client, tensors in found.items():
         with federation.settings():
             expected = descend(federation, client, steps, loss)
@@ -175,7 +175,7 @@ def test_adversarial_learning_of_a_private_head(world, tmp_path):
         return network.head(features)[0], network.private(features.detach())[0]
 
     found = round_of(path)
-    federation = open_federation(path)
+    federation = Federation(path)
     assert len(found) == len(CLIENTS)
     for client, tensors in found.items():
         place = federation.client([client], 1)
@@ -597,7 +597,7 @@ def test_models_are_measured_by_the_statistics_of_training(world, tmp_path, meth
 
 def test_an_epoch_is_every_clip(world, tmp_path):
     """In as many batches as hold all: of the server, and of a client that is given no steps."""
-    federation = open_federation(begin(world, tmp_path / "exp", "centralized"))
+    federation = Federation(begin(world, tmp_path / "exp", "centralized"))
     place = federation.server(1)
     batches = place.source.batches(1, None, "train")
     assert batches.steps == [-(-97 // 8)]

@@ -17,7 +17,7 @@ from keywords import CLASSES, CONFIG, config_file, pack
 from reported import png_chunks
 from scripts import script
 
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.atomic import sha256
 from fedtools.files.clips import Clips
 from fedtools.files.experiment import Experiment, write_clients, write_sums
@@ -119,7 +119,7 @@ def add_round(path: Path, at: int, *, federated: bool = True) -> None:
 def close_round(path: Path, at: int) -> None:
     """Mark a round as complete, as its ledger now is."""
     save_state(path / f"round_{at + 1:04d}" / "global.safetensors", {})
-    Experiment(path).close(at)
+    Experiment(path).round(at).close()
 
 
 def write_table(path: Path, columns: tuple[str, ...], rows: list[tuple]) -> None:
@@ -623,7 +623,7 @@ def test_a_landscape_has_the_models_at_its_corners(cli, centralized):
 
 
 def test_a_landscape_is_between_the_least_and_the_most_useful_client(centralized):
-    federation = open_federation(centralized)
+    federation = Federation(centralized)
     names = [client.name for client in choose_clients(federation, 20, Alo())]
     assert names == ["bob", "ann"]
     assert [client.name for client in choose_clients(federation, 1, Alo())] == ["bob", "ann"]
@@ -638,7 +638,7 @@ def test_a_landscape_is_between_the_least_and_the_most_useful_client(centralized
 
 
 def test_alo_works_against_the_very_model_of_the_landscape(tmp_path, centralized):
-    federation = open_federation(centralized)
+    federation = Federation(centralized)
     federation.load_result(None, 2)
     bob, _ = choose_clients(federation, 20, Alo())
     first = train_on(federation, bob, 4, tmp_path / "a", None)

@@ -52,16 +52,16 @@ def rows(round: int, clients: int = 3, seconds: float = 1.5) -> list[LedgerRow]:
 
 def close(experiment: Experiment, number: int, content) -> None:
     """Write a round's ledger, of rows or as text, and complete the round."""
-    folder = experiment.round_dir(number)
+    folder = experiment.round(number).path
     folder.mkdir(exist_ok=True)
     if isinstance(content, str):
         (folder / "ledger.tsv").write_text(content)
     else:
         write_ledger(folder / "ledger.tsv", content)
-    following = experiment.global_state(number + 1)
+    following = experiment.round(number + 1).global_state
     following.parent.mkdir(exist_ok=True)
     following.write_text(f"state {number + 1}")
-    experiment.close(number)
+    experiment.round(number).close()
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_rounds_come_back_and_any_tool_reads_them(experiment):
     close(experiment, 2, [*rows(2), odd, server])
     expected = [*rows(1), *rows(2), odd._replace(status="was not sampled"), server]
     assert list(read_ledger(experiment)) == expected
-    assert len(read_tsv(experiment.round_dir(2) / "ledger.tsv", COLUMNS)) == 5
+    assert len(read_tsv(experiment.round(2).ledger, COLUMNS)) == 5
     assert [row["client"] for row in ledger(experiment.path)] == [row.client for row in expected]
 
 
@@ -93,13 +93,13 @@ def test_a_rerun_replaces_its_round(tmp_path_factory, order):
         # A round that is done again is opened first, with those after it.
         for later in range(number, 6):
             complete.pop(later, None)
-            (experiment.round_dir(later) / ".done").unlink(missing_ok=True)
+            experiment.round(later).done.unlink(missing_ok=True)
         made = rows(number, clients, seconds=time)
         close(experiment, number, made)
         if closes:
             complete[number] = made
         else:
-            (experiment.round_dir(number) / ".done").unlink()
+            experiment.round(number).done.unlink()
         assert list(read_ledger(experiment)) == [
             row for r in sorted(complete) for row in complete[r]
         ]
@@ -126,7 +126,7 @@ def test_a_kill_while_it_is_written_leaves_the_round_open(experiment, monkeypatc
     def kill(*_):
         raise Killed
 
-    path = experiment.round_dir(2) / "ledger.tsv"
+    path = experiment.round(2).ledger
     for call in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, call, kill)
@@ -136,15 +136,15 @@ def test_a_kill_while_it_is_written_leaves_the_round_open(experiment, monkeypatc
         assert list(read_ledger(experiment)) == rows(1)
     write_ledger(path, rows(2))
     before = path.read_bytes()
-    experiment.round_dir(3).mkdir()
-    experiment.global_state(3).write_text("state 3")
+    experiment.round(3).path.mkdir()
+    experiment.round(3).global_state.write_text("state 3")
     for call in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, call, kill)
             with pytest.raises(Killed):
                 write_ledger(path, rows(2, 1))
             with pytest.raises(Killed):
-                experiment.close(2)
+                experiment.round(2).close()
         assert path.read_bytes() == before
         assert list(read_ledger(experiment)) == rows(1)
     close(experiment, 2, rows(2))
@@ -155,7 +155,7 @@ def test_no_change_of_a_complete_round_goes_unnoticed(experiment):
     """A byte flipped, a line removed, commented out, doubled; the file cut off, or gone."""
     for number in (1, 2, 3):
         close(experiment, number, rows(number))
-    path = experiment.round_dir(2) / "ledger.tsv"
+    path = experiment.round(2).ledger
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
     changes = [whole[:length] for length in range(len(whole))]
@@ -181,7 +181,7 @@ def test_no_change_of_a_complete_round_goes_unnoticed(experiment):
     path.unlink()
     path.write_bytes(whole)
     assert len(list(read_ledger(experiment))) == 9
-    (experiment.round_dir(2) / ".done").write_text("nonsense\n")
+    experiment.round(2).done.write_text("nonsense\n")
     with pytest.raises(UserError, match=r"\.done:1: not a sum"):
         list(read_ledger(experiment))
 
@@ -190,7 +190,7 @@ def test_a_folder_that_is_gone_is_not_passed_over(experiment):
     """The rounds after it are not complete any more, and their rows are not summed."""
     for number in (1, 2, 3):
         close(experiment, number, rows(number))
-    shutil.rmtree(experiment.round_dir(2))
+    shutil.rmtree(experiment.round(2).path)
     assert list(read_ledger(experiment)) == rows(1)
 
 

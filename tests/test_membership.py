@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from simulated import one_speaker_each
 
 from fedtools.attack.membership import ANYBODY, COLUMNS, SAME, area, draw, score
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.tables import read_tsv
 from fedtools.models.asr import build_model
@@ -82,7 +82,7 @@ def twice(learnt) -> Path:
 def test_scores_by_hand(twice):
     """The fall of the loss from the round's global model, and the cosine of update and descent."""
     root, number = twice.parent, 2
-    found = score(open_federation(twice), number, 20, 0)
+    found = score(Federation(twice), number, 20, 0)
     tokens = (root / "tokens" / "tokens.txt").read_text().split()
     models = {name: build_model(simulated.CONFIG["model"], tokens) for name in ("all", *CLIENTS)}
     begun = load_file(twice / "init.safetensors")

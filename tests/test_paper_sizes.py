@@ -12,7 +12,7 @@ import simulated
 from asr_world import begin, model_of
 from conftest import inside, ledger
 
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.federation.steps import _ledger_rows
 from fedtools.files.experiment import Experiment, write_sums
 from fedtools.files.ledger import write_ledger
@@ -73,15 +73,15 @@ def run_rounds(path: Path, parameters: int) -> Path:
     Messages are written, read and counted as ever; of the server's work there is no more than to
     say by its sum whether the next state is another one.
     """
-    federation = open_federation(path)
+    federation = Federation(path)
     experiment, method = federation.experiment, federation.method
     for number in range(1, experiment.options.rounds + 1):
-        phase, base = method.phase(number), experiment.recorded_base(number)
-        folder, clients = experiment.round_dir(number), draw(experiment, number, phase)
-        sparse(experiment.global_state(number), parameters)
+        phase, base = method.phase(number), experiment.round(number).recorded_base()
+        folder, clients = experiment.round(number).path, draw(experiment, number, phase)
+        sparse(experiment.round(number).global_state, parameters)
         payload, found = Payload(), ([], [])
         if clients:
-            experiment.write_sample(number, clients, 1)
+            experiment.round(number).write_sample(clients, 1)
             payload = send(folder, base, phase.sends, parameters)
             found = read_messages(folder, [clients], clients, payload, base)
             assert not found[1]

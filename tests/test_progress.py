@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedtools.client.unit import Unit
 from fedtools.files import progress
 
 
@@ -43,6 +44,12 @@ def test_a_loss_that_is_not_shown_is_not_computed(capfd):
     with progress.Progress("round 7, client au", 2) as bar:
         bar.advance(100, lambda: pytest.fail("computed"))
     assert not capfd.readouterr().err
+
+
+def test_a_training_is_named_by_its_experiment():
+    where = {"experiment": "fedavg/seed0"}
+    assert Unit(["au"], 7, 0, None, [], **where).title == "fedavg/seed0: round 7, au"
+    assert Unit(["au", "in"], 7, 0, None, []).title == "round 7, au and 1 more"
 
 
 def test_each_epoch_has_its_line(said):

@@ -131,7 +131,7 @@ def collapse(experiment: str, *rows: tuple[int, str]) -> None:
         assert lines[index].endswith("\tok\n")
         lines[index] = lines[index].removesuffix("ok\n") + "collapsed\n"
         path.write_text("".join(lines))
-        Experiment(experiment).close(at)
+        Experiment(experiment).round(at).close()
 
 
 MEANING = "† pseudo-labels collapsed: in a round at least 95 % of them were empty."
@@ -172,7 +172,7 @@ def test_of_many_collapsed_clients_a_few_are_named(cli, recipe):
     path = Path("exp/fedavg/round_0004/ledger.tsv")
     last = "4\t{}\t0\t0\t0\t1\t0\t0.5\tcollapsed\n"
     path.write_text(path.read_text() + "".join(map(last.format, clients)))
-    Experiment("exp/fedavg").close(4)
+    Experiment("exp/fedavg").round(4).close()
     cli(*arguments(FedAvg=ROWS["FedAvg"])).ok()
     named = [f"{client} in 3 rounds" for client in CLIENTS] + ["c0 in 1 round", "c1 in 1 round"]
     assert f" FedAvg, seed 7: {', '.join(named)}, and 2 more." in Path("RESULTS.md").read_text()
@@ -372,7 +372,7 @@ def test_what_has_the_right_sum_is_checked_too(cli, recipe, path, old, new, said
     replaced(f"exp/fedavg/{path}", old, new)
     if path == LEDGER_2:
         experiment = Experiment("exp/fedavg")
-        experiment.close(2)
+        experiment.round(2).close()
     else:
         write_sums(Path("exp/fedavg/sha256sums"), {path: Path("exp/fedavg", path)})
     cli(*arguments()).fails(1, said)

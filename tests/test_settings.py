@@ -7,7 +7,7 @@ import simulated
 import torch
 from conftest import inside
 
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.federation.steps import aggregate, sample, train_local
 from fedtools.models.training import torch_settings
 
@@ -50,14 +50,14 @@ def test_two_experiments_of_one_process_end_as_each_alone(begin):
         alone.append((path / "round_0002" / "global.safetensors").read_bytes())
     assert alone[0] != alone[1]
     before = set_now()
-    opened = [open_federation(begin(f"beside{threads}", threads)) for threads in THREADS]
+    opened = [Federation(begin(f"beside{threads}", threads)) for threads in THREADS]
     assert [federation.task.training.num_threads for federation in opened] == list(THREADS)
     assert set_now() == before
     for federation, expected in zip(opened, alone, strict=True):
         sample(federation.experiment, federation.method, 1, 1)
         train_local(federation, 1, 1)
         aggregate(federation, 1)
-        assert federation.experiment.global_state(2).read_bytes() == expected
+        assert federation.experiment.round(2).global_state.read_bytes() == expected
         assert set_now() == before
 
 

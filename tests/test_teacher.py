@@ -32,7 +32,7 @@ from decouplefl_world import EXTRACTOR, PERSONAL, collapsed, final
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.ark import write_ark
 from fedtools.files.datadir import DataDir
 from fedtools.files.nbest import read_nbest
@@ -272,7 +272,7 @@ def test_a_teacher_of_the_server_on_features(world, tmp_path):
     options += (f"method_conf.stage2={ROUNDS}", f"training.batch_bins={int(2.5 * FRAMES * BINS)}")
     path = start(world, tmp_path / "exp", "decouplefl", *options, config="features")
     inside("rounds", path).ok()
-    begun, federation = load_file(path / "init.safetensors"), open_federation(path)
+    begun, federation = load_file(path / "init.safetensors"), Federation(path)
     plans = []
     for number in range(2, 2 + ROUNDS):
         place = federation.server(number)

@@ -33,6 +33,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 LOG_LINES = 10
 LOGS_SHOWN = 3
@@ -58,7 +59,7 @@ class Request:
         return text if self.name is None else text.replace(self.name, str(job))
 
 
-def usage_error(message: str) -> None:
+def usage_error(message: str) -> NoReturn:
     """Say in one line what is wrong with the command line, and exit 2."""
     print(f"{PROGRAM}: {message}", file=sys.stderr)
     sys.exit(2)
@@ -86,7 +87,7 @@ def parse(arguments: list[str]) -> Request:
     if len(rest) < 2:
         usage_error(f"usage: {PROGRAM} [options] [JOB=1:n] log-file command [arguments]")
     request.log, *request.command = rest
-    if request.last > request.first and request.name not in request.log:
+    if request.name and request.last > request.first and request.name not in request.log:
         usage_error(f"{request.name}={request.first}:{request.last}, but one log: {request.log}")
     return request
 

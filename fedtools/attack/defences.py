@@ -184,9 +184,9 @@ def defended(
         UserError: for a defence that cannot be read, a pattern that matches nothing, or patterns
             that match all.
     """
-    folder = federation.experiment.round_dir(number)
+    folder = federation.experiment.round(number).path
     own = {name: one for name, one in victims.messages.items() if one.path.parent == folder}
-    start = federation.experiment.shared_state(number)
+    start = federation.experiment.round(number).shared_state()
     of_round = Victims(own, victims.refused, victims.speakers)
     chosen = Defence.parse(defence)
     for pattern in chosen.keep:

@@ -29,7 +29,7 @@ from fedtools.methods.decouplefl import DecoupleFL
 from fedtools.models.asr import input_size_of, shortest_input
 from fedtools.models.pooling import pooled
 from fedtools.tasks.asr.data import Batch, Utterances
-from fedtools.tasks.parts import MODELS
+from fedtools.tasks.parts import CORPUS, DEVICE, MODELS
 
 # Frames that every model's convolutions take, and a number that all of their steps divide.
 _FRAMES, _MORE = 200, 240
@@ -105,7 +105,7 @@ def require_sent(federation: Federation) -> tuple[Federation, int]:
         remedy = "begin an experiment with method_conf.stage2 above 0"
         raise UserError("no features are sent where stage2 is 0", path=where, remedy=remedy)
     number = method.stage1 + 1
-    if not federation.experiment.is_done(number):
+    if not federation.experiment.round(number).is_done():
         problem = f"features are sent in round {number}, which is not complete"
         remedy = f"run fedtools rounds {federation.experiment.path}"
         raise UserError(problem, path=federation.experiment.path, remedy=remedy)
@@ -130,7 +130,7 @@ def statuses(federation: Federation, number: int, wanted: Sequence[str]) -> dict
     for client in wanted or experiment.clients:
         status = rows.get(client, "it took no part")
         if status in COUNTED:
-            scp = feature_paths(experiment.round_dir(number), client)[1]
+            scp = feature_paths(experiment.round(number).path, client)[1]
             status = "" if scp.exists() else "its features are not there any more"
         found[client] = status
     return found
@@ -149,14 +149,15 @@ def open_victim(
     Raises:
         UserError: if what was sent is not of the client's utterances in the train data.
     """
-    data, seed = federation.task.corpus.read("train"), federation.experiment.seed
+    corpus, seed = federation.task.need(CORPUS), federation.experiment.seed
+    data = corpus.read("train")
     names = data.client_utterances(client)
-    round_dir = federation.experiment.round_dir(number)
+    round_dir = federation.experiment.round(number).path
     reader = open_sent(federation.experiment, number, client)
-    secret = federation.task.corpus.gather(data, names[:1], labelled=False).load([0]).secret
+    secret = corpus.gather(data, names[:1], labelled=False).load([0]).secret
     sent = sent_names(secret, client, len(names))
     scp = feature_paths(round_dir, client)[1]
-    whole = federation.task.corpus.gather(data, names, labelled=False)
+    whole = corpus.gather(data, names, labelled=False)
     _check(reader, sent, whole, window(federation), scp)
     if len(names) > most:
         drawn = generator(seed, "attack", client).choice(len(names), most, replace=False)
@@ -168,8 +169,8 @@ def open_victim(
         known.tolist(),
         numbered,
         _texts(text or data.path / "text", names, required=text is not None),
-        federation.task.corpus.gather(data, names, labelled=False),
-        federation.task.corpus.gather_sent(features, sent, reader.seals),
+        corpus.gather(data, names, labelled=False),
+        corpus.gather_sent(features, sent, reader.seals),
         one_of_each(names, unperturbed(data)),
     )
 
@@ -197,7 +198,7 @@ def window(federation: Federation) -> Window:
     models, bins, lengths = federation.task.need(MODELS), bins_of(federation), []
     model = models.build().eval()
     for frames in (_FRAMES, _FRAMES + _MORE):
-        speech = torch.zeros(1, frames, bins, device=federation.task.device)
+        speech = torch.zeros(1, frames, bins, device=federation.task.need(DEVICE))
         batch = {"speech": speech, "speech_lengths": torch.tensor([frames])}
         with torch.no_grad():
             lengths.append(models.cut().extract(model, batch)[0].shape[1])
@@ -244,7 +245,7 @@ def stream(
 ) -> Iterator[tuple[list[int], Batch]]:
     """Batches of utterances with the utterances' indices, as planned, or of similar length."""
     plan = plan or data.batches()
-    return zip(plan, data.stream(plan, federation.task.device), strict=True)
+    return zip(plan, data.stream(plan, federation.task.need(DEVICE)), strict=True)
 
 
 def _check(

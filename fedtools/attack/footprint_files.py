@@ -116,7 +116,7 @@ def write_footprints(
     table, made_from = out / f"models.{job}.tsv", out / f"footprints.{job}.yaml"
     origin = {**asdict(look), "rounds": list(look.rounds), "job": f"{job} of {jobs}"}
     del origin["held"]
-    origin["models"] = {str(n): federation.experiment.base(n) for n in look.rounds}
+    origin["models"] = {str(n): federation.experiment.round(n).base() for n in look.rounds}
     origin["files"] = {
         str(path): sha256(path)
         for path in sorted({victims.messages[n].path for n in share if n in victims.messages})
@@ -152,7 +152,7 @@ def _all(
     wanted = [name for name in names if name in victims.messages]
     with tqdm(total=len(wanted), desc="footprints", unit="model", disable=None) as bar:
         for number in look.rounds:
-            folder = federation.experiment.round_dir(number)
+            folder = federation.experiment.round(number).path
             own = [name for name in wanted if victims.messages[name].path.parent == folder]
             probe = make_probe(federation, number, indicator, min(look.held, len(own)))
             states: Iterator[tuple[str, State]] = victims.states(own)

@@ -41,6 +41,7 @@ from fedtools.models.pooling import inside
 from fedtools.score.distortion import cepstra, mel_cepstral_distortion
 from fedtools.tasks.asr.data import Utterances
 from fedtools.tasks.identity import of_utterances
+from fedtools.tasks.parts import CORPUS, DEVICE, MODELS
 
 # Of the server's speakers, or of its utterances where they are of one speaker.
 _HELD_OUT = 0.1
@@ -119,8 +120,8 @@ def read_server_data(
     Raises:
         UserError: if it has fewer than two, or one that is a client's.
     """
-    data = federation.task.corpus.read_folder(path)
-    wanted, trained_on = set(clients), federation.task.corpus.read("train")
+    corpus, wanted = federation.task.need(CORPUS), set(clients)
+    data, trained_on = corpus.read_folder(path), corpus.read("train")
     recorded, theirs = unperturbed(data), unperturbed(trained_on)
     own = {theirs[name] for name, owner in trained_on.utt2client.items() if owner in wanted}
     if shared := own.intersection(recorded.values()):
@@ -139,8 +140,8 @@ def read_server_data(
     rest = [name for name in data.utterances if owner[name] not in chosen]
     _, numbers = np.unique([speaker[name] for name in held], return_inverse=True)
     return (
-        federation.task.corpus.gather(data, rest, False),
-        federation.task.corpus.gather(data, held, False),
+        corpus.gather(data, rest, False),
+        corpus.gather(data, held, False),
         numbers,
     )
 
@@ -164,12 +165,13 @@ def open_inverter(
     """
     if folder is None:
         return train_inverter(federation, audio, epochs, seed)
+    cut, training = federation.task.need(MODELS).cut(), federation.task.need(CORPUS).training
     known = {
         "model": sha256(federation.experiment.path / "init.safetensors"),
         "options": federation.experiment.options.model,
-        "batch_bins": federation.task.training.batch_bins,
-        "end_frames": federation.task.training.end_frames,
-        "blocks": federation.task.models.cut().blocks,
+        "batch_bins": training.batch_bins,
+        "end_frames": training.end_frames,
+        "blocks": cut.blocks,
         "data": of_utterances(server_data, labels=False),
         "utterances": audio.names,
         "epochs": epochs,
@@ -181,10 +183,10 @@ def open_inverter(
         inverter = train_inverter(federation, audio, epochs, seed)
         save_state(path, inverter.state_dict())
         return inverter
-    inverter = Inverter(federation.task.models.cut().size, bins_of(federation), window(federation))
+    inverter = Inverter(cut.size, bins_of(federation), window(federation))
     state = load_state(path, spec_of(inverter.state_dict()))
     inverter.load_state_dict({name: torch.from_numpy(state[name]) for name in state})
-    return inverter.to(federation.task.device).eval()
+    return inverter.to(federation.task.need(DEVICE)).eval()
 
 
 def train_inverter(federation: Federation, audio: Utterances, epochs: int, seed: int) -> Inverter:
@@ -194,10 +196,9 @@ def train_inverter(federation: Federation, audio: Utterances, epochs: int, seed:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed64(seed, "inversion"))
-        inverter = Inverter(
-            federation.task.models.cut().size, bins_of(federation), window(federation)
-        )
-    inverter.to(federation.task.device)
+        size = federation.task.need(MODELS).cut().size
+        inverter = Inverter(size, bins_of(federation), window(federation))
+    inverter.to(federation.task.need(DEVICE))
     features = ((part.features, part.lengths) for part in unadapted(federation, audio))
     speech = ((one["speech"], one["speech_lengths"]) for _, one in stream(federation, audio))
     inverter.set_scales(_moments(features), _moments(speech))
@@ -325,16 +326,18 @@ def _moments(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def _hear(federation: Federation, audio: Utterances) -> Iterator:
     """Log posteriors of filterbanks by the model as it is loaded."""
+    models = federation.task.need(MODELS)
     for indices, batch in stream(federation, audio):
-        yield indices, *log_posteriors(federation.task.models.build().eval(), batch)
+        yield indices, *log_posteriors(models.build().eval(), batch)
 
 
 @torch.no_grad()
 def _hear_again(federation: Federation, recovered: Sequence[np.ndarray], where: Window) -> Iterator:
     """Log posteriors of recovered filterbanks, with the frames that they lack at both ends."""
+    models, device = federation.task.need(MODELS), federation.task.need(DEVICE)
     after = max(0, where.width - where.step - where.offset)
     for index, matrix in enumerate(recovered):
         whole = np.pad(matrix, ((where.offset, after), (0, 0)), mode="edge")
-        speech = torch.from_numpy(whole)[None].to(federation.task.device)
+        speech = torch.from_numpy(whole)[None].to(device)
         batch = {"speech": speech, "speech_lengths": torch.tensor([len(whole)])}
-        yield [index], *log_posteriors(federation.task.models.build().eval(), batch)
+        yield [index], *log_posteriors(models.build().eval(), batch)

@@ -13,6 +13,7 @@ from fedtools.attack.figures import Figure, Speakers
 from fedtools.decode.greedy import greedy
 from fedtools.federation.federation import Federation
 from fedtools.score.align import count_errors
+from fedtools.tasks.parts import MODELS, TOKENIZER
 
 # Indices of utterances, log posteriors (B, T, tokens), numbers of frames (B,).
 Posteriors = Iterable[tuple[Sequence[int], Tensor, Tensor]]
@@ -46,13 +47,13 @@ def word_error_rate(
     attack: str,
 ) -> Figure:
     """The greedy error rate, in %, of a client's utterances, by what their language has."""
-    unit = victim.audio.unit
+    unit, tokenizer = victim.audio.unit, federation.task.need(TOKENIZER)
     errors, words = np.zeros(len(victim.texts)), np.zeros(len(victim.texts))
     for indices, log_probs, lengths in posteriors:
         hypotheses = greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
         for index, tokens in zip(indices, hypotheses, strict=True):
             reference = unit.cut(victim.texts[index])
-            found = unit.cut(federation.task.tokenizer.decode(tokens))
+            found = unit.cut(tokenizer.decode(tokens))
             errors[index] = count_errors(reference, found).errors
             words[index] = len(reference)
     return speakers.ratio(attack, f"{unit.title}%", errors, words, factor=100)
@@ -65,9 +66,10 @@ def _with_classifier(
 
     @torch.no_grad()
     def posteriors() -> Posteriors:
-        model = federation.task.models.build().eval()
+        models = federation.task.need(MODELS)
+        model, cut = models.build().eval(), models.cut()
         for part in as_sent(federation, victim.sent):
-            log_probs = federation.task.models.cut().classify(model, part.features, part.lengths)
+            log_probs = cut.classify(model, part.features, part.lengths)
             yield part.indices, log_probs, part.lengths
 
     return word_error_rate(federation, posteriors(), victim, speakers, attack)

@@ -87,28 +87,28 @@ def sound_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
 
 def _sent(federation: Federation, number: int) -> Iterator[Message | Refusal]:
     experiment = federation.experiment
-    if not experiment.is_done(number):
+    folder = experiment.round(number)
+    if not folder.is_done():
         remedy = f"run fedtools rounds {experiment.path} --to {number}"
         raise UserError(f"round {number} is not complete", path=experiment.path, remedy=remedy)
     phase = federation.method.phase(number)
     if phase.client is None or phase.sends != SHARED:
         problem = f"in round {number} clients send no models"
         raise UserError(problem, path=federation.where)
-    folder = experiment.round_dir(number)
-    if not any(folder.glob("update.*.tsv")):
+    if not any(folder.path.glob("update.*.tsv")):
         problem = "what clients sent is not there any more"
         remedy = "begin an experiment with keep_updates: true"
-        raise UserError(problem, path=folder, remedy=remedy)
+        raise UserError(problem, path=folder.path, remedy=remedy)
     messages, refusals = read_messages(
-        folder,
+        folder.path,
         jobs_of(federation, number),
-        experiment.sampled(number),
+        folder.sampled(),
         federation.payload(phase),
-        experiment.base(number),
+        folder.base(),
     )
     yield from messages
     yield from refusals
-    _warn_of_changes(experiment.sums(number), messages)
+    _warn_of_changes(folder.sums(), messages)
 
 
 def _warn_of_changes(sums: Mapping[str, str], messages: Sequence[Message]) -> None:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import kaldi_native_fbank
 import numpy as np
@@ -41,6 +42,8 @@ MESSAGES_SHOWN = 10
 _MFCC_HIGH = -400.0
 # Kinds that pretrained models take.
 PRETRAINED = ("log_mel", "wave")
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -261,7 +264,7 @@ def merge_features(
     return extraction
 
 
-def progress(items: Sequence[str], what: str) -> Iterator[str]:
+def progress(items: Sequence[Item], what: str) -> Iterator[Item]:
     """Go through a sized collection with a bar on a terminal, or a line every ten seconds."""
     total = len(items)
     if sys.stderr.isatty():

@@ -334,6 +334,6 @@ def device_of(ngpu: int, local: int | None = None) -> str:
 
 
 def open_experiment(experiment: Path, ngpu: int = 0):
-    from fedtools.federation.federation import open_federation
+    from fedtools.federation.federation import Federation
 
-    return open_federation(experiment, device_of(ngpu))
+    return Federation(experiment, device_of(ngpu))

@@ -230,12 +230,13 @@ def rescore_best(
     from fedtools.federation.evaluate import best_text
     from fedtools.files.ark import write_ark
     from fedtools.files.datadir import byte_order, write_table
+    from fedtools.tasks.parts import MARGINALS
 
     federation = open_experiment(experiment, ngpu)
     found = best_text(federation)
     write_table(out / "text", {name: found[name] for name in byte_order(found)})
-    if hasattr(federation.task, "marginals"):
-        rows = federation.task.marginals()
+    if marginals := MARGINALS.of(federation.task):
+        rows = marginals()
         ark = write_ark(out / "marginals.ark", ((name, rows[name]) for name in byte_order(rows)))
         write_table(out / "marginals.scp", ark)
     print(out / "text")

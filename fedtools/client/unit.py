@@ -36,6 +36,7 @@ class Unit:
         home: where checkpoints and an optimiser are kept; None where several clients train.
         own: each client's private files; of a server that trains models for all clients, theirs.
         personal: names of the tensors that stay at each client.
+        experiment: what progress lines call it; nothing where one is trained beside it.
     """
 
     names: Sequence[str]
@@ -44,13 +45,15 @@ class Unit:
     home: Private | None
     own: Sequence[Private]
     personal: frozenset[str] = field(default_factory=frozenset)
+    experiment: str = ""
 
     @property
     def title(self) -> str:
         """What progress lines call its training."""
         first, *others = self.names
         more = f" and {len(others)} more" if others else ""
-        return f"round {self.number}, {first}{more}"
+        where = f"{self.experiment}: " if self.experiment else ""
+        return f"{where}round {self.number}, {first}{more}"
 
     def key(self, purpose: str) -> np.ndarray:
         """What tells a training's checkpoint from that of another round or purpose."""

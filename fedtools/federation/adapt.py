@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.federation.init import init
 from fedtools.files.errors import UserError
 
@@ -27,7 +27,7 @@ def adapt(path: str | Path, data: str | Path, out: str | Path, epochs: int) -> N
     Raises:
         UserError: if there is no averaged model, or the data are of no use.
     """
-    experiment = (federation := open_federation(path)).experiment
+    experiment = (federation := Federation(path)).experiment
     start = experiment.path / "model.safetensors"
     if not start.exists():
         raise UserError("missing", path=start, remedy="run fedtools average")

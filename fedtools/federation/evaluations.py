@@ -22,7 +22,7 @@ def is_finished(path: str | Path, last: int | None = None, split: str | None = N
     complete = experiment.last_round()
     if complete < (last or options.rounds):
         return False
-    if not options.keep_updates and any(find_messages(experiment.round_dir(complete))):
+    if not options.keep_updates and any(find_messages(experiment.round(complete).path)):
         return False
     if split is None:
         return True

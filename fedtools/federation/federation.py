@@ -101,7 +101,6 @@ class Federation:
     def work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
         """Do the clients' part of a round for one unit; `finish` is called when it is on disk."""
         assert phase.client is not None
-        self.task.may_lack = phase.may_lack
         try:
             return self._work(clients, number, phase)
         except Gone as gone:
@@ -133,7 +132,8 @@ class Federation:
             states.check_there(client, number)
         own = [experiment.own(client, number) for client in clients]
         home = own[0] if len(own) == 1 else None
-        unit = Unit(clients, number, experiment.seed, home, own, states.personal)
+        title = experiment.title
+        unit = Unit(clients, number, experiment.seed, home, own, states.personal, title)
         model = models.build(len(clients))
         load_model(model.state_dict(), states.start(number))
         for index, client in enumerate(clients):
@@ -159,7 +159,8 @@ class Federation:
                 states.check_there(client, number)
                 load_model(models.tensors(model, index), states.of_client(client, number))
         home = experiment.at_server(number)
-        unit = Unit([SERVER], number, experiment.seed, home, own, states.personal)
+        title = experiment.title
+        unit = Unit([SERVER], number, experiment.seed, home, own, states.personal, title)
         return Client(unit, self.task.source([], number, phase), models, model)
 
     def _models(self, client: Client) -> Mapping[str, Any]:
@@ -200,8 +201,3 @@ def _reports(clients: Sequence[str], trained: Sequence[Trained]) -> list[Report]
         )
         for client, one in zip(clients, trained, strict=True)
     ]
-
-
-def open_federation(path: str | Path, device: str = "cpu") -> Federation:
-    """Open the experiment in a folder."""
-    return Federation(path, device)

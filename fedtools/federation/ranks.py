@@ -199,10 +199,8 @@ def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], No
 
         def train(number: int, jobs: int) -> None:
             announce(number)
-            tables = [
-                federation.experiment.round_dir(number) / f"update.{job}.tsv"
-                for job in range(1, jobs + 1)
-            ]
+            folder = federation.experiment.round(number).path
+            tables = [folder / f"update.{job}.tsv" for job in range(1, jobs + 1)]
             for job in range(1, jobs + 1, rank.size):
                 train_local(federation, number, job)
 
@@ -218,12 +216,12 @@ def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], No
             announce(0, ended=True)
 
 
-def follow(path: str | Path, rank: Rank, open_federation: Callable[[], Federation]) -> None:
+def follow(path: str | Path, rank: Rank, device: str) -> None:
     """As another rank, train this rank's jobs of every round until rank 0 has ended the run."""
     folder = Path(path) / "ranks"
     leader = _Watch(folder, 0)
     with contextlib.suppress(_Ended), _Sign(_made(folder), rank.number) as sign:
-        federation = open_federation()
+        federation = Federation(path, device)
         done, begun, words = 0, time.monotonic(), set()
         while True:
 
@@ -245,7 +243,8 @@ def follow(path: str | Path, rank: Rank, open_federation: Callable[[], Federatio
             done = _read_run(folder, rank.number, sign.word)["round"]
             needed = _needed(federation.experiment, done)
             _await(lambda: all(map(_appears, needed)), _PATIENCE, [leader], Path(path))  # noqa: B023
-            for job in range(rank.number + 1, federation.experiment.jobs(done) + 1, rank.size):
+            jobs = federation.experiment.round(done).jobs()
+            for job in range(rank.number + 1, jobs + 1, rank.size):
                 train_local(federation, done, job)
 
 
@@ -256,8 +255,9 @@ def _made(folder: Path) -> Path:
 
 def _needed(experiment: Experiment, number: int) -> list[Path]:
     """What rank 0 has written before a round can be trained."""
-    marks = [experiment.round_dir(number - 1) / ".done"] if number > 1 else []
-    return [*marks, experiment.global_state(number), experiment.round_dir(number) / "jobs"]
+    before, folder = experiment.round(number - 1), experiment.round(number)
+    marks = [before.done] if number > 1 else []
+    return [*marks, folder.global_state, folder.path / "jobs"]
 
 
 def _read_run(folder: Path, rank: int, word: str) -> dict[str, Any]:

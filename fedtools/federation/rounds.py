@@ -21,7 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fedtools.federation.evaluate import evaluate
-from fedtools.federation.federation import Federation, open_federation
+from fedtools.federation.federation import Federation
 from fedtools.federation.ranks import Rank, follow, lead
 from fedtools.federation.steps import aggregate, sample, tidy, train_local
 from fedtools.files.errors import UserError
@@ -54,9 +54,9 @@ def run_rounds(
         UserError: if another process runs its rounds at the same time.
     """
     if rank is not None and rank.number > 0:
-        follow(path, rank, lambda: open_federation(path, device))
+        follow(path, rank, device)
         return
-    federation = open_federation(path, device)
+    federation = Federation(path, device)
     experiment = federation.experiment
     with lock(experiment.path, "rounds"):
         tidy(federation, experiment.last_round())
@@ -74,11 +74,11 @@ def _run(
     first = experiment.last_round() + 1
     if split:
         evaluate(federation, list(filter(experiment.is_measured, range(first))), split)
-    lines = Lines(_title(experiment.path), "round", last, first)
+    lines = Lines(experiment.title, "round", last, first)
     for number in range(first, last + 1):
         sampled = sample(experiment, federation.method, number, jobs)
         if sampled:
-            train(number, experiment.jobs(number))
+            train(number, experiment.round(number).jobs())
         facts = [f"{len(sampled)} clients"] if sampled else []
         loss = aggregate(federation, number)
         if not math.isnan(loss):
@@ -95,13 +95,6 @@ def _measured(federation: Federation, number: int, split: str) -> str:
     values = [float(row[rate]) for row in rows if int(row["round"]) == number]
     name = read_unit(federation.task.data_path(split)).title if rate == "wer" else rate
     return f"{split} {name} {math.fsum(values) / len(values):.1f} %"
-
-
-def _title(path: Path) -> str:
-    """Name an experiment by its path below the last folder `exp`, or else as it was given."""
-    # Links are left alone: `exp` may be one, to a larger disk.
-    _, exp, below = str(path.absolute()).rpartition("/exp/")
-    return below if exp else str(path)
 
 
 @contextlib.contextmanager
@@ -186,7 +179,7 @@ def _serve(pipe: Connection, path: str, device: str) -> None:
         while True:
             number, job = pipe.recv()
             try:
-                federation = federation or open_federation(path, device)
+                federation = federation or Federation(path, device)
                 train_local(federation, number, job)
             except (UserError, OSError) as found:
                 error = found

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedtools.federation.federation import Federation, open_federation
+from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError, some
 from fedtools.files.tables import write_tsv
 from fedtools.privacy.ledger import COLUMNS, FILE, LEVELS, Spent, together
@@ -61,7 +61,7 @@ def write_spending(paths: Sequence[str | Path]) -> Spending:
 
 
 def _open(path: Path) -> Federation:
-    federation = open_federation(path)
+    federation = Federation(path)
     if federation.task.protection is None:
         remedy = "begin an experiment with method_conf.privacy"
         raise UserError("no differential privacy", path=federation.where, remedy=remedy)

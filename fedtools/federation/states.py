@@ -62,7 +62,7 @@ class States:
     def start(self, number: int) -> State:
         """What every client begins round `number` with, but for what is personal."""
         if self._start[0] != number:
-            shared = self._experiment.shared_state(number, self.shared_spec)
+            shared = self._experiment.round(number).shared_state(self.shared_spec)
             self._start = number, {**self.initial, **shared}
         return self._start[1]
 

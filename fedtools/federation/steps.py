@@ -19,7 +19,7 @@ from fedtools.federation.federation import Federation
 from fedtools.files.atomic import remove
 from fedtools.files.errors import UserError, some
 from fedtools.files.events import step_of, write_scalars
-from fedtools.files.experiment import Experiment
+from fedtools.files.experiment import Experiment, RoundFolder
 from fedtools.files.ledger import SERVER_ROW, LedgerRow, write_ledger
 from fedtools.files.locks import lock
 from fedtools.files.message_writer import MessageWriter, job_complete
@@ -47,13 +47,14 @@ _CURVES = 20
 
 def sample(experiment: Experiment, method: Method, number: int, jobs: int) -> list[str]:
     """Choose the clients of a round and cut them into jobs; a round that is cut stays so."""
-    experiment.require_begun(number, "be sampled")
-    experiment.base(number)
+    folder = experiment.round(number)
+    folder.require_begun("be sampled")
+    folder.base()
     clients = draw(experiment, number, method.phase(number))
     wanted = max(1, min(jobs, len(clients)))
-    if not experiment.is_sampled(number):
-        experiment.write_sample(number, clients, wanted)
-    elif (cut := experiment.jobs(number)) != wanted and not experiment.is_done(number):
+    if not folder.is_sampled():
+        folder.write_sample(clients, wanted)
+    elif (cut := folder.jobs()) != wanted and not folder.is_done():
         print(f"round {number} is cut into {cut} jobs already, and stays so", file=sys.stderr)
     return clients
 
@@ -68,19 +69,18 @@ def train_job(federation: Federation, number: int, job: int) -> None:
 @as_configured
 def train_local(federation: Federation, number: int, job: int) -> None:
     """Do the clients' part of a round for one of its jobs, and write what they send."""
-    experiment = federation.experiment
-    experiment.require_begun(number, "train")
-    folder, sampled = experiment.round_dir(number), experiment.sampled(number)
-    jobs = experiment.jobs(number)
-    if job > jobs or experiment.is_done(number):
+    folder = federation.experiment.round(number)
+    folder.require_begun("train")
+    sampled, jobs = folder.sampled(), folder.jobs()
+    if job > jobs or folder.is_done():
         return
     phase = federation.method.phase(number)
     units = units_of(federation, sampled, number, jobs)[job - 1]
     clients = [client for unit in units for client in unit]
-    payload, base = federation.payload(phase), experiment.base(number)
-    if job_complete(folder, job, clients, payload, base):
+    payload, base = federation.payload(phase), folder.base()
+    if job_complete(folder.path, job, clients, payload, base):
         return
-    with MessageWriter(folder, job, clients, payload, base) as writer:
+    with MessageWriter(folder.path, job, clients, payload, base) as writer:
         for unit in units:
             begun = time.monotonic()
             sent = federation.work(unit, number, phase)
@@ -118,13 +118,13 @@ def units_of(
 
 def jobs_of(federation: Federation, number: int) -> list[list[str]]:
     """The clients of each job of a round that is sampled, in the order of the rows of its table."""
-    experiment = federation.experiment
-    shares = units_of(federation, experiment.sampled(number), number, experiment.jobs(number))
+    folder = federation.experiment.round(number)
+    shares = units_of(federation, folder.sampled(), number, folder.jobs())
     return [[client for unit in units for client in unit] for units in shares]
 
 
-def _seconds_since_sampled(experiment: Experiment, number: int) -> float:
-    return max(0.0, time.time() - experiment.sampled_at(number))
+def _seconds_since_sampled(folder: RoundFolder) -> float:
+    return max(0.0, time.time() - folder.sampled_at())
 
 
 @as_configured
@@ -135,24 +135,25 @@ def aggregate(federation: Federation, number: int) -> float:
         the mean training loss of those who trained; NaN if the round was complete already.
     """
     experiment, method = federation.experiment, federation.method
-    experiment.require_begun(number, "be aggregated")
+    folder = experiment.round(number)
+    folder.require_begun("be aggregated")
     # Those of a run that was killed before it removed them.
     remove_unwanted(experiment, method, number - 1)
-    if experiment.is_done(number):
+    if folder.is_done():
         tidy(federation, number)
         return math.nan
     begun = time.monotonic()
     phase = method.phase(number)
-    sampled, base = draw(experiment, number, phase), experiment.base(number)
+    sampled, base = draw(experiment, number, phase), folder.base()
     parameters = frozenset(federation.states.parameters)
     round = Round(experiment, number, sampled, base, federation.payload(phase), parameters)
     messages: list[Message] = []
     refusals: list[Refusal] = []
     if sampled:
-        _check_sampled(experiment, number, sampled)
-        limits = federation.task.limits(phase, _seconds_since_sampled(experiment, number))
-        jobs, folder = jobs_of(federation, number), experiment.round_dir(number)
-        messages, refusals = read_messages(folder, jobs, sampled, round.payload, base, limits)
+        _check_sampled(folder, sampled)
+        limits = federation.task.limits(phase, _seconds_since_sampled(folder))
+        jobs = jobs_of(federation, number)
+        messages, refusals = read_messages(folder.path, jobs, sampled, round.payload, base, limits)
     client = federation.server(number) if phase.server_trains else None
     protection = federation.task.protection
     release = protection.release(number) if protection else None
@@ -168,9 +169,8 @@ def aggregate(federation: Federation, number: int) -> float:
         print(f"round {number}, {refusal.client}: refused: {refusal.reason}", file=sys.stderr)
     if scalars := _scalars(server):
         write_scalars(experiment.tensorboard, "train", number, scalars)
-    rows = _ledger_rows(federation, server, begun)
-    write_ledger(experiment.round_dir(number) / "ledger.tsv", rows)
-    experiment.close(number, sums_of(messages) if _kept(experiment, method, number) else {})
+    write_ledger(folder.ledger, _ledger_rows(federation, server, begun))
+    folder.close(sums_of(messages) if _kept(experiment, method, number) else {})
     federation.closed(number, sampled)
     remove_unwanted(experiment, method, number)
     return server.mean_loss()
@@ -187,7 +187,7 @@ def tidy(federation: Federation, number: int) -> None:
 def remove_unwanted(experiment: Experiment, method: Method, number: int) -> None:
     """Remove the messages of a complete round, where nobody asked to keep them."""
     if number > 0 and not _kept(experiment, method, number):
-        remove_messages(experiment.round_dir(number))
+        remove_messages(experiment.round(number).path)
 
 
 def _kept(experiment: Experiment, method: Method, number: int) -> bool:
@@ -195,14 +195,14 @@ def _kept(experiment: Experiment, method: Method, number: int) -> bool:
     return experiment.options.keep_updates or method.phase(number).keep
 
 
-def _check_sampled(experiment: Experiment, number: int, sampled: Sequence[str]) -> None:
+def _check_sampled(folder: RoundFolder, sampled: Sequence[str]) -> None:
     """Insist that those were sampled who are drawn, and that all jobs are there."""
-    path = experiment.round_dir(number) / "clients"
-    if experiment.sampled(number) != list(sampled):
+    if folder.sampled() != list(sampled):
+        path = folder.path / "clients"
         problem = "not the clients that seed and round draw"
         raise UserError(problem, path=path, remedy="run fedtools reset, then fedtools sample")
-    for job in range(1, experiment.jobs(number) + 1):
-        table = experiment.round_dir(number) / f"update.{job}.tsv"
+    for job in range(1, folder.jobs() + 1):
+        table = folder.path / f"update.{job}.tsv"
         # A link to nowhere is there, too: whoever put it in place is refused.
         if not os.path.lexists(table):
             raise UserError("missing", path=table, remedy=f"run fedtools train-local --job {job}")
@@ -257,13 +257,13 @@ def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[L
 def _sizes_down(federation: Federation, round: Round) -> Mapping[str, int]:
     """The bytes that the server sends to each client: none to those who hold that state already."""
     experiment = round.experiment
-    path = experiment.global_state(round.number)
+    path = experiment.round(round.number).global_state
     # A method that shares nothing sends nothing: the empty file is only there for uniformity.
     size = path.stat().st_size if federation.states.shared_spec else 0
     held: set[str] = set()
     before = round.number - 1
-    while size and before > 0 and experiment.recorded_base(before) == round.base:
-        held.update(experiment.sampled(before))
+    while size and before > 0 and experiment.round(before).recorded_base() == round.base:
+        held.update(experiment.round(before).sampled())
         before -= 1
     return {client: 0 if client in held else size for client in round.sampled}
 
@@ -281,7 +281,7 @@ def reset(federation: Federation, number: int) -> None:
         for name in ("rounds", "average", *(f"evaluate-{s}" for s in experiment.options.data)):
             locks.enter_context(lock(path, name))
         _check_kept(federation, number)
-        experiment.write_reset(number)
+        experiment.round(number).begin_reset()
         _forget_measured(federation, number)
         clients = (one for one in (path / "clients").glob("*") if one.is_dir())
         owners = [path / "server", *clients]
@@ -289,15 +289,15 @@ def reset(federation: Federation, number: int) -> None:
             remove(owner / "model.safetensors")
         # Backwards, the mark first: wherever it is killed, it goes on from there.
         for later in range(last + 1, number - 1, -1):
-            folder, made = experiment.round_dir(later), experiment.global_state(later + 1)
-            remove(folder / ".done")
+            folder, made = experiment.round(later), experiment.round(later + 1).global_state
+            remove(folder.done)
             for owner in owners:
                 Private(owner, later).remove()
-            remove_messages(folder)
-            for file in (folder / "jobs", folder / "clients", folder / "ledger.tsv", made):
+            remove_messages(folder.path)
+            for file in (folder.path / "jobs", folder.path / "clients", folder.ledger, made):
                 remove(file)
             _remove_empty(made.parent)
-        experiment.resetting.unlink()
+        experiment.round(number).end_reset()
 
 
 def _check_kept(federation: Federation, number: int) -> None:

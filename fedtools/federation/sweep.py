@@ -18,11 +18,13 @@ import numpy as np
 
 from fedtools.files.config import from_mapping, write_yaml
 from fedtools.files.errors import UserError
+from fedtools.files.sections import Bootstrap
 from fedtools.files.symbols import words_of
 from fedtools.files.tables import write_tsv
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.word_scores import NBEST, Rescored
+from fedtools.methods.base import COUNTS
 from fedtools.methods.fmp import FMP, Adaptation, simulate
 from fedtools.privacy.key import NoiseKey, key_path, make_key, read_key
 from fedtools.privacy.marginals import PAPER_WARNING
@@ -113,7 +115,7 @@ def setting_of(options: Mapping[str, Any]) -> Setting:
         chosen["sends"] = privacy.pop("release")
     method = from_mapping(FMP, {**chosen, "privacy": privacy}, "options")
     try:
-        method.check("rescore", ("counts",), {})
+        method.check("rescore", (COUNTS,), {})
         method.plan(rounds)
     except ValueError as error:
         raise UserError(str(error), path="options") from None
@@ -209,7 +211,7 @@ class Sweep:
         best = self.best(setting)
         own = self.by_client(self.errors.of(best))
         words = self.by_client(self.errors.words)
-        draws = speaker_draws(len(own), 1000, seed, "sweep")
+        draws = speaker_draws(len(own), Bootstrap.resamples, seed, "sweep")
         # Without an error there is nothing that errors could be fewer than.
         with np.errstate(divide="ignore", invalid="ignore"):
             change = 100 * (np.divide(own.sum(), against.sum()) - 1)

@@ -55,14 +55,14 @@ class Experiment:
         where = self.path / "config.yaml"
         if not where.is_file() or not (self.path / "sha256sums").is_file():
             raise UserError("no experiment here", path=self.path, remedy="run fedtools init")
-        self._check_frozen("config.yaml")
+        self.check_frozen("config.yaml")
         self.options = read_frozen(where)
         self.seed = self.options.seed
 
     @cached_property
     def clients(self) -> list[str]:
         """Every client, in C order; `fedtools init` has checked their names."""
-        self._check_frozen("clients.txt")
+        self.check_frozen("clients.txt")
         return read_lines(self.path / "clients.txt")
 
     def knows(self, client: str) -> bool:
@@ -71,23 +71,28 @@ class Experiment:
         return place < len(self.clients) and self.clients[place] == client
 
     @cached_property
-    def _sums(self) -> dict[str, str]:
+    def sums(self) -> dict[str, str]:
+        """name -> SHA-256 of the files that it began with."""
         return read_sums(self.path / "sha256sums")
 
-    def _check_frozen(self, *names: str) -> None:
-        for name in names:
-            path = self.path / name
-            if name not in self._sums or not path.is_file() or sha256(path) != self._sums[name]:
-                problem = "not as the experiment began with" if path.exists() else "missing"
-                raise UserError(problem, path=path, remedy=_BEGIN_ANEW)
-
-    def check_frozen(self) -> None:
-        """Insist that all that the experiment began with is as it was.
+    def check_frozen(self, *names: str) -> None:
+        """Insist that files that the experiment began with, by default all, are as they were.
 
         Raises:
             UserError: naming the first file that is missing or was changed.
         """
-        self._check_frozen(*(name for name in self._sums if "/" not in name))
+        for name in names or [name for name in self.sums if "/" not in name]:
+            path = self.path / name
+            if name not in self.sums or not path.is_file() or sha256(path) != self.sums[name]:
+                problem = "not as the experiment began with" if path.exists() else "missing"
+                raise UserError(problem, path=path, remedy=_BEGIN_ANEW)
+
+    @property
+    def title(self) -> str:
+        """What it is called: its path below the last folder `exp`, or else as it was given."""
+        # Links are left alone: `exp` may be one, to a larger disk.
+        _, exp, below = str(self.path.absolute()).rpartition("/exp/")
+        return below if exp else str(self.path)
 
     @property
     def init(self) -> Path:
@@ -103,38 +108,9 @@ class Experiment:
         """Scalars by round; see `fedtools.files.events`."""
         return self.path / "tensorboard"
 
-    def round_dir(self, number: int) -> Path:
-        """The folder of a round, counted from 1."""
-        return self.path / f"round_{number:04d}"
-
-    def global_state(self, number: int) -> Path:
-        """The shared tensors that the server sends in round `number`."""
-        return self.round_dir(number) / "global.safetensors"
-
-    def base(self, number: int) -> str:
-        """The SHA-256 of `global_state`, which is what the round before, or the start, made.
-
-        Raises:
-            UserError: if the file is missing or was changed.
-        """
-        path, known = self.global_state(number), self.recorded_base(number)
-        if not path.is_file() or sha256(path) != known:
-            problem = "not as the server wrote it" if path.exists() else "missing"
-            remedy = f"run fedtools reset --round {number - 1}" if number > 1 else _BEGIN_ANEW
-            raise UserError(problem, path=path, remedy=remedy)
-        return known
-
-    def shared_state(self, number: int, spec: Spec | None = None) -> dict[str, np.ndarray]:
-        """What the server sends in round `number`; errors as of `base` and `load_state`."""
-        self.base(number)
-        return load_state(self.global_state(number), spec)
-
-    def recorded_base(self, number: int) -> str:
-        """The SHA-256 of `global_state` as it was written; the file itself is not looked at."""
-        name = str(self.global_state(number).relative_to(self.path))
-        if number == 1:
-            return self._sums.get(name, "")
-        return read_sums(self.round_dir(number - 1) / ".done").get(f"../{name}", "")
+    def round(self, number: int) -> RoundFolder:
+        """What belongs to a round, counted from 1; round 0 is the start."""
+        return RoundFolder(self, number)
 
     def own(self, client: str, number: int) -> Private:
         """What a client keeps, seen from a round; refuses a name that is not a client's."""
@@ -156,14 +132,10 @@ class Experiment:
         rounds, every = self.options.rounds, self.options.evaluate_every
         return number % every == 0 or number == rounds
 
-    def is_done(self, number: int) -> bool:
-        """Whether round `number` is complete (round 0, the start, is)."""
-        return number == 0 or (self.round_dir(number) / ".done").exists()
-
     def last_round(self) -> int:
         """The last complete round, 0 before the first."""
         number = 0
-        while self.is_done(number + 1):
+        while self.round(number + 1).is_done():
             number += 1
         return number
 
@@ -171,83 +143,132 @@ class Experiment:
         """The round whose models are the result: the last configured one, if it is complete."""
         return min(self.last_round(), self.options.rounds)
 
-    def require_begun(self, number: int, what: str) -> None:
-        """Insist that round `number` is the next one, and that no reset was broken off."""
-        if self.resetting.exists():
-            remedy = f"run fedtools reset --round {_read_number(self.resetting, 'a round')} again"
-            raise UserError("a reset was broken off", path=self.path, remedy=remedy)
-        if not self.is_done(number - 1):
-            raise UserError(
-                f"round {number} cannot {what}: round {number - 1} is not complete", path=self.path
-            )
 
-    def close(self, number: int, received: Mapping[str, str] | None = None) -> None:
-        """Mark a round as complete, with the sums of what it made.
+class RoundFolder:
+    """What belongs to one round of an experiment.
+
+    Attributes:
+        number: the round; 0 is the start, which has no folder.
+        path: the folder.
+        global_state: the shared tensors that the server sends in the round.
+        ledger: what it cost.
+        done: there once the round is complete.
+    """
+
+    def __init__(self, experiment: Experiment, number: int):
+        self.number, self._experiment = number, experiment
+        self.path = experiment.path / f"round_{number:04d}"
+        self.global_state = self.path / "global.safetensors"
+        self.ledger, self.done = self.path / "ledger.tsv", self.path / ".done"
+        self._clients, self._jobs = self.path / "clients", self.path / "jobs"
+        # There while rounds are removed: what clients keep may be of neither past nor future.
+        self._resetting = experiment.path / "resetting"
+
+    def base(self) -> str:
+        """The SHA-256 of `global_state`, which is what the round before, or the start, made.
+
+        Raises:
+            UserError: if the file is missing or was changed.
+        """
+        path, known, before = self.global_state, self.recorded_base(), self.number - 1
+        if not path.is_file() or sha256(path) != known:
+            problem = "not as the server wrote it" if path.exists() else "missing"
+            remedy = f"run fedtools reset --round {before}" if before else _BEGIN_ANEW
+            raise UserError(problem, path=path, remedy=remedy)
+        return known
+
+    def recorded_base(self) -> str:
+        """The SHA-256 of `global_state` as it was written; the file itself is not looked at."""
+        name = str(self.global_state.relative_to(self._experiment.path))
+        if self.number == 1:
+            return self._experiment.sums.get(name, "")
+        return self._experiment.round(self.number - 1).sums().get(f"../{name}", "")
+
+    def shared_state(self, spec: Spec | None = None) -> dict[str, np.ndarray]:
+        """What the server sends; errors as of `base` and `load_state`."""
+        self.base()
+        return load_state(self.global_state, spec)
+
+    def write_sample(self, clients: Sequence[str], jobs: int) -> None:
+        """Write who takes part; the number of jobs last, which marks the sample as complete."""
+        write_clients(self._clients, clients)
+        write_text(self._jobs, f"{jobs}\n")
+
+    def is_sampled(self) -> bool:
+        """Whether the clients are chosen, and cut into jobs."""
+        return self._jobs.exists()
+
+    def sampled(self) -> list[str]:
+        """The clients that take part."""
+        path = _sampled(self._clients)
+        names = read_lines(path)
+        for line, name in enumerate(names, 1):
+            if not self._experiment.knows(name):
+                raise UserError(f"{name!r} is no client of this experiment", path=path, line=line)
+        return names
+
+    def jobs(self) -> int:
+        """Into how many jobs the clients are cut."""
+        return _read_number(_sampled(self._jobs), "jobs")
+
+    def sampled_at(self) -> float:
+        """When the clients were cut into jobs, seconds of the epoch."""
+        return self._jobs.stat().st_mtime
+
+    def require_begun(self, what: str) -> None:
+        """Insist that the round is the next one, and that no reset was broken off."""
+        if self._resetting.exists():
+            again = _read_number(self._resetting, "a round")
+            remedy = f"run fedtools reset --round {again} again"
+            raise UserError("a reset was broken off", path=self._experiment.path, remedy=remedy)
+        before = self.number - 1
+        if not self._experiment.round(before).is_done():
+            problem = f"round {self.number} cannot {what}: round {before} is not complete"
+            raise UserError(problem, path=self._experiment.path)
+
+    def is_done(self) -> bool:
+        """Whether the round is complete (round 0, the start, is)."""
+        return self.number == 0 or self.done.exists()
+
+    def close(self, received: Mapping[str, str] | None = None) -> None:
+        """Mark the round as complete, with the sums of what it made.
 
         Args:
             received: name -> SHA-256 of what clients sent and stays, as it was checked.
         """
-        folder, following = self.round_dir(number), self.global_state(number + 1)
-        sums = {"ledger.tsv": sha256(folder / "ledger.tsv"), **(received or {})}
-        sums[f"../{following.relative_to(self.path)}"] = sha256(following)
-        _write_sums(folder / ".done", sums)
+        following = self._experiment.round(self.number + 1).global_state
+        sums = {"ledger.tsv": sha256(self.ledger), **(received or {})}
+        sums[f"../{following.relative_to(self._experiment.path)}"] = sha256(following)
+        _write_sums(self.done, sums)
 
-    def sums(self, number: int) -> dict[str, str]:
-        """name -> SHA-256 of the files of a complete round, as they were when it was closed."""
-        return read_sums(self.round_dir(number) / ".done")
+    def sums(self) -> dict[str, str]:
+        """name -> SHA-256 of the files of the complete round, as they were when it was closed."""
+        return read_sums(self.done)
 
-    def check_closed(self, number: int, *names: str) -> None:
-        """Insist that files of a complete round, by default its ledger, are as they were then."""
-        folder = self.round_dir(number)
-        sums = self.sums(number)
-        for name in names or ("ledger.tsv",):
-            path = folder / name
-            if not path.is_file() or sums.get(name) != sha256(path):
-                problem = "not as it was written" if path.exists() else "missing"
-                raise UserError(problem, path=path, remedy=f"run fedtools reset --round {number}")
+    def check_ledger(self) -> None:
+        """Insist that the ledger of the complete round is as it was when it was closed."""
+        path, sums = self.ledger, self.sums()
+        if not path.is_file() or sums.get(path.name) != sha256(path):
+            problem = "not as it was written" if path.exists() else "missing"
+            remedy = f"run fedtools reset --round {self.number}"
+            raise UserError(problem, path=path, remedy=remedy)
 
-    def sampled(self, number: int) -> list[str]:
-        """The clients of a round."""
-        path = self.round_dir(number) / "clients"
-        if not path.exists():
-            raise UserError("missing", path=path, remedy="run fedtools sample")
-        names = read_lines(path)
-        for line, name in enumerate(names, 1):
-            if not self.knows(name):
-                raise UserError(f"{name!r} is no client of this experiment", path=path, line=line)
-        return names
+    def begin_reset(self) -> None:
+        """Begin to go back to the round; if that was begun before, to none after it."""
+        if self._resetting.exists() and self.number > _read_number(self._resetting, "a round"):
+            self.require_begun("be reset")
+        write_text(self._resetting, f"{self.number}\n")
 
-    def is_sampled(self, number: int) -> bool:
-        """Whether the clients of a round are chosen, and cut into jobs."""
-        return (self.round_dir(number) / "jobs").exists()
+    def end_reset(self) -> None:
+        """Go on from the round: nothing of it and of later ones is left."""
+        self._resetting.unlink()
 
-    def jobs(self, number: int) -> int:
-        """Into how many jobs the clients of a round are cut."""
-        path = self.round_dir(number) / "jobs"
-        if not path.exists():
-            raise UserError("missing", path=path, remedy="run fedtools sample")
-        return _read_number(path, "jobs")
 
-    def sampled_at(self, number: int) -> float:
-        """When the clients of a round were cut into jobs, seconds of the epoch."""
-        return (self.round_dir(number) / "jobs").stat().st_mtime
-
-    @property
-    def resetting(self) -> Path:
-        """There while rounds are removed: what clients keep may be of neither past nor future."""
-        return self.path / "resetting"
-
-    def write_reset(self, number: int) -> None:
-        """Begin to go back to a round; if that was begun before, to none after it."""
-        if self.resetting.exists() and number > _read_number(self.resetting, "a round"):
-            self.require_begun(number, "be reset")
-        write_text(self.resetting, f"{number}\n")
-
-    def write_sample(self, number: int, clients: Sequence[str], jobs: int) -> None:
-        """Write who takes part; the number of jobs last, which marks the sample as complete."""
-        folder = self.round_dir(number)
-        write_text(folder / "clients", "".join(f"{client}\n" for client in clients))
-        write_text(folder / "jobs", f"{jobs}\n")
+def _sampled(path: Path) -> Path:
+    """Insist that a file of a sample is there."""
+    if not path.exists():
+        raise UserError("missing", path=path, remedy="run fedtools sample")
+    return path
 
 
 def _read_number(path: Path, what: str) -> int:

@@ -75,8 +75,8 @@ def read_ledger(experiment: Experiment) -> Iterator[LedgerRow]:
 
 def read_round(experiment: Experiment, at: int) -> Iterator[LedgerRow]:
     """The rows of one complete round; errors as of `read_ledger`."""
-    experiment.check_closed(at)
-    path = experiment.round_dir(at) / "ledger.tsv"
+    experiment.round(at).check_ledger()
+    path = experiment.round(at).ledger
     seen: set[str] = set()
     for line, row in enumerate(_rows(path), 2):
         client = row["client"]

@@ -181,8 +181,9 @@ def open_sent(experiment: Experiment, number: int, client: str) -> FeatureReader
     Raises:
         UserError: if they are not as they were when they were checked.
     """
-    ark, scp = feature_paths(experiment.round_dir(number), client)
-    known, remedy = experiment.sums(number), f"run fedtools reset --round {number}"
+    folder = experiment.round(number)
+    ark, scp = feature_paths(folder.path, client)
+    known, remedy = folder.sums(), f"run fedtools reset --round {number}"
     seals = {}
     for path in (scp, ark):
         if not path.exists():

@@ -11,6 +11,7 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,7 +35,7 @@ _OTHER_MARKS = {
 
 def open_input(
     path: str | Path, limit: int | None = None, remedy: str | None = None, flags: int = 0
-) -> BinaryIO:
+) -> BufferedReader:
     """Open a file for reading bytes, without waiting for a FIFO's writer.
 
     Args:

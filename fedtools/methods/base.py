@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NewType
 
 import numpy as np
 
@@ -20,8 +20,15 @@ if TYPE_CHECKING:
 
 SHARED = "shared"  # sent by the server, trained at the clients, aggregated
 PERSONAL = "personal"  # kept at the client from round to round, never sent
-COUNTS = "counts"  # of words, in one tensor; nothing is trained
 RESET = "reset"  # put back to the initial value at the start of every round, never sent
+
+# What a task may have, and a method may need.
+TaskPart = NewType("TaskPart", str)
+MODEL = TaskPart("model")  # that clients train
+OPTIMIZER = TaskPart("optimizer")  # may live on, since one model is trained at a time
+FEATURES = TaskPart("features")  # can be sent: models are cut into an extractor and a classifier
+LABELS = TaskPart("labels")  # and sizes of all clients' data are known before training
+COUNTS = TaskPart("counts")  # of words, in one tensor, sent; nothing is trained
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ class Method:
     Attributes:
         title: its name in tables.
         rank: its place among the rows of tables, the lowest first.
-        needs: the parts that a task must have, see `fedtools.tasks.facts`.
+        needs: the parts that a task must have.
         federated: whether clients train; otherwise it is a row apart in some tables.
         local_epochs: epochs that a client trains in a round; of keyword spotting, where every batch
             is full, an epoch is as many batches as hold all clips, and the ledger has its length.
@@ -111,7 +118,7 @@ class Method:
 
     title: ClassVar[str]
     rank: ClassVar[int] = 100
-    needs: ClassVar[tuple[str, ...]] = ("model",)
+    needs: ClassVar[tuple[TaskPart, ...]] = (MODEL,)
     federated: ClassVar[bool] = True
 
     local_epochs: Positive = 1
@@ -121,12 +128,12 @@ class Method:
     max_norm_ratio: NonNegative = 20.0
     max_weight_ratio: NonNegative = 20.0
 
-    def check(self, task: str, parts: Sequence[str], model: Mapping[str, Any]) -> None:
+    def check(self, task: str, parts: Sequence[TaskPart], model: Mapping[str, Any]) -> None:
         """Raise a ValueError if it cannot have this task, or a model of this configuration.
 
         Args:
             task: its name.
-            parts: what the task has, see `fedtools.tasks.facts`.
+            parts: what the task has.
             model: its options.
         """
         for part in self.needs:
@@ -134,7 +141,7 @@ class Method:
                 raise ValueError(f"{self.title} needs {part}, which task {task} has not")
         if self.personal and not self.federated:
             raise ValueError(f"{self.title} has no clients, and so no personal layers")
-        if self.local_steps and "labels" not in parts:
+        if self.local_steps and LABELS not in parts:
             raise ValueError(f"local_steps is of clips; task {task} has local_epochs")
 
     def phase(self, number: int) -> Phase:

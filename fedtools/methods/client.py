@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedtools.methods import METHODS
-from fedtools.methods.base import Method
+from fedtools.methods.base import MODEL, OPTIMIZER, Method, TaskPart
 
 if TYPE_CHECKING:
     from fedtools.client.client import Client
@@ -26,7 +26,7 @@ class ClientAlone(Method):
 
     title: ClassVar[str] = "Client"
     rank: ClassVar[int] = 1
-    needs: ClassVar[tuple[str, ...]] = ("model", "optimizer")
+    needs: ClassVar[tuple[TaskPart, ...]] = (MODEL, OPTIMIZER)
 
     personal: tuple[str, ...] = ("*",)
 

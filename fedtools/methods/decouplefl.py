@@ -17,7 +17,7 @@ from annotated_types import Gt, Le
 from fedtools.files.config import Natural, NonNegative, Positive
 from fedtools.files.messages import Payload
 from fedtools.methods import METHODS
-from fedtools.methods.base import PERSONAL, Extracted, Method, Phase
+from fedtools.methods.base import FEATURES, MODEL, PERSONAL, Extracted, Method, Phase, TaskPart
 
 if TYPE_CHECKING:
     from fedtools.client.client import Client
@@ -48,7 +48,7 @@ class DecoupleFL(Method):
 
     title: ClassVar[str] = "DecoupleFL"
     rank: ClassVar[int] = 6
-    needs: ClassVar[tuple[str, ...]] = ("model", "features")
+    needs: ClassVar[tuple[TaskPart, ...]] = (MODEL, FEATURES)
 
     personal: tuple[str, ...] = ("encoder.embed.*", "encoder.encoders.[0-6].*")
     stage1: Natural = 50
@@ -58,7 +58,7 @@ class DecoupleFL(Method):
     speaker_invariance: NonNegative = 0.0
     speaker_units: Positive = 128
 
-    def check(self, task: str, parts: Sequence[str], model: Mapping[str, Any]) -> None:
+    def check(self, task: str, parts: Sequence[TaskPart], model: Mapping[str, Any]) -> None:
         super().check(task, parts, model)
         if not self.personal:
             raise ValueError("personal names no parameters, which would be the extractor")

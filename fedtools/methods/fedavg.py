@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedtools.methods import METHODS
-from fedtools.methods.base import Method
+from fedtools.methods.base import OPTIMIZER, Method, TaskPart
 
 if TYPE_CHECKING:
     from fedtools.client.client import Client
@@ -38,9 +38,9 @@ class FedAvg(Method):
     weighting: Literal["uniform", "utterances"] = "uniform"
     keep_optimizer: bool = False
 
-    def check(self, task: str, parts: Sequence[str], model: Mapping[str, Any]) -> None:
+    def check(self, task: str, parts: Sequence[TaskPart], model: Mapping[str, Any]) -> None:
         super().check(task, parts, model)
-        if self.keep_optimizer and "optimizer" not in parts:
+        if self.keep_optimizer and OPTIMIZER not in parts:
             raise ValueError(f"keep_optimizer: clients of task {task} train together")
 
     def client(self, client: Client) -> list[Trained]:

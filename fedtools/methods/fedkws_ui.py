@@ -21,6 +21,7 @@ import numpy as np
 
 from fedtools.files.config import Natural, NonNegative, Share
 from fedtools.methods import METHODS
+from fedtools.methods.base import LABELS, MODEL, TaskPart
 from fedtools.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class FedKwsUi(FedAvg):
 
     title: ClassVar[str] = "FedKWS-UI"
     rank: ClassVar[int] = 7
-    needs: ClassVar[tuple[str, ...]] = ("model", "labels")
+    needs: ClassVar[tuple[TaskPart, ...]] = (MODEL, LABELS)
 
     local_steps: Natural = 50
     smoothing: Share = 0.2
@@ -73,7 +74,7 @@ class FedKwsUi(FedAvg):
         if self.conserve == "clips" and self.base_ratio:
             raise ValueError("conserve: clips solves r0, so that base_ratio must be 0")
 
-    def check(self, task: str, parts: Sequence[str], model: Mapping[str, Any]) -> None:
+    def check(self, task: str, parts: Sequence[TaskPart], model: Mapping[str, Any]) -> None:
         super().check(task, parts, model)
         sizes = model.get("network_conf")
         if self.private == "head" and not (isinstance(sizes, Mapping) and sizes.get("head_share")):

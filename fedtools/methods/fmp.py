@@ -35,7 +35,7 @@ from fedtools.client.unit import Trained
 from fedtools.files.config import AboveZero, NonNegative, Section, from_mapping
 from fedtools.lm.reweighting import Weights
 from fedtools.methods import METHODS
-from fedtools.methods.base import COUNTS, Method, Phase
+from fedtools.methods.base import COUNTS, Method, Phase, TaskPart
 from fedtools.privacy.bounds import Utterances
 from fedtools.privacy.marginals import project
 from fedtools.privacy.options import CLIENT, CUMULATIVE, INCREMENTS, LAPLACE, NONE, PAPER, Privacy
@@ -230,7 +230,7 @@ class FMP(Method, Adaptation, Weights):
 
     title: ClassVar[str] = "FMP"
     rank: ClassVar[int] = 20
-    needs: ClassVar[tuple[str, ...]] = ("counts",)
+    needs: ClassVar[tuple[TaskPart, ...]] = (COUNTS,)
 
     sends: Literal["auto", "cumulative", "increments"] = "auto"
     groups: Literal["even", "clock"] = "even"
@@ -243,7 +243,7 @@ class FMP(Method, Adaptation, Weights):
         # Where it is known which file the options are from, and so can be named.
         _ = self.protection
 
-    def check(self, task: str, parts: Sequence[str], model: Mapping[str, Any]) -> None:
+    def check(self, task: str, parts: Sequence[TaskPart], model: Mapping[str, Any]) -> None:
         super().check(task, parts, model)
         for name in ("smoothing", "nnlm"):
             if getattr(self, name) > 1:

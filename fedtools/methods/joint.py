@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from fedtools.methods import METHODS
-from fedtools.methods.base import Method, Phase
+from fedtools.methods.base import FEATURES, MODEL, Method, Phase, TaskPart
 
 if TYPE_CHECKING:
     from fedtools.server.server import Server
@@ -23,7 +23,7 @@ class Joint(Method):
 
     title: ClassVar[str] = "DecoupleFL - decouple"
     rank: ClassVar[int] = 7
-    needs: ClassVar[tuple[str, ...]] = ("model", "features")
+    needs: ClassVar[tuple[TaskPart, ...]] = (MODEL, FEATURES)
 
     personal: tuple[str, ...] = ("encoder.embed.*", "encoder.encoders.[0-6].*")
 

@@ -7,9 +7,11 @@ import datetime
 import re
 import shlex
 import sys
-from typing import Any
+from typing import Any, TypeVar
 
 from fedtools.report.page import Corpus, Page
+
+Kind = TypeVar("Kind", bound=Page)
 
 _SECTION = re.compile(r"[a-z0-9][a-z0-9-]*")
 
@@ -33,9 +35,9 @@ def date(text: str) -> datetime.date:
 def page_of(
     parser: argparse.ArgumentParser,
     options: argparse.Namespace,
-    kind: type[Page] = Page,
+    kind: type[Kind],
     **more: Any,
-) -> Page:
+) -> Kind:
     """Make a page of what the options of `add_page_options` say; wrong usage exits 2."""
     names = ("section", "corpus", "release", "mini", "command", "date")
     try:

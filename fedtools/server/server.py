@@ -83,7 +83,7 @@ class Server:
 
     def _check_enough(self) -> None:
         if self.messages or self.refusals:
-            folder = self._experiment.round_dir(self.round.number)
+            folder = self._experiment.round(self.round.number).path
             check_min_clients(len(self.messages), self._least, self.refusals, folder)
 
     @property
@@ -95,12 +95,12 @@ class Server:
     @property
     def state(self) -> Path:
         """The shared tensors that the clients started from."""
-        return self._experiment.global_state(self.round.number)
+        return self._experiment.round(self.round.number).global_state
 
     @property
     def next_state(self) -> Path:
         """Where the shared tensors of the next round are written."""
-        return self._experiment.global_state(self.round.number + 1)
+        return self._experiment.round(self.round.number + 1).global_state
 
     def mean(self) -> None:
         """The next state is the mean of what clients sent, weighted as the method says.

@@ -123,6 +123,11 @@ class Part(Generic[Found]):
 
     name: str
 
+    def of(self, task: Task[Any]) -> Found | None:
+        """What a task has; None if it has not."""
+        found: Found | None = getattr(task, self.name, None)
+        return found
+
 
 class Task(ABC, Generic[By]):
     """What a federation asks of its task; what else it has is asked for by `need`.
@@ -131,9 +136,6 @@ class Task(ABC, Generic[By]):
         experiment: opened.
         method: of the experiment.
         device: "cpu", "cuda" or "cuda:1", of tasks with models.
-
-    Attributes:
-        may_lack: whether work can be done without the data of some clients, see `Phase.may_lack`.
     """
 
     # Whether the first state is drawn by torch.
@@ -143,8 +145,7 @@ class Task(ABC, Generic[By]):
         self.experiment, self.method = experiment, method
         self.where = experiment.path / "config.yaml"
         self.facts = facts_of(experiment.options.task, self.where)
-        self.may_lack = False
-        self._data_paths: dict[str, Path] = {}
+        self._data_paths: dict[tuple[str, bool], Path] = {}
 
     @staticmethod
     @abstractmethod
@@ -222,17 +223,17 @@ class Task(ABC, Generic[By]):
         most = self.method.most_steps
         return Limits(steps=lambda _, size: most(size) if phase.trains else 0, seconds=seconds)
 
-    def data_path(self, split: str) -> Path:
+    def data_path(self, split: str, may_lack: bool = False) -> Path:
         """Where the data of a split are, see `data_of`; they are looked at once."""
-        if split not in self._data_paths:
-            may_lack = self.may_lack and split == "train"
-            self._data_paths[split] = data_of(self.experiment, split, may_lack)
-        return self._data_paths[split]
+        # Data of which nothing is gone serve those who can do without a part, too.
+        asked = split, may_lack and (split, False) not in self._data_paths
+        if asked not in self._data_paths:
+            self._data_paths[asked] = data_of(self.experiment, split, may_lack)
+        return self._data_paths[asked]
 
     def need(self, part: Part[Found]) -> Found:
         """What not every task has; a `UserError` names task and part."""
-        found: Found | None = getattr(self, part.name, None)
-        if found is None:
+        if (found := part.of(self)) is None:
             raise lacking(self, part.name)
         return found
 

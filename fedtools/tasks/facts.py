@@ -11,15 +11,11 @@ from fedtools.files.config import read_yaml, unknown
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import Missing, UserError
 from fedtools.files.experiment import Experiment
+from fedtools.methods.base import TaskPart
 from fedtools.tasks import facts_of
 
 # The one "client" of data that are measured as a whole.
 ALL = "all"
-
-# What a task may have, and a method may need: models that clients train; models of which one is
-# trained at a time, whose optimiser may live on; a cut between an extractor, whose features can be
-# sent, and a classifier; sizes and labels of all clients' data, known before training; word counts.
-MODEL, OPTIMIZER, FEATURES, LABELS, COUNTS = "model", "optimizer", "features", "labels", "counts"
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class Facts:
 
     Attributes:
         opens: "module:class" of the task, a `fedtools.tasks.base.Task`.
-        parts: what it has of the parts above.
+        parts: what it has of what methods need.
         columns: what `Task.measure` gives, in the order of a table.
         rate: the column by which models are compared, and ...
         sign: ... 1 if less of it is better, -1 if more is.
@@ -44,7 +40,7 @@ class Facts:
     """
 
     opens: str
-    parts: tuple[str, ...]
+    parts: tuple[TaskPart, ...]
     columns: tuple[str, ...]
     rate: str
     sign: int

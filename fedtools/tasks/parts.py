@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fedtools.tasks.base import Indicator, Items, Part
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from fedtools.client.unit import Models
@@ -37,6 +38,8 @@ MEASURED: Part[Callable[[Utterances], dict[str, object]]] = Part("measured")
 CLIPS: Part[ClipCorpus] = Part("clips")
 LOGITS: Part[Callable[[str, str], tuple[torch.Tensor, torch.Tensor]]] = Part("logits")
 
-# Of rescoring: a client's words, and the privacy of its counts.
+# Of rescoring: a client's words; its distribution over words, and all clients'; the privacy of
+# its counts.
 RESCORED: Part[Callable[[str], dict[str, str]]] = Part("rescored")
+MARGINALS: Part[Callable[[], dict[str, np.ndarray]]] = Part("marginals")
 PROTECTION: Part[Protection] = Part("protection")

@@ -243,6 +243,8 @@ def spoken(segment: Element, tokens: Sequence[Token], most: int) -> list[Sentenc
     """
     starts = [token.start for token in tokens if token.start is not None]
     ends = [token.end for token in tokens if token.end is not None]
+    start: int | None
+    end: int | None
     if starts and ends:
         start, end = min(starts), max(ends)
     else:

@@ -111,9 +111,10 @@ def write_all(
     new, old = out / ".new", out / ".old"
     shutil.rmtree(new, ignore_errors=True)
     audio = dict(headsets.paths) if headsets else {}
+    channels = headsets.channels if headsets else {}
     try:
         for recording in sorted({u.audio for own in sets.values() for u in own} - {""}):
-            if headsets.channels[recording] > 1:
+            if channels[recording] > 1:
                 copy_first_channel(audio[recording], new / MONO / f"{recording}.wav")
                 audio[recording] = out.resolve() / MONO / f"{recording}.wav"
         for name, utterances in sets.items():
@@ -158,6 +159,7 @@ def prepare(options: argparse.Namespace) -> None:
                  for name in sorted(there))  # fmt: skip
         utterances = [utterance for part in parts for utterance in part]
     else:
+        assert headsets is not None
         reader = Reader(annotations, headsets, options.most, dropped)
         utterances = list(reader.read(there))
         told = f"words: {reader.untimed} without a time, which are kept"

@@ -177,7 +177,7 @@ def table_3(exp: Path, seeds: Sequence[int]) -> str:
     cells = []
     for name in ("sigma", "beta", "alpha"):
         for rows in sweep_rows(exp, seeds, name):
-            key = tuple(rows[0][option] for option in ("alpha", "beta", "sigma"))
+            key = rows[0]["alpha"], rows[0]["beta"], rows[0]["sigma"]
             cells.append([*key, *figures(rows), TABLE_3.get(key, "-")])
     for rows in sweep_rows(exp, seeds, "continuous"):
         more = "refreshed after each utterance"
@@ -191,7 +191,7 @@ def table_4(exp: Path, seeds: Sequence[int]) -> str:
     header = ["Mechanism", "epsilon", f"of {len(seeds)} seeds", "WER %", "relative % [95 %]"]
     header.append(f"{PAPER}, WER %")
     ((without,), (nothing,)) = (sweep_rows(exp, seeds, name) for name in ("none", "nothing"))
-    cells = [
+    cells: list[list[object]] = [
         ["none", "-", "-", *figures(without), TABLE_3[("0.5", "0.25", "0.1")]],
         ["nothing released (alpha 0)", "0", "0", *figures(nothing), "-"],
     ]
@@ -377,7 +377,7 @@ def main() -> None:
     parser.add_argument("--private", help="in EXP, a federation with differential privacy")
     add_page_options(parser)
     options = parser.parse_args()
-    page = page_of(parser, options)
+    page = page_of(parser, options, Page)
     with exit_with_message("report.py"):
         write_report(
             options.exp,

@@ -168,13 +168,12 @@ def read_tsv(path: Path, *columns: str) -> Iterator[dict[str, str]]:
 
     Not whole is a line of another length than the header's, or one that is not UTF-8.
     """
-    text = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": ""}
     odd = 0
     with open_input(path) as raw:
         if name := other_encoding(raw.peek(4)):
             remedy = f"convert it with: iconv -f {name} -t UTF-8"
             raise UserError(f"{name}, not UTF-8", path=path, line=1, remedy=remedy)
-        file = io.TextIOWrapper(raw, **text)
+        file = io.TextIOWrapper(raw, "utf-8-sig", "surrogateescape", newline="")
         lines = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE, restkey="")
         try:
             for column in columns:

@@ -138,10 +138,11 @@ def _mapped(clips: list[str], jobs: int) -> Iterator[Iterator[float | str]]:
 
 def _end_with_parent() -> None:
     """End this process when the one that began it is gone, however it ended."""
-    parent = multiprocessing.parent_process().sentinel
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def wait() -> None:
-        multiprocessing.connection.wait([parent])
+        multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

@@ -149,8 +149,8 @@ def split(folder: Path, clips: dict[str, Clip], dropped: Dropped) -> dict[str, l
         clip for clip in where if clip not in clips and not (folder / clip).exists()
     ]
     sets: dict[str, list[Clip]] = {name: [] for name in SETS}
-    for name, clip in clips.items():
-        sets[where.get(name, "train")].append(clip)
+    for name, found in clips.items():
+        sets[where.get(name, "train")].append(found)
     return sets
 
 

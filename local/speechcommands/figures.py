@@ -75,14 +75,14 @@ def plot_ablation(path: str | Path, runs: Runs, title: str) -> None:
 def _draw_alt(axes: Axes, runs: Runs) -> None:
     places = [place for place in runs.columns if runs.get(*place, "alt")]
     for index, method in enumerate(("fedavg", "alt")):
-        found = {at: runs.get(*place, method) for at, place in enumerate(places)}
-        found = {at + (index - 0.5) * 0.25: seeds for at, seeds in found.items() if seeds}
+        seeds = enumerate(runs.get(*place, method) for place in places)
+        found = {at + (index - 0.5) * 0.25: own for at, own in seeds if own}
         _points(axes, list(found), list(found.values()), title_of(method), index, "none")
     names = [f"{network_title(network)}, {task}" for task, network in places]
     axes.set_xticks(range(len(places)), names, rotation=30, ha="right")
-    found = (runs.get(*place, method) for place in places for method in ("fedavg", "alt"))
+    shown = (runs.get(*place, method) for place in places for method in ("fedavg", "alt"))
     axes.set_xlim(-0.6, len(places) - 0.4)
-    _title_and_legend(axes, "ALT alone", found)
+    _title_and_legend(axes, "ALT alone", shown)
 
 
 def _draw_option(axes: Axes, runs: Runs, option: str, symbol: str) -> None:

@@ -31,27 +31,27 @@ import numpy as np
 import torch
 from options import config_for, png, whole
 from runs import network_title, title_of
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from fedtools.cli.federation import open_experiment
 from fedtools.client.client import Client as FederatedClient
 from fedtools.client.unit import Unit
 from fedtools.federation.federation import Federation
+from fedtools.files import sections
 from fedtools.files.clips import Clips
-from fedtools.files.config import from_mapping
+from fedtools.files.config import from_mapping, read_section
 from fedtools.files.drawing import drawing
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.private import Private
 from fedtools.files.seeds import generator
 from fedtools.files.tables import format_table, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
-from fedtools.models.keywords.base import Network
 from fedtools.models.training import load_model
 from fedtools.tasks.kws.model import tensors_of
 from fedtools.tasks.kws.stacks import ClipSource
 from fedtools.tasks.kws.task import predict, prepare
-from fedtools.tasks.parts import LOGITS
+from fedtools.tasks.parts import CLIPS, LOGITS, MODELS
 
 COLUMNS = ("panel", "gamma_1", "gamma_2", "accuracy")
 _LOW, _HIGH = -0.1, 1.1
@@ -118,7 +118,7 @@ def landscape(federation: Federation, alo: Alo, options: argparse.Namespace) -> 
         raise UserError(problem, path=federation.where, remedy="give one without personal layers")
     inferior, qualified = choose_clients(federation, options.min_clips, alo)
     federation.load_result(None, federation.experiment.result_round())
-    start = _copied(federation.task.models.build())
+    start = _copied(federation.task.need(MODELS).build())
     with tempfile.TemporaryDirectory() as folder:
         first, second, against = (
             train_on(federation, client, options.epochs, Path(folder), by)
@@ -150,8 +150,8 @@ def choose_clients(
     federation: Federation, min_clips: int, method: FedKwsUi
 ) -> tuple[Client, Client]:
     """The clients of the lowest and the highest utility of those with enough clips."""
-    batch_size = federation.task.training.batch_size
-    clients = client_facts(federation.task.clips.features("train").clips, method, batch_size)
+    batch_size = federation.task.need(CLIPS).training.batch_size
+    clients = client_facts(federation.task.need(CLIPS).features("train").clips, method, batch_size)
     enough = [client for client in clients if client.clips >= min_clips]
     if len(enough) < 2:
         raise UserError(
@@ -185,15 +185,16 @@ def train_on(
         folder: receives what the client would keep, such as ALO's private model.
         alo: trains it against the model that comes out without; None trains that one.
     """
-    task, data = federation.task, federation.task.clips.features("train")
-    steps = math.ceil(epochs * client.clips / min(client.clips, task.training.batch_size))
+    models, corpus = federation.task.need(MODELS), federation.task.need(CLIPS)
+    data, training = corpus.features("train"), corpus.training
+    steps = math.ceil(epochs * client.clips / min(client.clips, training.batch_size))
     number, seed = federation.experiment.result_round() + 1, federation.experiment.seed
     facts = {"steps": np.array([steps]), "utility": np.array([client.utility])}
     rows, home = [data.clips.rows(client.name)], Private(folder, number)
-    source = ClipSource(data, [client.name], rows, (seed, number), task.training, facts)
+    source = ClipSource(data, [client.name], rows, (seed, number), training, facts)
     unit = Unit([client.name], number, seed, home, [home])
-    model = copy.deepcopy(task.models.build())
-    trainer = FederatedClient(unit, source, task.models, model)
+    model = copy.deepcopy(models.build())
+    trainer = FederatedClient(unit, source, models, model)
     if alo:
         (trained,) = dataclasses.replace(alo, private_steps=steps).client(trainer)
     else:
@@ -208,20 +209,20 @@ def train_on(
     return _copied(trainer.model)
 
 
-def _copied(network: Network) -> State:
+def _copied(network: nn.Module) -> State:
     return {name: value.detach().clone() for name, value in tensors_of(network).items()}
 
 
 def _accuracy_on(federation: Federation, split: str, most: int) -> Callable[[State], float]:
     """A function from a model to its accuracy, in %, on some clips, the same every time."""
-    data = federation.task.clips.features(split)
+    data = federation.task.need(CLIPS).features(split)
     total = len(data.clips.labels)
     draw = generator(federation.experiment.seed, "landscape", split)
     chosen = np.sort(draw.choice(total, min(total, most), replace=False))
     mfcc = torch.cat([data.plain(slice(row, row + 1)) for row in chosen])
     labels = torch.from_numpy(data.clips.labels[chosen]).to(mfcc.device)
 
-    network = federation.task.models.build()
+    network = federation.task.need(MODELS).build()
 
     def accuracy(state: State) -> float:
         load_model(tensors_of(network), state)
@@ -237,7 +238,7 @@ def draw_landscape(options: argparse.Namespace) -> None:
     """Compute a landscape, draw it, write its values, and print the four models' accuracies."""
     federation = open_experiment(options.experiment, options.ngpu)
     federation.task.need(LOGITS)
-    classes = len(federation.task.clips.features("train").clips.classes)
+    classes = len(federation.task.need(CLIPS).features("train").clips.classes)
     config = config_for("alo", classes, options.config)
     alo = from_mapping(Alo, config.get("method_conf"), options.config or "")
     with federation.settings():
@@ -262,7 +263,7 @@ def draw_landscape(options: argparse.Namespace) -> None:
 def _origin(federation: Federation, options: argparse.Namespace) -> str:
     """What theta_0 is, how long the clients train, and on how much it is measured."""
     experiment = federation.experiment
-    clips = federation.task.clips.features(options.split).clips
+    clips = federation.task.need(CLIPS).features(options.split).clips
     total = len(clips.labels)
     network = network_title(experiment.options.model["network"])
     return (
@@ -316,20 +317,24 @@ def main() -> None:
     add("experiment", type=Path, metavar="EXP", help="its last model is theta_0")
     add("picture", type=png, metavar="PNG", help="the picture; a .tsv is put beside it")
 
-    def number(name: str, default: int, what: str) -> None:
-        add(name, type=whole, default=default, metavar="N", help=f"{what} (default: {default})")
-
-    number("--epochs", 20, "of each of the two clients")
-    number("--points", 13, "of the grid, in each direction, from -0.1 to 1.1")
-    number("--clips", 500, "measure accuracy on so many clips at most, drawn at random")
-    number("--min-clips", 10, "choose from clients with so many clips")
+    add("--epochs", type=whole, metavar="N", help="of each of the two clients")
+    points = "of the grid, in each direction, from -0.1 to 1.1"
+    add("--points", type=whole, metavar="N", help=points)
+    clips = "measure accuracy on so many clips at most, drawn at random"
+    add("--clips", type=whole, metavar="N", help=clips)
+    add("--min-clips", type=whole, metavar="N", help="choose from clients with so many clips")
     add("--split", default="test", help="which data of the experiment: valid, test (default)")
     add("--ngpu", type=int, choices=(0, 1), default=0, help="1: compute on a GPU")
-    add("--config", type=Path, metavar="YAML", help="has ALO's options (default: the paper's)")
+    given = "has ALO's options, and the defaults of the first four (default: the paper's)"
+    add("--config", type=Path, metavar="YAML", help=given)
     options = parser.parse_args()
-    if options.points < 2:
+    if options.points == 1:
         parser.error("--points: 2 or more are wanted")
     with exit_with_message("landscape.py"):
+        configured = read_section(sections.Landscape, options.config, "landscape")
+        for name, value in vars(configured).items():
+            if getattr(options, name) is None:
+                setattr(options, name, value)
         draw_landscape(options)
 
 

@@ -23,7 +23,6 @@ from runs import (
 )
 
 from fedtools.files.tables import format_markdown, read_tsv, with_deviation
-from fedtools.models.keywords import NETWORKS
 from fedtools.models.training import OPTIMIZERS
 from fedtools.report.page import embolden
 from fedtools.report.results import epochs_text, size_text
@@ -104,7 +103,7 @@ def centralized_table(runs: Runs, published: Published, here: str) -> str:
 def settings_table(runs: Runs) -> str:
     """What the networks were trained with; several values where tasks or methods differ."""
     rows = []
-    for network in NETWORKS.names():
+    for network in runs.networks:
         for federated in (True, False):
             found = runs.having(network=network)
             if found := [run for run in found if is_federated(run.setting.method) == federated]:
@@ -173,7 +172,7 @@ def ablation_table(runs: Runs) -> str:
     changed = {(at.method, at.option) for at in runs.complete if at.option}
     # Those of the paper first, in its order.
     ranks = {pair: (pair[0], [*SYMBOLS, pair[1]].index(pair[1]), pair[1]) for pair in changed}
-    for method, option in sorted(changed, key=ranks.get):
+    for method, option in sorted(changed, key=ranks.__getitem__):
         varied = {place: ablation(runs, *place, method, option) for place in runs.columns}
         values = {value for found in varied.values() for value in found}
         for value in sorted(values, key=_by_value):

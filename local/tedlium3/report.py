@@ -49,14 +49,14 @@ Rows = Sequence[dict[str, str]]
 
 def read_figures(exp: Path) -> tuple[dict[tuple[str, str], Rows], dict[str, Rows]]:
     """The rows of A1 by part of the layer and set of models, and of A2 by layer."""
-    first = {
+    first: dict[tuple[str, str], Rows] = {
         (place, sets): read_tsv(path, COLUMNS, NUMBERS)
         for place in PLACES
         for sets in SETS
         if (path := exp / f"a1.{place}.{sets}" / "a1.tsv").exists()
     }
     paths = sorted((exp / "a2").glob("a2.h*.tsv"), key=lambda path: (len(path.name), path.name))
-    second = {
+    second: dict[str, Rows] = {
         path.stem.partition(".h")[2]: read_tsv(path, COLUMNS, NUMBERS)
         for path in paths
         if ".det" not in path.name
@@ -266,7 +266,7 @@ def write_report(
         provenance(
             path,
             page,
-            seeds=[run.seed for one in heard for run in one.runs],
+            seeds=[run.seed for one in heard for run in one.runs if run.seed is not None],
             rounds=[run.cost.rounds for one in heard for run in one.runs],
             pictures=[picture.name for picture in pictures],
             experiments=[exp / "global", exp / "part1", exp / "part2"],
@@ -307,7 +307,7 @@ def main() -> None:
     parser.add_argument("--updates", metavar="NAME[:ONE]=DIR", action="append", default=[])
     add_page_options(parser)
     options = parser.parse_args()
-    page = page_of(parser, options)
+    page = page_of(parser, options, Page)
     updates = [text.partition("=")[::2] for text in options.updates]
     if not all(name and folder for name, folder in updates):
         parser.error("--updates: write NAME=DIR or NAME:ONE=DIR")

@@ -46,7 +46,7 @@ def report_of(result: Partitions, wanted: Wanted, split: str) -> str:
         ours["speakers with two models"].append(str(two) if models else "--")
         ours["utterances"].append(str(len(own)))
     header = ["", *(cell for name in sets for cell in (name, "Table 1"))]
-    rows = [
+    rows: list[list[object]] = [
         [name, *(cell for pair in zip(ours[name], theirs, strict=True) for cell in pair)]
         for name, theirs in TABLE_1.items()
     ]

@@ -104,9 +104,9 @@ def opening(folder: Path, turns: int) -> dict[str, list[float]]:
 OPENED = """
 import sys, time
 import fedtools.tasks.kws.task, fedtools.cli.federation
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 begun = time.perf_counter()
-federation = open_federation(sys.argv[1])
+federation = Federation(sys.argv[1])
 federation.task.units(federation.experiment.clients[:1000], 1)
 print(time.perf_counter() - begun)
 """

@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 from bench_train import make_data  # noqa: E402
 
-from fedtools.federation.federation import Federation, open_federation  # noqa: E402
+from fedtools.federation.federation import Federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.steps import aggregate, sample, train_local  # noqa: E402
 from fedtools.files.datadir import DataDir  # noqa: E402
@@ -53,7 +53,7 @@ def make_federation(root: Path, name: str, config: Path, data: DataDir, device: 
         data={"train": str(data.path)},
         assets={"tokens": str(root / "tokens")},
     )
-    federation = open_federation(root / name, device)
+    federation = Federation(root / name, device)
     if name == "stage 2":
         sample(federation.experiment, federation.method, 1, 1)
         train_local(federation, 1, 1)

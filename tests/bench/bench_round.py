@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 
-from fedtools.federation.federation import Federation, Sent, open_federation  # noqa: E402
+from fedtools.federation.federation import Federation, Sent  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.federation.rounds import _trainer  # noqa: E402
 from fedtools.federation.steps import aggregate, sample  # noqa: E402
@@ -49,7 +49,7 @@ def timed_work(self: Federation, clients: list[str], number: int, phase: Phase) 
     begun = time.perf_counter()
     found = plain_work(self, clients, number, phase)
     unit = f"{clients[0]}\t{time.perf_counter() - begun}\n"
-    path = self.experiment.round_dir(number) / "log" / f"{PROCESS}.training"
+    path = self.experiment.round(number).path / "log" / f"{PROCESS}.training"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         file.write(unit)
@@ -95,7 +95,7 @@ def begin(path: Path, clips: Path, network: str, settings: Mapping[str, object])
 
 def parts_of_rounds(path: Path, rounds: int) -> dict[str, list[float]]:
     """The seconds of each round after the first, by what they went to."""
-    federation = open_federation(path)
+    federation = Federation(path)
     parts: dict[str, list[float]] = {}
     with _trainer(federation, PROCESSES, "cpu") as train:
         for number in range(1, rounds + 2):
@@ -106,7 +106,7 @@ def parts_of_rounds(path: Path, rounds: int) -> dict[str, list[float]]:
             trained = time.perf_counter()
             aggregate(federation, number)
             ended = time.perf_counter()
-            logs = (federation.experiment.round_dir(number) / "log").glob("*.training")
+            logs = (federation.experiment.round(number).path / "log").glob("*.training")
             jobs = [
                 sum(float(line.split("\t")[1]) for line in log.read_text().splitlines())
                 for log in logs
@@ -215,7 +215,7 @@ def print_large(root: Path, options: argparse.Namespace) -> None:
             "model.network_conf": "{layers: 2, width: 64, feedforward: 88}",
         }
         path = begin(root / f"large-{kept}", clips, "", settings)
-        federation = open_federation(path)
+        federation = Federation(path)
         parameters = sum(value.numel() for value in federation.task.models.build().parameters())
         parts = parts_of_rounds(path, options.turns)
         disk = sum(one.stat().st_size for one in (path / "round_0001").rglob("*") if one.is_file())

@@ -41,7 +41,7 @@ from bare_networks import BARE  # noqa: E402
 
 from fedtools.audio.augment import apply  # noqa: E402
 from fedtools.audio.mfcc import Mfcc  # noqa: E402
-from fedtools.federation.federation import Federation, open_federation  # noqa: E402
+from fedtools.federation.federation import Federation  # noqa: E402
 from fedtools.federation.init import init, read_config  # noqa: E402
 from fedtools.files.clips import Clips  # noqa: E402
 from fedtools.files.config import read_yaml  # noqa: E402
@@ -107,7 +107,7 @@ def bare_round(
 @cache
 def opened(path: Path, device: str) -> Federation:
     """A worker's federation, opened before its first round."""
-    return open_federation(path, device)
+    return Federation(path, device)
 
 
 def our_round(path: Path, job: int, jobs: int, device: str) -> Times:

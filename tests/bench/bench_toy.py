@@ -156,11 +156,11 @@ def begin(folder: Path, network: str, stack: int, dtype: str) -> Path:
 
 def our_rounds(network: str, nj: int, stack: int, dtype: str) -> Iterator[dict]:
     """Rounds of ours; yields what each came to."""
-    from fedtools.federation.rounds import _trainer, open_federation
+    from fedtools.federation.rounds import Federation, _trainer
     from fedtools.federation.steps import aggregate, sample
 
     with tempfile.TemporaryDirectory() as folder:
-        federation = open_federation(begin(Path(folder), network, stack, dtype))
+        federation = Federation(begin(Path(folder), network, stack, dtype))
         with _trainer(federation, nj, "cpu") as train:
             for number in range(1, 10**9):
                 clients = sample(federation.experiment, federation.method, number, nj)

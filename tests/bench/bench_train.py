@@ -53,7 +53,9 @@ def make_data(folder: Path, utterances: int, batch_bins: int) -> Utterances:
         data.text[name] = " ".join(text.split()) or "a"
     data.feats_scp = write_ark(folder / "feats.ark", matrices)
     tokens = Tokenizer(["<blank>", "<unk>", "<space>", *"abcdefgh", "<sos/eos>"])
-    return Utterances(data, list(data.utt2spk), tokens, batch_bins, keep=True)
+    found = Utterances(data, list(data.utt2spk), tokens, batch_bins)
+    found.keep = True
+    return found
 
 
 def bare_loop(model, data: Utterances, training: UtteranceTraining) -> None:

@@ -9,7 +9,7 @@ stage=1
 stop_stage=7
 ngpu=0                  # 1: train on a GPU
 nj=2                    # jobs at the same time; no result depends on it
-networks="dscnn mhattrnn resnet transformer"
+networks=               # default: those of the config
 whole_grid=false        # true: both tasks, all methods, seeds "0 1 2", and ablations
 tasks=                  # "keywords words" or one of them (Google: 12, 35); default: keywords
 methods=                # default: "centralized fedavg alt fedkws_ui"
@@ -19,11 +19,13 @@ keywords=               # yes,no,...: two or more, of the task keywords; default
 silence=true            # whether the task keywords has the class _silence_
 unknown=true            # whether the task keywords has the class _unknown_
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
-clip_seconds=1          # the length of a clip: longer ones are cut, and shorter ones filled up
+pretrained=             # folder of a pretrained model; default: what the config's section says, if any
+clip_seconds=           # the length of a clip: longer ones are cut, and shorter ones filled up;
+                        # default: the config's, as those of the next two, clips and landscape
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 split=official          # or paper: test clips are in training, as the paper's counts say
-min_clips=              # leave smaller clients out; default: 5 with --split paper or released.yaml
-landscape_clips=        # figure 4: of clients with so many clips; default: 100, mini: 10
+min_clips=              # leave smaller clients out
+landscape_clips=        # figure 4: of clients with so many clips
 max_drop=0.02           # fail if more than this share of the clips is unusable
 corpus_name="Speech Commands"   # the corpus, and ...
 release=                # ... its release, as tables shall call them
@@ -47,29 +49,31 @@ Stages:
     "${methods:=centralized fedavg fedprox fedmmd fedopt alo alt fedkws_ui}"
 : "${methods:=centralized fedavg alt fedkws_ui}" "${seeds:=0}" "${ablations:=false}"
 tasks=$(sed -E 's/\b12\b/keywords/g; s/\b35\b/words/g' <<<"${tasks:-keywords}")
-check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' networks '[a-z0-9_]+' \
-    methods '[a-z0-9_]+'
-check_word ngpu '0|1' ablations 'true|clips|false' clip_seconds '[0-9]+(\.[0-9]{1,3})?'
+check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' methods '[a-z0-9_]+'
+check_word ngpu '0|1' ablations 'true|clips|false'
 
-mini=() length=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml clips=100 name=$(basename "${corpus}")
+mini=() length=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml name=$(basename "${corpus}")
 if [ -z "${corpus}" ]; then
-    mini=(--mini) corpus=downloads/speech_commands_mini default=conf/mini.yaml clips=10 name=mini
+    mini=(--mini) corpus=downloads/speech_commands_mini default=conf/mini.yaml name=mini
     log "SPEECHCOMMANDS is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
 name_corpora SPEECHCOMMANDS SPEECHCOMMANDS_TEST
-: "${config:=${default}}" "${landscape_clips:=${clips}}" "${release:=$(basename "${corpus}")}"
+: "${config:=${default}}" "${release:=$(basename "${corpus}")}"
+[ "${split}" != paper ] || take_options "${config}" min_clips=clips.paper_min_clips
+take_options "${config}" networks clips.{clip_seconds,min_clips} landscape_clips=landscape.min_clips
+check_words networks '[a-z0-9_]+'
+check_word clip_seconds '[0-9]+(\.[0-9]{1,3})?'
 # Other clips or other options are other experiments, and so need a tag of their own.
 [ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)
 [ "${split}" = official ] || name+=-${split}
 [ "${clip_seconds}" = 1 ] || name+=-${clip_seconds}s length=(--clip-seconds "${clip_seconds}")
-# The authors' code leaves small clients out, as the paper's counts of clients do.
-[[ ${config##*/} != released.yaml && ${split} != paper ]] || : "${min_clips:=5}"
-: "${min_clips:=1}" "${tag:=${name//[!A-Za-z0-9._-]/_}}" "${results:=exp/${tag}/RESULTS.md}"
+: "${tag:=${name//[!A-Za-z0-9._-]/_}}" "${results:=exp/${tag}/RESULTS.md}"
 check_tag "${tag}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
 figures=${results%.md}-${section} last=${tasks##* } sets=()
 for task in ${tasks}; do sets+=("${task}"/{train,valid,test}); done
 
+fetch_pretrained "${config}"
 # Rather now than after hours of preparing a corpus.
 read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// / methods.}"
 [ "${stage}" -gt 3 ] || fedtools config "${config}" "${sections[@]}" >/dev/null
@@ -98,7 +102,7 @@ if begins 3; then
     begins 6 || landscape_clips=0
     planned=$(local/experiments.py "${exp}" "${dump}" --seeds "${seeds}" --tasks "${tasks}" \
         --networks "${networks}" --methods "${methods}" --ablations "${ablations}" \
-        --landscape-clips "${landscape_clips}")
+        --landscape-clips "${landscape_clips}" --pretrained "${pretrained}")
     utils/waves.py "${list}" <<<"${planned}"
     log "Stage 3: the list of $(wc -l <"${list}") experiments, ${list}"
 fi

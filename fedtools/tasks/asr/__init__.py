@@ -7,16 +7,10 @@ from pathlib import Path
 
 from fedtools.files import symbols
 from fedtools.lm.whisper_tokens import FILES as WHISPER_FILES
+from fedtools.methods.base import FEATURES, MODEL, OPTIMIZER
 from fedtools.models.pretrained.folder import with_sum
 from fedtools.tasks import TASKS
-from fedtools.tasks.facts import (
-    FEATURES,
-    MODEL,
-    OPTIMIZER,
-    Facts,
-    check_assets,
-    clients_of_utterances,
-)
+from fedtools.tasks.facts import Facts, check_assets, clients_of_utterances
 from fedtools.tasks.identity import of_utterances
 
 

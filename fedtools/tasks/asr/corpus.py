@@ -17,7 +17,7 @@ from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method
 from fedtools.models.asr import shortest_input
 from fedtools.server.shares import taken_of
-from fedtools.tasks.asr.data import Utterances, read_data
+from fedtools.tasks.asr.data import Utterances, Zeros, read_data
 from fedtools.tasks.asr.frozen import keep_hidden
 from fedtools.tasks.asr.model import AsrModels
 from fedtools.tasks.base import Task
@@ -32,45 +32,55 @@ class Corpus:
         task: whose data directories they are.
         tokenizer: of transcripts.
         models: which they have to fit.
+
+    Attributes:
+        training: the options of the experiment.
     """
 
     def __init__(self, task: Task[Method], tokenizer: Tokenizer | WhisperTokens, models: AsrModels):
         self._task, self._models, self._experiment = task, models, task.experiment
-        self._training, self._tokenizer = models.training, tokenizer
+        self.training, self._tokenizer = models.training, tokenizer
         self._frozen = open_frozen(self._experiment, models.build)
-        # The data directories that were read, by split.
-        self.data: dict[str, DataDir] = {}
+        # The data directories that were read, by split, and whether archives may be gone.
+        self._data: dict[tuple[str, bool], DataDir] = {}
         self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
         self._received: Utterances | None = None
 
-    def read(self, split: str) -> DataDir:
-        """The data directory of a split; "train" without transcripts where no method reads them."""
-        if split not in self.data:
-            reads = split != "train" or self._training.labels == "transcripts"
+    def read(self, split: str, may_lack: bool = False) -> DataDir:
+        """The data directory of a split; "train" without transcripts where no method reads them.
+
+        Args:
+            may_lack: archives may be gone.
+        """
+        # As of `Task.data_path`.
+        asked = split, may_lack and (split, False) not in self._data
+        if asked not in self._data:
+            reads = split != "train" or self.training.labels == "transcripts"
             labels = ("text",) if reads else ()
-            may_lack = self._task.may_lack and split == "train"
-            self.data[split] = self.read_folder(
-                self._task.data_path(split), *labels, may_lack=may_lack
-            )
-        return self.data[split]
+            path = self._task.data_path(split, may_lack)
+            self._data[asked] = self.read_folder(path, *labels, may_lack=may_lack)
+        return self._data[asked]
 
     def read_folder(self, path: str | Path, *tables: str, may_lack: bool = False) -> DataDir:
         """Any data directory whose features fit the models, see `read_data`."""
         return read_data(path, self._experiment.options.model, *tables, may_lack=may_lack)
 
-    def utterances(self, split: str, client: str) -> Utterances:
+    def utterances(self, split: str, client: str, may_lack: bool = False) -> Utterances:
         """The utterances of one client (or of `ALL`) in a split.
 
         Features stay in memory for later rounds, those used last, as far as `cache_mb` allows; what
         frozen layers make of them stays on disk, where the model's options say so.
+
+        Args:
+            may_lack: archives of other clients may be gone.
         """
         key = split, client
         if key not in self._utterances:
-            data = self.read(split)
+            data = self.read(split, may_lack)
             names = data.utterances if client == ALL else data.client_utterances(client)
             found = self.gather(data, names)
             if self._frozen:
-                with self._training.settings():
+                with self.training.settings():
                     keep_hidden(self._frozen, split, client, found, self._models)
             self._make_room(found)
             self._utterances[key] = found
@@ -85,20 +95,20 @@ class Corpus:
         Args:
             labelled: whether each needs a transcript; by default if the data have any.
         """
-        bins, shortest = self._training.batch_bins, shortest_input(self._models.build())
+        zeros = Zeros(self.training.end_frames, shortest_input(self._models.build()))
         labelled = bool(data.text) if labelled is None else labelled
-        ends = self._training.end_frames
-        return Utterances(data, names, self._tokenizer, bins, shortest, labelled, end_frames=ends)
+        bins = self.training.batch_bins
+        return Utterances(data, names, self._tokenizer, bins, zeros, labelled)
 
     def gather_sent(
         self, data: DataDir, names: Sequence[str], seals: Mapping[str, Seal]
     ) -> Utterances:
         """Some utterances' features, as many in a batch as of filterbanks."""
-        bins = max(1, round(self._training.batch_bins * self._models.cut().share))
+        bins = max(1, round(self.training.batch_bins * self._models.cut().share))
         return Utterances(data, names, self._tokenizer, bins, labelled=False, seals=seals)
 
     def _make_room(self, found: Utterances) -> None:
-        limit = self._training.cache_mb << 20
+        limit = self.training.cache_mb << 20
         found.keep = found.bytes <= limit
         kept = sum(other.bytes for other in self._utterances.values() if other.keep)
         while found.keep and self._utterances and kept + found.bytes > limit:
@@ -109,7 +119,7 @@ class Corpus:
         """The features that clients sent in a round, of those whose messages counted."""
         experiment = self._experiment
         if self._received is None:
-            data, seals = DataDir(experiment.round_dir(number)), dict[str, Seal]()
+            data, seals = DataDir(experiment.round(number).path), dict[str, Seal]()
             sent = {
                 row.client: open_sent(experiment, number, row.client)
                 for row in read_round(experiment, number)
@@ -122,6 +132,6 @@ class Corpus:
             if not data.feats_scp:
                 raise UserError("no client has sent any features", path=data.path)
             found = self.gather_sent(data, list(data.feats_scp), seals)
-            found.keep = found.bytes <= self._training.cache_mb << 20
+            found.keep = found.bytes <= self.training.cache_mb << 20
             self._received = found
         return self._received

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,19 @@ class Batch(dict[str, torch.Tensor]):
         return self["speech"].cpu().numpy().tobytes()
 
 
+@dataclass(frozen=True)
+class Zeros:
+    """Frames of zeros behind utterances, which then count as the utterances' own.
+
+    Attributes:
+        after: so many behind each, and then ...
+        shortest: ... as many as it lacks to the fewest that the model accepts.
+    """
+
+    after: int = 0
+    shortest: int = 1
+
+
 class Utterances:
     """Features and tokens of some utterances of a data directory.
 
@@ -104,12 +118,12 @@ class Utterances:
         names: the utterances, usually those of one client.
         tokenizer: turns transcripts into token ids.
         batch_bins: the largest size of a batch, padding included, in frames x bins.
-        shortest: the fewest frames that the model accepts; shorter ones are padded with zeros,
-            which then count as the utterance's own.
+        zeros: what follows each.
         labelled: whether every utterance needs a transcript.
-        keep: whether the features stay in memory after they were read once.
-        end_frames: zeros that follow every utterance, and count as its own.
         seals: of arks that clients wrote, see `FeatureReader`.
+
+    Attributes:
+        keep: whether the features stay in memory after they were read once.
     """
 
     def __init__(
@@ -118,10 +132,8 @@ class Utterances:
         names: Sequence[str],
         tokenizer: Tokenizer | WhisperTokens,
         batch_bins: int,
-        shortest: int = 1,
+        zeros: Zeros = Zeros(),
         labelled: bool = True,
-        keep: bool = False,
-        end_frames: int = 0,
         seals: Mapping[str, Seal] | None = None,
     ):
         for table, file in ((data.feats_scp, "feats.scp"), (data.text, "text")):
@@ -147,10 +159,10 @@ class Utterances:
         self.speakers = max(self._speaker) + 1
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names}, seals)
         # Of each utterance, with the zeros that follow it.
-        self.frames = frames_of(self._reader, names, shortest, end_frames)
+        self.frames = frames_of(self._reader, names, zeros)
         self._bins = self._reader.shape(self.names[0])[1]
         self._batch_bins = batch_bins
-        self.keep = keep
+        self.keep = False
         self._features: list[torch.Tensor] | None = None
         self.hidden: Callable[[int], np.ndarray] | None = None
 
@@ -259,12 +271,10 @@ class Utterances:
         return [self._features[index] for index in indices]
 
 
-def frames_of(
-    reader: FeatureReader, names: Sequence[str], shortest: int, end_frames: int
-) -> np.ndarray:
-    """How many frames utterances have for a model; arguments as of `Utterances`."""
+def frames_of(reader: FeatureReader, names: Sequence[str], zeros: Zeros) -> np.ndarray:
+    """How many frames utterances have, with the zeros that follow them."""
     recorded = np.array([reader.num_frames(name) for name in names])
-    found: np.ndarray = np.maximum(recorded + end_frames, shortest)
+    found: np.ndarray = np.maximum(recorded + zeros.after, zeros.shortest)
     return found
 
 

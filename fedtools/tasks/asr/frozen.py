@@ -13,7 +13,7 @@ from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir
 from fedtools.methods.base import Method
 from fedtools.models.asr import shortest_input
-from fedtools.tasks.asr.data import Utterances, frames_of
+from fedtools.tasks.asr.data import Utterances, Zeros, frames_of
 from fedtools.tasks.asr.model import AsrModels
 from fedtools.tasks.base import NewExperiment
 from fedtools.tasks.facts import ALL
@@ -53,9 +53,9 @@ def check_frozen(new: NewExperiment[Method], model: Any, training: UtteranceTrai
     """Refuse to keep outputs of a model's frozen layers where there are too many."""
     if getattr(model, "depth", None) is None:
         return
-    shortest, rows = shortest_input(model), {}
+    zeros, rows = Zeros(training.end_frames, shortest_input(model)), {}
     for split, folder in new.data.items():
         places = DataDir.read(folder, "feats.scp").feats_scp
-        frames = frames_of(FeatureReader(places), list(places), shortest, training.end_frames)
+        frames = frames_of(FeatureReader(places), list(places), zeros)
         rows[split] = int(model.encoder.positions(frames).sum())
     check_size(new.options.model, f"{new.where}: model", model.encoder.size, rows)

@@ -78,14 +78,15 @@ class AsrTask(Task[Method]):
         return self.training.settings()
 
     def source(self, clients: Sequence[str], number: int, phase: Phase) -> UtteranceSource:
-        for client in clients if self.may_lack else ():
-            if archive := missing_archive(self.corpus.read("train"), client):
+        for client in clients if phase.may_lack else ():
+            if archive := missing_archive(self.corpus.read("train", True), client):
                 raise Gone(f"its {archive.name} is gone")
         received = not clients and bool(phase.on_features)
         if received:
             data = self.corpus.sent(phase.on_features)
         else:
-            data = self.corpus.utterances("train", clients[0] if clients else ALL)
+            client = clients[0] if clients else ALL
+            data = self.corpus.utterances("train", client, phase.may_lack)
         key = self.experiment.seed, number, clients[0] if clients else SERVER
         epochs = self.method.local_epochs
         return UtteranceSource(data, key, self.training, epochs, self.device, received)

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedtools.files.clips import LENGTH, Clips
+from fedtools.methods.base import LABELS, MODEL
 from fedtools.models.pretrained.folder import with_sum
 from fedtools.tasks import TASKS
-from fedtools.tasks.facts import LABELS, MODEL, Facts, check_assets
+from fedtools.tasks.facts import Facts, check_assets
 from fedtools.tasks.identity import of_clips
 
 

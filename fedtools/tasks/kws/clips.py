@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtools.audio.augment import Plan, apply
+from fedtools.client.options import ClipTraining
 from fedtools.files.clips import RATE, Clips
 from fedtools.files.errors import UserError
 from fedtools.files.frozen import Place
@@ -139,6 +140,7 @@ class ClipCorpus:
         samples: of a clip.
         front: makes features of waveforms.
         device: where features are made.
+        training: the options of the experiment; kept as an attribute.
         frozen: keeps outputs of frozen layers, where these are the features.
     """
 
@@ -149,9 +151,10 @@ class ClipCorpus:
         samples: int,
         front: nn.Module,
         device: torch.device,
+        training: ClipTraining,
         frozen: FrozenOutputs | None = None,
     ):
-        self._frozen = frozen
+        self.training, self._frozen = training, frozen
         self._path_of, self._classes, self._samples = path_of, list(classes), samples
         self._front, self._device = front, device
         self._features: dict[str, ClipFeatures] = {}

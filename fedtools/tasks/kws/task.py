@@ -27,7 +27,6 @@ from fedtools.files.messages import Limits
 from fedtools.methods.base import Method, Phase
 from fedtools.models.copies import copy_of
 from fedtools.models.keywords import build_network, inputs_of
-from fedtools.models.keywords.base import Network
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with
@@ -63,7 +62,13 @@ class KwsTask(Task[Method]):
         if frozen:
             front = AboveFrozen(front, self.models.build)
         self.clips = ClipCorpus(
-            self.data_path, self._classes, self._samples, front, self.device, frozen
+            self.data_path,
+            self._classes,
+            self._samples,
+            front,
+            self.device,
+            self.training,
+            frozen,
         )
 
     def settings(self) -> AbstractContextManager[None]:
@@ -225,9 +230,10 @@ def facts_of_clients(
 
 
 @torch.no_grad()
-def predict(network: Network, mfcc: torch.Tensor) -> torch.Tensor:
+def predict(network: nn.Module, mfcc: torch.Tensor) -> torch.Tensor:
     """Logits (clips, classes) of one client's network for clips, (clips, frames, 40)."""
     network.eval()
-    device = next(iter(network.parameters())).device
-    parts = (part.to(device, torch.float32) for part in torch.split(mfcc, _MEASURED_AT_ONCE))
+    # What is kept on disk is on no device, and may be of half precision.
+    like = next(iter(network.parameters()))
+    parts = (part.to(like.device, like.dtype) for part in torch.split(mfcc, _MEASURED_AT_ONCE))
     return torch.cat([network(part[None])[0] for part in parts])

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from fedtools.methods.base import MODEL, OPTIMIZER
 from fedtools.tasks import TASKS
-from fedtools.tasks.facts import MODEL, OPTIMIZER, check_assets
+from fedtools.tasks.facts import check_assets
 from fedtools.tasks.rescore import FACTS as RESCORE
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedtools.methods.base import COUNTS
 from fedtools.tasks import TASKS
-from fedtools.tasks.facts import COUNTS, Facts, check_assets, clients_of_utterances
+from fedtools.tasks.facts import Facts, check_assets, clients_of_utterances
 from fedtools.tasks.identity import of_rescored
 
 

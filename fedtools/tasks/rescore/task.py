@@ -133,7 +133,7 @@ class RescoreTask(Task[FMP]):
     def marginals(self) -> dict[str, np.ndarray]:
         """The distributions after the last round, (V,) each: every client's, and "-", all's."""
         last, u = self.experiment.last_round(), self.clients.lists.background
-        counts = self.experiment.shared_state(last + 1)["counts"]
+        counts = self.experiment.round(last + 1).shared_state()["counts"]
         found = {SERVER_ROW: self.method.global_distribution(counts, u)}
         for client in self.experiment.clients:
             found[client] = self.method.smoothed(self.clients.state(client, last + 1).counts, u)
