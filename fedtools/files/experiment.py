@@ -16,6 +16,8 @@ EXP/round_0007/ledger.tsv           bytes, epochs and seconds by client
 EXP/round_0007/.done                written last: sums of the ledger, of what clients sent and is
                                     kept, and of the next global state
 EXP/clients/<client>/               what never leaves the client; no server command opens it
+EXP/clients/<client>/frozen/        with cache_frozen: what frozen layers make of its data, see
+                                    `fedtools.files.frozen`; that of others lies in EXP/frozen/
 EXP/server/                         the server's own optimiser, for methods that train there
 EXP/releases.tsv                    with privacy: all that the server has released
 EXP/resetting                       the round that a reset goes back to, until it is there

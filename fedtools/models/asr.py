@@ -210,8 +210,11 @@ def represent(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the encoder makes of a batch: (batch, frames', size), and numbers of frames'.
 
-    Arguments as of `log_posteriors`.
+    Arguments as of `log_posteriors`; or `hidden`, what a frozen bottom made of `speech`.
     """
+    if "hidden" in batch:
+        lengths = batch["speech_lengths"]
+        return model.encoder.upper(batch["hidden"], lengths, model.depth), lengths
     # SpecAugment and global_mvn work in place: without the copy a second pass over the same batch
     # would see another input.
     encoded, lengths, *_ = model.encode(batch["speech"].clone(), batch["speech_lengths"])

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedtools.files.config import from_mapping, option_error
-from fedtools.models.pretrained.encoders import build_encoder
+from fedtools.models.pretrained.encoders import build_encoder, depth_of
 from fedtools.models.pretrained.folder import open_known
 from fedtools.models.pretrained.options import Pretrained
 
@@ -38,6 +38,8 @@ class PretrainedCtc(nn.Module):
             self.encoder, _ = build_encoder(folder, options.adaptation, None)
         except ValueError as error:
             raise option_error(f"adapt: {error}", where, "adapt") from None
+        # Of the bottom whose outputs are kept.
+        self.depth = depth_of(self.encoder, options, where)
         self.specaug = specaug
         self.ctc = CTC(odim=tokens, encoder_output_size=self.encoder.size)
         if options.adaptation.kind == "none":

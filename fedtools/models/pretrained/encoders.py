@@ -7,16 +7,19 @@ convolution, as behind a lone utterance, and masked in attention.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtools.files.config import option_error
 from fedtools.models.adaptation import Adapt
 from fedtools.models.adapters import Rows, adapt
 from fedtools.models.pooling import inside
 from fedtools.models.pretrained.folder import Folder
+from fedtools.models.pretrained.options import Pretrained
 
 
 class WhisperEncoder(nn.Module):
@@ -48,8 +51,32 @@ class WhisperEncoder(nn.Module):
         Returns:
             (N, T / 2, D), and numbers of positions (N,).
         """
+        hidden, lengths = self.lower(frames, lengths, 0)
+        return self.upper(hidden, lengths, 0), lengths
+
+    def lower(self, frames: Tensor, lengths: Tensor | None, depth: int) -> tuple[Tensor, Tensor]:
+        """What the bottom makes of log mel energies: hidden values, and numbers of positions.
+
+        Args:
+            frames, lengths: as of `forward`.
+            depth: layers of the bottom; of one more than there are, the last normalisation, too.
+        """
         hidden, lengths, mask = self.embed(frames, lengths)
-        return self.layer_norm(self.run(hidden, mask)), lengths
+        hidden = self.run(hidden, mask, 0, depth)
+        return self.layer_norm(hidden) if depth > len(self.layers) else hidden, lengths
+
+    def upper(self, hidden: Tensor, lengths: Tensor, depth: int) -> Tensor:
+        """The rest of `forward`, of what `lower` gave."""
+        if depth > len(self.layers):
+            return hidden
+        padded = bool((lengths < hidden.shape[1]).any())
+        mask = attention_mask(hidden, lengths.to(hidden.device)) if padded else None
+        found: Tensor = self.layer_norm(self.run(hidden, mask, depth))
+        return found
+
+    def positions(self, frames: Any) -> Any:
+        """How many positions so many frames have; of a number, or an array of them."""
+        return (frames + 1) // self.step
 
     def embed(self, frames: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """What is below the first layer: hidden values, their lengths, the mask of attention."""
@@ -65,7 +92,7 @@ class WhisperEncoder(nn.Module):
         hidden = F.gelu(self.conv2(hidden)).transpose(1, 2)
         positions = torch.arange(hidden.shape[1], device=hidden.device)
         hidden = hidden + self.embed_positions(positions)
-        lengths = (lengths + 1) // self.step
+        lengths = self.positions(lengths)
         return hidden, lengths, attention_mask(hidden, lengths) if padded else None
 
     def run(self, hidden: Tensor, mask: Tensor | None, first: int = 0, last: int | None = None):
@@ -81,6 +108,31 @@ def attention_mask(hidden: Tensor, lengths: Tensor) -> Tensor:
     return torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(
         ~seen, torch.finfo(hidden.dtype).min
     )
+
+
+def depth_of(encoder: nn.Module, options: Pretrained, where: str | Path) -> int | None:
+    """The most layers of a bottom that is frozen, see `WhisperEncoder.lower`.
+
+    None where its outputs are not to be kept.
+
+    Args:
+        where: what the options were read from, for messages.
+
+    Raises:
+        UserError: if there is no such bottom.
+    """
+    if not options.cache_frozen:
+        return None
+    depth = len(encoder.layers) + 1
+    # What is in no state is frozen.
+    for name in encoder.state_dict():
+        part, _, rest = name.partition(".")
+        if part not in ("layers", "layer_norm"):
+            problem = f"cache_frozen: no layer at the bottom is frozen: adapt trains {name}"
+            raise option_error(problem, where, "cache_frozen", True)
+        here = int(rest.partition(".")[0]) if part == "layers" else len(encoder.layers)
+        depth = min(depth, here)
+    return depth
 
 
 _ENCODERS: dict[str, Any] = {"whisper": lambda model: WhisperEncoder(model.model.encoder)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from fedtools.files.config import Share, from_mapping
+from fedtools.files.config import Positive, Share, from_mapping
 from fedtools.models.adaptation import Adapt
 
 NETWORK = "hf"
@@ -26,6 +26,10 @@ class Pretrained:
         language: of Whisper of many languages, that of speech whose utt2lang says none.
         head_share: of keywords, see `fedtools.models.keywords.base.Sizes`.
         specaug, specaug_conf: of speech recognition, in ESPnet's keys.
+        cache_frozen: the outputs of the layers at the bottom that are all frozen are computed once
+            and kept on disk, see `fedtools.files.frozen`.
+        cache_dtype: of what is kept.
+        cache_limit: megabytes that may be kept, of all splits together.
     """
 
     network: Literal["hf"]
@@ -37,9 +41,14 @@ class Pretrained:
     head_share: Share = 0.0
     specaug: str | None = None
     specaug_conf: dict[str, Any] = field(default_factory=dict)
+    cache_frozen: bool = False
+    cache_dtype: Literal["float32", "float16"] = "float32"
+    cache_limit: Positive = 20_000
 
     def __post_init__(self) -> None:
         from_mapping(Adapt, self.adapt, "adapt")
+        if self.cache_frozen and self.specaug:
+            raise ValueError("cache_frozen: specaug changes what would be kept: leave one out")
 
     @cached_property
     def adaptation(self) -> Adapt:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedtools.files.config import Positive, from_mapping, option_error
 from fedtools.models.adapters import adapt
-from fedtools.models.pretrained.encoders import WhisperEncoder, attention_mask
+from fedtools.models.pretrained.encoders import WhisperEncoder, attention_mask, depth_of
 from fedtools.models.pretrained.folder import import_transformers, open_known
 from fedtools.models.pretrained.options import Pretrained
 
@@ -66,6 +66,8 @@ class Whisper(nn.Module):
             adapt(self, options.adaptation, None)
         except ValueError as error:
             raise option_error(f"adapt: {error}", where, "adapt") from None
+        # Of the bottom whose outputs are kept.
+        self.depth = depth_of(self.encoder, options, where)
         whole.proj_out = self.proj_out
         # transformers asks the first parameter for device and type.
         whole.register_parameter("place", nn.Parameter(torch.zeros(0), requires_grad=False))

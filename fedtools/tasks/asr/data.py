@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,9 @@ class Batch(dict[str, torch.Tensor]):
 
     @property
     def frames(self) -> int:
-        """Of the padded batch."""
-        return self["speech"].shape[0] * self["speech"].shape[1]
+        """Of the padded batch; of what frozen layers made of it, positions."""
+        found = self["hidden"] if "hidden" in self else self["speech"]
+        return found.shape[0] * found.shape[1]
 
     @property
     def active(self) -> None:
@@ -109,7 +110,8 @@ class Zeros:
 class Utterances:
     """Features and tokens of some utterances of a data directory.
 
-    `unit` is what error rates of their transcripts count.
+    `unit` is what error rates of their transcripts count. `hidden` gives what frozen layers made of
+    an utterance, by its index, where that is kept.
 
     Args:
         data: a data directory with `feats_scp` and `text`.
@@ -156,13 +158,13 @@ class Utterances:
         self._client, self.clients = _numbered(owners), sorted(set(owners))
         self.speakers = max(self._speaker) + 1
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names}, seals)
-        recorded = np.array([self._reader.num_frames(name) for name in names])
         # Of each utterance, with the zeros that follow it.
-        self.frames = np.maximum(recorded + zeros.after, zeros.shortest)
+        self.frames = frames_of(self._reader, names, zeros)
         self._bins = self._reader.shape(self.names[0])[1]
         self._batch_bins = batch_bins
         self.keep = False
         self._features: list[torch.Tensor] | None = None
+        self.hidden: Callable[[int], np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -192,16 +194,20 @@ class Utterances:
     def load(self, indices: Sequence[int]) -> Batch:
         """Read and pad one batch: `speech` (B, T, D) zero-padded, `text` (B, L) padded with -1.
 
-        `speakers` and `clients` (B,) are numbers from 0 among those of these utterances.
+        `speakers` and `clients` (B,) are numbers from 0 among those of these utterances. What is
+        kept of frozen layers comes as `hidden` in place of `speech`.
         """
-        features = [
-            torch.nn.functional.pad(matrix, (0, 0, 0, int(self.frames[index]) - len(matrix)))
-            for index, matrix in zip(indices, self._read(indices), strict=True)
-        ]
+        if self.hidden:
+            features = [torch.from_numpy(self.hidden(index)) for index in indices]
+        else:
+            features = [
+                torch.nn.functional.pad(matrix, (0, 0, 0, int(self.frames[index]) - len(matrix)))
+                for index, matrix in zip(indices, self._read(indices), strict=True)
+            ]
         speech = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
         tokens = [torch.tensor(self.tokens[index], dtype=torch.long) for index in indices]
         batch = Batch(
-            speech=speech,
+            {"hidden" if self.hidden else "speech": speech},
             speech_lengths=torch.tensor([len(feature) for feature in features]),
             text=torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1),
             text_lengths=torch.tensor([len(token) for token in tokens]),
@@ -250,7 +256,9 @@ class Utterances:
 
     @property
     def bytes(self) -> int:
-        """The size of the features in memory."""
+        """The size of the features in memory; what is kept on disk stays there."""
+        if self.hidden:
+            return 0
         return int(self.frames.sum()) * self._bins * 4
 
     def _read(self, indices: Sequence[int]) -> list[torch.Tensor]:
@@ -261,6 +269,13 @@ class Utterances:
             matrices = self._reader.read_many(self.names)
             self._features = [torch.from_numpy(matrix) for matrix in matrices]
         return [self._features[index] for index in indices]
+
+
+def frames_of(reader: FeatureReader, names: Sequence[str], zeros: Zeros) -> np.ndarray:
+    """How many frames utterances have, with the zeros that follow them."""
+    recorded = np.array([reader.num_frames(name) for name in names])
+    found: np.ndarray = np.maximum(recorded + zeros.after, zeros.shortest)
+    return found
 
 
 def _numbered(owners: Iterable[str]) -> list[int]:

@@ -29,10 +29,11 @@ from fedtools.models.asr import (
     outputs,
     represent,
 )
+from fedtools.models.copies import copy_of
 from fedtools.models.extractor import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.models.pooling import pooled
-from fedtools.models.pretrained.options import is_seq2seq
+from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
 from fedtools.models.pretrained.whisper import Generation
 from fedtools.models.training import load_model
 from fedtools.tasks.asr.data import Batch, UtteranceSource
@@ -86,6 +87,8 @@ class AsrModels(Models):
         return self._joint[use]
 
     def _new(self) -> nn.Module:
+        if self._built and is_pretrained(self._config):
+            return copy_of(next(iter(self._built.values())))
         base = self._path / BASE if has_base(self._config) else None
         model = build_model(self._config, self._tokens, self._where, self._lattice, base)
         return model.to(self.device)

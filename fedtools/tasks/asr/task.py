@@ -29,6 +29,7 @@ from fedtools.score.align import count_errors
 from fedtools.tasks.asr.archives import missing_archive
 from fedtools.tasks.asr.corpus import Corpus
 from fedtools.tasks.asr.data import Batch, Utterances, UtteranceSource, check_words, read_data
+from fedtools.tasks.asr.frozen import check_frozen
 from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
 from fedtools.tasks.base import Gone, Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with, personal_parameters
@@ -74,6 +75,7 @@ class AsrTask(Task[Method]):
             if split != "train" or training.labels == "transcripts":
                 warn_of_unspelled(tokenizer, folder / "text", new.assets["tokens"])
         check_optimizer(training, f"{where}: training")
+        check_frozen(new, model, training)
         states = begin_with(new, model, model.state_dict())
         phases = map(new.method.phase, range(1, options.rounds + 1))
         if any(phase.jointly or isinstance(phase.sends, Extracted) for phase in phases):

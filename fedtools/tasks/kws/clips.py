@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from fedtools.audio.augment import Plan, apply
 from fedtools.client.options import ClipTraining
 from fedtools.files.clips import RATE, Clips
 from fedtools.files.errors import UserError
+from fedtools.files.frozen import Place
 from fedtools.models.clip_batch import ClipBatch
+from fedtools.tasks.frozen import FrozenOutputs
 
 _CLIPS_IN_CACHE = 32
 # Clips whose plain features are made together.
@@ -28,10 +31,19 @@ class ClipFeatures:
         clips: all of them.
         front: makes features of waveforms, see `fedtools.audio.front_end`.
         device: where both lie.
+        keep: where outputs of frozen layers, which `front` then makes, are kept; as of
+            `FrozenOutputs.make` without its first argument.
     """
 
-    def __init__(self, clips: Clips, front: nn.Module, device: torch.device):
+    def __init__(
+        self,
+        clips: Clips,
+        front: nn.Module,
+        device: torch.device,
+        keep: Callable[..., Place] | None = None,
+    ):
         self.clips = clips
+        self._keep, self._places = keep, dict[tuple[int, int], Place]()
         self.device = device
         self._front = front.to(device)
         self._labels = torch.from_numpy(clips.labels)
@@ -57,7 +69,14 @@ class ClipFeatures:
             volume[client, :size] = one.volume[step]
             weights[client, :size] = 1 / size
         ragged = min(widths) < width
-        mfcc = self._features(index, shift, noise, volume)
+        if self._keep:
+            parts = [
+                self.kept(place)[torch.from_numpy(chosen - place.start)]
+                for place, chosen in zip(rows, index, strict=True)
+            ]
+            mfcc = torch.stack(parts).to(self.device, torch.float32)
+        else:
+            mfcc = self._features(index, shift, noise, volume)
         weight = torch.from_numpy(weights).to(self.device)
         labels = self._labels[torch.from_numpy(index)].to(self.device)
         return ClipBatch(mfcc, labels, weight, (weight > 0).float() if ragged else None)
@@ -66,6 +85,24 @@ class ClipFeatures:
         """Features of some clips as they are, (clips, frames, values)."""
         index = np.arange(rows.start, rows.stop)
         return self._made(self._gather(index).float())
+
+    def kept(self, rows: slice) -> Tensor:
+        """What `plain` gives of a client's clips, or of all, as it is kept on disk."""
+        assert self._keep
+        count, ends = rows.stop - rows.start, (rows.start, rows.stop)
+        if ends not in self._places:
+            whole = count == len(self.clips.labels)
+            owner = None if whole else self.clips.client_of(rows.start)
+            positions = self.plain(slice(0, 1)).shape[1]
+            parts = partial(self._parts, rows, positions)
+            self._places[ends] = self._keep(owner, ends, count * positions, parts)
+        found = self._places[ends].mapped()
+        return torch.from_numpy(found.reshape(count, -1, found.shape[1]))
+
+    def _parts(self, rows: slice, positions: int) -> Iterator[tuple[int, np.ndarray]]:
+        for begin in range(rows.start, rows.stop, _AT_ONCE):
+            made = self.plain(slice(begin, min(begin + _AT_ONCE, rows.stop)))
+            yield (begin - rows.start) * positions, made.flatten(0, 1).cpu().numpy()
 
     def _gather(self, index: np.ndarray) -> Tensor:
         if self._waves is not None:
@@ -104,6 +141,7 @@ class ClipCorpus:
         front: makes features of waveforms.
         device: where features are made.
         training: the options of the experiment; kept as an attribute.
+        frozen: keeps outputs of frozen layers, where these are the features.
     """
 
     def __init__(
@@ -114,8 +152,9 @@ class ClipCorpus:
         front: nn.Module,
         device: torch.device,
         training: ClipTraining,
+        frozen: FrozenOutputs | None = None,
     ):
-        self.training = training
+        self.training, self._frozen = training, frozen
         self._path_of, self._classes, self._samples = path_of, list(classes), samples
         self._front, self._device = front, device
         self._features: dict[str, ClipFeatures] = {}
@@ -129,7 +168,8 @@ class ClipCorpus:
                 where = self._path_of(split) / "classes.txt"
                 remedy = "pack the clips again, or begin another experiment"
                 raise UserError("not the classes of the experiment", path=where, remedy=remedy)
-            self._features[split] = self.gather(clips)
+            keep = partial(self._frozen.make, split) if self._frozen else None
+            self._features[split] = ClipFeatures(clips, self._front, self._device, keep)
         return self._features[split]
 
     def gather(self, clips: Clips) -> ClipFeatures:
@@ -146,11 +186,16 @@ class ClipCorpus:
             raise UserError(problem, path=folder, remedy=remedy)
         return clips
 
-    def plain(self, split: str) -> Tensor:
-        """Features of all clips of a split as they are, (clips, frames, values)."""
+    def plain(self, split: str, rows: slice) -> Tensor:
+        """Features of some clips of a split as they are, (clips, frames, values).
+
+        Where these are kept on disk, in the type in which they are, on no device.
+        """
+        data = self.features(split)
+        if self._frozen:
+            return data.kept(rows)
         if split not in self._plain:
-            data = self.features(split)
             count = len(data.clips.labels)
             edges = [*range(0, count, _AT_ONCE), count]
             self._plain[split] = torch.cat([data.plain(slice(*ends)) for ends in pairwise(edges)])
-        return self._plain[split]
+        return self._plain[split][rows]
