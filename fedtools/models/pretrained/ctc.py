@@ -45,9 +45,14 @@ class PretrainedCtc(nn.Module):
 
     def encode(self, speech: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, bins) and (B,) to (B, T', D) and (B,); in training with SpecAugment."""
-        if self.specaug is not None and self.training:
-            speech, lengths = self.specaug(speech, lengths)
-        encoded: tuple[Tensor, Tensor] = self.encoder(speech, lengths)
+        encoded: tuple[Tensor, Tensor]
+        specaug = self.specaug if self.training else None
+        if self.encoder.augments_inside:
+            encoded = self.encoder(speech, lengths, specaug)
+            return encoded
+        if specaug is not None:
+            speech, lengths = specaug(speech, lengths)
+        encoded = self.encoder(speech, lengths)
         return encoded
 
     def train(self, mode: bool = True) -> PretrainedCtc:

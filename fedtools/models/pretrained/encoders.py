@@ -7,8 +7,6 @@ convolution, as behind a lone utterance, and masked in attention.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,6 +24,8 @@ class WhisperEncoder(nn.Module):
         encoder: of transformers.
     """
 
+    # SpecAugment masks the input.
+    augments_inside = False
     # Frames of its input to a position, and the fewest of an utterance, a second.
     step, shortest = 2, 100
 
@@ -83,7 +83,17 @@ def attention_mask(hidden: Tensor, lengths: Tensor) -> Tensor:
     )
 
 
-_ENCODERS: dict[str, Any] = {"whisper": lambda model: WhisperEncoder(model.model.encoder)}
+def _whisper(folder: Folder) -> nn.Module:
+    return WhisperEncoder(folder.load().model.encoder)
+
+
+def _wave(folder: Folder) -> nn.Module:
+    from fedtools.models.pretrained.wave import WaveEncoder
+
+    return WaveEncoder(folder.load(), folder.normalized)
+
+
+_ENCODERS = {"whisper": _whisper, "wav2vec2": _wave, "hubert": _wave, "wavlm": _wave}
 
 
 def build_encoder(folder: Folder, how: Adapt, clients: int | None) -> tuple[nn.Module, Rows]:
@@ -96,5 +106,5 @@ def build_encoder(folder: Folder, how: Adapt, clients: int | None) -> tuple[nn.M
         UserError: if the folder holds no such model.
         ValueError: if `how` does not fit it.
     """
-    encoder = _ENCODERS[folder.kind](folder.load())
+    encoder = _ENCODERS[folder.kind](folder)
     return encoder, adapt(encoder, how, clients)
