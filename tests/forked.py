@@ -31,6 +31,14 @@ esac
 case $1 in *local/*.py) exec {client} "$@" ;; esac
 exec {python} "$@"
 """
+# A command's first call has a process of its own; a folder for each one tells which had theirs.
+FIRST = """\
+#!/bin/sh
+name=$1
+case $1 in attack) name="$1 $2" ;; esac
+if mkdir -- {begun}/"$name" 2>/dev/null; then exec {fedtools} "$@"; fi
+exec {forked} "$@"
+"""
 
 
 def make_folder(owner: int) -> Path:
@@ -59,7 +67,24 @@ def forked(environment: dict[str, str]) -> dict[str, str]:
     return environment | {"PATH": path, "FORK_CLIENT_PYTHON": f"{programs}/python3"}
 
 
-def unforked(environment: dict[str, str]) -> dict[str, str]:
-    """An environment without them."""
-    path = environment["PATH"].removeprefix(f"{os.environ[FOLDER]}/bin:")
-    return {**environment, "PATH": path}
+def first_unforked(environment: dict[str, str], folder: Path) -> dict[str, str]:
+    """An environment in which each command of fedtools is a fork from its second call on.
+
+    The first one, and all scripts, have an interpreter of their own, as a user's have.
+
+    Args:
+        environment: with the real programs on its PATH.
+        folder: for a program, and for a note of each command that was called.
+    """
+    begun = folder / "begun"
+    begun.mkdir(parents=True)
+    named = {
+        "begun": begun,
+        "fedtools": Path(sys.executable).parent / "fedtools",
+        "forked": Path(os.environ[FOLDER]) / "bin" / "fedtools",
+    }
+    quoted = {name: shlex.quote(str(path)) for name, path in named.items()}
+    program = folder / "fedtools"
+    program.write_text(FIRST.format(**quoted))
+    program.chmod(0o755)
+    return forked(environment) | {"PATH": f"{folder}:{environment['PATH']}"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import fakes
 import yaml
 from conftest import ROOT
-from forked import forked
+from forked import first_unforked, forked
 
 TINY = {
     "task": "kws",
@@ -44,7 +44,10 @@ def make_checkout(folder: Path) -> Path:
     return recipe
 
 
-def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
+def command(
+    recipe: Path, *more: str, first: Path | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """The recipe's command line, and its environment; see `asr_checkout.command`."""
     corpus = recipe.parents[3] / "a corpus" / "speech & commands"
     if not corpus.exists():
         made = fakes.speech_commands(corpus.parent, fakes.some_words(train=6, valid=2, test=2))
@@ -57,6 +60,5 @@ def command(recipe: Path, *more: str) -> tuple[list[str], dict[str, str]]:
     fixed = ["--tag", "fake", "--release", "fake", "--config", "tiny.yaml", "--seeds", "0"]
     fixed += ["--min_clips", "2", "--landscape_clips", "10", "--tasks", "keywords words"]
     grid = ["--networks", "dscnn", "--methods", "centralized fedavg fedkws_ui"]
-    return [str(recipe / "run.sh"), *fixed, *grid, "--ablations", "false", *more], forked(
-        environment
-    )
+    environment = first_unforked(environment, first) if first else forked(environment)
+    return [str(recipe / "run.sh"), *fixed, *grid, "--ablations", "false", *more], environment

@@ -14,7 +14,8 @@ from conftest import inside
 from safetensors.numpy import load_file, save_file
 from simulated import one_speaker_each
 
-from fedtools.attack.a2 import Options, _views
+from fedtools.attack import options
+from fedtools.attack.a2 import _views
 from fedtools.attack.footprint_files import Look, Prints, read_footprints, write_footprints
 from fedtools.attack.verify import COLUMNS as VERIFIED
 from fedtools.attack.verify import decide, known_speakers, make_trials, read_models
@@ -454,7 +455,7 @@ def test_models_of_a_round_differ_from_what_that_round_began_with(world):
     """Equation 1 is of the global model that a client was sent, in later rounds, too."""
     federation = Federation(world / "exp")
     own, nobody = sound_victims(federation, [1, 2]), Victims({}, {}, {})
-    views = list(_views(federation, own, nobody, world / "indicator", Options(rounds=[1, 2])))
+    views = list(_views(federation, own, nobody, world / "indicator", [1, 2], options.A2.held))
     begun = []
     for number, view in enumerate(views, 1):
         assert set(view.speakers) == {f"{client}-r000{number}" for client in CLIENTS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -187,10 +186,11 @@ def test_to_send_nothing_is_no_defence(world):
         seen(world, "bits=8+keep=*")
 
 
-def default_keep(script: str) -> list[list[str]]:
-    """The patterns of a script's default defences that share only some layers."""
-    text = (ROOT / script).read_text().replace("\\\n", "")
-    words = re.search(r'^defences="(.*)"', text, re.M)[1].split()
+def default_keep(corpus: str) -> list[list[str]]:
+    """The patterns of a recipe's defences that share only some layers."""
+    words = yaml.safe_load((ROOT / "conf" / corpus / "mini.yaml").read_text())["updates"][
+        "defences"
+    ]
     return [word.removeprefix("keep=").split(",") for word in words if word.startswith("keep=")]
 
 
@@ -200,13 +200,13 @@ def test_defaults_share_only_some_layers():
     tdnn = build_model({**config, "criterion": "ctc"}, ["<blank>", "a", "<sos/eos>"])
     config = yaml.safe_load((ROOT / "conf/speechcommands/mini.yaml").read_text())
     network = build_network(config["networks"]["mhattrnn"]["model"], 4, "here")
-    for script, names, norms, low, high in (
-        ("egs/tedlium3/attack1/run.sh", tdnn.state_dict(), ("running_",), "layers.5.", "layers.6."),
-        ("local/tedlium3/keywords.sh", tensors_of(network), ("_norm.",), "second", "recurrent.0."),
+    for corpus, names, norms, low, high in (
+        ("tedlium3", tdnn.state_dict(), ("running_",), "layers.5.", "layers.6."),
+        ("speechcommands", tensors_of(network), ("_norm.",), "second", "recurrent.0."),
     ):
         sent = [
             [name for name in names if not any(fnmatchcase(name, one) for one in patterns)]
-            for patterns in default_keep(script)
+            for patterns in default_keep(corpus)
         ]
         assert len(sent) == 2 and all(0 < len(one) < len(names) for one in sent)
         # Integers are never sent.

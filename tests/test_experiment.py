@@ -19,7 +19,7 @@ import keyword_world
 import numpy as np
 import pytest
 import simulated
-from conftest import ROOT, fedtools, inside, ledger
+from conftest import ROOT, inside, ledger
 from safetensors.numpy import load_file, save_file
 
 from fedtools.federation.evaluations import read_evaluation
@@ -506,7 +506,7 @@ def test_no_model_begins_with_what_is_not_finite(speech, cli, tmp_path):
     assert not (tmp_path / "exp").exists()
 
 
-def test_pseudo_labels_need_no_transcripts(speech, tmp_path):
+def test_pseudo_labels_need_no_transcripts(speech, cli, tmp_path):
     """And the model is the same whatever the transcripts say."""
     options = ("--set", "training.labels=continuous")
     found = []
@@ -517,11 +517,11 @@ def test_pseudo_labels_need_no_transcripts(speech, tmp_path):
             names = [line.split()[0] for line in (train / "utt2spk").read_text().splitlines()]
             (train / "text").write_text("".join(f"{utt} {text}\n" for utt in names))
         path = tmp_path / f"exp-{name}"
-        fedtools(*init(speech, path, "fedavg", train), *options).ok()
-        fedtools("rounds", path, "--to", "1").ok()
+        cli(*init(speech, path, "fedavg", train), *options).ok()
+        cli("rounds", path, "--to", "1").ok()
         found.append((path / "round_0002" / "global.safetensors").read_bytes())
     assert found[0] == found[1]
     assert found[0] != (tmp_path / "exp-none" / "round_0001" / "global.safetensors").read_bytes()
     train = tmp_path / "none"
     command = init(speech, tmp_path / "exp", "fedavg", train)
-    fedtools(*command).fails(1, "none/text: missing", "transcripts")
+    cli(*command).fails(1, "none/text: missing", "transcripts")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, Result, contents, kill_when, run
-from forked import unforked
 from keyword_checkout import TINY, command, make_checkout
 
 RUN = "egs/speechcommands/kws1/run.sh"
@@ -23,10 +22,10 @@ def outcome(recipe: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> tuple[Path, Result]:
-    """The recipe, run to its end without a disturbance, by processes of their own."""
+    """The recipe, run to its end without a disturbance, by real commands first."""
     recipe = make_checkout(tmp_path_factory.mktemp("alone"))
-    words, environment = command(recipe)
-    return recipe, run(*words, env=unforked(environment), cwd=recipe.parents[3]).ok()
+    words, environment = command(recipe, first=recipe.parents[3] / "first calls")
+    return recipe, run(*words, env=environment, cwd=recipe.parents[3]).ok()
 
 
 def test_ends_with_tables_and_figures(alone):

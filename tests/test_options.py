@@ -13,7 +13,7 @@ import pytest
 import yaml
 from conftest import ROOT, run
 
-from fedtools.attack.options import A1, A2
+from fedtools.attack import options as attacks
 from fedtools.client.options import ClipTraining, UtteranceTraining
 from fedtools.decode.beam import BeamOptions
 from fedtools.federation.init import read_config, read_options
@@ -33,7 +33,7 @@ from fedtools.tasks.lm.model import LmTraining
 CONFIGS = sorted((ROOT / "conf").glob("*/*.yaml"))
 TOKENS = ["<blank>", "<unk>", "a", "<sos/eos>"]
 LATTICE = Lattice(train_denominator([[2, 2], [2]], TOKENS, 2, 10), len(TOKENS))
-OTHERS = {**SECTIONS, "a1": A1, "a2": A2, "decode": BeamOptions}
+OTHERS = {**SECTIONS, **attacks.SECTIONS, "decode": BeamOptions}
 TRAINING = {"asr": UtteranceTraining, "kws": ClipTraining, "lm": LmTraining}
 # A big model takes a second, and has the keys of a small one.
 SMALL = ("mini", "an4")
@@ -169,6 +169,35 @@ def test_config_types_what_it_prints(cli, tmp_path):
     cli("config", file, "tokens.vocab_size").fails(1, *told)
     file.write_text("lm:\n  order: 3.0\n")
     cli("config", file, "lm.order").fails(1, "c.yaml:2: lm: option 'order' is 3.0: input should be")
+
+
+def test_config_prints_lists_and_decimals_as_they_are_written(cli, tmp_path):
+    """They name folders: 1e-4 is not 0.0001 there, nor 8 8.0."""
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "rescoring: {rates: [1e-4, 0.003], epsilon: 8}\nupdates: {defences: [none, a=1]}\n"
+    )
+    keys = ("rescoring.rates", "rescoring.epsilon", "rescoring.rounds", "updates.defences")
+    said = cli("config", file, *keys, "corpus.server_hours").ok().out
+    assert said == "1e-4 0.003\n8\n1 2 5 10\nnone a=1\n\n"
+    file.write_text("corpus:\n  hours: [100, 10]\n")
+    told = "c.yaml:2: corpus: option 'hours' has 2 values: three are wanted"
+    cli("config", file, "corpus.hours").fails(1, told)
+
+
+def test_recipes_take_what_their_options_leave_open(tmp_path):
+    """The command line goes before the YAML; a YAML that cannot be read ends the script."""
+    text = (ROOT / "utils" / "recipe.sh").read_text()
+    (function,) = re.findall(r"^take_options\(\).*?^}$", text, re.M | re.S)
+    file, script = tmp_path / "c.yaml", tmp_path / "run.sh"
+    file.write_text("clips: {min_clips: 3}\nupdates: {each: 7}\n")
+    lines = ["set -euo pipefail", "min_clips=$1 least= each=", function]
+    lines.append('take_options "$2" clips.min_clips least=clips.min_clips updates.each')
+    script.write_text("\n".join([*lines, 'echo "${min_clips} ${least} ${each}"\n']))
+    assert run("bash", script, "", file).ok().out == "3 3 7\n"
+    assert run("bash", script, "5", file).ok().out == "5 3 7\n"
+    ended = run("bash", script, "", tmp_path / "none.yaml")
+    assert ended.code == 1 and ended.out == "" and "none.yaml: cannot be read" in ended.err
 
 
 def test_attacks_read_their_options_first(cli, tmp_path):

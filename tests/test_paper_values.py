@@ -68,8 +68,11 @@ def in_force(recipe: str, key: str) -> object:
         from fedtools.models.tdnn import TdnnEncoder
 
         return inspect.signature(TdnnEncoder).parameters[name].default
+    fmp = ROOT / "conf" / recipe / "fmp.yaml"
+    if kind == "rescoring":
+        return yaml.safe_load(fmp.read_text())[kind][name]
     if kind == "method_conf":
-        fmp = yaml.safe_load((ROOT / "conf" / recipe / "fmp.yaml").read_text())
+        fmp = yaml.safe_load(fmp.read_text())
         return getattr(make_method("fmp", fmp["method_conf"], "here"), name)
     method = re.fullmatch(r"methods\.(\w+)\.method_conf", kind)[1]
     section = (config.get("methods") or {}).get(method) or {}

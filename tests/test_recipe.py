@@ -13,7 +13,6 @@ import pytest
 import yaml
 from asr_checkout import TINY, command, make_checkout
 from conftest import ROOT, Result, contents, kill_when, run
-from forked import unforked
 from recorder import calls, record
 from safetensors.numpy import load_file
 
@@ -37,10 +36,10 @@ def outcome(recipe: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> tuple[Path, Result]:
-    """The recipe, run to its end without a disturbance, by processes of their own."""
+    """The recipe, run to its end without a disturbance, by real commands first."""
     recipe = make_checkout(tmp_path_factory.mktemp("alone"))
-    words, environment = command(recipe)
-    environment = record(recipe.parents[3] / "recorder", unforked(environment))
+    words, environment = command(recipe, first=recipe.parents[3] / "first calls")
+    environment = record(recipe.parents[3] / "recorder", environment)
     # From another directory: the recipe must not depend on where it is called.
     return recipe, run(*words, env=environment, cwd=recipe.parents[3]).ok()
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from conftest import ROOT, Result, contents, run
 from fakes import some_talks, tedlium
-from forked import forked
+from forked import first_unforked, forked
 from recorder import calls, record
 from safetensors import safe_open
 
@@ -69,7 +69,7 @@ def make_checkout(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Path:
     recipe = make_checkout(tmp_path_factory.mktemp("attack"))
-    call(recipe, fork=False).ok()
+    call(recipe, first=True).ok()
     # The same features without i-vectors, to a global model.
     (recipe / "data" / "bare").symlink_to("fake")
     (recipe / "exp" / "bare").mkdir()
@@ -80,17 +80,25 @@ def recipe(tmp_path_factory) -> Path:
     return recipe
 
 
-def call(recipe: Path, *more: str, fork: bool = True) -> Result:
-    """Run the recipe, with further options; by processes of their own, if not by forks."""
-    environment = {
+def surroundings(recipe: Path) -> dict[str, str]:
+    """The environment of a recipe, in which commands are not forks."""
+    return {
         **os.environ,
         "TEDLIUM": str(recipe.parents[2] / CORPUS),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
+
+
+def call(recipe: Path, *more: str, first: bool = False) -> Result:
+    """Run the recipe, with further options; the first time, it has real commands too."""
+    environment = surroundings(recipe)
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--layers", "1 3", "--speeds", "1.0 1.1")
     fixed += ("--volumes", "true", "--defences", "none clip=1+noise=9+mean=3")
     fixed += ("--parts", "relu", "--nj", "1", "--local_epochs", "1")
-    environment = forked(environment) if fork else environment
+    if first:
+        environment = first_unforked(environment, recipe.parents[2] / "first calls")
+    else:
+        environment = forked(environment)
     environment = record(recipe.parents[2] / "recorder", environment)
     return run(recipe / "run.sh", *fixed, *OPTIONS, *more, env=environment)
 
@@ -170,7 +178,8 @@ def test_defences_membership_and_sex(recipe):
     # Who has two models in a part has other utterances, too, which the first was not trained on.
     assert {row["others_of"] for row in rows} == {"same speaker"}
     run("utils/attack_updates.sh", "--exp", "x", cwd=recipe).fails(2, "--indicator is missing")
-    given = ("--exp", "x", "--indicator", "y", "--out", "z", "--defences", "bits=8 none")
+    given = ("--exp", "exp/fake/part2", "--indicator", "y", "--out", "z")
+    given += ("--defences", "bits=8 none")
     run("utils/attack_updates.sh", *given, cwd=recipe).fails(2, "none comes first")
 
 
@@ -182,7 +191,9 @@ def test_a_corpus_that_tells_no_sex(recipe, tmp_path):
     write_tsv(tmp_path / "models.tsv", list(rows[0]), unknown)
     given = ("--exp", exp / "part2", "--with", "exp/fake/part1", "--out", tmp_path / "updates")
     given += ("--indicator", data / "indicator_iv", "--models", tmp_path / "models.tsv")
-    done = run("utils/attack_updates.sh", *given, "--defences", "none", "--nj", "1", cwd=recipe)
+    given += ("--defences", "none", "--nj", "1")
+    forks = forked(surroundings(recipe))
+    done = run("utils/attack_updates.sh", *given, env=forks, cwd=recipe)
     assert "models of 0 women and 0 men are known" in done.ok().err
     _, none = read_tsv(tmp_path / "updates" / "defences.tsv", None)
     assert none["Most accuracy% of sex"] == "-" != none["Least EER%"]
@@ -260,9 +271,8 @@ def test_the_readmes_example_of_any_experiment(recipe):
     lines = [line for line in text.splitlines() if re.match("fedtools attack [a-z0-9]+ exp/", line)]
     assert [line.split()[2] for line in lines] == ["footprints", "a1"]
     for line in lines:
-        program, *words = line.replace("/mini/", "/fake/").split()
-        assert program == "fedtools"
-        run(sys.executable, "-m", "fedtools", *words, cwd=recipe).ok()
+        words = line.replace("/mini/", "/fake/").split()
+        run(*words, env=forked(surroundings(recipe)), cwd=recipe).ok()
     exp = recipe / "exp" / "fake"
     assert read_tsv(exp / "by_hand" / "result" / "a1.tsv", COLUMNS)
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtools.attack.a2 import Options, _decide
+from fedtools.attack.a2 import _decide
+from fedtools.attack.options import A2
 from fedtools.attack.verify import COLUMNS, Model, make_trials
+from fedtools.attack.xvectors import Training
 from fedtools.files.tables import read_tsv
 
 Vectors = dict[str, np.ndarray]
@@ -67,8 +69,8 @@ def scored(folder: Path, known: Vectors, attacked: Vectors, dimension: int = 4):
     """The PLDA scores of all pairs, and the figures by what scores are of."""
     speakers = {name: name[:3] for name in known}
     models = {name: Model(name[:3]) for name in attacked}
-    options = Options(dimension=dimension, others=0, resamples=20)
-    _decide(known, speakers, attacked, models, folder, "a2.h1", options)
+    training = Training(1, A2(dimension=dimension, others=0))
+    _decide(known, speakers, attacked, models, folder, "a2.h1", training, 20)
     lines = [line.split() for line in (folder / "a2.h1.easy").read_text().splitlines()]
     rows = read_tsv(folder / "a2.h1.tsv", COLUMNS)
     return {(one, other): float(value) for one, other, value in lines}, {

@@ -11,6 +11,7 @@ import pytest
 import torch
 from probes import asr_probe
 
+from fedtools.attack.options import A2
 from fedtools.attack.xvectors import (
     Differences,
     Training,
@@ -69,7 +70,7 @@ def test_speakers_that_were_not_trained_on_are_told(own, expected):
         asked.extend(names)
         return ((name, models[name]) for name in names)
 
-    training = Training(2, width=32, epochs=20, utterances=2)
+    training = Training(2, A2(width=32, epochs=20, utterances=2))
     network = train_xvectors([View(probe, states, speakers)], training)
     assert set(asked) == set(speakers)
     others = {name: name[:3] for name in models if name not in speakers}
@@ -93,11 +94,11 @@ def test_a_step_is_never_of_a_single_piece():
         return ((name, models[name]) for name in names)
 
     view = View(probe, states, speakers)
-    network = train_xvectors([view], Training(2, width=8, utterances=2))
+    network = train_xvectors([view], Training(2, A2(width=8, utterances=2)))
     assert all(value.isfinite().all() for value in network.state_dict().values())
     alone = probe._replace(inputs=lambda: iter([next(probe.inputs())]))
     with pytest.raises(UserError, match="the Indicator is one utterance; give two"):
-        train_xvectors([View(alone, states, speakers)], Training(2, width=8))
+        train_xvectors([View(alone, states, speakers)], Training(2, A2(width=8)))
 
 
 def test_differences_are_equation_1():
@@ -130,7 +131,7 @@ def test_models_of_every_round_are_trained_on():
     names = list(models)
     for some in (names[:6], names[6:10]):
         views.append(View(probe, states, {name: name[:3] for name in some}))
-    train_xvectors(views, Training(2, width=8, epochs=3, utterances=2))
+    train_xvectors(views, Training(2, A2(width=8, epochs=3, utterances=2)))
     assert Counter(asked) == dict.fromkeys(names[:10], 3)
 
 

@@ -10,11 +10,13 @@ rounds=1                # whose models; with "3 4" a client's models of two roun
 with=                   # other experiments, whose models A1 compares with those of --exp; attributes
                         # are of all, membership and what a defence costs of --exp alone
 models=                 # model, speaker, gender, talks: also strict trials, and attributes
-part=relu               # of a TDNN's layers: affine, or relu, what follows it
+part=                   # of a TDNN's layers: affine, or relu, what follows it; default: the last of
+                        # the config's a1.parts
 split=valid             # of the experiment's data, to measure what a defence costs
-config=                 # YAML with a section a1; default: the attack's own values
-defences="none clip=1+noise=0.3 clip=1+noise=1 clip=1+noise=3 bits=8 bits=4 mean=2 mean=4"
-each=20                 # utterances or clips of a client whose membership is attacked
+config=                 # YAML with sections a1 and updates; default: the attacks' own values
+defences=               # each + of several, none first; default: the config's, updates.defences
+each=                   # utterances or clips of a client whose membership is attacked, at most;
+                        # default: the config's, updates.each
 seed=0
 nj=2
 ngpu=0
@@ -26,6 +28,10 @@ To --defences add keep=PATTERN,..., tensors of this model that clients do not se
 . "$(dirname "${BASH_SOURCE[0]}")/recipe.sh"
 
 for name in exp indicator out; do [ -n "${!name}" ] || fail 2 "--${name} is missing"; done
+# An experiment's own has no such section, so that it gives their defaults.
+: "${config:=${exp}/config.yaml}"
+take_options "${config}" updates.{defences,each} part=a1.parts
+part=${part##* }
 check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none'
 [[ ${defences} = none?( *) ]] ||
     fail 2 "--defences '${defences}': none comes first, which others are compared with"
@@ -46,7 +52,7 @@ for number in "${!list[@]}"; do
             --defence "${list[number]}" --seed "${seed}" --job JOB --nj "${nj}" --ngpu "${ngpu}"
     done
     fedtools attack a1 "${folders[@]}" "${folder}" "${attributes[@]}" --seed "${seed}" \
-        ${config:+--config "${config}"}
+        --config "${config}"
     [ -z "${models}" ] || fedtools attack attributes "${folders[@]}" "${folder}" \
         "${attributes[@]}" --seed "${seed}"
     named+=("${list[number]}" "${folder}")

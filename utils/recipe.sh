@@ -21,6 +21,18 @@ shopt -s lastpipe
 log() { echo "$(date '+%Y-%m-%d %H:%M:%S') $*"; }
 begins() { [ "${stage}" -le "$1" ] && [ "${stop_stage}" -ge "$1" ]; }
 
+# Options that the command line has left empty are what a YAML says of them; lists have blanks between
+# their values. An option is called as the last part of its key, unless a name stands before that.
+take_options() { # YAML, [name=]key...
+    local said key number=0 keys=("${@:2}")
+    said=$(fedtools config "$1" "${keys[@]#*=}")
+    while IFS= read -r said; do
+        key=${keys[number]%%=*} number=$((number + 1))
+        key=${key##*.}
+        [ -n "${!key}" ] || printf -v "${key}" '%s' "${said}"
+    done <<<"${said}"
+}
+
 # The words of options: at least one, each as the pattern says, and none twice. The option then has
 # one space between two words.
 check_words() { # option, pattern, option, pattern, ...

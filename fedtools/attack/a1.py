@@ -13,6 +13,7 @@ import numpy as np
 from fedtools.attack.footprint_files import Prints
 from fedtools.attack.options import A1
 from fedtools.attack.verify import Model, decide
+from fedtools.files.sections import Bootstrap
 
 
 def distances(vectors: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
@@ -71,10 +72,9 @@ def attack(
     prints: Prints,
     models: Mapping[str, Model],
     out: Path,
+    options: A1 = A1(),
     *,
-    alpha: tuple[float, float] = A1.alpha,
-    others: int = 10_000,
-    resamples: int = 1000,
+    resamples: int = Bootstrap.resamples,
     seed: int = 0,
 ) -> list[Mapping[str, object]]:
     """Decide all trials by the distance of footprints, layer by layer; write OUT/a1.tsv.
@@ -86,16 +86,15 @@ def attack(
         prints: as `read_footprints` gives them.
         models: those with a speaker; see `fedtools.attack.verify`.
         out: gets also trials.<kind>, and a score for each in a1.<layer>.<kind>.
-        alpha: of equation 4.
-        others, seed: see `make_trials`.
+        seed: see `make_trials`.
         resamples: of intervals.
     """
-    ways = {"both": alpha, "means": (1.0, 0.0), "deviations": (0.0, 1.0)}
+    ways = {"both": options.alpha, "means": (1.0, 0.0), "deviations": (0.0, 1.0)}
     # A distance: the nearer, the more alike.
     matrices = (
         (layer, way, -rho(values, alpha=weights))
         for layer, values in prints.layers.items()
         for way, weights in ways.items()
     )
-    options = {"others": others, "resamples": resamples, "seed": seed}
-    return decide(out, "a1", models, prints.models, matrices, "both", **options)
+    chosen = {"others": options.others, "resamples": resamples, "seed": seed}
+    return decide(out, "a1", models, prints.models, matrices, "both", **chosen)

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedtools.attack.footprint_files import Prints
 from fedtools.attack.verify import Model
+from fedtools.files.sections import Bootstrap
 from fedtools.files.seeds import seed64
 from fedtools.files.tables import write_tsv
 from fedtools.score.bootstrap import interval, speaker_draws
@@ -28,7 +29,12 @@ _FEWEST = 4
 
 
 def attack(
-    prints: Prints, models: Mapping[str, Model], out: Path, *, resamples: int = 1000, seed: int = 0
+    prints: Prints,
+    models: Mapping[str, Model],
+    out: Path,
+    *,
+    resamples: int = Bootstrap.resamples,
+    seed: int = 0,
 ) -> list[dict[str, object]]:
     """Tell the sex of each model's speaker, layer by layer; write OUT/attributes.tsv.
 

@@ -25,9 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from fedtools.attack.options import Updates
 from fedtools.attack.victims import sound_victims
 from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
+from fedtools.files.sections import Bootstrap
 from fedtools.files.seeds import generator
 from fedtools.files.tables import write_tsv
 from fedtools.models.training import load_model
@@ -59,8 +61,8 @@ def attack(
     number: int,
     out: Path,
     *,
-    each: int = 20,
-    resamples: int = 1000,
+    each: int = Updates.each,
+    resamples: int = Bootstrap.resamples,
     seed: int = 0,
 ) -> list[dict[str, object]]:
     """Attack what clients sent in a round; write OUT/membership.tsv.

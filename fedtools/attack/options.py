@@ -1,14 +1,19 @@
-"""The options of attacks: sections `a1` and `a2` of a recipe's YAML, with their defaults."""
+"""The options of attacks: sections of a recipe's YAML, with their defaults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Lt
 
-from fedtools.files.config import AboveZero, Positive
+from fedtools.files.ranges import AboveZero, Natural, Positive
 
+# As `fedtools.attack.layers.PARTS`, which imports torch: of a TDNN's layers, affine, or relu, what
+# follows it.
+Part = Literal["affine", "relu"]
+# Trials of two speakers, in either attack on models.
+_TRIALS = 10_000
 Weight = Annotated[float, Ge(0), Lt(1e9)]
 
 
@@ -18,9 +23,13 @@ class A1:
 
     Attributes:
         alpha: weights of the distance of means and of that of deviations in equation 4.
+        parts: of a TDNN's layers, where a recipe takes activations.
+        others: trials of two speakers; 0: all there are.
     """
 
     alpha: tuple[Weight, Weight] = (1.0, 10.0)
+    parts: tuple[Part, ...] = ("affine", "relu")
+    others: Natural = _TRIALS
 
     def __post_init__(self) -> None:
         if not any(self.alpha):
@@ -40,6 +49,8 @@ class A2:
         held: models in memory at a time; a training step is of all of them, so that with another
             number another network is trained.
         dimension: to which LDA brings embeddings, at most; fewer where there are few models.
+        layers: hidden ones that a recipe looks at, each by an attack of its own.
+        others: as of attack A1.
     """
 
     width: Annotated[int, Ge(2)] = 512
@@ -49,3 +60,37 @@ class A2:
     rate: AboveZero = 1e-3
     held: Annotated[int, Ge(2)] = 16
     dimension: Positive = 150
+    layers: tuple[Positive, ...] = (1, 5)
+    others: Natural = _TRIALS
+
+
+@dataclass(frozen=True)
+class SentFeatures:
+    """Of the attacks on features.
+
+    Attributes:
+        utterances: of a client, at most; drawn at random.
+        epochs: of the decoder of attack IV.
+    """
+
+    utterances: Annotated[int, Ge(2)] = 2000
+    epochs: Positive = 20
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Of what recipes try on the updates of an experiment.
+
+    Attributes:
+        defences: of clients, without any first, which others are compared with.
+        each: utterances or clips of a client whose membership is attacked, at most.
+    """
+
+    defences: tuple[str, ...] = (
+        "none", "clip=1+noise=0.3", "clip=1+noise=1", "clip=1+noise=3", "bits=8", "bits=4",
+        "mean=2", "mean=4",
+    )  # fmt: skip
+    each: Positive = 20
+
+
+SECTIONS: dict[str, type] = {"a1": A1, "a2": A2, "updates": Updates, "features": SentFeatures}

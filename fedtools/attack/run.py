@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +21,14 @@ from fedtools.attack.features import (
     vectors,
 )
 from fedtools.attack.figures import COLUMNS, Figure, Speakers, over_clients
+from fedtools.attack.options import SentFeatures
 from fedtools.attack.picture import draw_speakers
 from fedtools.attack.retrieval import find_speakers
 from fedtools.attack.transcripts import read_transcripts
 from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.ledger import SERVER_ROW
+from fedtools.files.sections import Bootstrap
 from fedtools.files.tables import write_tsv
 from fedtools.score.bootstrap import AVERAGE
 from fedtools.tasks.base import as_configured
@@ -40,8 +42,7 @@ class Options:
         clients: whose features; all clients' if empty.
         server_data: a data directory of the server's own speech; None leaves out the inversion.
         text: what clients said; by default as in the train data.
-        utterances: of a client, so many at most.
-        epochs: of the decoder of the inversion.
+        section: how many utterances, and epochs.
         resamples: draws of the bootstrap.
         seed: of everything random.
         decoders: a folder of trained decoders, for other experiments of the same baseline.
@@ -50,9 +51,8 @@ class Options:
     clients: Sequence[str] = ()
     server_data: Path | None = None
     text: Path | None = None
-    utterances: int = 2000
-    epochs: int = 20
-    resamples: int = 1000
+    section: SentFeatures = field(default_factory=SentFeatures)
+    resamples: int = Bootstrap.resamples
     seed: int = 0
     decoders: Path | None = None
 
@@ -88,7 +88,7 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
             federation,
             train,
             options.server_data,
-            options.epochs,
+            options.section.epochs,
             options.seed,
             options.decoders,
         )
@@ -97,7 +97,7 @@ def attack_features(federation: Federation, out: Path, options: Options) -> list
             rows.append(figure.row(SERVER_ROW))
     found: list[Figure] = []
     for client in senders:
-        victim = open_victim(federation, number, client, options.utterances, options.text)
+        victim = open_victim(federation, number, client, options.section.utterances, options.text)
         figures = list(attack_client(federation, number, victim, inverter, out, options))
         rows += [figure.row(client) for figure in figures]
         found += figures

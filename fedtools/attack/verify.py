@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.attack.options import A1
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator
@@ -70,7 +71,7 @@ def read_models(path: str | Path) -> dict[str, Model]:
 
 
 def make_trials(
-    models: Mapping[str, Model], *, others: int = 10_000, seed: int = 0, strict: bool = False
+    models: Mapping[str, Model], *, others: int = A1.others, seed: int = 0, strict: bool = False
 ) -> Trials:
     """Pairs of models.
 

@@ -8,7 +8,7 @@ statistics pooling after the fifth. Differences are computed while they are used
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -35,22 +35,14 @@ class Training:
 
     Attributes:
         layer: h, the hidden layer of the acoustic model, from 1.
+        options: of the network, and of steps.
         part: see `fedtools.attack.layers.PARTS`.
-        width: of its layers; the fifth is three times as wide.
-        epochs: how often each model meets each utterance of the Indicator.
-        utterances: of a step, each through all models that are held.
-        frames: of an utterance's difference that a step sees, at most.
-        rate: of Adam.
         seed: of everything random.
     """
 
     layer: int
+    options: A2 = field(default_factory=A2)
     part: str = "relu"
-    width: int = A2.width
-    epochs: int = A2.epochs
-    utterances: int = A2.utterances
-    frames: int = A2.frames
-    rate: float = A2.rate
     seed: int = 0
 
 
@@ -166,10 +158,10 @@ def train_xvectors(views: Sequence[View], training: Training) -> XVectors:
     device = next(views[0].probe.models[0].parameters()).device
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed64(training.seed, "a2"))
-        network = XVectors(differences[0].size, training.width, len(known)).to(device)
-    optimizer = torch.optim.Adam(network.parameters(), lr=training.rate)
-    epochs = Lines(f"attack A2, layer {training.layer}", "epoch", training.epochs)
-    for epoch in range(training.epochs):
+        network = XVectors(differences[0].size, training.options.width, len(known)).to(device)
+    optimizer = torch.optim.Adam(network.parameters(), lr=training.options.rate)
+    epochs = Lines(f"attack A2, layer {training.layer}", "epoch", training.options.epochs)
+    for epoch in range(training.options.epochs):
         random = generator(training.seed, "a2", epoch)
         for view, of_view in zip(views, differences, strict=True):
             order = random.permutation(sorted(view.speakers)).tolist()
@@ -206,14 +198,14 @@ def _batches(
     """Pieces of the models' differences on some utterances, (utterances x models, T, D)."""
     order = random.permutation(len(differences.inputs))
     # Of a single piece BatchNorm knows no variance: it goes with those before it.
-    size = max(training.utterances, 1 if models > 1 else 2)
+    size = max(training.options.utterances, 1 if models > 1 else 2)
     starts = list(range(0, len(order), size))
     if models * (len(order) - starts[-1]) == 1 and len(starts) > 1:
         starts.pop()
     for start, stop in pairwise([*starts, len(order)]):
         chosen = order[start:stop]
         whole = [differences.of(models, differences.inputs[index]) for index in chosen]
-        frames = min(training.frames, *(part.shape[1] for part in whole))
+        frames = min(training.options.frames, *(part.shape[1] for part in whole))
         firsts = [int(random.integers(part.shape[1] - frames + 1)) for part in whole]
         pieces = zip(whole, firsts, strict=True)
         yield torch.cat([part[:, first : first + frames] for part, first in pieces])

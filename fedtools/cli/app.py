@@ -7,9 +7,10 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
+from annotated_types import Ge, Le
 from typer.core import TyperCommand, TyperGroup
 
 from fedtools import __version__
@@ -104,6 +105,25 @@ def command(name: str, kind: Kind, to: typer.Typer = app) -> Callable[[Function]
         return to.command(name, cls=Command, **settings)(function)
 
     return register
+
+
+def section_option(kind: type, name: str, *, help: str, **settings: Any) -> Any:
+    """An option with the default and the range that a section of options has for it.
+
+    Args:
+        kind: the section's dataclass; its module must be quick to import.
+        settings: others of typer's; `default=None` where a YAML may say it, too.
+    """
+    hint = get_type_hints(kind, include_extras=True)[name]
+    # Within `X | None` the range is of X.
+    ranges = [one for part in (hint, *get_args(hint)) for one in getattr(part, "__metadata__", ())]
+    bounds: dict[str, Any] = {}
+    for one in ranges:
+        if isinstance(one, Ge):
+            bounds["min"] = one.ge
+        elif isinstance(one, Le):
+            bounds["max"] = one.le
+    return typer.Option(**{"default": getattr(kind, name), "help": help, **bounds, **settings})
 
 
 def _version(value: bool) -> None:

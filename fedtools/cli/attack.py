@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from fedtools.cli.app import app, command, make_group
+from fedtools.attack.options import A1, A2, Part, SentFeatures, Updates
+from fedtools.cli.app import app, command, make_group, section_option
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
+from fedtools.cli.report import RESAMPLES
 
 if TYPE_CHECKING:
     from fedtools.attack.footprint_files import Prints
     from fedtools.attack.verify import Model
 
+Section = TypeVar("Section", A1, A2, SentFeatures)
+
 attack = make_group("Attack what clients send: what it gives away of speakers.")
 app.add_typer(attack, name="attack")
 JOB = typer.Option(1, "--job", min=1, help="Which share of the models, from 1.")
 NJ = typer.Option(1, "--nj", min=1, help="Into how many shares they are cut.")
-# As `fedtools.attack.layers.PARTS`, which imports torch.
-Part = Literal["affine", "relu"]
 UNITS = (
     "clip=1 is the median norm of the round's updates; noise=z has a standard deviation of "
     "z * bound / sqrt(n), n being the update's number of values, and without clip of z times its "
     "own root mean square. BatchNorm statistics are clipped and noised each by a norm of its own."
 )
 SET = typer.Option([], "--set", help="Change an option of the YAML: a2.width=64.")
+# Of either attack.
+OTHERS = section_option(
+    A1, "others", default=None, help="Trials of two speakers; 0: all. Default: the YAML's."
+)
 PART = typer.Option("relu", help="Of a TDNN's layers: affine, or relu, what follows it.")
 
 
@@ -36,6 +43,11 @@ def _show(columns: Sequence[str], rows: Iterable[Mapping[str, object]], left: st
 
     cells = [[row[name] for name in columns] for row in rows]
     print(format_table(columns, cells, left + "r" * (len(columns) - len(left))), end="")
+
+
+def _with(section: Section, **given: object) -> Section:
+    """A section of options with those that the command line gives."""
+    return replace(section, **{name: one for name, one in given.items() if one is not None})
 
 
 def _rounds(given: list[int]) -> list[int]:
@@ -67,9 +79,14 @@ def attack_features(
     text: Path = typer.Option(
         None, metavar="FILE", help="What clients said, if the train data have other labels."
     ),
-    utterances: int = typer.Option(2000, min=2, help="Of a client, at most; drawn at random."),
-    epochs: int = typer.Option(20, min=1, help="Of the decoder of attack IV."),
-    resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
+    config: Path = typer.Option(None, help="YAML with a section features: utterances, epochs."),
+    utterances: int = section_option(
+        SentFeatures, "utterances", default=None, help="Of a client, at most; default: the YAML's."
+    ),
+    epochs: int = section_option(
+        SentFeatures, "epochs", default=None, help="Of attack IV's decoder; default: the YAML's."
+    ),
+    resamples: int = RESAMPLES,
     seed: int = typer.Option(0, min=0, help="Of everything random."),
     decoders: Path = typer.Option(
         None, metavar="DIR", help="Keeps decoders, for experiments of the same baseline."
@@ -84,7 +101,7 @@ def attack_features(
     last rows are means over clients.
 
     Reads: EXP/round_<number>/features.<client>.ark and .scp; EXP's training data; --server-data;
-    --text.
+    --text; section features of the YAML of --config.
 
     Writes: OUT/attacks.tsv and tsne.<client>.png; the folder of --decoders.
 
@@ -95,11 +112,14 @@ def attack_features(
     from fedtools.attack.figures import COLUMNS
     from fedtools.attack.run import Options
     from fedtools.attack.run import attack_features as run
+    from fedtools.files.config import read_section
 
     chosen = [name for name in clients.split(",") if name] if clients is not None else []
     if clients is not None and not chosen:
         raise typer.BadParameter("no client", param_hint="--clients")
-    options = Options(chosen, server_data, text, utterances, epochs, resamples, seed, decoders)
+    section = read_section(SentFeatures, config, "features")
+    section = _with(section, utterances=utterances, epochs=epochs)
+    options = Options(chosen, server_data, text, section, resamples, seed, decoders)
     rows = run(open_experiment(experiment, ngpu), out, options)
     _show(COLUMNS, rows, "lll")
 
@@ -182,10 +202,10 @@ def a1(
     models: Path = typer.Option(
         None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
     ),
-    config: Path = typer.Option(None, help="YAML with a section a1: alpha."),
+    config: Path = typer.Option(None, help="YAML with a section a1: alpha, others."),
     set_: list[str] = SET,
-    others: int = typer.Option(10_000, min=0, help="Trials of two speakers; 0: all there are."),
-    resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
+    others: int = OTHERS,
+    resamples: int = RESAMPLES,
     seed: int = typer.Option(0, min=0, help="Of everything random."),
 ) -> None:
     """Tell whether two models are of one speaker, by distance.
@@ -202,13 +222,12 @@ def a1(
         exp/mini/a1.relu.part2 --models data/mini/models.tsv
     """
     from fedtools.attack.a1 import attack as run
-    from fedtools.attack.options import A1
     from fedtools.attack.verify import COLUMNS
     from fedtools.files.config import read_section
 
-    weights = read_section(A1, config, "a1", set_).alpha
+    options = _with(read_section(A1, config, "a1", set_), others=others)
     prints, known, out = _read(folders, models)
-    rows = run(prints, known, out, alpha=weights, others=others, resamples=resamples, seed=seed)
+    rows = run(prints, known, out, options, resamples=resamples, seed=seed)
     _show(COLUMNS, rows, "llll")
 
 
@@ -232,8 +251,8 @@ def a2(
     models: Path = typer.Option(
         None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
     ),
-    others: int = typer.Option(10_000, min=0, help="Trials of two speakers; 0: all there are."),
-    resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
+    others: int = OTHERS,
+    resamples: int = RESAMPLES,
     seed: int = typer.Option(0, min=0, help="Of everything random."),
     ngpu: int = NGPU,
 ) -> None:
@@ -253,18 +272,15 @@ def a2(
         --indicator data/mini/indicator_iv --layer 1 --models data/mini/models.tsv \
         --config conf/mini.yaml
     """
-    from fedtools.attack.a2 import Options
     from fedtools.attack.a2 import attack as run
-    from fedtools.attack.options import A2
     from fedtools.attack.verify import COLUMNS
     from fedtools.attack.xvectors import Training
     from fedtools.files.config import read_section
 
-    a2 = read_section(A2, config, "a2", set_)
-    training = Training(layer, part, a2.width, a2.epochs, a2.utterances, a2.frames, a2.rate, seed)
-    options = Options(_rounds(round_), a2.held, a2.dimension, others, resamples, seed)
+    options = _with(read_section(A2, config, "a2", set_), others=others)
+    training, rounds = Training(layer, options, part, seed), _rounds(round_)
     one, other = (open_experiment(path, ngpu) for path in (known, attacked))
-    rows = run(one, other, indicator, models, out, training, options)
+    rows = run(one, other, indicator, models, out, training, rounds, resamples)
     _show(COLUMNS, rows, "llll")
 
 
@@ -273,8 +289,8 @@ def membership(
     experiment: Path = EXPERIMENT,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets membership.tsv."),
     round_: int = typer.Option(..., "--round", min=1, help="In which models were sent."),
-    each: int = typer.Option(20, min=1, help="Members, and others, of a client at most."),
-    resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
+    each: int = section_option(Updates, "each", help="Members, and others, of a client at most."),
+    resamples: int = RESAMPLES,
     seed: int = typer.Option(0, min=0, help="Of everything random."),
     ngpu: int = NGPU,
 ) -> None:
@@ -306,7 +322,7 @@ def attributes(
         ..., metavar="DIR... OUT", help="What attack footprints has written; gets attributes.tsv."
     ),
     models: Path = typer.Option(..., metavar="TSV", help="model, speaker, gender, talks."),
-    resamples: int = typer.Option(1000, min=1, max=100_000, help="Draws of the bootstrap."),
+    resamples: int = RESAMPLES,
     seed: int = typer.Option(0, min=0, help="Of everything random."),
 ) -> None:
     """Tell whether a model is of a woman or of a man.

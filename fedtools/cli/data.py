@@ -7,8 +7,8 @@ from typing import Literal
 
 import typer
 
-from fedtools.cli.app import command
-from fedtools.files.sections import Ivectors
+from fedtools.cli.app import command, section_option
+from fedtools.files.sections import Clips, Ivectors
 
 DATA_DIR = typer.Argument(..., metavar="DATA_DIR", help="A Kaldi data directory.")
 ARK_DIR = typer.Argument(..., metavar="ARK_DIR", help="Where the arks lie.")
@@ -100,8 +100,8 @@ def pack_clips(
         None, metavar="SCP", help="Table of background noise: name and path."
     ),
     max_drop: float = MAX_DROP,
-    clip_seconds: float = typer.Option(
-        1.0, min=0.1, max=60, help="Of every clip: longer ones are cut, shorter ones filled up."
+    clip_seconds: float = section_option(
+        Clips, "clip_seconds", help="Of every clip: longer ones are cut, shorter ones filled up."
     ),
 ) -> None:
     """Pack one-word utterances into clips of equal length.
@@ -369,8 +369,9 @@ def config(
 ) -> None:
     """Print values of a configuration, for shell scripts.
 
-    They are printed one a line. Sections that commands before an experiment take are checked, and
-    their defaults known.
+    They are printed one a line, lists with blanks between their values, decimals as they are
+    written. Sections that recipes and commands before an experiment take are checked, and their
+    defaults known.
 
     Reads: YAML.
 
@@ -378,37 +379,35 @@ def config(
 
     Example in egs/commonvoice/asr1: fedtools config conf/mini.yaml tokens.vocab_size lm.order
     """
+    from fedtools.attack import options as attacks
+    from fedtools.files import sections
     from fedtools.files.config import from_mapping, lookup, read_yaml
     from fedtools.files.errors import UserError
-    from fedtools.files.sections import SECTIONS
 
+    known = {**sections.SECTIONS, **attacks.SECTIONS}
     content, values = read_yaml(path), []
     for key in keys:
         section, _, name = key.partition(".")
-        kind = SECTIONS.get(section)
+        kind = known.get(section)
         options = from_mapping(kind, content.get(section), f"{path}: {section}") if kind else None
         try:
-            values.append(lookup(path, key))
+            values.append(lookup(path, key, as_written=True))
         except UserError:
             # What is left out has its default, where there is one.
             if getattr(options, name, None) is None:
                 raise
             values.append(getattr(options, name))
     for value in values:
-        print(value)
+        print(*value) if isinstance(value, list | tuple) else print(value)
 
 
 @command("train-ivectors", "Data")
 def train_ivectors(
     data_dir: Path = DATA_DIR,
     out: Path = typer.Argument(..., metavar="OUT", help="Gets ivectors.safetensors."),
-    gaussians: int = typer.Option(
-        Ivectors.gaussians, min=1, max=4096, help="Of the background model."
-    ),
-    dimension: int = typer.Option(Ivectors.dimension, min=1, max=1000, help="Of i-vectors."),
-    hours: float = typer.Option(
-        Ivectors.hours, min=0.0, help="Of speech, at most; drawn at random."
-    ),
+    gaussians: int = section_option(Ivectors, "gaussians", help="Of the background model."),
+    dimension: int = section_option(Ivectors, "dimension", help="Of i-vectors."),
+    hours: float = section_option(Ivectors, "hours", help="Of speech, at most; drawn at random."),
     seed: int = typer.Option(0, min=0, help="Of everything random."),
 ) -> None:
     """Train a background model and an i-vector extractor.

@@ -192,23 +192,45 @@ def export(
 
 @command("import", "Federation")
 def import_(
-    config: Path = typer.Argument(..., metavar="CONFIG", help="ESPnet's config.yaml."),
-    model: Path = typer.Argument(..., metavar="MODEL", help="ESPnet's .pth file."),
-    out: Path = typer.Argument(..., metavar="OUT", help="Folder for model.safetensors."),
+    sources: list[Path] = typer.Argument(
+        ...,
+        metavar="SOURCE...",
+        help="ESPnet's config.yaml and .pth file; or a CTranslate2 folder of Whisper; or OpenAI's "
+        ".pt file of Whisper.",
+    ),
+    out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
+    tokenizer: Path | None = typer.Option(
+        None, metavar="FOLDER", help="Has the tokenizer.json of an OpenAI .pt file, which has none."
+    ),
 ) -> None:
-    """Take over encoder and CTC of an ESPnet model.
+    """Take over a model of ESPnet's or Whisper.
 
-    It is for fedtools init --start.
+    Of ESPnet, encoder and CTC, for fedtools init --start. Of Whisper, everything, as a Hugging Face
+    folder: of float32, float16 and bfloat16 exactly, of CTranslate2's int8 as near as it is.
 
-    Reads: CONFIG and MODEL.
+    Reads: SOURCE; for Whisper, in SOURCE or --tokenizer, tokenizer.json and generation_config.json
+    or config.json.
 
-    Writes: OUT/model.safetensors, model.yaml (the section model of a configuration), tokens.
+    Writes: OUT/model.safetensors. For ESPnet model.yaml (the section model of a configuration) and
+    tokens, for Whisper config.json, generation_config.json, preprocessor_config.json,
+    tokenizer.json, tokenizer_config.json.
 
     Example in egs/commonvoice/asr1: fedtools import exp/mini/espnet/config.yaml \
         exp/mini/espnet/model.pth exp/mini/imported
     """
-    from fedtools.models.espnet import import_espnet
+    if len(sources) > 2:
+        raise typer.BadParameter("one SOURCE, or two of ESPnet's", param_hint="SOURCE")
+    if len(sources) == 2:
+        if tokenizer is not None:
+            problem = "is for OpenAI's .pt files, and two SOURCEs are ESPnet's"
+            raise typer.BadParameter(problem, param_hint="--tokenizer")
+        from fedtools.models.espnet import import_espnet
 
-    for said in import_espnet(config, model, out):
-        print(said)
+        said = import_espnet(*sources, out)
+    else:
+        from fedtools.models.whisper_import import import_whisper
+
+        said = import_whisper(*sources, out, tokenizer)
+    for sentence in said:
+        print(sentence)
     print(out / "model.safetensors")

@@ -7,21 +7,20 @@ from typing import Literal
 
 import typer
 
-from fedtools.cli.app import command
-from fedtools.files.sections import Denominator, Ngram, Tokens
+from fedtools.cli.app import command, section_option
+from fedtools.files.sections import Denominator, Ngram, Tokens, TokenType
 
-TokenType = Literal["bpe", "char"]
 Unit = Literal["word", "token"]
 
 
 @command("train-tokens", "Language models")
 def train_tokens(
     paths: list[Path] = typer.Argument(metavar="TEXT... OUT", help="Kaldi text files; the folder."),
-    token_type: TokenType = typer.Option(
-        Tokens.token_type, help="SentencePiece BPE, or characters."
+    token_type: TokenType = section_option(
+        Tokens, "token_type", help="SentencePiece BPE, or characters."
     ),
-    vocab_size: int = typer.Option(
-        Tokens.vocab_size, min=4, help="Lines of tokens.txt; for char at most, all by default."
+    vocab_size: int = section_option(
+        Tokens, "vocab_size", help="Lines of tokens.txt; for char at most, all by default."
     ),
 ) -> None:
     """Make a token list or a SentencePiece model from text.
@@ -50,7 +49,7 @@ def train_lm(
         metavar="[TEXT]... OUT", help="Kaldi text files; the folder."
     ),
     plain: list[Path] = typer.Option([], help="Text without utterance ids; may be given again."),
-    order: int = typer.Option(Ngram.order, min=2, max=6, help="Longest n-gram."),
+    order: int = section_option(Ngram, "order", help="Longest n-gram."),
     unit: Unit = typer.Option("word", help="N-grams of words, or of tokens."),
     tokens: Path = typer.Option(None, help="Folder of train-tokens, for --unit token."),
     valid: list[Path] = typer.Option(
@@ -99,9 +98,9 @@ def train_denominator(
     text: Path = typer.Argument(..., help="Kaldi text of training data."),
     tokens: Path = typer.Argument(..., help="Folder of train-tokens."),
     out: Path = typer.Argument(..., help="Gets denominator.safetensors."),
-    order: int = typer.Option(Denominator.order, min=1, max=4, help="Longest n-gram of tokens."),
-    max_histories: int = typer.Option(
-        Denominator.max_histories, min=0, help="Of two tokens and more, so many histories are kept."
+    order: int = section_option(Denominator, "order", help="Longest n-gram of tokens."),
+    max_histories: int = section_option(
+        Denominator, "max_histories", help="Of two tokens and more, so many histories are kept."
     ),
 ) -> None:
     """Make the denominator graph of LF-MMI from transcripts.

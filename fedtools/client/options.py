@@ -64,9 +64,10 @@ class ClipTraining(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from_mapping(Augment, self.augment, "augment")
+        # A slip is told now, and not when the first batch is made.
+        _ = self.augmentation
 
     @cached_property
     def augmentation(self) -> Augment:
         """What happens to training audio."""
-        return Augment(**self.augment)
+        return from_mapping(Augment, self.augment, "augment")

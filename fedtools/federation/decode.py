@@ -92,7 +92,10 @@ def read_search(
 
     Of a model with a decoder the section `decode` of a YAML file holds a `Generation`.
     """
-    if is_seq2seq(federation.experiment.options.model) and not lm:
+    if is_seq2seq(federation.experiment.options.model):
+        if lm:
+            problem = "a model of criterion seq2seq has a language model of its own"
+            raise UserError(problem, path=federation.experiment.path, remedy="leave out --lm")
         options = read_yaml(config).get("decode") if config else None
         return from_mapping(Generation, options, f"{config}: decode") if options else None
     return Search.read(lm, config, phrases, bonus) if lm else None
@@ -209,12 +212,9 @@ Reader = Callable[[str, Sequence[str]], Iterator[tuple[str, list[Hypothesis]]]]
 def _reader(federation: Federation, data: DataDir, search: Search | Generation | None) -> Reader:
     """What decodes a client's utterances by the models that were loaded."""
     if is_seq2seq(federation.experiment.options.model):
-        if isinstance(search, Search):
-            problem = "a model of criterion seq2seq has a language model of its own"
-            raise UserError(problem, path=federation.experiment.path, remedy="leave out --lm")
+        assert not isinstance(search, Search), "see read_search"
         return partial(_written, federation, data, search or Generation(beam=1))
-    if isinstance(search, Generation):
-        search = None
+    assert not isinstance(search, Generation), "see read_search"
     tokens, decoders = federation.task.need(TOKENIZER), dict[str, CtcBeamDecoder]()
 
     def read(client: str, names: Sequence[str]) -> Iterator[tuple[str, list[Hypothesis]]]:

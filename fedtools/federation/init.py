@@ -23,6 +23,7 @@ from fedtools.files.experiment import Experiment, write_clients, write_sums
 from fedtools.files.locks import lock
 from fedtools.files.options import NAMES, Options
 from fedtools.files.provenance import record
+from fedtools.files.sections import SECTIONS
 from fedtools.files.seeds import seed64
 from fedtools.files.states import save_state
 from fedtools.methods import make_method
@@ -36,9 +37,8 @@ FIRST = "round_0001/global.safetensors"
 # What a command line says of an experiment, and its data.
 _SAID = ("method", "seed", "start", "data", "clients")
 # What else recipes' files hold: variants of the options, and options of other commands.
-_SECTIONS: tuple[str, ...] = ("networks", "methods", "variants", "tasks", "baseline", "newcomers")
-_SECTIONS += ("tokens", "lm", "decode", "denominator", "ivectors", "a1", "a2", "nnlm", "tuning")
-_SECTIONS += ("sweeps",)
+_SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", *SECTIONS)
+_SECTIONS += ("decode", "a1", "a2", "updates", "features", "nnlm", "tuning", "sweeps")
 
 
 def init(

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedtools.files.config import from_mapping, write_yaml
 from fedtools.files.errors import UserError
+from fedtools.files.sections import Bootstrap
 from fedtools.files.symbols import words_of
 from fedtools.files.tables import write_tsv
 from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
@@ -210,7 +211,7 @@ class Sweep:
         best = self.best(setting)
         own = self.by_client(self.errors.of(best))
         words = self.by_client(self.errors.words)
-        draws = speaker_draws(len(own), 1000, seed, "sweep")
+        draws = speaker_draws(len(own), Bootstrap.resamples, seed, "sweep")
         # Without an error there is nothing that errors could be fewer than.
         with np.errstate(divide="ignore", invalid="ignore"):
             change = 100 * (np.divide(own.sum(), against.sum()) - 1)

@@ -11,13 +11,19 @@ import re
 import typing
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
-from annotated_types import Ge, Gt, Lt
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
+
+# Who has options reads them by this module, but for the command line, which goes without PyYAML.
+from fedtools.files.ranges import AboveZero as AboveZero
+from fedtools.files.ranges import Natural as Natural
+from fedtools.files.ranges import NonNegative as NonNegative
+from fedtools.files.ranges import Positive as Positive
+from fedtools.files.ranges import Share as Share
 from fedtools.files.text_files import read_text
 
 if TYPE_CHECKING:
@@ -31,13 +37,6 @@ else:
 """A section of options, which its owner checks."""
 
 T = TypeVar("T", bound="DataclassInstance")
-
-# The ranges that options have; pydantic checks them.
-Positive = Annotated[int, Ge(1)]
-Natural = Annotated[int, Ge(0)]
-AboveZero = Annotated[float, Gt(0)]
-NonNegative = Annotated[float, Ge(0)]
-Share = Annotated[float, Ge(0), Lt(1)]
 
 # Aliases can make a few lines a tree of any size, which would be walked through and printed.
 _MAX_NODES = 1 << 21
@@ -69,6 +68,16 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
 
 
+class _Written(_Loader):
+    """Decimals as the file has them: 1e-4 stays what names folders and options."""
+
+    def construct_decimal(self, node: yaml.ScalarNode) -> str:
+        return str(node.value)
+
+
+_Written.add_constructor("tag:yaml.org,2002:float", _Written.construct_decimal)
+
+
 class _Dumper(yaml.SafeDumper):
     """Quotes what `_Loader` would take for a number, such as the speaker 1e5."""
 
@@ -81,10 +90,14 @@ for _kind in (_Loader, _Dumper):
     )
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a YAML mapping; a `UserError` names file and line of what is wrong."""
+def read_yaml(path: str | Path, *, as_written: bool = False) -> dict[str, Any]:
+    """Read a YAML mapping; a `UserError` names file and line of what is wrong.
+
+    Args:
+        as_written: leave decimals the text that they are.
+    """
     try:
-        content = _parse(read_text(path))
+        content = _parse(read_text(path), _Written if as_written else _Loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
         raise UserError(f"not YAML: {error.problem}", path=path, line=line) from None
@@ -95,14 +108,14 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def _parse(text: str) -> Any:
+def _parse(text: str, kind: type[_Loader] = _Loader) -> Any:
     """What YAML text holds.
 
     Raises:
         yaml.YAMLError, ValueError: if it is not YAML (also of what looks like a date and is none),
             is nested too deeply, or its aliases make it endless.
     """
-    loader = _Loader(text)
+    loader = kind(text)
     try:
         node = loader.get_single_node()
         if node is None:
@@ -160,9 +173,13 @@ def option_error(problem: str, where: str | Path, name: str, *value: Any) -> Use
     return UserError(f"{place}{problem}", path=path, line=line)
 
 
-def lookup(path: str | Path, key: str) -> Any:
-    """The value of a key such as "tokens.vocab_size"; a `UserError` if the file lacks it."""
-    value: Any = read_yaml(path)
+def lookup(path: str | Path, key: str, *, as_written: bool = False) -> Any:
+    """The value of a key such as "tokens.vocab_size"; a `UserError` if the file lacks it.
+
+    Args:
+        as_written: see `read_yaml`.
+    """
+    value: Any = read_yaml(path, as_written=as_written)
     for part in key.split("."):
         if not isinstance(value, dict) or part not in value:
             raise UserError(f"no option {key!r}", path=path)

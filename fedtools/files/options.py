@@ -20,8 +20,11 @@ Rounds = Annotated[int, Ge(1), Le(MOST_ROUNDS)]
 class Options:
     """What an experiment is, in the order of config.yaml.
 
-    The sections are typed by their owners: `method_conf` by the method, `model` and `training` by
-    the task.
+    What is here is typed by `fedtools init`, and by `read_frozen` when an experiment is opened;
+    the sections by their owners, then too: `method_conf` by `make_method`, `training` by the
+    task, in `begin` or its constructor, and `model` by whoever builds the model, of speech
+    recognition ESPnet's classes. What was typed is an object from there on. Sections of other
+    commands are in `fedtools.files.sections` and `fedtools.attack.options`.
 
     Attributes:
         method: a name in `fedtools.methods.METHODS`.

@@ -17,6 +17,7 @@ import numpy as np
 from scipy.special import betaincinv
 
 from fedtools.files.errors import UserError
+from fedtools.files.sections import Bootstrap
 from fedtools.score.bootstrap import interval, speaker_draws
 
 # Resampled error rates are read off counts at so many scores at most; with fewer they are exact.
@@ -138,7 +139,7 @@ def estimate_error_rate(
     targets: np.ndarray,
     speakers: np.ndarray,
     *,
-    resamples: int = 1000,
+    resamples: int = Bootstrap.resamples,
     seed: int = 0,
 ) -> ErrorRate:
     """The equal error rate and its interval, from trials of known speakers.

@@ -9,7 +9,7 @@ name_data() {
     check_word clients 'accent|speaker' unclear 'server|drop' common_sentences 'drop|keep'
     [ "${clients}" = accent ] || [ -z "${COMMONVOICE}" ] || : "${accents:=any}"
     : "${accents:=au=australia,en=england,in=indian}"
-    [ "${accents}" != any ] || : "${server_fraction:=0.4}"
+    [ "${accents}" != any ] || take_options "${config}" corpus.server_fraction
     options=(--accents "${accents}" --seed "${split_seed}" --hours "${hours}")
     options+=(--server-hours "${server_hours}")
     options+=(${server_fraction:+--server-fraction "${server_fraction}"})

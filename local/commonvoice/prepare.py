@@ -51,6 +51,7 @@ from fedtools.files.datadir import DataDir, check_id, write_table
 from fedtools.files.dropped import told
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.languages import is_code
+from fedtools.files.sections import Corpus
 from fedtools.files.units import UTT2LANG
 
 # Clips that are longer rarely are one sentence; of frames of 40 ms, CTC writes no more characters.
@@ -245,8 +246,10 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         metavar="ACCENTS",
         help="the clients; see below",
     )
-    hours = "train, valid and test hours of all clients together (default: 100,10,10)"
-    add("--hours", type=three_hours, default=[100.0, 10.0, 10.0], metavar="H,H,H", help=hours)
+    hours = "train, valid and test hours of all clients together (default: "
+    hours += f"{','.join(map(str, Corpus.hours))})"
+    default = [float(value) for value in Corpus.hours]
+    add("--hours", type=three_hours, default=default, metavar="H,H,H", help=hours)
     hours = "the same of the server's data (default: as --hours)"
     add("--server-hours", type=three_hours, metavar="H,H,H", help=hours)
     server = parser.add_mutually_exclusive_group()

@@ -60,7 +60,7 @@ attack_features() {
         awk -F '\t' -v OFS='\t' -v wave="${wave}" '$1 == wave { print $2, $2 "/attacks" }' \
             "${attacks}.sending" >"${attacks}${wave}.list"
         [ ! -s "${attacks}${wave}.list" ] || array "${train_cmd}" "${attacks}${wave}.JOB.log" \
-            "${attacks}${wave}.list" 1 0 fedtools attack features --ngpu "${ngpu}" \
+            "${attacks}${wave}.list" 1 0 fedtools attack features --ngpu "${ngpu}" --config "${config}" \
             --server-data "${data}/server_train${sp}" --decoders "${exp}/decoders" \
             --text "${data}/${trained}/text"
     done

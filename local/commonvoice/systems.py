@@ -15,6 +15,7 @@ from functools import cached_property
 
 from fedtools.files.config import lookup
 from fedtools.files.errors import UserError
+from fedtools.files.sections import Newcomers
 
 LABELS = ("transcripts", "continuous", "fixed")
 # Methods whose clients have an extractor of their own.
@@ -175,7 +176,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sit", type="true".__eq__, default=False)
     parser.add_argument("--tables", type=words, default=[])
     parser.add_argument("--attacks", type="true".__eq__, default=False)
-    parser.add_argument("--newcomer-seconds", default="60")
+    parser.add_argument("--newcomer-seconds", default=f"{Newcomers.seconds:g}")
 
 
 def read(parser: argparse.ArgumentParser) -> tuple[Systems, argparse.Namespace]:

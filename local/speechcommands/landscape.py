@@ -38,8 +38,9 @@ from fedtools.cli.federation import open_experiment
 from fedtools.client.client import Client as FederatedClient
 from fedtools.client.unit import Unit
 from fedtools.federation.federation import Federation
+from fedtools.files import sections
 from fedtools.files.clips import Clips
-from fedtools.files.config import from_mapping
+from fedtools.files.config import from_mapping, read_section
 from fedtools.files.drawing import drawing
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.private import Private
@@ -316,20 +317,24 @@ def main() -> None:
     add("experiment", type=Path, metavar="EXP", help="its last model is theta_0")
     add("picture", type=png, metavar="PNG", help="the picture; a .tsv is put beside it")
 
-    def number(name: str, default: int, what: str) -> None:
-        add(name, type=whole, default=default, metavar="N", help=f"{what} (default: {default})")
-
-    number("--epochs", 20, "of each of the two clients")
-    number("--points", 13, "of the grid, in each direction, from -0.1 to 1.1")
-    number("--clips", 500, "measure accuracy on so many clips at most, drawn at random")
-    number("--min-clips", 10, "choose from clients with so many clips")
+    add("--epochs", type=whole, metavar="N", help="of each of the two clients")
+    points = "of the grid, in each direction, from -0.1 to 1.1"
+    add("--points", type=whole, metavar="N", help=points)
+    clips = "measure accuracy on so many clips at most, drawn at random"
+    add("--clips", type=whole, metavar="N", help=clips)
+    add("--min-clips", type=whole, metavar="N", help="choose from clients with so many clips")
     add("--split", default="test", help="which data of the experiment: valid, test (default)")
     add("--ngpu", type=int, choices=(0, 1), default=0, help="1: compute on a GPU")
-    add("--config", type=Path, metavar="YAML", help="has ALO's options (default: the paper's)")
+    given = "has ALO's options, and the defaults of the first four (default: the paper's)"
+    add("--config", type=Path, metavar="YAML", help=given)
     options = parser.parse_args()
-    if options.points < 2:
+    if options.points == 1:
         parser.error("--points: 2 or more are wanted")
     with exit_with_message("landscape.py"):
+        configured = read_section(sections.Landscape, options.config, "landscape")
+        for name, value in vars(configured).items():
+            if getattr(options, name) is None:
+                setattr(options, name, value)
         draw_landscape(options)
 
 

@@ -65,6 +65,7 @@ from fedtools.files.atomic import write_text
 from fedtools.files.datadir import DataDir, byte_order, write_table
 from fedtools.files.dropped import told
 from fedtools.files.errors import UserError, exit_with_message
+from fedtools.files.sections import Clips
 from fedtools.files.seeds import generator, seed64
 from fedtools.files.tables import format_table
 
@@ -389,17 +390,19 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         add(name, type=true_or_false, default=True, metavar="true|false", help=whether)
     archive = "the separate test archive: the test set of the task keywords"
     add("--test-archive", type=Path, metavar="DIR", help=archive)
-    least = "leave smaller clients out of train (default: 5 with --split paper, or else 1)"
+    least = "leave smaller clients out of train (default: "
+    least += f"{Clips.paper_min_clips} with --split paper, or else {Clips.min_clips})"
     add("--min-clips", type=whole, metavar="N", help=least)
     add("--seed", type=int, default=0, help="decides unknown and silence (default: 0)")
-    length = "of a clip, and so of the silence that is cut from noise (default: 1)"
-    add("--clip-seconds", type=clip_length, default=1.0, metavar="S", help=length)
+    length = "of a clip, and so of the silence that is cut from noise (default: %(default)g)"
+    default = float(Clips.clip_seconds)
+    add("--clip-seconds", type=clip_length, default=default, metavar="S", help=length)
     drop = "fail if more than this share of the clips cannot be used (default: 0.02)"
     add("--max-drop", type=share, default=0.02, metavar="X", help=drop)
     options = parser.parse_args(arguments)
     options.task = (options.task,) if options.task else TASKS
     if options.min_clips is None:
-        options.min_clips = 5 if options.split == "paper" else 1
+        options.min_clips = Clips.paper_min_clips if options.split == "paper" else Clips.min_clips
     return options
 
 

@@ -7,12 +7,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../../egs/tedlium3/attack1"
 kws=../../speechcommands/kws1   # the keyword recipe, whose stages 1 and 2 have run ...
 kws_tag=mini                    # ... with this tag
 network=mhattrnn                # of its config
-config=${kws}/conf/mini.yaml
+config=${kws}/conf/mini.yaml    # with a section updates
 rounds=6                        # of FedAvg
 spk2gender=${kws}/downloads/speech_commands_mini/spk2gender  # empty: unknown, no attack on sex
 out=exp/keywords                # gets the experiment and updates/, for run.sh --others
-# The last two are of mhattrnn: all but normalisation is sent, or all but the two lowest layers.
-defences="none clip=1+noise=0.3 clip=1+noise=1 clip=1+noise=3 bits=8 bits=4 mean=2 mean=4 keep=*norm* keep=first*,second*"
+defences=                       # of updates; default: the config's, updates.defences
 seed=0
 nj=2
 ngpu=0
@@ -41,5 +40,5 @@ if [ -n "${spk2gender}" ]; then
     models=(--models "${out}/models.tsv")
 fi
 utils/attack_updates.sh --exp "${exp}" --indicator "${clips}/test" --out "${out}/updates" \
-    --rounds "$((rounds - 1)) ${rounds}" "${models[@]}" --defences "${defences}" \
+    --rounds "$((rounds - 1)) ${rounds}" "${models[@]}" --defences "${defences}" --config "${config}" \
     --seed "${seed}" --nj "${nj}" --ngpu "${ngpu}"

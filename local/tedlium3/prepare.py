@@ -41,6 +41,7 @@ from fedtools.files.atomic import write_text
 from fedtools.files.datadir import DataDir, byte_order, check_id, write_table
 from fedtools.files.dropped import Dropped
 from fedtools.files.errors import UserError, exit_with_message
+from fedtools.files.sections import Sets
 from fedtools.files.tables import write_tsv
 
 DIRECTORIES = ("train_g", "valid", "part1", "part2", "indicator")
@@ -211,13 +212,16 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     which = (
         "the corpus' own split: its dev and test speakers make the Indicator (default: %(default)s)"
     )
-    add("--partition", choices=corpus.PARTITIONS, default=corpus.PARTITIONS[1], help=which)
-    unit = "what a speaker is: person (default), the stricter test, or talk, as in the paper"
-    add("--unit", choices=tuple(UNITS), default="person", help=unit)
+    add("--partition", choices=corpus.PARTITIONS, default=Sets.partition, help=which)
+    unit = "what a speaker is: person, the stricter test, or talk, as in the paper"
+    unit += " (default: %(default)s)"
+    add("--unit", choices=tuple(UNITS), default=Sets.unit, help=unit)
     add("--seed", type=int, default=0, help="decides who is in which set (default: 0)")
-    add("--hours-g", type=above_0, default=200.0, metavar="H", help="of Train-G (default: 200)")
-    seconds = "speech of a personalised model (default: 240)"
-    add("--seconds-per-model", type=above_0, default=240.0, metavar="S", help=seconds)
+    hours = "of Train-G (default: %(default)g)"
+    add("--hours-g", type=above_0, default=float(Sets.hours_g), metavar="H", help=hours)
+    seconds = "speech of a personalised model (default: %(default)g)"
+    default = float(Sets.seconds_per_model)
+    add("--seconds-per-model", type=above_0, default=default, metavar="S", help=seconds)
     counts = (
         "speakers of Train-G, Part-1, Part-2 (default: with --unit talk and 2,250 talks or more,"
     )
@@ -225,8 +229,8 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     add("--speakers", type=three_counts, metavar="G,1,2", help=counts)
     each = "of each speaker of the Indicator (default: 10)"
     add("--indicator-utterances", type=whole, default=10, metavar="N", help=each)
-    valid = "share of Train-G's utterances that make valid (default: 0.02)"
-    add("--valid", type=share, default=0.02, metavar="X", help=valid)
+    valid = "share of Train-G's utterances that make valid (default: %(default)g)"
+    add("--valid", type=share, default=Sets.valid_share, metavar="X", help=valid)
     drop = "fail if more than this share of the lines cannot be used (default: 0.02)"
     add("--max-drop", type=share, default=0.02, metavar="X", help=drop)
     return parser.parse_args(arguments)

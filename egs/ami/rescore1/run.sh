@@ -10,19 +10,20 @@ stop_stage=10
 nj=2                    # jobs at the same time; no result depends on it
 ngpu=0                  # 1: train and score on a GPU
 seeds=0                 # of the acoustic model and the neural language model: "0 1 2"
-rounds="1 2 5 10"       # T, how often clients send their counts
-dp=laplace              # a federation with differential privacy: laplace, paper (equations 8, 9), none
-dp_unit=utterance       # what epsilon is promised for: word, utterance, user
-epsilon=8               # of all its releases together; a small one protects more
-rates="1e-4 3e-4 1e-3 3e-3"     # of federated fine-tuning; the best on dev is taken
-listed=3                # private words are of the transcripts of the first of so many + 1 groups
-bonuses="1 2 4 6 8"     # of them in the first pass; the best on dev is taken
+rounds=                 # T, how often clients send their counts: "1 2 5 10"; defaults of this and of
+                        # the next six are in conf/fmp.yaml, section rescoring
+dp=                     # a federation with differential privacy: laplace, paper (equations 8, 9), none
+dp_unit=                # what epsilon is promised for: word, utterance, user
+epsilon=                # of all its releases together; a small one protects more
+rates=                  # of federated fine-tuning; the best on dev is taken
+listed=                 # private words are of the transcripts of the first of so many + 1 groups
+bonuses=                # of them in the first pass; the best on dev is taken
 clients=speaker         # a client is a speaker in a meeting; or meeting
 split=conf/transcripts.split    # of AMI_TRANSCRIPTS in db.sh, which meetings are in which set
 background=             # text of the language models, one sentence a line; default: the mini
                         # corpus', or the training transcripts
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
-order=                  # of the n-gram; default: the config's, and 5 for AMI_TRANSCRIPTS
+order=                  # of the n-gram; default: the config's; of AMI_TRANSCRIPTS, conf/fmp.yaml's
 finetuning=             # of the baseline that fine-tunes; default: conf/[mini_]finetuning.yaml
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 max_drop=0.02           # fail if more than this share of the segments cannot be used
@@ -40,12 +41,14 @@ Stages: 1 data directories (AMI in db.sh is empty: a mini corpus), 2 filterbanks
 . utils/recipe.sh
 . utils/asr_steps.sh
 . local/rescoring.sh
+take_options conf/fmp.yaml rescoring.{rounds,dp,dp_unit,epsilon,rates,listed,bonuses}
 
 corpus=${AMI} mini=()
 if [ -n "${AMI_TRANSCRIPTS}" ]; then
     corpus=${AMI_TRANSCRIPTS}
     : "${tag:=transcripts}" "${config:=conf/mini.yaml}" "${background:=data/${tag}/background.txt}"
-    : "${finetuning:=conf/mini_finetuning.yaml}" "${order:=5}"
+    : "${finetuning:=conf/mini_finetuning.yaml}"
+    take_options conf/fmp.yaml order=rescoring.transcripts_order
     : "${release:=$(basename "${corpus}"), synthetic speech}"
     log "AMI_TRANSCRIPTS is set in db.sh: its words are spoken by a synthesiser"
 elif [ -z "${AMI}" ]; then
@@ -59,7 +62,7 @@ fi
 : "${release:=$(basename "${corpus}")}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}"
-: "${order:=$(setting lm.order)}"
+take_options "${config}" lm.order
 check_words seeds '0|[1-9][0-9]*' rounds '[1-9][0-9]*' rates '[0-9.]+(e-?[0-9]+)?' \
     bonuses '[0-9]+([.][0-9]+)?'
 check_word clients 'speaker|meeting' ngpu '0|1' dp 'laplace|paper|none' \
@@ -97,7 +100,8 @@ if begins 3; then
     fedtools train-lm "${text[@]}" "${exp}/lm" --order "${order}" \
         --valid "${data}/dev/text" --valid "${data}/eval/text"
     # For the density ratio.
-    fedtools train-lm "${text[@]}" "${exp}/lm2" --order 2
+    fedtools train-lm "${text[@]}" "${exp}/lm2" \
+        --order "$(fedtools config conf/fmp.yaml rescoring.density_order)"
 fi
 
 if begins 4; then

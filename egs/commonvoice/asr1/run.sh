@@ -19,16 +19,18 @@ sit=false               # true: DecoupleFL with speaker-invariant training
 tables=                 # more of the paper's tables: 2 (labels), 4 (ablations), 5 (extractors)
 attacks=false           # true: what the features that DecoupleFL sends give away
 clients=accent          # speaker: every speaker is a client, test speakers are newcomers
-newcomer_seconds=60     # of its own speech to which a newcomer's model is adapted
+newcomer_seconds=       # of its own speech to which a newcomer's model is adapted; default: the
+                        # config's, newcomers.seconds
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 accents=                # of the clients; default: Australia, England, India; with --clients speaker
                         # of a real corpus: any, speakers of every accent and of none
 unclear=server          # rows without an accent, or with several: the server's, or drop
-hours=                  # train,valid,test hours of all clients, or their ratio; default: 100,10,10, mini 20,6,7
-server_hours=           # the same of the server's own data; default: as hours, mini 56,2,3.5
-server_fraction=        # take this share of every accent's speakers as the server's; default with
-                        # --accents any: 0.4
+hours=                  # train,valid,test hours of all clients, or their ratio; default: the config's,
+                        # as those of the next two, section corpus
+server_hours=           # the same of the server's own data; where the config has none, as hours
+server_fraction=        # take this share of every accent's speakers as the server's; the config's is
+                        # of --accents any
 common_sentences=drop   # training leaves out sentences of valid and test; keep: closed vocabularies
 min_seconds=            # training leaves out clips that are shorter, ...
 max_seconds=            # ... or longer, ...
@@ -55,11 +57,13 @@ if [ -z "${COMMONVOICE}" ]; then
     mini=(--mini)
     corpus=downloads/cv-corpus-mini/en
     : "${tag:=mini}" "${release:=cv-corpus-mini}" "${config:=conf/mini.yaml}"
-    : "${hours:=20,6,7}" "${server_hours:=56,2,3.5}" "${methods:=centralized fedavg decouplefl}"
+    : "${methods:=centralized fedavg decouplefl}"
     log "COMMONVOICE is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
 above=$(basename "$(dirname "${corpus}")")
-: "${tag:=${above}}" "${release:=${above}}" "${config:=conf/paper.yaml}" "${hours:=100,10,10}"
+: "${tag:=${above}}" "${release:=${above}}" "${config:=conf/paper.yaml}"
+take_options "${config}" newcomer_seconds=newcomers.seconds corpus.{hours,server_hours}
+hours=${hours// /,} server_hours=${server_hours// /,}
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${server_hours:=${hours}}" "${results:=${exp}/RESULTS.md}"
 name_data               # options

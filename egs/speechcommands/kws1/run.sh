@@ -19,11 +19,12 @@ keywords=               # yes,no,...: two or more, of the task keywords; default
 silence=true            # whether the task keywords has the class _silence_
 unknown=true            # whether the task keywords has the class _unknown_
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
-clip_seconds=1          # the length of a clip: longer ones are cut, and shorter ones filled up
+clip_seconds=           # the length of a clip: longer ones are cut, and shorter ones filled up;
+                        # default: the config's, as those of the next two, clips and landscape
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 split=official          # or paper: test clips are in training, as the paper's counts say
-min_clips=              # leave smaller clients out; default: 5 with --split paper or released.yaml
-landscape_clips=        # figure 4: of clients with so many clips; default: 100, mini: 10
+min_clips=              # leave smaller clients out
+landscape_clips=        # figure 4: of clients with so many clips
 max_drop=0.02           # fail if more than this share of the clips is unusable
 corpus_name="Speech Commands"   # the corpus, and ...
 release=                # ... its release, as tables shall call them
@@ -49,22 +50,23 @@ Stages:
 tasks=$(sed -E 's/\b12\b/keywords/g; s/\b35\b/words/g' <<<"${tasks:-keywords}")
 check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' networks '[a-z0-9_]+' \
     methods '[a-z0-9_]+'
-check_word ngpu '0|1' ablations 'true|clips|false' clip_seconds '[0-9]+(\.[0-9]{1,3})?'
+check_word ngpu '0|1' ablations 'true|clips|false'
 
-mini=() length=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml clips=100 name=$(basename "${corpus}")
+mini=() length=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml name=$(basename "${corpus}")
 if [ -z "${corpus}" ]; then
-    mini=(--mini) corpus=downloads/speech_commands_mini default=conf/mini.yaml clips=10 name=mini
+    mini=(--mini) corpus=downloads/speech_commands_mini default=conf/mini.yaml name=mini
     log "SPEECHCOMMANDS is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
 name_corpora SPEECHCOMMANDS SPEECHCOMMANDS_TEST
-: "${config:=${default}}" "${landscape_clips:=${clips}}" "${release:=$(basename "${corpus}")}"
+: "${config:=${default}}" "${release:=$(basename "${corpus}")}"
+[ "${split}" != paper ] || take_options "${config}" min_clips=clips.paper_min_clips
+take_options "${config}" clips.{clip_seconds,min_clips} landscape_clips=landscape.min_clips
+check_word clip_seconds '[0-9]+(\.[0-9]{1,3})?'
 # Other clips or other options are other experiments, and so need a tag of their own.
 [ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)
 [ "${split}" = official ] || name+=-${split}
 [ "${clip_seconds}" = 1 ] || name+=-${clip_seconds}s length=(--clip-seconds "${clip_seconds}")
-# The authors' code leaves small clients out, as the paper's counts of clients do.
-[[ ${config##*/} != released.yaml && ${split} != paper ]] || : "${min_clips:=5}"
-: "${min_clips:=1}" "${tag:=${name//[!A-Za-z0-9._-]/_}}" "${results:=exp/${tag}/RESULTS.md}"
+: "${tag:=${name//[!A-Za-z0-9._-]/_}}" "${results:=exp/${tag}/RESULTS.md}"
 check_tag "${tag}"
 data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
 figures=${results%.md}-${section} last=${tasks##* } sets=()

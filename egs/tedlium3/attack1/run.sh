@@ -11,20 +11,22 @@ nj=2                    # jobs at the same time; no result depends on it
 ngpu=0                  # 1: train and look at models on a GPU
 seed=0                  # of training and of trials
 partition_seed=0        # decides which speakers are in which set
-unit=person             # or talk, the paper's: both models of a speaker are then of one talk
-partition=              # of the corpus: legacy or speaker-adaptation (default; mini: legacy)
-hours_g=                # of speech that the global model is trained on; default: 200, mini 0.8
-seconds_per_model=      # of speech that a personalised model is trained on; default: 240, mini 40
-valid_share=            # of Train-G's utterances, to tune by and measure; default: 0.02, mini 0.1
+unit=                   # a speaker: person, or talk, the paper's, of which both models then are;
+                        # defaults of this and of the next four are in the config, section sets
+partition=              # of the corpus: legacy or speaker-adaptation
+hours_g=                # of speech that the global model is trained on
+seconds_per_model=      # of speech that a personalised model is trained on
+valid_share=            # of Train-G's utterances, to tune by and measure
 speakers=               # of Train-G, Part-1 and Part-2, such as 880,736,634; default: by the hours
 speeds=                 # training and adaptation data also faster and slower: "0.9 1.0 1.1"
 local_epochs=           # of a personalised model's training; default: the config's
 volumes=false           # true: each utterance of these has a volume drawn at random
 ivectors=true           # false: MFCC alone
 criterion=              # ctc or lfmmi; default: the config's
-parts="affine relu"     # of the layers, where activations are taken for A1: before and after ReLU
-layers="1 5"            # hidden layers for A2
-defences="none clip=1+noise=0.3 clip=1+noise=1 clip=1+noise=3 bits=8 bits=4 mean=2 mean=4 keep=*.running_* keep=encoder.scale.*,encoder.layers.[0-5].*"
+parts=                  # of the layers, where activations are taken for A1, before and after ReLU:
+                        # "affine relu"; default: the config's, a1.parts
+layers=                 # hidden layers for A2; default: the config's, a2.layers
+defences=               # of updates; default: the config's, updates.defences
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 max_drop=0.02           # fail if more than this share of the corpus' lines cannot be used
@@ -46,15 +48,16 @@ Stages: 1 data directories (TEDLIUM in db.sh is empty: a mini corpus), 2 MFCC, 3
 corpus=${TEDLIUM} mini=()
 if [ -z "${TEDLIUM}" ]; then
     corpus=downloads/TEDLIUM_release-mini mini=(--mini)
-    : "${tag:=mini}" "${config:=conf/mini.yaml}" "${partition:=legacy}"
-    : "${hours_g:=0.8}" "${seconds_per_model:=40}" "${valid_share:=0.1}"
+    : "${tag:=mini}" "${config:=conf/mini.yaml}"
     log "TEDLIUM is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
-: "${tag:=$(basename "${corpus}")}" "${config:=conf/paper.yaml}" "${partition:=speaker-adaptation}"
+: "${tag:=$(basename "${corpus}")}" "${config:=conf/paper.yaml}"
 : "${release:=$(basename "${corpus}")}"
-: "${hours_g:=200}" "${seconds_per_model:=240}" "${valid_share:=0.02}"
+take_options "${config}" sets.{unit,partition,hours_g,seconds_per_model,valid_share} \
+    a1.parts a2.layers updates.defences
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
-: "${results:=${exp}/RESULTS.md}" "${criterion:=$(setting model.criterion)}"
+: "${results:=${exp}/RESULTS.md}"
+[ -n "${criterion}" ] || take_options "${config}" model.criterion
 check_words parts 'affine|relu' layers '[1-9][0-9]*'
 check_word unit 'person|talk' volumes 'true|false' ivectors 'true|false' criterion 'ctc|lfmmi' \
     ngpu '0|1'

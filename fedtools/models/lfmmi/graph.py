@@ -150,7 +150,7 @@ class Ngram:
 
 
 def estimate(
-    transcripts: Iterable[Sequence[int]], units: int, order: int = 3, max_histories: int = 2000
+    transcripts: Iterable[Sequence[int]], units: int, order: int, max_histories: int
 ) -> Ngram:
     """Estimate an n-gram, interpolated as by Witten and Bell (Chen and Goodman 1999, section 2.4).
 

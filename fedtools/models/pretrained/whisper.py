@@ -117,11 +117,10 @@ class Whisper(nn.Module):
         places = torch.arange(tokens.shape[1], device=tokens.device)[None]
         hidden = self.decoder.embed_tokens(tokens)
         hidden = hidden + self.decoder.embed_positions(tokens, position_ids=places)
-        least = torch.finfo(hidden.dtype).min
-        causal = torch.full((tokens.shape[1],) * 2, least, device=tokens.device).triu(1)[None, None]
+        causal = hidden.new_full((tokens.shape[1],) * 2, torch.finfo(hidden.dtype).min).triu(1)
         seen = attention_mask(encoded, lengths.to(encoded.device))
         for layer in self.decoder.layers:
-            hidden = layer(hidden, causal.to(hidden.dtype), encoded, encoder_attention_mask=seen)
+            hidden = layer(hidden, causal[None, None], encoded, encoder_attention_mask=seen)
         return self.proj_out(self.decoder.layer_norm(hidden))
 
     @torch.no_grad()
