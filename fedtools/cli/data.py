@@ -55,6 +55,8 @@ def extract_features(
         raise typer.BadParameter(f"{job} is above --nj {nj}", param_hint="--job")
     from fedtools.audio import features
 
+    if kind in features.PRETRAINED and sample_rate != features.FeatureConfig.sample_rate:
+        raise typer.BadParameter(f"--kind {kind} is of 16000 Hz", param_hint="--sample-rate")
     config = features.FeatureConfig(num_mel_bins, sample_rate, kind)
     done = features.extract_features(
         data_dir, ark_dir, config, job=job or 1, jobs=nj, compress=compress
