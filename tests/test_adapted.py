@@ -393,6 +393,14 @@ def test_the_whole_model_is_exported(world, tmp_path):
     inside("average", path, "--best", "2").fails(1, "adapters of 2 rounds have no mean")
 
 
+def test_what_is_frozen_whole_is_measured_and_not_trained(world, tmp_path):
+    path = tmp_path / "e"
+    said = adapted(world, path, {"kind": "none"}, *start(world)).ok().err
+    assert said.startswith("trains 0.0 of ")
+    inside("evaluate", path).ok()
+    inside("rounds", path, "--to", "1").fails(1, "the model has no parameter that is trained")
+
+
 def test_newcomers_begin_with_adapters(world, tmp_path):
     path = tmp_path / "e"
     chosen = ("--set", "method_conf.personal=['*lora*']")
