@@ -383,7 +383,8 @@ def test_the_whole_model_is_exported(world, tmp_path):
     inside("rounds", path, "--to", "1").ok()
     inside("average", path).ok()
     inside("export", path, tmp_path / "out").ok()
-    ours = torch.load(tmp_path / "out/model.pth", weights_only=True)
+    saved = torch.load(tmp_path / "out/model.pth", weights_only=True)
+    ours = {name: value.numpy() for name, value in saved.items()}
     theirs = load_file(world / "conformer.safetensors")
     assert ours.keys() == theirs.keys()
     batch = asr_world.batch_of(world, "valid", "en")
@@ -391,6 +392,14 @@ def test_the_whole_model_is_exported(world, tmp_path):
     found, expected = (outputs(one, batch)[0] for one in (exported, model_after(path, world, 2)))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     inside("average", path, "--best", "2").fails(1, "adapters of 2 rounds have no mean")
+
+
+def test_what_is_frozen_whole_is_measured_and_not_trained(world, tmp_path):
+    path = tmp_path / "e"
+    said = adapted(world, path, {"kind": "none"}, *start(world)).ok().err
+    assert said.startswith("trains 0.0 of ")
+    inside("evaluate", path).ok()
+    inside("rounds", path, "--to", "1").fails(1, "the model has no parameter that is trained")
 
 
 def test_newcomers_begin_with_adapters(world, tmp_path):

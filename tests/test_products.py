@@ -8,7 +8,7 @@ from test_aggregate import send
 
 from fedtools.files.states import load_state, save_state
 from fedtools.server.aggregate import Bound
-from fedtools.server.products import Adapters, combine_models
+from fedtools.server.products import Adapters, combine_models, nearest
 
 INPUTS, OUTPUTS, RANK, CLIENTS = 9, 7, 2, 5
 SPEC = {
@@ -94,6 +94,13 @@ def test_what_has_the_rank_is_kept_by_svd(tmp_path, states, capsys):
     found, _ = combined(tmp_path / "r", one, "svd", [2.0])
     np.testing.assert_allclose(product(found), product(one["c0"]), rtol=0, atol=1e-5)
     assert "0.00 % of the mean of the adapters is lost" in capsys.readouterr().err
+
+
+def test_a_layer_can_be_narrower_than_the_rank():
+    matrix = np.random.default_rng(2).normal(size=(3, 5))
+    down, up = nearest(matrix, 4)
+    assert down.shape == (4, 5) and up.shape == (3, 4)
+    np.testing.assert_allclose(up @ down, matrix, atol=1e-12)
 
 
 def test_adapters_that_do_nothing_can_be_trained_after_svd(tmp_path, states):

@@ -148,7 +148,9 @@ def nearest(product: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     up, down = (left * values)[:, :rank].numpy(), right[:rank].numpy()
     largest = np.abs(down).argmax(1)[:, None]
     signs = np.where(np.take_along_axis(down, largest, 1) < 0, -1.0, 1.0)
-    return down * signs, up * signs.T
+    # Of a layer narrower than the rank the rest is zeros.
+    rest = rank - len(down)
+    return np.pad(down * signs, ((0, rest), (0, 0))), np.pad(up * signs.T, ((0, 0), (0, rest)))
 
 
 def _put_products(kept: Weighted, path: Path, layers: Sequence[str], adapters: Adapters) -> None:
