@@ -30,7 +30,10 @@ def extract_features(
         None, min=1, help="Do this share of --nj only, and do not merge."
     ),
     nj: int = typer.Option(1, min=1, help="Number of jobs."),
-    kind: FeatureKind = typer.Option("fbank", help="mfcc: as many cepstra as mel filters."),
+    kind: FeatureKind = typer.Option(
+        "fbank",
+        help="mfcc: as many cepstra as mel filters; log_mel: Whisper's; wave: the samples.",
+    ),
     num_mel_bins: int = typer.Option(80, min=3, max=256, help="Number of mel filters."),
     sample_rate: int = typer.Option(
         16_000, min=4_000, max=192_000, help="In Hz; other audio is resampled to it."

@@ -49,9 +49,9 @@ def read_data(
     wanted, kind = input_size_of(config), input_kind_of(config)
     for name in first_there(data) if may_lack else data.utterances[:1]:
         data.check_features([name])
-        matrix = FeatureReader(data.feats_scp).read(name)
-        check_kind(matrix, kind, name, data.path / "feats.scp")
-        if (size := matrix.shape[1]) != wanted:
+        reader = FeatureReader(data.feats_scp)
+        check_kind(reader, name, kind, data.path / "feats.scp")
+        if (size := reader.shape(name)[1]) != wanted:
             problem = f"{size} values in a frame of {name!r}, the model's input_size is {wanted}"
             remedy = "extract other features, or begin with another model.input_size"
             raise UserError(problem, path=data.path / "feats.scp", remedy=remedy)

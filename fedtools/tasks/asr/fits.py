@@ -14,20 +14,21 @@ from fedtools.files.errors import UserError
 _SECOND, _RANGE = 100, 2.01
 
 
-def check_kind(matrix: np.ndarray, wanted: str | None, name: str, path: Path) -> None:
+def check_kind(reader: FeatureReader, name: str, wanted: str | None, path: Path) -> None:
     """Fail unless the features of an utterance are of the kind that a model takes.
 
     Whisper's are told by what others have not: whole seconds of frames, and values that lie no more
     than 2 apart, since what is 80 dB below the loudest is cut off.
 
     Args:
-        matrix: the features.
-        wanted: "log_mel", "wave", or None: neither.
+        reader: of the features.
         name: of the utterance.
+        wanted: "log_mel", "wave", or None: neither.
         path: the table that has them, for messages.
     """
-    found = "wave" if matrix.shape[1] == 1 else "fbank or mfcc"
-    if found != "wave" and len(matrix) % _SECOND == 0 and np.ptp(matrix) < _RANGE:
+    frames, size = reader.shape(name)
+    found = "wave" if size == 1 else "fbank or mfcc"
+    if size > 1 and frames % _SECOND == 0 and np.ptp(reader.read(name)) < _RANGE:
         found = "log_mel"
     if found != wanted if wanted else found == "log_mel":
         takes = wanted or "fbank or mfcc"
