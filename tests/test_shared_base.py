@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedtools.client.options import ClipTraining
-from fedtools.federation.federation import open_federation
+from fedtools.federation.federation import Federation
 from fedtools.models.asr import build_model, losses, outputs
 from fedtools.models.copies import copy_of
 from fedtools.models.keywords import build_network
@@ -100,7 +100,7 @@ def test_models_of_speech_share_the_base(tmp_path: Path):
         *("init", tmp_path / "exp", "--config", tmp_path / "config.yaml", "--method", "fedavg"),
         *("--data", f"train={data}", "--asset", f"tokens={tmp_path / 'tokens'}"),
     ).ok()
-    make = open_federation(tmp_path / "exp").task.need(MODELS)
+    make = Federation(tmp_path / "exp").task.need(MODELS)
     first = make.build()
     shutil.rmtree(folder)
     models = [first, make.build(use="copy"), make.build(use="teacher")]
