@@ -32,6 +32,43 @@ def save_whisper(folder: Path, bins: int = 80, **changes: int) -> Path:
     return folder
 
 
+def save_wave(
+    folder: Path, kind: str = "Wav2Vec2", norm: str = "layer", head: str = "Model", **changes
+) -> Path:
+    """A wav2vec 2.0, HuBERT or WavLM of three layers in a folder, with its preprocessor's config.
+
+    Its large variant where the convolutions are normalised by `norm` "layer", the base otherwise.
+    """
+    large = norm == "layer"
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "conv_dim": [16] * 3,
+        "conv_kernel": [10, 3, 2],
+        "conv_stride": [5, 2, 2],
+        "num_feat_extract_layers": 3,
+        "num_conv_pos_embeddings": 8,
+        "num_conv_pos_embedding_groups": 4,
+        "num_buckets": 20,
+        "max_bucket_distance": 30,
+        "vocab_size": 20,
+        "feat_extract_norm": norm,
+        "do_stable_layer_norm": large,
+        "conv_bias": large,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{kind}Config")(**{**sizes, **changes})
+        model = getattr(transformers, f"{kind}{head}")(config)
+        for value in model.parameters():
+            value.data.add_(torch.randn_like(value) * 0.1)
+    model.save_pretrained(folder)
+    transformers.Wav2Vec2FeatureExtractor(do_normalize=large).save_pretrained(folder)
+    return folder
+
+
 # What a Whisper of `save_tokens` writes: letters, a blank, and special tokens behind them.
 SPELLED = [*"abcdefghijklmnopqrstuvwxyz", "Ġ"]
 MARKS = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|transcribe|>"]

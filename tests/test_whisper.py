@@ -177,7 +177,7 @@ def test_what_repeats_itself_is_found(tokens, repeats):
 def world(tmp_path_factory, folder) -> Path:
     root = tmp_path_factory.mktemp("world")
     for split, seed in (("train", 0), ("valid", 1)):
-        simulated.data_dir(root / split, ["au", "en"], 4, seed)
+        simulated.data_dir(root / split, ["au", "en"], 4, seed, log_mel=True)
     model = {"network": "hf", "path": str(folder), "criterion": "seq2seq"}
     config = {
         "task": "asr",

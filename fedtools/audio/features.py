@@ -40,8 +40,9 @@ SECONDS_BETWEEN_LINES = 10.0
 MESSAGES_SHOWN = 10
 # Hz, to half the sample rate.
 _MFCC_HIGH = -400.0
-# Kinds that pretrained models take.
+# Kinds that pretrained models take, and the most seconds that Whisper hears.
 PRETRAINED = ("log_mel", "wave")
+WHISPER_SECONDS = 30
 
 Item = TypeVar("Item")
 
@@ -120,6 +121,10 @@ def _of_pretrained(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
 
     if not len(samples):
         return np.empty((0, 1), np.float32)
+    seconds = len(samples) / config.sample_rate
+    if config.kind == "log_mel" and seconds > WHISPER_SECONDS:
+        problem = f"{seconds:.3f} s of audio, Whisper hears {WHISPER_SECONDS}"
+        raise AudioError("too long", problem)
     front = front_end(config.kind, config.num_mel_bins)
     found: np.ndarray = front(torch.from_numpy(samples * INT16_SCALE)[None])[0].numpy()
     return found

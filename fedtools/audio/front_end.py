@@ -24,14 +24,10 @@ class ScaledMfcc(Mfcc):
 
 
 class Wave(nn.Module):
-    """The waveform at zero mean and unit variance, (..., samples) -> (..., samples, 1)."""
+    """The waveform from -1 to 1, (..., samples) -> (..., samples, 1)."""
 
     def forward(self, waves: Tensor) -> Tensor:
-        # As transformers' Wav2Vec2FeatureExtractor has it, of floats from -1 to 1.
-        waves = waves / 32768
-        centred = waves - waves.mean(-1, keepdim=True)
-        deviation = (centred.square().mean(-1, keepdim=True) + 1e-7).sqrt()
-        return (centred / deviation)[..., None]
+        return (waves / 32768)[..., None]
 
 
 def front_end(inputs: str, bins: int) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import typer
 
@@ -35,12 +35,14 @@ def extract_features(
     sample_rate: int = typer.Option(
         16_000, min=4_000, max=192_000, help="In Hz; other audio is resampled to it."
     ),
+    pretrained: Path = typer.Option(None, help="In place of --kind: what this model takes."),
     compress: bool = typer.Option(False, "--compress", help="Kaldi's compression: not exact."),
     max_drop: float = MAX_DROP,
 ) -> None:
     """Extract log mel filterbanks or MFCC, as Kaldi does.
 
-    Features are as Kaldi's make_fbank.sh makes them, or the high-resolution MFCC of its recipes.
+    Features are as Kaldi's make_fbank.sh makes them, or the high-resolution MFCC of its recipes; or
+    those that a pretrained model of a Hugging Face folder takes.
     Without --job: everything in this process, then merge-features.
 
     Reads: DATA_DIR/wav.scp, segments, utt2spk, utt2client, utt2speed, utt2volume; the audio.
@@ -55,6 +57,13 @@ def extract_features(
         raise typer.BadParameter(f"{job} is above --nj {nj}", param_hint="--job")
     from fedtools.audio import features
 
+    if pretrained:
+        from fedtools.models.pretrained.folder import Folder
+
+        folder = Folder.open(pretrained)
+        kind, num_mel_bins = cast("FeatureKind", folder.inputs), folder.bins
+    if kind in features.PRETRAINED and sample_rate != features.FeatureConfig.sample_rate:
+        raise typer.BadParameter(f"--kind {kind} is of 16000 Hz", param_hint="--sample-rate")
     config = features.FeatureConfig(num_mel_bins, sample_rate, kind)
     done = features.extract_features(
         data_dir, ark_dir, config, job=job or 1, jobs=nj, compress=compress

@@ -184,14 +184,16 @@ class Trained(nn.Module):
 
     def forward(self, values: Tensor, *others: Any, **options: Any) -> Tensor:
         clients = self._rows.clients if self._clients else 1
+        # Such as the lengths of the rows.
+        split = [
+            one.chunk(clients) if isinstance(one, Tensor) else [one] * clients
+            for one in (values, *others)
+        ]
         found = [
             functional_call(
-                self.layer,
-                {name: self.own(name)[k] for name in self._names},
-                (part, *others),
-                options,
+                self.layer, {name: self.own(name)[k] for name in self._names}, given, options
             )
-            for k, part in enumerate(values.chunk(clients))
+            for k, given in enumerate(zip(*split, strict=True))
         ]
         return torch.cat(found) if clients > 1 else found[0]
 

@@ -173,6 +173,11 @@ def input_size_of(config: Mapping[str, Any]) -> int:
     return size
 
 
+def input_kind_of(config: Mapping[str, Any]) -> str | None:
+    """The kind of features that a pretrained model takes, of `extract-features`; None: any."""
+    return Folder.open(config.get("path", "")).inputs if is_pretrained(config) else None
+
+
 def criterion_of(config: Mapping[str, Any], where: str | Path) -> str:
     """What a model is trained with, one of `CRITERIA`."""
     criterion = config.get("criterion", CRITERIA[0])
@@ -290,6 +295,11 @@ def shortest_input(model: nn.Module) -> int:
     return next(frames for frames in range(1, 64) if not check_short_utt(embed, frames)[0])
 
 
+def longest_input(model: nn.Module) -> int | None:
+    """The largest number of frames that the encoder accepts; None: any."""
+    return getattr(model.encoder, "longest", None)
+
+
 def _make(config: Mapping, key: str, where: str, **given):
     """Build the class that `config[key]` names, `given` arguments and `config[key + "_conf"]`."""
     registry = _CLASSES[key]
@@ -322,8 +332,9 @@ def _make(config: Mapping, key: str, where: str, **given):
 def _try(model: nn.Module, input_size: int, where: str) -> None:
     """Compute one loss: some odd options show only then. Model and generators stay as they are."""
     before = {name: value.clone() for name, value in model.named_buffers()}
-    length = torch.tensor([TRIAL_FRAMES])
-    speech = torch.zeros(1, TRIAL_FRAMES, input_size)
+    # Of waveforms a position alone has more samples.
+    frames = max(TRIAL_FRAMES, getattr(model.encoder, "shortest", 0))
+    length, speech = torch.tensor([frames]), torch.zeros(1, frames, input_size)
     text = torch.ones(1, 1, dtype=torch.long)
     with _quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
         try:

@@ -13,7 +13,7 @@ from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError
 from fedtools.models.keywords.base import Network
 from fedtools.models.keywords.layers import Linear
-from fedtools.models.pretrained.encoders import build_encoder, depth_of
+from fedtools.models.pretrained.build import build_encoder, depth_of
 from fedtools.models.pretrained.folder import Folder, open_known
 from fedtools.models.pretrained.options import Pretrained
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedtools.files.config import from_mapping, option_error
-from fedtools.models.pretrained.encoders import build_encoder, depth_of
+from fedtools.models.pretrained.build import build_encoder, depth_of
 from fedtools.models.pretrained.folder import open_known
 from fedtools.models.pretrained.options import Pretrained
 
@@ -47,9 +47,8 @@ class PretrainedCtc(nn.Module):
 
     def encode(self, speech: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, bins) and (B,) to (B, T', D) and (B,); in training with SpecAugment."""
-        if self.specaug is not None and self.training:
-            speech, lengths = self.specaug(speech, lengths)
-        encoded: tuple[Tensor, Tensor] = self.encoder(speech, lengths)
+        specaug = self.specaug if self.training else None
+        encoded: tuple[Tensor, Tensor] = self.encoder(speech, lengths, specaug)
         return encoded
 
     def train(self, mode: bool = True) -> PretrainedCtc:

@@ -7,55 +7,67 @@ convolution, as behind a lone utterance, and masked in attention.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtools.files.config import option_error
-from fedtools.models.adaptation import Adapt
-from fedtools.models.adapters import Rows, adapt
 from fedtools.models.pooling import inside
-from fedtools.models.pretrained.folder import Folder
-from fedtools.models.pretrained.options import Pretrained
 
 
-class WhisperEncoder(nn.Module):
-    """The encoder of Whisper (Radford et al., ICML 2023), (N, frames, bins) -> (N, positions, D).
+class Encoder(nn.Module):
+    """Layers over what `embed` makes of audio; derived classes say what that is.
 
-    Args:
-        encoder: of transformers.
+    Attributes:
+        size: values of a position.
+        step: frames of its input to a position.
+        shortest, longest: the fewest and the most frames of an utterance; None: no bound.
     """
 
-    # Frames of its input to a position, and the fewest of an utterance, a second.
-    step, shortest = 2, 100
+    size: int
+    step: int
+    shortest: int
+    longest: int | None
+    layers: nn.ModuleList
+    layer_norm: nn.Module
 
-    def __init__(self, encoder: nn.Module):
-        super().__init__()
-        self.conv1, self.conv2 = encoder.conv1, encoder.conv2
-        # Sines and cosines.
-        self.embed_positions = encoder.embed_positions.requires_grad_(False)
-        self.layers, self.layer_norm = encoder.layers, encoder.layer_norm
-        self.size: int = encoder.config.d_model
-        self.longest: int = encoder.config.max_source_positions * self.step
+    def embed(
+        self, frames: Tensor, lengths: Tensor | None, specaug: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What is below the first layer: hidden values, their lengths, the mask of attention."""
+        raise NotImplementedError
 
-    def forward(self, frames: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Encode log mel energies.
+    def run(
+        self, hidden: Tensor, mask: Tensor | None, first: int = 0, last: int | None = None
+    ) -> Tensor:
+        """The layers from `first` to before `last`."""
+        for layer in self.layers[first:last]:
+            hidden = layer(hidden, mask)
+        return hidden
+
+    def positions(self, frames: Any) -> Any:
+        """How many positions so many frames have; of a number, or an array of them."""
+        raise NotImplementedError
+
+    def forward(
+        self, frames: Tensor, lengths: Tensor | None = None, specaug: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Encode audio.
 
         Args:
             frames: (N, T, bins), padded with anything.
-            lengths: (N,), even numbers of frames; by default all are T long.
+            lengths: (N,), numbers of frames; by default all are T long.
+            specaug: ESPnet's SpecAugment, or None.
 
         Returns:
-            (N, T / 2, D), and numbers of positions (N,).
+            (N, T', D), and numbers of positions (N,).
         """
-        hidden, lengths = self.lower(frames, lengths, 0)
-        return self.upper(hidden, lengths, 0), lengths
+        hidden, lengths, mask = self.embed(frames, lengths, specaug)
+        return self.layer_norm(self.run(hidden, mask)), lengths
 
     def lower(self, frames: Tensor, lengths: Tensor | None, depth: int) -> tuple[Tensor, Tensor]:
-        """What the bottom makes of log mel energies: hidden values, and numbers of positions.
+        """What the bottom makes of audio: hidden values, and numbers of positions.
 
         Args:
             frames, lengths: as of `forward`.
@@ -74,12 +86,36 @@ class WhisperEncoder(nn.Module):
         found: Tensor = self.layer_norm(self.run(hidden, mask, depth))
         return found
 
+
+class WhisperEncoder(Encoder):
+    """The encoder of Whisper (Radford et al., ICML 2023), (N, frames, bins) -> (N, positions, D).
+
+    Args:
+        encoder: of transformers.
+    """
+
+    # Frames of its input to a position, and the fewest of an utterance, a second.
+    step, shortest = 2, 100
+
+    def __init__(self, encoder: nn.Module):
+        super().__init__()
+        self.conv1, self.conv2 = encoder.conv1, encoder.conv2
+        # Sines and cosines.
+        self.embed_positions = encoder.embed_positions.requires_grad_(False)
+        self.layers, self.layer_norm = encoder.layers, encoder.layer_norm
+        self.size: int = encoder.config.d_model
+        self.longest: int = encoder.config.max_source_positions * self.step
+
     def positions(self, frames: Any) -> Any:
         """How many positions so many frames have; of a number, or an array of them."""
         return (frames + 1) // self.step
 
-    def embed(self, frames: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def embed(
+        self, frames: Tensor, lengths: Tensor | None, specaug: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """What is below the first layer: hidden values, their lengths, the mask of attention."""
+        if specaug is not None:
+            frames, lengths = specaug(frames, lengths)
         if lengths is None:
             lengths = torch.full((len(frames),), frames.shape[1], device=frames.device)
         lengths = lengths.to(frames.device)
@@ -95,12 +131,6 @@ class WhisperEncoder(nn.Module):
         lengths = self.positions(lengths)
         return hidden, lengths, attention_mask(hidden, lengths) if padded else None
 
-    def run(self, hidden: Tensor, mask: Tensor | None, first: int = 0, last: int | None = None):
-        """The layers from `first` to before `last`."""
-        for layer in self.layers[first:last]:
-            hidden = layer(hidden, mask)
-        return hidden
-
 
 def attention_mask(hidden: Tensor, lengths: Tensor) -> Tensor:
     """What is added to the scores of attention, (N, 1, 1, T): none looks behind an end."""
@@ -108,45 +138,3 @@ def attention_mask(hidden: Tensor, lengths: Tensor) -> Tensor:
     return torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(
         ~seen, torch.finfo(hidden.dtype).min
     )
-
-
-def depth_of(encoder: nn.Module, options: Pretrained, where: str | Path) -> int | None:
-    """The most layers of a bottom that is frozen, see `WhisperEncoder.lower`.
-
-    None where its outputs are not to be kept.
-
-    Args:
-        where: what the options were read from, for messages.
-
-    Raises:
-        UserError: if there is no such bottom.
-    """
-    if not options.cache_frozen:
-        return None
-    depth = len(encoder.layers) + 1
-    # What is in no state is frozen.
-    for name in encoder.state_dict():
-        part, _, rest = name.partition(".")
-        if part not in ("layers", "layer_norm"):
-            problem = f"cache_frozen: no layer at the bottom is frozen: adapt trains {name}"
-            raise option_error(problem, where, "cache_frozen", True)
-        here = int(rest.partition(".")[0]) if part == "layers" else len(encoder.layers)
-        depth = min(depth, here)
-    return depth
-
-
-_ENCODERS: dict[str, Any] = {"whisper": lambda model: WhisperEncoder(model.model.encoder)}
-
-
-def build_encoder(folder: Folder, how: Adapt, clients: int | None) -> tuple[nn.Module, Rows]:
-    """The encoder of a folder's model, frozen but for what is trained.
-
-    Args:
-        clients: of a stack, or None.
-
-    Raises:
-        UserError: if the folder holds no such model.
-        ValueError: if `how` does not fit it.
-    """
-    encoder = _ENCODERS[folder.kind](folder.load())
-    return encoder, adapt(encoder, how, clients)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fedtools.files.config import Positive, from_mapping, option_error
 from fedtools.models.adapters import adapt
-from fedtools.models.pretrained.encoders import WhisperEncoder, attention_mask, depth_of
+from fedtools.models.pretrained.build import depth_of
+from fedtools.models.pretrained.encoders import WhisperEncoder, attention_mask
 from fedtools.models.pretrained.folder import import_transformers, open_known
 from fedtools.models.pretrained.options import Pretrained
 
@@ -89,9 +90,8 @@ class Whisper(nn.Module):
 
     def encode(self, speech: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T, bins) and (B,) to (B, T', D) and (B,); in training with SpecAugment."""
-        if self.specaug is not None and self.training:
-            speech, lengths = self.specaug(speech, lengths)
-        encoded: tuple[Tensor, Tensor] = self.encoder(speech, lengths)
+        specaug = self.specaug if self.training else None
+        encoded: tuple[Tensor, Tensor] = self.encoder(speech, lengths, specaug)
         return encoded
 
     def losses(self, encoded: Tensor, lengths: Tensor, batch: Mapping[str, Tensor]) -> Tensor:

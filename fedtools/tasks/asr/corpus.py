@@ -15,7 +15,7 @@ from fedtools.files.sent_features import open_sent
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method
-from fedtools.models.asr import shortest_input
+from fedtools.models.asr import longest_input, shortest_input
 from fedtools.server.shares import taken_of
 from fedtools.tasks.asr.data import Utterances, Zeros, read_data
 from fedtools.tasks.asr.frozen import keep_hidden
@@ -95,7 +95,8 @@ class Corpus:
         Args:
             labelled: whether each needs a transcript; by default if the data have any.
         """
-        zeros = Zeros(self.training.end_frames, shortest_input(self._models.build()))
+        model = self._models.build()
+        zeros = Zeros(self.training.end_frames, shortest_input(model), longest_input(model))
         labelled = bool(data.text) if labelled is None else labelled
         bins = self.training.batch_bins
         return Utterances(data, names, self._tokenizer, bins, zeros, labelled)

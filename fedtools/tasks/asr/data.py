@@ -23,8 +23,9 @@ from fedtools.files.seeds import generator
 from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
-from fedtools.models.asr import input_size_of
+from fedtools.models.asr import input_kind_of, input_size_of
 from fedtools.tasks.asr.archives import first_there
+from fedtools.tasks.asr.fits import check_kind, check_length
 
 
 def read_data(
@@ -45,11 +46,12 @@ def read_data(
         data.others[SPEED_TABLE] = read_table(speeds)
     if (languages := data.path / UTT2LANG).exists():
         data.others[UTT2LANG] = read_table(languages)
-    wanted = input_size_of(config)
+    wanted, kind = input_size_of(config), input_kind_of(config)
     for name in first_there(data) if may_lack else data.utterances[:1]:
         data.check_features([name])
-        size = FeatureReader(data.feats_scp).shape(name)[1]
-        if size != wanted:
+        matrix = FeatureReader(data.feats_scp).read(name)
+        check_kind(matrix, kind, name, data.path / "feats.scp")
+        if (size := matrix.shape[1]) != wanted:
             problem = f"{size} values in a frame of {name!r}, the model's input_size is {wanted}"
             remedy = "extract other features, or begin with another model.input_size"
             raise UserError(problem, path=data.path / "feats.scp", remedy=remedy)
@@ -101,10 +103,12 @@ class Zeros:
     Attributes:
         after: so many behind each, and then ...
         shortest: ... as many as it lacks to the fewest that the model accepts.
+        longest: the most that the model accepts; None: any.
     """
 
     after: int = 0
     shortest: int = 1
+    longest: int | None = None
 
 
 class Utterances:
@@ -160,6 +164,8 @@ class Utterances:
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names}, seals)
         # Of each utterance, with the zeros that follow it.
         self.frames = frames_of(self._reader, names, zeros)
+        for name, frames in zip(self.names, self.frames.tolist(), strict=True):
+            check_length(name, frames, zeros.longest, data.path / "feats.scp")
         self._bins = self._reader.shape(self.names[0])[1]
         self._batch_bins = batch_bins
         self.keep = False

@@ -23,12 +23,20 @@ from fedtools.files.sent_features import Features
 from fedtools.lm.tokens import warn_of_unspelled
 from fedtools.methods.base import Extracted, Method, Phase
 from fedtools.models.adaptation import BASE, has_base
-from fedtools.models.asr import build_model, losses, outputs, represent
+from fedtools.models.asr import (
+    build_model,
+    input_kind_of,
+    longest_input,
+    losses,
+    outputs,
+    represent,
+)
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
 from fedtools.tasks.asr.archives import missing_archive
 from fedtools.tasks.asr.corpus import Corpus
 from fedtools.tasks.asr.data import Batch, Utterances, UtteranceSource, check_words, read_data
+from fedtools.tasks.asr.fits import check_lengths
 from fedtools.tasks.asr.frozen import check_frozen
 from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
 from fedtools.tasks.base import Gone, Indicator, Items, NewExperiment, State, Task, as_configured
@@ -70,6 +78,7 @@ class AsrTask(Task[Method]):
             raise UserError(problem, path=f"{where}: training")
         read_data(new.data["train"], options.model)
         for split, folder in new.data.items():
+            check_lengths(folder, input_kind_of(options.model), longest_input(model))
             if split != "train":
                 check_words(folder)
             if split != "train" or training.labels == "transcripts":

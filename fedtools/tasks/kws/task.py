@@ -87,6 +87,7 @@ class KwsTask(Task[Method]):
         if (shift := training.augmentation.time_shift_ms) > 1000 * samples / RATE:
             problem = f"training: augment: time_shift_ms {shift} is more than a clip"
             raise option_error(problem, where, "time_shift_ms", shift)
+        check_clips(network, options.model, samples, new.data["train"])
         check_optimizer(training, f"{where}: training")
         check_frozen(new, network, training)
         return begin_with(new, network, tensors_of(network))
@@ -201,6 +202,16 @@ class KwsTask(Task[Method]):
 
         trained = set(self.experiment.clients)
         return Indicator(inputs, lambda model, given: model(given), set(clips.clients), trained)
+
+
+def check_clips(network: nn.Module, config: Mapping[str, object], samples: int, path: Path) -> None:
+    """Fail if clips are longer than a pretrained network accepts."""
+    longest = getattr(getattr(network, "encoder", None), "longest", None)
+    if longest is not None:
+        frames = len(front_end(*inputs_of(config))(torch.zeros(samples)))
+        if frames > longest:
+            problem = f"clips of {frames} frames, the model accepts {longest}"
+            raise UserError(problem, path=path, remedy="pack them with less --clip-seconds")
 
 
 def prepare(method: Method, clips: Clips, batch_size: int) -> dict[str, np.ndarray]:
