@@ -31,6 +31,7 @@ from fedtools.files.frozen import Place
 from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.pretrained import PretrainedNetwork
+from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import cross_entropy
 
 CLASSES, MEGABYTE = 8, 2**20
@@ -191,6 +192,8 @@ def main() -> None:
     parser.add_argument("--peak-of", choices=("lora", "full"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    # As the task does.
+    keep_freed_memory()
     if options.peak_of:
         print_peak(options)
         return
