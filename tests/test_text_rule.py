@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import jiwer
 import pytest
+from conftest import inside
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,8 +51,8 @@ def test_score_and_compare_count_alike_what_is_said_alike(tmp_path: Path):
     (tmp_path / "hyp").write_text("a-1 Mark has 21 dogs.\na-2 It isn't!\n")
     rows = {}
     for rule in ("none", "spoken"):
-        command = ["fedtools", "score", tmp_path, tmp_path / "hyp", tmp_path / rule]
-        subprocess.run([*command, "--text-rule", rule], check=True, capture_output=True)
+        given = (tmp_path, tmp_path / "hyp", tmp_path / rule, "--text-rule", rule)
+        inside("score", *given).ok()
         head, *lines = (tmp_path / rule / "wer.tsv").read_text().splitlines()
         found = dict(zip(head.split("\t"), lines[-1].split("\t"), strict=True))
         rows[rule] = float(found["wer"])
@@ -60,6 +60,5 @@ def test_score_and_compare_count_alike_what_is_said_alike(tmp_path: Path):
     assert rows["spoken"] == pytest.approx(100 * jiwer.wer(*said), abs=0.01)
     assert rows["none"] > rows["spoken"]
     hypotheses = [tmp_path / "hyp", tmp_path / "text"]
-    command = ["fedtools", "compare", tmp_path, *hypotheses, "--text-rule", "spoken"]
-    out = subprocess.run([*command], check=True, capture_output=True, text=True).stdout
+    out = inside("compare", tmp_path, *hypotheses, "--text-rule", "spoken").ok().out
     assert "25.00" in out.splitlines()[-1]

@@ -21,7 +21,9 @@ TextRule = Literal["none", "spoken"]
 RULES = get_args(TextRule)
 
 # A number with its thousands' commas, its decimals, and the end of an ordinal.
-_NUMBER = re.compile(r"(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(st|nd|rd|th)?(?![\w])", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?<!\w)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(st|nd|rd|th)?(?!\w)", re.I
+)
 _LONGEST = 15
 
 
@@ -52,7 +54,7 @@ def _word(word: str, language: str) -> str:
         return words
     # What has no spoken form is compared as it is written, but for case and punctuation.
     kept = "".join(mark if mark.isalnum() or mark == "'" else " " for mark in word)
-    return " ".join(lower(kept, language).split())
+    return " ".join(normalise(part, language)[0] or lower(part, language) for part in kept.split())
 
 
 def _spelled(found: re.Match[str]) -> str:
