@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtools.lm.tokens import Tokenizer
-from fedtools.models.lfmmi import graph as graphs
+from fedtools.models.lfmmi import graph as ngrams
 from fedtools.models.lfmmi.forward_backward import (
     best_paths,
     log_totals,
@@ -40,7 +40,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def estimate(lines, units: int, order: int = 3, max_histories: int = 2000) -> Ngram:
-    return graphs.estimate(lines, units, order, max_histories)
+    return ngrams.estimate(lines, units, order, max_histories)
 
 
 def made(order: int = 3, silence: float = 0.5, lines=LINES, units: int = UNITS, **more) -> Graph:
