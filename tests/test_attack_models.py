@@ -188,7 +188,7 @@ def test_persons_of_the_indicator_are_in_no_training(world, tmp_path, monkeypatc
         shutil.copytree(world / name, tmp_path / name)
     add_persons(tmp_path / "train", {"ann": "Eve"})
     federation, indicator = Federation(world / "exp"), tmp_path / "indicator"
-    monkeypatch.setattr(federation.task, "data_path", tmp_path.joinpath)
+    monkeypatch.setattr(federation.task, "data_path", lambda split, *_: tmp_path / split)
     write_footprints(federation, indicator, tmp_path / "unknown", Look([1]))
     add_persons(indicator, {"xen": "Xenia"})
     write_footprints(federation, indicator, tmp_path / "apart", Look([1]))

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtools.lm.tokens import Tokenizer
+from fedtools.models.lfmmi import graph as ngrams
 from fedtools.models.lfmmi.forward_backward import (
     best_paths,
     log_totals,
@@ -23,9 +24,9 @@ from fedtools.models.lfmmi.graph import (
     END,
     START,
     Graph,
+    Ngram,
     begun,
     denominator,
-    estimate,
     numerator,
     word_starts,
 )
@@ -36,6 +37,10 @@ LINES = [[2, 3, SPACE, 3], [3, 3], [2, SPACE, 2, SPACE, 3, 2], [], [4, 2, 3]]
 UNITS = 6  # 5 is in no line
 
 seeds = st.integers(0, 2**32 - 1)
+
+
+def estimate(lines, units: int, order: int = 3, max_histories: int = 2000) -> Ngram:
+    return ngrams.estimate(lines, units, order, max_histories)
 
 
 def made(order: int = 3, silence: float = 0.5, lines=LINES, units: int = UNITS, **more) -> Graph:
