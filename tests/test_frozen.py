@@ -41,8 +41,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_whisper(root / "mel80")
     save_whisper(root / "mel20", bins=simulated.BINS)
     save_recogniser(root / "whisper", bins=simulated.BINS)
-    simulated.data_dir(root / "speech" / "train", ["au", "en"], 6)
-    simulated.data_dir(root / "speech" / "test", ["xx", "yy"], 3, seed=1)
+    simulated.data_dir(root / "speech" / "train", ["au", "en"], 6, log_mel=True)
+    simulated.data_dir(root / "speech" / "test", ["xx", "yy"], 3, seed=1, log_mel=True)
     text = root / "speech" / "train" / "text"
     inside("train-tokens", text, root / "tokens", "--token-type", "char").ok()
     return root

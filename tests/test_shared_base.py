@@ -91,7 +91,7 @@ def test_a_copy_is_as_one_that_was_built(tmp_path: Path, how: dict):
 def test_models_of_speech_share_the_base(tmp_path: Path):
     folder = save_whisper(tmp_path / "mel20", bins=simulated.BINS)
     base = base_bytes(folder, "model.encoder.")
-    data = simulated.data_dir(tmp_path / "train", ["au", "en"], 4)
+    data = simulated.data_dir(tmp_path / "train", ["au", "en"], 4, log_mel=True)
     inside("train-tokens", data / "text", tmp_path / "tokens", "--token-type", "char").ok()
     model = {"network": "hf", "path": str(folder), "adapt": LORA}
     config = {"task": "asr", "model": model, "rounds": 1}
