@@ -66,6 +66,7 @@ setup(
             "jiwer>=4.0",
             "miniaudio>=1.60",
             "mypy>=2.0",
+            "num2words>=0.5.14",
             # Up to 0.14.1, its noise of small scales is not discrete Laplace noise.
             "opendp>=0.15",
             # The oracle of adapters.
