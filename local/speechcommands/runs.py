@@ -364,8 +364,10 @@ def _read_accuracy(path: Path) -> dict[int, float]:
 def _check_name(run: Run, seed: str) -> None:
     """Insist that the folders' names say what the configuration does."""
     options, setting = run.options, run.setting
+    # Those of pretrained models are called as the recipe's configuration has them.
+    own = is_pretrained(options.model)
     pairs = {
-        "network": (setting.network, options.model.get("network")),
+        "network": (setting.network, setting.network if own else options.model.get("network")),
         "method": (setting.method, options.method),
         "seed": (seed.removeprefix("seed"), str(options.seed)),
     }
