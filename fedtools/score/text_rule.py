@@ -21,9 +21,7 @@ TextRule = Literal["none", "spoken"]
 RULES = get_args(TextRule)
 
 # A number with its thousands' commas, its decimals, and the end of an ordinal.
-_NUMBER = re.compile(
-    r"(?<!\w)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(st|nd|rd|th)?(?!\w)", re.I
-)
+_NUMBER = re.compile(r"(?<!\w)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(st|nd|rd|th)?(?!\w)", re.I)
 _LONGEST = 15
 
 

@@ -219,7 +219,9 @@ def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
     # Tied tensors are one, which the library refuses.
-    own: dict[str, Any] = {name: value.cpu().clone().contiguous() for name, value in tensors.items()}
+    own: dict[str, Any] = {
+        name: value.cpu().clone().contiguous() for name, value in tensors.items()
+    }
     with atomic_path(path) as temporary:
         save_file(own, temporary, {"format": "pt"})
 
