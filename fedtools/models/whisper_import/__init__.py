@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedtools.files.atomic import new_folder
 from fedtools.files.errors import UserError
 from fedtools.models.whisper_import.ctranslate2 import read_ctranslate2
 from fedtools.models.whisper_import.folder import write_folder
@@ -30,8 +31,11 @@ def import_whisper(source: Path, out: Path, tokenizer: Path | None = None) -> li
         UserError: if the source is damaged, is not Whisper, or does not fit its tokenizer, or there
             is something at `out` already.
     """
-    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-        raise UserError("is there already", path=out, remedy="remove it, or name another folder")
+    with new_folder(out) as folder:
+        return _convert(source, folder, tokenizer)
+
+
+def _convert(source: Path, folder: Path, tokenizer: Path | None) -> list[str]:
     if source.is_dir():
         if not (source / "model.bin").exists():
             problem = "no model.bin: not a CTranslate2 folder"
@@ -47,5 +51,5 @@ def import_whisper(source: Path, out: Path, tokenizer: Path | None = None) -> li
     whisper = read(source)
     tokens = read_tokenizer(tokenizer, whisper.sizes.vocabulary)
     suppressed, said = read_suppressed(tokenizer, tokens)
-    write_folder(out, whisper, tokens, suppressed)
+    write_folder(folder, whisper, tokens, suppressed)
     return [*whisper.said, *said]

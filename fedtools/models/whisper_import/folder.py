@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from fedtools.files.atomic import atomic_path, scratch_dir, write_text
+from fedtools.files.atomic import atomic_path, write_text
 from fedtools.models.whisper_import.network import EMBEDDING, Sizes, Whisper
 from fedtools.models.whisper_import.tokens import (
     END,
@@ -21,8 +21,8 @@ from fedtools.models.whisper_import.tokens import (
 )
 
 
-def write_folder(out: Path, whisper: Whisper, tokens: Tokens, suppressed: Suppressed) -> None:
-    """Write the folder under a temporary name, and rename it when it is whole."""
+def write_folder(folder: Path, whisper: Whisper, tokens: Tokens, suppressed: Suppressed) -> None:
+    """Write the files of a folder."""
     dtype = str(whisper.tensors[EMBEDDING].dtype).removeprefix("torch.")
     ids = _ids(tokens) | {
         "suppress_tokens": suppressed.always,
@@ -34,17 +34,12 @@ def write_folder(out: Path, whisper: Whisper, tokens: Tokens, suppressed: Suppre
         "preprocessor_config.json": _preprocessor_config(whisper.sizes),
         "tokenizer_config.json": _tokenizer_config(whisper.sizes, tokens),
     }
-    with scratch_dir(out.parent) as scratch:
-        # Not the scratch folder itself, which only its owner may open.
-        folder = scratch / "folder"
-        folder.mkdir()
-        for name, content in contents.items():
-            write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        write_text(folder / "tokenizer.json", tokens.text)
-        with atomic_path(folder / "model.safetensors") as temporary:
-            # The output layer is the embedding, and transformers ties them.
-            save_file(whisper.tensors, temporary, {"format": "pt"})
-        folder.rename(out)
+    for name, content in contents.items():
+        write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / "tokenizer.json", tokens.text)
+    with atomic_path(folder / "model.safetensors") as temporary:
+        # The output layer is the embedding, and transformers ties them.
+        save_file(whisper.tensors, temporary, {"format": "pt"})
 
 
 def _ids(tokens: Tokens) -> dict[str, Any]:
