@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import nn
-
 from fedtools.files.config import option_error
 from fedtools.models.adaptation import Adapt
 from fedtools.models.adapters import Rows, adapt
-from fedtools.models.pretrained.encoders import WhisperEncoder
+from fedtools.models.pretrained.encoders import Encoder, WhisperEncoder
 from fedtools.models.pretrained.folder import Folder
 from fedtools.models.pretrained.options import Pretrained
 from fedtools.models.pretrained.wave import WaveEncoder
 
 
-def depth_of(encoder: nn.Module, options: Pretrained, where: str | Path) -> int | None:
-    """The most layers of a bottom that is frozen, see `WhisperEncoder.lower`.
+def depth_of(encoder: Encoder, options: Pretrained, where: str | Path) -> int | None:
+    """The most layers of a bottom that is frozen, see `Encoder.lower`.
 
     None where its outputs are not to be kept.
 
@@ -31,27 +29,26 @@ def depth_of(encoder: nn.Module, options: Pretrained, where: str | Path) -> int 
     depth = len(encoder.layers) + 1
     # What is in no state is frozen.
     for name in encoder.state_dict():
-        part, _, rest = name.partition(".")
-        if part not in ("layers", "layer_norm"):
+        level, _ = encoder.levels(name)
+        if not level:
             problem = f"cache_frozen: no layer at the bottom is frozen: adapt trains {name}"
             raise option_error(problem, where, "cache_frozen", True)
-        here = int(rest.partition(".")[0]) if part == "layers" else len(encoder.layers)
-        depth = min(depth, here)
+        depth = min(depth, level - 1)
     return depth
 
 
-def _whisper(folder: Folder) -> nn.Module:
+def _whisper(folder: Folder) -> Encoder:
     return WhisperEncoder(folder.load().model.encoder)
 
 
-def _wave(folder: Folder) -> nn.Module:
+def _wave(folder: Folder) -> Encoder:
     return WaveEncoder(folder.load(), folder.normalized)
 
 
 _ENCODERS = {"whisper": _whisper, "wav2vec2": _wave, "hubert": _wave, "wavlm": _wave}
 
 
-def build_encoder(folder: Folder, how: Adapt, clients: int | None) -> tuple[nn.Module, Rows]:
+def build_encoder(folder: Folder, how: Adapt, clients: int | None) -> tuple[Encoder, Rows]:
     """The encoder of a folder's model, frozen but for what is trained.
 
     Args:

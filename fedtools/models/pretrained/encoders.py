@@ -50,6 +50,18 @@ class Encoder(nn.Module):
         """How many positions so many frames have; of a number, or an array of them."""
         raise NotImplementedError
 
+    def levels(self, name: str) -> tuple[int, int]:
+        """Where a parameter is used first, and last.
+
+        0 is below the first layer; layers have numbers from 1, and the last normalisation the next.
+        """
+        part, _, rest = name.partition(".")
+        if part == "layers":
+            level = int(rest.partition(".")[0]) + 1
+        else:
+            level = len(self.layers) + 1 if part == "layer_norm" else 0
+        return level, level
+
     def forward(
         self, frames: Tensor, lengths: Tensor | None = None, specaug: nn.Module | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -66,25 +78,31 @@ class Encoder(nn.Module):
         hidden, lengths, mask = self.embed(frames, lengths, specaug)
         return self.layer_norm(self.run(hidden, mask)), lengths
 
-    def lower(self, frames: Tensor, lengths: Tensor | None, depth: int) -> tuple[Tensor, Tensor]:
+    def lower(
+        self, frames: Tensor, lengths: Tensor | None, depth: int, specaug: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
         """What the bottom makes of audio: hidden values, and numbers of positions.
 
         Args:
-            frames, lengths: as of `forward`.
+            frames, lengths, specaug: as of `forward`.
             depth: layers of the bottom; of one more than there are, the last normalisation, too.
         """
-        hidden, lengths, mask = self.embed(frames, lengths)
+        hidden, lengths, mask = self.embed(frames, lengths, specaug)
         hidden = self.run(hidden, mask, 0, depth)
         return self.layer_norm(hidden) if depth > len(self.layers) else hidden, lengths
 
-    def upper(self, hidden: Tensor, lengths: Tensor, depth: int) -> Tensor:
-        """The rest of `forward`, of what `lower` gave."""
-        if depth > len(self.layers):
+    def upper(
+        self, hidden: Tensor, lengths: Tensor, depth: int, until: int | None = None
+    ) -> Tensor:
+        """The rest of `forward`, of what `lower` gave; or what `lower` gives of depth `until`."""
+        count = len(self.layers)
+        until = count + 1 if until is None else until
+        if depth > count:
             return hidden
         padded = bool((lengths < hidden.shape[1]).any())
         mask = attention_mask(hidden, lengths.to(hidden.device)) if padded else None
-        found: Tensor = self.layer_norm(self.run(hidden, mask, depth))
-        return found
+        hidden = self.run(hidden, mask, depth, until)
+        return self.layer_norm(hidden) if until > count else hidden
 
 
 class WhisperEncoder(Encoder):

@@ -90,6 +90,11 @@ class WaveEncoder(Encoder):
         hidden = self.embed_layer_norm(hidden + self._placed(hidden, own))
         return hidden, lengths, attention_mask(hidden, lengths) if padded else None
 
+    def levels(self, name: str) -> tuple[int, int]:
+        """Where a parameter is used first, and last; the first layer's bias of positions in all."""
+        first, last = super().levels(name)
+        return first, len(self.layers) if ".rel_attn_embed." in name else last
+
     def run(
         self, hidden: Tensor, mask: Tensor | None, first: int = 0, last: int | None = None
     ) -> Tensor:

@@ -90,11 +90,6 @@ class Batch(dict[str, torch.Tensor]):
         """There is no stack."""
         return None
 
-    @property
-    def secret(self) -> bytes:
-        """The audio's own bytes, for what others must not be able to draw."""
-        return self["speech"].cpu().numpy().tobytes()
-
 
 @dataclass(frozen=True)
 class Zeros:
@@ -206,10 +201,7 @@ class Utterances:
         if self.hidden:
             features = [torch.from_numpy(self.hidden(index)) for index in indices]
         else:
-            features = [
-                torch.nn.functional.pad(matrix, (0, 0, 0, int(self.frames[index]) - len(matrix)))
-                for index, matrix in zip(indices, self._read(indices), strict=True)
-            ]
+            features = self._padded(indices)
         speech = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
         tokens = [torch.tensor(self.tokens[index], dtype=torch.long) for index in indices]
         batch = Batch(
@@ -266,6 +258,18 @@ class Utterances:
         if self.hidden:
             return 0
         return int(self.frames.sum()) * self._bins * 4
+
+    def audio(self, index: int) -> np.ndarray:
+        """An utterance's features, also where what frozen layers make of them is kept."""
+        found: np.ndarray = self._padded([index])[0].numpy()
+        return found
+
+    def _padded(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        """Features with the zeros that follow them."""
+        return [
+            torch.nn.functional.pad(matrix, (0, 0, 0, int(self.frames[index]) - len(matrix)))
+            for index, matrix in zip(indices, self._read(indices), strict=True)
+        ]
 
     def _read(self, indices: Sequence[int]) -> list[torch.Tensor]:
         if not self.keep:
@@ -362,6 +366,11 @@ class UtteranceSource(Source):
         key: Key = self._key if purpose == "train" else (*self._key, purpose)
         accum_grad = self._training.accum_grad
         return UtteranceBatches(self.data, epochs or self._epochs, accum_grad, self._device, key)
+
+    @property
+    def secret(self) -> bytes:
+        """The first utterance's audio."""
+        return self.data.audio(0).tobytes()
 
     def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
         """One utterance at a time: what is sent must not depend on a batch's shape, by no bit."""

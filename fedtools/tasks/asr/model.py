@@ -179,7 +179,7 @@ def open_tokens(folder: Path, model: Mapping[str, Any]) -> Tokenizer | WhisperTo
 
 
 def posteriors_of_features(cut: Cut, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The classifier's log posteriors of features, which are masked in training as audio is."""
+    """What the classifier makes of features, which are masked in training as audio is."""
     features, lengths = batch["speech"], batch["speech_lengths"]
     if model.training and isinstance(model.specaug, nn.Module):
         features, lengths = model.specaug(features.clone(), lengths)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import SERVER
 from fedtools.files.ark import FRAMES_PER_HOUR
+from fedtools.files.clips import RATE
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
@@ -112,7 +113,9 @@ class AsrTask(Task[Method]):
         if not isinstance(phase.sends, Extracted):
             return super().payload(phase)
         cut = self.models.cut()
-        frames = math.ceil(phase.sends.hours * FRAMES_PER_HOUR / cut.step)
+        waves = input_kind_of(self.experiment.options.model) == "wave"
+        hour = 3600 * RATE if waves else FRAMES_PER_HOUR
+        frames = math.ceil(phase.sends.hours * hour / cut.step)
         return Payload(features=Features(cut.size, phase.sends.bits, frames=frames))
 
     def load(self, state: State, number: int) -> None:
