@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from fedtools.files.atomic import atomic_path, scratch_dir, write_text
+from fedtools.files.atomic import atomic_path, new_folder, write_text
 from fedtools.models.whisper_import.network import EMBEDDING, Sizes, Whisper
 from fedtools.models.whisper_import.tokens import (
     END,
@@ -34,17 +34,13 @@ def write_folder(out: Path, whisper: Whisper, tokens: Tokens, suppressed: Suppre
         "preprocessor_config.json": _preprocessor_config(whisper.sizes),
         "tokenizer_config.json": _tokenizer_config(whisper.sizes, tokens),
     }
-    with scratch_dir(out.parent) as scratch:
-        # Not the scratch folder itself, which only its owner may open.
-        folder = scratch / "folder"
-        folder.mkdir()
+    with new_folder(out) as folder:
         for name, content in contents.items():
             write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         write_text(folder / "tokenizer.json", tokens.text)
         with atomic_path(folder / "model.safetensors") as temporary:
             # The output layer is the embedding, and transformers ties them.
             save_file(whisper.tensors, temporary, {"format": "pt"})
-        folder.rename(out)
 
 
 def _ids(tokens: Tokens) -> dict[str, Any]:
