@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from fedtools.cli.app import command
 from fedtools.cli.federation import NGPU, open_experiment
+
+if TYPE_CHECKING:
+    from fedtools.federation.federation import Federation
 
 DECODE_DIR = typer.Argument(..., metavar="DECODE_DIR", help="A folder made by fedtools decode.")
 
@@ -157,17 +161,26 @@ def best_path(
 @command("export", "Federation")
 def export(
     experiment: Path = typer.Argument(..., metavar="EXP", help="Made by fedtools average."),
-    out: Path = typer.Argument(..., metavar="OUT", help="Folder for config.yaml and model.pth."),
+    out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
     client: str = typer.Option(None, help="Whose model, where each client has its own."),
+    adapters: bool = typer.Option(
+        False, "--adapters", help="Of network hf: LoRA's adapters alone, as peft's files."
+    ),
+    as_base: bool = typer.Option(
+        False, "--as-base", help="Of network hf: in the precision of its base, not in float32."
+    ),
 ) -> None:
-    """Write an averaged model for ESPnet's Speech2Text.
+    """Write an averaged model for ESPnet, or for transformers.
 
     Of a model that is adapted the whole, with its adapters in the weights.
 
     Reads: EXP/model.safetensors, or EXP/clients/<client>/model.safetensors; EXP/config.yaml and
-    tokens.
+    tokens or classes.txt; of network hf the folder that config.yaml names.
 
-    Writes: OUT/config.yaml and model.pth.
+    Writes: OUT/config.yaml, model.pth and tokens. Of network hf, a folder of the kind that it began
+    with: OUT/config.json, model.safetensors and what stands beside them; a head that transformers
+    does not know in head.safetensors. With --adapters adapter_config.json and
+    adapter_model.safetensors in the place of the model.
 
     Example in egs/commonvoice/asr1: fedtools export exp/mini/fedavg/seed0 exp/mini/espnet
     """
@@ -177,12 +190,23 @@ def export(
     from fedtools.models.adaptation import has_base
     from fedtools.models.adapters import merged
     from fedtools.models.espnet import export_espnet
+    from fedtools.models.pretrained.options import is_pretrained
     from fedtools.tasks.parts import CORPUS, MODELS
 
+    if adapters and as_base:
+        raise typer.BadParameter("goes without --adapters", param_hint="--as-base")
     federation = Federation(experiment)
+    config = federation.experiment.options.model
+    if is_pretrained(config):
+        load_average(federation, client or "")
+        _export_pretrained(federation, out, adapters, as_base)
+        return
+    if adapters or as_base:
+        option = "--adapters" if adapters else "--as-base"
+        raise typer.BadParameter("is for models of network hf", param_hint=option)
     corpus = federation.task.need(CORPUS)
     load_average(federation, client or "")
-    config, model = federation.experiment.options.model, federation.task.need(MODELS).build()
+    model = federation.task.need(MODELS).build()
     for path in export_espnet(
         out,
         config,
@@ -193,6 +217,30 @@ def export(
     if ends := corpus.training.end_frames:
         said = f"the model is used to {ends} frames of zeros behind every utterance (end_frames)"
         print(f"{said}: append them to the features that ESPnet decodes", file=sys.stderr)
+
+
+def _export_pretrained(federation: Federation, out: Path, adapters: bool, as_base: bool) -> None:
+    """Write the model of an experiment that began with a Hugging Face folder."""
+    from fedtools.files.config import from_mapping
+    from fedtools.files.symbols import BPE_MODEL, TOKEN_TYPE, TOKENS
+    from fedtools.models.pretrained.export import export_adapters, export_folder
+    from fedtools.models.pretrained.folder import open_known
+    from fedtools.models.pretrained.options import Pretrained
+    from fedtools.tasks.parts import MODELS
+
+    options = from_mapping(Pretrained, federation.experiment.options.model, "model")
+    folder, models = open_known(options.path, options.sum), federation.task.need(MODELS)
+    names = ("classes.txt", TOKENS, BPE_MODEL, TOKEN_TYPE)
+    labels = [federation.experiment.path / name for name in names]
+    model = models.build()
+    if adapters:
+        state = models.tensors(model)
+        said = export_adapters(out, folder, model, state, labels, options.adaptation)
+    else:
+        said = export_folder(out, folder, model, models.tensors(model), labels, as_base)
+    print(out / ("adapter_model.safetensors" if adapters else "model.safetensors"))
+    for sentence in said:
+        print(sentence, file=sys.stderr)
 
 
 @command("import", "Federation")

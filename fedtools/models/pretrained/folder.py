@@ -39,7 +39,7 @@ _REFUSED = (
 # Of transformers' names, what every weight below must be one of the model's.
 _PARTS = ("encoder.", "decoder.", "feature_extractor.", "feature_projection.")
 # Names of some parts of models that were saved with a head.
-_PREFIXES = ("model.", "wav2vec2.", "hubert.", "wavlm.")
+PREFIXES = ("model.", "wav2vec2.", "hubert.", "wavlm.")
 
 
 # Masks and dropped layers would be drawn from streams of transformers' own. Without probabilities
@@ -231,7 +231,7 @@ def _check_whole(path: Path) -> None:
 
 def _is_of_model(name: str) -> bool:
     """Whether a weight is of a part that the model has, not of a head above it."""
-    for prefix in _PREFIXES:
+    for prefix in PREFIXES:
         name = name.removeprefix(prefix)
     return name.startswith(_PARTS)
 
