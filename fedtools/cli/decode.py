@@ -170,7 +170,7 @@ def export(
         False, "--as-base", help="Of network hf: in the precision of its base, not in float32."
     ),
 ) -> None:
-    """Write an averaged model for ESPnet's Speech2Text, or for Hugging Face's transformers.
+    """Write an averaged model for ESPnet, or for transformers.
 
     Of a model that is adapted the whole, with its adapters in the weights.
 
@@ -193,6 +193,8 @@ def export(
     from fedtools.models.pretrained.options import is_pretrained
     from fedtools.tasks.parts import CORPUS, MODELS
 
+    if adapters and as_base:
+        raise typer.BadParameter("goes without --adapters", param_hint="--as-base")
     federation = Federation(experiment)
     config = federation.experiment.options.model
     if is_pretrained(config):

@@ -109,15 +109,15 @@ def scratch_dir(parent: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder, renamed to `out` if the block ends without an error.
-
-    Raises:
-        UserError: if there is something at `out` already, but for an empty folder.
-    """
+def check_new(out: Path) -> None:
+    """Raise a `UserError` if there is something at a path already, but for an empty folder."""
     if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
         raise UserError("is there already", path=out, remedy="remove it, or name another folder")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder, renamed to `out` if the block ends without an error."""
     with scratch_dir(out.parent) as scratch:
         # Not the scratch folder itself, which only its owner may open.
         folder = scratch / "folder"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtools.files.atomic import atomic_path, new_folder, write_text
+from fedtools.files.atomic import atomic_path, check_new, new_folder, write_text
 from fedtools.files.errors import UserError
 from fedtools.files.states import save_state
 from fedtools.files.text_files import read_text
@@ -76,6 +76,7 @@ def export_folder(
     Raises:
         UserError: if there is something at `out` already, or the base's weights have other names.
     """
+    check_new(out)
     tensors, untied = _whole(folder, model, as_base)
     with new_folder(out) as new:
         for name in _COPIED:
@@ -109,13 +110,16 @@ def export_adapters(
         what is to be known of the result, a sentence for each.
 
     Raises:
-        UserError: if something is trained that is no adapter.
+        UserError: if there is something at `out` already, or something is trained that is no
+            adapter.
     """
+    check_new(out)
     remedy = "leave out --adapters: the whole model is written"
     if how.kind != "lora" or how.also or how.combine == "residual":
         more = "also" if how.also else f"combine {how.combine}"
         what = f"kind {how.kind}" if how.kind != "lora" else more
-        raise UserError(f"adapt: {what} changes more than adapters", path=out, remedy=remedy)
+        problem = f"adapt: {what}: peft's files hold adapters of kind lora alone"
+        raise UserError(problem, path=out, remedy=remedy)
     tensors, places = {}, []
     for path, layer in model.named_modules():
         if isinstance(layer, TrainedLinear) and layer.scale:
@@ -190,8 +194,7 @@ def _whole(folder: Folder, model: nn.Module, as_base: bool) -> tuple[dict[str, T
     like = base[there[_bare(_EMBEDDING)]].dtype if untied else None
     whole = {}
     for name in base | found:
-        value = found.get(name, base.get(name))
-        assert value is not None
+        value = found[name] if name in found else base[name]
         if value.is_floating_point():
             dtype = base[name].dtype if name in base else like
             value = value.to("cpu", dtype if as_base else torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedtools.files.atomic import new_folder
+from fedtools.files.atomic import check_new
 from fedtools.files.errors import UserError
 from fedtools.models.whisper_import.ctranslate2 import read_ctranslate2
 from fedtools.models.whisper_import.folder import write_folder
@@ -31,11 +31,7 @@ def import_whisper(source: Path, out: Path, tokenizer: Path | None = None) -> li
         UserError: if the source is damaged, is not Whisper, or does not fit its tokenizer, or there
             is something at `out` already.
     """
-    with new_folder(out) as folder:
-        return _convert(source, folder, tokenizer)
-
-
-def _convert(source: Path, folder: Path, tokenizer: Path | None) -> list[str]:
+    check_new(out)
     if source.is_dir():
         if not (source / "model.bin").exists():
             problem = "no model.bin: not a CTranslate2 folder"

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from fedtools.files.atomic import atomic_path, write_text
+from fedtools.files.atomic import atomic_path, new_folder, write_text
 from fedtools.models.whisper_import.network import EMBEDDING, Sizes, Whisper
 from fedtools.models.whisper_import.tokens import (
     END,
@@ -34,12 +34,13 @@ def write_folder(folder: Path, whisper: Whisper, tokens: Tokens, suppressed: Sup
         "preprocessor_config.json": _preprocessor_config(whisper.sizes),
         "tokenizer_config.json": _tokenizer_config(whisper.sizes, tokens),
     }
-    for name, content in contents.items():
-        write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    write_text(folder / "tokenizer.json", tokens.text)
-    with atomic_path(folder / "model.safetensors") as temporary:
-        # The output layer is the embedding, and transformers ties them.
-        save_file(whisper.tensors, temporary, {"format": "pt"})
+    with new_folder(out) as folder:
+        for name, content in contents.items():
+            write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / "tokenizer.json", tokens.text)
+        with atomic_path(folder / "model.safetensors") as temporary:
+            # The output layer is the embedding, and transformers ties them.
+            save_file(whisper.tensors, temporary, {"format": "pt"})
 
 
 def _ids(tokens: Tokens) -> dict[str, Any]:
