@@ -48,7 +48,8 @@ def extract_features(
     those that a pretrained model of a Hugging Face folder takes.
     Without --job: everything in this process, then merge-features.
 
-    Reads: DATA_DIR/wav.scp, segments, utt2spk, utt2client, utt2speed, utt2volume; the audio.
+    Reads: DATA_DIR/wav.scp, segments, utt2spk, utt2client, utt2speed, utt2volume; the audio; the
+    config.json of --pretrained.
 
     Writes: ARK_DIR/feats.<job>.ark and .scp, utt2dur.<job>, mixed.<job>, dropped.<job>.
 

@@ -47,5 +47,5 @@ def import_whisper(source: Path, out: Path, tokenizer: Path | None = None) -> li
     whisper = read(source)
     tokens = read_tokenizer(tokenizer, whisper.sizes.vocabulary)
     suppressed, said = read_suppressed(tokenizer, tokens)
-    write_folder(folder, whisper, tokens, suppressed)
+    write_folder(out, whisper, tokens, suppressed)
     return [*whisper.said, *said]

@@ -21,8 +21,8 @@ from fedtools.models.whisper_import.tokens import (
 )
 
 
-def write_folder(folder: Path, whisper: Whisper, tokens: Tokens, suppressed: Suppressed) -> None:
-    """Write the files of a folder."""
+def write_folder(out: Path, whisper: Whisper, tokens: Tokens, suppressed: Suppressed) -> None:
+    """Write the folder under a temporary name, and rename it when it is whole."""
     dtype = str(whisper.tensors[EMBEDDING].dtype).removeprefix("torch.")
     ids = _ids(tokens) | {
         "suppress_tokens": suppressed.always,
