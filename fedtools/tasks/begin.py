@@ -34,12 +34,12 @@ def begin_with(
         if name.endswith(FACTORS) and kind == PERSONAL:
             problem = f"method_conf.personal: {name} stays at its client, with combine {combine}"
             raise UserError(problem, path=new.where, remedy="take combine mean")
-    _tell_what_is_trained(model)
     sent = SHARED, GIVEN
     return tensors, {name: value for name, value in tensors.items() if kinds[name] in sent}
 
 
-def _tell_what_is_trained(model: nn.Module) -> None:
+def tell_what_is_trained(model: nn.Module) -> None:
+    """Print how many parameters these are, unless it is all of them."""
     trained, everything = count(model)
     if trained < everything:
         unit, name = (1e6, "M") if everything >= 1e5 else (1e3, "k")

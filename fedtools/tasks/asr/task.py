@@ -41,7 +41,7 @@ from fedtools.tasks.asr.fits import check_lengths
 from fedtools.tasks.asr.frozen import check_frozen
 from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
 from fedtools.tasks.base import Gone, Indicator, Items, NewExperiment, State, Task, as_configured
-from fedtools.tasks.begin import begin_with, personal_parameters
+from fedtools.tasks.begin import begin_with, personal_parameters, tell_what_is_trained
 from fedtools.tasks.facts import ALL
 
 
@@ -90,6 +90,7 @@ class AsrTask(Task[Method]):
         phases = map(new.method.phase, range(1, options.rounds + 1))
         if any(phase.jointly or isinstance(phase.sends, Extracted) for phase in phases):
             cut_above(model, personal_parameters(new.method, model), options.model, where)
+        tell_what_is_trained(model)
         return states
 
     def settings(self) -> AbstractContextManager[None]:

@@ -29,7 +29,7 @@ from fedtools.models.copies import copy_of
 from fedtools.models.keywords import build_network, inputs_of
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
-from fedtools.tasks.begin import begin_with
+from fedtools.tasks.begin import begin_with, tell_what_is_trained
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.frozen import open_frozen
 from fedtools.tasks.kws.clips import ClipCorpus
@@ -90,7 +90,9 @@ class KwsTask(Task[Method]):
         check_clips(network, options.model, samples, new.data["train"])
         check_optimizer(training, f"{where}: training")
         check_frozen(new, network, training)
-        return begin_with(new, network, tensors_of(network))
+        states = begin_with(new, network, tensors_of(network))
+        tell_what_is_trained(network)
+        return states
 
     @cached_property
     def client_facts(self) -> dict[str, np.ndarray]:
