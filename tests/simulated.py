@@ -39,8 +39,12 @@ CONFIG = {
 }
 
 
-def data_dir(path: Path, clients: list[str], utterances: int, seed: int = 0) -> Path:
+def data_dir(
+    path: Path, clients: list[str], utterances: int, seed: int = 0, log_mel: bool = False
+) -> Path:
     """Write a data directory of `utterances` for each client, two speakers each.
+
+    With `log_mel`, features are of whole seconds and within a range of 2, as Whisper's are.
 
     Every letter is 12 frames of its own pattern plus noise; the clients' patterns are shifted by
     one bin from client to client, which is what makes their data non-IID.
@@ -62,7 +66,10 @@ def data_dir(path: Path, clients: list[str], utterances: int, seed: int = 0) -> 
                 for letter in "".join(words)
             ]
             clean = np.concatenate([np.zeros((6, BINS)), *frames, np.zeros((6, BINS))])
-            matrices.append((name, (clean + random.normal(0, 0.5, clean.shape)).astype("f4")))
+            matrix = (clean + random.normal(0, 0.5, clean.shape)).astype("f4")
+            if log_mel:
+                matrix = np.pad(np.tanh(matrix / 4), ((0, -len(matrix) % 100), (0, 0)))
+            matrices.append((name, matrix))
             data.text[name] = " ".join(words)
             data.utt2spk[name] = speaker
             data.utt2client[name] = client

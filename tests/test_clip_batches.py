@@ -14,6 +14,7 @@ from conftest import inside
 from kaldi_mfcc import kaldi_mfcc
 
 from fedtools.audio.augment import Augment, Plan, plan
+from fedtools.audio.front_end import ScaledMfcc
 from fedtools.federation.federation import Federation
 from fedtools.files.clips import Clips
 from fedtools.tasks.kws.clips import ClipFeatures
@@ -37,7 +38,7 @@ def heard(wave: np.ndarray) -> np.ndarray:
 
 def test_what_is_measured_is_the_clips_as_they_are(folder):
     waves = np.load(folder / "clips.npy")
-    clips = ClipFeatures(Clips.read(folder), torch.device("cpu"))
+    clips = ClipFeatures(Clips.read(folder), ScaledMfcc(), torch.device("cpu"))
     for rows in (slice(0, 10), slice(3, 6)):
         expected = np.stack([heard(wave) for wave in waves[rows]])
         np.testing.assert_allclose(clips.plain(rows).numpy(), expected, atol=2e-4)
@@ -46,7 +47,7 @@ def test_what_is_measured_is_the_clips_as_they_are(folder):
 def test_what_is_trained_on_is_shifted_and_noisy(folder):
     """Of three clients, two with fewer clips than a batch: their own labels, each client a mean."""
     waves, noise = np.load(folder / "clips.npy"), np.load(folder / "noise.npy")
-    clips = ClipFeatures(Clips.read(folder), torch.device("cpu"))
+    clips = ClipFeatures(Clips.read(folder), ScaledMfcc(), torch.device("cpu"))
     options = Augment(time_shift_ms=100, noise_volume=0.5, noise_probability=0.8)
     plans = [
         plan(0, 1, name, rows.stop - rows.start, 3, 4, len(noise), options)

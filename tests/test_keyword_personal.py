@@ -15,6 +15,7 @@ from keyword_world import CLIENTS, CONFIG, SIZES, begin, make_world
 from safetensors.numpy import load_file, save_file
 from scripts import script
 
+from fedtools.audio.front_end import ScaledMfcc
 from fedtools.files.clips import Clips
 from fedtools.files.tables import read_tsv
 from fedtools.models.keywords import build_network
@@ -135,7 +136,9 @@ def logits_by_hand(
         for name, value in state.items():
             tensors_of(network)[name].copy_(torch.from_numpy(value))
         rows = clips.rows(client)
-        logits = network(ClipFeatures(clips, torch.device("cpu")).plain(rows)[None])[0]
+        logits = network(ClipFeatures(clips, ScaledMfcc(), torch.device("cpu")).plain(rows)[None])[
+            0
+        ]
     return logits.double(), torch.from_numpy(np.array(clips.labels[rows]).astype("i8"))
 
 

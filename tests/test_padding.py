@@ -15,7 +15,7 @@ from espnet2.layers.global_mvn import GlobalMVN
 from espnet2.layers.utterance_mvn import UtteranceMVN
 
 from fedtools.models.asr import build_model, log_posteriors, losses, outputs, shortest_input
-from fedtools.models.extractor import Cut
+from fedtools.models.extractor import BlockCut
 from fedtools.models.padding import embed
 
 BINS = 16
@@ -157,10 +157,10 @@ def test_in_a_batch_as_alone(encoder, options, normalize, statistics):
         # A copy is as good: methods keep some.
         found = [log_posteriors(copy.deepcopy(model), batch)]
         # Cut in two as by DecoupleFL, with what the extractor gives padded anew.
-        features, lengths = Cut(1).extract(model, batch)
+        features, lengths = BlockCut(1).extract(model, batch)
         parts = [one[:length] for one, length in zip(features, lengths.tolist(), strict=True)]
         parts = torch.nn.utils.rnn.pad_sequence(parts, True)
-        found.append((Cut(1).classify(model, parts, lengths), lengths))
+        found.append((BlockCut(1).classify(model, parts, lengths), lengths))
         for row, one in enumerate(speech):
             wanted = heard(one)
             for log_probs, lengths in found:

@@ -3,8 +3,10 @@
 # caller's options and folders.
 # shellcheck disable=SC2154  # data, dump, exp, config, nj, ngpu and the commands of cmd.sh
 
-# What extract-features and merge-features are told beside the directories.
-feature_options=() merge_options=()
+# What extract-features, merge-features and score are told beside the directories.
+feature_options=() merge_options=() score_options=()
+# Whether models have a decoder, and with it tokens and a language model, of their own.
+seq2seq=false
 
 setting() { fedtools config "${config}" "$1"; }
 
@@ -18,6 +20,18 @@ extract_features() { # sets...
     for set in "$@"; do tabbed "${data}/${set}" "${dump}/${set}"; done |
         each "${cpu_cmd}" features fedtools merge-features --nj "${nj}" "${merge_options[@]}"
     show features
+}
+
+# What a pretrained model takes and writes; of other configurations, nothing is changed.
+take_pretrained() { # sets pretrained, tokens, seq2seq, feature_options, score_options
+    tokens=${exp}/tokens
+    fetch_pretrained "${config}"
+    [ -n "${pretrained}" ] || return 0
+    feature_options=(--pretrained "${pretrained}")
+    # Whisper writes capitals, punctuation and digits.
+    score_options=(--text-rule spoken)
+    # shellcheck disable=SC2034  # tokens: of the caller
+    [ "$(setting model.criterion)" != seq2seq ] || seq2seq=true tokens=${pretrained}
 }
 
 train_units() { # set that tokens and n-gram are of, --valid TEXT...: to report perplexities of
@@ -36,7 +50,8 @@ experiment() { # folder, the one that it waits for or -, seed, section of the co
 # N-best lists of all utterances of several sets, as one array. Where the sets are fewer than --nj,
 # each is cut into so many parts that there are as many jobs.
 decode_all() { # name of the logs; on standard input, lines with tabs: experiment, set, options
-    local lines line words part parts
+    local lines line words part parts lm=(--lm "${exp}/lm")
+    ! "${seq2seq}" || lm=()
     mapfile -t lines
     parts=$(((nj + ${#lines[@]} - 1) / ${#lines[@]}))
     for line in "${lines[@]}"; do
@@ -45,7 +60,7 @@ decode_all() { # name of the logs; on standard input, lines with tabs: experimen
             tabbed "${words[0]}" "${data}/${words[1]}" "${words[0]}/decode_${words[1]}" \
                 --job "${part}" "${words[@]:2}"
         done
-    done | each "${decode_cmd}" "$1" fedtools decode --lm "${exp}/lm" --config "${config}" \
+    done | each "${decode_cmd}" "$1" fedtools decode "${lm[@]}" --config "${config}" \
         --nj "${parts}" --ngpu "${ngpu}"
     for line in "${lines[@]}"; do
         mapfile -t -d $'\t' words < <(printf '%s\t' "${line}")
@@ -55,6 +70,8 @@ decode_all() { # name of the logs; on standard input, lines with tabs: experimen
 
 tune() { # on standard input, experiments: the weights of their N-best lists, by this set; the set
     local path
+    # Their hypotheses have one score, which nothing is to be weighed against.
+    ! "${seq2seq}" || return 0
     while IFS= read -r path; do
         tabbed "${path}/decode_$1" "${data}/$1" "${path}/weights.yaml"
     done | each "${cpu_cmd}" tune fedtools tune
@@ -64,13 +81,15 @@ tune() { # on standard input, experiments: the weights of their N-best lists, by
 # The best hypotheses by an experiment's weights, and their error rates.
 score() { # name of the logs; on standard input, lines with tabs: experiment, folder of the lists
           # below it, set, folder of the rates (default: of the lists)
-    local lines path lists set out
+    local lines path lists set out weights
     mapfile -t lines
     printf '%s\n' "${lines[@]}" | while IFS=$'\t' read -r path lists _; do
-        tabbed "${path}/${lists}" --weights "${path}/weights.yaml"
+        weights=(--weights "${path}/weights.yaml")
+        ! "${seq2seq}" || weights=()
+        tabbed "${path}/${lists}" "${weights[@]}"
     done | each "${cpu_cmd}" "$1.best" fedtools best-path
     printf '%s\n' "${lines[@]}" | while IFS=$'\t' read -r path lists set out; do
         tabbed "${data}/${set}" "${path}/${lists}/text" "${path}/${out:-${lists}}"
-    done | each "${cpu_cmd}" "$1" fedtools score
+    done | each "${cpu_cmd}" "$1" fedtools score "${score_options[@]}"
     show "$1"
 }

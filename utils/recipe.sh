@@ -34,6 +34,18 @@ take_options() { # YAML, [name=]key...
     done <<<"${said}"
 }
 
+# What a configuration of pretrained models needs: packages, and a folder, `pretrained`, which the user
+# has named, or which is fetched. Nothing for other configurations.
+fetch_pretrained() { # YAML
+    local name
+    name=$(fedtools config "$1" pretrained.whisper)
+    [ -n "${pretrained}" ] || [ "${name}" != none ] || return 0
+    utils/pretrained.sh
+    [ -z "${pretrained}" ] || return 0
+    pretrained=downloads/whisper-${name}
+    utils/whisper.sh "${name}" "${pretrained}"
+}
+
 # The words of options: at least one, each as the pattern says, and none twice. The option then has
 # one space between two words.
 check_words() { # option, pattern, option, pattern, ...

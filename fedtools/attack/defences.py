@@ -36,6 +36,7 @@ from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator
 from fedtools.files.values import STATISTICS
+from fedtools.methods.base import SHARED
 from fedtools.server.shares import weights_of
 
 UTILITY = ("defence", "rate", "value")
@@ -186,7 +187,7 @@ def defended(
     """
     folder = federation.experiment.round(number).path
     own = {name: one for name, one in victims.messages.items() if one.path.parent == folder}
-    start = federation.experiment.round(number).shared_state()
+    start = federation.states.of_kind(SHARED, federation.states.start(number))
     of_round = Victims(own, victims.refused, victims.speakers)
     chosen = Defence.parse(defence)
     for pattern in chosen.keep:

@@ -26,8 +26,9 @@ from fedtools.files.perturb import speakers_of, unperturbed
 from fedtools.files.seeds import generator
 from fedtools.files.sent_features import feature_paths, open_sent, sent_names
 from fedtools.methods.decouplefl import DecoupleFL
-from fedtools.models.asr import INPUT_SIZE, shortest_input
+from fedtools.models.asr import input_size_of, shortest_input
 from fedtools.models.pooling import pooled
+from fedtools.models.pretrained.options import is_seq2seq
 from fedtools.tasks.asr.data import Batch, Utterances
 from fedtools.tasks.parts import CORPUS, DEVICE, MODELS
 
@@ -95,7 +96,8 @@ def require_sent(federation: Federation) -> tuple[Federation, int]:
     """The federation, and the round in which its clients have sent features.
 
     Raises:
-        UserError: if it is of another method, sends none, or has not come so far.
+        UserError: if it is of another method, sends none, or has not come so far; or if its model
+            has no posteriors.
     """
     where, method = federation.where, federation.method
     if not isinstance(method, DecoupleFL):
@@ -104,6 +106,9 @@ def require_sent(federation: Federation) -> tuple[Federation, int]:
     if not method.stage2:
         remedy = "begin an experiment with method_conf.stage2 above 0"
         raise UserError("no features are sent where stage2 is 0", path=where, remedy=remedy)
+    if is_seq2seq(federation.experiment.options.model):
+        remedy = "give an experiment of criterion ctc"
+        raise UserError("no attack on features for criterion seq2seq", path=where, remedy=remedy)
     number = method.stage1 + 1
     if not federation.experiment.round(number).is_done():
         problem = f"features are sent in round {number}, which is not complete"
@@ -154,11 +159,11 @@ def open_victim(
     names = data.client_utterances(client)
     round_dir = federation.experiment.round(number).path
     reader = open_sent(federation.experiment, number, client)
-    secret = corpus.gather(data, names[:1], labelled=False).load([0]).secret
+    secret = corpus.gather(data, names[:1], labelled=False).audio(0).tobytes()
     sent = sent_names(secret, client, len(names))
     scp = feature_paths(round_dir, client)[1]
     whole = corpus.gather(data, names, labelled=False)
-    _check(reader, sent, whole, window(federation), scp)
+    _check(federation, reader, sent, whole, scp)
     if len(names) > most:
         drawn = generator(seed, "attack", client).choice(len(names), most, replace=False)
         names, sent = ([one[index] for index in np.sort(drawn)] for one in (names, sent))
@@ -190,7 +195,7 @@ def one_of_each(names: Sequence[str], recordings: Mapping[str, str]) -> np.ndarr
 
 def bins_of(federation: Federation) -> int:
     """Values of a frame of filterbanks."""
-    return federation.experiment.options.model.get("input_size", INPUT_SIZE)
+    return input_size_of(federation.experiment.options.model)
 
 
 def window(federation: Federation) -> Window:
@@ -249,20 +254,21 @@ def stream(
 
 
 def _check(
+    federation: Federation,
     reader: FeatureReader,
     sent: Sequence[str],
     audio: Utterances,
-    window: Window,
     where: Path,
 ) -> None:
     """The utterances sent are those of the train data, by number and by length."""
-    remedy = "give the experiment as it was run"
+    models, remedy = federation.task.need(MODELS), "give the experiment as it was run"
+    model, cut = models.build(), models.cut()
     if set(reader.scp) != set(sent):
         problem = f"{len(reader.scp)} utterances sent, {len(sent)} in the train data, or other ones"
         raise UserError(problem, path=where, remedy=remedy)
     for name, frames, number in zip(audio.names, audio.frames, sent, strict=True):
         length = reader.num_frames(number)
-        if length != (frames - window.width) // window.step + 1:
+        if length != cut.positions(model, int(frames)):
             problem = f"{number!r} has {length} frames, too many or too few for {name!r}"
             raise UserError(problem, path=where, remedy=remedy)
 

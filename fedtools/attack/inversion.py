@@ -36,7 +36,7 @@ from fedtools.files.perturb import speakers_of, unperturbed
 from fedtools.files.progress import Lines
 from fedtools.files.seeds import generator, seed64
 from fedtools.files.states import load_state, save_state, spec_of
-from fedtools.models.asr import log_posteriors
+from fedtools.models.asr import input_kind_of, log_posteriors
 from fedtools.models.pooling import inside
 from fedtools.score.distortion import cepstra, mel_cepstral_distortion
 from fedtools.tasks.asr.data import Utterances
@@ -118,8 +118,12 @@ def read_server_data(
     """The server's own utterances, to train on and held out, and numbers of the latter's speakers.
 
     Raises:
-        UserError: if it has fewer than two, or one that is a client's.
+        UserError: if it has fewer than two, or one that is a client's; or if the model takes no
+            filterbanks.
     """
+    if kind := input_kind_of(federation.experiment.options.model):
+        problem = f"attack IV recovers filterbanks, and the model takes {kind}"
+        raise UserError(problem, path=federation.where, remedy="leave out --server-data")
     corpus, wanted = federation.task.need(CORPUS), set(clients)
     data, trained_on = corpus.read_folder(path), corpus.read("train")
     recorded, theirs = unperturbed(data), unperturbed(trained_on)

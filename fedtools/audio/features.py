@@ -40,6 +40,9 @@ SECONDS_BETWEEN_LINES = 10.0
 MESSAGES_SHOWN = 10
 # Hz, to half the sample rate.
 _MFCC_HIGH = -400.0
+# Kinds that pretrained models take, and the most seconds that Whisper hears.
+PRETRAINED = ("log_mel", "wave")
+WHISPER_SECONDS = 30
 
 Item = TypeVar("Item")
 
@@ -51,7 +54,9 @@ class FeatureConfig:
 
     Attributes:
         kind: "fbank", natural logs of mel energies; or "mfcc", as many cepstra as mel filters, as
-            in the mfcc_hires.conf of Kaldi's recipes (no energy, up to 400 Hz below half the rate).
+            in the mfcc_hires.conf of Kaldi's recipes (no energy, up to 400 Hz below half the rate);
+            or what pretrained models take: "log_mel", see `fedtools.audio.log_mel`, or "wave", the
+            samples themselves, one to a frame.
     """
 
     num_mel_bins: int = 80
@@ -87,6 +92,8 @@ def compute(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
         float32 (T, num_mel_bins), one frame for each 10 ms whose whole 25 ms window is in the
         samples; T may be 0.
     """
+    if config.kind in PRETRAINED:
+        return _of_pretrained(samples, config)
     mfcc = config.kind == "mfcc"
     options = kaldi_native_fbank.MfccOptions() if mfcc else kaldi_native_fbank.FbankOptions()
     options.frame_opts.samp_freq = config.sample_rate
@@ -105,6 +112,22 @@ def compute(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
     for index in range(len(features)):
         features[index] = computer.get_frame(index)
     return features
+
+
+def _of_pretrained(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
+    import torch
+
+    from fedtools.audio.front_end import front_end
+
+    if not len(samples):
+        return np.empty((0, 1), np.float32)
+    seconds = len(samples) / config.sample_rate
+    if config.kind == "log_mel" and seconds > WHISPER_SECONDS:
+        problem = f"{seconds:.3f} s of audio, Whisper hears {WHISPER_SECONDS}"
+        raise AudioError("too long", problem)
+    front = front_end(config.kind, config.num_mel_bins)
+    found: np.ndarray = front(torch.from_numpy(samples * INT16_SCALE)[None])[0].numpy()
+    return found
 
 
 def client_order(data: DataDir) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import typer
 
@@ -19,7 +19,7 @@ MAX_DROP = typer.Option(
 
 
 Scheme = Literal["iid", "dirichlet", "quantity", "map"]
-FeatureKind = Literal["fbank", "mfcc"]
+FeatureKind = Literal["fbank", "mfcc", "log_mel", "wave"]
 
 
 @command("extract-features", "Data")
@@ -30,20 +30,26 @@ def extract_features(
         None, min=1, help="Do this share of --nj only, and do not merge."
     ),
     nj: int = typer.Option(1, min=1, help="Number of jobs."),
-    kind: FeatureKind = typer.Option("fbank", help="mfcc: as many cepstra as mel filters."),
+    kind: FeatureKind = typer.Option(
+        "fbank",
+        help="mfcc: as many cepstra as mel filters; log_mel: Whisper's; wave: the samples.",
+    ),
     num_mel_bins: int = typer.Option(80, min=3, max=256, help="Number of mel filters."),
     sample_rate: int = typer.Option(
         16_000, min=4_000, max=192_000, help="In Hz; other audio is resampled to it."
     ),
+    pretrained: Path = typer.Option(None, help="In place of --kind: what this model takes."),
     compress: bool = typer.Option(False, "--compress", help="Kaldi's compression: not exact."),
     max_drop: float = MAX_DROP,
 ) -> None:
     """Extract log mel filterbanks or MFCC, as Kaldi does.
 
-    Features are as Kaldi's make_fbank.sh makes them, or the high-resolution MFCC of its recipes.
+    Features are as Kaldi's make_fbank.sh makes them, or the high-resolution MFCC of its recipes; or
+    those that a pretrained model of a Hugging Face folder takes.
     Without --job: everything in this process, then merge-features.
 
-    Reads: DATA_DIR/wav.scp, segments, utt2spk, utt2client, utt2speed, utt2volume; the audio.
+    Reads: DATA_DIR/wav.scp, segments, utt2spk, utt2client, utt2speed, utt2volume; the audio; the
+    config.json of --pretrained.
 
     Writes: ARK_DIR/feats.<job>.ark and .scp, utt2dur.<job>, mixed.<job>, dropped.<job>.
 
@@ -55,6 +61,13 @@ def extract_features(
         raise typer.BadParameter(f"{job} is above --nj {nj}", param_hint="--job")
     from fedtools.audio import features
 
+    if pretrained:
+        from fedtools.models.pretrained.folder import Folder
+
+        folder = Folder.open(pretrained)
+        kind, num_mel_bins = cast("FeatureKind", folder.inputs), folder.bins
+    if kind in features.PRETRAINED and sample_rate != features.FeatureConfig.sample_rate:
+        raise typer.BadParameter(f"--kind {kind} is of 16000 Hz", param_hint="--sample-rate")
     config = features.FeatureConfig(num_mel_bins, sample_rate, kind)
     done = features.extract_features(
         data_dir, ark_dir, config, job=job or 1, jobs=nj, compress=compress
@@ -367,9 +380,9 @@ def config(
 ) -> None:
     """Print values of a configuration, for shell scripts.
 
-    They are printed one a line, lists with blanks between their values, decimals as they are
-    written. Sections that recipes and commands before an experiment take are checked, and their
-    defaults known.
+    They are printed one a line, lists with blanks between their values, sections as the names in
+    them, decimals as they are written. Sections that recipes and commands before an experiment take
+    are checked, and their defaults known.
 
     Reads: YAML.
 
@@ -396,7 +409,7 @@ def config(
                 raise
             values.append(getattr(options, name))
     for value in values:
-        print(*value) if isinstance(value, list | tuple) else print(value)
+        print(*value) if isinstance(value, list | tuple | dict) else print(value)
 
 
 @command("train-ivectors", "Data")

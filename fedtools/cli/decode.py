@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from fedtools.cli.app import command
 from fedtools.cli.federation import NGPU, open_experiment
+
+if TYPE_CHECKING:
+    from fedtools.federation.federation import Federation
 
 DECODE_DIR = typer.Argument(..., metavar="DECODE_DIR", help="A folder made by fedtools decode.")
 
@@ -51,7 +55,7 @@ def decode(
     federation = open_experiment(experiment, ngpu)
     if phrases and not lm:
         raise typer.BadParameter("goes with --lm", param_hint="--phrases")
-    search = work.Search.read(lm, config, phrases, bonus) if lm else None
+    search = work.read_search(federation, lm, config, phrases, bonus)
     work.decode(federation, data, out, search, model=model, job=job or 1, jobs=nj if job else 1)
     if job is None:
         print(merge(out, data, 1))
@@ -157,31 +161,56 @@ def best_path(
 @command("export", "Federation")
 def export(
     experiment: Path = typer.Argument(..., metavar="EXP", help="Made by fedtools average."),
-    out: Path = typer.Argument(..., metavar="OUT", help="Folder for config.yaml and model.pth."),
+    out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
     client: str = typer.Option(None, help="Whose model, where each client has its own."),
+    adapters: bool = typer.Option(
+        False, "--adapters", help="Of network hf: LoRA's adapters alone, as peft's files."
+    ),
+    as_base: bool = typer.Option(
+        False, "--as-base", help="Of network hf: in the precision of its base, not in float32."
+    ),
 ) -> None:
-    """Write an averaged model for ESPnet's Speech2Text.
+    """Write an averaged model for ESPnet, or for transformers.
+
+    Of a model that is adapted the whole, with its adapters in the weights.
 
     Reads: EXP/model.safetensors, or EXP/clients/<client>/model.safetensors; EXP/config.yaml and
-    tokens.
+    tokens or classes.txt; of network hf the folder that config.yaml names.
 
-    Writes: OUT/config.yaml and model.pth.
+    Writes: OUT/config.yaml, model.pth and tokens. Of network hf, a folder of the kind that it began
+    with: OUT/config.json, model.safetensors and what stands beside them; a head that transformers
+    does not know in head.safetensors. With --adapters adapter_config.json and
+    adapter_model.safetensors in the place of the model.
 
     Example in egs/commonvoice/asr1: fedtools export exp/mini/fedavg/seed0 exp/mini/espnet
     """
     from fedtools.federation.evaluate import load_average
     from fedtools.federation.federation import Federation
     from fedtools.files.symbols import read_tokens
+    from fedtools.models.adaptation import has_base
+    from fedtools.models.adapters import merged
     from fedtools.models.espnet import export_espnet
+    from fedtools.models.pretrained.options import is_pretrained
     from fedtools.tasks.parts import CORPUS, MODELS
 
+    if adapters and as_base:
+        raise typer.BadParameter("goes without --adapters", param_hint="--as-base")
     federation = Federation(experiment)
+    config = federation.experiment.options.model
+    if is_pretrained(config):
+        load_average(federation, client or "")
+        _export_pretrained(federation, out, adapters, as_base)
+        return
+    if adapters or as_base:
+        option = "--adapters" if adapters else "--as-base"
+        raise typer.BadParameter("is for models of network hf", param_hint=option)
     corpus = federation.task.need(CORPUS)
     load_average(federation, client or "")
+    model = federation.task.need(MODELS).build()
     for path in export_espnet(
         out,
-        federation.experiment.options.model,
-        federation.task.need(MODELS).build().state_dict(),
+        config,
+        merged(model) if has_base(config) else model.state_dict(),
         *read_tokens(experiment),
     ):
         print(path)
@@ -190,25 +219,71 @@ def export(
         print(f"{said}: append them to the features that ESPnet decodes", file=sys.stderr)
 
 
+def _export_pretrained(federation: Federation, out: Path, adapters: bool, as_base: bool) -> None:
+    """Write the model of an experiment that began with a Hugging Face folder."""
+    from fedtools.files.config import from_mapping
+    from fedtools.files.symbols import BPE_MODEL, TOKEN_TYPE, TOKENS
+    from fedtools.models.pretrained.export import export_adapters, export_folder
+    from fedtools.models.pretrained.folder import open_known
+    from fedtools.models.pretrained.options import Pretrained
+    from fedtools.tasks.parts import MODELS
+
+    options = from_mapping(Pretrained, federation.experiment.options.model, "model")
+    folder, models = open_known(options.path, options.sum), federation.task.need(MODELS)
+    names = ("classes.txt", TOKENS, BPE_MODEL, TOKEN_TYPE)
+    labels = [federation.experiment.path / name for name in names]
+    model = models.build()
+    if adapters:
+        state = models.tensors(model)
+        said = export_adapters(out, folder, model, state, labels, options.adaptation)
+    else:
+        said = export_folder(out, folder, model, models.tensors(model), labels, as_base)
+    print(out / ("adapter_model.safetensors" if adapters else "model.safetensors"))
+    for sentence in said:
+        print(sentence, file=sys.stderr)
+
+
 @command("import", "Federation")
 def import_(
-    config: Path = typer.Argument(..., metavar="CONFIG", help="ESPnet's config.yaml."),
-    model: Path = typer.Argument(..., metavar="MODEL", help="ESPnet's .pth file."),
-    out: Path = typer.Argument(..., metavar="OUT", help="Folder for model.safetensors."),
+    sources: list[Path] = typer.Argument(
+        ...,
+        metavar="SOURCE...",
+        help="ESPnet's config.yaml and .pth file; or a CTranslate2 folder of Whisper; or OpenAI's "
+        ".pt file of Whisper.",
+    ),
+    out: Path = typer.Argument(..., metavar="OUT", help="The folder to write."),
+    tokenizer: Path | None = typer.Option(
+        None, metavar="FOLDER", help="Has the tokenizer.json of an OpenAI .pt file, which has none."
+    ),
 ) -> None:
-    """Take over encoder and CTC of an ESPnet model.
+    """Take over a model of ESPnet's or Whisper.
 
-    It is for fedtools init --start.
+    Of ESPnet, encoder and CTC, for fedtools init --start. Of Whisper, everything, as a Hugging Face
+    folder: of float32, float16 and bfloat16 exactly, of CTranslate2's int8 as near as it is.
 
-    Reads: CONFIG and MODEL.
+    Reads: SOURCE; for Whisper, in SOURCE or --tokenizer, tokenizer.json and generation_config.json
+    or config.json.
 
-    Writes: OUT/model.safetensors, model.yaml (the section model of a configuration), tokens.
+    Writes: OUT/model.safetensors. For ESPnet model.yaml (the section model of a configuration) and
+    tokens, for Whisper config.json, generation_config.json, preprocessor_config.json,
+    tokenizer.json, tokenizer_config.json.
 
     Example in egs/commonvoice/asr1: fedtools import exp/mini/espnet/config.yaml \
         exp/mini/espnet/model.pth exp/mini/imported
     """
-    from fedtools.models.espnet import import_espnet
+    if len(sources) > 2:
+        raise typer.BadParameter("one SOURCE, or two of ESPnet's", param_hint="SOURCE")
+    if len(sources) == 2:
+        if tokenizer is not None:
+            problem = "is for OpenAI's .pt files, and two SOURCEs are ESPnet's"
+            raise typer.BadParameter(problem, param_hint="--tokenizer")
+        from fedtools.models.espnet import import_espnet
 
-    for said in import_espnet(config, model, out):
-        print(said)
+        said = import_espnet(*sources, out)
+    else:
+        from fedtools.models.whisper_import import import_whisper
+
+        said = import_whisper(*sources, out, tokenizer)
+    for sentence in said:
+        print(sentence)
     print(out / "model.safetensors")

@@ -35,11 +35,14 @@ def init(
     What it begins with is frozen: the same command with other options is an error that names the
     first difference.
 
+    A model with the option adapt, of task asr, is the model of --start, of which a part is trained;
+    how much is printed.
+
     Reads: the YAML of --config; the folders of --data (who the clients are, and what tells these
     data from others of the same name) and of --asset; the model of --start.
 
     Writes: EXP/config.yaml, data.yaml, software.yaml, clients.txt, sha256sums, init.safetensors,
-    round_0001/global.safetensors.
+    round_0001/global.safetensors; base.safetensors of a model that is adapted.
 
     Example in egs/speechcommands/kws1: fedtools init exp/mini/keywords/dscnn/fedavg/seed1 \
         --config conf/mini.yaml --section networks.dscnn --section methods.fedavg --method fedavg \
@@ -115,9 +118,10 @@ def sample(
     from fedtools.files.experiment import Experiment
     from fedtools.files.locks import lock
     from fedtools.methods import make_method
+    from fedtools.tasks.facts import check_frozen
 
     opened = Experiment(experiment)
-    opened.check_frozen()
+    check_frozen(opened)
     options = opened.options
     method = make_method(options.method, options.method_conf, experiment / "config.yaml")
     with lock(experiment, "rounds"):

@@ -7,7 +7,7 @@ import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DATA_DIR = typer.Argument(help="Data directory: text, utt2spk, utt2client if any.")
 RESAMPLES = section_option(Bootstrap, "resamples", help="Draws of the bootstrap.")
 SEED = typer.Option(0, help="Seed of the bootstrap.")
+TEXT_RULE = typer.Option("none", help="spoken: of case, punctuation and numbers nothing counts.")
 RESULTS = typer.Argument(help="RESULTS.md; other sections of it are left as they are.")
 SECTION = typer.Option(help="Name of the section to write, e.g. mini.")
 CORPUS = typer.Option(help="Name of the corpus.")
@@ -35,6 +36,7 @@ def score_command(
     data_dir: Path = DATA_DIR,
     hyp_text: Path = typer.Argument(help="Kaldi text of the hypotheses; an id alone is empty."),
     out_dir: Path = typer.Argument(help="Gets score_wer/, score_cer/ and wer.tsv."),
+    text_rule: Literal["none", "spoken"] = TEXT_RULE,
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> None:
@@ -52,7 +54,7 @@ def score_command(
     """
     from fedtools.score.wer import score, score_table
 
-    rows = score(data_dir, hyp_text, out_dir, resamples, seed)
+    rows = score(data_dir, hyp_text, out_dir, resamples, seed, text_rule)
     print(score_table(rows), end="")
 
 
@@ -62,6 +64,7 @@ def compare_command(
     hyp_a: Path = typer.Argument(help="Kaldi text of system A's hypotheses."),
     hyp_b: Path = typer.Argument(help="Kaldi text of system B's hypotheses."),
     out: Path | None = typer.Option(None, help="Write the table there too, tab-separated."),
+    text_rule: Literal["none", "spoken"] = TEXT_RULE,
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> None:
@@ -79,7 +82,7 @@ def compare_command(
     """
     from fedtools.score.compare import compare, compare_table
 
-    rows = compare(data_dir, hyp_a, hyp_b, resamples, seed, out)
+    rows = compare(data_dir, hyp_a, hyp_b, resamples, seed, out, text_rule)
     print(f"A = {hyp_a}\nB = {hyp_b}\n")
     print(compare_table(rows), end="")
 

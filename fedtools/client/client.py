@@ -112,8 +112,7 @@ class Client:
         They go without their names, which tell speakers, in an order of their own: `sent_names`.
         """
         (client,), (size,) = self.unit.names, self.source.sizes
-        _, first = next(iter(self.source.items([0])))
-        names, cut = sent_names(first.secret, client, size), self.models.cut()
+        names, cut = sent_names(self.source.secret, client, size), self.models.cut()
 
         def features() -> Iterator[tuple[str, np.ndarray]]:
             self.model.eval()

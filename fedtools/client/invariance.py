@@ -19,7 +19,7 @@ from fedtools.client.client import Client
 from fedtools.client.objective import Objective
 from fedtools.client.unit import Trained
 from fedtools.files.seeds import seed64
-from fedtools.models.asr import ctc_losses
+from fedtools.models.asr import losses
 from fedtools.models.extractor import Cut
 from fedtools.models.pooling import pooled
 
@@ -69,7 +69,7 @@ def speaker_invariant(
 def loss_of(
     objective: Objective, cut: Cut, weight: float, both: nn.ModuleDict, batch: Any
 ) -> Tensor:
-    """CTC and the speaker classifier's cross-entropy with its gradient turned round, nats, (1,).
+    """The model's loss and the speaker classifier's, its gradient turned round, nats, (1,).
 
     Args:
         objective: says what utterances are labelled with.
@@ -79,10 +79,10 @@ def loss_of(
     """
     model, batch = both["model"], objective.labelled(batch)
     features, lengths = cut.extract(model, batch)
-    log_probs = cut.classify(model, features, lengths)
-    ctc = ctc_losses(log_probs, lengths, batch).mean()
+    found = cut.classify(model, features, lengths)
+    own = losses(model, found, lengths, batch).mean()
     logits = both[_NAME](turned_round(features, weight), lengths)
-    return (ctc + F.cross_entropy(logits, batch["speakers"]))[None]
+    return (own + F.cross_entropy(logits, batch["speakers"]))[None]
 
 
 class SpeakerClassifier(nn.Module):

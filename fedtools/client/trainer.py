@@ -238,7 +238,7 @@ class Trainer:
 
 def finite(model: nn.Module, stacked: bool) -> list[bool]:
     """Whether the tensors of each model of a stack are finite, as are their sums."""
-    values = [*model.parameters(), *model.buffers()]
+    values = list(model.state_dict().values())
     rows = len(values[0]) if stacked else 1
     floats = [value.detach() for value in values if value.is_floating_point()]
     # Mostly all are, and then a look at all models at once will do.

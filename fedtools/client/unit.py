@@ -127,6 +127,11 @@ class Source(Protocol):
     ) -> Batches:
         """The batches of a training, by default as many as a round has."""
 
+    @property
+    def secret(self) -> bytes:
+        """What nobody else has, see `sent_names`; where a task has the part "features"."""
+        raise TypeError(_NO_FEATURES)
+
     def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], Any]]:
         """One item at a time, with its number; where a task has the part "features"."""
         raise TypeError(_NO_FEATURES)

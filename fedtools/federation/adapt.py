@@ -8,6 +8,7 @@ from pathlib import Path
 from fedtools.federation.federation import Federation
 from fedtools.federation.init import init
 from fedtools.files.errors import UserError
+from fedtools.models.adaptation import has_base
 
 
 def adapt(path: str | Path, data: str | Path, out: str | Path, epochs: int) -> None:
@@ -39,13 +40,16 @@ def adapt(path: str | Path, data: str | Path, out: str | Path, epochs: int) -> N
         "method_conf": {"personal": personal, "stage1": epochs, "stage2": 0},
         "rounds": epochs,
     }
+    assets = {"tokens": str(experiment.path)}
+    if has_base(experiment.options.model):
+        assets["base"] = str(experiment.path)
     init(
         out,
         method="decouplefl",
         config=options,
         where=experiment.path / "config.yaml",
         data={"train": str(data)},
-        assets={"tokens": str(experiment.path)},
+        assets=assets,
         start=start,
         seed=experiment.seed,
     )

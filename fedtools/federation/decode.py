@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,11 @@ from fedtools.files.symbols import words_of
 from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.private_words import read_phrases
 from fedtools.lm.tokens import Tokenizer
-from fedtools.models.asr import log_posteriors
+from fedtools.models.asr import log_posteriors, outputs
+from fedtools.models.pretrained.options import is_seq2seq
+from fedtools.models.pretrained.whisper import Generation
+from fedtools.tasks.asr.data import Batch
+from fedtools.tasks.asr.model import generate
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.parts import CORPUS, DEVICE, MODELS, TOKENIZER, TRAINING
 
@@ -76,11 +81,31 @@ class Search:
         return {**found, "bonus": bonus, "phrases": own} if own and bonus else found
 
 
+def read_search(
+    federation: Federation,
+    lm: str | Path | None,
+    config: str | Path | None,
+    phrases: str | Path | None = None,
+    bonus: float = 0.0,
+) -> Search | Generation | None:
+    """How an experiment's models are searched; None is greedy decoding, as without an n-gram.
+
+    Of a model with a decoder the section `decode` of a YAML file holds a `Generation`.
+    """
+    if is_seq2seq(federation.experiment.options.model):
+        if lm:
+            problem = "a model of criterion seq2seq has a language model of its own"
+            raise UserError(problem, path=federation.experiment.path, remedy="leave out --lm")
+        options = read_yaml(config).get("decode") if config else None
+        return from_mapping(Generation, options, f"{config}: decode") if options else None
+    return Search.read(lm, config, phrases, bonus) if lm else None
+
+
 def decode(
     federation: Federation,
     data_path: str | Path,
     out: str | Path,
-    search: Search | None,
+    search: Search | Generation | None,
     *,
     model: str = "average",
     job: int = 1,
@@ -92,7 +117,8 @@ def decode(
     same models, features and search is not made again, and any other is replaced.
 
     Args:
-        search: of the beam search with an n-gram; None is greedy decoding.
+        search: of the beam search with an n-gram, or how Whisper's decoder searches; None is
+            greedy decoding.
         model: "average", "start", or "round:7" (the model after that round).
         job, jobs: which of how many contiguous parts of the utterances.
 
@@ -109,24 +135,21 @@ def decode(
     path = Path(out) / f"nbest.{job}.tsv"
     origin: dict[str, object] = {"job": f"{job} of {jobs}", "data": str(data_path)}
     origin["feats.scp"] = sha256(data.path / "feats.scp")
-    origin["search"] = search.origin(by_client) if search else "greedy"
+    origin["search"] = _origin(search, by_client)
     origin["models"] = {client: _digest(federation, client, model) for client in by_client}
     made_from = path.with_suffix(".yaml")
     if path.exists() and made_from.exists() and read_yaml(made_from) == origin:
         return path
     path.unlink(missing_ok=True)
     write_yaml(made_from, origin)
-    decoder = search.decoder(federation.task.need(TOKENIZER), "") if search else None
+    read = _reader(federation, data, search)
     lists: dict[str, list[Hypothesis]] = {}
     bar = tqdm(total=len(share), desc=f"decode {data.path.name}", unit="utt", disable=None)
     # Jobs are what runs at the same time here; threads of several would wait for each other.
     with bar, federation.task.need(TRAINING).settings(threads=1):
         for client, names in by_client.items():
             _load(federation, client, model)
-            if search and search.phrases:
-                decoder = search.decoder(federation.task.need(TOKENIZER), client)
-            for name, log_probs in _posteriors(federation, data, names):
-                best = decoder.decode(log_probs) if decoder else [_greedy(federation, log_probs)]
+            for name, best in read(client, names):
                 lists[name] = best
                 bar.update()
     write_nbest(path, ((name, lists[name]) for name in byte_order(lists)))
@@ -182,17 +205,79 @@ def _round(model: str) -> int:
     return int(model.removeprefix("round:"))
 
 
+# (client, utterances) to each utterance with its hypotheses.
+Reader = Callable[[str, Sequence[str]], Iterator[tuple[str, list[Hypothesis]]]]
+
+
+def _reader(federation: Federation, data: DataDir, search: Search | Generation | None) -> Reader:
+    """What decodes a client's utterances by the models that were loaded."""
+    if is_seq2seq(federation.experiment.options.model):
+        assert not isinstance(search, Search), "see read_search"
+        return partial(_written, federation, data, search or Generation(beam=1))
+    assert not isinstance(search, Generation), "see read_search"
+    tokens, decoders = federation.task.need(TOKENIZER), dict[str, CtcBeamDecoder]()
+
+    def read(client: str, names: Sequence[str]) -> Iterator[tuple[str, list[Hypothesis]]]:
+        for name, log_probs in _posteriors(federation, data, names):
+            if not search:
+                yield name, [_greedy(federation, log_probs)]
+                continue
+            own = client if search.phrases else ""
+            if own not in decoders:
+                decoders.clear()
+                decoders[own] = search.decoder(tokens, own)
+            yield name, decoders[own].decode(log_probs)
+
+    return read
+
+
+def _origin(search: Search | Generation | None, clients: Iterable[str]) -> object:
+    if isinstance(search, Generation):
+        return asdict(search)
+    return search.origin(clients) if search else "greedy"
+
+
+@torch.no_grad()
+def _written(
+    federation: Federation,
+    data: DataDir,
+    options: Generation,
+    client: str,
+    names: Sequence[str],
+) -> Iterator[tuple[str, list[Hypothesis]]]:
+    """What Whisper's decoder writes: the score of words is that of all ways to write them."""
+    model, tokens = federation.task.need(MODELS).build().eval(), federation.task.need(TOKENIZER)
+    for name, batch in _singles(federation, data, names):
+        scores: dict[str, float] = {}
+        for ids, score in generate(model, outputs(model, batch), batch, options)[0]:
+            words = tokens.decode(ids)
+            scores[words] = float(np.logaddexp(scores.get(words, -np.inf), score))
+        best = sorted(scores.items(), key=lambda item: -item[1])
+        yield (
+            name,
+            [Hypothesis(rank, score, 0.0, words) for rank, (words, score) in enumerate(best, 1)],
+        )
+
+
+def _singles(
+    federation: Federation, data: DataDir, names: Sequence[str]
+) -> Iterator[tuple[str, Batch]]:
+    """The utterances in batches of one: the order of sums follows a batch's shape.
+
+    A hypothesis must not depend on which others share its job, not by its last bit.
+    """
+    utterances = federation.task.need(CORPUS).gather(data, names, labelled=False)
+    singles = [[index] for index in range(len(utterances))]
+    stream = utterances.stream(singles, federation.task.need(DEVICE))
+    return zip(utterances.names, stream, strict=True)
+
+
 @torch.no_grad()
 def _posteriors(
     federation: Federation, data: DataDir, names: Sequence[str]
 ) -> Iterator[tuple[str, np.ndarray]]:
     model = federation.task.need(MODELS).build().eval()
-    utterances = federation.task.need(CORPUS).gather(data, names, labelled=False)
-    # One at a time: the order of sums follows a batch's shape, and a hypothesis must not depend on
-    # which others share its job, not by its last bit.
-    singles = [[index] for index in range(len(utterances))]
-    stream = utterances.stream(singles, federation.task.need(DEVICE))
-    for name, batch in zip(utterances.names, stream, strict=True):
+    for name, batch in _singles(federation, data, names):
         log_probs = log_posteriors(model, batch)[0][0].cpu().numpy()
         if np.isnan(log_probs).any():
             problem = f"the acoustic model's posteriors of {name!r} are NaN"

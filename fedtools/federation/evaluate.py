@@ -19,6 +19,7 @@ from fedtools.files.locks import lock
 from fedtools.files.private import make_private
 from fedtools.files.states import check_finite, load_state, save_state
 from fedtools.files.tables import read_tsv, write_tsv
+from fedtools.models.adaptation import OF_PRODUCTS, combine_of
 from fedtools.tasks.parts import RESCORED
 
 AVERAGE = "model.safetensors"
@@ -107,6 +108,9 @@ def average(
         problem = f"models of task {federation.experiment.options.task} are not averaged"
         raise UserError(problem, path=federation.experiment.path)
     best = best or federation.experiment.options.average
+    if best > 1 and (combine := combine_of(federation.experiment.options.model)) in OF_PRODUCTS:
+        problem = f"adapters of {best} rounds have no mean, with combine {combine}"
+        raise UserError(problem, path=federation.experiment.path, remedy="take --best 1")
     rows = [row for row in evaluate(federation) if int(row["round"]) > 0]
     if not rows:
         raise UserError("no round is complete", path=federation.experiment.path)

@@ -22,7 +22,7 @@ from fedtools.methods import make_method
 from fedtools.methods.base import SHARED, Phase
 from fedtools.tasks import facts_of
 from fedtools.tasks.base import Gone, task_of
-from fedtools.tasks.facts import ALL
+from fedtools.tasks.facts import ALL, check_frozen
 from fedtools.tasks.parts import MODELS
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Federation:
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         self.experiment = Experiment(path)
-        self.experiment.check_frozen()
+        check_frozen(self.experiment)
         options = self.experiment.options
         self.where = self.experiment.path / "config.yaml"
         self.facts = facts_of(options.task, self.where)

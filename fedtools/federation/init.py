@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fedtools.files.seeds import seed64
 from fedtools.files.states import save_state
 from fedtools.methods import make_method
 from fedtools.methods.base import Method
+from fedtools.models.adaptation import BASE, has_base
 from fedtools.tasks import facts_of
 from fedtools.tasks.base import NewExperiment, State, task_of
 from fedtools.tasks.facts import Facts
@@ -75,7 +76,11 @@ def init(
         check_id(split, "split")
     options = read_options(config, where, method, seed, start, data)
     facts = facts_of(options.task, where)
-    files = facts.files(folders, others, where)
+    files = {file.name: file for file in facts.files(folders, others, where)}
+    if has_base(options.model) and start:
+        files.setdefault(BASE, Path(start))
+    elif BASE in files and not has_base(options.model):
+        raise UserError("asset base is of a model with adapt", path=where)
     made = make_method(method, options.method_conf, where)
     # Read whatever the method, since that checks the data.
     clients = byte_order(
@@ -85,7 +90,8 @@ def init(
     if made.federated and not clients:
         remedy = "add utt2client to it, or take --method centralized"
         raise UserError("the data name no client", path=folders["train"], remedy=remedy)
-    known = {"clients": len(clients), "rounds": made.rounds or options.rounds}
+    known: dict[str, Any] = {"clients": len(clients), "rounds": made.rounds or options.rounds}
+    known["model"] = facts.frozen_model(options.model)
     options = from_mapping(Options, vars(options) | known, where)
     # Apart from the options: data of the same name can be made again from something else.
     reads_labels = facts.reads_labels(options.training)
@@ -124,29 +130,29 @@ def _begin(facts: Facts, new: NewExperiment[Method], seed: int) -> tuple[State, 
 
 
 def _write(
-    path: Path, files: Sequence[Path], clients: Sequence[str], states: tuple[State, State]
+    path: Path, files: Mapping[str, Path], clients: Sequence[str], states: tuple[State, State]
 ) -> None:
     """Write what the experiment begins with.
 
     What somebody removed is written again, and must then be the same.
     """
     record(path)
-    for file in files:
-        with atomic_path(path / file.name) as temporary:
+    for name, file in files.items():
+        with atomic_path(path / name) as temporary:
             shutil.copyfile(file, temporary)
     write_clients(path / "clients.txt", clients)
     for name, state in zip(("init.safetensors", FIRST), states, strict=True):
         save_state(path / name, state)
 
 
-def _close(path: Path, files: Sequence[Path], facts: Facts, made: Method) -> None:
+def _close(path: Path, files: Iterable[str], facts: Facts, made: Method) -> None:
     """Write the sums of what the experiment begins with, which mark it as begun.
 
     What was drawn at random is of the first time alone.
     """
     if (path / "sha256sums").exists():
         return
-    names = ["config.yaml", "data.yaml", "clients.txt", *(file.name for file in files)]
+    names = ["config.yaml", "data.yaml", "clients.txt", *files]
     names += ["init.safetensors", FIRST, *task_of(facts).keep_own(path, made)]
     write_sums(path / "sha256sums", {name: path / name for name in names})
 

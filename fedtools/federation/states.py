@@ -13,7 +13,7 @@ from fedtools.files.ledger import read_round
 from fedtools.files.messages import COUNTED
 from fedtools.files.private import PERSONAL_STATE
 from fedtools.files.states import Spec, load_state
-from fedtools.methods.base import PERSONAL, SHARED, Method
+from fedtools.methods.base import GIVEN, PERSONAL, SHARED, Method
 from fedtools.tasks.base import Gone
 
 State = dict[str, np.ndarray]
@@ -32,7 +32,7 @@ class States:
     def __init__(self, experiment: Experiment, method: Method, spec: Spec, parameters: set[str]):
         self.spec, self.parameters = spec, parameters
         self._experiment, self._method = experiment, method
-        # tensor name -> SHARED, PERSONAL or RESET.
+        # tensor name -> SHARED, PERSONAL, GIVEN or RESET.
         self.kinds = method.kinds(parameters, spec) if parameters else dict.fromkeys(spec, SHARED)
         # The round and the tensors of the state that was read last.
         self._start: tuple[int, State] = (0, {})
@@ -52,8 +52,13 @@ class States:
 
     @cached_property
     def shared_spec(self) -> Spec:
-        """Names, shapes and types of the tensors that travel."""
+        """Names, shapes and types of the tensors that clients send."""
         return self.of_kind(SHARED, self.spec)
+
+    @cached_property
+    def sent_spec(self) -> Spec:
+        """Those of the tensors that the server sends."""
+        return self.shared_spec | self.of_kind(GIVEN, self.spec)
 
     def of_kind(self, kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors of `state` that are of one kind."""
@@ -62,7 +67,7 @@ class States:
     def start(self, number: int) -> State:
         """What every client begins round `number` with, but for what is personal."""
         if self._start[0] != number:
-            shared = self._experiment.round(number).shared_state(self.shared_spec)
+            shared = self._experiment.round(number).shared_state(self.sent_spec)
             self._start = number, {**self.initial, **shared}
         return self._start[1]
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, TextIO, overload
 
+from fedtools.files.errors import UserError
 from fedtools.files.text_files import open_input
 
 # A temporary file that nothing can vouch for, and that was not touched for so long, is an orphan.
@@ -106,6 +107,23 @@ def scratch_dir(parent: Path) -> Iterator[Path]:
     suffix, prefix = _marks(parent, "scratch")
     with tempfile.TemporaryDirectory(suffix, prefix, parent) as name:
         yield Path(name)
+
+
+def check_new(out: Path) -> None:
+    """Raise a `UserError` if there is something at a path already, but for an empty folder."""
+    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
+        raise UserError("is there already", path=out, remedy="remove it, or name another folder")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder, renamed to `out` if the block ends without an error."""
+    with scratch_dir(out.parent) as scratch:
+        # Not the scratch folder itself, which only its owner may open.
+        folder = scratch / "folder"
+        folder.mkdir()
+        yield folder
+        folder.rename(out)
 
 
 def _marks(folder: Path, name: str) -> tuple[str, str]:

@@ -146,6 +146,10 @@ class Clips:
             raise UserError(f"no clip of client {client!r}", remedy="pack the data that has it")
         return slice(int(self.edges[index]), int(self.edges[index + 1]))
 
+    def client_of(self, row: int) -> str:
+        """Whose clip this is."""
+        return self.clients[int(np.searchsorted(self.edges, row, "right")) - 1]
+
     def entropies(self) -> np.ndarray:
         """The entropy of each client's labels over log(classes), 0 to 1: float64 (clients,)."""
         # Of a task of one class there is none.

@@ -4,6 +4,7 @@ EXP/config.yaml                     frozen at the start, as all named here up to
 EXP/data.yaml                       what tells the data from others of the same name
 EXP/clients.txt                     every client, one per line, in C order
 EXP/tokens.txt [bpe.model|token_type]  the model's output units
+EXP/base.safetensors                the model that is adapted, where a part of it is trained
 EXP/init.safetensors                the model everybody begins with
 EXP/{nonce,noise_key}               with privacy: see `fedtools.privacy.record`
 EXP/sha256sums                      of all these, and of round_0001/global.safetensors
@@ -15,6 +16,8 @@ EXP/round_0007/ledger.tsv           bytes, epochs and seconds by client
 EXP/round_0007/.done                written last: sums of the ledger, of what clients sent and is
                                     kept, and of the next global state
 EXP/clients/<client>/               what never leaves the client; no server command opens it
+EXP/clients/<client>/frozen/        with cache_frozen: what frozen layers make of its data, see
+                                    `fedtools.files.frozen`; that of others lies in EXP/frozen/
 EXP/server/                         the server's own optimiser, for methods that train there
 EXP/releases.tsv                    with privacy: all that the server has released
 EXP/resetting                       the round that a reset goes back to, until it is there

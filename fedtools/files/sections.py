@@ -167,7 +167,15 @@ class Sets:
     valid_share: Share = 0.02
 
 
+@dataclass(frozen=True)
+class PretrainedModel:
+    """Of recipes: the model that `utils/whisper.sh` fetches where the user names no folder."""
+
+    whisper: Literal["none", "tiny.en", "base"] = "none"
+
+
 SECTIONS: dict[str, type] = {
+    "pretrained": PretrainedModel,
     "tokens": Tokens,
     "lm": Ngram,
     "denominator": Denominator,

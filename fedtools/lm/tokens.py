@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedtools.files.datadir import read_transcripts
 from fedtools.files.errors import UserError
@@ -29,6 +30,9 @@ from fedtools.files.symbols import (
     words_of,
     write_tokens,
 )
+
+if TYPE_CHECKING:
+    from fedtools.lm.whisper_tokens import WhisperTokens
 
 WORD_START = "▁"  # SentencePiece's mark in front of the first piece of a word
 # SentencePiece leaves out longer lines silently (its default is 4192 bytes).
@@ -125,7 +129,7 @@ class Tokenizer:
         return nfc(" ".join(text.split()))
 
 
-def warn_of_unspelled(tokenizer: Tokenizer, path: Path, folder: str | Path) -> None:
+def warn_of_unspelled(tokenizer: Tokenizer | WhisperTokens, path: Path, folder: str | Path) -> None:
     """Say on stderr where the tokens cannot spell a good part of transcripts, of some of them.
 
     Args:

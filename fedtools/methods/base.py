@@ -13,6 +13,7 @@ from fedtools.files.config import Natural, NonNegative, Positive
 from fedtools.files.messages import Payload
 from fedtools.files.states import Spec
 from fedtools.files.values import STATISTICS
+from fedtools.models.adaptation import DELTA, combine_of
 
 if TYPE_CHECKING:
     from fedtools.client.unit import Trained
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 SHARED = "shared"  # sent by the server, trained at the clients, aggregated
 PERSONAL = "personal"  # kept at the client from round to round, never sent
+GIVEN = "given"  # sent by the server, which makes it; clients neither train nor return it
 RESET = "reset"  # put back to the initial value at the start of every round, never sent
 
 # What a task may have, and a method may need.
@@ -89,6 +91,7 @@ class Method:
         rank: its place among the rows of tables, the lowest first.
         needs: the parts that a task must have.
         federated: whether clients train; otherwise it is a row apart in some tables.
+        combines: what its server can make of clients' adapters, see `Adapt.combine`.
         local_epochs: epochs that a client trains in a round; of keyword spotting, where every batch
             is full, an epoch is as many batches as hold all clips, and the ledger has its length.
         local_steps: gradient steps instead, where this is not 0 (of clips).
@@ -120,6 +123,7 @@ class Method:
     rank: ClassVar[int] = 100
     needs: ClassVar[tuple[TaskPart, ...]] = (MODEL,)
     federated: ClassVar[bool] = True
+    combines: ClassVar[tuple[str, ...]] = ("mean", "fixed_a")
 
     local_epochs: Positive = 1
     local_steps: Natural = 0
@@ -143,6 +147,9 @@ class Method:
             raise ValueError(f"{self.title} has no clients, and so no personal layers")
         if self.local_steps and LABELS not in parts:
             raise ValueError(f"local_steps is of clips; task {task} has local_epochs")
+        if (combine := combine_of(model)) not in self.combines:
+            known = ", ".join(self.combines)
+            raise ValueError(f"combine: {self.title} cannot have {combine}; it has {known}")
 
     def phase(self, number: int) -> Phase:
         """What round `number`, counted from 1, is; by default every round is the same."""
@@ -169,14 +176,16 @@ class Method:
         """What happens to a buffer; by default BatchNorm's statistics go with the parameters.
 
         Integer buffers (BatchNorm's count of batches) and constants are RESET: a mean of counts
-        means nothing, and a constant need not travel.
+        means nothing, and a constant need not travel. What adapters are given is GIVEN.
         """
+        if name.endswith(DELTA):
+            return GIVEN
         if is_float and name.endswith(STATISTICS):
             return self.parameter_kind(name)
         return RESET
 
     def kinds(self, parameters: set[str], spec: Spec) -> dict[str, str]:
-        """tensor name -> SHARED, PERSONAL or RESET, for a model's parameters and buffers.
+        """tensor name -> SHARED, PERSONAL, GIVEN or RESET, for a model's parameters and buffers.
 
         Args:
             parameters: the names of those of `spec` that training changes.

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from fedtools.methods import METHODS
 from fedtools.methods.base import OPTIMIZER, Method, TaskPart
+from fedtools.models.adaptation import Combine, combine_of
 
 if TYPE_CHECKING:
     from fedtools.client.client import Client
@@ -34,6 +35,7 @@ class FedAvg(Method):
 
     title: ClassVar[str] = "FedAvg"
     rank: ClassVar[int] = 3
+    combines: ClassVar[tuple[str, ...]] = get_args(Combine)
 
     weighting: Literal["uniform", "utterances"] = "uniform"
     keep_optimizer: bool = False
@@ -42,6 +44,8 @@ class FedAvg(Method):
         super().check(task, parts, model)
         if self.keep_optimizer and OPTIMIZER not in parts:
             raise ValueError(f"keep_optimizer: clients of task {task} train together")
+        if self.keep_optimizer and combine_of(model) == "svd":
+            raise ValueError("keep_optimizer: with combine svd each round has other factors")
 
     def client(self, client: Client) -> list[Trained]:
         """ClientUpdate: some epochs of gradient descent on the client's own data."""

@@ -34,6 +34,8 @@ class FedOpt(FedAvg):
 
     title: ClassVar[str] = "FedOpt"
     rank: ClassVar[int] = 6
+    # Its step is of the tensors' difference, and products have none.
+    combines: ClassVar[tuple[str, ...]] = ("mean", "fixed_a")
 
     optimizer: Literal["sgd", "adam", "yogi"] = "sgd"
     learning_rate: AboveZero = 1.0

@@ -23,6 +23,8 @@ from torch import nn
 from fedtools.files.config import checked, option_error, unknown
 from fedtools.files.errors import UserError
 from fedtools.models.padding import keep_to_own_frames
+from fedtools.models.pretrained.folder import Folder
+from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
 from fedtools.models.tdnn import TdnnEncoder
 
 if TYPE_CHECKING:
@@ -42,7 +44,10 @@ _CLASSES = {
     },
     "specaug": {"specaug": "espnet2.asr.specaug.specaug:SpecAug"},
     "ctc": {"ctc": "espnet2.asr.ctc:CTC"},
-    "model": {"model": "espnet2.asr.espnet_model:ESPnetASRModel"},
+    "model": {
+        "model": "espnet2.asr.espnet_model:ESPnetASRModel",
+        "adapted": "fedtools.models.adapted:AdaptedModel",
+    },
 }
 _OPTIONAL = ("normalize", "specaug")
 _DEFAULTS = {"model": {"ctc_weight": 1.0, "report_cer": False, "report_wer": False}}
@@ -66,7 +71,8 @@ KEYS = (
 )
 
 
-# Beside ESPnet's keys: what a model is trained with, CTC or lattice-free MMI.
+# Beside ESPnet's keys: what a model is trained with, CTC or lattice-free MMI; and which part.
+_OWN_KEYS = ("criterion", "adapt")
 CRITERIA = ("ctc", "lfmmi")
 
 
@@ -75,6 +81,7 @@ def build_model(
     tokens: Sequence[str],
     where: str = "model",
     lattice: Lattice | None = None,
+    base: Path | None = None,
 ) -> nn.Module:
     """Build ESPnet's ASR model with CTC alone; parameters are drawn from torch's generator.
 
@@ -83,6 +90,7 @@ def build_model(
         tokens: the token list, "<blank>" first.
         where: what the configuration was read from, for messages.
         lattice: of criterion "lfmmi"; the layer of CTC then has its scores.
+        base: of a model with `adapt`: the state of the model that is adapted.
 
     Returns:
         an `espnet2.asr.espnet_model.ESPnetASRModel` without decoder; `model.ctc` is the loss, or
@@ -91,9 +99,11 @@ def build_model(
     Raises:
         UserError: for an unknown key, class or argument, or one with which nothing can be trained.
     """
+    if is_pretrained(config):
+        return _build_pretrained(config, tokens, where, lattice)
     for key in config:
-        if key not in (*KEYS, "criterion"):
-            raise option_error(unknown(key, (*KEYS, "criterion")), where, key, config[key])
+        if key not in (*KEYS, *_OWN_KEYS):
+            raise option_error(unknown(key, (*KEYS, *_OWN_KEYS)), where, key, config[key])
     criterion = criterion_of(config, where)
     if (criterion == "lfmmi") != (lattice is not None):
         remedy = "give --asset denominator=FOLDER with criterion lfmmi, and only with it"
@@ -113,7 +123,7 @@ def build_model(
         outputs = lattice.outputs if lattice else len(tokens)
         ctc_conf = {"odim": outputs, "encoder_output_size": encoder.output_size()}
         model = _make(
-            config,
+            {**config, "model": "adapted" if "adapt" in config else "model"},
             "model",
             where,
             vocab_size=len(tokens),
@@ -130,8 +140,42 @@ def build_model(
         )
     model.lattice = lattice
     _initialize(model, config.get("init"), where)
+    if "adapt" in config:
+        from fedtools.models.adapted import adapt_to
+
+        adapt_to(base, model, config, where)
     _try(model, input_size, where)
     return model
+
+
+def _build_pretrained(
+    config: Mapping[str, Any], tokens: Sequence[str], where: str, lattice: Lattice | None
+) -> nn.Module:
+    from fedtools.models.pretrained.ctc import PretrainedCtc
+    from fedtools.models.pretrained.whisper import Whisper
+
+    if lattice:
+        problem = "a denominator is of criterion lfmmi, which models of network hf have not"
+        raise option_error(problem, where, "network")
+    specaug = _make(config, "specaug", where)
+    if is_seq2seq(config):
+        return Whisper(config, where, specaug)
+    model = PretrainedCtc(config, len(tokens), where, specaug)
+    _try(model, input_size_of(config), where)
+    return model
+
+
+def input_size_of(config: Mapping[str, Any]) -> int:
+    """Values of a frame of a model's input."""
+    if is_pretrained(config):
+        return Folder.open(config.get("path", "")).bins
+    size: int = config.get("input_size", INPUT_SIZE)
+    return size
+
+
+def input_kind_of(config: Mapping[str, Any]) -> str | None:
+    """The kind of features that a pretrained model takes, of `extract-features`; None: any."""
+    return Folder.open(config.get("path", "")).inputs if is_pretrained(config) else None
 
 
 def criterion_of(config: Mapping[str, Any], where: str | Path) -> str:
@@ -171,8 +215,11 @@ def represent(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the encoder makes of a batch: (batch, frames', size), and numbers of frames'.
 
-    Arguments as of `log_posteriors`.
+    Arguments as of `log_posteriors`; or `hidden`, what a frozen bottom made of `speech`.
     """
+    if "hidden" in batch:
+        lengths = batch["speech_lengths"]
+        return model.encoder.upper(batch["hidden"], lengths, model.depth), lengths
     # SpecAugment and global_mvn work in place: without the copy a second pass over the same batch
     # would see another input.
     encoded, lengths, *_ = model.encode(batch["speech"].clone(), batch["speech_lengths"])
@@ -184,11 +231,17 @@ def classify(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
     """What the criterion is of, of what `represent` gave: (batch, frames', outputs)."""
     if model.lattice:
         return model.ctc.ctc_lo(features)
+    if getattr(model, "seq2seq", False):
+        # Its decoder wants the tokens, too.
+        return features
     return model.ctc.log_softmax(features).float()
 
 
 def as_posteriors(model: nn.Module, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """What `log_posteriors` gives, of what `outputs` gave."""
+    if getattr(model, "seq2seq", False):
+        remedy = "take a model of criterion ctc"
+        raise UserError("a model of criterion seq2seq has no posteriors of frames", remedy=remedy)
     return model.lattice.log_posteriors(values, lengths) if model.lattice else values
 
 
@@ -204,6 +257,8 @@ def losses(
         values, lengths: what `outputs` gave.
         batch: `text` (batch, tokens; padded with -1) and `text_lengths`.
     """
+    if getattr(model, "seq2seq", False):
+        return model.losses(values, lengths, batch)
     if getattr(model, "lattice", None):
         return model.lattice.losses(values, lengths, batch)
     return ctc_losses(values, lengths, batch)
@@ -234,8 +289,15 @@ def shortest_input(model: nn.Module) -> int:
     """The smallest number of frames that the convolutions still accept."""
     from espnet.nets.pytorch_backend.transformer.subsampling import check_short_utt
 
+    if shortest := getattr(model.encoder, "shortest", 0):
+        return int(shortest)
     embed = getattr(model.encoder, "embed", None)
     return next(frames for frames in range(1, 64) if not check_short_utt(embed, frames)[0])
+
+
+def longest_input(model: nn.Module) -> int | None:
+    """The largest number of frames that the encoder accepts; None: any."""
+    return getattr(model.encoder, "longest", None)
 
 
 def _make(config: Mapping, key: str, where: str, **given):
@@ -270,8 +332,9 @@ def _make(config: Mapping, key: str, where: str, **given):
 def _try(model: nn.Module, input_size: int, where: str) -> None:
     """Compute one loss: some odd options show only then. Model and generators stay as they are."""
     before = {name: value.clone() for name, value in model.named_buffers()}
-    length = torch.tensor([TRIAL_FRAMES])
-    speech = torch.zeros(1, TRIAL_FRAMES, input_size)
+    # Of waveforms a position alone has more samples.
+    frames = max(TRIAL_FRAMES, getattr(model.encoder, "shortest", 0))
+    length, speech = torch.tensor([frames]), torch.zeros(1, frames, input_size)
     text = torch.ones(1, 1, dtype=torch.long)
     with _quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():
         try:

@@ -29,8 +29,9 @@ from fedtools.files.symbols import (
     check_tokens,
     write_tokens,
 )
-from fedtools.files.text_files import open_input, read_bytes, read_lines
+from fedtools.files.text_files import read_bytes, read_lines
 from fedtools.models.asr import INPUT_SIZE, KEYS, build_model
+from fedtools.models.torch_files import load_tensors
 
 # What of ESPnet's options is not honoured: the values with which nothing is lost, and why others
 # are refused.
@@ -208,13 +209,7 @@ def _symbols(tokens: list[str]) -> list[str] | None:
 
 def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a .pth file, by their names."""
-    with open_input(path) as file:
-        try:
-            # Nothing but tensors: a pickle could run anything.
-            state = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(f"not a file of tensors: {reason}", path=path) from None
+    state = load_tensors(path)
     if not isinstance(state, dict):
         raise UserError("not a mapping of names to tensors", path=path)
     for name, value in state.items():

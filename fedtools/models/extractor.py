@@ -6,29 +6,33 @@ blocks of the encoder, the classifier all that follows.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fedtools.models.asr import log_posteriors
+from fedtools.models.asr import classify, outputs, shortest_input
 from fedtools.models.padding import embed
 from fedtools.models.pooling import inside
+from fedtools.models.pretrained.encoders import Encoder
 
 # Long enough for every convolution.
 _TRIAL_FRAMES = 200
+# Above all levels of an encoder, see `Encoder.levels`.
+_HEAD = 1 << 30
 
 
 @dataclass(frozen=True)
-class Cut:
+class Cut(ABC):
     """A place in the encoder.
 
     Attributes:
         blocks: those of the encoder that are below it, beside the convolutions.
         size: values of a frame of features.
-        share: values of features for each of the filterbanks.
-        step: frames of filterbanks from one frame of features to the next.
+        share: values of features for each of the model's input.
+        step: frames of input from one frame of features to the next.
     """
 
     blocks: int
@@ -36,60 +40,80 @@ class Cut:
     share: float = 0.0
     step: int = 1
 
-    @classmethod
-    def above(cls, model: nn.Module, extractor: Collection[str], bins: int) -> Cut:
+    @staticmethod
+    def above(model: nn.Module, extractor: Collection[str], bins: int) -> Cut:
         """The cut above the parameters of an extractor.
 
         Args:
             extractor: their names.
-            bins: values of a frame of filterbanks.
+            bins: values of a frame of input.
 
         Raises:
             ValueError: if they are not just the parameters of the encoder's bottom, or the encoder
                 does more than to run one block after the other.
         """
+        kind = LayerCut if isinstance(model.encoder, Encoder) else BlockCut
+        return kind.find(model, extractor, bins)
+
+    @abstractmethod
+    def extract(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """What is below the cut, of audio; in training with SpecAugment.
+
+        Args:
+            batch: as of `fedtools.models.asr.represent`.
+
+        Returns:
+            features (B, T, D), and their numbers of frames (B,).
+        """
+
+    @abstractmethod
+    def classify(self, model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
+        """What `fedtools.models.asr.classify` gives, from what `extract` gave."""
+
+    @abstractmethod
+    def positions(self, model: nn.Module, frames: int) -> int:
+        """How many frames of features so many frames of input have."""
+
+    def _try(self, model: nn.Module, bins: int, frames: int) -> Tensor:
+        """Features of a trial batch; refuses encoders of which the two parts are not the whole."""
+        training, device = model.training, next(model.parameters()).device
+        random = torch.Generator().manual_seed(0)
+        speech = torch.randn(2, frames, bins, generator=random).to(device)
+        batch = {"speech": speech, "speech_lengths": torch.tensor([frames, frames // 2])}
+        with torch.no_grad():
+            features, lengths = self.extract(model.eval(), batch)
+            parts = self.classify(model, features, lengths)
+            whole, _ = outputs(model, batch)
+        model.train(training)
+        if whole.shape != parts.shape or not torch.allclose(whole, parts, atol=1e-4):
+            raise ValueError("this encoder does more than to run one block after the other")
+        return features
+
+
+class BlockCut(Cut):
+    """Of ESPnet's encoders."""
+
+    @classmethod
+    def find(cls, model: nn.Module, extractor: Collection[str], bins: int) -> BlockCut:
+        """See `Cut.above`."""
         parameters = {name for name, _ in model.named_parameters()}
         bottom = {name for name in parameters if name.startswith("encoder.embed.")}
         blocks = len(model.encoder.encoders)
         for block in range(blocks):
             if bottom == set(extractor):
-                return cls(block)._tried(model, bins)
+                features = cls(block)._try(model, bins, _TRIAL_FRAMES)
+                share = features[0].numel() / (_TRIAL_FRAMES * bins)
+                # Convolutions lose a few frames at the ends.
+                step = round(_TRIAL_FRAMES / features.shape[1])
+                return cls(block, features.shape[2], share, step)
             bottom |= {name for name in parameters if name.startswith(f"encoder.encoders.{block}.")}
         raise ValueError(
             f"an extractor is encoder.embed.* and some of the first of {blocks} blocks, "
             f"encoder.encoders.0.* to encoder.encoders.{max(0, blocks - 2)}.*"
         )
 
-    def _tried(self, model: nn.Module, bins: int) -> Cut:
-        """With the size of features; refuses encoders of which the two parts are not the whole."""
-        training, device = model.training, next(model.parameters()).device
-        random = torch.Generator().manual_seed(0)
-        speech = torch.randn(2, _TRIAL_FRAMES, bins, generator=random).to(device)
-        batch = {
-            "speech": speech,
-            "speech_lengths": torch.tensor([_TRIAL_FRAMES, _TRIAL_FRAMES // 2]),
-        }
-        with torch.no_grad():
-            features, lengths = self.extract(model.eval(), batch)
-            parts = self.classify(model, features, lengths)
-            whole, _ = log_posteriors(model, batch)
-        model.train(training)
-        if whole.shape != parts.shape or not torch.allclose(whole, parts, atol=1e-4):
-            raise ValueError("this encoder does more than to run one block after the other")
-        share = features[0].numel() / speech[0].numel()
-        # Convolutions lose a few frames at the ends.
-        step = round(speech.shape[1] / features.shape[1])
-        return Cut(self.blocks, features.shape[2], share, step)
-
     def extract(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """What is below the cut, of filterbanks; in training with SpecAugment.
-
-        Args:
-            batch: `speech` (B, frames, bins), zero-padded, and `speech_lengths`.
-
-        Returns:
-            features (B, T, D), and their numbers of frames (B,).
-        """
+        """See `Cut.extract`."""
         encoder = model.encoder
         speech, lengths = batch["speech"].clone(), batch["speech_lengths"]
         with torch.autocast(speech.device.type, enabled=False):
@@ -105,7 +129,7 @@ class Cut:
         return features, mask.squeeze(1).sum(1)
 
     def classify(self, model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
-        """CTC log posteriors, natural log, (B, T, tokens), from what `extract` gave."""
+        """CTC log posteriors, natural log, (B, T, tokens)."""
         encoder = model.encoder
         mask = inside(features, lengths)[:, None]
         positions = _relative_positions(encoder, features)
@@ -116,6 +140,56 @@ class Cut:
         if getattr(encoder, "normalize_before", True):
             hidden = encoder.after_norm(hidden)
         return model.ctc.log_softmax(hidden).float()
+
+    def positions(self, model: nn.Module, frames: int) -> int:
+        """See `Cut.positions`."""
+        return (frames - shortest_input(model)) // self.step + 1
+
+
+class LayerCut(Cut):
+    """Of pretrained encoders; what is frozen is on the side of its layer."""
+
+    @classmethod
+    def find(cls, model: nn.Module, extractor: Collection[str], bins: int) -> LayerCut:
+        """See `Cut.above`."""
+        encoder, personal, shared = model.encoder, dict[str, int](), dict[str, int]()
+        for name, _ in model.named_parameters():
+            part, _, rest = name.partition(".")
+            first, last = encoder.levels(rest) if part == "encoder" else (_HEAD, _HEAD)
+            if name in extractor:
+                personal[name] = last
+            else:
+                shared[name] = first
+        if not shared:
+            raise ValueError("all that is trained is personal, which leaves no classifier")
+        highest, lowest = max(personal, key=personal.__getitem__), min(shared, key=shared.get)
+        if personal[highest] >= shared[lowest]:
+            raise ValueError(
+                f"{highest} is personal and {lowest} is shared, which is no higher in the model: "
+                "an extractor is a bottom of it, such as encoder.layers.[0-1].*"
+            )
+        cut = cls(
+            personal[highest], encoder.size, encoder.size / (encoder.step * bins), encoder.step
+        )
+        cut._try(model, bins, 2 * encoder.shortest)
+        return cut
+
+    def extract(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """See `Cut.extract`."""
+        speech, lengths = batch.get("speech"), batch["speech_lengths"]
+        if speech is None:
+            hidden = batch["hidden"]
+            return model.encoder.upper(hidden, lengths, model.depth, self.blocks), lengths
+        specaug = model.specaug if model.training else None
+        return model.encoder.lower(speech.clone(), lengths, self.blocks, specaug)
+
+    def classify(self, model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
+        """CTC log posteriors; with a decoder, what it reads."""
+        return classify(model, model.encoder.upper(features, lengths, self.blocks))
+
+    def positions(self, model: nn.Module, frames: int) -> int:
+        """See `Cut.positions`."""
+        return int(model.encoder.positions(frames))
 
 
 def _relative_positions(encoder: nn.Module, features: Tensor) -> Tensor | None:

@@ -21,6 +21,7 @@ from fedtools.files.config import (
     option_error,
     unknown,
 )
+from fedtools.files.errors import UserError
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
@@ -108,8 +109,15 @@ def torch_settings(threads: int, tf32: bool = False) -> Iterator[None]:
 
 
 def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:
-    """The optimiser of the configuration over the trainable parameters."""
+    """The optimiser of the configuration over the trainable parameters.
+
+    Raises:
+        UserError: if there is none, as of a model that is frozen whole.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        remedy = "take another kind of adapt than none, which can be measured only"
+        raise UserError("the model has no parameter that is trained", remedy=remedy)
     # One kernel for all parameters, on the CPU as on a GPU.
     return OPTIMIZERS[training.optim](parameters, fused=True, **training.optim_conf)
 

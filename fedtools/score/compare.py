@@ -12,6 +12,7 @@ from fedtools.score.align import Counts
 from fedtools.score.bootstrap import AVERAGE, interval
 from fedtools.score.mapsswe import mapsswe
 from fedtools.score.pairs import References, align_all, estimate, read_hypotheses, tokenise
+from fedtools.score.text_rule import TextRule
 from fedtools.score.wer import interval_text, percent, with_note
 
 # Beside the systems' rates; in `compare`'s table those of a test come last.
@@ -34,6 +35,7 @@ def compare(
     resamples: int,
     seed: int,
     out: str | Path | None = None,
+    rule: TextRule = "none",
 ) -> list[dict[str, object]]:
     """Compare two systems' word errors, for each client, on average, and over all.
 
@@ -48,6 +50,7 @@ def compare(
         hyp_b: that of system B.
         resamples: draws of the bootstrap.
         seed: of the bootstrap.
+        rule: what is done to references and hypotheses alike before they are compared.
         out: where the rows are written as a tab-separated file, if anywhere.
 
     Returns:
@@ -56,7 +59,7 @@ def compare(
     Raises:
         UserError: if the utterances are not exactly the same, or a file breaks a rule.
     """
-    references = References.read(data_dir)
+    references = References.read(data_dir, rule)
     unit = references.unit
     operations = [
         align_all(tokenise(references, read_hypotheses(path, references), unit.rate))

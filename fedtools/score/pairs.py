@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy as np
 from fedtools.files import trn
 from fedtools.files.datadir import DataDir, invert, read_table
 from fedtools.files.errors import UserError
-from fedtools.files.units import WORD, Unit, read_unit
+from fedtools.files.units import UTT2LANG, WORD, Unit, read_unit
 from fedtools.score.align import Counts, align
 from fedtools.score.bootstrap import ALL, AVERAGE, error_rates, resample
+from fedtools.score.text_rule import TextRule, plain
 
 # The rate's name -> how a transcript is cut into the tokens that are counted.
 Cuts = dict[str, Callable[[str], list[str]]]
@@ -31,7 +32,8 @@ class References:
     """What hypotheses are scored against: all tables have the same utterances, in C order.
 
     Without `utt2client` in the data directory, `clients` has the one group `all`. `unit` is what
-    its error rates count.
+    its error rates count. `rule` has been applied to `text`, and is to hypotheses; `languages` are
+    those of utterances, where there is utt2lang.
     """
 
     path: Path
@@ -39,9 +41,11 @@ class References:
     utt2spk: dict[str, str]
     clients: dict[str, list[str]]
     unit: Unit
+    rule: TextRule = "none"
+    languages: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, data_dir: str | Path) -> References:
+    def read(cls, data_dir: str | Path, rule: TextRule = "none") -> References:
         """Read `text`, `utt2spk` and, where they are there, `utt2client` and `utt2lang`.
 
         Raises:
@@ -62,11 +66,21 @@ class References:
                 if client in (ALL, AVERAGE):
                     problem = f"a client is named {client!r}, as the total in the table is"
                     raise UserError(problem, path=path / "utt2client", remedy="rename it")
+        languages = read_table(path / UTT2LANG) if (path / UTT2LANG).exists() else {}
+        ruled = cls(path, {}, data.utt2spk, clients, read_unit(path), rule, languages)
+        text = ruled.apply(data.text)
         for client, utts in clients.items():
-            if not any(trn.words(data.text[utt]) for utt in utts):
+            if not any(trn.words(text[utt]) for utt in utts):
                 problem = f"client {client!r} has no word, so no error rate"
                 raise UserError(problem, path=path / "text")
-        return cls(path, data.text, data.utt2spk, clients, read_unit(path))
+        return replace(ruled, text=text)
+
+    def apply(self, text: Mapping[str, str]) -> dict[str, str]:
+        """Texts of these utterances as the rule has them; of no known language, as English."""
+        return {
+            utt: plain(words, self.rule, self.languages.get(utt, "en"))
+            for utt, words in text.items()
+        }
 
     def by_speaker(self, columns: Sequence[Mapping[str, int]]) -> dict[str, np.ndarray]:
         """Sum numbers per utterance over speakers: client -> (speakers in C order, columns)."""
@@ -87,7 +101,7 @@ def read_hypotheses(path: str | Path, references: References) -> dict[str, str]:
     """
     hypotheses = read_table(path, values="optional")
     match_utterances(references.text, references.path / "text", hypotheses, path)
-    return hypotheses
+    return references.apply(hypotheses)
 
 
 def match_utterances(

@@ -22,6 +22,7 @@ from fedtools.score.pairs import (
     tokenise,
 )
 from fedtools.score.result import result_text
+from fedtools.score.text_rule import TextRule
 
 # What is counted of words, by the names of `Counts`.
 COUNTED = ("substitutions", "deletions", "insertions")
@@ -37,7 +38,12 @@ COLUMNS = columns_of(WORD)
 
 
 def score(
-    data_dir: str | Path, hyp_text: str | Path, out_dir: str | Path, resamples: int, seed: int
+    data_dir: str | Path,
+    hyp_text: str | Path,
+    out_dir: str | Path,
+    resamples: int,
+    seed: int,
+    rule: TextRule = "none",
 ) -> list[dict[str, object]]:
     """Score hypotheses against a data directory, and write what ESPnet's scoring writes.
 
@@ -53,6 +59,7 @@ def score(
         out_dir: made if it is missing.
         resamples: draws of the bootstrap.
         seed: of the bootstrap.
+        rule: what is done to references and hypotheses alike before they are compared.
 
     Returns:
         The rows of `wer.tsv`, its rates rounded and written out.
@@ -60,7 +67,7 @@ def score(
     Raises:
         UserError: if the utterances are not exactly the same, or a file breaks a rule.
     """
-    references = References.read(data_dir)
+    references = References.read(data_dir, rule)
     hypotheses = read_hypotheses(hyp_text, references)
     names = trn.trn_ids(references.utt2spk)
     counts: dict[str, dict[str, Counts]] = {}

@@ -14,7 +14,9 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import CAPPED, COLLAPSED, OK, Message, Payload, Refusal, status_of
 from fedtools.files.states import load_state, save_state
-from fedtools.server.aggregate import Bound, check_min_clients, combine
+from fedtools.models.adaptation import combine_of
+from fedtools.server.aggregate import Bound, check_min_clients
+from fedtools.server.products import Adapters, combine_models
 from fedtools.server.shares import Rules, most_of, weights_of
 
 if TYPE_CHECKING:
@@ -139,11 +141,13 @@ class Server:
             # Nobody was drawn: sampling with a probability does that at times.
             self.keep()
             return
-        found = combine(
+        how = combine_of(self._experiment.options.model)
+        found = combine_models(
             self.messages,
             weights,
             out,
             self._spec,
+            Adapters(how, self.state, f"round {self.round.number}"),
             values=self.round.payload.values,
             bound=bound,
             normalise=bound is not None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 from fedtools.files.errors import UserError
 from fedtools.files.states import Spec, check_finite, load_state, spec_of
 from fedtools.files.values import check_values, of_model
-from fedtools.methods.base import PERSONAL, SHARED, Method
+from fedtools.methods.base import GIVEN, PERSONAL, SHARED, Method
+from fedtools.models.adaptation import FACTORS, OF_PRODUCTS, combine_of
+from fedtools.models.adapters import count
 from fedtools.models.training import load_model
 from fedtools.tasks.base import NewExperiment, State
 
@@ -26,11 +29,27 @@ def begin_with(
         load_model(tensors, state)
     parameters = {name for name, _ in model.named_parameters()}
     kinds = kinds_of(new.method, parameters, spec_of(tensors), new.where)
-    return tensors, {name: value for name, value in tensors.items() if kinds[name] == SHARED}
+    combine = combine_of(new.options.model)
+    for name, kind in kinds.items() if combine in OF_PRODUCTS else ():
+        if name.endswith(FACTORS) and kind == PERSONAL:
+            problem = f"method_conf.personal: {name} stays at its client, with combine {combine}"
+            raise UserError(problem, path=new.where, remedy="take combine mean")
+    sent = SHARED, GIVEN
+    return tensors, {name: value for name, value in tensors.items() if kinds[name] in sent}
+
+
+def tell_what_is_trained(model: nn.Module) -> None:
+    """Print how many parameters these are, unless it is all of them."""
+    trained, everything = count(model)
+    if trained < everything:
+        unit, name = (1e6, "M") if everything >= 1e5 else (1e3, "k")
+        share = 100 * trained / everything
+        said = f"{trained / unit:.1f} of {everything / unit:.1f} {name} parameters"
+        print(f"trains {said} ({share:.1f} %)", file=sys.stderr)
 
 
 def kinds_of(method: Method, parameters: set[str], spec: Spec, where: str | Path) -> dict[str, str]:
-    """tensor name -> SHARED, PERSONAL or RESET; a `UserError` if a pattern matches nothing."""
+    """`Method.kinds`, with a `UserError` if a pattern matches nothing."""
     try:
         return method.kinds(parameters, spec)
     except ValueError as error:

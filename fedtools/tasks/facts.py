@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedtools.files.config import read_yaml, unknown
 from fedtools.files.datadir import DataDir, invert
@@ -32,6 +33,8 @@ class Facts:
         files: (folders by split, assets by name, where the options were read from) to the files
             that an experiment keeps a copy of; raises a UserError if one is not given.
         clients: data directory to its clients, in C order; [] where it names none.
+        frozen_model: the section `model` to what an experiment keeps of it, with sums of the files
+            that it names.
         by_client: whether models are measured on each client's data also where all clients have
             the same model.
     """
@@ -46,11 +49,22 @@ class Facts:
     clients: Callable[[Path], list[str]]
     by_client: bool
     reads_labels: Callable[[Mapping[str, object]], bool] = lambda training: True
+    frozen_model: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda model: model
 
     @property
     def header(self) -> tuple[str, ...]:
         """The columns of the tables of models and rounds."""
         return ("round", "client", *self.columns)
+
+
+def check_frozen(experiment: Experiment) -> None:
+    """Fail with a `UserError` unless all that an experiment began with is as it was.
+
+    A folder that its section `model` names is part of that.
+    """
+    experiment.check_frozen()
+    facts = facts_of(experiment.options.task, experiment.path / "config.yaml")
+    facts.frozen_model(experiment.options.model)
 
 
 def check_assets(

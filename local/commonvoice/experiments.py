@@ -46,7 +46,9 @@ def init(
     """What `fedtools init` is told of every experiment."""
     told = ["--section", section, "--method", method, "--seed", seed]
     told += ["--data", f"train={options.data}/{train}", "--data", f"valid={options.data}/{valid}"]
-    return [*told, "--asset", f"tokens={options.exp}/tokens"]
+    if options.pretrained:
+        told += ["--set", f"model.path={options.pretrained}"]
+    return [*told, "--asset", f"tokens={options.tokens or f'{options.exp}/tokens'}"]
 
 
 def cross(systems: Systems, options: argparse.Namespace) -> Iterator[list[str]]:
@@ -73,6 +75,8 @@ def main() -> None:
     parser.add_argument("--data", default="data", help="the folder of the data directories")
     parser.add_argument("--train", default="train", help="clients' data")
     parser.add_argument("--server-train", default="server_train", help="the baseline's data")
+    parser.add_argument("--tokens", default="", help="default: those that stage 3 makes")
+    parser.add_argument("--pretrained", default="", help="the folder of the model, if any")
     with exit_with_message("experiments.py"):
         systems, options = read(parser)
         for words in parts[options.what](systems, options):

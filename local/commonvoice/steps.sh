@@ -45,7 +45,7 @@ score_sets() {
     for path in $(listed systems); do
         tabbed "${data}/test" "${exp}/baseline/${path##*/}/decode_test/text" \
             "${path}/decode_test/text" --out "${path}/compare_baseline.tsv"
-    done | each "${cpu_cmd}" compare fedtools compare
+    done | each "${cpu_cmd}" compare fedtools compare "${score_options[@]}"
     show compare
 }
 

@@ -2,7 +2,7 @@
 """Print the list of experiments, for utils/waves.py: tasks x networks x methods x seeds, ablations.
 
     experiments.py EXP DUMP --seeds "0 1" --tasks keywords --networks dscnn --methods "fedavg alt"
-        [--ablations clips|true] [--landscape-clips 100]
+        [--ablations clips|true] [--landscape-clips 100] [--pretrained FOLDER]
 
 A line is an experiment's folder, "-" since none waits for another, and options of `fedtools init`,
 separated by tabs. It fails where centralised training is among the methods, but fewer than two
@@ -43,6 +43,8 @@ def line(
         told += ["--section", section]
     for setting in settings:
         told += ["--set", setting]
+    if options.pretrained:
+        told += ["--set", f"model.path={options.pretrained}"]
     return [f"{options.exp}/{task}/{network}/{method}{varied}/seed{seed}", "-", *told]
 
 
@@ -93,6 +95,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=str.split, required=True)
     parser.add_argument("--ablations", choices=("true", "clips", "false"), default="false")
     parser.add_argument("--landscape-clips", type=int, default=0, help="0: no figure 4")
+    parser.add_argument("--pretrained", default="", help="Folder of the networks' model, if any.")
     options = parser.parse_args()
     with exit_with_message("experiments.py"):
         check_figure_4(options)

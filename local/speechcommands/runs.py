@@ -28,6 +28,7 @@ from fedtools.files.tables import count, number, read_tsv
 from fedtools.methods import METHODS, make_method
 from fedtools.methods.base import Method
 from fedtools.models.keywords import NETWORKS, build_network
+from fedtools.models.pretrained.options import is_pretrained
 from fedtools.report.results import read_curve
 from fedtools.score.detection import COLUMNS as DETECTION_COLUMNS
 from fedtools.score.detection import RATES
@@ -211,8 +212,14 @@ class Runs:
     def columns(self) -> list[tuple[str, str]]:
         """Tasks and networks that there are, in the order of the paper."""
         found = {(setting.task, setting.network) for setting in self.complete}
-        pairs = ((task, network) for task in self.tasks for network in NETWORKS.names())
-        return [pair for pair in pairs if pair in found]
+        return [(task, one) for task in self.tasks for one in self.networks if (task, one) in found]
+
+    @cached_property
+    def networks(self) -> list[str]:
+        """Networks that there are, the paper's first."""
+        found = {setting.network for setting in self.complete}
+        paper = [name for name in NETWORKS.names() if name in found]
+        return paper + sorted(found.difference(paper))
 
     def get(self, *setting: str) -> list[Run]:
         """The runs of a setting, none if there are none."""
@@ -259,8 +266,8 @@ class Runs:
 
 
 def network_title(network: str) -> str:
-    """A network's name in tables."""
-    return NETWORKS.get(network, network).title
+    """A network's name in tables; one of no paper is called as in the configuration."""
+    return NETWORKS.get(network, network).title if network in NETWORKS.names() else network
 
 
 def is_federated(method: str) -> bool:
@@ -327,7 +334,9 @@ def _read_run(path: Path) -> Run:
     experiment = Experiment(path)
     match = re.fullmatch(r"([a-z_]+)(?:\.([a-z_]+)=(.+))?", folder)
     method, option, value = match.groups(default="") if match else (folder, "", "")
-    known = network in NETWORKS.names() and method in METHODS.names()
+    model = experiment.options.model
+    known = network in NETWORKS.names() or is_pretrained(model)
+    known = known and method in METHODS.names()
     if experiment.options.task != "kws" or not known:
         problem = f"{network}/{folder} is no keyword network and method"
         remedy = "name the folders <task>/<network>/<method>/seed<k>"
@@ -355,8 +364,10 @@ def _read_accuracy(path: Path) -> dict[int, float]:
 def _check_name(run: Run, seed: str) -> None:
     """Insist that the folders' names say what the configuration does."""
     options, setting = run.options, run.setting
+    # Those of pretrained models are called as the recipe's configuration has them.
+    own = is_pretrained(options.model)
     pairs = {
-        "network": (setting.network, options.model.get("network")),
+        "network": (setting.network, setting.network if own else options.model.get("network")),
         "method": (setting.method, options.method),
         "seed": (seed.removeprefix("seed"), str(options.seed)),
     }

@@ -23,7 +23,6 @@ from runs import (
 )
 
 from fedtools.files.tables import format_markdown, read_tsv, with_deviation
-from fedtools.models.keywords import NETWORKS
 from fedtools.models.training import OPTIMIZERS
 from fedtools.report.page import embolden
 from fedtools.report.results import epochs_text, size_text
@@ -104,7 +103,7 @@ def centralized_table(runs: Runs, published: Published, here: str) -> str:
 def settings_table(runs: Runs) -> str:
     """What the networks were trained with; several values where tasks or methods differ."""
     rows = []
-    for network in NETWORKS.names():
+    for network in runs.networks:
         for federated in (True, False):
             found = runs.having(network=network)
             if found := [run for run in found if is_federated(run.setting.method) == federated]:

@@ -21,6 +21,7 @@ attacks=false           # true: what the features that DecoupleFL sends give awa
 clients=accent          # speaker: every speaker is a client, test speakers are newcomers
 newcomer_seconds=       # of its own speech to which a newcomer's model is adapted; default: the
                         # config's, newcomers.seconds
+pretrained=             # folder of a pretrained model; default: what the config's section says, if any
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 accents=                # of the clients; default: Australia, England, India; with --clients speaker
@@ -56,12 +57,16 @@ mini=() corpus=${COMMONVOICE}
 if [ -z "${COMMONVOICE}" ]; then
     mini=(--mini)
     corpus=downloads/cv-corpus-mini/en
-    : "${tag:=mini}" "${release:=cv-corpus-mini}" "${config:=conf/mini.yaml}"
+    : "${release:=cv-corpus-mini}" "${config:=conf/mini.yaml}"
     : "${methods:=centralized fedavg decouplefl}"
     log "COMMONVOICE is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
 above=$(basename "$(dirname "${corpus}")")
-: "${tag:=${above}}" "${release:=${above}}" "${config:=conf/paper.yaml}"
+: "${release:=${above}}" "${config:=conf/paper.yaml}"
+[ -n "${COMMONVOICE}" ] && name=${above} || name=mini
+# Its features are others.
+[ "${config##*/}" != whisper.yaml ] || name+=-whisper
+: "${tag:=${name}}"
 take_options "${config}" newcomer_seconds=newcomers.seconds corpus.{hours,server_hours}
 hours=${hours// /,} server_hours=${server_hours// /,}
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
@@ -80,12 +85,14 @@ pictures=${results%.md}-${tag}
 [ "${clients}" = accent ] && average=own || average=shared
 merge_options=(--max-drop "${max_drop}")
 sp=${speeds:+_sp} trained=${plain}${speeds:+_sp}    # data of several speeds; clients' data
+take_pretrained
 chosen=(--exp "${exp}" --config "${config}" --seeds "${seeds}" --methods "${methods}")
 chosen+=(--clients "${clients}" --labels "${labels}" --extractor "${extractor}" --sit "${sit}")
 chosen+=(--tables "${tables}" --attacks "${attacks}" --newcomer-seconds "${newcomer_seconds}")
 # Rather now than after hours of preparing a corpus.
 list=${exp}/experiments planned=$(local/experiments.py all "${chosen[@]}" --data "${data}" \
-    --train "${trained}" --server-train "server_train${sp}")
+    --train "${trained}" --server-train "server_train${sp}" --tokens "${tokens}" \
+    --pretrained "${pretrained}")
 
 # Other data need another tag: looked at for both stages before the first makes anything anew.
 corpora=${COMMONVOICE:+"COMMONVOICE=.../${above}/$(basename "${corpus}") "}
@@ -112,7 +119,7 @@ if begins 2; then
     extract_features "server_train${sp}" "${trained}" {server_,}{valid,test}
 fi
 
-if begins 3; then
+if begins 3 && ! "${seq2seq}"; then
     log "Stage 3: tokens and language model, from the server's transcripts"
     train_units server_train --valid "${data}/server_valid/text" --valid "${data}/valid/text"
 fi

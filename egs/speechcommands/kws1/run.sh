@@ -9,7 +9,7 @@ stage=1
 stop_stage=7
 ngpu=0                  # 1: train on a GPU
 nj=2                    # jobs at the same time; no result depends on it
-networks="dscnn mhattrnn resnet transformer"
+networks=               # default: those of the config
 whole_grid=false        # true: both tasks, all methods, seeds "0 1 2", and ablations
 tasks=                  # "keywords words" or one of them (Google: 12, 35); default: keywords
 methods=                # default: "centralized fedavg alt fedkws_ui"
@@ -19,6 +19,7 @@ keywords=               # yes,no,...: two or more, of the task keywords; default
 silence=true            # whether the task keywords has the class _silence_
 unknown=true            # whether the task keywords has the class _unknown_
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
+pretrained=             # folder of a pretrained model; default: what the config's section says, if any
 clip_seconds=           # the length of a clip: longer ones are cut, and shorter ones filled up;
                         # default: the config's, as those of the next two, clips and landscape
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
@@ -48,8 +49,7 @@ Stages:
     "${methods:=centralized fedavg fedprox fedmmd fedopt alo alt fedkws_ui}"
 : "${methods:=centralized fedavg alt fedkws_ui}" "${seeds:=0}" "${ablations:=false}"
 tasks=$(sed -E 's/\b12\b/keywords/g; s/\b35\b/words/g' <<<"${tasks:-keywords}")
-check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' networks '[a-z0-9_]+' \
-    methods '[a-z0-9_]+'
+check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' methods '[a-z0-9_]+'
 check_word ngpu '0|1' ablations 'true|clips|false'
 
 mini=() length=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml name=$(basename "${corpus}")
@@ -60,7 +60,8 @@ fi
 name_corpora SPEECHCOMMANDS SPEECHCOMMANDS_TEST
 : "${config:=${default}}" "${release:=$(basename "${corpus}")}"
 [ "${split}" != paper ] || take_options "${config}" min_clips=clips.paper_min_clips
-take_options "${config}" clips.{clip_seconds,min_clips} landscape_clips=landscape.min_clips
+take_options "${config}" networks clips.{clip_seconds,min_clips} landscape_clips=landscape.min_clips
+check_words networks '[a-z0-9_]+'
 check_word clip_seconds '[0-9]+(\.[0-9]{1,3})?'
 # Other clips or other options are other experiments, and so need a tag of their own.
 [ "${config}" = "${default}" ] || name+=-$(basename "${config}" .yaml)
@@ -72,6 +73,7 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag} list=exp/${tag}/experiments
 figures=${results%.md}-${section} last=${tasks##* } sets=()
 for task in ${tasks}; do sets+=("${task}"/{train,valid,test}); done
 
+fetch_pretrained "${config}"
 # Rather now than after hours of preparing a corpus.
 read -r -a sections <<<"networks.${networks// / networks.} methods.${methods// / methods.}"
 [ "${stage}" -gt 3 ] || fedtools config "${config}" "${sections[@]}" >/dev/null
@@ -101,7 +103,7 @@ if begins 3; then
     begins 6 || landscape_clips=0
     planned=$(local/experiments.py "${exp}" "${dump}" --seeds "${seeds}" --tasks "${tasks}" \
         --networks "${networks}" --methods "${methods}" --ablations "${ablations}" \
-        --landscape-clips "${landscape_clips}")
+        --landscape-clips "${landscape_clips}" --pretrained "${pretrained}")
     utils/waves.py "${list}" <<<"${planned}"
     log "Stage 3: the list of $(wc -l <"${list}") experiments, ${list}"
 fi

@@ -22,6 +22,8 @@ from fedtools.files.config import from_mapping, option_error, unknown
 from fedtools.files.errors import UserError
 from fedtools.files.registry import Registry
 from fedtools.models.keywords.base import Network, Sizes
+from fedtools.models.pretrained.folder import Folder
+from fedtools.models.pretrained.options import is_pretrained
 
 NETWORKS: Registry[type[Sizes]] = Registry(__name__, "network")
 
@@ -47,6 +49,10 @@ def build_network(
     Raises:
         UserError: for options that are unknown or do not fit each other.
     """
+    if is_pretrained(config):
+        from fedtools.models.keywords.pretrained import build_pretrained
+
+        return build_pretrained(config, classes, where, clients)
     for key in config:
         if key not in ("network", "network_conf"):
             known = ("network", "network_conf")
@@ -60,3 +66,11 @@ def build_network(
     except ValueError as error:
         raise UserError(f"network_conf: {error}", path=where) from None
     return network
+
+
+def inputs_of(config: Mapping[str, Any]) -> tuple[str, int]:
+    """What a network takes, see `fedtools.audio.front_end`, and how many values of a frame."""
+    if is_pretrained(config):
+        folder = Folder.open(config.get("path", ""))
+        return folder.inputs, folder.bins
+    return "mfcc", 40

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedtools.files import symbols
+from fedtools.lm.whisper_tokens import FILES as WHISPER_FILES
 from fedtools.methods.base import FEATURES, MODEL, OPTIMIZER
+from fedtools.models.pretrained.folder import with_sum
 from fedtools.tasks import TASKS
 from fedtools.tasks.facts import Facts, check_assets, clients_of_utterances
 from fedtools.tasks.identity import of_utterances
 
 
 def _files(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
-    check_assets(assets, ("tokens",), where, ("denominator",))
-    files = [assets["tokens"] / name for name in symbols.FILES]
+    check_assets(assets, ("tokens",), where, ("denominator", "base"))
+    files = [assets["tokens"] / name for name in (*symbols.FILES, *WHISPER_FILES)]
     files = [file for file in files if file.exists()]
     # That it is there is seen when it is read.
     return files + [assets[name] / f"{name}.safetensors" for name in assets if name != "tokens"]
@@ -30,6 +32,7 @@ FACTS = TASKS.register("asr")(
         identity=of_utterances,
         files=_files,
         clients=clients_of_utterances,
+        frozen_model=with_sum,
         by_client=True,
         reads_labels=lambda training: training.get("labels", "transcripts") == "transcripts",
     )

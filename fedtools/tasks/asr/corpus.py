@@ -13,13 +13,16 @@ from fedtools.files.messages import COUNTED
 from fedtools.files.received import Seal
 from fedtools.files.sent_features import open_sent
 from fedtools.lm.tokens import Tokenizer
+from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method
-from fedtools.models.asr import shortest_input
+from fedtools.models.asr import longest_input, shortest_input
 from fedtools.server.shares import taken_of
 from fedtools.tasks.asr.data import Utterances, Zeros, read_data
+from fedtools.tasks.asr.frozen import keep_hidden
 from fedtools.tasks.asr.model import AsrModels
 from fedtools.tasks.base import Task
 from fedtools.tasks.facts import ALL
+from fedtools.tasks.frozen import open_frozen
 
 
 class Corpus:
@@ -34,9 +37,10 @@ class Corpus:
         training: the options of the experiment.
     """
 
-    def __init__(self, task: Task[Method], tokenizer: Tokenizer, models: AsrModels):
+    def __init__(self, task: Task[Method], tokenizer: Tokenizer | WhisperTokens, models: AsrModels):
         self._task, self._models, self._experiment = task, models, task.experiment
         self.training, self._tokenizer = models.training, tokenizer
+        self._frozen = open_frozen(self._experiment, models.build)
         # The data directories that were read, by split, and whether archives may be gone.
         self._data: dict[tuple[str, bool], DataDir] = {}
         self._utterances: OrderedDict[tuple[str, str], Utterances] = OrderedDict()
@@ -64,7 +68,8 @@ class Corpus:
     def utterances(self, split: str, client: str, may_lack: bool = False) -> Utterances:
         """The utterances of one client (or of `ALL`) in a split.
 
-        Features stay in memory for later rounds, those used last, as far as `cache_mb` allows.
+        Features stay in memory for later rounds, those used last, as far as `cache_mb` allows; what
+        frozen layers make of them stays on disk, where the model's options say so.
 
         Args:
             may_lack: archives of other clients may be gone.
@@ -74,6 +79,9 @@ class Corpus:
             data = self.read(split, may_lack)
             names = data.utterances if client == ALL else data.client_utterances(client)
             found = self.gather(data, names)
+            if self._frozen:
+                with self.training.settings():
+                    keep_hidden(self._frozen, split, client, found, self._models)
             self._make_room(found)
             self._utterances[key] = found
         self._utterances.move_to_end(key)
@@ -87,7 +95,8 @@ class Corpus:
         Args:
             labelled: whether each needs a transcript; by default if the data have any.
         """
-        zeros = Zeros(self.training.end_frames, shortest_input(self._models.build()))
+        model = self._models.build()
+        zeros = Zeros(self.training.end_frames, shortest_input(model), longest_input(model))
         labelled = bool(data.text) if labelled is None else labelled
         bins = self.training.batch_bins
         return Utterances(data, names, self._tokenizer, bins, zeros, labelled)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ from fedtools.files.received import Seal
 from fedtools.files.seeds import generator
 from fedtools.files.units import UTT2LANG, unit_of
 from fedtools.lm.tokens import Tokenizer
-from fedtools.models.asr import INPUT_SIZE
+from fedtools.lm.whisper_tokens import WhisperTokens
+from fedtools.models.asr import input_kind_of, input_size_of
 from fedtools.tasks.asr.archives import first_there
+from fedtools.tasks.asr.fits import check_kind, check_length
 
 
 def read_data(
@@ -44,11 +46,12 @@ def read_data(
         data.others[SPEED_TABLE] = read_table(speeds)
     if (languages := data.path / UTT2LANG).exists():
         data.others[UTT2LANG] = read_table(languages)
-    wanted = config.get("input_size", INPUT_SIZE)
+    wanted, kind = input_size_of(config), input_kind_of(config)
     for name in first_there(data) if may_lack else data.utterances[:1]:
         data.check_features([name])
-        size = FeatureReader(data.feats_scp).shape(name)[1]
-        if size != wanted:
+        reader = FeatureReader(data.feats_scp)
+        check_kind(reader, name, kind, data.path / "feats.scp")
+        if (size := reader.shape(name)[1]) != wanted:
             problem = f"{size} values in a frame of {name!r}, the model's input_size is {wanted}"
             remedy = "extract other features, or begin with another model.input_size"
             raise UserError(problem, path=data.path / "feats.scp", remedy=remedy)
@@ -78,18 +81,14 @@ class Batch(dict[str, torch.Tensor]):
 
     @property
     def frames(self) -> int:
-        """Of the padded batch."""
-        return self["speech"].shape[0] * self["speech"].shape[1]
+        """Of the padded batch; of what frozen layers made of it, positions."""
+        found = self["hidden"] if "hidden" in self else self["speech"]
+        return found.shape[0] * found.shape[1]
 
     @property
     def active(self) -> None:
         """There is no stack."""
         return None
-
-    @property
-    def secret(self) -> bytes:
-        """The audio's own bytes, for what others must not be able to draw."""
-        return self["speech"].cpu().numpy().tobytes()
 
 
 @dataclass(frozen=True)
@@ -99,16 +98,19 @@ class Zeros:
     Attributes:
         after: so many behind each, and then ...
         shortest: ... as many as it lacks to the fewest that the model accepts.
+        longest: the most that the model accepts; None: any.
     """
 
     after: int = 0
     shortest: int = 1
+    longest: int | None = None
 
 
 class Utterances:
     """Features and tokens of some utterances of a data directory.
 
-    `unit` is what error rates of their transcripts count.
+    `unit` is what error rates of their transcripts count. `hidden` gives what frozen layers made of
+    an utterance, by its index, where that is kept.
 
     Args:
         data: a data directory with `feats_scp` and `text`.
@@ -127,7 +129,7 @@ class Utterances:
         self,
         data: DataDir,
         names: Sequence[str],
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | WhisperTokens,
         batch_bins: int,
         zeros: Zeros = Zeros(),
         labelled: bool = True,
@@ -144,18 +146,26 @@ class Utterances:
         languages = data.others.get(UTT2LANG, {})
         spoken = {name: languages[name] for name in self.names if name in languages}
         self.unit = unit_of(spoken, data.path / UTT2LANG)
+        # Of a model with a decoder: what it begins with.
+        self._prompts = (
+            [tokenizer.prompt(spoken.get(name)) for name in self.names]
+            if isinstance(tokenizer, WhisperTokens)
+            else None
+        )
         self._speaker = _numbered(speakers_of(data, self.names))
         owners = [data.utt2client.get(name, "") for name in self.names]
         self._client, self.clients = _numbered(owners), sorted(set(owners))
         self.speakers = max(self._speaker) + 1
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names}, seals)
-        recorded = np.array([self._reader.num_frames(name) for name in names])
         # Of each utterance, with the zeros that follow it.
-        self.frames = np.maximum(recorded + zeros.after, zeros.shortest)
+        self.frames = frames_of(self._reader, names, zeros)
+        for name, frames in zip(self.names, self.frames.tolist(), strict=True):
+            check_length(name, frames, zeros.longest, data.path / "feats.scp")
         self._bins = self._reader.shape(self.names[0])[1]
         self._batch_bins = batch_bins
         self.keep = False
         self._features: list[torch.Tensor] | None = None
+        self.hidden: Callable[[int], np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -185,22 +195,26 @@ class Utterances:
     def load(self, indices: Sequence[int]) -> Batch:
         """Read and pad one batch: `speech` (B, T, D) zero-padded, `text` (B, L) padded with -1.
 
-        `speakers` and `clients` (B,) are numbers from 0 among those of these utterances.
+        `speakers` and `clients` (B,) are numbers from 0 among those of these utterances. What is
+        kept of frozen layers comes as `hidden` in place of `speech`.
         """
-        features = [
-            torch.nn.functional.pad(matrix, (0, 0, 0, int(self.frames[index]) - len(matrix)))
-            for index, matrix in zip(indices, self._read(indices), strict=True)
-        ]
+        if self.hidden:
+            features = [torch.from_numpy(self.hidden(index)) for index in indices]
+        else:
+            features = self._padded(indices)
         speech = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
         tokens = [torch.tensor(self.tokens[index], dtype=torch.long) for index in indices]
-        return Batch(
-            speech=speech,
+        batch = Batch(
+            {"hidden" if self.hidden else "speech": speech},
             speech_lengths=torch.tensor([len(feature) for feature in features]),
             text=torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1),
             text_lengths=torch.tensor([len(token) for token in tokens]),
             speakers=torch.tensor([self._speaker[index] for index in indices]),
             clients=torch.tensor([self._client[index] for index in indices]),
         )
+        if self._prompts:
+            batch["prompt"] = torch.tensor([self._prompts[index] for index in indices])
+        return batch
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:
         """Yield the batches on `device`, the next one being read while one is worked on."""
@@ -240,8 +254,22 @@ class Utterances:
 
     @property
     def bytes(self) -> int:
-        """The size of the features in memory."""
+        """The size of the features in memory; what is kept on disk stays there."""
+        if self.hidden:
+            return 0
         return int(self.frames.sum()) * self._bins * 4
+
+    def audio(self, index: int) -> np.ndarray:
+        """An utterance's features, also where what frozen layers make of them is kept."""
+        found: np.ndarray = self._padded([index])[0].numpy()
+        return found
+
+    def _padded(self, indices: Sequence[int]) -> list[torch.Tensor]:
+        """Features with the zeros that follow them."""
+        return [
+            torch.nn.functional.pad(matrix, (0, 0, 0, int(self.frames[index]) - len(matrix)))
+            for index, matrix in zip(indices, self._read(indices), strict=True)
+        ]
 
     def _read(self, indices: Sequence[int]) -> list[torch.Tensor]:
         if not self.keep:
@@ -251,6 +279,13 @@ class Utterances:
             matrices = self._reader.read_many(self.names)
             self._features = [torch.from_numpy(matrix) for matrix in matrices]
         return [self._features[index] for index in indices]
+
+
+def frames_of(reader: FeatureReader, names: Sequence[str], zeros: Zeros) -> np.ndarray:
+    """How many frames utterances have, with the zeros that follow them."""
+    recorded = np.array([reader.num_frames(name) for name in names])
+    found: np.ndarray = np.maximum(recorded + zeros.after, zeros.shortest)
+    return found
 
 
 def _numbered(owners: Iterable[str]) -> list[int]:
@@ -331,6 +366,11 @@ class UtteranceSource(Source):
         key: Key = self._key if purpose == "train" else (*self._key, purpose)
         accum_grad = self._training.accum_grad
         return UtteranceBatches(self.data, epochs or self._epochs, accum_grad, self._device, key)
+
+    @property
+    def secret(self) -> bytes:
+        """The first utterance's audio."""
+        return self.data.audio(0).tobytes()
 
     def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], Batch]]:
         """One utterance at a time: what is sent must not depend on a batch's shape, by no bit."""

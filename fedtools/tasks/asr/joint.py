@@ -6,11 +6,13 @@ What DecoupleFL would be if nothing had to stay at a client: Zhu et al. 2022, ta
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtools.models.extractor import Cut
+from fedtools.models.pretrained.whisper import Generation
 from fedtools.tasks.asr.data import Batch
 
 
@@ -23,10 +25,14 @@ class Joint(nn.Module):
         cut: where the extractors end.
     """
 
+    # A model of LF-MMI is not cut.
+    lattice = None
+
     def __init__(self, models: Sequence[nn.Module], shared: Iterable[str], cut: Cut):
         super().__init__()
         self.models = nn.ModuleList(models)
         self._cut = cut
+        self.seq2seq = getattr(models[0], "seq2seq", False)
         for name in shared:
             path, _, last = name.rpartition(".")
             own = getattr(models[0].get_submodule(path), last)
@@ -34,14 +40,16 @@ class Joint(nn.Module):
                 setattr(model.get_submodule(path), last, own)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """CTC log posteriors (B, T, tokens), and numbers of frames (B,); `clients` says whose."""
+        """What `fedtools.models.asr.outputs` gives; `clients` says whose utterances these are."""
         parts = []
         owners = batch["clients"]
         for client in torch.unique(owners).tolist():
             rows = (owners == client).nonzero()[:, 0]
             lengths = batch["speech_lengths"][rows]
-            speech = batch["speech"][rows, : int(lengths.max())]
-            part = {"speech": speech, "speech_lengths": lengths}
+            # What frozen layers made of speech, where that is kept.
+            kind = "hidden" if "hidden" in batch else "speech"
+            speech = batch[kind][rows, : int(lengths.max())]
+            part = {kind: speech, "speech_lengths": lengths}
             parts.append((rows, *self._cut.extract(self.models[client], part)))
         longest = max(features.shape[1] for _, features, _ in parts)
         first = parts[0][1]
@@ -51,3 +59,14 @@ class Joint(nn.Module):
             features[rows, : values.shape[1]] = values
             frames[rows] = lengths.to(frames)
         return self._cut.classify(self.models[0], features, frames), frames
+
+    def losses(self, encoded: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
+        """See `fedtools.models.pretrained.whisper.Whisper.losses`."""
+        first: Any = self.models[0]
+        found: Tensor = first.losses(encoded, lengths, batch)
+        return found
+
+    def generate(self, encoded: Tensor, prompt: Tensor, options: Generation) -> Any:
+        """See `fedtools.models.pretrained.whisper.Whisper.generate`."""
+        first: Any = self.models[0]
+        return first.generate(encoded, prompt, options)

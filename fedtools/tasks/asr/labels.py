@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,8 +14,26 @@ from fedtools.models.asr import losses, outputs
 from fedtools.models.training import load_model
 from fedtools.tasks.asr.data import Batch
 
+# (posteriors, batch) to the tokens of each utterance.
+Transcribe = Callable[[tuple[Tensor, Tensor], Batch], list[list[int]]]
 # (model, batch) to CTC log posteriors (B, T, tokens) and their numbers of frames (B,).
 Posteriors = Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
+
+
+# Of a label that repeats itself: so many tokens, of which so few in three are new.
+_LONG, _NEW = 12, 0.5
+
+
+def greedy_labels(found: tuple[Tensor, Tensor], batch: Batch) -> list[list[int]]:
+    """Read CTC's best path of each utterance."""
+    log_probs, lengths = found
+    return greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Return whether tokens repeat themselves: of each three in a row, few are met once."""
+    triples = list(zip(tokens, tokens[1:], tokens[2:], strict=False))
+    return len(tokens) >= _LONG and len(set(triples)) < _NEW * len(triples)
 
 
 class Transcripts(Objective):
@@ -48,6 +66,9 @@ class ContinuousLabels(Transcripts):
         keep: whether the teacher lives on from round to round; otherwise each round begins with
             a new one.
         posteriors: as of `Transcripts`.
+        transcribe: what the posteriors and the batch say: the tokens of each utterance.
+        drops: whether an utterance is left out whose label is empty or repeats itself, which a
+            decoder writes that has lost its way.
     """
 
     def __init__(
@@ -57,9 +78,11 @@ class ContinuousLabels(Transcripts):
         decay: float,
         keep: bool = True,
         posteriors: Posteriors = outputs,
+        transcribe: Transcribe = greedy_labels,
+        drops: bool = False,
     ):
         super().__init__(posteriors)
-        self.keep = keep
+        self.keep, self._transcribe, self._drops = keep, transcribe, drops
         # Client -> utterances since the round began, and those for which the teacher had no label.
         self._labels: dict[int, list[int]] = {}
         self._teacher, self._decay = teacher.eval().requires_grad_(False), decay
@@ -74,11 +97,16 @@ class ContinuousLabels(Transcripts):
             log_probs, lengths = self.posteriors(self._teacher, batch)
         device = log_probs.device
         # A model that diverges is told by its loss; until then any label will do.
-        labels = greedy(log_probs.nan_to_num().cpu().numpy(), lengths.cpu().numpy())
-        for client, label in zip(batch["clients"].tolist(), labels, strict=True):
+        labels = self._transcribe((log_probs.nan_to_num(), lengths), batch)
+        lost = [not label or (self._drops and loops(label)) for label in labels]
+        for client, without in zip(batch["clients"].tolist(), lost, strict=True):
             said = self._labels.setdefault(client, [0, 0])
             said[0] += 1
-            said[1] += not label
+            said[1] += without
+        if self._drops and not all(lost):
+            kept = [row for row, without in enumerate(lost) if not without]
+            batch = Batch({name: value[kept] for name, value in batch.items()})
+            labels = [labels[row] for row in kept]
         rows = [torch.tensor(one, dtype=torch.long) for one in labels]
         text = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
         counts = torch.tensor([len(one) for one in labels])

@@ -12,15 +12,29 @@ from torch import Tensor, nn
 
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import Models
+from fedtools.decode.greedy import greedy
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.states import spec_of
 from fedtools.lm.tokens import Tokenizer
+from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import SHARED, Method
-from fedtools.models.asr import INPUT_SIZE, build_model, classify, losses, outputs, represent
+from fedtools.models.adaptation import BASE, has_base
+from fedtools.models.asr import (
+    as_posteriors,
+    build_model,
+    classify,
+    input_size_of,
+    losses,
+    outputs,
+    represent,
+)
+from fedtools.models.copies import copy_of
 from fedtools.models.extractor import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.models.pooling import pooled
+from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
+from fedtools.models.pretrained.whisper import Generation
 from fedtools.models.training import load_model
 from fedtools.tasks.asr.data import Batch, UtteranceSource
 from fedtools.tasks.asr.joint import Joint
@@ -47,7 +61,7 @@ class AsrModels(Models):
         experiment: Experiment,
         method: Method,
         training: UtteranceTraining,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | WhisperTokens,
         device: torch.device,
     ):
         self.training, self.device = training, device
@@ -73,7 +87,11 @@ class AsrModels(Models):
         return self._joint[use]
 
     def _new(self) -> nn.Module:
-        return build_model(self._config, self._tokens, self._where, self._lattice).to(self.device)
+        if self._built and is_pretrained(self._config):
+            return copy_of(next(iter(self._built.values())))
+        base = self._path / BASE if has_base(self._config) else None
+        model = build_model(self._config, self._tokens, self._where, self._lattice, base)
+        return model.to(self.device)
 
     @cached_property
     def _lattice(self) -> Lattice | None:
@@ -105,12 +123,24 @@ class AsrModels(Models):
         else:
             teacher = self.build(use="teacher")
         load_model(teacher.state_dict(), model.state_dict())
-        return ContinuousLabels(model, teacher, training.decay, training.keep_teacher, posteriors)
+        labels = partial(self.transcribe, teacher), is_seq2seq(self._config)
+        decay, keep = training.decay, training.keep_teacher
+        return ContinuousLabels(model, teacher, decay, keep, posteriors, *labels)
 
     def _posteriors(self, model: nn.Module, source: UtteranceSource) -> Posteriors:
         if isinstance(model, Joint):
             return lambda model, batch: model(batch)
         return partial(posteriors_of_features, self.cut()) if source.received else outputs
+
+    def transcribe(
+        self, model: nn.Module, found: tuple[Tensor, Tensor], batch: Batch
+    ) -> list[list[int]]:
+        """The best tokens of each utterance, of what `outputs` gave."""
+        values, lengths = found
+        if is_seq2seq(self._config):
+            return [best[0][0] for best in generate(model, found, batch, Generation(beam=1))]
+        log_probs = as_posteriors(model, values, lengths)
+        return greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
 
     def represent(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """What the encoder makes of a batch, and numbers of frames."""
@@ -130,8 +160,26 @@ class AsrModels(Models):
         return vectors, vectors.new_full(vectors.shape[:2], 1 / vectors.shape[1])
 
 
+def generate(
+    model: Any, found: tuple[Tensor, Tensor], batch: Batch, options: Generation
+) -> list[list[tuple[list[int], float]]]:
+    """What Whisper's decoder writes of each utterance, see `Whisper.generate`."""
+    rows = zip(*found, batch["prompt"], strict=True)
+    return [
+        model.generate(values[None, : int(length)], prompt[None], options)
+        for values, length, prompt in rows
+    ]
+
+
+def open_tokens(folder: Path, model: Mapping[str, Any]) -> Tokenizer | WhisperTokens:
+    """The tokens in a folder, of the kind that a model writes."""
+    if is_seq2seq(model):
+        return WhisperTokens.load(folder, model.get("language"))
+    return Tokenizer.load(folder)
+
+
 def posteriors_of_features(cut: Cut, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The classifier's log posteriors of features, which are masked in training as audio is."""
+    """What the classifier makes of features, which are masked in training as audio is."""
     features, lengths = batch["speech"], batch["speech_lengths"]
     if model.training and isinstance(model.specaug, nn.Module):
         features, lengths = model.specaug(features.clone(), lengths)
@@ -150,6 +198,6 @@ def cut_above(
     if model.lattice:
         raise UserError("a model of criterion lfmmi is not cut in two", path=where)
     try:
-        return Cut.above(model, extractor, config.get("input_size", INPUT_SIZE))
+        return Cut.above(model, extractor, input_size_of(config))
     except ValueError as error:
         raise UserError(f"method_conf.personal: {error}", path=where) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,25 +13,35 @@ from torch import Tensor, nn
 
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import SERVER
-from fedtools.decode.greedy import greedy
 from fedtools.files.ark import FRAMES_PER_HOUR
+from fedtools.files.clips import RATE
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Payload
 from fedtools.files.perturb import speakers_of
 from fedtools.files.sent_features import Features
-from fedtools.lm.tokens import Tokenizer, warn_of_unspelled
+from fedtools.lm.tokens import warn_of_unspelled
 from fedtools.methods.base import Extracted, Method, Phase
-from fedtools.models.asr import as_posteriors, build_model, losses, outputs, represent
+from fedtools.models.adaptation import BASE, has_base
+from fedtools.models.asr import (
+    build_model,
+    input_kind_of,
+    longest_input,
+    losses,
+    outputs,
+    represent,
+)
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
 from fedtools.tasks.asr.archives import missing_archive
 from fedtools.tasks.asr.corpus import Corpus
 from fedtools.tasks.asr.data import Batch, Utterances, UtteranceSource, check_words, read_data
-from fedtools.tasks.asr.model import AsrModels, cut_above, read_lattice
+from fedtools.tasks.asr.fits import check_lengths
+from fedtools.tasks.asr.frozen import check_frozen
+from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
 from fedtools.tasks.base import Gone, Indicator, Items, NewExperiment, State, Task, as_configured
-from fedtools.tasks.begin import begin_with, personal_parameters
+from fedtools.tasks.begin import begin_with, personal_parameters, tell_what_is_trained
 from fedtools.tasks.facts import ALL
 
 
@@ -44,7 +55,8 @@ class AsrTask(Task[Method]):
         super().__init__(experiment, method, device)
         options = experiment.options.training
         self.training = from_mapping(UtteranceTraining, options, f"{self.where}: training")
-        self.tokenizer, self.device = Tokenizer.load(experiment.path), torch.device(device)
+        self.device = torch.device(device)
+        self.tokenizer = open_tokens(experiment.path, experiment.options.model)
         self.models = AsrModels(experiment, method, self.training, self.tokenizer, self.device)
         self.corpus = Corpus(self, self.tokenizer, self.models)
 
@@ -52,24 +64,33 @@ class AsrTask(Task[Method]):
     def begin(new: NewExperiment[Method]) -> tuple[State, State]:
         options, where = new.options, new.where
         training = from_mapping(UtteranceTraining, options.training, f"{where}: training")
-        tokenizer = Tokenizer.load(new.assets["tokens"])
+        tokenizer = open_tokens(new.assets["tokens"], options.model)
         units = tokenizer.tokens
         lattice = read_lattice(new.assets.get("denominator"), len(units))
-        model = build_model(options.model, units, f"{where}: model", lattice)
+        base = new.start
+        if has_base(options.model):
+            # A model that is adapted begins with all of its base, or as a state of what is trained.
+            start = new.start if "base" in new.assets else None
+            base = new.assets["base"] / BASE if "base" in new.assets else new.start
+            new = replace(new, start=start)
+        model = build_model(options.model, units, f"{where}: model", lattice, base)
         if lattice and training.labels != "transcripts":
             problem = f"labels: {training.labels} are of models of criterion ctc"
             raise UserError(problem, path=f"{where}: training")
         read_data(new.data["train"], options.model)
         for split, folder in new.data.items():
+            check_lengths(folder, input_kind_of(options.model), longest_input(model))
             if split != "train":
                 check_words(folder)
             if split != "train" or training.labels == "transcripts":
                 warn_of_unspelled(tokenizer, folder / "text", new.assets["tokens"])
         check_optimizer(training, f"{where}: training")
+        check_frozen(new, model, training)
         states = begin_with(new, model, model.state_dict())
         phases = map(new.method.phase, range(1, options.rounds + 1))
         if any(phase.jointly or isinstance(phase.sends, Extracted) for phase in phases):
             cut_above(model, personal_parameters(new.method, model), options.model, where)
+        tell_what_is_trained(model)
         return states
 
     def settings(self) -> AbstractContextManager[None]:
@@ -93,7 +114,9 @@ class AsrTask(Task[Method]):
         if not isinstance(phase.sends, Extracted):
             return super().payload(phase)
         cut = self.models.cut()
-        frames = math.ceil(phase.sends.hours * FRAMES_PER_HOUR / cut.step)
+        waves = input_kind_of(self.experiment.options.model) == "wave"
+        hour = 3600 * RATE if waves else FRAMES_PER_HOUR
+        frames = math.ceil(phase.sends.hours * hour / cut.step)
         return Payload(features=Features(cut.size, phase.sends.bits, frames=frames))
 
     def load(self, state: State, number: int) -> None:
@@ -115,8 +138,7 @@ class AsrTask(Task[Method]):
         for indices, batch in zip(batches, data.stream(batches, self.device), strict=True):
             values, lengths = outputs(model, batch)
             loss += losses(model, values, lengths, batch).double().sum().item()
-            log_probs = as_posteriors(model, values, lengths)
-            hypotheses = greedy(log_probs.cpu().numpy(), lengths.cpu().numpy())
+            hypotheses = self.models.transcribe(model, (values, lengths), batch)
             for index, tokens in zip(indices, hypotheses, strict=True):
                 reference = data.unit.cut(data.texts[index])
                 counts = count_errors(reference, data.unit.cut(self.tokenizer.decode(tokens)))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedtools.files.clips import LENGTH, Clips
 from fedtools.methods.base import LABELS, MODEL
+from fedtools.models.pretrained.folder import with_sum
 from fedtools.tasks import TASKS
 from fedtools.tasks.facts import Facts, check_assets
 from fedtools.tasks.identity import of_clips
@@ -28,6 +29,7 @@ FACTS = TASKS.register("kws")(
         identity=of_clips,
         files=_files,
         clients=lambda folder: Clips.read(folder).clients,
+        frozen_model=with_sum,
         by_client=False,
     )
 )

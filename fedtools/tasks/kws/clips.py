@@ -1,25 +1,23 @@
-"""The clips of a federation as batches of many clients, augmented and turned into MFCC."""
+"""The clips of a federation as batches of many clients, augmented and turned into features."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtools.audio.augment import Plan, apply
-from fedtools.audio.mfcc import Mfcc
 from fedtools.client.options import ClipTraining
 from fedtools.files.clips import RATE, Clips
 from fedtools.files.errors import UserError
+from fedtools.files.frozen import Place
 from fedtools.models.clip_batch import ClipBatch
-
-# Speech at usual levels comes near to zero mean and unit variance; the same constants for
-# everybody, since nobody knows the statistics of all clients.
-_ENERGY, _SCALE = 100.0, 16.0
+from fedtools.tasks.frozen import FrozenOutputs
 
 _CLIPS_IN_CACHE = 32
 # Clips whose plain features are made together.
@@ -27,12 +25,27 @@ _AT_ONCE = 256
 
 
 class ClipFeatures:
-    """The clips of a federation on one device, augmented and turned into MFCC as they are used."""
+    """The clips of a federation on one device, augmented and turned into features as they are used.
 
-    def __init__(self, clips: Clips, device: torch.device):
+    Args:
+        clips: all of them.
+        front: makes features of waveforms, see `fedtools.audio.front_end`.
+        device: where both lie.
+        keep: where outputs of frozen layers, which `front` then makes, are kept; as of
+            `FrozenOutputs.make` without its first argument.
+    """
+
+    def __init__(
+        self,
+        clips: Clips,
+        front: nn.Module,
+        device: torch.device,
+        keep: Callable[..., Place] | None = None,
+    ):
         self.clips = clips
+        self._keep, self._places = keep, dict[tuple[int, int], Place]()
         self.device = device
-        self._mfcc = Mfcc().to(device)
+        self._front = front.to(device)
         self._labels = torch.from_numpy(clips.labels)
         self._noise = torch.from_numpy(np.array(clips.noise)).to(device)
         # On a GPU all waveforms lie there; elsewhere the file is read where it is needed.
@@ -56,15 +69,40 @@ class ClipFeatures:
             volume[client, :size] = one.volume[step]
             weights[client, :size] = 1 / size
         ragged = min(widths) < width
-        mfcc = self._features(index, shift, noise, volume)
+        if self._keep:
+            parts = [
+                self.kept(place)[torch.from_numpy(chosen - place.start)]
+                for place, chosen in zip(rows, index, strict=True)
+            ]
+            mfcc = torch.stack(parts).to(self.device, torch.float32)
+        else:
+            mfcc = self._features(index, shift, noise, volume)
         weight = torch.from_numpy(weights).to(self.device)
         labels = self._labels[torch.from_numpy(index)].to(self.device)
         return ClipBatch(mfcc, labels, weight, (weight > 0).float() if ragged else None)
 
     def plain(self, rows: slice) -> Tensor:
-        """MFCC of some clips as they are, (clips, frames, coefficients)."""
+        """Features of some clips as they are, (clips, frames, values)."""
         index = np.arange(rows.start, rows.stop)
-        return self._scaled(self._gather(index).float())
+        return self._made(self._gather(index).float())
+
+    def kept(self, rows: slice) -> Tensor:
+        """What `plain` gives of a client's clips, or of all, as it is kept on disk."""
+        assert self._keep
+        count, ends = rows.stop - rows.start, (rows.start, rows.stop)
+        if ends not in self._places:
+            whole = count == len(self.clips.labels)
+            owner = None if whole else self.clips.client_of(rows.start)
+            positions = self.plain(slice(0, 1)).shape[1]
+            parts = partial(self._parts, rows, positions)
+            self._places[ends] = self._keep(owner, ends, count * positions, parts)
+        found = self._places[ends].mapped()
+        return torch.from_numpy(found.reshape(count, -1, found.shape[1]))
+
+    def _parts(self, rows: slice, positions: int) -> Iterator[tuple[int, np.ndarray]]:
+        for begin in range(rows.start, rows.stop, _AT_ONCE):
+            made = self.plain(slice(begin, min(begin + _AT_ONCE, rows.stop)))
+            yield (begin - rows.start) * positions, made.flatten(0, 1).cpu().numpy()
 
     def _gather(self, index: np.ndarray) -> Tensor:
         if self._waves is not None:
@@ -84,14 +122,13 @@ class ClipFeatures:
                 torch.from_numpy(array.reshape(-1)[part]).to(self.device)
                 for array in (shift, noise, volume)
             )
-            parts.append(self._scaled(apply(waves, shifts, starts, volumes, self._noise)))
+            parts.append(self._made(apply(waves, shifts, starts, volumes, self._noise)))
         return torch.cat(parts).view(*index.shape, *parts[0].shape[1:])
 
     @torch.no_grad()
-    def _scaled(self, waves: Tensor) -> Tensor:
-        mfcc: Tensor = self._mfcc(waves)
-        mfcc[..., 0] -= _ENERGY
-        return mfcc.div_(_SCALE)
+    def _made(self, waves: Tensor) -> Tensor:
+        made: Tensor = self._front(waves)
+        return made
 
 
 class ClipCorpus:
@@ -101,8 +138,10 @@ class ClipCorpus:
         path_of: a split to its folder.
         classes: of the experiment.
         samples: of a clip.
+        front: makes features of waveforms.
         device: where features are made.
         training: the options of the experiment; kept as an attribute.
+        frozen: keeps outputs of frozen layers, where these are the features.
     """
 
     def __init__(
@@ -110,12 +149,14 @@ class ClipCorpus:
         path_of: Callable[[str], Path],
         classes: Sequence[str],
         samples: int,
+        front: nn.Module,
         device: torch.device,
         training: ClipTraining,
+        frozen: FrozenOutputs | None = None,
     ):
-        self.training = training
+        self.training, self._frozen = training, frozen
         self._path_of, self._classes, self._samples = path_of, list(classes), samples
-        self._device = device
+        self._front, self._device = front, device
         self._features: dict[str, ClipFeatures] = {}
         self._plain: dict[str, Tensor] = {}
 
@@ -127,8 +168,13 @@ class ClipCorpus:
                 where = self._path_of(split) / "classes.txt"
                 remedy = "pack the clips again, or begin another experiment"
                 raise UserError("not the classes of the experiment", path=where, remedy=remedy)
-            self._features[split] = ClipFeatures(clips, self._device)
+            keep = partial(self._frozen.make, split) if self._frozen else None
+            self._features[split] = ClipFeatures(clips, self._front, self._device, keep)
         return self._features[split]
+
+    def gather(self, clips: Clips) -> ClipFeatures:
+        """Features of any clips."""
+        return ClipFeatures(clips, self._front, self._device)
 
     def read_clips(self, folder: Path) -> Clips:
         """Clips of any classes; a `UserError` if they are not as long as the experiment's."""
@@ -140,11 +186,16 @@ class ClipCorpus:
             raise UserError(problem, path=folder, remedy=remedy)
         return clips
 
-    def plain(self, split: str) -> Tensor:
-        """MFCC of all clips of a split as they are, (clips, frames, coefficients)."""
+    def plain(self, split: str, rows: slice) -> Tensor:
+        """Features of some clips of a split as they are, (clips, frames, values).
+
+        Where these are kept on disk, in the type in which they are, on no device.
+        """
+        data = self.features(split)
+        if self._frozen:
+            return data.kept(rows)
         if split not in self._plain:
-            data = self.features(split)
             count = len(data.clips.labels)
             edges = [*range(0, count, _AT_ONCE), count]
             self._plain[split] = torch.cat([data.plain(slice(*ends)) for ends in pairwise(edges)])
-        return self._plain[split]
+        return self._plain[split][rows]

@@ -14,8 +14,10 @@ from fedtools.client.objective import Objective
 from fedtools.client.options import ClipTraining
 from fedtools.client.unit import Models
 from fedtools.models.clip_batch import ClipBatch
+from fedtools.models.copies import copy_of
 from fedtools.models.keywords import build_network
 from fedtools.models.keywords.base import Network
+from fedtools.models.pretrained.options import is_pretrained
 
 
 class KwsModels(Models):
@@ -44,13 +46,19 @@ class KwsModels(Models):
     ):
         self.training, self.device = training, device
         self._make = partial(build_network, config, classes, where, frames=frames)
+        self._pretrained = is_pretrained(config)
         self._built: dict[tuple[int, str], Network] = {}
 
     def build(self, clients: int = 1, use: str = "") -> Network:
         """A network for so many clients, made once for each use."""
         if (clients, use) not in self._built:
-            self._built[clients, use] = self._make(clients=clients).to(self.device)
+            self._built[clients, use] = self._new(clients)
         return self._built[clients, use].requires_grad_(True)
+
+    def _new(self, clients: int) -> Network:
+        if self._built and self._pretrained:
+            return copy_of(next(iter(self._built.values())), clients)
+        return self._make(clients=clients).to(self.device)
 
     def tensors(self, model: nn.Module, client: int = 0) -> dict[str, Tensor]:
         """Views of one client's parameters and buffers, without the leading dimension."""

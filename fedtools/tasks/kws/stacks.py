@@ -131,4 +131,8 @@ def step_bytes(network: Network, mfcc: Tensor, batch_size: int) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         network(mfcc[None].expand(1, 2, *mfcc.shape[1:]))
-    return sum(kept.values()) * batch_size // 2
+    # What is frozen is there once, however many clips a step has.
+    state = network.state_dict().values()
+    trained = {value.untyped_storage().data_ptr() for value in state}
+    frozen = {value.untyped_storage().data_ptr() for value in network.buffers()} - trained
+    return sum(size for place, size in kept.items() if place not in frozen) * batch_size // 2

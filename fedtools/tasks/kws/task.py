@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 from bisect import bisect_left
@@ -16,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedtools.audio.front_end import front_end
 from fedtools.audio.mfcc import frames_of
 from fedtools.client.options import ClipTraining
 from fedtools.client.unit import SERVER
@@ -25,12 +25,15 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Limits
 from fedtools.methods.base import Method, Phase
-from fedtools.models.keywords import build_network
+from fedtools.models.copies import copy_of
+from fedtools.models.keywords import build_network, inputs_of
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
-from fedtools.tasks.begin import begin_with
+from fedtools.tasks.begin import begin_with, tell_what_is_trained
 from fedtools.tasks.facts import ALL
-from fedtools.tasks.kws.clips import ClipCorpus, ClipFeatures
+from fedtools.tasks.frozen import open_frozen
+from fedtools.tasks.kws.clips import ClipCorpus
+from fedtools.tasks.kws.frozen import AboveFrozen, check_frozen
 from fedtools.tasks.kws.memory import keep_freed_memory
 from fedtools.tasks.kws.model import KwsModels, tensors_of
 from fedtools.tasks.kws.stacks import ClipSource, stacks_of, step_bytes
@@ -54,8 +57,18 @@ class KwsTask(Task[Method]):
         classes, frames = len(self._classes), frames_of(self._samples)
         where = f"{self.where}: model"
         self.models = KwsModels(options.model, classes, frames, self.training, where, self.device)
+        front = front_end(*inputs_of(options.model))
+        frozen = open_frozen(experiment, self.models.build)
+        if frozen:
+            front = AboveFrozen(front, self.models.build)
         self.clips = ClipCorpus(
-            self.data_path, self._classes, self._samples, self.device, self.training
+            self.data_path,
+            self._classes,
+            self._samples,
+            front,
+            self.device,
+            self.training,
+            frozen,
         )
 
     def settings(self) -> AbstractContextManager[None]:
@@ -74,8 +87,12 @@ class KwsTask(Task[Method]):
         if (shift := training.augmentation.time_shift_ms) > 1000 * samples / RATE:
             problem = f"training: augment: time_shift_ms {shift} is more than a clip"
             raise option_error(problem, where, "time_shift_ms", shift)
+        check_clips(network, options.model, samples, new.data["train"])
         check_optimizer(training, f"{where}: training")
-        return begin_with(new, network, tensors_of(network))
+        check_frozen(new, network, training)
+        states = begin_with(new, network, tensors_of(network))
+        tell_what_is_trained(network)
+        return states
 
     @cached_property
     def client_facts(self) -> dict[str, np.ndarray]:
@@ -94,7 +111,7 @@ class KwsTask(Task[Method]):
         """Clients whose activations of a step fit into the configured memory."""
         data, batch = self.clips.features("train"), self.training.batch_size
         # On one kind of device, whatever trains: the server must find the jobs that clients found.
-        network = copy.deepcopy(self.models.build()).cpu().train()
+        network = copy_of(self.models.build()).cpu().train()
         one = step_bytes(network, data.plain(slice(0, 1)).cpu(), batch)
         wanted, megabytes = self.training.stack, self.training.stack_mb
         fit = max(1, (megabytes << 20) // one)
@@ -153,9 +170,10 @@ class KwsTask(Task[Method]):
     def logits(self, split: str, client: str = ALL) -> tuple[torch.Tensor, torch.Tensor]:
         """The model's logits (clips, classes) of a client's clips, or all, and their labels."""
         data = self.clips.features(split)
-        rows = slice(None) if client == ALL else data.clips.rows(client)
+        whole = slice(0, len(data.clips.labels))
+        rows = whole if client == ALL else data.clips.rows(client)
         labels = torch.from_numpy(np.array(data.clips.labels[rows], np.int64))
-        return predict(self.models.build(), self.clips.plain(split)[rows]).cpu(), labels
+        return predict(self.models.build(), self.clips.plain(split, rows)).cpu(), labels
 
     def speakers(self) -> dict[str, str]:
         """Client -> its speaker: a client of the keyword recipe is one."""
@@ -179,13 +197,23 @@ class KwsTask(Task[Method]):
     def indicator(self, folder: Path, at_once: int) -> Indicator:
         """Clips, so many at once."""
         clips = self.clips.read_clips(folder)
-        mfcc = ClipFeatures(clips, self.device).plain(slice(0, len(clips.labels)))
+        mfcc = self.clips.gather(clips).plain(slice(0, len(clips.labels)))
 
         def inputs() -> Iterator[Tensor]:
             return iter(torch.split(mfcc[None], at_once, 1))
 
         trained = set(self.experiment.clients)
         return Indicator(inputs, lambda model, given: model(given), set(clips.clients), trained)
+
+
+def check_clips(network: nn.Module, config: Mapping[str, object], samples: int, path: Path) -> None:
+    """Fail if clips are longer than a pretrained network accepts."""
+    longest = getattr(getattr(network, "encoder", None), "longest", None)
+    if longest is not None:
+        frames = len(front_end(*inputs_of(config))(torch.zeros(samples)))
+        if frames > longest:
+            problem = f"clips of {frames} frames, the model accepts {longest}"
+            raise UserError(problem, path=path, remedy="pack them with less --clip-seconds")
 
 
 def prepare(method: Method, clips: Clips, batch_size: int) -> dict[str, np.ndarray]:
@@ -218,4 +246,7 @@ def facts_of_clients(
 def predict(network: nn.Module, mfcc: torch.Tensor) -> torch.Tensor:
     """Logits (clips, classes) of one client's network for clips, (clips, frames, 40)."""
     network.eval()
-    return torch.cat([network(part[None])[0] for part in torch.split(mfcc, _MEASURED_AT_ONCE)])
+    # What is kept on disk is on no device, and may be of half precision.
+    like = next(iter(network.parameters()))
+    parts = (part.to(like.device, like.dtype) for part in torch.split(mfcc, _MEASURED_AT_ONCE))
+    return torch.cat([network(part[None])[0] for part in parts])

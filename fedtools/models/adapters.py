@@ -1,0 +1,280 @@
+"""Adapters: train a small part of a pretrained model, and share the frozen rest among clients.
+
+What is frozen is no parameter and in no state: its tensors are buffers that `state_dict` leaves
+out, so that they are neither sent, nor checkpointed, nor kept for a client. What is trained keeps
+the name that it has in the model; of LoRA (E. Hu et al.: LoRA: low-rank adaptation of large
+language models, ICLR 2022) these are `lora_a` and `lora_b` of a linear layer:
+
+    y = W x + b + alpha / rank * B A x
+
+`Adapt.combine` makes A a constant, or adds a constant D to B A that the server sends.
+
+In a stack, what is trained has a leading client dimension, and the frozen rest has none: a batch of
+all clients, (K x B, ...), goes through it as one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedtools.models.adaptation import Adapt, Combine
+
+
+class Rows:
+    """How many clients the rows of a batch belong to, in equal parts; set before each pass."""
+
+    def __init__(self) -> None:
+        self.clients = 1
+
+
+def freeze(model: nn.Module) -> None:
+    """Turn all parameters and buffers into buffers that no state holds; tied ones stay tied."""
+    frozen: dict[int, Tensor] = {}
+    for layer in model.modules():
+        there = (name for name, value in layer._parameters.items() if value is not None)
+        layer.frozen_parameters = frozenset(there)
+        for name, value in [*layer._parameters.items(), *layer._buffers.items()]:
+            if value is not None:
+                layer._parameters.pop(name, None)
+                layer._buffers.pop(name, None)
+                kept = frozen.setdefault(id(value), value.detach())
+                layer.register_buffer(name, kept, persistent=False)
+
+
+def adapt(model: nn.Module, how: Adapt, clients: int | None) -> Rows:
+    """Freeze a model in place, but for what is trained.
+
+    Args:
+        clients: of a stack; None for a model without client dimension.
+
+    Returns:
+        what must know, before each pass, how many clients there are.
+
+    Raises:
+        ValueError: if a pattern matches nothing.
+    """
+    linear = [path for path, layer in model.named_modules() if type(layer) is nn.Linear]
+    every = model.named_parameters(remove_duplicate=False)
+    # Tables of sines and cosines are parameters too, which nobody trains.
+    names = [name for name, value in every if value.requires_grad]
+    if how.kind == "lora":
+        _check_patterns("targets", how.targets, linear, "linear layer")
+    _check_patterns("also", how.also, names, "parameter")
+    freeze(model)
+    rows, tied = Rows(), dict[int, nn.Parameter]()
+    for path, layer in list(model.named_modules()):
+        trained = [name for name in layer._buffers if how.trains(f"{path}.{name}")]
+        trained = [name for name in trained if f"{path}.{name}" in names]
+        rank = how.rank if how.kind == "lora" and path in linear else 0
+        if rank and not any(fnmatchcase(path, pattern) for pattern in how.targets):
+            rank = 0
+        if trained or rank:
+            kind = _kind_of(layer)
+            own = kind(layer, trained, clients, rows, tied)
+            if rank:
+                own.add_low_rank(rank, how.alpha / rank, how.combine)
+            _replace(model, path, own)
+    return rows
+
+
+def _check_patterns(option: str, patterns: Iterable[str], names: list[str], what: str) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            there = f"there are {names[0]}, ... {names[-1]}" if names else "there is none"
+            raise ValueError(f"{option}: no {what} matches {pattern!r}; {there}")
+
+
+def count(model: nn.Module) -> tuple[int, int]:
+    """How many parameters of a model of one client are trained, and how many it has in all."""
+    trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
+    others = {id(value): value for value in model.parameters() if not value.requires_grad}
+    for layer in model.modules():
+        # Of a `Trained` those that the layer below it has frozen are trained in their place.
+        if not isinstance(layer, Trained):
+            frozen = getattr(layer, "frozen_parameters", ())
+            others |= {id(layer._buffers[name]): layer._buffers[name] for name in frozen}
+    for layer in model.modules():
+        if isinstance(layer, Trained):
+            for name in layer._names:
+                others.pop(id(layer.layer._buffers[name]), None)
+    return trained, trained + sum(value.numel() for value in others.values())
+
+
+def merged(model: nn.Module) -> dict[str, Tensor]:
+    """All tensors of a model of one client under the names that they had before it was adapted."""
+    found: dict[str, Tensor] = {}
+    below = {id(layer.layer) for layer in model.modules() if isinstance(layer, Trained)}
+    for path, layer in model.named_modules():
+        if id(layer) in below:
+            continue
+        own = layer.merged() if isinstance(layer, Trained) else _tensors(layer)
+        found |= {f"{path}.{name}" if path else name: value for name, value in own.items()}
+    return found
+
+
+def _tensors(layer: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a layer, without those of layers in it."""
+    everything = {**layer._parameters, **layer._buffers}
+    return {name: value.detach() for name, value in everything.items() if value is not None}
+
+
+def _replace(model: nn.Module, path: str, layer: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, layer)
+
+
+class Trained(nn.Module):
+    """A layer of which some parameters are trained, by each client of a stack its own.
+
+    Args:
+        layer: frozen.
+        names: of its parameters that are trained.
+        clients: of a stack, or None.
+        rows: says how many clients a batch has.
+        tied: trained parameters by the id of the frozen tensor in whose place they are: what two
+            layers have in common is trained, counted and sent once, under its first name.
+    """
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        names: list[str],
+        clients: int | None,
+        rows: Rows,
+        tied: dict[int, nn.Parameter],
+    ):
+        super().__init__()
+        self._names, self._rows, self._clients = names, rows, clients
+        self._tied: dict[str, list[nn.Parameter]] = {}
+        for name in names:
+            value = getattr(layer, name)
+            if id(value) in tied:
+                # In a list: torch would register it under a second name.
+                self._tied[name] = [tied[id(value)]]
+                continue
+            own = value[None].repeat_interleave(clients or 1, 0)
+            parameter = nn.Parameter(own if clients else own[0])
+            tied[id(value)] = parameter
+            self.register_parameter(name, parameter)
+        self.layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            # Such as the stride of a convolution, which others ask for.
+            return getattr(super().__getattr__("layer"), name)
+
+    def own(self, name: str) -> Tensor:
+        """A tensor of each client, (K, ...), of those of the batch."""
+        value: Tensor = self._tied[name][0] if name in self._tied else getattr(self, name)
+        return value[: self._rows.clients] if self._clients else value[None]
+
+    def merged(self) -> dict[str, Tensor]:
+        """The tensors of the layer, with what was trained, of a model of one client."""
+        return _tensors(self.layer) | {name: self.own(name)[0].detach() for name in self._names}
+
+    def forward(self, values: Tensor, *others: Any, **options: Any) -> Tensor:
+        clients = self._rows.clients if self._clients else 1
+        # Such as the lengths of the rows.
+        split = [
+            one.chunk(clients) if isinstance(one, Tensor) else [one] * clients
+            for one in (values, *others)
+        ]
+        found = [
+            functional_call(
+                self.layer, {name: self.own(name)[k] for name in self._names}, given, options
+            )
+            for k, given in enumerate(zip(*split, strict=True))
+        ]
+        return torch.cat(found) if clients > 1 else found[0]
+
+
+class TrainedLinear(Trained):
+    """A linear layer, with or without an adapter of low rank."""
+
+    layer: nn.Linear
+    scale = 0.0
+
+    def add_low_rank(self, rank: int, scale: float, combine: Combine = "mean") -> None:
+        """Give it an adapter that does nothing yet: A is drawn as torch draws weights, B is 0.
+
+        Args:
+            rank: rows of A.
+            scale: by which B A is multiplied.
+            combine: see `Adapt`. A constant is a buffer: it is in states, and is not trained.
+        """
+        outputs, inputs = self.layer.weight.shape
+        like = {"device": self.layer.weight.device, "dtype": self.layer.weight.dtype}
+        bound = 1 / math.sqrt(inputs)
+        down = self._of_each(torch.empty(rank, inputs, **like).uniform_(-bound, bound))
+        if combine == "fixed_a":
+            self.register_buffer("lora_a", down)
+        else:
+            self.lora_a = nn.Parameter(down)
+        self.lora_b = nn.Parameter(self._of_each(torch.zeros(outputs, rank, **like)))
+        if combine == "residual":
+            self.register_buffer("lora_delta", self._of_each(torch.zeros(outputs, inputs, **like)))
+        self.scale = scale
+
+    def _of_each(self, value: Tensor) -> Tensor:
+        return value[None].repeat_interleave(self._clients, 0) if self._clients else value
+
+    def forward(self, values: Tensor, *others: Any, **options: Any) -> Tensor:
+        weight, bias = self.layer.weight, self.layer.bias
+        rows = values.reshape(self._rows.clients if self._clients else 1, -1, values.shape[-1])
+        if "weight" in self._names:
+            found = torch.matmul(rows, self.own("weight").transpose(1, 2))
+            found = found if bias is None or "bias" in self._names else found + bias
+        else:
+            found = F.linear(rows, weight, None if "bias" in self._names else bias)
+        if "bias" in self._names:
+            found = found + self.own("bias")[:, None]
+        if self.scale:
+            low = torch.matmul(rows, self.own("lora_a").transpose(1, 2))
+            found = torch.baddbmm(found, low, self.own("lora_b").transpose(1, 2), alpha=self.scale)
+        if "lora_delta" in self._buffers:
+            delta = self.own("lora_delta").transpose(1, 2)
+            found = torch.baddbmm(found, rows, delta, alpha=self.scale)
+        return found.view(*values.shape[:-1], -1)
+
+    def merged(self) -> dict[str, Tensor]:
+        found = super().merged()
+        if self.scale:
+            product = (self.own("lora_b") @ self.own("lora_a"))[0].detach()
+            if "lora_delta" in self._buffers:
+                product = product + self.own("lora_delta")[0]
+            found["weight"] = found["weight"] + self.scale * product
+        return found
+
+
+class TrainedLayerNorm(Trained):
+    """A layer normalisation over the last dimension."""
+
+    layer: nn.LayerNorm
+
+    def forward(self, values: Tensor, *others: Any, **options: Any) -> Tensor:
+        if len(self.layer.normalized_shape) != 1:
+            return super().forward(values, *others, **options)
+        normal = F.layer_norm(values, self.layer.normalized_shape, eps=self.layer.eps)
+        rows = normal.reshape(self._rows.clients if self._clients else 1, -1, values.shape[-1])
+        weight, bias = (
+            self.own(name)[:, None] if name in self._names else getattr(self.layer, name)
+            for name in ("weight", "bias")
+        )
+        return torch.addcmul(bias, rows, weight).view(values.shape)
+
+
+def _kind_of(layer: nn.Module) -> type[Trained]:
+    if type(layer) is nn.Linear:
+        return TrainedLinear
+    has_both = type(layer) is nn.LayerNorm and layer.bias is not None
+    return TrainedLayerNorm if has_both else Trained

@@ -1,0 +1,1 @@
+"""Pretrained models from Hugging Face folders: Whisper, wav2vec 2.0, HuBERT, WavLM."""

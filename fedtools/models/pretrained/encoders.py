@@ -1,0 +1,158 @@
+"""Encoders of pretrained models over batches of any length, in which padding changes nothing.
+
+transformers' Whisper takes windows of 30 s alone, and ignores masks. Here the positions are cut to
+the length of the batch, and what lies behind an utterance's own frames is zero before each
+convolution, as behind a lone utterance, and masked in attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtools.models.pooling import inside
+
+
+class Encoder(nn.Module):
+    """Layers over what `embed` makes of audio; derived classes say what that is.
+
+    Attributes:
+        size: values of a position.
+        step: frames of its input to a position.
+        shortest, longest: the fewest and the most frames of an utterance; None: no bound.
+    """
+
+    size: int
+    step: int
+    shortest: int
+    longest: int | None
+    layers: nn.ModuleList
+    layer_norm: nn.Module
+
+    def embed(
+        self, frames: Tensor, lengths: Tensor | None, specaug: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What is below the first layer: hidden values, their lengths, the mask of attention."""
+        raise NotImplementedError
+
+    def run(
+        self, hidden: Tensor, mask: Tensor | None, first: int = 0, last: int | None = None
+    ) -> Tensor:
+        """The layers from `first` to before `last`."""
+        for layer in self.layers[first:last]:
+            hidden = layer(hidden, mask)
+        return hidden
+
+    def positions(self, frames: Any) -> Any:
+        """How many positions so many frames have; of a number, or an array of them."""
+        raise NotImplementedError
+
+    def levels(self, name: str) -> tuple[int, int]:
+        """Where a parameter is used first, and last.
+
+        0 is below the first layer; layers have numbers from 1, and the last normalisation the next.
+        """
+        part, _, rest = name.partition(".")
+        if part == "layers":
+            level = int(rest.partition(".")[0]) + 1
+        else:
+            level = len(self.layers) + 1 if part == "layer_norm" else 0
+        return level, level
+
+    def forward(
+        self, frames: Tensor, lengths: Tensor | None = None, specaug: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Encode audio.
+
+        Args:
+            frames: (N, T, bins), padded with anything.
+            lengths: (N,), numbers of frames; by default all are T long.
+            specaug: ESPnet's SpecAugment, or None.
+
+        Returns:
+            (N, T', D), and numbers of positions (N,).
+        """
+        hidden, lengths, mask = self.embed(frames, lengths, specaug)
+        return self.layer_norm(self.run(hidden, mask)), lengths
+
+    def lower(
+        self, frames: Tensor, lengths: Tensor | None, depth: int, specaug: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What the bottom makes of audio: hidden values, and numbers of positions.
+
+        Args:
+            frames, lengths, specaug: as of `forward`.
+            depth: layers of the bottom; of one more than there are, the last normalisation, too.
+        """
+        hidden, lengths, mask = self.embed(frames, lengths, specaug)
+        hidden = self.run(hidden, mask, 0, depth)
+        return self.layer_norm(hidden) if depth > len(self.layers) else hidden, lengths
+
+    def upper(
+        self, hidden: Tensor, lengths: Tensor, depth: int, until: int | None = None
+    ) -> Tensor:
+        """The rest of `forward`, of what `lower` gave; or what `lower` gives of depth `until`."""
+        count = len(self.layers)
+        until = count + 1 if until is None else until
+        if depth > count:
+            return hidden
+        padded = bool((lengths < hidden.shape[1]).any())
+        mask = attention_mask(hidden, lengths.to(hidden.device)) if padded else None
+        hidden = self.run(hidden, mask, depth, until)
+        return self.layer_norm(hidden) if until > count else hidden
+
+
+class WhisperEncoder(Encoder):
+    """The encoder of Whisper (Radford et al., ICML 2023), (N, frames, bins) -> (N, positions, D).
+
+    Args:
+        encoder: of transformers.
+    """
+
+    # Frames of its input to a position, and the fewest of an utterance, a second.
+    step, shortest = 2, 100
+
+    def __init__(self, encoder: nn.Module):
+        super().__init__()
+        self.conv1, self.conv2 = encoder.conv1, encoder.conv2
+        # Sines and cosines.
+        self.embed_positions = encoder.embed_positions.requires_grad_(False)
+        self.layers, self.layer_norm = encoder.layers, encoder.layer_norm
+        self.size: int = encoder.config.d_model
+        self.longest: int = encoder.config.max_source_positions * self.step
+
+    def positions(self, frames: Any) -> Any:
+        """How many positions so many frames have; of a number, or an array of them."""
+        return (frames + 1) // self.step
+
+    def embed(
+        self, frames: Tensor, lengths: Tensor | None, specaug: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What is below the first layer: hidden values, their lengths, the mask of attention."""
+        if specaug is not None:
+            frames, lengths = specaug(frames, lengths)
+        if lengths is None:
+            lengths = torch.full((len(frames),), frames.shape[1], device=frames.device)
+        lengths = lengths.to(frames.device)
+        padded = bool((lengths < frames.shape[1]).any())
+        if padded:
+            frames = frames * inside(frames, lengths)[..., None]
+        hidden = F.gelu(self.conv1(frames.transpose(1, 2)))
+        if padded:
+            hidden = hidden * inside(frames, lengths)[:, None]
+        hidden = F.gelu(self.conv2(hidden)).transpose(1, 2)
+        positions = torch.arange(hidden.shape[1], device=hidden.device)
+        hidden = hidden + self.embed_positions(positions)
+        lengths = self.positions(lengths)
+        return hidden, lengths, attention_mask(hidden, lengths) if padded else None
+
+
+def attention_mask(hidden: Tensor, lengths: Tensor) -> Tensor:
+    """What is added to the scores of attention, (N, 1, 1, T): none looks behind an end."""
+    seen = inside(hidden, lengths)[:, None, None]
+    return torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(
+        ~seen, torch.finfo(hidden.dtype).min
+    )

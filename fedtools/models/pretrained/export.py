@@ -1,0 +1,242 @@
+"""Models that were trained on a Hugging Face folder, as such a folder, or as adapters of peft's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtools.files.atomic import atomic_path, check_new, new_folder, write_text
+from fedtools.files.errors import UserError
+from fedtools.files.states import save_state
+from fedtools.files.text_files import read_text
+from fedtools.models.adaptation import Adapt
+from fedtools.models.adapters import TrainedLinear, merged
+from fedtools.models.pretrained.folder import PREFIXES, PREPROCESSOR, WEIGHTS, Folder
+
+HEAD = "head.safetensors"
+# Beside weights and configuration, what transformers writes of a model that hears.
+_COPIED = (
+    PREPROCESSOR,
+    "processor_config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "normalizer.json",
+    "vocab.json",
+    "merges.txt",
+)
+# Of waveforms' encoders: how names begin here, and in transformers.
+_WAVE = (
+    ("conv_layers.", "feature_extractor.conv_layers."),
+    ("pos_conv_embed.", "encoder.pos_conv_embed."),
+    ("layers.", "encoder.layers."),
+    ("layer_norm.", "encoder.layer_norm."),
+    ("embed_layer_norm.", "encoder.layer_norm."),
+)
+# What the weight of the positional convolution is the product of: its norm, and its direction.
+_CONV = "encoder.pos_conv_embed.conv."
+_FACTORS = (
+    ("weight_g", "weight_v"),
+    ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+)
+_EMBEDDING, _OUTPUT = "model.decoder.embed_tokens.weight", "proj_out.weight"
+# Layers whose weights transformers' WavLM takes past the layers themselves, and past adapters.
+_PASSED = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+def export_folder(
+    out: Path,
+    folder: Folder,
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    labels: Iterable[Path],
+    as_base: bool = False,
+) -> list[str]:
+    """Write the whole model, adapters in its weights, as a folder that transformers loads.
+
+    Args:
+        out: the folder to be made; it appears when it is whole.
+        folder: that the model began with.
+        model: of one client.
+        state: what is trained of it, without client dimension.
+        labels: files that say what the outputs of its head are, copied with the head.
+        as_base: in the precision of the base's weights, not in single precision.
+
+    Returns:
+        what is to be known of the result, a sentence for each.
+
+    Raises:
+        UserError: if there is something at `out` already, or the base's weights have other names.
+    """
+    check_new(out)
+    tensors, untied = _whole(folder, model, as_base)
+    with new_folder(out) as new:
+        for name in _COPIED:
+            if (folder.path / name).is_file():
+                shutil.copyfile(folder.path / name, new / name)
+        config = json.loads(read_text(folder.path / "config.json"))
+        if not as_base:
+            config |= {key: "float32" for key in ("dtype", "torch_dtype") if key in config}
+        if untied:
+            config["tie_word_embeddings"] = False
+        write_text(new / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        _save(new / WEIGHTS, tensors)
+        return _save_head(out, new, state, labels)
+
+
+def export_adapters(
+    out: Path,
+    folder: Folder,
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    labels: Iterable[Path],
+    how: Adapt,
+) -> list[str]:
+    """Write the adapters as peft does, for transformers' class of the base model.
+
+    Args:
+        out, folder, model, state, labels: as of `export_folder`.
+        how: the model was adapted.
+
+    Returns:
+        what is to be known of the result, a sentence for each.
+
+    Raises:
+        UserError: if there is something at `out` already, or something is trained that is no
+            adapter.
+    """
+    check_new(out)
+    remedy = "leave out --adapters: the whole model is written"
+    if how.kind != "lora" or how.also or how.combine == "residual":
+        more = "also" if how.also else f"combine {how.combine}"
+        what = f"kind {how.kind}" if how.kind != "lora" else more
+        problem = f"adapt: {what}: peft's files hold adapters of kind lora alone"
+        raise UserError(problem, path=out, remedy=remedy)
+    tensors, places = {}, []
+    for path, layer in model.named_modules():
+        if isinstance(layer, TrainedLinear) and layer.scale:
+            place = _theirs(folder.kind, path)
+            if folder.kind == "wavlm" and place.endswith(tuple(f"attention.{n}" for n in _PASSED)):
+                problem = f"transformers' WavLM goes past an adapter of {place}"
+                raise UserError(problem, path=out, remedy=remedy)
+            places.append(place)
+            for ours, theirs in (("lora_a", "lora_A"), ("lora_b", "lora_B")):
+                name = f"base_model.model.{place}.{theirs}.weight"
+                tensors[name] = layer.own(ours)[0].detach()
+    config = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": str(folder.path.absolute()),
+        "inference_mode": True,
+        "r": how.rank,
+        "lora_alpha": how.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "target_modules": places,
+    }
+    with new_folder(out) as new:
+        write_text(new / "adapter_config.json", json.dumps(config, indent=2) + "\n")
+        _save(new / "adapter_model.safetensors", tensors)
+        return _save_head(out, new, state, labels)
+
+
+def _theirs(kind: str, name: str) -> str:
+    """The name that a layer or a tensor has in transformers' class of the base model."""
+    if kind == "whisper":
+        return name if name.startswith("proj_out") else f"model.{name}"
+    name = name.removeprefix("encoder.").replace("gru_rel_pos_const.weight", "gru_rel_pos_const")
+    for ours, theirs in _WAVE:
+        if name.startswith(ours):
+            return theirs + name.removeprefix(ours)
+    return name
+
+
+def _is_head(name: str) -> bool:
+    return not name.startswith(("encoder.", "decoder.", "proj_out."))
+
+
+def _bare(name: str) -> str:
+    """A name without what models with a head put before it."""
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _whole(folder: Folder, model: nn.Module, as_base: bool) -> tuple[dict[str, Tensor], bool]:
+    """The base's tensors with what was trained, and whether an output layer came to be untied."""
+    from safetensors.torch import load_file
+
+    base: dict[str, Tensor] = {}
+    for path in folder.files():
+        base |= load_file(path)
+    there = {_bare(name): name for name in base}
+    ours = {_theirs(folder.kind, n): v for n, v in merged(model).items() if not _is_head(n)}
+    untied = _OUTPUT in ours and not torch.equal(ours[_OUTPUT], ours[_EMBEDDING])
+    found: dict[str, Tensor] = {}
+    for name, value in ours.items():
+        if (place := there.get(_bare(name))) is not None:
+            found[place] = value
+        elif name == f"{_CONV}weight":
+            found |= _factors(value, base, there)
+        elif name != _OUTPUT:
+            raise UserError(f"its weights have no {name}", path=folder.path)
+        elif untied:
+            found[name] = value
+    like = base[there[_bare(_EMBEDDING)]].dtype if untied else None
+    whole = {}
+    for name in base | found:
+        value = found[name] if name in found else base[name]
+        if value.is_floating_point():
+            dtype = base[name].dtype if name in base else like
+            value = value.to("cpu", dtype if as_base else torch.float32)
+        if name in found and not value.isfinite().all():
+            raise UserError(f"{name} has a NaN or infinity as {value.dtype}", path=folder.path)
+        whole[name] = value
+    return whole, untied
+
+
+def _factors(
+    weight: Tensor, base: Mapping[str, Tensor], there: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Norm and direction of the positional convolution's weight; those of the base where equal."""
+    for names in _FACTORS:
+        norm, direction = (there.get(_CONV + name) for name in names)
+        if norm is not None and direction is not None:
+            size = base[norm].float()
+            if torch.equal(torch._weight_norm(base[direction].float(), size, 2), weight.cpu()):
+                return {}
+            return {norm: weight.norm(2, (0, 1), keepdim=True), direction: weight}
+    raise UserError(f"the base's weights have no {_CONV}weight")
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    # Tied tensors are one, which the library refuses.
+    own: dict[str, Any] = {
+        name: value.cpu().clone().contiguous() for name, value in tensors.items()
+    }
+    with atomic_path(path) as temporary:
+        save_file(own, temporary, {"format": "pt"})
+
+
+def _save_head(
+    out: Path, new: Path, state: Mapping[str, Tensor], labels: Iterable[Path]
+) -> list[str]:
+    head = {name: value for name, value in state.items() if _is_head(name)}
+    if not head:
+        return []
+    save_state(new / HEAD, head)
+    for path in labels:
+        if path.is_file():
+            shutil.copyfile(path, new / path.name)
+    return [f"transformers has no place for the head ({', '.join(head)}): it is in {out / HEAD}"]

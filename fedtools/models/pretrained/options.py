@@ -1,0 +1,66 @@
+"""The options of a pretrained model, in the section `model` of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from fedtools.files.config import Positive, Share, from_mapping
+from fedtools.models.adaptation import Adapt
+
+NETWORK = "hf"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What `model: {network: hf, ...}` may say.
+
+    Attributes:
+        path: a Hugging Face folder.
+        sum: its `Folder.sum`, which `fedtools init` writes.
+        adapt: fields of `Adapt`.
+        criterion: of speech recognition, what is trained: "ctc", a layer on the encoder; "seq2seq",
+            Whisper itself with its decoder and its tokens.
+        language: of Whisper of many languages, that of speech whose utt2lang says none.
+        head_share: of keywords, see `fedtools.models.keywords.base.Sizes`.
+        specaug, specaug_conf: of speech recognition, in ESPnet's keys.
+        cache_frozen: the outputs of the layers at the bottom that are all frozen are computed once
+            and kept on disk, see `fedtools.files.frozen`.
+        cache_dtype: of what is kept.
+        cache_limit: megabytes that may be kept, of all splits together.
+    """
+
+    network: Literal["hf"]
+    path: str
+    sum: str | None = None
+    adapt: dict[str, Any] = field(default_factory=dict)
+    criterion: Literal["ctc", "seq2seq"] = "ctc"
+    language: str | None = None
+    head_share: Share = 0.0
+    specaug: str | None = None
+    specaug_conf: dict[str, Any] = field(default_factory=dict)
+    cache_frozen: bool = False
+    cache_dtype: Literal["float32", "float16"] = "float32"
+    cache_limit: Positive = 20_000
+
+    def __post_init__(self) -> None:
+        from_mapping(Adapt, self.adapt, "adapt")
+        if self.cache_frozen and self.specaug:
+            raise ValueError("cache_frozen: specaug changes what would be kept: leave one out")
+
+    @cached_property
+    def adaptation(self) -> Adapt:
+        """What is trained."""
+        return from_mapping(Adapt, self.adapt, "adapt")
+
+
+def is_pretrained(config: Mapping[str, Any]) -> bool:
+    """Whether the section `model` is of a pretrained model."""
+    return config.get("network") == NETWORK
+
+
+def is_seq2seq(config: Mapping[str, Any]) -> bool:
+    """Whether it is of a model with a decoder and tokens of its own."""
+    return is_pretrained(config) and config.get("criterion") == "seq2seq"

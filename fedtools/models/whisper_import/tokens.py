@@ -1,0 +1,128 @@
+"""Whisper's tokenizer and the tokens that it never writes, read from a folder that has them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtools.files.errors import UserError
+from fedtools.files.text_files import read_text
+
+END = "<|endoftext|>"
+START = "<|startoftranscript|>"
+TASKS = ("translate", "transcribe")
+PREVIOUS = "<|startofprev|>"
+NO_TIMESTAMPS = "<|notimestamps|>"
+# From 0 to 30 seconds in steps of 0.02, behind all other tokens.
+_TIMESTAMPS = 1501
+# OpenAI's own rule: English-only models have GPT-2's vocabulary, which is one token shorter.
+_MULTILINGUAL = 51_865
+_LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
+_DAMAGED = "the file is damaged, or not of Whisper"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenizer: its file as it is, and the numbers of its special tokens."""
+
+    text: str
+    special: dict[str, int]
+    vocabulary: int
+
+    @property
+    def multilingual(self) -> bool:
+        """Whether a language is chosen by a token."""
+        return self.vocabulary >= _MULTILINGUAL
+
+    @property
+    def languages(self) -> dict[str, int]:
+        """Tokens of languages, such as <|en|>, and their numbers."""
+        return {name: one for name, one in self.special.items() if _LANGUAGE.fullmatch(name)}
+
+
+@dataclass(frozen=True)
+class Suppressed:
+    """Tokens that are never written, those that are not written first, heads that know time."""
+
+    always: list[int]
+    first: list[int]
+    heads: list[list[int]] | None
+
+
+def read_tokenizer(folder: Path, vocabulary: int) -> Tokens:
+    """Read the tokenizer.json of a folder, for a model of so many tokens.
+
+    Raises:
+        UserError: if it is missing or damaged, or belongs to a model of another vocabulary.
+    """
+    path = folder / "tokenizer.json"
+    remedy = "name a folder that has it in --tokenizer"
+    text, content = _read_json(path, remedy)
+    model, added = content.get("model"), content.get("added_tokens")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocab, dict) or not isinstance(added, list):
+        raise UserError("no model.vocab and added_tokens", path=path, remedy=_DAMAGED)
+    special = {}
+    for token in added:
+        sound = isinstance(token, dict) and isinstance(token.get("content"), str)
+        if not sound or type(token.get("id")) is not int:
+            raise UserError("added_tokens are not what they should be", path=path, remedy=_DAMAGED)
+        if token.get("special"):
+            special[token["content"]] = token["id"]
+    for name in (END, START, *(f"<|{task}|>" for task in TASKS), PREVIOUS, NO_TIMESTAMPS):
+        if name not in special:
+            raise UserError(f"no token {name}", path=path, remedy=_DAMAGED)
+    if any(type(one) is not int or not 0 <= one < vocabulary for one in vocab.values()):
+        raise UserError(f"a token above the model's {vocabulary}", path=path, remedy=_DAMAGED)
+    if (expected := special[NO_TIMESTAMPS] + 1 + _TIMESTAMPS) != vocabulary:
+        problem = f"the tokenizer of a model of {expected} tokens; this one has {vocabulary}"
+        raise UserError(problem, path=path, remedy=remedy)
+    ordered = dict(sorted(special.items(), key=lambda item: item[1]))
+    return Tokens(text, ordered, vocabulary)
+
+
+def read_suppressed(folder: Path, tokens: Tokens) -> tuple[Suppressed, list[str]]:
+    """The tokens that decoding leaves out, and what is to be said of them.
+
+    CTranslate2 has them in config.json, Hugging Face in generation_config.json.
+    """
+    path = folder / "generation_config.json"
+    keys = ("suppress_tokens", "begin_suppress_tokens")
+    if not path.exists():
+        path, keys = folder / "config.json", ("suppress_ids", "suppress_ids_begin")
+    content = _read_json(path)[1] if path.exists() else {}
+    always, first = (_numbers(content, key, tokens.vocabulary, path) for key in keys)
+    heads = content.get("alignment_heads")
+    if heads is not None and not _are_heads(heads):
+        raise UserError("alignment_heads are no pairs of numbers", path=path)
+    said = [] if always else [f"{folder} names no token to suppress: decoding may write any"]
+    return Suppressed(always, first or [tokens.special[END]], heads), said
+
+
+def _numbers(content: dict[str, Any], key: str, vocabulary: int, path: Path) -> list[int]:
+    found = content.get(key) or []
+    if not isinstance(found, list) or any(
+        type(one) is not int or not 0 <= one < vocabulary for one in found
+    ):
+        raise UserError(f"{key} are no tokens of the model", path=path)
+    return found
+
+
+def _are_heads(heads: object) -> bool:
+    return isinstance(heads, list) and all(
+        isinstance(pair, list) and [type(one) for one in pair] == [int, int] for pair in heads
+    )
+
+
+def _read_json(path: Path, remedy: str | None = None) -> tuple[str, dict[str, Any]]:
+    text = read_text(path, remedy=remedy)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise UserError("not a JSON object", path=path, remedy=_DAMAGED)
+    return text, content

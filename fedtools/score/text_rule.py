@@ -1,0 +1,73 @@
+"""One text for two ways to write the same words: what `fedtools score --text-rule spoken` counts.
+
+Whisper writes "Mark's 3rd, isn't it?" where a transcript has "MARK'S THIRD ISN'T IT". References
+and hypotheses are both brought to the spoken words of their language (`fedtools.files.spoken`):
+lower case, without punctuation; in English numbers are spelled out. In other languages digits
+stay. The files stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Literal, get_args
+
+from fedtools.files.errors import UserError
+from fedtools.files.languages import main_code
+from fedtools.files.spoken import lower, normalise
+from fedtools.files.symbols import is_unknown
+
+TextRule = Literal["none", "spoken"]
+RULES = get_args(TextRule)
+
+# A number with its thousands' commas, its decimals, and the end of an ordinal.
+_NUMBER = re.compile(r"(?<!\w)(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(st|nd|rd|th)?(?!\w)", re.I)
+_LONGEST = 15
+
+
+def plain(text: str, rule: TextRule, language: str = "en") -> str:
+    """A text as a rule has it.
+
+    Args:
+        text: words between blanks.
+        rule: "none" leaves it as it is.
+        language: a code.
+
+    Raises:
+        UserError: without num2words, for English.
+    """
+    if rule == "none":
+        return text
+    if main_code(language) == "en":
+        text = _NUMBER.sub(_spelled, text)
+    return " ".join(filter(None, (_word(word, language) for word in text.split())))
+
+
+def _word(word: str, language: str) -> str:
+    """The spoken words of one written word."""
+    if is_unknown(word):
+        return word
+    words, reason = normalise(word, language)
+    if words or reason == "empty text":
+        return words
+    # What has no spoken form is compared as it is written, but for case and punctuation.
+    kept = "".join(mark if mark.isalnum() or mark == "'" else " " for mark in word)
+    return " ".join(normalise(part, language)[0] or lower(part, language) for part in kept.split())
+
+
+def _spelled(found: re.Match[str]) -> str:
+    whole, decimals, ordinal = found[1].replace(",", ""), found[2] or "", found[3]
+    if len(whole) > _LONGEST:
+        return found[0]
+    return f" {_in_words(whole + decimals, bool(ordinal) and not decimals)} "
+
+
+@cache
+def _in_words(number: str, ordinal: bool) -> str:
+    try:
+        from num2words import num2words
+    except ImportError:
+        remedy = "run: pip install 'num2words>=0.5.14'"
+        raise UserError("the text rule spoken needs num2words", remedy=remedy) from None
+    written: str = num2words(number, to="ordinal" if ordinal else "cardinal")
+    return written.replace("-", " ").replace(",", "")

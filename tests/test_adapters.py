@@ -1,0 +1,212 @@
+"""Adapters of frozen models, against peft's; stacks of them; tied parameters."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+from pretrained_models import save_whisper
+from torch import Tensor, nn
+
+from fedtools.models.adaptation import Adapt
+from fedtools.models.adapters import Rows, adapt, count, merged
+from fedtools.models.asr import build_model
+from fedtools.models.keywords import build_network
+from fedtools.models.pretrained.encoders import WhisperEncoder
+
+RANK, ALPHA = 4, 12.0
+CONFORMER = {
+    "input_size": 20,
+    "encoder": "conformer",
+    "encoder_conf": {
+        "output_size": 16,
+        "attention_heads": 2,
+        "linear_units": 32,
+        "num_blocks": 2,
+        "cnn_module_kernel": 7,
+        "dropout_rate": 0.0,
+    },
+}
+TARGETS = {"whisper": ("*.q_proj", "*.v_proj", "*.fc1"), "conformer": ("*linear_q", "*.w_?")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save_whisper(tmp_path_factory.mktemp("whisper"))
+
+
+def encoder_of(kind: str, folder: Path) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """A frozen model's encoder, float64, and a batch for it with padding."""
+    torch.manual_seed(3)
+    if kind == "whisper":
+        whole = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+        frames = torch.randn(2, 200, 80, dtype=torch.float64)
+        return WhisperEncoder(whole.model.encoder).double().eval(), (
+            frames,
+            torch.tensor([200, 120]),
+        )
+    encoder = build_model(CONFORMER, ["<blank>", "a", "<sos/eos>"]).encoder.double().eval()
+    return encoder, (torch.randn(2, 60, 20, dtype=torch.float64), torch.tensor([60, 45]))
+
+
+def stir(model: nn.Module) -> None:
+    """Change what is trained: B is 0 at first."""
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(0.1 * torch.randn_like(value))
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_outputs_and_gradients_are_those_of_peft(folder, kind):
+    ours, batch = encoder_of(kind, folder)
+    base = copy.deepcopy(ours)
+    targets = [
+        path
+        for path, layer in base.named_modules()
+        if isinstance(layer, nn.Linear)
+        and any(Path(path).match(pattern) for pattern in TARGETS[kind])
+    ]
+    assert len(targets) >= 6
+    options = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=targets, lora_dropout=0.0)
+    theirs = peft.inject_adapter_in_model(options, copy.deepcopy(base)).eval()
+    adapt(ours, Adapt(rank=RANK, alpha=ALPHA, targets=TARGETS[kind]), None)
+    stir(ours)
+    own = dict(ours.named_parameters())
+    assert {name.rpartition(".")[0] for name in own} == set(targets)
+    with torch.no_grad():
+        for path in targets:
+            layer = theirs.get_submodule(path)
+            layer.lora_A["default"].weight.copy_(own[f"{path}.lora_a"])
+            layer.lora_B["default"].weight.copy_(own[f"{path}.lora_b"])
+    before, found, expected = base(*batch)[0], ours(*batch)[0], theirs(*batch)[0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert (found - before).abs().max() > 1e-3
+    direction = torch.randn_like(found)
+    (found * direction).sum().backward()
+    (expected * direction).sum().backward()
+    for path in targets:
+        layer = theirs.get_submodule(path)
+        for name, side in (("lora_a", layer.lora_A), ("lora_b", layer.lora_B)):
+            grad = own[f"{path}.{name}"].grad
+            assert grad.abs().max() > 1e-6
+            torch.testing.assert_close(grad, side["default"].weight.grad, rtol=1e-10, atol=1e-10)
+    # Merged: the model as it was, with other weights.
+    state = merged(ours)
+    assert state.keys() == base.state_dict().keys() | {n for n, _ in base.named_buffers()}
+    base.load_state_dict({name: state[name] for name in base.state_dict()})
+    torch.testing.assert_close(base(*batch)[0], found.detach(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("combine", ["fixed_a", "residual"])
+def test_constants_of_adapters_are_in_states_and_are_merged(folder, combine):
+    ours, batch = encoder_of("conformer", folder)
+    base = copy.deepcopy(ours)
+    adapt(ours, Adapt(rank=RANK, targets=("*.linear_q",), combine=combine), None)
+    constant = {"fixed_a": "lora_a", "residual": "lora_delta"}[combine]
+    names = {name for name in ours.state_dict() if name.endswith(constant)}
+    assert len(names) == 2 and not names & {name for name, _ in ours.named_parameters()}
+    stir(ours)
+    with torch.no_grad():
+        for name in names:
+            ours.state_dict()[name].add_(0.1)
+    found = ours(*batch)[0].detach()
+    base.load_state_dict({name: merged(ours)[name] for name in base.state_dict()})
+    torch.testing.assert_close(base(*batch)[0], found, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"rank": 2},
+        {"rank": 2, "also": ["*layer_norm*", "*conv?.*"], "combine": "fixed_a"},
+        {"rank": 2, "targets": ["*fc?"], "combine": "residual"},
+        {"kind": "bias"},
+        {"kind": "full"},
+    ],
+    ids=str,
+)
+def test_a_stack_is_its_clients_one_by_one(folder, how):
+    config = {"network": "hf", "path": str(folder), "adapt": how}
+    stack, one = (build_network(config, 5, "x", clients=n).double().eval() for n in (3, 1))
+    stir(stack)
+    clips = torch.randn(3, 2, 100, 80, dtype=torch.float64)
+    found = stack(clips)
+    found.square().sum().backward()
+    whole = {name: value.grad for name, value in stack.named_parameters()}
+    for client in range(3):
+        own = {name: value[client : client + 1] for name, value in stack.state_dict().items()}
+        one.load_state_dict(own)
+        one.zero_grad()
+        alone = one(clips[client : client + 1])
+        torch.testing.assert_close(alone[0], found[client], rtol=0, atol=1e-10)
+        alone.square().sum().backward()
+        for name, value in one.named_parameters():
+            torch.testing.assert_close(value.grad[0], whole[name][client], rtol=1e-9, atol=1e-10)
+    # The first clients alone, as when the others have taken their steps.
+    torch.testing.assert_close(stack(clips[:2]), found[:2], rtol=0, atol=1e-10)
+
+
+class Tied(nn.Module):
+    """Two linear layers with one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.second(self.first(values).tanh())
+
+
+@pytest.mark.parametrize("clients", [None, 2])
+def test_what_is_tied_is_trained_and_kept_once(clients):
+    model = Tied().double()
+    plain = copy.deepcopy(model)
+    rows: Rows = adapt(model, Adapt(kind="full"), clients)
+    names = ["first.bias", "first.weight", "second.bias"]
+    assert sorted(model.state_dict()) == sorted(dict(model.named_parameters())) == names
+    values = torch.randn(3, 6, dtype=torch.float64)
+    plain(values).square().sum().backward()
+    rows.clients = clients or 1
+    model(torch.cat([values] * rows.clients)).square().sum().backward()
+    for name, value in model.named_parameters():
+        expected = plain.get_parameter(name).grad
+        for grad in value.grad if clients else [value.grad]:
+            torch.testing.assert_close(grad, expected, rtol=1e-10, atol=1e-12)
+    if clients is None:
+        assert count(model) == (36 + 12, 36 + 12)
+        assert merged(model).keys() == plain.state_dict().keys()
+
+
+def test_whisper_has_its_tied_embedding_once(folder):
+    config = {"network": "hf", "path": str(folder), "criterion": "seq2seq"}
+    model = build_model(config | {"adapt": {"kind": "full"}}, [])
+    whole = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+    # The encoder's table of sines is no parameter that anybody trains.
+    sines = whole.model.encoder.embed_positions.weight.numel()
+    assert count(model) == (whole.num_parameters() - sines, whole.num_parameters())
+    embeddings = [one for one in model.state_dict() if "embed_tokens" in one or "proj_out" in one]
+    assert embeddings == ["decoder.embed_tokens.weight"]
+
+
+def test_what_is_trained_is_counted(folder):
+    whole = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+    encoder = WhisperEncoder(whole.model.encoder)
+    size = sum(value.numel() for value in encoder.parameters())
+    adapt(encoder, Adapt(rank=2, targets=("*.fc1",), also=("*.self_attn_layer_norm.*",)), None)
+    # Of three layers: from 32 to 64 values, and two vectors of 32.
+    low, also = 3 * 2 * (32 + 64), 3 * 2 * 32
+    assert count(encoder) == (low + also, size + low)
+
+
+def test_a_pattern_that_matches_nothing_says_what_there_is():
+    with pytest.raises(ValueError, match=r"targets: no linear layer matches '\*q'; there are"):
+        adapt(nn.Sequential(nn.Linear(2, 2)), Adapt(targets=("*q",)), None)
+    with pytest.raises(ValueError, match=r"targets: .* there is none"):
+        adapt(nn.Sequential(nn.Conv1d(2, 2, 1)), Adapt(), None)
+    with pytest.raises(ValueError, match="combine: svd is of kind lora, not bias"):
+        Adapt(kind="bias", combine="svd")

@@ -1,0 +1,241 @@
+"""Pretrained models that were trained, exported for transformers and peft."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keywords
+import pytest
+import simulated
+import torch
+import transformers
+import yaml
+from commands import inside
+from peft import PeftModel
+from pretrained_models import IDS, save_recogniser, save_wave, save_whisper
+from safetensors.torch import load_file, save_file
+
+from fedtools.files.errors import UserError
+from fedtools.models.adaptation import Adapt
+from fedtools.models.asr import build_model
+from fedtools.models.keywords import build_network
+from fedtools.models.pretrained.export import export_adapters, export_folder
+from fedtools.models.pretrained.folder import Folder
+
+BINS = simulated.BINS
+LORA = {"kind": "lora", "rank": 2, "alpha": 6.0}
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("export")
+    keywords.pack(root / "clips", {f"c{number}": [2, 1, 2, number] for number in range(1, 4)})
+    save_whisper(root / "clips_whisper")
+    save_recogniser(root / "whisper", bins=BINS)
+    simulated.data_dir(root / "speech", ["au", "en"], 3, log_mel=True)
+    inside("train-tokens", root / "speech" / "text", root / "tokens", "--token-type", "char").ok()
+    return root
+
+
+def init(world: Path, path: Path, base: Path, kind: str, adapt: dict) -> Any:
+    model = {"network": "hf", "path": str(base), "adapt": adapt}
+    assets: tuple = ()
+    if kind != "kws":
+        model["criterion"] = kind
+        assets = ("--asset", f"tokens={base if kind == 'seq2seq' else world / 'tokens'}")
+    config = {"task": "kws" if kind == "kws" else "asr", "rounds": 1, "model": model}
+    file = path.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(config))
+    data = world / ("clips" if kind == "kws" else "speech")
+    return inside(
+        *("init", path, "--config", file, "--method", "fedavg", *assets, "--data", f"train={data}")
+    )
+
+
+def stir(value: torch.Tensor) -> torch.Tensor:
+    return value + torch.randn_like(value) * 0.2 if value.is_floating_point() else value
+
+
+@pytest.fixture(params=["seq2seq", "ctc", "kws"])
+def begun(request, world, tmp_path):
+    """An experiment, and its averaged model, which is far from where it began."""
+    base = world / ("clips_whisper" if request.param == "kws" else "whisper")
+    path = tmp_path / "exp"
+    init(world, path, base, request.param, LORA).ok()
+    torch.manual_seed(7)
+    average = {name: stir(value) for name, value in load_file(path / "init.safetensors").items()}
+    save_file(average, path / "model.safetensors")
+    return request.param, base, path, average
+
+
+def ours_of(kind: str, base: Path, average: dict[str, torch.Tensor], words: int) -> torch.nn.Module:
+    config = {"network": "hf", "path": str(base), "adapt": LORA}
+    if kind == "kws":
+        model = build_network(config, words, "x", clients=1)
+        average = {name: value[None] for name, value in average.items()}
+    else:
+        tokens = ["<blank>"] + ["x"] * (words - 1)
+        model = build_model(config | {"criterion": kind}, tokens)
+    model.load_state_dict(average)
+    return model.double().eval()
+
+
+def check_whisper(kind: str, ours: Any, theirs: Any, head: dict[str, torch.Tensor]) -> None:
+    """The same encoder, decoder and head."""
+    bins = theirs.config.num_mel_bins
+    mel = torch.randn(2, 400, bins, dtype=torch.double)
+    theirs = theirs.double().eval()
+    with torch.no_grad():
+        wanted, lengths = ours.encoder(mel, torch.tensor([400, 400]))
+        found = theirs.get_encoder()(mel.transpose(1, 2)).last_hidden_state
+        torch.testing.assert_close(found, wanted, **TOLERANCE)
+        if kind == "seq2seq":
+            text = torch.tensor([[IDS["<|startoftranscript|>"], 3, 1, 4]] * 2)
+            logits = theirs(input_features=mel.transpose(1, 2), decoder_input_ids=text).logits
+            torch.testing.assert_close(logits, ours._decode(text, wanted, lengths), **TOLERANCE)
+        elif kind == "ctc":
+            weight, bias = (head[f"ctc.ctc_lo.{name}"].double() for name in ("weight", "bias"))
+            torch.testing.assert_close(
+                found @ weight.T + bias, ours.ctc.ctc_lo(wanted), **TOLERANCE
+            )
+        else:
+            weight, bias = (head[f"head.{name}"].double() for name in ("weight", "bias"))
+            logits = found.mean(1) @ weight.T + bias
+            torch.testing.assert_close(logits, ours(mel[None])[0], **TOLERANCE)
+
+
+def test_transformers_and_peft_load_what_was_exported(world, begun, tmp_path):
+    kind, base, path, average = begun
+    whole, adapters = tmp_path / "whole", tmp_path / "adapters"
+    said = inside("export", path, whole).ok().err
+    inside("export", path, adapters, "--adapters").ok()
+    assert (
+        ("no place for the head" in said)
+        == (kind != "seq2seq")
+        == (whole / "head.safetensors").exists()
+    )
+    labels = {"kws": "classes.txt", "ctc": "tokens.txt"}.get(kind)
+    assert labels is None or (whole / labels).read_bytes() == (path / labels).read_bytes()
+    for name in ("tokenizer.json", "generation_config.json"):
+        if (base / name).exists():
+            assert (whole / name).read_bytes() == (base / name).read_bytes()
+    words = len((path / labels).read_text().splitlines()) if labels else 1
+    head = load_file(whole / "head.safetensors") if labels else {}
+    ours = ours_of(kind, base, average, words)
+    loaded = transformers.WhisperForConditionalGeneration.from_pretrained(whole)
+    assert loaded.dtype == torch.float32
+    check_whisper(kind, ours, loaded, head)
+    loaded = transformers.WhisperForConditionalGeneration.from_pretrained(base)
+    check_whisper(kind, ours, PeftModel.from_pretrained(loaded, adapters).get_base_model(), head)
+    trained = set(load_file(base / "model.safetensors")) ^ set(
+        load_file(whole / "model.safetensors")
+    )
+    # An adapter of the output layer alone is not of the embedding, which it was tied to.
+    assert trained == ({"proj_out.weight"} if kind == "seq2seq" else set())
+    init(world, tmp_path / "again", whole, kind, LORA).ok()
+    inside("export", path, whole).fails(1, "is there already")
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("begun", ["seq2seq"], indirect=True)
+def test_the_precision_is_that_of_the_base_where_asked_for(begun, world, tmp_path):
+    _, base, _, _ = begun
+    half = tmp_path / "half"
+    half.mkdir()
+    for file in base.iterdir():
+        (half / file.name).write_bytes(file.read_bytes())
+    transformers.WhisperForConditionalGeneration.from_pretrained(base).half().save_pretrained(half)
+    path = tmp_path / "halved"
+    init(world, path, half, "seq2seq", LORA).ok()
+    (path / "model.safetensors").write_bytes((path / "init.safetensors").read_bytes())
+    for options, dtype in (((), torch.float32), (("--as-base",), torch.float16)):
+        out = tmp_path / str(dtype)
+        inside("export", path, out, *options).ok()
+        tensors = load_file(out / "model.safetensors")
+        assert {value.dtype for value in tensors.values()} == {dtype}
+        loaded = transformers.WhisperForConditionalGeneration.from_pretrained(out)
+        assert loaded.dtype == dtype
+        # Adapters that do nothing yet change nothing.
+        for name, value in load_file(half / "model.safetensors").items():
+            assert torch.equal(tensors[name], value.to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm", "how"),
+    [
+        ("Wav2Vec2", "group", {"kind": "full"}),
+        ("Wav2Vec2", "layer", LORA),
+        ("Wav2Vec2 ForCTC", "layer", {"kind": "full"}),
+        ("Hubert", "layer", {"kind": "full"}),
+        ("WavLM", "layer", {"kind": "full"}),
+        ("WavLM", "group", LORA | {"targets": ["*_dense", "*gru_rel_pos_linear"]}),
+    ],
+)
+def test_encoders_of_waveforms_go_back(tmp_path, kind, norm, how):
+    kind, _, head = kind.partition(" ")
+    base = save_wave(tmp_path / "base", kind, norm, head or "Model")
+    config = {"network": "hf", "path": str(base), "adapt": how}
+    model = build_model(config, ["<blank>", "a", "b"])
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(stir(value))
+    folder, state = Folder.open(base), model.state_dict()
+    export_folder(tmp_path / "whole", folder, model, state, [])
+    names = [set(load_file(path / "model.safetensors")) for path in (base, tmp_path / "whole")]
+    assert names[0] == names[1]
+    waves = torch.randn(2, 3000, dtype=torch.double)
+    ours = model.double().eval().encoder
+    ours._normalized = False
+    wanted, _ = ours(waves[..., None])
+    theirs = [transformers.AutoModel.from_pretrained(tmp_path / "whole")]
+    if how["kind"] == "lora":
+        export_adapters(tmp_path / "low", folder, model, state, [], Adapt(**how))
+        theirs.append(PeftModel.from_pretrained(transformers.AutoModel.from_pretrained(base),
+                                                tmp_path / "low"))  # fmt: skip
+    for one in theirs:
+        found = one.double().eval()(waves).last_hidden_state
+        torch.testing.assert_close(found, wanted, **TOLERANCE)
+    assert json.loads((tmp_path / "whole" / "config.json").read_text()) == folder.config
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"kind": "bias"}, "adapt: kind bias: peft's files hold adapters of kind lora alone"),
+        (
+            LORA | {"also": ["*layer_norm*"]},
+            "adapt: also: peft's files hold adapters of kind lora alone",
+        ),
+        (
+            LORA | {"combine": "residual"},
+            "adapt: combine residual: peft's files hold adapters of kind lora alone",
+        ),
+        (LORA, "transformers' WavLM goes past an adapter of encoder.layers.0.attention."),
+    ],
+)
+def test_what_is_no_adapter_is_not_exported_as_one(tmp_path, how, said):
+    base = save_wave(tmp_path / "base", "WavLM")
+    how = {**how, "also": tuple(how.get("also", ()))}
+    model = build_model({"network": "hf", "path": str(base), "adapt": how}, ["<blank>", "a"])
+    with pytest.raises(UserError, match=said):
+        export_adapters(
+            tmp_path / "out", Folder.open(base), model, model.state_dict(), [], Adapt(**how)
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_pretrained_models_are_not_of_others(tmp_path):
+    data = simulated.data_dir(tmp_path / "data", ["au"], 3)
+    inside("train-tokens", data / "text", tmp_path / "tokens", "--token-type", "char").ok()
+    config = simulated.config_file(tmp_path / "config.yaml")
+    inside(
+        *("init", tmp_path / "exp", "--config", config, "--method", "fedavg"),
+        *("--data", f"train={data}", "--asset", f"tokens={tmp_path / 'tokens'}"),
+    ).ok()
+    for option in ("--adapters", "--as-base"):
+        inside("export", tmp_path / "exp", tmp_path / "out", option).fails(2, "network hf")
+    inside("export", tmp_path, tmp_path / "out", "--adapters", "--as-base").fails(2, "--as-base")

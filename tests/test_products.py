@@ -1,0 +1,152 @@
+"""What the server makes of clients' adapters, against dense products and numpy's SVD."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_aggregate import send
+
+from fedtools.files.states import load_state, save_state
+from fedtools.server.aggregate import Bound
+from fedtools.server.products import Adapters, combine_models, nearest
+
+INPUTS, OUTPUTS, RANK, CLIENTS = 9, 7, 2, 5
+SPEC = {
+    "head.weight": ((3,), "float32"),
+    "low.lora_a": ((RANK, INPUTS), "float32"),
+    "low.lora_b": ((OUTPUTS, RANK), "float32"),
+    # Of a layer whose A is not sent there is no product at the server.
+    "half.lora_b": ((OUTPUTS, RANK), "float32"),
+}
+WEIGHTS = [3.0, 1.0, 4.0, 1.0, 5.0]
+
+
+@pytest.fixture
+def states() -> dict[str, dict[str, np.ndarray]]:
+    random = np.random.default_rng(0)
+    return {
+        f"c{k}": {name: random.normal(size=shape).astype(kind) for name, (shape, kind) in s}
+        for k in range(CLIENTS)
+        for s in [SPEC.items()]
+    }
+
+
+def combined(folder, states, how, weights=WEIGHTS, jobs=None, before=None, ratio=0.0):
+    """The next state, and who is refused."""
+    folder.mkdir()
+    zeros = {name: np.zeros(shape, kind) for name, (shape, kind) in SPEC.items()}
+    start = zeros | {"low.lora_delta": np.zeros((OUTPUTS, INPUTS), "f4")} | (before or {})
+    save_state(folder / "start", start)
+    messages = send(folder, states, SPEC, jobs or [list(states)])
+    adapters = Adapters(how, folder / "start", "round 1")
+    bound = Bound(folder / "start", ratio)
+    refused = combine_models(messages, weights, folder / "mean", SPEC, adapters, bound=bound)
+    return load_state(folder / "mean"), refused
+
+
+def product(state) -> np.ndarray:
+    return state["low.lora_b"].astype("f8") @ state["low.lora_a"].astype("f8")
+
+
+def dense_mean(states, weights=WEIGHTS) -> np.ndarray:
+    products = [product(state) for state in states.values()]
+    return np.average(products, axis=0, weights=weights)
+
+
+def mean_of(states, name, weights=WEIGHTS) -> np.ndarray:
+    return np.average([one[name].astype("f8") for one in states.values()], axis=0, weights=weights)
+
+
+def test_the_mean_of_factors_is_not_the_mean(tmp_path, states):
+    found, _ = combined(tmp_path / "r", states, "mean")
+    for name in SPEC:
+        np.testing.assert_allclose(found[name], mean_of(states, name), rtol=1e-6)
+    assert np.abs(product(found) - dense_mean(states)).max() > 0.1
+
+
+def test_with_one_a_the_mean_of_b_is_exact(tmp_path, states):
+    for state in states.values():
+        state["low.lora_a"] = states["c0"]["low.lora_a"]
+    found, _ = combined(tmp_path / "r", states, "fixed_a")
+    np.testing.assert_allclose(product(found), dense_mean(states), rtol=0, atol=1e-6)
+
+
+def test_svd_is_the_nearest_of_its_rank(tmp_path, states, capsys):
+    found, _ = combined(tmp_path / "r", states, "svd")
+    dense = dense_mean(states)
+    left, values, right = np.linalg.svd(dense)
+    nearest = left[:, :RANK] * values[:RANK] @ right[:RANK]
+    np.testing.assert_allclose(product(found), nearest, rtol=0, atol=1e-5)
+    rows = found["low.lora_a"]
+    np.testing.assert_allclose(rows @ rows.T, np.eye(RANK), atol=1e-6)
+    assert all(row[np.abs(row).argmax()] > 0 for row in rows)
+    share = 100 * np.square(values[RANK:]).sum() / np.square(values).sum()
+    assert 1 < share < 99
+    said = f"round 1: {share:.2f} % of the mean of the adapters is lost\n"
+    assert capsys.readouterr().err == said
+    for name in ("head.weight", "half.lora_b"):
+        np.testing.assert_allclose(found[name], mean_of(states, name), rtol=1e-6)
+    assert found.keys() == SPEC.keys()
+
+
+def test_what_has_the_rank_is_kept_by_svd(tmp_path, states, capsys):
+    one = {"c0": states["c0"]}
+    found, _ = combined(tmp_path / "r", one, "svd", [2.0])
+    np.testing.assert_allclose(product(found), product(one["c0"]), rtol=0, atol=1e-5)
+    assert "0.00 % of the mean of the adapters is lost" in capsys.readouterr().err
+
+
+def test_a_layer_can_be_narrower_than_the_rank():
+    matrix = np.random.default_rng(2).normal(size=(3, 5))
+    down, up = nearest(matrix, 4)
+    assert down.shape == (4, 5) and up.shape == (3, 4)
+    np.testing.assert_allclose(up @ down, matrix, atol=1e-12)
+
+
+def test_adapters_that_do_nothing_can_be_trained_after_svd(tmp_path, states):
+    for state in states.values():
+        state["low.lora_b"] = np.zeros((OUTPUTS, RANK), "f4")
+    found, _ = combined(tmp_path / "r", states, "svd")
+    assert not found["low.lora_b"].any()
+    # Of a product of zeros neither factor would ever have a gradient.
+    assert np.linalg.matrix_rank(found["low.lora_a"]) == RANK
+
+
+def test_the_residual_loses_nothing_round_after_round(tmp_path, states, capsys):
+    before = np.random.default_rng(1).normal(size=(OUTPUTS, INPUTS)).astype("f4")
+    given = {"low.lora_delta": before}
+    found, _ = combined(tmp_path / "r", states, "residual", before=given)
+    dense = dense_mean(states)
+    whole = product(found) + found["low.lora_delta"]
+    np.testing.assert_allclose(whole, before + dense, rtol=0, atol=1e-6)
+    for name in SPEC:
+        np.testing.assert_allclose(found[name], mean_of(states, name), rtol=1e-6)
+    share = 100 * np.square(dense - product(found)).sum() / np.square(dense).sum()
+    said = f"round 1: {share:.2f} % of the mean of the adapters goes into the base\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("how", ["svd", "residual"])
+def test_jobs_and_the_scale_of_weights_change_no_bit(tmp_path, states, how):
+    jobs = [["c3"], ["c1", "c0"], ["c4", "c2"]]
+    one, _ = combined(tmp_path / "one", states, how)
+    other, _ = combined(tmp_path / "other", states, how, [2 * x for x in WEIGHTS], jobs)
+    for name, value in one.items():
+        np.testing.assert_array_equal(value, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("how", ["svd", "residual"])
+def test_who_is_refused_is_in_no_product(tmp_path, states, how):
+    states["c1"]["low.lora_b"][0, 0] = np.nan
+    # Each factor is finite, and the product no number of single precision.
+    states["c2"]["low.lora_a"] *= np.float32(1e30)
+    states["c2"]["low.lora_b"] *= np.float32(1e30)
+    left = {name: states[name] for name in ("c0", "c3", "c4")}
+    found, refused = combined(tmp_path / "r", states, how)
+    assert [(one.client, one.reason) for one in refused] == [
+        ("c1", "NaN or Inf in tensor 'low.lora_b'"),
+        ("c2", "too large a product in adapter 'low'"),
+    ]
+    alone, _ = combined(tmp_path / "alone", left, how, [3.0, 1.0, 5.0])
+    for name, value in alone.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)

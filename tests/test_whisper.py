@@ -1,0 +1,245 @@
+"""Whisper itself: its loss, its hypotheses and its tokens, and a federation that trains it."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import simulated
+import torch
+import transformers
+import yaml
+from conftest import inside, ledger
+from pretrained_models import IDS, MARKS, save_recogniser
+from safetensors.numpy import load_file
+
+from fedtools.files.errors import UserError
+from fedtools.lm.whisper_tokens import WhisperTokens
+from fedtools.models.pretrained.whisper import Generation, Whisper
+from fedtools.tasks.asr.labels import loops
+
+START, END, NO_TIMES = (
+    IDS[mark] for mark in ("<|startoftranscript|>", "<|endoftext|>", "<|notimestamps|>")
+)
+BINS = simulated.BINS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("whisper") / "tiny en"
+    return save_recogniser(path, bins=BINS, max_source_positions=100)
+
+
+def build(folder: Path, kind: str = "lora") -> Whisper:
+    """A model in double precision whose adapters are not zero."""
+    model = Whisper({"network": "hf", "path": str(folder), "adapt": {"kind": kind}}, "x", None)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(torch.randn_like(value) * 0.2)
+    return model.double().eval()
+
+
+def batch_of(texts: list[list[int]]) -> dict[str, torch.Tensor]:
+    lengths = [len(text) for text in texts]
+    padded = [text + [-1] * (max(lengths) - len(text)) for text in texts]
+    return {
+        "prompt": torch.tensor([[START, NO_TIMES]] * len(texts)),
+        "text": torch.tensor(padded, dtype=torch.long),
+        "text_lengths": torch.tensor(lengths),
+    }
+
+
+def test_the_loss_is_that_of_transformers(folder):
+    model = build(folder, "full")
+    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(folder).double().eval()
+    state = model.state_dict()
+    for name, value in theirs.model.named_parameters():
+        if name in state:
+            value.data.copy_(state[name])
+    text = [3, 1, 4, 1, 5]
+    mel = torch.randn(1, 200, BINS, dtype=torch.double)
+    given = torch.tensor([[START, NO_TIMES, *text]])
+    logits = theirs(input_features=mel.transpose(1, 2), decoder_input_ids=given).logits
+    wanted = torch.nn.functional.cross_entropy(
+        logits[0, 1:], torch.tensor([*text, END]), reduction="sum"
+    )
+    found = model.losses(*model.encode(mel, torch.tensor([200])), batch_of([text]))
+    torch.testing.assert_close(found[0], wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_an_utterance_in_a_batch_is_as_alone(folder):
+    model, texts = build(folder), [[3, 1, 4], [2, 7, 1, 8, 2, 8]]
+    mel, lengths = torch.randn(2, 200, BINS, dtype=torch.double), torch.tensor([100, 200])
+    together = model.losses(*model.encode(mel, lengths), batch_of(texts))
+    for row, text in enumerate(texts):
+        own = mel[row : row + 1, : lengths[row]]
+        alone = model.losses(*model.encode(own, lengths[row : row + 1]), batch_of([text]))
+        torch.testing.assert_close(together[row], alone[0], rtol=1e-10, atol=1e-10)
+
+
+def test_only_what_is_trained_is_in_the_state(folder):
+    model = build(folder)
+    assert all(name.split(".")[-1].startswith("lora_") for name in model.state_dict())
+    whole = build(folder, "full").state_dict()
+    # The table of tokens is tied to the output layer.
+    assert "decoder.embed_tokens.weight" in whole
+    assert "proj_out.weight" not in whole
+
+
+def score(model: Whisper, encoded: torch.Tensor, text: list[int]) -> float:
+    lengths = torch.tensor([encoded.shape[1]])
+    return -model.losses(encoded, lengths, batch_of([text]))[0].item()
+
+
+def test_a_wide_beam_finds_the_best_of_all_hypotheses(folder):
+    model = build(folder)
+    # Room for two tokens.
+    model.longest = 4
+    encoded, _ = model.encode(torch.randn(1, 100, BINS).double(), torch.tensor([100]))
+    prompt = torch.tensor([[START, NO_TIMES]])
+    found = model.generate(encoded, prompt, Generation(beam=60, nbest=5))
+    others = [token for token in IDS.values() if token != END]
+    every = {}
+    every |= {(one,): score(model, encoded, [one]) for one in others}
+    for tokens, value in found:
+        assert value == pytest.approx(score(model, encoded, tokens), abs=1e-9)
+        if len(tokens) == 1:
+            assert value == pytest.approx(every[tuple(tokens)], abs=1e-9)
+    finished = [tokens for tokens, _ in found]
+    assert len({tuple(tokens) for tokens in finished}) == len(finished)
+
+
+def test_greedy_search_takes_the_best_token_each_time(folder):
+    model = build(folder)
+    encoded, lengths = model.encode(torch.randn(1, 100, BINS).double(), torch.tensor([100]))
+    [(tokens, value)] = model.generate(encoded, torch.tensor([[START, NO_TIMES]]), Generation(1))
+    written = [START, NO_TIMES]
+    while len(written) - 2 < len(tokens):
+        logits = model._decode(torch.tensor([written]), encoded, lengths)[0, -1]
+        written.append(int(logits.argmax()))
+    assert written[2:] == tokens
+    assert value == pytest.approx(score(model, encoded, tokens), abs=1e-9)
+
+
+def test_hypotheses_are_bounded_by_the_length_of_the_audio(tmp_path):
+    path = save_recogniser(tmp_path / "w", bins=BINS, max_source_positions=100,
+                           max_target_positions=400)  # fmt: skip
+    model = build(path)
+    with torch.no_grad():
+        # It never ends.
+        model.decoder.embed_tokens.weight[END] = -100 * model.decoder.embed_tokens.weight[START]
+    encoded, _ = model.encode(torch.randn(1, 100, BINS).double(), torch.tensor([100]))
+    [(tokens, _)] = model.generate(encoded, torch.tensor([[START, NO_TIMES]]), Generation(1))
+    assert len(tokens) <= 25
+
+
+def test_texts_are_tokens_and_back(folder):
+    tokens = WhisperTokens.load(folder)
+    for words in ("ab c", "a", "hello world"):
+        ids = tokens.encode(words)
+        assert ids[0] == IDS["Ġ"] and tokens.decode(ids) == words
+    assert tokens.encode("") == []
+    # What looks special is spelled out, never obeyed.
+    marked = tokens.encode("a <|endoftext|> b")
+    assert not set(marked) & {IDS[mark] for mark in MARKS}
+    assert tokens.decode([START, NO_TIMES, *tokens.encode("ab"), END]) == "ab"
+
+
+def test_prompts_name_the_language_where_there_are_several(tmp_path, folder):
+    assert WhisperTokens.load(folder).prompt(None) == [START, NO_TIMES]
+    several = save_recogniser(tmp_path / "many", multilingual=True, bins=BINS)
+    tokens = WhisperTokens.load(several)
+    german = [START, IDS["<|de|>"], IDS["<|transcribe|>"], NO_TIMES]
+    assert tokens.prompt("de") == tokens.prompt("de-AT") == german
+    assert WhisperTokens.load(several, "de").prompt(None) == german
+    for language, said in ((None, "no language is named"), ("xx", "no language 'xx'")):
+        with pytest.raises(UserError, match=said):
+            tokens.prompt(language)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "repeats"),
+    [
+        ([], False),
+        (list(range(20)), False),
+        ([1, 2] * 10, True),
+        ([5] * 12, True),
+        ([5] * 5, False),
+    ],
+)
+def test_what_repeats_itself_is_found(tokens, repeats):
+    assert loops(tokens) is repeats
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory, folder) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    for split, seed in (("train", 0), ("valid", 1)):
+        simulated.data_dir(root / split, ["au", "en"], 4, seed, log_mel=True)
+    model = {"network": "hf", "path": str(folder), "criterion": "seq2seq"}
+    config = {
+        "task": "asr",
+        "rounds": 2,
+        "evaluate_every": 1,
+        "model": model | {"adapt": {"kind": "lora", "rank": 2}},
+        "training": {"optim": "adamw", "optim_conf": {"lr": 0.01}, "batch_bins": 20_000},
+        "decode": {"beam": 3, "nbest": 2},
+    }
+    (root / "config.yaml").write_text(yaml.safe_dump(config))
+    return root
+
+
+def begin(world: Path, name: str, folder: Path, *more: str) -> Path:
+    path = world / name
+    inside(
+        *("init", path, "--config", world / "config.yaml", "--method", "fedavg"),
+        *("--data", f"train={world / 'train'}", "--data", f"valid={world / 'valid'}"),
+        *("--asset", f"tokens={folder}", *more),
+    ).ok()
+    return path
+
+
+def test_a_federation_trains_and_decodes(world, folder):
+    path = begin(world, "plain", folder)
+    inside("rounds", path).ok()
+    begun, ended = (load_file(path / f"round_000{n}/global.safetensors") for n in (1, 3))
+    assert begun.keys() == ended.keys()
+    assert all(name.split(".")[-1].startswith("lora_") for name in ended)
+    assert any((begun[name] != ended[name]).any() for name in ended)
+    assert {row["status"] for row in ledger(path)} == {"ok"}
+    for name, options in (("greedy", ()), ("beam", ("--config", world / "config.yaml"))):
+        out = world / name
+        inside("decode", path, world / "valid", out, "--model", "round:2", *options).ok()
+        rows = [line.split("\t") for line in (out / "nbest.tsv").read_text().splitlines()]
+        assert {row[3] for row in rows} == {"0"}
+        lists: dict[str, list[list[str]]] = {}
+        for row in rows:
+            lists.setdefault(row[0], []).append(row)
+        assert len(lists) == 8
+        for rows in lists.values():
+            scores = [float(row[2]) for row in rows]
+            assert scores == sorted(scores, reverse=True)
+            assert len({row[4] for row in rows}) == len(rows) <= (2 if name == "beam" else 1)
+    inside("decode", path, world / "valid", world / "x", "--lm", world).fails(1, "leave out --lm")
+
+
+def test_labels_of_a_teacher_that_repeats_itself_are_counted(world, folder):
+    settings = ("--set", "training.labels=continuous", "--set", "rounds=1")
+    path = begin(world, "taught", folder, *settings)
+    inside("rounds", path).ok()
+    # A random decoder says the same all the time, or nothing.
+    assert "collapsed" in {row["status"] for row in ledger(path)}
+
+
+def test_what_whisper_cannot_do_is_told(world, folder, tmp_path):
+    init = ("init", tmp_path / "e", "--config", world / "config.yaml", "--method", "fedavg")
+    init += ("--data", f"train={world / 'train'}")
+    inside(*init, "--asset", f"tokens={world}").fails(1, "tokenizer.json", "missing")
+    targets = ("--set", "model.adapt.targets=[nothing]")
+    inside(*init, "--asset", f"tokens={folder}", *targets).fails(1, "no linear layer matches")
+    for kind, value in product(["adapt.kind"], ["lara"]):
+        one = ("--set", f"model.{kind}={value}")
+        inside(*init, "--asset", f"tokens={folder}", *one).fails(1, "lora")
+    assert not (tmp_path / "e" / "config.yaml").exists()

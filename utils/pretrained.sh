@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Installs what pretrained models need, setup.py's extra "pretrained", into the environment of the
+# recipes. When nothing is left to do it returns at once.
+set -euo pipefail
+export LC_ALL=C
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+. "$root/utils/environment.sh"
+
+is_done() {
+    (cd / && python3 -c 'import importlib.util as u, sys
+sys.exit(not all(map(u.find_spec, ("transformers", "num2words"))))') 2>/dev/null
+}
+! is_done || exit 0
+
+packages=$(python3 - "$root/setup.py" <<'PYTHON'
+import ast
+import sys
+
+# The one home of the versions is the extra of setup.py.
+for node in ast.walk(ast.parse(open(sys.argv[1], encoding="utf-8").read())):
+    if isinstance(node, ast.keyword) and node.arg == "extras_require":
+        print("\n".join(ast.literal_eval(node.value)["pretrained"]))
+PYTHON
+)
+echo "pretrained.sh: installing ${packages//$'\n'/, }" >&2
+mapfile -t packages <<<"$packages"
+# What is there already stays as it is.
+python3 -m pip freeze --exclude-editable 2>/dev/null | grep -E '^(torch|numpy|setuptools)==' \
+    >"${TMPDIR:-/tmp}/pretrained.$$" || true
+trap 'rm -f "${TMPDIR:-/tmp}/pretrained.$$"' EXIT
+python3 -m pip install --quiet --constraint "${TMPDIR:-/tmp}/pretrained.$$" "${packages[@]}"
+is_done || { echo "pretrained.sh: transformers cannot be imported after its installation" >&2; exit 1; }
