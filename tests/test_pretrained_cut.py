@@ -13,12 +13,14 @@ import pytest
 import simulated
 import torch
 import yaml
-from conftest import inside, kill_when, ledger
+from conftest import Result, inside, kill_when, ledger
 from decouplefl_world import stages
 from pretrained_models import IDS, save_recogniser, save_wave
 from safetensors.numpy import load_file
 from torch import nn
 
+from fedtools.files.ark import write_ark
+from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.models.adapters import Trained
 from fedtools.models.asr import build_model, outputs
@@ -123,6 +125,7 @@ REFUSED = {
     "a layer is left out": ("whisper", {}, "encoder.layers.1.", "encoder.layers.1", "layers.0"),
     "a half layer": ("whisper", {}, "encoder.layers.0.fc1.", "encoder.layers.0.fc1", "layers.0."),
     "the head": ("whisper", {}, "ctc.", "ctc.ctc_lo.weight is personal", "encoder.layers.0"),
+    "nothing": ("whisper", {}, "nothing", "nothing that is trained is personal"),
     "all": ("whisper", {}, "", "all that is trained is personal"),
     "a bias of all layers": (
         "wavlm",
@@ -158,10 +161,18 @@ def world(tmp_path_factory, folders) -> Path:
     return root
 
 
-def begin(world: Path, folders: Path, path: Path, *more: str, **model: object):
+def begin(
+    world: Path,
+    folders: Path,
+    path: Path,
+    *more: str,
+    kind: str = "whisper",
+    method: str = "decouplefl",
+    **model: object,
+) -> Result:
     config = {
         "task": "asr",
-        "model": {"network": "hf", "path": str(folders / "whisper"), "adapt": LORA, **model},
+        "model": {"network": "hf", "path": str(folders / kind), "adapt": LORA, **model},
         "training": {
             "optim": "adamw",
             "optim_conf": {"lr": 0.01},
@@ -174,7 +185,7 @@ def begin(world: Path, folders: Path, path: Path, *more: str, **model: object):
     path.with_suffix(".yaml").write_text(yaml.safe_dump(config))
     tokens = folders / "seq2seq" if model.get("criterion") else world / "tokens"
     return inside(
-        *("init", path, "--config", path.with_suffix(".yaml"), "--method", "decouplefl", *more),
+        *("init", path, "--config", path.with_suffix(".yaml"), "--method", method, *more),
         *("--data", f"train={world / 'train'}", "--asset", f"tokens={tokens}"),
     )
 
@@ -291,6 +302,43 @@ def test_whisper_itself(world, folders, tmp_path):
     assert not any(is_personal(name) for name in sent)
     assert {row["status"] for row in ledger(path)} <= {"ok", "collapsed"}
     inside("attack", "features", path, tmp_path / "out").fails(1, "criterion seq2seq")
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(1.9, 1), (2.1, 0)])
+def test_hours_of_waveforms_are_of_samples(world, folders, tmp_path, seconds, code):
+    """Clients have 2 s each."""
+    data, matrices = DataDir(tmp_path / "train"), []
+    for name in ("au-1", "au-2", "en-1", "en-2"):
+        wave = np.random.default_rng([*name.encode()]).normal(0, 0.1, (16_000, 1))
+        matrices.append((name, wave.astype("f4")))
+        data.utt2spk[name] = data.utt2client[name] = name[:2]
+        data.text[name] = "ab"
+    data.path.mkdir()
+    data.feats_scp = write_ark(data.path / "feats.ark", matrices)
+    data.write()
+    (tmp_path / "tokens").symlink_to(world / "tokens")
+    hours = ("--set", f"method_conf.max_hours={seconds / 3600}", *stages(0, 1))
+    personal = ("--set", "method_conf.personal=[encoder.feature_projection.*]")
+    begin(tmp_path, folders, tmp_path / "e", *hours, *personal, kind="wav2vec").ok()
+    done = inside("rounds", tmp_path / "e", "--to", "1")
+    if code:
+        done.fails(1, "799 frames of 32 values", "at most 4000 and 1520 of 32 are taken")
+    else:
+        done.ok()
+
+
+@pytest.mark.parametrize("model", [{}, {"cache_frozen": True}, {"criterion": "seq2seq"}])
+def test_jointly(world, folders, tmp_path, model):
+    """Extractors of all clients are trained with one classifier."""
+    path, how = tmp_path / "e", LORA | {"targets": ["*layers.[12].*"]}
+    conf = ("--set", "method_conf={personal: [encoder.layers.1.*]}", "--set", "rounds=1")
+    begin(world, folders, path, *conf, method="joint", adapt=how, **model).ok()
+    inside("rounds", path).ok()
+    begun, ended = (
+        load_file(path / f"{name}.safetensors") for name in ("init", "round_0002/global")
+    )
+    moved = {name for name in ended if not np.array_equal(ended[name], begun[name])}
+    assert any("layers.2" in name for name in moved)
 
 
 def test_against_speakers(world, folders, tmp_path):

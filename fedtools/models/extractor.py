@@ -160,6 +160,8 @@ class LayerCut(Cut):
                 personal[name] = last
             else:
                 shared[name] = first
+        if not personal:
+            raise ValueError("nothing that is trained is personal, which leaves no extractor")
         if not shared:
             raise ValueError("all that is trained is personal, which leaves no classifier")
         highest, lowest = max(personal, key=personal.__getitem__), min(shared, key=shared.get)
