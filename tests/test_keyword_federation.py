@@ -24,6 +24,7 @@ from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import Parameter
 
+from fedtools.audio.front_end import ScaledMfcc
 from fedtools.client.objective import Objective
 from fedtools.client.trainer import clip
 from fedtools.federation.evaluate import evaluate
@@ -243,7 +244,9 @@ def doubled(path: Path) -> Federation:
     task = federation.task
     single = task.models.build
     task.models.build = lambda clients=1, use="": single(clients, f"double {use}").double()
-    task.clips.features = lambda split: DoubleClips(Clips.read(task.data_path(split)), task.device)
+    task.clips.features = lambda split: DoubleClips(
+        Clips.read(task.data_path(split)), ScaledMfcc(), task.device
+    )
     return federation
 
 

@@ -70,8 +70,12 @@ decode_all() { # name of the logs; on standard input, lines with tabs: experimen
 
 tune() { # on standard input, experiments: the weights of their N-best lists, by this set; the set
     local path
-    # Their hypotheses have one score, which nothing is to be weighed against.
-    ! "${seq2seq}" || return 0
+    # Their hypotheses have one score, which nothing is to be weighed against; whoever writes to a pipe
+    # wants it to be read.
+    if "${seq2seq}"; then
+        cat >/dev/null
+        return 0
+    fi
     while IFS= read -r path; do
         tabbed "${path}/decode_$1" "${data}/$1" "${path}/weights.yaml"
     done | each "${cpu_cmd}" tune fedtools tune
