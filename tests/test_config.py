@@ -119,10 +119,17 @@ def test_freezing_is_reading_back(tmp_path_factory, config):
 def test_our_configurations_make_models(path):
     from fedtools.decode.beam import BeamOptions
     from fedtools.models.asr import build_model
+    from fedtools.models.pretrained.options import Pretrained, is_seq2seq
+    from fedtools.models.pretrained.whisper import Generation
 
     config = yaml.safe_load(path.read_text())
     for section in (config, merge(config, config["baseline"])):
         from_mapping(UtteranceTraining, section["training"], path)
+    if is_seq2seq(config["model"]):
+        # Whisper itself, in a folder that the recipe adds.
+        from_mapping(Generation, config["decode"], path)
+        from_mapping(Pretrained, {"path": "x", **config["model"]}, path)
+        return
     from_mapping(BeamOptions, config["decode"], path)
     model = build_model(config["model"], ["<blank>", "<unk>", "a", "<sos/eos>"])
     blocks = {name.split(".")[2] for name, _ in model.named_parameters() if ".encoders." in name}
@@ -134,10 +141,13 @@ def test_every_experiment_of_the_keyword_configurations_can_begin(path):
     from fedtools.federation.init import read_config
     from fedtools.methods import make_method
     from fedtools.models.keywords import NETWORKS, build_network
+    from fedtools.models.pretrained.options import Pretrained, is_pretrained
     from fedtools.tasks import facts_of
 
     whole = yaml.safe_load(path.read_text())
-    networks = ["transformer"] if path.stem == "full" else NETWORKS.names()
+    networks = {"full": ["transformer"], "whisper": ["lora", "head"]}.get(
+        path.stem, NETWORKS.names()
+    )
     assert list(whole["networks"]) == networks
     for network, method, task in itertools.product(networks, whole["methods"], ("12", "35")):
         sections = [f"networks.{network}", f"methods.{method}", f"tasks.{task}.{method}?"]
@@ -145,7 +155,10 @@ def test_every_experiment_of_the_keyword_configurations_can_begin(path):
         from_mapping(ClipTraining, config["training"], path)
         parts = facts_of("kws", path).parts
         make_method(method, config["method_conf"], path).check("kws", parts, config["model"])
-        build_network(config["model"], int(task), path)
+        if is_pretrained(config["model"]):
+            from_mapping(Pretrained, {"path": "x", **config["model"]}, path)
+        else:
+            build_network(config["model"], int(task), path)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from fedtools.models.asr import build_model, criterion_of
 from fedtools.models.keywords import build_network
 from fedtools.models.lfmmi.lattice import Lattice, train_denominator
 from fedtools.models.nnlm import NnlmOptions
+from fedtools.models.pretrained.options import Pretrained, is_pretrained, is_seq2seq
+from fedtools.models.pretrained.whisper import Generation
 from fedtools.models.training import check_optimizer
 from fedtools.tasks import facts_of
 from fedtools.tasks.lm.model import LmTraining
@@ -61,7 +63,8 @@ def check(path: Path, build: bool, place: tuple) -> None:
         sections = [f"methods.{method}?", f"variants.{place[1]}"]
         check_experiment(read_config(path, sections, []), method, path, build)
     if place[0] in OTHERS:
-        read_section(OTHERS[place[0]], path, place[0])
+        own = place[0] == "decode" and is_seq2seq(content.get("model") or {})
+        read_section(Generation if own else OTHERS[place[0]], path, place[0])
     if place[0] == "nnlm":
         read_nnlm(path, "nnlm")
 
@@ -79,7 +82,10 @@ def check_experiment(config: dict[str, Any], method: str, path: Path, build: boo
     where, known = f"{path}: model", repr((options.task, options.model))
     if known in RIGHT or not options.model:
         return
-    if options.task == "lm":
+    if is_pretrained(options.model):
+        # In a folder that the recipe adds.
+        from_mapping(Pretrained, {"path": "x", **options.model}, where)
+    elif options.task == "lm":
         from_mapping(NnlmOptions, options.model, where)
     elif options.task == "kws":
         build_network(options.model, 12, where)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from fedtools.files.config import AboveZero, Positive, from_mapping
+from fedtools.files.config import AboveZero, Positive
 
 # How the names of an adapter's tensors end: its factors, and what the server adds to the weight.
 FACTORS = (".lora_a", ".lora_b")
@@ -62,7 +62,9 @@ class Adapt:
 def combine_of(model: Mapping[str, Any]) -> Combine:
     """`Adapt.combine` of the section `model` of a configuration."""
     adapt = model.get("adapt")
-    return from_mapping(Adapt, adapt, "adapt").combine if adapt else "mean"
+    # Whether it is one is seen where the section is typed, which knows the file.
+    found: Combine = adapt.get("combine", "mean") if isinstance(adapt, Mapping) else "mean"
+    return found
 
 
 def has_base(model: Mapping[str, Any]) -> bool:
