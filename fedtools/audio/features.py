@@ -12,10 +12,11 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import kaldi_native_fbank
 import numpy as np
@@ -114,10 +115,16 @@ def compute(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
     return features
 
 
+@cache
+def _front_end(kind: str, bins: int) -> Callable[[Any], Any]:
+    """That of a kind, made once for all utterances."""
+    from fedtools.audio.front_end import front_end
+
+    return front_end(kind, bins)
+
+
 def _of_pretrained(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
     import torch
-
-    from fedtools.audio.front_end import front_end
 
     if not len(samples):
         return np.empty((0, 1), np.float32)
@@ -125,7 +132,7 @@ def _of_pretrained(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
     if config.kind == "log_mel" and seconds > WHISPER_SECONDS:
         problem = f"{seconds:.3f} s of audio, Whisper hears {WHISPER_SECONDS}"
         raise AudioError("too long", problem)
-    front = front_end(config.kind, config.num_mel_bins)
+    front = _front_end(config.kind, config.num_mel_bins)
     found: np.ndarray = front(torch.from_numpy(samples * INT16_SCALE)[None])[0].numpy()
     return found
 
