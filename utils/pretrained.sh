@@ -26,8 +26,9 @@ PYTHON
 echo "pretrained.sh: installing ${packages//$'\n'/, }" >&2
 mapfile -t packages <<<"$packages"
 # What is there already stays as it is.
+fixed=$(mktemp)
+trap 'rm -f "$fixed"' EXIT
 python3 -m pip freeze --exclude-editable 2>/dev/null | grep -E '^(torch|numpy|setuptools)==' \
-    >"${TMPDIR:-/tmp}/pretrained.$$" || true
-trap 'rm -f "${TMPDIR:-/tmp}/pretrained.$$"' EXIT
-python3 -m pip install --quiet --constraint "${TMPDIR:-/tmp}/pretrained.$$" "${packages[@]}"
+    >"$fixed" || true
+python3 -m pip install --quiet --constraint "$fixed" "${packages[@]}"
 is_done || { echo "pretrained.sh: transformers cannot be imported after its installation" >&2; exit 1; }
