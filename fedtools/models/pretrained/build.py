@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import Tensor, nn
+
 from fedtools.files.config import option_error
 from fedtools.models.adaptation import Adapt
 from fedtools.models.adapters import Rows, adapt
@@ -11,6 +13,30 @@ from fedtools.models.pretrained.encoders import Encoder, WhisperEncoder
 from fedtools.models.pretrained.folder import Folder
 from fedtools.models.pretrained.options import Pretrained
 from fedtools.models.pretrained.wave import WaveEncoder
+
+
+class Recogniser(nn.Module):
+    """What `fedtools.models.asr` asks of ESPnet's models below their last layer, of an encoder.
+
+    Derived classes set `encoder` and `specaug`, ESPnet's SpecAugment or None.
+    """
+
+    normalize = None
+    lattice = None
+    encoder: Encoder
+    specaug: nn.Module | None
+
+    def encode(self, speech: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, bins) and (B,) to (B, T', D) and (B,); in training with SpecAugment."""
+        specaug = self.specaug if self.training else None
+        encoded: tuple[Tensor, Tensor] = self.encoder(speech, lengths, specaug)
+        return encoded
+
+    def train(self, mode: bool = True) -> Recogniser:
+        """Work as in training; what is pretrained always works as in testing."""
+        super().train(mode)
+        self.encoder.eval()
+        return self
 
 
 def depth_of(encoder: Encoder, options: Pretrained, where: str | Path) -> int | None:

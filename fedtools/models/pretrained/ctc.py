@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedtools.files.config import from_mapping, option_error
-from fedtools.models.pretrained.build import build_encoder, depth_of
+from fedtools.models.pretrained.build import Recogniser, build_encoder, depth_of
 from fedtools.models.pretrained.folder import open_known
 from fedtools.models.pretrained.options import Pretrained
 
 
-class PretrainedCtc(nn.Module):
+class PretrainedCtc(Recogniser):
     """What ESPnet's model has of it: `encode`, `ctc`, `specaug`, `normalize`.
 
     Args:
@@ -22,9 +22,6 @@ class PretrainedCtc(nn.Module):
         where: what `config` was read from, for messages.
         specaug: ESPnet's SpecAugment, or None.
     """
-
-    normalize = None
-    lattice = None
 
     def __init__(
         self, config: Mapping[str, Any], tokens: int, where: str, specaug: nn.Module | None
@@ -44,15 +41,3 @@ class PretrainedCtc(nn.Module):
         self.ctc = CTC(odim=tokens, encoder_output_size=self.encoder.size)
         if options.adaptation.kind == "none":
             self.ctc.requires_grad_(False)
-
-    def encode(self, speech: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, bins) and (B,) to (B, T', D) and (B,); in training with SpecAugment."""
-        specaug = self.specaug if self.training else None
-        encoded: tuple[Tensor, Tensor] = self.encoder(speech, lengths, specaug)
-        return encoded
-
-    def train(self, mode: bool = True) -> PretrainedCtc:
-        """Work as in training; what is frozen always works as in testing."""
-        super().train(mode)
-        self.encoder.eval()
-        return self

@@ -75,8 +75,7 @@ class Encoder(nn.Module):
         Returns:
             (N, T', D), and numbers of positions (N,).
         """
-        hidden, lengths, mask = self.embed(frames, lengths, specaug)
-        return self.layer_norm(self.run(hidden, mask)), lengths
+        return self.lower(frames, lengths, len(self.layers) + 1, specaug)
 
     def lower(
         self, frames: Tensor, lengths: Tensor | None, depth: int, specaug: nn.Module | None = None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedtools.files.config import Positive, from_mapping, option_error
 from fedtools.models.adapters import adapt
-from fedtools.models.pretrained.build import depth_of
+from fedtools.models.pretrained.build import Recogniser, depth_of
 from fedtools.models.pretrained.encoders import WhisperEncoder, attention_mask
 from fedtools.models.pretrained.folder import import_transformers, open_known
 from fedtools.models.pretrained.options import Pretrained
@@ -40,7 +40,7 @@ class Generation:
             raise ValueError(f"nbest {self.nbest} is more than beam {self.beam}")
 
 
-class Whisper(nn.Module):
+class Whisper(Recogniser):
     """Whisper with what `fedtools.models.asr` asks of ESPnet's models: `encode` and `losses`.
 
     Args:
@@ -49,8 +49,6 @@ class Whisper(nn.Module):
         specaug: ESPnet's SpecAugment, or None.
     """
 
-    normalize = None
-    lattice = None
     seq2seq = True
 
     def __init__(self, config: Mapping[str, Any], where: str, specaug: nn.Module | None):
@@ -75,6 +73,8 @@ class Whisper(nn.Module):
         # In a list: its layers are registered above.
         self._whole = [whole]
         self.longest = int(whole.config.max_target_positions)
+        end = whole.generation_config.eos_token_id
+        self.end = end[0] if isinstance(end, list) else end
 
     def _apply(self, fn: Any, recurse: bool = True) -> Whisper:
         """Move also what transformers holds of it."""
@@ -82,17 +82,10 @@ class Whisper(nn.Module):
         return super()._apply(fn, recurse)
 
     def train(self, mode: bool = True) -> Whisper:
-        """Work as in training, with SpecAugment; what is pretrained works as in testing."""
+        """As of `Recogniser`; the decoder is pretrained, too."""
         super().train(mode)
-        for part in (self.encoder, self.decoder):
-            part.eval()
+        self.decoder.eval()
         return self
-
-    def encode(self, speech: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, bins) and (B,) to (B, T', D) and (B,); in training with SpecAugment."""
-        specaug = self.specaug if self.training else None
-        encoded: tuple[Tensor, Tensor] = self.encoder(speech, lengths, specaug)
-        return encoded
 
     def losses(self, encoded: Tensor, lengths: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy of each utterance's tokens and of its end, nats, summed: (B,).
@@ -102,10 +95,8 @@ class Whisper(nn.Module):
             batch: `prompt` (B, P), and `text` (B, L), padded with -1.
         """
         prompt, text = batch["prompt"], batch["text"]
-        end = self._whole[0].generation_config.eos_token_id
-        end = end[0] if isinstance(end, list) else end
         labels = F.pad(text, (0, 1), value=-1)
-        labels[torch.arange(len(text)), batch["text_lengths"]] = end
+        labels[torch.arange(len(text)), batch["text_lengths"]] = self.end
         # The labels that follow the prompt's last token and each token of the text.
         given = torch.cat([prompt, text.clamp(min=0)], 1)
         logits = self._decode(given, encoded, lengths)[:, prompt.shape[1] - 1 :]
@@ -161,9 +152,7 @@ class Whisper(nn.Module):
         return [self._scored(row.tolist(), encoded, prompt) for row in rows]
 
     def _scored(self, row: list[int], encoded: Tensor, prompt: Tensor) -> tuple[list[int], float]:
-        end = self._whole[0].generation_config.eos_token_id
-        end = end[0] if isinstance(end, list) else end
-        tokens = row[: row.index(end)] if end in row else row
+        tokens = row[: row.index(self.end)] if self.end in row else row
         text = torch.tensor([tokens], dtype=torch.long, device=encoded.device)
         lengths = torch.tensor([encoded.shape[1]])
         batch = {"prompt": prompt, "text": text, "text_lengths": torch.tensor([len(tokens)])}
