@@ -101,6 +101,25 @@ def test_outputs_and_gradients_are_those_of_peft(folder, kind):
     torch.testing.assert_close(base(*batch)[0], found.detach(), rtol=0, atol=1e-10)
 
 
+def test_all_of_a_model_is_trained_as_without_adapters():
+    """Also layers in a layer that has parameters itself, as the conformer's attention."""
+    ours, batch = encoder_of("conformer", Path())
+    plain = copy.deepcopy(ours)
+    adapt(ours, Adapt(kind="full"), None)
+    names = {name for name, _ in plain.named_parameters()}
+    assert {name for name, _ in ours.named_parameters()} == set(ours.state_dict()) == names
+    for model in (ours, plain):
+        model(*batch)[0].square().sum().backward()
+    for name, value in plain.named_parameters():
+        grad = dict(ours.named_parameters())[name].grad
+        torch.testing.assert_close(grad, value.grad, rtol=1e-10, atol=1e-10)
+    assert count(ours) == (sum(one.numel() for one in plain.parameters()),) * 2
+    assert merged(ours).keys() == plain.state_dict().keys()
+    # Such a layer's parameters cannot be every client's own.
+    with pytest.raises(ValueError, match=r"pos_bias_u is of no layer that a stack can train"):
+        adapt(plain, Adapt(kind="full"), 2)
+
+
 @pytest.mark.parametrize("combine", ["fixed_a", "residual"])
 def test_constants_of_adapters_are_in_states_and_are_merged(folder, combine):
     ours, batch = encoder_of("conformer", folder)

@@ -71,18 +71,31 @@ def adapt(model: nn.Module, how: Adapt, clients: int | None) -> Rows:
     freeze(model)
     rows, tied = Rows(), dict[int, nn.Parameter]()
     for path, layer in list(model.named_modules()):
-        trained = [name for name in layer._buffers if how.trains(f"{path}.{name}")]
-        trained = [name for name in trained if f"{path}.{name}" in names]
+        full = {name: f"{path}.{name}" if path else name for name in layer._buffers}
+        trained = [name for name in full if full[name] in names and how.trains(full[name])]
         rank = how.rank if how.kind == "lora" and path in linear else 0
         if rank and not any(fnmatchcase(path, pattern) for pattern in how.targets):
             rank = 0
-        if trained or rank:
+        if trained and any(layer.children()):
+            if clients:
+                raise ValueError(f"{full[trained[0]]} is of no layer that a stack can train")
+            _thaw(layer, trained)
+        elif trained or rank:
             kind = _kind_of(layer)
             own = kind(layer, trained, clients, rows, tied)
             if rank:
                 own.add_low_rank(rank, how.alpha / rank, how.combine)
             _replace(model, path, own)
     return rows
+
+
+def _thaw(layer: nn.Module, names: Iterable[str]) -> None:
+    """Make parameters of frozen tensors, of a layer whose other parts are layers themselves."""
+    for name in names:
+        value = layer._buffers.pop(name)
+        layer._non_persistent_buffers_set.discard(name)
+        layer.register_parameter(name, nn.Parameter(value.clone()))
+    layer.frozen_parameters -= set(names)
 
 
 def _check_patterns(option: str, patterns: Iterable[str], names: list[str], what: str) -> None:
