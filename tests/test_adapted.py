@@ -212,7 +212,7 @@ def test_a_part_is_personal(world, tmp_path, personal, shared):
         ({"combine": "residual"}, [], "fedopt", "combine: FedOpt cannot have residual"),
         ({"combine": "svd"}, ["method_conf.keep_optimizer=true"], "fedavg", "keep_optimizer"),
         ({"combine": "median"}, [], "fedavg", "combine"),
-        ({"targets": ["*q_proj"]}, [], "fedavg", "no linear layer matches '*q_proj'"),
+        ({"targets": ["*q_proj"]}, [], "fedavg", "or convolution matches '*q_proj'; there are"),
         ({"kind": "bias", "also": ["*x*y"]}, [], "fedavg", "also: no parameter matches '*x*y'"),
         ({"rank": 0}, [], "fedavg", "rank"),
     ],

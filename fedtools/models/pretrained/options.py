@@ -8,9 +8,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from fedtools.files.config import Positive, Share, from_mapping
-from fedtools.models.adaptation import Adapt
-
-NETWORK = "hf"
+from fedtools.models.adaptation import NETWORK, Adapt
 
 
 @dataclass(frozen=True)
