@@ -215,6 +215,7 @@ def test_encoders_of_waveforms_go_back(tmp_path, kind, norm, how):
             LORA | {"combine": "residual"},
             "adapt: combine residual: peft's files hold adapters of kind lora alone",
         ),
+        (LORA | {"targets": ["pos_conv_embed.*"]}, "are not ours of encoder.pos_conv_embed.conv"),
         (LORA, "transformers' WavLM goes past an adapter of encoder.layers.0.attention."),
     ],
 )

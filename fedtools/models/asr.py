@@ -141,9 +141,9 @@ def build_model(
     model.lattice = lattice
     _initialize(model, config.get("init"), where)
     if "adapt" in config:
-        from fedtools.models.adapted import adapt_to
+        from fedtools.models.adapted import adapt_model
 
-        adapt_to(base, model, config, where)
+        adapt_model(base, model, config, where)
     _try(model, input_size, where)
     return model
 

@@ -87,7 +87,7 @@ class AsrModels(Models):
         return self._joint[use]
 
     def _new(self) -> nn.Module:
-        if self._built and is_pretrained(self._config):
+        if self._built and (is_pretrained(self._config) or has_base(self._config)):
             return copy_of(next(iter(self._built.values())))
         base = self._path / BASE if has_base(self._config) else None
         model = build_model(self._config, self._tokens, self._where, self._lattice, base)
