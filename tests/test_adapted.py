@@ -228,6 +228,13 @@ def test_a_tdnn_is_adapted(world, tmp_path, how, names):
     assert measured_loss(path, "au") == pytest.approx(loss, rel=1e-4)
 
 
+def test_a_tdnn_is_not_cut_in_two(world, tmp_path):
+    chosen = ("--set", "method_conf.personal=['encoder.layers.0.*']")
+    done = adapted(world, tmp_path / "e", {"rank": 2}, *start(world, "tdnn"), *chosen,
+                   method="decouplefl", base="tdnn")  # fmt: skip
+    done.fails(1, "method_conf.personal: an encoder without blocks, as tdnn, is not cut in two")
+
+
 @pytest.mark.parametrize(
     ("personal", "shared"),
     [
@@ -265,6 +272,7 @@ def test_a_part_is_personal(request, world, tmp_path, personal, shared):
         ({"targets": ["*q_proj"]}, [], "fedavg", "or convolution matches '*q_proj'; there are"),
         ({"kind": "bias", "also": ["*x*y"]}, [], "fedavg", "also: no parameter matches '*x*y'"),
         ({"rank": 0}, [], "fedavg", "rank"),
+        ({}, ["method_conf.personal=['*lora_b']"], "decouplefl", "an extractor is encoder.embed.*"),
     ],
 )
 def test_what_does_not_fit_is_refused(world, tmp_path, how, more, method, said):
