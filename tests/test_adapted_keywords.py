@@ -9,7 +9,7 @@ import keyword_world
 import numpy as np
 import pytest
 import yaml
-from conftest import inside, ledger
+from conftest import fedtools, inside, ledger
 from safetensors.numpy import load_file
 
 HEAD = {"head.weight", "head.bias"}
@@ -123,6 +123,23 @@ def test_personal_adapters_and_methods(world, tmp_path):
     begin(world, ui, SETTING, "clients_per_round=3", method="fedkws_ui").ok()
     inside("rounds", ui, "--to", "1").ok()
     assert state_of(ui, 2).keys() == UP
+
+
+def test_a_network_of_the_users_own_file_is_adapted(world, tmp_path):
+    (tmp_path / "keywords").mkdir()
+    (tmp_path / "keywords/mynet.py").write_text(keyword_world.OWN_NETWORK)
+    env = {"FEDTOOLS_PATH": str(tmp_path)}
+    where = ("--data", f"train={world / 'train'}", "--data", f"test={world / 'test'}")
+    for name, how in (("base", ""), ("e", ", adapt: {rank: 2}")):
+        start = ("--start", tmp_path / "base/init.safetensors") if how else ()
+        fedtools(
+            *("init", tmp_path / name, "--config", world / "config.yaml", "--method", "fedavg"),
+            *(*where, *start, "--set", f"model={{network: mynet{how}}}"),
+            env=env,
+        ).ok()
+    fedtools("rounds", tmp_path / "e", "--to", "1", "--evaluate", "test", env=env).ok()
+    low = {"hidden.lora_a", "hidden.lora_b"}
+    assert state_of(tmp_path / "e", 2).keys() == low | HEAD
 
 
 def test_what_does_not_fit_is_refused(world, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from bare_networks import BARE, as_bare
+from pretrained_models import save_whisper
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -182,6 +183,19 @@ def test_a_frozen_norm_keeps_its_statistics(tmp_path):
     torch.testing.assert_close(found[0], base(clips[:1])[0], rtol=0, atol=1e-12)
     for name, value in stack.named_buffers():
         assert torch.equal(value, before[name]), name
+
+
+def test_a_head_of_kind_none_is_not_trained(tmp_path):
+    folder = save_whisper(tmp_path / "whisper")
+    path, _ = base_of("dscnn", tmp_path)
+    pretrained = {"network": "hf", "path": str(folder)}
+    for config in (pretrained, config_of("dscnn")):
+        how = {"kind": "none"} | ({"also": ["conv1.*"]} if config is pretrained else {})
+        make = KwsModels(config | {"adapt": how}, CLASSES, 98, ClipTraining(), "x",
+                         torch.device("cpu"), path)  # fmt: skip
+        trained = {n for n, value in make.build(2).named_parameters() if value.requires_grad}
+        assert trained == {f"encoder.conv1.{n}" for n in ("weight", "bias") if "also" in how}
+        assert set(make.build(2).state_dict()) == HEAD | trained
 
 
 def bytes_of(*models: nn.Module) -> int:
