@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
 from fedtools.decode.greedy import greedy
@@ -22,6 +21,7 @@ from fedtools.files.config import from_mapping, read_yaml, write_yaml
 from fedtools.files.datadir import DataDir, byte_order
 from fedtools.files.errors import UserError, some
 from fedtools.files.nbest import Hypothesis, write_nbest
+from fedtools.files.progress import Count
 from fedtools.files.symbols import words_of
 from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.private_words import read_phrases
@@ -144,14 +144,14 @@ def decode(
     write_yaml(made_from, origin)
     read = _reader(federation, data, search)
     lists: dict[str, list[Hypothesis]] = {}
-    bar = tqdm(total=len(share), desc=f"decode {data.path.name}", unit="utt", disable=None)
+    bar = Count(f"decode {data.path.name}", len(share), "utterances")
     # Jobs are what runs at the same time here; threads of several would wait for each other.
     with bar, federation.task.need(TRAINING).settings(threads=1):
         for client, names in by_client.items():
             _load(federation, client, model)
             for name, best in read(client, names):
                 lists[name] = best
-                bar.update()
+                bar.advance()
     write_nbest(path, ((name, lists[name]) for name in byte_order(lists)))
     return path
 

@@ -36,7 +36,8 @@ class PretrainedNetwork(Network):
     ):
         super().__init__()
         self.encoder: Any
-        self.encoder, self._rows = build_encoder(folder, options.adaptation, clients)
+        window = options.seconds(folder.kind, where)
+        self.encoder, self._rows = build_encoder(folder, options.adaptation, clients, window)
         self.depth = depth_of(self.encoder, options, where)
         self.head = Linear(clients, self.encoder.size, classes)
         self.has_fixed_head = options.adaptation.kind == "none"
