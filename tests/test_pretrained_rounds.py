@@ -11,7 +11,7 @@ import simulated
 import yaml
 from commands import inside, ledger, wait_until
 from pretrained_models import save_recogniser, save_whisper
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from test_ranks import start
 
 CLIENTS = ["ann", "bob", "cat", "dan"]
@@ -127,3 +127,29 @@ def test_the_same_bytes_after_a_kill_by_ranks_and_by_steps(world: Path, tmp_path
     # No transcript is read where the labels are a teacher's.
     status = {row["status"] for row in costs(whole)}
     assert status == {"ok"} or kind == "seq2seq"
+
+
+@pytest.mark.parametrize("what", ["base", "rank"])
+@pytest.mark.parametrize("kind", ["kws", "seq2seq"])
+def test_who_sends_the_base_or_another_rank_is_refused_by_name(
+    world: Path, tmp_path: Path, kind: str, what: str
+):
+    path = begin(world, tmp_path / "e", kind)
+    inside("sample", path, "--round", "1", "--nj", "2").ok()
+    for job in ("1", "2"):
+        inside("train-local", path, "--round", "1", "--job", job).ok()
+    file = path / "round_0001/update.2.safetensors"
+    update = load_file(file)
+    name = next(one for one in update if one.endswith("fc1.lora_a"))
+    if what == "base":
+        weights = load_file(world / ("mel80" if kind == "kws" else "whisper") / "model.safetensors")
+        name = name.replace("lora_a", "weight")
+        update[name] = weights[f"model.{name}"][None]
+    else:
+        update[name] = update[name].repeat(2, 1)
+    save_file(update, file)
+    said = inside("aggregate", path, "--round", "1").ok().err
+    problem = "does not belong there" if what == "base" else "is float32 of shape"
+    (row,) = (row for row in ledger(path) if "refused" in row["status"])
+    assert name in row["status"] and problem in row["status"]
+    assert f"round 1, {row['client']}: refused: " in said and name in said
