@@ -28,7 +28,8 @@ MODEL["encoder_conf"] = CONFORMER["encoder_conf"] | {"dropout_rate": 0.1}
 TDNN = {
     "input_size": simulated.BINS,
     "encoder": "tdnn",
-    "encoder_conf": {"output_size": 16, "contexts": [1, 3]},
+    # The last convolution has a dilation.
+    "encoder_conf": {"output_size": 16, "contexts": [1, 3, 6]},
 }
 FAST = TRAINING | {"optim_conf": {"lr": 0.01}, "scheduler": None, "scheduler_conf": {}}
 ADAPT = {"rank": 2, "targets": ["*linear_q", "*linear_v"]}
@@ -123,7 +124,7 @@ def test_only_what_is_trained_is_kept_and_sent(world, tmp_path):
         assert all((one[name] == other[name]).all() for name in one)
 
 
-def model_after(path: Path, world: Path, number: int):
+def model_after(path: Path, world: Path, number: int, model: dict = MODEL):
     """ESPnet's own model with the base's tensors and the adapters' products, made here."""
     state = load_file(path / "base.safetensors")
     found = load_file(path / "init.safetensors") | state_of(path, number)
@@ -132,9 +133,17 @@ def model_after(path: Path, world: Path, number: int):
         if stem != name:
             product = found[name].astype("f8") @ found[f"{stem}.lora_a"].astype("f8")
             product += found.get(f"{stem}.lora_delta", 0)
-            state[f"{stem}.weight"] = (state[f"{stem}.weight"] + 8.0 * product).astype("f4")
+            weight = state[f"{stem}.weight"]
+            state[f"{stem}.weight"] = (weight + 8.0 * product.reshape(weight.shape)).astype("f4")
     state |= {name: found[name] for name in HEAD}
-    return load(build_model(MODEL, tokens_of(world)), state).eval()
+    return load(build_model(model, tokens_of(world)), state).eval()
+
+
+def measured_loss(path: Path, client: str) -> float:
+    """What `fedtools rounds --to 2 --evaluate valid` found of a client."""
+    rows = (line.split("\t") for line in (path / "evaluate_valid.tsv").read_text().splitlines())
+    (row,) = [row for row in rows if row[:2] == ["2", client]]
+    return float(row[3])
 
 
 @pytest.mark.parametrize("combine", ["mean", "fixed_a", "svd", "residual"])
@@ -181,23 +190,71 @@ def test_each_way_to_combine(world, tmp_path, combine):
     plain = model_after(path, world, 3)
     with torch.no_grad():
         loss = losses(plain, *outputs(plain, batch), batch).mean().item()
-    measured = (path / "evaluate_valid.tsv").read_text().splitlines()
-    (row,) = [line.split("\t") for line in measured if line.startswith("2\tau\t")]
-    assert float(row[3]) == pytest.approx(loss, rel=1e-4)
+    assert measured_loss(path, "au") == pytest.approx(loss, rel=1e-4)
+
+
+CONVOLUTIONS = [f"encoder.layers.{n}.affine.lora_{name}" for n in range(3) for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("how", "names"),
+    [
+        ({"rank": 2}, CONVOLUTIONS),
+        ({"rank": 2, "combine": "svd"}, CONVOLUTIONS),
+        ({"rank": 2, "combine": "residual"}, CONVOLUTIONS),
+        ({"rank": 2, "combine": "fixed_a", "targets": ["*2.affine"]}, CONVOLUTIONS[5:]),
+        ({"kind": "bias"}, [f"encoder.layers.{n}.affine.bias" for n in range(3)]),
+        ({"kind": "head", "also": ["layers.0.*"]},
+         [f"encoder.layers.0.affine.{name}" for name in ("bias", "weight")]),
+        ({"kind": "head"}, []),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_tdnn_is_adapted(world, tmp_path, how, names):
+    path = tmp_path / "e"
+    adapted(world, path, how, *start(world, "tdnn"), base="tdnn").ok()
+    inside("rounds", path, "--to", "2", "--evaluate", "valid").ok()
+    assert sorted(sent(path)) == sorted(names + HEAD)
+    first = load_file(path / "init.safetensors")
+    last = first | state_of(path, 3)
+    assert all((last[name] != first[name]).any() for name in names + HEAD)
+    plain = model_after(path, world, 3, TDNN)
+    with torch.no_grad():
+        for name, value in plain.named_parameters():
+            if name in names:
+                value.copy_(torch.tensor(last[name]))
+        batch = asr_world.batch_of(world, "valid", "au")
+        loss = losses(plain, *outputs(plain, batch), batch).mean().item()
+    assert measured_loss(path, "au") == pytest.approx(loss, rel=1e-4)
+
+
+def test_a_tdnn_is_not_cut_in_two(world, tmp_path):
+    chosen = ("--set", "method_conf.personal=['encoder.layers.0.*']")
+    done = adapted(world, tmp_path / "e", {"rank": 2}, *start(world, "tdnn"), *chosen,
+                   method="decouplefl", base="tdnn")  # fmt: skip
+    done.fails(1, "method_conf.personal: an encoder without blocks, as tdnn, is not cut in two")
 
 
 @pytest.mark.parametrize(
     ("personal", "shared"),
-    [(["*lora*"], HEAD), (["ctc.*"], LORA), (["*lora_b", "ctc.*"], LORA[::2])],
-    ids=["adapters", "head", "both"],
+    [
+        (["*lora*"], HEAD),
+        (["ctc.*"], LORA),
+        (["*lora_b", "ctc.*"], LORA[::2]),
+        (["*lora_b"], CONVOLUTIONS[::2] + HEAD),
+    ],
+    ids=["adapters", "head", "both", "tdnn"],
 )
-def test_a_part_is_personal(world, tmp_path, personal, shared):
+def test_a_part_is_personal(request, world, tmp_path, personal, shared):
     path = tmp_path / "e"
     chosen = f"method_conf.personal={personal}"
-    adapted(world, path, ADAPT, *start(world), "--set", chosen).ok()
+    base = "tdnn" if "tdnn" in request.node.name else "conformer"
+    how = ADAPT if base == "conformer" else {"rank": 2}
+    adapted(world, path, how, *start(world, base), "--set", chosen, base=base).ok()
     inside("rounds", path, "--to", "2", "--evaluate", "valid").ok()
     assert sorted(sent(path)) == sorted(state_of(path, 2)) == sorted(shared)
-    own = sorted(set(LORA + HEAD) - set(shared))
+    low = LORA if base == "conformer" else CONVOLUTIONS
+    own = sorted(set(low + HEAD) - set(shared))
     kept = [load_file(one) for one in path.glob("clients/*/round_0002/personal.safetensors")]
     assert len(kept) == 3 and all(sorted(one) == own for one in kept)
     assert any((kept[0][name] != kept[-1][name]).any() for name in own)
@@ -212,9 +269,10 @@ def test_a_part_is_personal(world, tmp_path, personal, shared):
         ({"combine": "residual"}, [], "fedopt", "combine: FedOpt cannot have residual"),
         ({"combine": "svd"}, ["method_conf.keep_optimizer=true"], "fedavg", "keep_optimizer"),
         ({"combine": "median"}, [], "fedavg", "combine"),
-        ({"targets": ["*q_proj"]}, [], "fedavg", "no linear layer matches '*q_proj'"),
+        ({"targets": ["*q_proj"]}, [], "fedavg", "or convolution matches '*q_proj'; there are"),
         ({"kind": "bias", "also": ["*x*y"]}, [], "fedavg", "also: no parameter matches '*x*y'"),
         ({"rank": 0}, [], "fedavg", "rank"),
+        ({}, ["method_conf.personal=['*lora_b']"], "decouplefl", "an extractor is encoder.embed.*"),
     ],
 )
 def test_what_does_not_fit_is_refused(world, tmp_path, how, more, method, said):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 
 import peft
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from pretrained_models import save_whisper
 from torch import Tensor, nn
@@ -31,7 +33,12 @@ CONFORMER = {
         "dropout_rate": 0.0,
     },
 }
-TARGETS = {"whisper": ("*.q_proj", "*.v_proj", "*.fc1"), "conformer": ("*linear_q", "*.w_?")}
+TARGETS = {
+    "whisper": ("*.q_proj", "*.v_proj", "*.fc1"),
+    "conformer": ("*linear_q", "*.w_?"),
+    # peft's adapter of a convolution of groups, or with dilation, is another product.
+    "convolutions": ("images.*", "rows.?"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +46,28 @@ def folder(tmp_path_factory) -> Path:
     return save_whisper(tmp_path_factory.mktemp("whisper"))
 
 
-def encoder_of(kind: str, folder: Path) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+class Convolutions(nn.Module):
+    """Convolutions over two dimensions, and over one."""
+
+    def __init__(self):
+        super().__init__()
+        self.images = nn.ModuleList(
+            nn.Conv2d(size, 4, (3, 2), stride=stride, padding=(1, 0))
+            for size, stride in ((1, 2), (4, (1, 2)), (4, 1))
+        )
+        self.rows = nn.ModuleList(nn.Conv1d(4, 4, 3, stride=2, padding=1) for _ in range(3))
+
+    def forward(self, values: Tensor) -> tuple[Tensor]:
+        hidden = values[:, None]
+        for layer in self.images:
+            hidden = layer(hidden).tanh()
+        hidden = hidden.mean(3)
+        for layer in self.rows:
+            hidden = layer(hidden).tanh()
+        return (hidden,)
+
+
+def encoder_of(kind: str, folder: Path) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A frozen model's encoder, float64, and a batch for it with padding."""
     torch.manual_seed(3)
     if kind == "whisper":
@@ -49,6 +77,8 @@ def encoder_of(kind: str, folder: Path) -> tuple[nn.Module, tuple[Tensor, Tensor
             frames,
             torch.tensor([200, 120]),
         )
+    if kind == "convolutions":
+        return Convolutions().double().eval(), (torch.randn(2, 60, 20, dtype=torch.float64),)
     encoder = build_model(CONFORMER, ["<blank>", "a", "<sos/eos>"]).encoder.double().eval()
     return encoder, (torch.randn(2, 60, 20, dtype=torch.float64), torch.tensor([60, 45]))
 
@@ -67,7 +97,7 @@ def test_outputs_and_gradients_are_those_of_peft(folder, kind):
     targets = [
         path
         for path, layer in base.named_modules()
-        if isinstance(layer, nn.Linear)
+        if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d))
         and any(Path(path).match(pattern) for pattern in TARGETS[kind])
     ]
     assert len(targets) >= 6
@@ -80,8 +110,9 @@ def test_outputs_and_gradients_are_those_of_peft(folder, kind):
     with torch.no_grad():
         for path in targets:
             layer = theirs.get_submodule(path)
-            layer.lora_A["default"].weight.copy_(own[f"{path}.lora_a"])
-            layer.lora_B["default"].weight.copy_(own[f"{path}.lora_b"])
+            for name, side in (("lora_a", layer.lora_A), ("lora_b", layer.lora_B)):
+                weight = side["default"].weight
+                weight.copy_(own[f"{path}.{name}"].view_as(weight))
     before, found, expected = base(*batch)[0], ours(*batch)[0], theirs(*batch)[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     assert (found - before).abs().max() > 1e-3
@@ -93,12 +124,60 @@ def test_outputs_and_gradients_are_those_of_peft(folder, kind):
         for name, side in (("lora_a", layer.lora_A), ("lora_b", layer.lora_B)):
             grad = own[f"{path}.{name}"].grad
             assert grad.abs().max() > 1e-6
-            torch.testing.assert_close(grad, side["default"].weight.grad, rtol=1e-10, atol=1e-10)
+            wanted = side["default"].weight.grad.flatten(1)
+            torch.testing.assert_close(grad, wanted, rtol=1e-10, atol=1e-10)
     # Merged: the model as it was, with other weights.
     state = merged(ours)
     assert state.keys() == base.state_dict().keys() | {n for n, _ in base.named_buffers()}
     base.load_state_dict({name: state[name] for name in base.state_dict()})
     torch.testing.assert_close(base(*batch)[0], found.detach(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("sides", [1, 2])
+def test_a_convolution_is_a_linear_layer_of_what_its_kernels_see(sides, groups, dilation):
+    torch.manual_seed(5)
+    kind, side = (nn.Conv1d, nn.Conv2d)[sides - 1], (3, 2)[:sides]
+    options = {"stride": 2, "padding": 1, "dilation": dilation, "groups": groups}
+    base = kind(4, 6, side, **options).double()
+    model = nn.Sequential(copy.deepcopy(base))
+    adapt(model, Adapt(rank=RANK, alpha=ALPHA), None)
+    values = torch.randn(5, 4, *(9, 8)[:sides], dtype=torch.float64)
+    assert torch.equal(model(values), base(values))
+    stir(model)
+    down, up = (dict(model.named_parameters())[f"0.lora_{name}"] for name in "ab")
+    assert down.shape == (RANK, 4 // groups * math.prod(side)) and up.shape == (6, RANK)
+    # Of a single dimension as images of a single row.
+    images, kernel, around = values, side, (1, 1)
+    if sides == 1:
+        images, kernel, around = values[:, :, None], (1, *side), (0, 1)
+    seen = F.unfold(images, kernel, dilation, around, 2).unflatten(1, (groups, -1))
+    product = torch.einsum("gor,rn,bgnl->bgol", up.view(groups, -1, RANK), down, seen)
+    before, found = base(values), model(values)
+    expected = before + ALPHA / RANK * product.reshape(before.shape)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    base.weight.data = merged(model)["0.weight"]
+    torch.testing.assert_close(base(values), found, rtol=0, atol=1e-10)
+
+
+def test_all_of_a_model_is_trained_as_without_adapters():
+    """Also layers in a layer that has parameters itself, as the conformer's attention."""
+    ours, batch = encoder_of("conformer", Path())
+    plain = copy.deepcopy(ours)
+    adapt(ours, Adapt(kind="full"), None)
+    names = {name for name, _ in plain.named_parameters()}
+    assert {name for name, _ in ours.named_parameters()} == set(ours.state_dict()) == names
+    for model in (ours, plain):
+        model(*batch)[0].square().sum().backward()
+    for name, value in plain.named_parameters():
+        grad = dict(ours.named_parameters())[name].grad
+        torch.testing.assert_close(grad, value.grad, rtol=1e-10, atol=1e-10)
+    assert count(ours) == (sum(one.numel() for one in plain.parameters()),) * 2
+    assert merged(ours).keys() == plain.state_dict().keys()
+    # Such a layer's parameters cannot be every client's own.
+    with pytest.raises(ValueError, match=r"pos_bias_u is of no layer that a stack can train"):
+        adapt(plain, Adapt(kind="full"), 2)
 
 
 @pytest.mark.parametrize("combine", ["fixed_a", "residual"])
@@ -122,6 +201,7 @@ def test_constants_of_adapters_are_in_states_and_are_merged(folder, combine):
     "how",
     [
         {"rank": 2},
+        {"rank": 2, "targets": ["conv?", "*fc1"], "also": ["conv1.bias"], "combine": "residual"},
         {"rank": 2, "also": ["*layer_norm*", "*conv?.*"], "combine": "fixed_a"},
         {"rank": 2, "targets": ["*fc?"], "combine": "residual"},
         {"kind": "bias"},
@@ -204,9 +284,9 @@ def test_what_is_trained_is_counted(folder):
 
 
 def test_a_pattern_that_matches_nothing_says_what_there_is():
-    with pytest.raises(ValueError, match=r"targets: no linear layer matches '\*q'; there are"):
+    with pytest.raises(ValueError, match=r"or convolution matches '\*q'; there are 0"):
         adapt(nn.Sequential(nn.Linear(2, 2)), Adapt(targets=("*q",)), None)
     with pytest.raises(ValueError, match=r"targets: .* there is none"):
-        adapt(nn.Sequential(nn.Conv1d(2, 2, 1)), Adapt(), None)
+        adapt(nn.Sequential(nn.GRU(2, 2)), Adapt(), None)
     with pytest.raises(ValueError, match="combine: svd is of kind lora, not bias"):
         Adapt(kind="bias", combine="svd")

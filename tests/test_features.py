@@ -14,7 +14,6 @@ import pytest
 import soundfile
 from conftest import ROOT
 
-from fedtools.audio import features
 from fedtools.audio.features import FeatureConfig, client_order, compute
 from fedtools.audio.wave import AudioError, read_wave, resample
 from fedtools.files.ark import FeatureReader
@@ -255,14 +254,6 @@ def test_impossible_samples_and_rates_are_told(tmp_path):
         with pytest.raises(AudioError, match=said) as caught:
             read_wave(str(tmp_path / name))
         assert name in str(caught.value)
-
-
-def test_progress_is_told_in_lines_where_there_is_no_terminal(monkeypatch, capsys):
-    monkeypatch.setattr(features, "SECONDS_BETWEEN_LINES", 0.001)
-    for _ in features.progress(["a", "b", "c"], "utterances"):
-        time.sleep(0.01)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in lines] == ["1/3 utterances", "2/3 utterances"]
 
 
 @pytest.mark.parametrize("name", ["noise.wav", "noise.raw", "noise.mp3", "folder"])

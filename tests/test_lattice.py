@@ -57,6 +57,30 @@ def trained(world) -> Path:
     return path
 
 
+def losses_of(path: Path) -> dict[tuple[str, str], float]:
+    """Round and client -> loss of valid."""
+    lines = (path / "evaluate_valid.tsv").read_text().splitlines()
+    rows = [line.split("\t") for line in lines[1:]]
+    return {(number, client): float(loss) for number, client, _, loss, *_ in rows}
+
+
+def test_a_model_is_adapted(world, trained, tmp_path):
+    """By adapters of its convolutions, which begin as if there were none."""
+    base, path = tmp_path / "base.safetensors", tmp_path / "e"
+    save_file(load_file(trained / "init.safetensors")
+              | load_file(trained / "round_0021/global.safetensors"), base)  # fmt: skip
+    settings = ("model.adapt={rank: 2}", "training.optim_conf.lr=0.01", "rounds=2")
+    more = [word for one in settings for word in ("--set", one)]
+    begin(world, path, "--method", "fedavg", "--start", str(base), *more).ok()
+    inside("rounds", path, "--evaluate", "valid").ok()
+    low = {f"encoder.layers.{n}.affine.lora_{name}" for n in range(4) for name in "ab"}
+    head = {"ctc.ctc_lo.weight", "ctc.ctc_lo.bias"}
+    assert load_file(path / "round_0003/global.safetensors").keys() == low | head
+    before, after = losses_of(trained), losses_of(path)
+    for client in ("au", "en"):
+        assert after["0", client] == before["20", client] != after["2", client]
+
+
 def test_a_model_learns_to_transcribe(trained):
     header, *rows = [
         line.split("\t") for line in (trained / "evaluate_valid.tsv").read_text().splitlines()

@@ -34,8 +34,9 @@ def whisper(tmp_path_factory) -> Path:
     return save_whisper(tmp_path_factory.mktemp("whisper"))
 
 
-def encoder_of(folder: Path, **adapt) -> nn.Module:
-    return build_encoder(Folder.open(folder), Adapt(**{"kind": "none", **adapt}), None)[0].eval()
+def encoder_of(folder: Path, window: int = 1, **adapt) -> nn.Module:
+    how = Adapt(**{"kind": "none", **adapt})
+    return build_encoder(Folder.open(folder), how, None, window)[0].eval()
 
 
 def waves(*shape: int) -> Tensor:
@@ -213,3 +214,25 @@ def test_the_rest_of_a_second_is_silence_to_whisper(whisper):
     extract = transformers.WhisperFeatureExtractor(chunk_length=2)
     wanted = extract((clip[0] / 32768).numpy(), sampling_rate=16_000, return_tensors="pt")
     torch.testing.assert_close(short, wanted.input_features.transpose(1, 2), rtol=0, atol=1e-4)
+
+
+def test_a_window_is_filled_with_silence(whisper):
+    clips = [waves(1, 20_000) * 1000, waves(1, 50_000) * 200]
+    mels = [LogMel()(clip)[0] for clip in clips]
+    assert [len(mel) for mel in mels] == [200, 400]
+    lengths = torch.tensor([200, 400])
+    # The tiny one takes 4 s.
+    for window, heard in ((1, (200, 400)), (3, (300, 400)), (10, (400, 400))):
+        encoder, batch = encoder_of(whisper, window), torch.full((2, 400, 80), 9.0)
+        for row, mel in zip(batch, mels, strict=True):
+            row[: len(mel)] = mel
+        with torch.no_grad():
+            found, positions = encoder(batch, lengths)
+            assert_as_alone(encoder.double(), batch.double(), lengths, 1e-10)
+            assert positions.tolist() == [frames // 2 for frames in heard]
+            assert encoder.positions(lengths.numpy()).tolist() == positions.tolist()
+            plain = encoder_of(whisper)
+            for row, clip, frames in zip(found, clips, heard, strict=True):
+                filled = torch.nn.functional.pad(clip, (0, 160 * frames - clip.shape[1]))
+                wanted = plain(LogMel()(filled))[0][0]
+                torch.testing.assert_close(row[: frames // 2], wanted, rtol=0, atol=1e-4)

@@ -205,6 +205,7 @@ def test_the_precision_is_that_of_the_base_where_asked_for(begun, world, tmp_pat
         ("Hubert", "layer", {"kind": "full"}),
         ("WavLM", "layer", {"kind": "full"}),
         ("WavLM", "group", LORA | {"targets": ["*_dense", "*gru_rel_pos_linear"]}),
+        ("Hubert", "group", LORA | {"targets": ["*.q_proj", "conv_layers.?.conv"]}),
     ],
 )
 def test_encoders_of_waveforms_go_back(tmp_path, kind, norm, how):
@@ -247,6 +248,7 @@ def test_encoders_of_waveforms_go_back(tmp_path, kind, norm, how):
             LORA | {"combine": "residual"},
             "adapt: combine residual: peft's files hold adapters of kind lora alone",
         ),
+        (LORA | {"targets": ["pos_conv_embed.*"]}, "are not ours of encoder.pos_conv_embed.conv"),
         (LORA, "transformers' WavLM goes past an adapter of encoder.layers.0.attention."),
     ],
 )

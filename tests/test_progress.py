@@ -19,13 +19,21 @@ def said(monkeypatch, capfd):
 
 
 def test_words(said):
-    with progress.WordProgress("work", 1000, done=500) as bar:
+    with progress.Count("work", 1000, "words", done=500) as bar:
         for words in (250, 100, 150):
             bar.advance(words)
         bar.say("done")
     # A line for each but the last, after which there is nothing left.
     assert said() == (
         "work: 75 % of 1000 words, TIME left\nwork: 85 % of 1000 words, TIME left\ndone\n"
+    )
+
+
+def test_a_collection(said):
+    assert list(progress.counted("abc", "extract train", "utterances")) == ["a", "b", "c"]
+    assert said() == (
+        "extract train: 33 % of 3 utterances, TIME left\n"
+        "extract train: 67 % of 3 utterances, TIME left\n"
     )
 
 

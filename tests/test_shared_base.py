@@ -138,3 +138,33 @@ def test_a_copy_of_whisper_keeps_what_is_tied(tmp_path: Path):
     assert torch.equal(loss(copied), loss(alone))
     assert torch.equal(loss(first), before)
     assert not torch.equal(loss(copied), before)
+
+
+def test_models_that_adapt_espnets_share_the_base(tmp_path: Path):
+    data = simulated.data_dir(tmp_path / "train", ["au", "en"], 4)
+    inside("train-tokens", data / "text", tmp_path / "tokens", "--token-type", "char").ok()
+    model = {
+        "input_size": simulated.BINS,
+        "encoder": "tdnn",
+        "encoder_conf": {"output_size": SIZE, "contexts": [1, 3]},
+    }
+    where = ("--data", f"train={data}", "--asset", f"tokens={tmp_path / 'tokens'}")
+    for name, how in (("base", {}), ("exp", {"adapt": LORA})):
+        config = {"task": "asr", "model": model | how, "rounds": 1}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
+        start = ("--start", tmp_path / "base/init.safetensors") if how else ()
+        inside(
+            *("init", tmp_path / name, "--config", tmp_path / f"{name}.yaml"),
+            *("--method", "fedavg", *where, *start),
+        ).ok()
+    make = Federation(tmp_path / "exp").task.need(MODELS)
+    first = make.build()
+    (tmp_path / "exp/base.safetensors").unlink()
+    models = [first, make.build(use="copy"), make.build(use="teacher")]
+    whole = load_file(tmp_path / "base/init.safetensors")
+    base = sum(v.nbytes for name, v in whole.items() if not name.startswith("ctc."))
+    trained = sum(value.nbytes for value in first.state_dict().values())
+    inputs = simulated.BINS * 3, SIZE * 3
+    low = RANK * (sum(inputs) + 2 * SIZE)
+    assert trained == 4 * low + sum(v.nbytes for n, v in whole.items() if n.startswith("ctc."))
+    assert bytes_of(*models) == base + 3 * trained

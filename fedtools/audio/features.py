@@ -10,17 +10,15 @@ job that was killed leaves no scp, and is done again from its start.
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import kaldi_native_fbank
 import numpy as np
-from tqdm import tqdm
 
 from fedtools.audio.wave import AudioError, read_wave, resample
 from fedtools.files.ark import AUTOMATIC, FeatureReader, write_ark
@@ -34,18 +32,16 @@ from fedtools.files.datadir import (
 )
 from fedtools.files.errors import UserError, some
 from fedtools.files.perturb import speed_of, volume_of
+from fedtools.files.progress import counted
 
 # Kaldi computes on 16-bit integers, soundfile gives them divided by this.
 INT16_SCALE = 32768.0
-SECONDS_BETWEEN_LINES = 10.0
 MESSAGES_SHOWN = 10
 # Hz, to half the sample rate.
 _MFCC_HIGH = -400.0
 # Kinds that pretrained models take, and the most seconds that Whisper hears.
 PRETRAINED = ("log_mel", "wave")
 WHISPER_SECONDS = 30
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -196,7 +192,7 @@ def extract_features(
 
     def matrices() -> Iterator[tuple[str, np.ndarray]]:
         nonlocal upsampled
-        for utt in progress(share, "utterances"):
+        for utt in counted(share, f"extract {data.path.name}", "utterances"):
             try:
                 samples, recorded, channels = read_wave(*places[utt])
                 # As sox' `speed`: samples that come faster, which then are resampled once.
@@ -274,22 +270,6 @@ def merge_features(
     data.utt2dur = durations
     data.write()
     return extraction
-
-
-def progress(items: Sequence[Item], what: str) -> Iterator[Item]:
-    """Go through a sized collection with a bar on a terminal, or a line every ten seconds."""
-    total = len(items)
-    if sys.stderr.isatty():
-        yield from tqdm(items, unit=f" {what}", dynamic_ncols=True, file=sys.stderr)
-        return
-    begin = said = time.monotonic()
-    for done, item in enumerate(items):
-        now = time.monotonic()
-        if now - said > SECONDS_BETWEEN_LINES:
-            left = (now - begin) / done * (total - done)
-            print(f"{done}/{total} {what}, {left:.0f} s left", file=sys.stderr, flush=True)
-            said = now
-        yield item
 
 
 def audio_places(data: DataDir, utts: list[str]) -> dict[str, tuple]:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.audio.features import client_order, progress
+from fedtools.audio.features import client_order
 from fedtools.files.ark import FRAMES_PER_HOUR, FeatureReader, write_ark
 from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import UserError
+from fedtools.files.progress import counted
 from fedtools.files.sections import Ivectors
 from fedtools.files.seeds import seed64
 from fedtools.speaker.gmm import Moments, accumulate, train_ubm
@@ -128,7 +129,7 @@ def append_ivectors(
     of_speaker = {} if online else _of_speakers(data, reader, extractor)
 
     def matrices() -> Iterator[tuple[str, np.ndarray]]:
-        for utt in progress(order, "utterances"):
+        for utt in counted(order, "i-vectors", "utterances"):
             frames = reader.read(utt)
             if online:
                 rows = extractor.online(frames, every=every)

@@ -17,7 +17,6 @@ from fedtools.audio.features import (
     Extraction,
     audio_places,
     client_order,
-    progress,
 )
 from fedtools.audio.speech_end import end_of_speech
 from fedtools.audio.wave import AudioError, Wave, read_wave, resample
@@ -32,6 +31,7 @@ from fedtools.files.clips import (
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
 from fedtools.files.perturb import SPEED_TABLE
+from fedtools.files.progress import counted
 
 # Of a corpus of clips as long as they should be, this share of them is too long at most.
 MAY_LOSE = 0.1
@@ -133,7 +133,7 @@ def _clips(data: DataDir, done: Packing) -> Iterator[Clip]:
     order = client_order(data)
     places = audio_places(data, order)
     upsampled, clients = 0, set()
-    for utt in progress(order, "clips"):
+    for utt in counted(order, f"pack {data.path.name}", "clips"):
         try:
             wave, rate, channels = _wave(*places[utt])
         except AudioError as error:

@@ -35,8 +35,8 @@ def init(
     What it begins with is frozen: the same command with other options is an error that names the
     first difference.
 
-    A model with the option adapt, of task asr, is the model of --start, of which a part is trained;
-    how much is printed.
+    A model with the option adapt is that of --start, or of its folder with network hf, of which a
+    part is trained; how much is printed.
 
     Reads: the YAML of --config; the folders of --data (who the clients are, and what tells these
     data from others of the same name) and of --asset; the model of --start.

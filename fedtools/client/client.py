@@ -83,16 +83,20 @@ class Client:
             they are.
         """
         model, objective = model or self.model, objective or self.objective
-        if only:
-            for name, parameter in model.named_parameters():
-                parameter.requires_grad_(only(name))
+        others = [
+            parameter
+            for name, parameter in model.named_parameters()
+            if only and parameter.requires_grad and not only(name)
+        ]
+        for parameter in others:
+            parameter.requires_grad_(False)
         fixed = untrained_norms(model) if fix_statistics else []
         options, stacked = self.models.training, self.models.stacked
         trainer = Trainer(model, objective, options, self.unit, stacked=stacked, purpose=purpose)
         trainer.take_up(keep_optimizer)
         done = trainer.train(self.source.batches(epochs, steps, purpose), fixed)
-        if only:
-            model.requires_grad_(True)
+        for parameter in others:
+            parameter.requires_grad_(True)
         # Who diverged begins the next round as the last one.
         if not any(reason for *_, reason in done):
             trainer.keep(keep_optimizer)

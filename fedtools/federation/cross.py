@@ -6,11 +6,10 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from fedtools.federation.evaluate import load_average
 from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
+from fedtools.files.progress import counted
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.files.text_files import read_lines
 from fedtools.files.units import CHARACTER, WORD, Unit, read_unit
@@ -58,7 +57,7 @@ def cross(
         if not owners:
             raise UserError(f"no client of {path}", path=data.path / "utt2client")
         own = {one: corpus.gather(data, data.client_utterances(one)) for one in owners}
-        for model in tqdm(owners, desc=f"cross {path.name}", unit="model", disable=None):
+        for model in counted(owners, f"cross {path.name}", "models"):
             load_average(federation, model)
             for one, utterances in own.items():
                 found = measured(utterances)

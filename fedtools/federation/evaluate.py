@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from fedtools.federation.evaluations import read_evaluation
 from fedtools.federation.federation import Federation
@@ -17,6 +16,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.events import write_scalars
 from fedtools.files.locks import lock
 from fedtools.files.private import make_private
+from fedtools.files.progress import counted
 from fedtools.files.states import check_finite, load_state, save_state
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.adaptation import OF_PRODUCTS, combine_of
@@ -48,8 +48,7 @@ def evaluate(
     groups = federation.groups(split)
     wanted = itertools.product(rounds, groups)
     todo = [key for key in wanted if key not in rows]
-    bar = tqdm(todo, desc=f"evaluate {split}", unit="model", disable=None, leave=False)
-    for number, client in bar:
+    for number, client in counted(todo, f"evaluate {split}", "models"):
         federation.load_result(federation.states.known(client, number), number)
         measured = federation.task.measure(split, client)
         figures = {name: str(value) for name, value in measured.items()}

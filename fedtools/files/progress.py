@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -13,6 +13,7 @@ from tqdm import tqdm
 _FRAME_SECONDS = 0.01
 LOG_EVERY_SECONDS = 30.0
 Own = TypeVar("Own", bound="Bar")
+Item = TypeVar("Item")
 
 
 class Bar:
@@ -80,21 +81,36 @@ class Progress(Bar):
         return f"loss {loss():.3g}, {speed:.0f} x real time"
 
 
-class WordProgress(Bar):
-    """Counts words; tells the time left."""
+class Count(Bar):
+    """Counts what is done in one unit; tells the time left.
 
-    def __init__(self, title: str, total: int, done: int = 0):
-        super().__init__(title, total, done, unit="word", unit_scale=True)
+    Args:
+        title, total, done: as of `Bar`.
+        unit: what is counted, such as "words".
+    """
 
-    def advance(self, words: int) -> None:
-        """So many more words are done."""
-        self._done += words
+    def __init__(self, title: str, total: int, unit: str, done: int = 0):
+        super().__init__(title, total, done, unit=f" {unit}", unit_scale=True, leave=False)
+        self._unit = unit
+
+    def advance(self, count: int = 1) -> None:
+        """So many more are done."""
+        self._done += count
         if not self._bar.disable:
             self._bar.set_description(self.title, refresh=False)
-            self._bar.update(words)
+            self._bar.update(count)
         elif self._is_due(LOG_EVERY_SECONDS):
             share = 100 * self._done / self._total
-            self.say(f"{self.title}: {share:.0f} % of {self._total} words, {self.left()} left")
+            counted = f"{share:.0f} % of {self._total} {self._unit}"
+            self.say(f"{self.title}: {counted}, {self.left()} left")
+
+
+def counted(items: Sequence[Item], title: str, unit: str) -> Iterator[Item]:
+    """Go through a sized collection, and show how far."""
+    with Count(title, len(items), unit) as bar:
+        for item in items:
+            yield item
+            bar.advance()
 
 
 class Lines:

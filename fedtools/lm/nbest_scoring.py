@@ -19,7 +19,7 @@ from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import byte_order, write_table
 from fedtools.files.errors import UserError
 from fedtools.files.nbest import Hypothesis, read_nbest
-from fedtools.files.progress import WordProgress
+from fedtools.files.progress import Count
 from fedtools.files.symbols import warn_of_unknown
 from fedtools.files.text_files import open_input
 from fedtools.lm.density import score_hypotheses
@@ -87,7 +87,7 @@ def rescore(
     total = sum(len(ids) for batch in share for i in batch for ids in sentences[names[i]])
     scores: dict[str, np.ndarray] = {}
     # Jobs are what runs at the same time here; threads of several would wait for each other.
-    with WordProgress(f"rescore {nbest_dir.name}", total) as progress, torch_settings(1):
+    with Count(f"rescore {nbest_dir.name}", total, "words") as progress, torch_settings(1):
         for name, found in (pair for part in parts for pair in score(nnlm, part)):
             if not np.isfinite(found).all():
                 problem = f"a log-probability of {name!r} is NaN or infinite"

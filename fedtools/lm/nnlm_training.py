@@ -22,7 +22,7 @@ from fedtools.files.atomic import sha256
 from fedtools.files.config import Natural, Positive, freeze, from_mapping, read_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.locks import lock
-from fedtools.files.progress import WordProgress
+from fedtools.files.progress import Count
 from fedtools.files.seeds import generator, seed64
 from fedtools.files.states import load_state, save_state
 from fedtools.files.symbols import warn_of_unknown
@@ -177,7 +177,7 @@ class _Run:
         self._resume()
         epochs, total = self.training.epochs, sum(map(len, sentences))
         resumed = len(self.history)
-        with WordProgress("train-nnlm", epochs * total, resumed * total) as progress:
+        with Count("train-nnlm", epochs * total, "words", resumed * total) as progress:
             for epoch in range(resumed + 1, epochs + 1):
                 progress.title = f"train-nnlm, epoch {epoch}/{epochs}"
                 train = self._epoch(epoch, sentences, progress)
@@ -195,7 +195,7 @@ class _Run:
         (self.out / STATE).unlink()
         return self.history
 
-    def _epoch(self, epoch: int, sentences: list[list[int]], progress: WordProgress) -> float:
+    def _epoch(self, epoch: int, sentences: list[list[int]], progress: Count) -> float:
         """One pass; returns the perplexity that the words had when they were trained on."""
         training = self.training
         random = generator(self.seed, "nnlm", epoch)

@@ -1,4 +1,4 @@
-"""Options: what of a pretrained model is trained."""
+"""Options: what is trained of a model that was trained before."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ DELTA = ".lora_delta"
 
 # The name, in an experiment, of the state of the model that is adapted.
 BASE = "base.safetensors"
+# `network` of a model whose base is a folder.
+NETWORK = "hf"
 
 Combine = Literal["mean", "fixed_a", "svd", "residual"]
 # Those in which the server needs the products of the factors that clients send.
@@ -23,13 +25,14 @@ OF_PRODUCTS = ("svd", "residual")
 
 @dataclass(frozen=True)
 class Adapt:
-    """What of a pretrained model is trained, beside a head that it was given.
+    """What of a pretrained model is trained, beside its head.
 
     Attributes:
         kind: "lora", adapters of low rank; "bias", all biases; "head", the head alone; "none",
             nothing, the head neither; "full", everything.
         rank, alpha: of LoRA; the adapter's output is multiplied by alpha / rank.
-        targets: patterns of the linear layers that get one.
+        targets: patterns of the linear layers that get one; a pattern that matches none is one of
+            convolutions.
         also: patterns of parameters that are trained as they are, such as "*layer_norm*".
         combine: what the server makes of clients' adapters B_k A_k, whose mean is not the product
             of the means of B_k and A_k: "mean", that product all the same (J. Zhang et al.: FedIT,
@@ -54,9 +57,14 @@ class Adapt:
 
     def trains(self, name: str) -> bool:
         """Whether a parameter of the model is trained as it is."""
-        if self.kind == "full" or (self.kind == "bias" and name.split(".")[-1] == "bias"):
+        if self.kind == "full" or (self.kind == "bias" and _is_bias(name)):
             return True
         return any(fnmatchcase(name, pattern) for pattern in self.also)
+
+
+def _is_bias(name: str) -> bool:
+    # Those of recurrent layers are bias_ih and bias_hh.
+    return name.rpartition(".")[2].startswith("bias")
 
 
 def combine_of(model: Mapping[str, Any]) -> Combine:
@@ -68,5 +76,5 @@ def combine_of(model: Mapping[str, Any]) -> Combine:
 
 
 def has_base(model: Mapping[str, Any]) -> bool:
-    """Whether the section `model` is of one of ESPnet's models that is adapted: it has a `BASE`."""
-    return "adapt" in model and "network" not in model
+    """Whether the section `model` is of a model that adapts what `--start` gave, a `BASE`."""
+    return "adapt" in model and model.get("network") != NETWORK

@@ -3,9 +3,13 @@
 What is frozen is no parameter and in no state: its tensors are buffers that `state_dict` leaves
 out, so that they are neither sent, nor checkpointed, nor kept for a client. What is trained keeps
 the name that it has in the model; of LoRA (E. Hu et al.: LoRA: low-rank adaptation of large
-language models, ICLR 2022) these are `lora_a` and `lora_b` of a linear layer:
+language models, ICLR 2022) these are `lora_a` and `lora_b` of a linear layer or a convolution:
 
     y = W x + b + alpha / rank * B A x
+
+Of a convolution W is the matrix whose rows are its kernels, (outputs, inputs of a group x places),
+and x what a kernel sees: A is then a convolution to `rank` channels, with the stride and dilation
+of W, and B one of a single place, as in peft where there are neither groups nor dilation.
 
 `Adapt.combine` makes A a constant, or adds a constant D to B A that the server sends.
 
@@ -26,6 +30,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedtools.models.adaptation import Adapt, Combine
+from fedtools.models.keywords import layers
+
+# Layers of torch, of these types alone; those of `fedtools.models.keywords.layers`.
+_LINEAR = (nn.Linear,), layers.Linear
+_CONVOLUTION = (nn.Conv1d, nn.Conv2d), layers.Conv2d
 
 
 class Rows:
@@ -61,28 +70,53 @@ def adapt(model: nn.Module, how: Adapt, clients: int | None) -> Rows:
     Raises:
         ValueError: if a pattern matches nothing.
     """
-    linear = [path for path, layer in model.named_modules() if type(layer) is nn.Linear]
     every = model.named_parameters(remove_duplicate=False)
     # Tables of sines and cosines are parameters too, which nobody trains.
     names = [name for name, value in every if value.requires_grad]
-    if how.kind == "lora":
-        _check_patterns("targets", how.targets, linear, "linear layer")
+    low_rank = _targets(model, how.targets) if how.kind == "lora" else set()
     _check_patterns("also", how.also, names, "parameter")
     freeze(model)
     rows, tied = Rows(), dict[int, nn.Parameter]()
     for path, layer in list(model.named_modules()):
-        trained = [name for name in layer._buffers if how.trains(f"{path}.{name}")]
-        trained = [name for name in trained if f"{path}.{name}" in names]
-        rank = how.rank if how.kind == "lora" and path in linear else 0
-        if rank and not any(fnmatchcase(path, pattern) for pattern in how.targets):
-            rank = 0
-        if trained or rank:
-            kind = _kind_of(layer)
-            own = kind(layer, trained, clients, rows, tied)
-            if rank:
-                own.add_low_rank(rank, how.alpha / rank, how.combine)
+        full = {name: f"{path}.{name}" if path else name for name in layer._buffers}
+        trained = [name for name in full if full[name] in names and how.trains(full[name])]
+        if trained and any(layer.children()):
+            if clients:
+                raise ValueError(f"{full[trained[0]]} is of no layer that a stack can train")
+            _thaw(layer, trained)
+        elif trained or path in low_rank:
+            own = _kind_of(layer)(layer, trained, clients, rows, tied)
+            if path in low_rank:
+                own.add_low_rank(how.rank, how.alpha / how.rank, how.combine)
             _replace(model, path, own)
     return rows
+
+
+def _targets(model: nn.Module, patterns: Iterable[str]) -> set[str]:
+    """The layers that get an adapter of low rank, see `Adapt.targets`."""
+    linear, convolutions = (
+        [
+            path
+            for path, layer in model.named_modules()
+            if type(layer) in theirs or isinstance(layer, ours)
+        ]
+        for theirs, ours in (_LINEAR, _CONVOLUTION)
+    )
+    _check_patterns("targets", patterns, linear + convolutions, "linear layer or convolution")
+    found: set[str] = set()
+    for pattern in patterns:
+        matched = {path for path in linear if fnmatchcase(path, pattern)}
+        found |= matched or {path for path in convolutions if fnmatchcase(path, pattern)}
+    return found
+
+
+def _thaw(layer: nn.Module, names: Iterable[str]) -> None:
+    """Make parameters of frozen tensors, of a layer whose other parts are layers themselves."""
+    for name in names:
+        value = layer._buffers.pop(name)
+        layer._non_persistent_buffers_set.discard(name)
+        layer.register_parameter(name, nn.Parameter(value.clone()))
+    layer.frozen_parameters -= set(names)
 
 
 def _check_patterns(option: str, patterns: Iterable[str], names: list[str], what: str) -> None:
@@ -141,7 +175,12 @@ class Trained(nn.Module):
         rows: says how many clients a batch has.
         tied: trained parameters by the id of the frozen tensor in whose place they are: what two
             layers have in common is trained, counted and sent once, under its first name.
+
+    Attributes:
+        scale: by which B A is multiplied; 0 without an adapter of low rank.
     """
+
+    scale = 0.0
 
     def __init__(
         self,
@@ -178,12 +217,54 @@ class Trained(nn.Module):
         value: Tensor = self._tied[name][0] if name in self._tied else getattr(self, name)
         return value[: self._rows.clients] if self._clients else value[None]
 
+    def _of_each(self, value: Tensor) -> Tensor:
+        return value[None].repeat_interleave(self._clients, 0) if self._clients else value
+
+    def add_low_rank(self, rank: int, scale: float, combine: Combine = "mean") -> None:
+        """Give it an adapter that does nothing yet: A is drawn as torch draws weights, B is 0.
+
+        Args:
+            rank: rows of A.
+            scale: by which B A is multiplied.
+            combine: see `Adapt`. A constant is a buffer: it is in states, and is not trained.
+        """
+        weight = self.layer.weight
+        # Layers of keyword networks have a client dimension themselves.
+        ahead = isinstance(self.layer, (_LINEAR[1], _CONVOLUTION[1]))
+        clients, (outputs, *self._seen) = weight.shape[:ahead], weight.shape[ahead:]
+        inputs = math.prod(self._seen)
+        like = {"device": weight.device, "dtype": weight.dtype}
+        bound = 1 / math.sqrt(inputs)
+        down = torch.empty(*clients, rank, inputs, **like).uniform_(-bound, bound)
+        down = self._of_each(down)
+        if combine == "fixed_a":
+            self.register_buffer("lora_a", down)
+        else:
+            self.lora_a = nn.Parameter(down)
+        self.lora_b = nn.Parameter(self._of_each(torch.zeros(*clients, outputs, rank, **like)))
+        if combine == "residual":
+            delta = torch.zeros(*clients, outputs, inputs, **like)
+            self.register_buffer("lora_delta", self._of_each(delta))
+        self.scale = scale
+
+    def weights(self) -> dict[str, Tensor]:
+        """What is trained of each client, (K, ...), with its adapter in the weight."""
+        found = {name: self.own(name) for name in self._names}
+        if self.scale:
+            product = self.own("lora_b") @ self.own("lora_a")
+            if "lora_delta" in self._buffers:
+                product = product + self.own("lora_delta")
+            weight = found["weight"] if "weight" in found else self.layer.weight[None]
+            found["weight"] = weight + self.scale * product.unflatten(-1, self._seen)
+        return found
+
     def merged(self) -> dict[str, Tensor]:
         """The tensors of the layer, with what was trained, of a model of one client."""
-        return _tensors(self.layer) | {name: self.own(name)[0].detach() for name in self._names}
+        own = {name: value[0].detach() for name, value in self.weights().items()}
+        return _tensors(self.layer) | own
 
     def forward(self, values: Tensor, *others: Any, **options: Any) -> Tensor:
-        clients = self._rows.clients if self._clients else 1
+        clients, weights = self._rows.clients if self._clients else 1, self.weights()
         # Such as the lengths of the rows.
         split = [
             one.chunk(clients) if isinstance(one, Tensor) else [one] * clients
@@ -191,7 +272,7 @@ class Trained(nn.Module):
         ]
         found = [
             functional_call(
-                self.layer, {name: self.own(name)[k] for name in self._names}, given, options
+                self.layer, {name: value[k] for name, value in weights.items()}, given, options
             )
             for k, given in enumerate(zip(*split, strict=True))
         ]
@@ -202,31 +283,6 @@ class TrainedLinear(Trained):
     """A linear layer, with or without an adapter of low rank."""
 
     layer: nn.Linear
-    scale = 0.0
-
-    def add_low_rank(self, rank: int, scale: float, combine: Combine = "mean") -> None:
-        """Give it an adapter that does nothing yet: A is drawn as torch draws weights, B is 0.
-
-        Args:
-            rank: rows of A.
-            scale: by which B A is multiplied.
-            combine: see `Adapt`. A constant is a buffer: it is in states, and is not trained.
-        """
-        outputs, inputs = self.layer.weight.shape
-        like = {"device": self.layer.weight.device, "dtype": self.layer.weight.dtype}
-        bound = 1 / math.sqrt(inputs)
-        down = self._of_each(torch.empty(rank, inputs, **like).uniform_(-bound, bound))
-        if combine == "fixed_a":
-            self.register_buffer("lora_a", down)
-        else:
-            self.lora_a = nn.Parameter(down)
-        self.lora_b = nn.Parameter(self._of_each(torch.zeros(outputs, rank, **like)))
-        if combine == "residual":
-            self.register_buffer("lora_delta", self._of_each(torch.zeros(outputs, inputs, **like)))
-        self.scale = scale
-
-    def _of_each(self, value: Tensor) -> Tensor:
-        return value[None].repeat_interleave(self._clients, 0) if self._clients else value
 
     def forward(self, values: Tensor, *others: Any, **options: Any) -> Tensor:
         weight, bias = self.layer.weight, self.layer.bias
@@ -245,15 +301,6 @@ class TrainedLinear(Trained):
             delta = self.own("lora_delta").transpose(1, 2)
             found = torch.baddbmm(found, rows, delta, alpha=self.scale)
         return found.view(*values.shape[:-1], -1)
-
-    def merged(self) -> dict[str, Tensor]:
-        found = super().merged()
-        if self.scale:
-            product = (self.own("lora_b") @ self.own("lora_a"))[0].detach()
-            if "lora_delta" in self._buffers:
-                product = product + self.own("lora_delta")[0]
-            found["weight"] = found["weight"] + self.scale * product
-        return found
 
 
 class TrainedLayerNorm(Trained):

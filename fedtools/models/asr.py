@@ -142,9 +142,9 @@ def build_model(
     model.criterion = LatticeFree(model.ctc, lattice) if lattice else Ctc(model.ctc)
     _initialize(model, config.get("init"), where)
     if "adapt" in config:
-        from fedtools.models.adapted import adapt_to
+        from fedtools.models.adapted import adapt_model
 
-        adapt_to(base, model, config, where)
+        adapt_model(base, model, config, where)
     _try(model, input_size, where)
     return model
 

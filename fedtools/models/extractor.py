@@ -96,6 +96,8 @@ class BlockCut(Cut):
     @classmethod
     def find(cls, model: nn.Module, extractor: Collection[str], bins: int) -> BlockCut:
         """See `Cut.above`."""
+        if not hasattr(model.encoder, "encoders"):
+            raise ValueError("an encoder without blocks, as tdnn, is not cut in two")
         parameters = {name for name, _ in model.named_parameters()}
         bottom = {name for name in parameters if name.startswith("encoder.embed.")}
         blocks = len(model.encoder.encoders)

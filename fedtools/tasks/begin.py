@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.states import Spec, check_finite, load_state, spec_of
 from fedtools.files.values import check_values, of_model
 from fedtools.methods.base import GIVEN, PERSONAL, SHARED, Method
-from fedtools.models.adaptation import FACTORS, OF_PRODUCTS, combine_of
+from fedtools.models.adaptation import BASE, FACTORS, OF_PRODUCTS, combine_of, has_base
 from fedtools.models.adapters import count
 from fedtools.models.training import load_model
 from fedtools.tasks.base import NewExperiment, State
@@ -36,6 +37,20 @@ def begin_with(
             raise UserError(problem, path=new.where, remedy="take combine mean")
     sent = SHARED, GIVEN
     return tensors, {name: value for name, value in tensors.items() if kinds[name] in sent}
+
+
+def split_base(
+    new: NewExperiment[Method],
+) -> tuple[NewExperiment[Method], Path | None]:
+    """An experiment whose model may be adapted, as it begins, and the file of the model's base.
+
+    A model that is adapted begins with all of its base, or as a state of what is trained.
+    """
+    if not has_base(new.options.model):
+        return new, None
+    if "base" in new.assets:
+        return new, new.assets["base"] / BASE
+    return replace(new, start=None), new.start
 
 
 def tell_what_is_trained(model: nn.Module) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from fedtools.files.config import from_mapping, option_error, read_yaml
 from fedtools.files.experiment import Experiment
 from fedtools.files.frozen import Place, place_of
+from fedtools.files.progress import Count
 from fedtools.models.pretrained.options import Pretrained, is_pretrained
 
 Parts = Callable[[], Iterable[tuple[int, np.ndarray]]]
@@ -90,7 +90,7 @@ def check_size(
 
 
 def _shown(parts: Parts, rows: int, title: str) -> Iterator[tuple[int, np.ndarray]]:
-    with tqdm(total=rows, desc=title, disable=None, leave=False) as bar:
+    with Count(title, rows, "positions") as bar:
         for first, part in parts():
             yield first, part
-            bar.update(len(part))
+            bar.advance(len(part))

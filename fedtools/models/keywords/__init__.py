@@ -36,15 +36,18 @@ def build_network(
     clients: int = 1,
     bins: int = 40,
     frames: int = 98,
+    base: Path | None = None,
 ) -> Network:
     """Make a network from its section of a configuration.
 
     Args:
-        config: `network`, a name in `NETWORKS`, and `network_conf`, fields of its `...Sizes`.
+        config: `network`, a name in `NETWORKS`; `network_conf`, fields of its `...Sizes`; `adapt`,
+            fields of `Adapt`, where a part is trained.
         classes: the number of labels.
         where: what `config` was read from, for messages.
         clients: how many clients it trains at once.
         bins, frames: coefficients and frames of its input.
+        base: of a network with `adapt`: the state of the network that is adapted.
 
     Raises:
         UserError: for options that are unknown or do not fit each other.
@@ -54,18 +57,24 @@ def build_network(
 
         return build_pretrained(config, classes, where, clients)
     for key in config:
-        if key not in ("network", "network_conf"):
-            known = ("network", "network_conf")
+        if key not in (known := ("network", "network_conf", "adapt")):
             raise option_error(unknown(key, known), where, key, config[key])
     kind = NETWORKS.get(config.get("network"), where)
     sizes = from_mapping(kind, config.get("network_conf"), where)
+    is_adapted = "adapt" in config
+    # What is frozen has a client dimension of one.
+    made = 1 if is_adapted else clients
     try:
-        network = sizes.network(sizes, clients, bins, frames, classes)
+        network = sizes.network(sizes, made, bins, frames, classes)
         if sizes.head_share:
-            network.split_head(clients, sizes.head_share)
+            network.split_head(made, sizes.head_share)
     except ValueError as error:
         raise UserError(f"network_conf: {error}", path=where) from None
-    return network
+    if not is_adapted:
+        return network
+    from fedtools.models.keywords.adapted import adapt_network
+
+    return adapt_network(base, network, config, where, clients)
 
 
 def inputs_of(config: Mapping[str, Any]) -> tuple[str, int]:

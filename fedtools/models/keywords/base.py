@@ -11,11 +11,20 @@ from fedtools.files.config import Share
 from fedtools.files.errors import UserError
 from fedtools.models.keywords.layers import Linear
 
+# The parts of a network that are no encoder.
+HEADS = ("head", "private_head")
+
 
 class Network(nn.Module):
-    """A network for K clients: an encoder, whose features a linear head classifies."""
+    """A network for K clients: an encoder, whose features a linear head classifies.
+
+    Attributes:
+        is_adapted: a part is trained; then it works as in testing, as what is frozen does.
+        has_fixed_head: its heads are not trained.
+    """
 
     head: nn.Module
+    is_adapted = has_fixed_head = False
 
     def features(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
         """(K, B, frames, coefficients) -> (K, B, D); `valid` (K, B) is 0 for padding clips."""
@@ -25,6 +34,19 @@ class Network(nn.Module):
         """(K, B, frames, coefficients) -> logits (K, B, classes)."""
         # A loss is taken in full precision, whatever the layers before it were computed in.
         return self.head(self.features(mfcc, valid)).to(mfcc.dtype)
+
+    def train(self, mode: bool = True) -> Network:
+        """As of any module."""
+        super().train(mode and not self.is_adapted)
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> Network:
+        """As of any module; heads that are not trained stay so."""
+        super().requires_grad_(requires_grad)
+        for name in HEADS if self.has_fixed_head else ():
+            if name in self._modules:
+                self._modules[name].requires_grad_(False)
+        return self
 
     def private(self, features: Tensor) -> Tensor:
         """The private head's logits (K, B, classes) of features (K, B, D)."""

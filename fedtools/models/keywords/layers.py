@@ -8,7 +8,8 @@ Images of K clients are folded into the channels, (B, K x C, H, W), where a conv
 keeps clients apart; sequences are (K, B, T, D), where a batched matrix product does.
 
 Fewer clients may come in than a layer has: then the first ones' parameters are used. A stack whose
-clients are sorted by their number of steps so drops those that have finished.
+clients are sorted by their number of steps so drops those that have finished. A tensor with a
+client dimension of one is every client's, as what is frozen of a network that is adapted.
 """
 
 from __future__ import annotations
@@ -37,8 +38,15 @@ def constant(clients: int, *shape: int, value: float) -> Tensor:
 
 
 def first(parameter: Tensor, clients: int) -> Tensor:
-    """What the first clients have of (K, ...); all of it as it is: a slice's gradient is a copy."""
-    return parameter if clients == len(parameter) else parameter[:clients]
+    """What the first clients have of (K, ...), or all of (1, ...).
+
+    All of it as it is: a slice's gradient is a copy.
+    """
+    if clients == len(parameter):
+        return parameter
+    if len(parameter) == 1:
+        return parameter.expand(clients, *parameter.shape[1:])
+    return parameter[:clients]
 
 
 def working_dtype(value: Tensor) -> torch.dtype:
@@ -135,8 +143,9 @@ class ManyToMany(Conv2d):
     def forward(self, images: Tensor) -> Tensor:
         if images.device.type != "cpu":
             return super().forward(images)
-        parts = zip(images.split(self.inputs, 1), self.weight, strict=False)
-        found = [F.conv2d(*part, **self.options) for part in parts]
+        parts = images.split(self.inputs, 1)
+        pairs = zip(parts, first(self.weight, len(parts)), strict=True)
+        found = [F.conv2d(*pair, **self.options) for pair in pairs]
         return torch.cat(found, 1) if len(found) > 1 else found[0]
 
 
@@ -203,7 +212,10 @@ class BatchNorm2d(nn.Module):
     def forward(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
         """Normalise (B, K x C, H, W); `valid` (K, B) is 0 where a smaller batch was padded."""
         clients = images.shape[1] // self.channels
-        mean, var = self.running_mean[:clients].view(-1), self.running_var[:clients].view(-1)
+        # Of a client's own, views, which are changed in training.
+        mean, var = (
+            first(value, clients).flatten() for value in (self.running_mean, self.running_var)
+        )
         weight = None if self.weight is None else first(self.weight, clients).flatten()
         bias = None if self.bias is None else first(self.bias, clients).flatten()
         if valid is None or not self.training:

@@ -36,9 +36,11 @@ class PretrainedNetwork(Network):
     ):
         super().__init__()
         self.encoder: Any
-        self.encoder, self._rows = build_encoder(folder, options.adaptation, clients)
+        window = options.seconds(folder.kind, where)
+        self.encoder, self._rows = build_encoder(folder, options.adaptation, clients, window)
         self.depth = depth_of(self.encoder, options, where)
         self.head = Linear(clients, self.encoder.size, classes)
+        self.has_fixed_head = options.adaptation.kind == "none"
 
     def features(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
         """(K, B, frames, bins) -> (K, B, D)."""
@@ -83,4 +85,5 @@ def build_pretrained(
             network.split_head(clients, options.head_share)
     except ValueError as error:
         raise UserError(str(error), path=where) from None
+    network.requires_grad_()
     return network

@@ -62,26 +62,29 @@ def depth_of(encoder: Encoder, options: Pretrained, where: str | Path) -> int | 
     return depth
 
 
-def _whisper(folder: Folder) -> Encoder:
-    return WhisperEncoder(folder.load().model.encoder)
+def _whisper(folder: Folder, window: int) -> Encoder:
+    return WhisperEncoder(folder.load().model.encoder, window)
 
 
-def _wave(folder: Folder) -> Encoder:
+def _wave(folder: Folder, window: int) -> Encoder:
     return WaveEncoder(folder.load(), folder.normalized)
 
 
 _ENCODERS = {"whisper": _whisper, "wav2vec2": _wave, "hubert": _wave, "wavlm": _wave}
 
 
-def build_encoder(folder: Folder, how: Adapt, clients: int | None) -> tuple[Encoder, Rows]:
+def build_encoder(
+    folder: Folder, how: Adapt, clients: int | None, window: int = 1
+) -> tuple[Encoder, Rows]:
     """The encoder of a folder's model, frozen but for what is trained.
 
     Args:
         clients: of a stack, or None.
+        window: see `Pretrained`.
 
     Raises:
         UserError: if the folder holds no such model.
         ValueError: if `how` does not fit it.
     """
-    encoder = _ENCODERS[folder.kind](folder)
+    encoder = _ENCODERS[folder.kind](folder, window)
     return encoder, adapt(encoder, how, clients)

@@ -33,7 +33,8 @@ class PretrainedCtc(Recogniser):
         options = from_mapping(Pretrained, config, where)
         try:
             folder = open_known(options.path, options.sum)
-            self.encoder, _ = build_encoder(folder, options.adaptation, None)
+            window = options.seconds(folder.kind, where)
+            self.encoder, _ = build_encoder(folder, options.adaptation, None, window)
         except ValueError as error:
             raise option_error(f"adapt: {error}", where, "adapt") from None
         # Of the bottom whose outputs are kept.

@@ -7,6 +7,7 @@ convolution, as behind a lone utterance, and masked in attention.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -109,13 +110,16 @@ class WhisperEncoder(Encoder):
 
     Args:
         encoder: of transformers.
+        window: seconds; silence is put behind an utterance up to a multiple of it, if it is more
+            than one.
     """
 
     # Frames of its input to a position, and the fewest of an utterance, a second.
     step, shortest = 2, 100
 
-    def __init__(self, encoder: nn.Module):
+    def __init__(self, encoder: nn.Module, window: int = 1):
         super().__init__()
+        self._window = window * self.shortest if window > 1 else 1
         self.conv1, self.conv2 = encoder.conv1, encoder.conv2
         # Sines and cosines.
         self.embed_positions = encoder.embed_positions.requires_grad_(False)
@@ -125,17 +129,35 @@ class WhisperEncoder(Encoder):
 
     def positions(self, frames: Any) -> Any:
         """How many positions so many frames have; of a number, or an array of them."""
-        return (frames + 1) // self.step
+        return (self._with_silence(frames) + 1) // self.step
+
+    def _with_silence(self, frames: Any) -> Any:
+        whole = -(-frames // self._window) * self._window
+        # What is too long stays so, and fails.
+        most = frames + (self.longest - frames) * (frames < self.longest)
+        return whole - (whole - most) * (whole > most)
+
+    def _pad(self, frames: Tensor, lengths: Tensor, silence: Tensor) -> tuple[Tensor, Tensor]:
+        """Put silence, (N, 1, 1), behind each utterance; frames, and their numbers."""
+        whole = self._with_silence(lengths)
+        padded = silence.expand(-1, int(whole.max()), frames.shape[2]).clone()
+        own = inside(frames, lengths)[..., None]
+        there = min(frames.shape[1], padded.shape[1])
+        padded[:, :there] = torch.where(own, frames, silence)[:, :there]
+        return padded, whole
 
     def embed(
         self, frames: Tensor, lengths: Tensor | None, specaug: nn.Module | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """What is below the first layer: hidden values, their lengths, the mask of attention."""
-        if specaug is not None:
-            frames, lengths = specaug(frames, lengths)
         if lengths is None:
             lengths = torch.full((len(frames),), frames.shape[1], device=frames.device)
         lengths = lengths.to(frames.device)
+        silence = _silence(frames, lengths) if self._window > 1 else None
+        if specaug is not None:
+            frames, lengths = specaug(frames, lengths)
+        if silence is not None:
+            frames, lengths = self._pad(frames, lengths, silence)
         padded = bool((lengths < frames.shape[1]).any())
         if padded:
             frames = frames * inside(frames, lengths)[..., None]
@@ -147,6 +169,16 @@ class WhisperEncoder(Encoder):
         hidden = hidden + self.embed_positions(positions)
         lengths = self.positions(lengths)
         return hidden, lengths, attention_mask(hidden, lengths) if padded else None
+
+
+# By how much the largest and the smallest value of Whisper's log mel energies differ at most.
+_RANGE = 2.0
+
+
+def _silence(frames: Tensor, lengths: Tensor) -> Tensor:
+    """What a front end makes of silence behind each utterance, (N, 1, 1)."""
+    own = inside(frames, lengths)[..., None]
+    return frames.masked_fill(~own, -math.inf).amax((1, 2), keepdim=True) - _RANGE
 
 
 def attention_mask(hidden: Tensor, lengths: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.states import save_state
 from fedtools.files.text_files import read_text
 from fedtools.models.adaptation import Adapt
-from fedtools.models.adapters import TrainedLinear, merged
+from fedtools.models.adapters import Trained, merged
 from fedtools.models.pretrained.folder import PREFIXES, PREPROCESSOR, WEIGHTS, Folder
 
 HEAD = "head.safetensors"
@@ -122,15 +122,17 @@ def export_adapters(
         raise UserError(problem, path=out, remedy=remedy)
     tensors, places = {}, []
     for path, layer in model.named_modules():
-        if isinstance(layer, TrainedLinear) and layer.scale:
+        if isinstance(layer, Trained) and layer.scale:
             place = _theirs(folder.kind, path)
             if folder.kind == "wavlm" and place.endswith(tuple(f"attention.{n}" for n in _PASSED)):
                 problem = f"transformers' WavLM goes past an adapter of {place}"
                 raise UserError(problem, path=out, remedy=remedy)
+            if getattr(layer.layer, "groups", 1) > 1:
+                problem = f"peft's adapters are not ours of {place}, a convolution of groups"
+                raise UserError(problem, path=out, remedy=remedy)
             places.append(place)
-            for ours, theirs in (("lora_a", "lora_A"), ("lora_b", "lora_B")):
-                name = f"base_model.model.{place}.{theirs}.weight"
-                tensors[name] = layer.own(ours)[0].detach()
+            for name, factor in zip(("lora_A", "lora_B"), _factors_of(layer), strict=True):
+                tensors[f"base_model.model.{place}.{name}.weight"] = factor
     config = {
         "peft_type": "LORA",
         "task_type": None,
@@ -147,6 +149,13 @@ def export_adapters(
         write_text(new / "adapter_config.json", json.dumps(config, indent=2) + "\n")
         _save(new / "adapter_model.safetensors", tensors)
         return _save_head(out, new, state, labels)
+
+
+def _factors_of(layer: Trained) -> tuple[Tensor, Tensor]:
+    """A and B of an adapter; of a convolution, A is one as large, and B one of a single place."""
+    down, up = (layer.own(name)[0].detach() for name in ("lora_a", "lora_b"))
+    around = layer.layer.weight.shape[2:]
+    return down.view(len(down), -1, *around), up.view(*up.shape, *(1 for _ in around))
 
 
 def _theirs(kind: str, name: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from fedtools.files.config import Positive, Share, from_mapping
-from fedtools.models.adaptation import Adapt
+from annotated_types import Ge, Le
 
-NETWORK = "hf"
+from fedtools.files.config import Positive, Share, from_mapping, option_error
+from fedtools.models.adaptation import NETWORK, Adapt
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Pretrained:
         criterion: of speech recognition, what is trained: "ctc", a layer on the encoder; "seq2seq",
             Whisper itself with its decoder and its tokens.
         language: of Whisper of many languages, that of speech whose utt2lang says none.
+        window: of Whisper, seconds: silence is put behind an utterance up to a multiple of it. In
+            short windows its decoder repeats itself, until it was trained in them. By default 10
+            of criterion "seq2seq", otherwise 1.
         head_share: of keywords, see `fedtools.models.keywords.base.Sizes`.
         specaug, specaug_conf: of speech recognition, in ESPnet's keys.
         cache_frozen: the outputs of the layers at the bottom that are all frozen are computed once
@@ -38,6 +42,7 @@ class Pretrained:
     adapt: dict[str, Any] = field(default_factory=dict)
     criterion: Literal["ctc", "seq2seq"] = "ctc"
     language: str | None = None
+    window: Annotated[int, Ge(1), Le(30)] | None = None
     head_share: Share = 0.0
     specaug: str | None = None
     specaug_conf: dict[str, Any] = field(default_factory=dict)
@@ -54,6 +59,16 @@ class Pretrained:
     def adaptation(self) -> Adapt:
         """What is trained."""
         return from_mapping(Adapt, self.adapt, "adapt")
+
+    def seconds(self, kind: str, where: str | Path) -> int:
+        """The window of a model of this kind; see `Folder.kind`.
+
+        Raises:
+            UserError: if one is given for a model that has none.
+        """
+        if self.window and kind != "whisper":
+            raise option_error(f"window: {kind} has none", where, "window", self.window)
+        return self.window or (10 if self.criterion == "seq2seq" else 1)
 
 
 def is_pretrained(config: Mapping[str, Any]) -> bool:

@@ -21,7 +21,8 @@ from fedtools.models.pretrained.options import Pretrained
 
 # Tokens of a second of speech, far above what is spoken, and beside them.
 _TOKENS_PER_SECOND, _MORE = 15, 10
-_FRAMES_PER_SECOND = 50
+# Of Whisper's encoder.
+POSITIONS_PER_SECOND = 50
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Whisper(Recogniser):
             problem = f"criterion seq2seq is of Whisper, and {folder.path} holds {folder.kind}"
             raise option_error(problem, where, "criterion", "seq2seq")
         whole = folder.load()
-        self.encoder, self.specaug = WhisperEncoder(whole.model.encoder), specaug
+        window = options.seconds(folder.kind, where)
+        self.encoder, self.specaug = WhisperEncoder(whole.model.encoder, window), specaug
         self.decoder, self.proj_out = whole.model.decoder, whole.proj_out
         try:
             adapt(self, options.adaptation, None)
@@ -131,13 +133,14 @@ class Whisper(Recogniser):
 
     @torch.no_grad()
     def generate(
-        self, encoded: Tensor, prompt: Tensor, options: Generation
+        self, encoded: Tensor, prompt: Tensor, options: Generation, seconds: float
     ) -> list[tuple[list[int], float]]:
         """The best hypotheses of one utterance, the best one first.
 
         Args:
             encoded: (1, T', D), without padding.
             prompt: (1, P).
+            seconds: of audio, which bound what is written.
 
         Returns:
             tokens without prompt and end, and the sum of their log probabilities and the end's.
@@ -145,7 +148,6 @@ class Whisper(Recogniser):
         transformers = import_transformers()
         whole = self._whole[0]
         room = self.longest - prompt.shape[1]
-        seconds = encoded.shape[1] / _FRAMES_PER_SECOND
         most = min(room, round(_TOKENS_PER_SECOND * seconds) + _MORE)
         outputs = transformers.modeling_outputs.BaseModelOutput(last_hidden_state=encoded)
         # Not Whisper's own method, which takes windows of 30 s.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedtools.audio.log_mel import FRAMES
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import Key, Source
 from fedtools.files.ark import FeatureReader
@@ -214,6 +215,7 @@ class Utterances:
         )
         if self._prompts:
             batch["prompt"] = torch.tensor([self._prompts[index] for index in indices])
+            batch["seconds"] = torch.from_numpy(self.frames[list(indices)] / FRAMES)
         return batch
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:

@@ -35,7 +35,7 @@ from fedtools.models.extractor import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.models.pooling import pooled
 from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
-from fedtools.models.pretrained.whisper import Generation
+from fedtools.models.pretrained.whisper import POSITIONS_PER_SECOND, Generation
 from fedtools.models.training import load_model
 from fedtools.tasks.asr.data import Batch, UtteranceSource
 from fedtools.tasks.asr.joint import Joint
@@ -88,7 +88,7 @@ class AsrModels(Models):
         return self._joint[use]
 
     def _new(self) -> nn.Module:
-        if self._built and is_pretrained(self._config):
+        if self._built and (is_pretrained(self._config) or has_base(self._config)):
             return copy_of(next(iter(self._built.values())))
         base = self._path / BASE if has_base(self._config) else None
         model = build_model(self._config, self._tokens, self._where, self._lattice, base)
@@ -165,10 +165,13 @@ def generate(
     model: Any, found: tuple[Tensor, Tensor], batch: Batch, options: Generation
 ) -> list[list[tuple[list[int], float]]]:
     """What Whisper's decoder writes of each utterance, see `Whisper.generate`."""
-    rows = zip(*found, batch["prompt"], strict=True)
+    values, lengths = found
+    # Features that a client sent come without.
+    seconds = batch.get("seconds", lengths / POSITIONS_PER_SECOND)
+    rows = zip(values, lengths.tolist(), batch["prompt"], seconds.tolist(), strict=True)
     return [
-        model.generate(values[None, : int(length)], prompt[None], options)
-        for values, length, prompt in rows
+        model.generate(encoded[None, :length], prompt[None], options, most)
+        for encoded, length, prompt, most in rows
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,7 +22,6 @@ from fedtools.files.perturb import speakers_of
 from fedtools.files.sent_features import Features
 from fedtools.lm.tokens import warn_of_unspelled
 from fedtools.methods.base import Extracted, Method, Phase
-from fedtools.models.adaptation import BASE, has_base
 from fedtools.models.asr import (
     build_model,
     input_kind_of,
@@ -41,7 +39,7 @@ from fedtools.tasks.asr.fits import check_lengths
 from fedtools.tasks.asr.frozen import check_frozen
 from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
 from fedtools.tasks.base import Gone, Indicator, Items, NewExperiment, State, Task, as_configured
-from fedtools.tasks.begin import begin_with, personal_parameters, tell_what_is_trained
+from fedtools.tasks.begin import begin_with, personal_parameters, split_base, tell_what_is_trained
 from fedtools.tasks.facts import ALL
 
 
@@ -67,12 +65,7 @@ class AsrTask(Task[Method]):
         tokenizer = open_tokens(new.assets["tokens"], options.model)
         units = tokenizer.tokens
         lattice = read_lattice(new.assets.get("denominator"), len(units))
-        base = new.start
-        if has_base(options.model):
-            # A model that is adapted begins with all of its base, or as a state of what is trained.
-            start = new.start if "base" in new.assets else None
-            base = new.assets["base"] / BASE if "base" in new.assets else new.start
-            new = replace(new, start=start)
+        new, base = split_base(new)
         model = build_model(options.model, units, f"{where}: model", lattice, base)
         if lattice and training.labels != "transcripts":
             problem = f"labels: {training.labels} are of models of criterion ctc"

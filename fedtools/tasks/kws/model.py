@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from fedtools.client.objective import Objective
 from fedtools.client.options import ClipTraining
 from fedtools.client.unit import Models
+from fedtools.models.adaptation import has_base
 from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.copies import copy_of
 from fedtools.models.keywords import build_network
@@ -30,6 +32,7 @@ class KwsModels(Models):
         training: the options.
         where: what the options were read from.
         device: where networks lie.
+        base: see `build_network`.
     """
 
     training: ClipTraining
@@ -43,10 +46,11 @@ class KwsModels(Models):
         training: ClipTraining,
         where: str,
         device: torch.device,
+        base: Path | None = None,
     ):
         self.training, self.device = training, device
-        self._make = partial(build_network, config, classes, where, frames=frames)
-        self._pretrained = is_pretrained(config)
+        self._make = partial(build_network, config, classes, where, frames=frames, base=base)
+        self._has_frozen = is_pretrained(config) or has_base(config)
         self._built: dict[tuple[int, str], Network] = {}
 
     def build(self, clients: int = 1, use: str = "") -> Network:
@@ -56,7 +60,7 @@ class KwsModels(Models):
         return self._built[clients, use].requires_grad_(True)
 
     def _new(self, clients: int) -> Network:
-        if self._built and self._pretrained:
+        if self._built and self._has_frozen:
             return copy_of(next(iter(self._built.values())), clients)
         return self._make(clients=clients).to(self.device)
 

@@ -25,11 +25,12 @@ from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Limits
 from fedtools.methods.base import Method, Phase
+from fedtools.models.adaptation import BASE, has_base
 from fedtools.models.copies import copy_of
 from fedtools.models.keywords import build_network, inputs_of
 from fedtools.models.training import check_optimizer, load_model
 from fedtools.tasks.base import Indicator, Items, NewExperiment, State, Task, as_configured
-from fedtools.tasks.begin import begin_with, tell_what_is_trained
+from fedtools.tasks.begin import begin_with, split_base, tell_what_is_trained
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.frozen import open_frozen
 from fedtools.tasks.kws.clips import ClipCorpus
@@ -56,7 +57,10 @@ class KwsTask(Task[Method]):
         self._samples = read_length(experiment.path)
         classes, frames = len(self._classes), frames_of(self._samples)
         where = f"{self.where}: model"
-        self.models = KwsModels(options.model, classes, frames, self.training, where, self.device)
+        base = experiment.path / BASE if has_base(options.model) else None
+        self.models = KwsModels(
+            options.model, classes, frames, self.training, where, self.device, base
+        )
         front = front_end(*inputs_of(options.model))
         frozen = open_frozen(experiment, self.models.build)
         if frozen:
@@ -81,8 +85,9 @@ class KwsTask(Task[Method]):
         training = from_mapping(ClipTraining, options.training, f"{where}: training")
         classes = len(read_classes(new.data["train"] / "classes.txt"))
         samples = read_length(new.data["train"])
+        new, base = split_base(new)
         network = build_network(
-            options.model, classes, f"{where}: model", frames=frames_of(samples)
+            options.model, classes, f"{where}: model", frames=frames_of(samples), base=base
         )
         if (shift := training.augmentation.time_shift_ms) > 1000 * samples / RATE:
             problem = f"training: augment: time_shift_ms {shift} is more than a clip"
@@ -112,7 +117,8 @@ class KwsTask(Task[Method]):
         data, batch = self.clips.features("train"), self.training.batch_size
         # On one kind of device, whatever trains: the server must find the jobs that clients found.
         network = copy_of(self.models.build()).cpu().train()
-        one = step_bytes(network, data.plain(slice(0, 1)).cpu(), batch)
+        # Where nothing is trained, nothing is kept.
+        one = max(1, step_bytes(network, data.plain(slice(0, 1)).cpu(), batch))
         wanted, megabytes = self.training.stack, self.training.stack_mb
         fit = max(1, (megabytes << 20) // one)
         if fit < wanted:
