@@ -250,3 +250,26 @@ def test_what_cannot_be_looked_at_is_told(world: Path, tmp_path: Path):
     inside(*look, "--round", "1").ok()
     alike = "no layer of any model differs from the global model's"
     inside("attack", "a1", tmp_path, tmp_path).fails(1, alike)
+
+
+def test_adapted_convolutions_have_a_value_for_each_channel(world: Path, tmp_path: Path):
+    network = {"network": "dscnn", "network_conf": {"channels": 4, "blocks": 1}}
+    shapes: list[dict[str, tuple[int, ...]]] = []
+    start: tuple[object, ...] = ()
+    for name, more in (("whole", {}), ("adapted", {"adapt": {"rank": 2}})):
+        config = keywords.config_file(
+            tmp_path / f"{name}.yaml", rounds=1, keep_updates=True, model=network | more
+        )
+        data = [f"{split}={world / 'clips/exp'}" for split in ("train", "valid")]
+        inside(
+            *("init", tmp_path / name, "--config", config, "--method", "fedavg", *start),
+            *("--data", data[0], "--data", data[1]),
+        ).ok()
+        inside("rounds", tmp_path / name).ok()
+        look = ("attack", "footprints", tmp_path / name, tmp_path / f"{name}.fp")
+        inside(*look, "--indicator", world / "clips/anybody", "--round", "1").ok()
+        found = prints_of(tmp_path / f"{name}.fp")
+        shapes.append({layer: one["kim1"].shape for layer, one in found.items()})
+        start = ("--start", tmp_path / "whole/init.safetensors")
+    assert shapes[1] and shapes[1].items() <= shapes[0].items()
+    assert set(shapes[1].values()) == {(2, 4)}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from fedtools.files.errors import UserError
+from fedtools.models.adapters import Trained
 from fedtools.models.keywords.layers import Conv2d
 from fedtools.models.keywords.pretrained import PretrainedNetwork
 from fedtools.models.pretrained.encoders import Encoder
@@ -89,10 +90,13 @@ def hidden_layers(model: nn.Module, run: Callable[[nn.Module], Any], part: str) 
 
                 hooks.callback(module.register_forward_hook(seen).remove)
         run(model)
-    return [
-        Layer(name, module, 1 if isinstance(module, Conv2d) else -1)
-        for name, module in reached.items()
-    ]
+    return [Layer(name, module, _axis(module)) for name, module in reached.items()]
+
+
+def _axis(module: nn.Module) -> int:
+    """Along which the values of a keyword network's layer lie, adapted or not."""
+    layer = module.layer if isinstance(module, Trained) else module
+    return 1 if isinstance(layer, Conv2d) else -1
 
 
 @contextmanager
