@@ -5,7 +5,6 @@ What a client keeps for itself is not there: it is taken as the global model has
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.messages import Message, Refusal, read_messages, sums_of
 from fedtools.files.states import read_at
 from fedtools.methods.base import SHARED
+from fedtools.models.copies import copy_of
 from fedtools.tasks.parts import INDICATOR, MODELS, SPEAKERS
 
 
@@ -169,7 +169,7 @@ def make_probe(
     """
     federation.load_result(None, number - 1)
     models = federation.task.need(MODELS)
-    held_models = [copy.deepcopy(models.build()).eval() for _ in range(1 + held)]
+    held_models = [copy_of(models.build()).eval() for _ in range(1 + held)]
     speech = federation.task.need(INDICATOR)(indicator, clips_at_once)
     _check_people(indicator, speech.speakers, speech.trained)
     _check_persons(indicator, federation.task.data_path("train"))

@@ -14,6 +14,7 @@ from fedtools.cli.app import app
 # Importing one registers its commands with `app`, which lists them in this order.
 GROUPS = (
     "federation",
+    "features",
     "data",
     "lm",
     "decode",
