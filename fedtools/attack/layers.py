@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fedtools.files.errors import UserError
 from fedtools.models.adapters import Trained
-from fedtools.models.keywords.layers import Conv2d
 from fedtools.models.keywords.pretrained import PretrainedNetwork
 from fedtools.models.pretrained.encoders import Encoder
+from fedtools.models.stacked import Conv2d
 from fedtools.models.tdnn import TdnnEncoder
 
 # Where the activations of a TDNN's layer are taken: before its nonlinearity, or after it. Of a
