@@ -37,7 +37,7 @@ COLUMNS = (
 MODEL_COLUMNS = ("model", "speaker", "gender", "talks")
 EASY, STRICT = "easy", "strict"
 # Scores that are log-likelihood ratios. Those of A1 are distances, which no Cllr is known of.
-RATIOS = ("PLDA",)
+RATIOS = ("PLDA", "regression")
 # As many points of a curve are enough for a picture.
 _POINTS = 1000
 
@@ -169,7 +169,7 @@ def decide(
     models: Mapping[str, Model],
     names: Sequence[str],
     matrices: Iterable[tuple[str, str, np.ndarray]],
-    main: str,
+    main: Mapping[str, str],
     *,
     others: int,
     resamples: int,
@@ -183,7 +183,8 @@ def decide(
         names: of the matrices' rows and columns.
         matrices: a layer, what scores are of, and scores (models, models), large where the
             speakers seem the same.
-        main: the scores that are also written for each trial.
+        main: the scores that are also written for each trial, and what their files' names begin
+            with.
         others, resamples, seed: see `make_trials` and `judge`.
     """
     trials = write_trials(out, models, others, seed)
@@ -202,10 +203,8 @@ def decide(
             )
             figures |= legal if kind == EASY else dict.fromkeys(legal, "-")
             rows.append({"layer": layer, "scores": way, "trials": kind, **figures})
-            if way == main:
-                # Of "a2.h5", a table of one layer, the layer is not said twice.
-                family = attack.partition(".")[0]
-                write_scores(out / f"{family}.{layer}.{kind}", some, scores)
+            if way in main:
+                write_scores(out / f"{main[way]}.{layer}.{kind}", some, scores)
     return write_figures(out, attack, rows)
 
 
