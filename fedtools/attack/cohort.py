@@ -76,7 +76,7 @@ def cosines(products: np.ndarray, block: Block) -> np.ndarray:
     """
     middle, length = _from_cohort(products, block.cohort)
     rows, columns, _ = block
-    inner = products[np.ix_(rows, columns)] - middle[rows][:, None] - middle[columns]
+    inner = products[np.ix_(rows, columns)] - (middle[rows][:, None] + middle[columns])
     scale = length[rows][:, None] * length[columns]
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(scale > 0, inner / scale, 0.0).clip(-1, 1)

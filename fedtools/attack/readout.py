@@ -1,9 +1,13 @@
 """Reading out what is constant in a client's input, an i-vector say, from a first layer's update.
 
 A layer y = W [x; c] + b sees c in each frame. The gradient of its weights is then, in the columns
-of c, dW_c = db c', and c = dW_c' db / |db|^2: exact for one step of SGD, or of several that keep
-the direction of db; nearly so after local training. Of what is not constant the same formula gives
-a mean over frames, each weighted by what it contributes, which has a speaker's channel and voice.
+of c, dW_c = db c', and c = dW_c' db / |db|^2: exact for one step of SGD, or of several, and
+nearly so after Adam's, which keep little more than signs of gradients that do not change theirs. Of
+what is not constant the same formula gives a mean over frames, each weighted by what it
+contributes, which has a speaker's channel and voice.
+
+Frames of padding have a part in db and none in dW_c. It is not db then that c comes with, but the
+same direction is read; where most of db is padding's, with the wrong sign.
 
 Of a convolution over time each place of the kernel tells the same. The middle one is read, which
 sees no padding.
@@ -20,7 +24,6 @@ from torch import nn
 
 from fedtools.attack.updates import NotApplicable, Reader, Update
 from fedtools.federation.federation import Federation
-from fedtools.files.errors import UserError
 from fedtools.files.states import Spec
 from fedtools.models.asr import input_kind_of, represent
 from fedtools.tasks.parts import CORPUS, MODELS
@@ -80,6 +83,9 @@ def first_layer(federation: Federation, sent: Spec) -> First:
             raise NotApplicable(f"the first layer, {path}, is a table of words: it has no bias")
         if f"{path}.bias" not in sent:
             raise NotApplicable(f"the first layer, {path}, has no bias")
+        if len(shape) == 4 and shape[1] > 1 and shape[2] == 1:
+            # Over time, as `fedtools.models.keywords.layers.Conv1d` has it.
+            shape = (*shape[:2], shape[3])
         if len(shape) > 3:
             problem = "sees patches of its input, none of which has a place of its own"
             raise NotApplicable(f"the first layer, {path}, {problem}")
@@ -132,24 +138,21 @@ def constant_columns(
     if corpus is None or input_kind_of(federation.experiment.options.model) == "wave":
         raise NotApplicable("the input has no frames of features")
     constant, means = None, {}
-    try:
-        data = corpus.read("train")
-        for client in clients:
-            audio = corpus.gather(data, data.client_utterances(client), labelled=False)
-            total, frames = 0.0, 0
-            for index in range(len(audio)):
-                matrix = audio.audio(index)
-                # Zeros that follow an utterance are none of it.
-                matrix = matrix[matrix.any(1)].astype(np.float64)
-                if not len(matrix):
-                    continue
-                same = np.ptp(matrix, axis=0) == 0
-                constant = same if constant is None else constant & same
-                total, frames = total + matrix.sum(0), frames + len(matrix)
-            if frames:
-                means[client] = total / frames
-    except UserError as error:
-        raise NotApplicable(f"the training data are not there: {error}") from None
+    data = corpus.read("train")
+    for client in clients:
+        audio = corpus.gather(data, data.client_utterances(client), labelled=False)
+        total, frames = 0.0, 0
+        for index in range(len(audio)):
+            matrix = audio.audio(index)
+            # Zeros that follow an utterance are none of it.
+            matrix = matrix[matrix.any(1)].astype(np.float64)
+            if not len(matrix):
+                continue
+            same = np.ptp(matrix, axis=0) == 0
+            constant = same if constant is None else constant & same
+            total, frames = total + matrix.sum(0), frames + len(matrix)
+        if frames:
+            means[client] = total / frames
     if constant is None or not (found := np.flatnonzero(constant & _differ(means))).size:
         raise NotApplicable("nothing in the clients' input is constant")
     return found, means

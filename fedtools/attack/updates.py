@@ -8,6 +8,7 @@ is chosen so that it is the same for any number of them, and of the products of 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from fedtools.attack.defences import defended
 from fedtools.attack.victims import Victims, received
@@ -282,37 +284,51 @@ def multiply(
     for part, *_ in plan:
         left[part] += 1
     sums = Products("", np.zeros((count, count)), np.zeros(count))
-    with Reader(updates) as reader, ThreadPoolExecutor(1) as ahead:
+    # One thread reads, the others multiply; more of them than processors wait for one another.
+    threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    limited = threadpool_limits(threads, "blas")
+    with Reader(updates) as reader, ThreadPoolExecutor(1) as ahead, limited:
 
-        def read(number: int) -> np.ndarray:
+        def read(number: int) -> tuple[np.ndarray, np.ndarray]:
             _, name, begin, length = plan[number]
             out = buffers[number % 2][: count * length].reshape(count, length)
-            return reader.read(name, begin, out)
+            return out, _centre(reader.read(name, begin, out))
 
         coming = ahead.submit(read, 0) if plan else None
         for number, (part, *_) in enumerate(plan):
-            piece = coming.result()
+            piece, squares = coming.result()
             # The other buffer is free: what was in it has been added.
             coming = ahead.submit(read, number + 1) if number + 1 < len(plan) else None
             if sums.part != part:
                 sums = Products(part, np.zeros((count, count)), np.zeros(count))
-            _add(sums, piece)
+            sums.squares += squares
+            with np.errstate(over="ignore", invalid="ignore"):
+                for begin in range(0, piece.shape[1], _AT_ONCE):
+                    some = piece[:, begin : begin + _AT_ONCE]
+                    sums.products += some @ some.T
             left[part] -= 1
             if not left[part]:
                 yield sums
 
 
-def _add(sums: Products, piece: np.ndarray) -> None:
-    """Add the products of a piece, (models, values), which is overwritten."""
+def _centre(piece: np.ndarray) -> np.ndarray:
+    """Take the mean of near models away from a piece, (models, values), in place.
+
+    What is not finite becomes zeros: others' products are what they would be without it.
+
+    Returns:
+        (models,), the squares as they were, which tell.
+    """
+    total = np.zeros(len(piece))
     with np.errstate(over="ignore", invalid="ignore"):
         for begin in range(0, piece.shape[1], _AT_ONCE):
             some = piece[:, begin : begin + _AT_ONCE]
             squares = np.einsum("ij,ij->i", some, some)
-            sums.squares += squares
+            total += squares
             whole = np.isfinite(squares)
-            # Zeros in their place: others' products are what they would be without them.
-            some[~whole] = 0
+            if not whole.all():
+                some[~whole] = 0
             near = whole & (squares <= _FAR * np.median(squares[whole])) if whole.any() else whole
             if near.any():
                 some -= (near / near.sum()).astype(np.float32) @ some
-            sums.products += some @ some.T
+    return total

@@ -45,7 +45,7 @@ from fedtools.attack.updates import (
     multiply,
     parts_of,
 )
-from fedtools.attack.verify import EASY, Model, decide, known_speakers
+from fedtools.attack.verify import COLUMNS, EASY, Model, decide, known_speakers
 from fedtools.federation.federation import Federation
 from fedtools.files.atomic import scratch_dir
 from fedtools.files.errors import UserError
@@ -150,6 +150,7 @@ def attack(
             found = _read(federations, look, scratch)
         except NotApplicable as error:
             _write_parts(out, [Told(ALL, [], 0, f"{NOT_APPLICABLE}: {error}")])
+            write_tsv(out / "weights.tsv", COLUMNS, [])
             return []
         joined = join(found, [one.experiment.path for one in federations])
         models = _models(joined, found, table, len(attacked))
@@ -181,9 +182,13 @@ def _models(
     joined: Updates, found: Sequence[Updates], table: Path | None, attacked: int
 ) -> _Models:
     """The models whose speakers are known; who was refused is told on stderr."""
+    names = [name for name in joined.models if name in joined.speakers]
+    if not names:
+        refused = [f"{name}: refused: {why}" for name, why in sorted(joined.refused.items())]
+        more = f"; {refused[0]}" if refused else ""
+        raise UserError(f"no model is left whose speaker is known{more}")
     for name, reason in sorted(joined.refused.items()):
         print(f"{name}: refused: {reason}", file=sys.stderr)
-    names = [name for name in joined.models if name in joined.speakers]
     known = known_speakers(names, [joined.speakers[name] for name in names], table)
     owners = {name: number for number, one in enumerate(found) for name in one.models}
     owner = np.array([owners[name] for name in names], int)
@@ -198,8 +203,6 @@ def _multiplied(
 
     Models that are not finite, or changed nothing at all, are refused.
     """
-    if not models.updates:
-        raise UserError("no model is left whose speaker is known")
     parts, told = parts_of(joined.spec), list[Told]()
     squares, everything = {}, np.zeros((len(models.updates),) * 2)
     some = multiply(list(models.updates.values()), parts, options.piece_mb << 20)
