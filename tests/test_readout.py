@@ -139,7 +139,7 @@ def test_the_constants_of_clients_are_read_out_of_what_they_send(world, tmp_path
         expected = cosine(read[-CONSTANT:], scaled)
         assert float(rows[f"{client}-r0002"]["cosine"]) == pytest.approx(expected, abs=1e-3)
     figures = {row["layer"]: row for row in read_tsv(tmp_path / "weights.tsv", COLUMNS)}
-    assert float(figures["constant"]["EER%"]) < 6
+    assert float(figures["constant"]["EER%"]) < 12
 
 
 def test_the_columns_can_be_said(world, tmp_path):

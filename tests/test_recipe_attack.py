@@ -175,10 +175,18 @@ def test_defences_membership_and_sex(recipe):
     sent = [read_tsv(updates / f"defence{n}" / "a1.tsv", COLUMNS) for n in range(2)]
     both = read_tsv(recipe / "exp" / "fake" / "a1.relu.part1+part2" / "a1.tsv", COLUMNS)
     assert sent[0] == both != sent[1]
+    assert all(row["EER% of updates"] not in ("", "not sent") for row in rows)
+    for number in range(2):
+        found = read_tsv(updates / f"defence{number}" / "weights.tsv", COLUMNS)
+        assert {"encoder.layers.0", "all", "input"} <= {row["layer"] for row in found}
+        assert {row["targets"] for row in found if row["trials"] == "easy"} == {
+            sent[0][0]["targets"]
+        }
+    assert read_tsv(updates / "defence0" / "readout.tsv", None)
     rows = read_tsv(updates / "membership.tsv", None)
     # Who has two models in a part has other utterances, too, which the first was not trained on.
     assert {row["others_of"] for row in rows} == {"same speaker"}
-    run("utils/attack_updates.sh", "--exp", "x", cwd=recipe).fails(2, "--indicator is missing")
+    run("utils/attack_updates.sh", "--exp", "x", cwd=recipe).fails(2, "--out is missing")
     given = ("--exp", "exp/fake/part2", "--indicator", "y", "--out", "z")
     given += ("--defences", "bits=8 none")
     run("utils/attack_updates.sh", *given, cwd=recipe).fails(2, "none comes first")

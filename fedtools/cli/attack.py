@@ -411,15 +411,15 @@ def defences(
     folders: list[str] = typer.Argument(
         ...,
         metavar="DEFENCE DIR [DEFENCE DIR]...",
-        help="What attacks a1 and attributes have left; none first.",
+        help="What attacks a1, weights and attributes have left; none first.",
     ),
     utility: Path = typer.Option(..., metavar="TSV", help="What attack utility has written."),
 ) -> None:
     """Put defences side by side: cost, and what they leave.
 
-    The attacks are A1 and that on sex (attributes).
+    The attacks are A1, that on updates (weights) and that on sex (attributes).
 
-    Reads: DIR/a1.tsv and attributes.tsv; the TSV of --utility.
+    Reads: DIR/a1.tsv, weights.tsv and attributes.tsv; the TSV of --utility.
 
     Writes: TABLE.
 
