@@ -19,6 +19,8 @@ from updates_world import CONSTANT, INPUTS, MODEL, SGD, begin, data_with_constan
 
 from fedtools.attack.readout import constant_of
 from fedtools.attack.verify import COLUMNS
+from fedtools.files.ark import FeatureReader, write_ark
+from fedtools.files.datadir import DataDir
 from fedtools.files.tables import read_tsv
 
 PEOPLE = speakers(10)
@@ -157,6 +159,27 @@ def test_what_local_training_with_adam_leaves(world, tmp_path):
     inside("attack", "weights", path, tmp_path, *FEW).ok()
     found = [float(row["cosine"]) for row in compared(tmp_path).values()]
     assert np.mean(found) > 0.8
+
+
+def test_ivectors_that_change_now_and_then_are_read_out_by_their_mean(world, tmp_path):
+    """As online ones do, which recipes have: each utterance has more than one."""
+    shutil.copytree(world / "tokens", tmp_path / "tokens")
+    shutil.copytree(world / "train", tmp_path / "train")
+    data = DataDir.read(tmp_path / "train")
+    reader, matrices = FeatureReader(data.feats_scp), []
+    random = np.random.default_rng(0)
+    for name in sorted(data.utterances):
+        frames = reader.read(name).copy()
+        for begin in range(0, len(frames), 10):
+            shift = random.normal(0, 0.3, CONSTANT)
+            frames[begin : begin + 10, -CONSTANT:] += shift.astype("f4")
+        matrices.append((name, frames))
+    data.feats_scp = write_ark(tmp_path / "train" / "feats.ark", matrices)
+    data.write()
+    inside("attack", "weights", begin(tmp_path, "exp"), tmp_path / "out", *FEW).ok()
+    assert status_of(tmp_path / "out")["constant"] == "ok"
+    found = [float(row["cosine"]) for row in compared(tmp_path / "out").values()]
+    assert len(found) == len(CLIENTS) and np.median(np.abs(found)) > 0.95
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def behind_defence(
     """
     messages = {name: one.message for name, one in updates.models.items()}
     victims = Victims(messages, updates.refused, updates.speakers)
-    found = replace(updates, models={}, spec={})
+    found = replace(updates, models={})
     row, layout = 0, None
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         for number in rounds:
@@ -215,6 +215,15 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def expect(self, name: str, begin: int, length: int) -> None:
+        """Let the system read ahead so many values of a tensor, which lie far apart in files."""
+        for update in self._updates:
+            message = update.message
+            size = np.dtype(message.layout.spec[name][1]).itemsize
+            file = self._files[message.path].fileno()
+            place = message.offset(name) + begin * size
+            os.posix_fadvise(file, place, length * size, os.POSIX_FADV_WILLNEED)
+
     def read(self, name: str, begin: int, out: np.ndarray) -> np.ndarray:
         """Fill `out`, (models, values), with a piece of a tensor, from a value on.
 
@@ -291,6 +300,8 @@ def multiply(
 
         def read(number: int) -> tuple[np.ndarray, np.ndarray]:
             _, name, begin, length = plan[number]
+            if number + 1 < len(plan):
+                reader.expect(*plan[number + 1][1:])
             out = buffers[number % 2][: count * length].reshape(count, length)
             return out, _centre(reader.read(name, begin, out))
 

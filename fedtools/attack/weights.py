@@ -142,6 +142,9 @@ def attack(
     """
     Defence.parse(look.defence)
     out.mkdir(parents=True, exist_ok=True)
+    for path in out.glob("weights.*"):
+        # Of parts that there may be no more.
+        path.unlink()
     federations = [*attacked, *cohort]
     with scratch_dir(out) as scratch, ExitStack() as settings:
         for federation in federations:

@@ -7,15 +7,15 @@ Models are TDNNs of the paper's size, 13.8 M parameters, as the clients of so ma
 they lie in a folder of their own, which is removed at the end (11 GB for 200). "plain" reads the
 same files from end to end, in pieces of 4 MiB. The system is asked to forget the files before each
 turn, but a disk of a virtual machine may know them all the same. Peak memory is of a process that
-does nothing else, beyond what it had when it began. What 2,400 models would take is extrapolated:
-reading grows as their number, products as its square.
+does nothing else, beyond what it had when it began. "processor" is how much is read in a second of
+processor time, of which there are two threads: beside other work, that can be compared. What 2,400
+models would take is extrapolated: reading grows as their number, products as its square.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -76,32 +76,34 @@ def plain(paths: Sequence[Path]) -> float:
     return time.perf_counter() - begun
 
 
-def attack(paths: Sequence[Path], models: int) -> tuple[float, float]:
-    """Seconds, and MiB of memory beyond those of the beginning, of the products of some models."""
+def attack(paths: Sequence[Path], models: int) -> tuple[float, float, float]:
+    """The products of models: seconds, of the processor too, and MiB beyond those before."""
     updates = []
     for path in paths:
         layout = read_layout(path)
-        for row in range(len(paths) and next(iter(layout.spec.values()))[0][0]):
+        for row in range(next(iter(layout.spec.values()))[0][0]):
             numbers = 1, 1, 0.0, 0.0, 1
             name = f"{path.stem}-{row}"
             updates.append(Update(Message(name, *numbers, path, layout, row), {}, name, 1))
     updates = updates[:models]
     start = {name: np.zeros(shape, kind) for name, (shape, kind) in paper_spec().items()}
     updates = [Update(one.message, start, one.client, 1) for one in updates]
-    before, begun = peak(), time.perf_counter()
+    before, begun, worked = peak(), time.perf_counter(), time.process_time()
     for _ in multiply(updates, parts_of(paper_spec())):
         pass
-    return time.perf_counter() - begun, peak() - before
+    return time.perf_counter() - begun, time.process_time() - worked, peak() - before
 
 
 def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """The most memory of this process so far; what getrusage tells counts its parent's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
-def in_child(paths: Sequence[Path], models: int) -> tuple[float, float]:
+def in_child(paths: Sequence[Path], models: int) -> tuple[float, ...]:
     command = [sys.executable, __file__, "--child", str(models), *map(str, paths)]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    return float(said[0]), float(said[1])
+    return tuple(map(float, said))
 
 
 def main() -> None:
@@ -126,17 +128,17 @@ def main() -> None:
             for job, path in enumerate(paths):
                 begin, end = (models * (job + part) // options.jobs for part in (0, 1))
                 write_models(path, spec, end - begin, job)
-            rates: dict[str, list[float]] = {"plain": [], "attack": []}
+            rates: dict[str, list[float]] = {"plain": [], "attack": [], "processor": []}
             ratios, memory = [], []
             for _ in range(options.turns):
                 forget(paths)
                 reading = plain(paths)
                 forget(paths)
-                ours, more = in_child(paths, models)
+                ours, worked, more = in_child(paths, models)
                 taken.setdefault(models, []).append(ours)
                 memory.append(more)
                 ratios.append(reading / ours)
-                for name, seconds in (("plain", reading), ("attack", ours)):
+                for name, seconds in zip(rates, (reading, ours, worked), strict=True):
                     rates[name].append(models * one / seconds / 1e6)
         said = ", ".join(f"{name} {spread(values)} MB/s" for name, values in rates.items())
         print(f"{models} models: {said}; {spread(ratios, 2)} of the plain speed; ", end="")
