@@ -170,9 +170,8 @@ def test_ivectors_that_change_now_and_then_are_read_out_by_their_mean(world, tmp
     random = np.random.default_rng(0)
     for name in sorted(data.utterances):
         frames = reader.read(name).copy()
-        for begin in range(0, len(frames), 10):
-            shift = random.normal(0, 0.3, CONSTANT)
-            frames[begin : begin + 10, -CONSTANT:] += shift.astype("f4")
+        for at in range(0, len(frames), 10):
+            frames[at : at + 10, -CONSTANT:] += random.normal(0, 0.3, CONSTANT).astype("f4")
         matrices.append((name, frames))
     data.feats_scp = write_ark(tmp_path / "train" / "feats.ark", matrices)
     data.write()

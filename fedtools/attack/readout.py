@@ -140,7 +140,6 @@ def constant_columns(
     corpus = CORPUS.of(federation.task)
     if corpus is None or input_kind_of(federation.experiment.options.model) == "wave":
         raise NotApplicable("the input has no frames of features")
-    constant, means = None, {}
     data = corpus.read("train")
     held, pairs, means = 0.0, 0, {}
     for client in clients:
