@@ -192,6 +192,22 @@ def test_defences_membership_and_sex(recipe):
     run("utils/attack_updates.sh", *given, cwd=recipe).fails(2, "none comes first")
 
 
+def test_without_an_indicator_weights_alone_are_attacked(recipe, tmp_path):
+    """With a cohort of other people, whose models are in no trial."""
+    exp = recipe / "exp" / "fake"
+    given = ("--exp", exp / "part2", "--cohort", exp / "part1", "--out", tmp_path / "updates")
+    given += ("--defences", "none bits=8", "--models", recipe / "data" / "fake" / "models.tsv")
+    forks = forked(surroundings(recipe))
+    run("utils/attack_updates.sh", *given, "--nj", "1", env=forks, cwd=recipe).ok()
+    theirs = set((exp / "part2" / "clients.txt").read_text().split())
+    for number in range(2):
+        folder = tmp_path / "updates" / f"defence{number}"
+        assert read_tsv(folder / "weights.tsv", COLUMNS) and not (folder / "a1.tsv").exists()
+        lines = (folder / "weights.all.easy").read_text().splitlines()
+        assert {name for line in lines for name in line.split()[:2]} == theirs
+    assert not (tmp_path / "updates" / "membership.tsv").exists()
+
+
 def test_a_corpus_that_tells_no_sex(recipe, tmp_path):
     """Where all labels are <NA>, the other attacks go on, and so does the report."""
     exp, data = recipe / "exp" / "fake", recipe / "data" / "fake"

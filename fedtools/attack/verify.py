@@ -231,6 +231,36 @@ def write_figures(
     return rows
 
 
+def draw_rates(path: Path, rows: Sequence[Mapping[str, object]], title: str) -> None:
+    """Draw equal error rates by layer, on trials of any two speakers, with their intervals.
+
+    Args:
+        path: the PNG.
+        rows: as `decide` returns them, of one score a layer.
+    """
+    from fedtools.files.drawing import COLOURS, drawing
+
+    own = [row for row in rows if row["trials"] == EASY]
+    low, high = (np.array([float(str(row[name])) for row in own]) for name in ("low", "high"))
+    # Of few trials there is no rate: the middle of the interval stands for it.
+    rates = [str(row["EER%"]) for row in own]
+    middle = [
+        (one + other) / 2 if rate == "-" else float(rate)
+        for one, other, rate in zip(low, high, rates, strict=True)
+    ]
+    with drawing(path, (5.4, 0.9 + 0.18 * len(own))) as figure:
+        axes = figure.subplots()
+        places = np.arange(len(own))
+        axes.errorbar(middle, places, xerr=[middle - low, high - middle], fmt="o", color=COLOURS[0])
+        axes.axvline(50, color="0.6", linewidth=0.8, linestyle="--")
+        axes.set_yticks(places, [str(row["layer"]) for row in own], fontsize=7)
+        axes.invert_yaxis()
+        axes.grid(axis="x", color="0.9")
+        axes.set_xlim(0, None)
+        axes.set_xlabel("EER (%), with 95 % intervals; 50 tells nothing")
+        axes.set_title(title, loc="left", fontsize=10)
+
+
 def write_scores(path: Path, trials: Trials, scores: np.ndarray) -> None:
     """Write a score for each trial, `<model> <model> <score>`, and the DET curve beside it."""
     lines = zip(trials.enrolled, trials.test, scores, strict=True)

@@ -45,7 +45,7 @@ from fedtools.attack.updates import (
     multiply,
     parts_of,
 )
-from fedtools.attack.verify import COLUMNS, EASY, Model, decide, known_speakers
+from fedtools.attack.verify import COLUMNS, Model, decide, draw_rates, known_speakers
 from fedtools.federation.federation import Federation
 from fedtools.files.atomic import scratch_dir
 from fedtools.files.errors import UserError
@@ -163,7 +163,7 @@ def attack(
         some = blocks(models.people, models.given, look.seed)
         rows = _decide(models, some, products, vectors, told, out, options, look)
     _write_parts(out, told)
-    _draw(out / "weights.png", rows)
+    draw_rates(out / "weights.png", rows, "Attack on updates, by part of the model")
     return rows
 
 
@@ -381,28 +381,3 @@ def _write_parts(out: Path, told: Sequence[Told]) -> None:
         if one.status != OK:
             print(f"{one.part}: {one.status}", file=sys.stderr)
     write_tsv(out / "parts.tsv", PARTS, rows)
-
-
-def _draw(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Draw equal error rates by part, on the trials of any two speakers, with their intervals."""
-    from fedtools.files.drawing import COLOURS, drawing
-
-    own = [row for row in rows if row["trials"] == EASY]
-    low, high = (np.array([float(str(row[name])) for row in own]) for name in ("low", "high"))
-    # Of few trials there is no rate: the middle of the interval stands for it.
-    rates = [str(row["EER%"]) for row in own]
-    middle = [
-        (one + other) / 2 if rate == "-" else float(rate)
-        for one, other, rate in zip(low, high, rates, strict=True)
-    ]
-    with drawing(path, (5.4, 0.9 + 0.18 * len(own))) as figure:
-        axes = figure.subplots()
-        places = np.arange(len(own))
-        axes.errorbar(middle, places, xerr=[middle - low, high - middle], fmt="o", color=COLOURS[0])
-        axes.axvline(50, color="0.6", linewidth=0.8, linestyle="--")
-        axes.set_yticks(places, [str(row["layer"]) for row in own], fontsize=7)
-        axes.invert_yaxis()
-        axes.grid(axis="x", color="0.9")
-        axes.set_xlim(0, None)
-        axes.set_xlabel("EER (%), with 95 % intervals; 50 tells nothing")
-        axes.set_title("Attack on updates, by part of the model", loc="left", fontsize=10)
