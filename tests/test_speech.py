@@ -29,6 +29,10 @@ SENTENCES = (
     "she had your dark suit in greasy wash water all year",
     "nobody knew where the small boat had come from",
     "please put the green bottle on the kitchen table",
+    "three hundred people waited outside in the pouring rain",
+    "my brother lost his keys on the way to the station",
+    "those shoes are far too expensive for a young child",
+    "we could hear thunder behind the hills all evening",
 )
 SPEAKERS, MODELS = 6, 4
 
@@ -58,7 +62,7 @@ def hidden(tmp_path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def spoken(tmp_path_factory) -> Path:
-    """A data directory: six voices, four models of each; each talk of two models is one file."""
+    """A data directory: six voices, four models of each; all speech of a voice is one file."""
     pytest.importorskip("espeakng_loader")
     sys.path.append(str(ROOT / "local"))
     import voices
@@ -124,11 +128,14 @@ def test_without_resemblyzer_a_line_says_what_to_install(spoken, tmp_path, hidde
 
 def test_voices_are_told_apart_and_other_labels_are_not(spoken, tmp_path, installed):
     easy, out = trials(tmp_path / "trials.easy", own(spoken)), tmp_path / "out"
-    # Of two speakers each, who are none: what is in a voice must not help.
+    # The four models of a speaker are of four voices: what is in them must not help.
     mixed = tmp_path / "mixed"
     shutil.copytree(spoken, mixed)
     names = (spoken / "utt2spk").read_text().splitlines()
-    swapped = [f"{u} t{(int(s[1]) + int(u[-1])) % SPEAKERS}" for u, s in map(str.split, names)]
+    swapped = [
+        f"{utt} t{(int(who[1]) + int(utt[-1]) % MODELS) % SPEAKERS}"
+        for utt, who in map(str.split, names)
+    ]
     write(mixed, {"utt2spk": swapped})
     chance = trials(tmp_path / "trials.chance", own(mixed))
     (row,) = _rows(speech(spoken, out, easy, env=installed), out)
@@ -157,8 +164,9 @@ encoder = VoiceEncoder("cpu", verbose=False)
 samples, rate = soundfile.read(sys.argv[1] + "/s3.wav", dtype="float32")
 rows = [line.split() for line in open(sys.argv[1] + "/segments") if line.startswith("s3")]
 waves = [samples[int(float(a) * rate) : int(float(b) * rate)] for _, _, a, b in rows]
-found = [encoder.embed_speaker([normalize_volume(one, -30, increase_only=True)]) for one in waves]
-print(found[0] @ found[2])
+found = [encoder.embed_utterance(normalize_volume(one, -30, increase_only=True)) for one in waves]
+means = [found[0] + found[4], found[2] + found[6]]
+print(np.dot(*means) / np.prod([np.linalg.norm(one) for one in means]))
 """
     cosine = float(run(sys.executable, "-c", program, data, env=env).ok().out)
     assert scores_of(out / "speech.easy")["s3-m0", "s3-m2"] == pytest.approx(cosine, abs=1e-4)

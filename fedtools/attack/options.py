@@ -14,6 +14,8 @@ from fedtools.files.ranges import AboveZero, Natural, Positive
 Part = Literal["affine", "relu"]
 # Trials of two speakers, in either attack on models.
 _TRIALS = 10_000
+# Of people's classes, in the attack on attributes.
+PERMUTATIONS = 20
 Weight = Annotated[float, Ge(0), Lt(1e9)]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.verify import COLUMNS, judge, write_figures, write_scores
+from fedtools.attack.verify import judge, write_figures, write_scores
 from fedtools.audio.features import audio_places
 from fedtools.audio.wave import read_wave, resample
 from fedtools.files.ark import write_ark
@@ -130,10 +130,10 @@ def attack(
     matrices = ((name, row[None]) for name, row in zip(names, embeddings, strict=True))
     write_table(out / f"{NAME}.scp", write_ark(out / f"{NAME}.ark", matrices))
     matrix = embeddings @ embeddings.T
-    rows, blank = [], dict.fromkeys(COLUMNS, "-")
+    rows, rest = [], dict.fromkeys(("layer", "linked%", "singled%", "speakers"), "-")
     for kind, own in trials.items():
         scores = own.scores(matrix, names, names)
         figures = judge(scores, own, speakers, resamples=resamples, seed=seed)
-        rows.append({**blank, "scores": "cosine", "trials": kind, **figures})
+        rows.append({**rest, "scores": "cosine", "trials": kind, **figures})
         write_scores(out / f"{NAME}.{kind}", own, scores)
     return write_figures(out, NAME, rows)

@@ -316,34 +316,6 @@ def membership(
     _show(COLUMNS, rows, "rll")
 
 
-@command("attributes", "Attacks", to=attack)
-def attributes(
-    folders: list[Path] = typer.Argument(
-        ..., metavar="DIR... OUT", help="What attack footprints has written; gets attributes.tsv."
-    ),
-    models: Path = typer.Option(..., metavar="TSV", help="model, speaker, gender, talks."),
-    resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
-) -> None:
-    """Tell whether a model is of a woman or of a man.
-
-    It is told by a classifier of other speakers' footprints.
-
-    Reads: DIR/footprints.<job>.* and models.<job>.tsv; the TSV of --models.
-
-    Writes: OUT/attributes.tsv.
-
-    Example in egs/tedlium3/attack1: fedtools attack attributes exp/mini/part2/footprints.relu \
-        exp/mini/updates --models data/mini/models.tsv
-    """
-    from fedtools.attack.attributes import COLUMNS
-    from fedtools.attack.attributes import attack as run
-
-    prints, known, out = _read(folders, models)
-    rows = run(prints, known, out, resamples=resamples, seed=seed)
-    _show(COLUMNS, rows, "l")
-
-
 @command("utility", "Attacks", to=attack)
 def utility(
     experiment: Path = EXPERIMENT,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedtools.attack.attributes import COLUMNS as OF_ATTRIBUTES
+from fedtools.attack.attributes import SEX
 from fedtools.attack.defences import NOTHING, UTILITY
 from fedtools.attack.verify import COLUMNS, EASY
 from fedtools.files.errors import UserError
@@ -54,8 +55,9 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
             "Least EER%": f"{_rate(best)} at {best['layer']}",
         }
         if (path := folder / "attributes.tsv").exists():
+            told = read_tsv(path, OF_ATTRIBUTES, ("accuracy%",))
             row["Most accuracy% of sex"] = _most_accuracy(
-                read_tsv(path, OF_ATTRIBUTES, ("accuracy%",))
+                [one for one in told if one["attribute"] == SEX]
             )
         rows.append(row)
     columns = list(rows[0])

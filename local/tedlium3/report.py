@@ -151,7 +151,10 @@ def updates_tables(caption: str, names: str, folder: Path) -> Iterable[str]:
     one = one or name
     tables = (
         (f"{name}: defences, what they cost and what they leave of the attacks", "defences.tsv"),
-        (f"{name}: the speaker's sex, by layer, without a defence", "defence0/attributes.tsv"),
+        (
+            f"{name}: the speaker's attributes, by layer, without a defence",
+            "defence0/attributes.tsv",
+        ),
         (f"{one}: membership of a client's training data", "membership.tsv"),
     )
     if not any((folder / path).exists() for _, path in tables):
