@@ -1,8 +1,9 @@
-"""What is known of speakers, for the attack on attributes: any utt2X or spk2X of a data directory."""
+"""What is known of speakers, for the attack on attributes: the utt2X and spk2X of data."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from fedtools.files.datadir import read_table
@@ -60,7 +61,7 @@ def binned(classes: Mapping[str, str], edges: Sequence[float]) -> dict[str, str]
     except ValueError:
         return None
     texts = [f"{edge:g}" for edge in edges]
-    inner = [f"{low}-{high}" for low, high in zip(texts, texts[1:], strict=False)]
+    inner = [f"{low}-{high}" for low, high in pairwise(texts)]
     names = [f"<{texts[0]}", *inner, f">={texts[-1]}"]
     return {
         speaker: names[sum(number >= edge for edge in edges)] for speaker, number in numbers.items()

@@ -55,9 +55,9 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
             "Least EER%": f"{_rate(best)} at {best['layer']}",
         }
         if (path := folder / "attributes.tsv").exists():
-            told = read_tsv(path, OF_ATTRIBUTES, ("accuracy%",))
+            attributes = read_tsv(path, OF_ATTRIBUTES, ("accuracy%",))
             row["Most accuracy% of sex"] = _most_accuracy(
-                [one for one in told if one["attribute"] == SEX]
+                [one for one in attributes if one["attribute"] == SEX]
             )
         rows.append(row)
     columns = list(rows[0])
