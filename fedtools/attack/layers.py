@@ -15,9 +15,10 @@ from fedtools.models.pretrained.encoders import Encoder
 from fedtools.models.stacked import Conv2d
 from fedtools.models.tdnn import TdnnEncoder
 
-# Where the activations of a TDNN's layer are taken: before its nonlinearity, or after it. Of a
-# block of several layers (a transformer's) only what comes out of it is looked at.
-PARTS = ("affine", "relu")
+# Where the activations of a TDNN's layer are taken: before its nonlinearity, after it, or after
+# BatchNorm, which is what Kaldi's layers give. Of a block of several layers (a transformer's) only
+# what comes out of it is looked at.
+PARTS = ("affine", "relu", "norm")
 
 
 class Layer(NamedTuple):

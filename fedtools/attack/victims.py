@@ -86,29 +86,39 @@ def sound_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
 
 
 def _sent(federation: Federation, number: int) -> Iterator[Message | Refusal]:
+    folder = federation.experiment.round(number)
+    phase = federation.method.phase(number)
+    if folder.is_done() and (phase.client is None or phase.sends != SHARED):
+        problem = f"in round {number} clients send no models"
+        raise UserError(problem, path=federation.where)
+    messages, refusals = received(federation, number)
+    yield from messages
+    yield from refusals
+    _warn_of_changes(folder.sums(), messages)
+
+
+def received(federation: Federation, number: int) -> tuple[list[Message], list[Refusal]]:
+    """What the clients of a complete round sent, as `read_messages` finds it.
+
+    Raises:
+        UserError: if the round is not complete, or what was sent is gone.
+    """
     experiment = federation.experiment
     folder = experiment.round(number)
     if not folder.is_done():
         remedy = f"run fedtools rounds {experiment.path} --to {number}"
         raise UserError(f"round {number} is not complete", path=experiment.path, remedy=remedy)
-    phase = federation.method.phase(number)
-    if phase.client is None or phase.sends != SHARED:
-        problem = f"in round {number} clients send no models"
-        raise UserError(problem, path=federation.where)
     if not any(folder.path.glob("update.*.tsv")):
         problem = "what clients sent is not there any more"
         remedy = "begin an experiment with keep_updates: true"
         raise UserError(problem, path=folder.path, remedy=remedy)
-    messages, refusals = read_messages(
+    return read_messages(
         folder.path,
         jobs_of(federation, number),
         folder.sampled(),
-        federation.payload(phase),
+        federation.payload(federation.method.phase(number)),
         folder.base(),
     )
-    yield from messages
-    yield from refusals
-    _warn_of_changes(folder.sums(), messages)
 
 
 def _warn_of_changes(sums: Mapping[str, str], messages: Sequence[Message]) -> None:

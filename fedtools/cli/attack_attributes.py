@@ -9,7 +9,7 @@ import typer
 
 from fedtools.attack.options import PERMUTATIONS
 from fedtools.cli.app import command
-from fedtools.cli.attack import _read, _show, attack
+from fedtools.cli.attack import attack, read_prints, show
 from fedtools.cli.report import RESAMPLES
 
 
@@ -52,7 +52,7 @@ def attributes(
     if models is None and not table:
         raise typer.BadParameter("neither --models nor --table", param_hint="--table")
     edges = _ascending(bins)
-    prints, known, out = _read(folders, models)
+    prints, known, _, out = read_prints(folders, models)
     found = read_attributes(table, {name: one.speaker for name, one in known.items()}, edges)
     if models is not None:
         found = {SEX: {name: one.gender for name, one in known.items()}, **found}
@@ -60,7 +60,7 @@ def attributes(
     rows = run(
         prints, people, found, out, permutations=permutations, resamples=resamples, seed=seed
     )
-    _show(COLUMNS, rows, "ll")
+    show(COLUMNS, rows, "ll")
 
 
 def _ascending(text: str | None) -> list[float]:

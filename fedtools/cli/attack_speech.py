@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from fedtools.cli.app import command
-from fedtools.cli.attack import _show, attack
+from fedtools.cli.attack import attack, show
 from fedtools.cli.report import RESAMPLES
 
 
@@ -42,4 +42,4 @@ def speech(
     if len(folders) < 2:
         raise typer.BadParameter("at least one DATA and OUT", param_hint="DATA... OUT")
     *folders, out = folders
-    _show(COLUMNS, run(folders, trials, out, resamples=resamples, seed=seed), "llll")
+    show(COLUMNS, run(folders, trials, out, resamples=resamples, seed=seed), "llll")
