@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from conftest import ROOT, Result, fedtools, run
+from conftest import ROOT, Result, fedtools, inside, run
 
 from fedtools.files.tables import read_tsv
 from fedtools.score.verification import equal_error_rate
@@ -109,9 +109,13 @@ def own(folder: Path) -> dict[str, str]:
     return {model: utts[utt] for utt, model in map(str.split, lines)}
 
 
-def speech(data: Path, out: Path, *lists: Path, env: dict[str, str]) -> Result:
+def command(data: Path, out: Path, *lists: Path) -> tuple[str | Path, ...]:
     options = [word for path in lists for word in ("--trials", path)]
-    return fedtools("attack", "speech", data, out, *options, env=env)
+    return "attack", "speech", data, out, *options
+
+
+def speech(data: Path, out: Path, *lists: Path, env: dict[str, str]) -> Result:
+    return fedtools(*command(data, out, *lists), env=env)
 
 
 def scores_of(path: Path) -> dict[tuple[str, str], float]:
@@ -217,24 +221,21 @@ def test_silence_is_left_out_and_named(spoken, tmp_path, installed):
     done.fails(1, "all speech of client 's0-m0' is silence")
 
 
-def test_what_trials_do_not_fit_is_told(spoken, tmp_path, installed):
+def test_what_trials_do_not_fit_is_told(spoken, tmp_path):
+    def speak(data: Path, out: Path, *lists: Path) -> Result:
+        return inside(*command(data, out, *lists))
+
     speakers = own(spoken)
     easy = trials(tmp_path / "trials.easy", speakers)
     again = tmp_path / "again" / "trials.easy"
     again.parent.mkdir()
     shutil.copy(easy, again)
-    speech(spoken, tmp_path / "out", easy, again, env=installed).fails(
-        1, "two lists of easy trials"
-    )
+    speak(spoken, tmp_path / "out", easy, again).fails(1, "two lists of easy trials")
     unknown = trials(tmp_path / "trials.round", {f"{m}-r0002": s for m, s in speakers.items()})
-    speech(spoken, tmp_path / "out", unknown, env=installed).fails(
-        1, f"{unknown}:1: no model 's0-m0-r0002'"
-    )
-    done = fedtools(
-        "attack", "speech", spoken, spoken, tmp_path / "out", "--trials", easy, env=installed
-    )
+    speak(spoken, tmp_path / "out", unknown).fails(1, f"{unknown}:1: no model 's0-m0-r0002'")
+    done = inside("attack", "speech", spoken, spoken, tmp_path / "out", "--trials", easy)
     done.fails(1, "'s0-m0' is a client of another folder, too")
-    fedtools("attack", "speech", spoken, "--trials", easy).fails(2, "at least one DATA and OUT")
+    inside("attack", "speech", spoken, "--trials", easy).fails(2, "at least one DATA and OUT")
     assert not (tmp_path / "out").exists()
 
 

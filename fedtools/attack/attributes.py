@@ -76,10 +76,11 @@ def attack(
     Accuracy is the mean of all classes' (so that saying always the same gives chance, 100 / number
     of classes), and that of all models beside it (so that it gives the majority's share). AUC is
     the mean over classes, each against all others; by chance it is 50. Both intervals hold that
-    of draws of speakers and, because draws of no error know of none, the exact binomial one of as
-    many independent speakers, all classes being as many as the rarest one. The AUC of as good a
-    classifier where people have each other's classes is told as `permuted%`, its mean, and p, how
-    often it is as high as the AUC.
+    of draws of speakers and, because draws of no error know of none, the exact binomial one: of
+    accuracy, of as many independent speakers, all classes being as many as the rarest one; of AUC,
+    of as many independent pairs of two classes as the rarest one has people. `permuted%` is the
+    mean AUC of classifiers trained and tested where people have each other's classes, and p the
+    share of these, the true one among them, whose AUC is no lower.
 
     Args:
         prints: as `read_footprints` gives them.
@@ -166,9 +167,9 @@ def _figures(
             np.array([balanced(right, labels, count, one) for one in weights]),
             areas(scores, labels, weights),
         ]
-    independent = count * int(labelled.counts.min())
-    low, high = _bounds(accuracy, independent, drawn[0])
-    area_low, area_high = _bounds(area, independent, drawn[1])
+    rarest = int(labelled.counts.min())
+    low, high = _bounds(accuracy, count * rarest, drawn[0])
+    area_low, area_high = _bounds(area, rarest, drawn[1])
     chance = [
         _permuted(features, labelled, attribute, number, seed) for number in range(permutations)
     ]

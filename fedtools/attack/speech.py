@@ -116,7 +116,6 @@ def attack(
         UserError: if two lists are of one kind, a model is no client with one speaker, or there is
             no Resemblyzer.
     """
-    encoder = VoiceEncoder()
     clients = read_clients(folders)
     speakers = {name: client.speaker for name, client in clients.items()}
     trials: dict[str, Trials] = {}
@@ -126,7 +125,7 @@ def attack(
             raise UserError(f"two lists of {kind} trials", path=path, remedy="name another one")
         trials[kind] = Trials.read(path, speakers)
     names = byte_order({one for some in trials.values() for one in (*some.enrolled, *some.test)})
-    embeddings = embed_clients(encoder, clients, names)
+    embeddings = embed_clients(VoiceEncoder(), clients, names)
     matrices = ((name, row[None]) for name, row in zip(names, embeddings, strict=True))
     write_table(out / f"{NAME}.scp", write_ark(out / f"{NAME}.ark", matrices))
     matrix = embeddings @ embeddings.T
