@@ -78,8 +78,9 @@ def test_a_speaker_in_training_and_test_would_be_seen(tmp_path, classes):
     chance = 100 / len(classes)
     assert number(row, "low") <= chance <= number(row, "high") and number(row, "AUC%") < 70
     (leaky,) = tell(found, tmp_path, people={name: name for name in found[1]})
-    assert number(leaky, "accuracy%") > 75 > number(row, "accuracy%")
-    assert number(leaky, "AUC%") > 85
+    for name, low in (("accuracy%", "low"), ("AUC%", "AUClow")):
+        assert number(leaky, name) > number(row, name) + 20
+        assert number(leaky, low) > (chance if name == "accuracy%" else 50)
     parts = deal([f"s{index}" for index in range(40)], np.arange(40) % len(classes), 0)
     # Of every class as many in each part as can be.
     counts = np.array([np.bincount(parts[kind :: len(classes)], minlength=10) for kind in range(2)])
@@ -232,9 +233,9 @@ def test_tables_of_utterances_and_of_speakers(written, tmp_path):
     assert age["classes"] == "18-65 8; <18 8; >=65 8"
     for row in (accent, age):
         assert float(row["accuracy%"]) > 90 and row["chance%"] == row["majority%"] == "33.3"
-    # One more edge, which nobody's age is between: the figures are the same.
-    told_by(written, tmp_path, *tables[2:], "--bins", "18,65,100").ok()
-    assert read_tsv(tmp_path / "attributes.tsv", None)[0]["accuracy%"] == age["accuracy%"]
+    # An age that is an edge is of the class above it; of no class beyond 100 there is anybody.
+    told_by(written, tmp_path, *tables[2:], "--bins", "17,71,100").ok()
+    assert read_tsv(tmp_path / "attributes.tsv", None)[0]["classes"] == "17-71 16; 71-100 8"
     # Three ages are three classes.
     told_by(written, tmp_path, *tables[2:]).ok()
     assert read_tsv(tmp_path / "attributes.tsv", None)[0]["classes"] == "17 8; 40.5 8; 71 8"

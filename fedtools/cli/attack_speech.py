@@ -28,7 +28,7 @@ def speech(
     the clients' audio. They are made by Resemblyzer, which `utils/resemblyzer.sh` installs.
     Intervals are 95 %.
 
-    Reads: DATA/utt2client, utt2spk, wav.scp and segments; every LIST, trials.<kind>.
+    Reads: DATA/utt2client, utt2spk, wav.scp and segments; the lists of --trials.
 
     Writes: OUT/speech.tsv; embeddings in speech.ark and .scp; a score for each trial, and DET
     curves, beside it.
