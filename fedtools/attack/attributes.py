@@ -134,8 +134,8 @@ def _labelled(
         )
         return None
     if rare := [name for name in found if name not in kept]:
-        names = ", ".join(f"{name} ({sizes[name]})" for name in sorted(rare))
-        line = f"{out}: {attribute}: classes of fewer than {FEWEST} people left out: {names}"
+        listed = ", ".join(f"{name} ({sizes[name]})" for name in sorted(rare))
+        line = f"{out}: {attribute}: classes of fewer than {FEWEST} people left out: {listed}"
         print(line, file=sys.stderr)
     own = {person: name for person, name in own.items() if name in kept}
     places = [at for at, model in enumerate(models) if classes.get(model) and people[model] in own]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class Client:
     """Who speaks a client's utterances, and where they are: the arguments of `read_wave`."""
 
     speaker: str
-    utterances: dict[str, tuple]
+    utterances: dict[str, tuple[Any, ...]]
 
 
 def read_clients(folders: Sequence[Path]) -> dict[str, Client]:
