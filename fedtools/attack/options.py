@@ -16,6 +16,8 @@ Part = Literal["affine", "relu", "norm"]
 Score = Literal["literal", "unit", "cohort"]
 # Trials of two speakers, in either attack on models.
 _TRIALS = 10_000
+# Of people's classes, in the attack on attributes.
+PERMUTATIONS = 20
 Weight = Annotated[float, Ge(0), Lt(1e9)]
 
 

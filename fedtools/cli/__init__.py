@@ -24,6 +24,8 @@ GROUPS = (
     "fmp",
     "attack",
     "attack_weights",
+    "attack_attributes",
+    "attack_speech",
 )
 
 

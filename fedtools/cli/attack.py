@@ -65,7 +65,7 @@ def rounds_of(given: list[int]) -> list[int]:
     return sorted(given)
 
 
-def _read(
+def read_prints(
     folders: list[Path], models: Path | None, cohort: Sequence[Path] = ()
 ) -> tuple[Prints, dict[str, Model], dict[str, Model], Path]:
     """DIR... OUT: the footprints in all folders, what is known of their models, and OUT.
@@ -249,7 +249,7 @@ def a1(
     from fedtools.files.config import read_section
 
     options = given_by(read_section(A1, config, "a1", set_), others=others)
-    prints, known, others_known, out = _read(folders, models, cohort)
+    prints, known, others_known, out = read_prints(folders, models, cohort)
     rows = run(prints, known, out, options, cohort=others_known, resamples=resamples, seed=seed)
     show(COLUMNS, rows, "llll")
 
@@ -337,34 +337,6 @@ def membership(
     federation = open_experiment(experiment, ngpu)
     rows = run(federation, round_, out, each=each, resamples=resamples, seed=seed)
     show(COLUMNS, rows, "rll")
-
-
-@command("attributes", "Attacks", to=attack)
-def attributes(
-    folders: list[Path] = typer.Argument(
-        ..., metavar="DIR... OUT", help="What attack footprints has written; gets attributes.tsv."
-    ),
-    models: Path = typer.Option(..., metavar="TSV", help="model, speaker, gender, talks."),
-    resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
-) -> None:
-    """Tell whether a model is of a woman or of a man.
-
-    It is told by a classifier of other speakers' footprints.
-
-    Reads: DIR/footprints.<job>.* and models.<job>.tsv; the TSV of --models.
-
-    Writes: OUT/attributes.tsv.
-
-    Example in egs/tedlium3/attack1: fedtools attack attributes exp/mini/part2/footprints.relu \
-        exp/mini/updates --models data/mini/models.tsv
-    """
-    from fedtools.attack.attributes import COLUMNS
-    from fedtools.attack.attributes import attack as run
-
-    prints, known, _, out = _read(folders, models)
-    rows = run(prints, known, out, resamples=resamples, seed=seed)
-    show(COLUMNS, rows, "l")
 
 
 @command("utility", "Attacks", to=attack)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedtools.attack.attributes import COLUMNS as OF_ATTRIBUTES
+from fedtools.attack.attributes import SEX
 from fedtools.attack.defences import NOTHING, UTILITY
 from fedtools.attack.verify import COLUMNS, EASY
 from fedtools.attack.weights import ALL, TOGETHER
@@ -57,8 +58,9 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
         if (path := folder / "weights.tsv").exists():
             row["EER% of updates"] = _of_updates(read_tsv(path, COLUMNS, ("EER%", "low", "high")))
         if (path := folder / "attributes.tsv").exists():
+            attributes = read_tsv(path, OF_ATTRIBUTES, ("accuracy%",))
             row["Most accuracy% of sex"] = _most_accuracy(
-                read_tsv(path, OF_ATTRIBUTES, ("accuracy%",))
+                [one for one in attributes if one["attribute"] == SEX]
             )
         rows.append(row)
     columns = list(rows[0])

@@ -1,0 +1,74 @@
+"""Embeddings of voices by Resemblyzer 0.1.4, which nobody here wrote or trained.
+
+An LSTM of three layers, trained by the GE2E loss (Wan et al., ICASSP 2018) on LibriSpeech-other and
+VoxCeleb. `utils/resemblyzer.sh` installs it; nothing but what measures speakers in audio needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtools.files.atomic import sha256
+from fedtools.files.errors import UserError
+
+RATE = 16_000
+INSTALL = "run in the checkout: utils/resemblyzer.sh"
+# Of the wheel's pretrained.pt: another file would be another oracle, and is not unpickled.
+_WEIGHTS = "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e"
+
+
+class VoiceEncoder:
+    """The encoder, on the CPU."""
+
+    def __init__(self) -> None:
+        """Load it.
+
+        Raises:
+            UserError: if it is not installed, or its weights are not those of version 0.1.4.
+        """
+        try:
+            import resemblyzer
+        except ImportError as error:
+            problem = f"this needs Resemblyzer, which cannot be imported ({error})"
+            raise UserError(problem, remedy=INSTALL) from None
+        weights = Path(resemblyzer.__file__).with_name("pretrained.pt")
+        if sha256(weights) != _WEIGHTS:
+            problem = "not the weights of Resemblyzer 0.1.4"
+            raise UserError(problem, path=weights, remedy=f"remove that package, and {INSTALL}")
+        self._package: Any = resemblyzer
+        self._encoder = resemblyzer.VoiceEncoder("cpu", verbose=False)
+
+    def embed(self, samples: np.ndarray) -> np.ndarray:
+        """The embedding of one utterance, of length 1.
+
+        As the package does it, without the removal of silences: speech that is quieter than -30
+        dBFS is made as loud, and embeddings of windows of 1.6 s are averaged.
+
+        Args:
+            samples: float (N,) at 16 kHz, in [-1, 1].
+
+        Returns:
+            float32 (256,).
+
+        Raises:
+            UserError: if there is nothing but zeros.
+        """
+        if not np.any(samples):
+            raise UserError("silence: there is no voice to embed")
+        from resemblyzer.hparams import audio_norm_target_dBFS
+
+        loud = self._package.normalize_volume(
+            np.asarray(samples, np.float32), audio_norm_target_dBFS, increase_only=True
+        )
+        embedding: np.ndarray = self._encoder.embed_utterance(loud)
+        return embedding
+
+
+def mean_embedding(embeddings: Iterable[np.ndarray]) -> np.ndarray:
+    """The mean of utterances' embeddings, (256,), of length 1: that of their speaker."""
+    mean = np.mean(list(embeddings), axis=0)
+    return np.asarray(mean / np.linalg.norm(mean))
