@@ -22,6 +22,7 @@ GROUPS = (
     "rescore",
     "fmp",
     "attack",
+    "attack_membership",
 )
 
 
