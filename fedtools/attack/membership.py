@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from fedtools.attack import shadows
 from fedtools.attack.evidence import Evidence
+from fedtools.attack.footprints import State
 from fedtools.attack.options import Updates
 from fedtools.attack.scores import (
     ROUND,
@@ -147,35 +148,37 @@ class World:
         return found
 
     def _seen(self, start: Mapping[str, float]) -> Iterator[tuple[str, Seen]]:
-        trials = self.trials
-        # (client, model) -> (items, 2).
         found = dict(self._of_clients())
-        bar = tqdm(trials.items(), desc="membership: shadows", unit="client", disable=None)
+        bar = tqdm(self.trials.items(), desc="membership: shadows", unit="client", disable=None)
         for client, one in bar:
-            items = one.items
-            known = set(one.population)
-            plans = shadows.plan(self._draw, one, self._pairs, self._seed) if self._pairs else []
-            models = shadows.train_all(
-                self._federation, self._number, self._items, one, plans, self._seed
-            )
-            own = np.stack(
-                [values for _, values in self._evidence.under(models, lambda _, i=items: i)]
-                or [np.zeros((len(items), 2))]
-            )[: len(plans)]
-            had = np.array([np.isin(items, data) for data in plans]).reshape(len(plans), -1, 1)
-            kin = [found[client, name] for name in one.kin]
-            outside = [*kin, *np.where(had, np.nan, own)]
+            items, known = one.items, set(one.population)
+            own, had = self._of_shadows(one)
+            outside = [found[client, name] for name in one.kin]
             yield (
                 client,
                 Seen(
                     np.array([start[item] for item in items]),
                     found[client, client],
                     _stacked([found[client, name] for name in one.cohort], len(items)),
-                    _stacked(outside, len(items)),
+                    _stacked([*outside, *np.where(had, np.nan, own)], len(items)),
                     _stacked(np.where(had, own, np.nan), len(items)),
                     np.array([item in known for item in items]),
                 ),
             )
+
+    def _of_shadows(self, trials: Trials) -> tuple[np.ndarray, np.ndarray]:
+        """What a client's shadow models make of its items, (K, items, 2); which had one of them."""
+        items = trials.items
+        plans = shadows.plan(self._draw, trials, self._pairs, self._seed)
+        states = ((str(at), self._shadow(trials.client, data)) for at, data in enumerate(plans))
+        found = [values for _, values in self._evidence.under(states, lambda _: items)]
+        had = [np.isin(items, data) for data in plans]
+        shape = len(plans), len(items)
+        return np.reshape(found, (*shape, 2)), np.reshape(had, (*shape, 1)).astype(bool)
+
+    def _shadow(self, client: str, data: Sequence[str]) -> State:
+        where = self._federation, self._number, self._items
+        return shadows.train(*where, client, data, self._seed)
 
     def _of_clients(self) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
         """Whose trials, under whose model: (items, 2), for clients, cohort and kin."""

@@ -2,14 +2,14 @@
 
 They come in pairs: of each pair of a client's trials, a member and its counterpart, one model has
 the one, and its twin the other, so that each utterance is in half of them, whatever it is. The rest
-is what the attacker has: the same speaker's other speech, then other people's, as much as the client
-trains on. The training is the client half of the experiment's method; what a client keeps for
+is what the attacker has, until it is as much as the client trains on: the same speaker's other
+speech, then other people's. The training is the client half of the experiment's method; what a client keeps for
 itself is as in the global model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -66,13 +66,3 @@ def train(
         raise UserError(f"a shadow model of {client!r} {trained.reason}", remedy=remedy)
     sent = federation.states.of_kind(SHARED, models.tensors(model))
     return {name: as_array(name, value).copy() for name, value in sent.items()}
-
-
-def train_all(
-    federation: Federation, number: int, items: Items, trials: Trials,
-    plans: Sequence[Sequence[str]], seed: int,
-) -> Iterator[tuple[str, State]]:  # fmt: skip
-    """A name and the tensors of each of a client's shadow models."""
-    for at, data in enumerate(plans):
-        state = train(federation, number, items, trials.client, data, seed)
-        yield f"{trials.client} shadow {at}", state

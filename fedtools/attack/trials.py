@@ -174,13 +174,10 @@ class Draw:
         drawn = [others[index] for index in random.permutation(len(others))[:count]]
         if not drawn:
             return []
-        one, other = (
-            np.log([self._items.sizes[item] for item in some]) for some in (members, drawn)
-        )
+        sizes, people_of = self._items.sizes, self._items.speakers
+        one, other = (np.log([sizes[item] for item in some]) for some in (members, drawn))
+        who, whom = (np.array([people_of[item] for item in some]) for some in (members, drawn))
         cost = abs(one[:, None] - other)
-        who, whom = (
-            np.array([self._items.speakers[item] for item in some]) for some in (members, drawn)
-        )
         apart = who[:, None] != whom if people else np.zeros(cost.shape, bool)
         at, to = linear_sum_assignment(np.where(apart, 1e6, cost))
         return [(members[i], drawn[k]) for i, k in zip(at, to, strict=True) if not apart[i, k]]
