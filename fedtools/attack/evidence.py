@@ -59,28 +59,33 @@ class Evidence:
             wanted: of a model, by its name.
         """
         left = iter(states)
-        while some := list(islice(left, _HELD)):
-            asked = {name: wanted(name) for name, _ in some}
-            found = {name: np.empty((len(items), 2)) for name, items in asked.items()}
-            updates = {}
-            begun = self._load({})
-            for name, state in some:
-                updates[name] = self._load(state) - begun
-                losses = {item: self._loss(item) for item in dict.fromkeys(asked[name])}
-                found[name][:, 0] = [losses[item] for item in asked[name]]
-            self._load({})
-            places: dict[str, list[tuple[str, int]]] = {}
-            for name, items in asked.items():
-                for index, item in enumerate(items):
-                    places.setdefault(item, []).append((name, index))
-            norms = {name: update.norm() for name, update in updates.items()}
-            for item, at in places.items():
-                descent = -self._gradient(item)
-                length = descent.norm()
-                for name, index in at:
-                    along = descent @ updates[name] / (length * norms[name]).clamp(min=1e-30)
-                    found[name][index, 1] = along.item()
-            yield from found.items()
+        while some := self._of_some(islice(left, _HELD), wanted):
+            yield from some.items()
+
+    def _of_some(
+        self, states: Iterable[tuple[str, State]], wanted: Callable[[str], Sequence[str]]
+    ) -> dict[str, np.ndarray]:
+        """The same of models whose updates are in memory together."""
+        begun, updates, found = self._load({}), {}, {}
+        places: dict[str, list[tuple[str, int]]] = {}
+        for name, state in states:
+            updates[name] = self._load(state) - begun
+            asked = wanted(name)
+            losses = {item: self._loss(item) for item in dict.fromkeys(asked)}
+            found[name] = np.array([[losses[item], 0.0] for item in asked])
+            for index, item in enumerate(asked):
+                places.setdefault(item, []).append((name, index))
+        norms = {name: update.norm() for name, update in updates.items()}
+        self._load({})
+        for item, at in places.items():
+            descent = -self._gradient(item)
+            cosines = {
+                name: descent @ updates[name] / (descent.norm() * norms[name]).clamp(min=1e-30)
+                for name in dict(at)
+            }
+            for name, index in at:
+                found[name][index, 1] = cosines[name].item()
+        return found
 
     def _load(self, state: State) -> Tensor:
         """Put the global model and what was sent of another into the network; its parameters."""

@@ -40,7 +40,7 @@ from fedtools.attack.victims import Victims, sound_victims
 from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.sections import Bootstrap
-from fedtools.files.seeds import generator
+from fedtools.files.seeds import generator, seed64
 from fedtools.files.tables import write_tsv
 from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.verification import true_positive_rate
@@ -177,8 +177,9 @@ class World:
         return np.reshape(found, (*shape, 2)), np.reshape(had, (*shape, 1)).astype(bool)
 
     def _shadow(self, client: str, data: Sequence[str]) -> State:
+        own = seed64(self._seed, "membership", "shadow", *data)
         where = self._federation, self._number, self._items
-        return shadows.train(*where, client, data, self._seed)
+        return shadows.train(*where, client, data, own)
 
     def _of_clients(self) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
         """Whose trials, under whose model: (items, 2), for clients, cohort and kin."""

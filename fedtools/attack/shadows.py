@@ -3,8 +3,8 @@
 They come in pairs: of each pair of a client's trials, a member and its counterpart, one model has
 the one, and its twin the other, so that each utterance is in half of them, whatever it is. The rest
 is what the attacker has, until it is as much as the client trains on: the same speaker's other
-speech, then other people's. The training is the client half of the experiment's method; what a client keeps for
-itself is as in the global model.
+speech, then other people's. The training is the client half of the experiment's method; what a
+client keeps for itself is as in the global model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedtools.client.unit import Unit
 from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.private import Private
-from fedtools.files.seeds import generator, seed64
+from fedtools.files.seeds import generator
 from fedtools.files.states import as_array
 from fedtools.methods.base import SHARED
 from fedtools.models.training import load_model
@@ -48,18 +48,25 @@ def train(
 ) -> State:
     """What one who has some utterances would send in a round in a client's place.
 
+    Args:
+        number: the round.
+        items: all utterances.
+        client: as whom it trains, where a method says of each client how.
+        data: what it trains on.
+        seed: of its random numbers; with the experiment's, and a client's own data, it is what
+            that client sends.
+
     Raises:
         UserError: if the training diverged.
     """
     models, phase = federation.task.need(MODELS), federation.method.phase(number)
     assert phase.client is not None
-    own = seed64(seed, "membership", "shadow", *data) % 2**32
-    source = items.source(data, client, number, own)
+    source = items.source(data, client, number, seed)
     model = models.build(1)
     load_model(models.tensors(model), federation.states.start(number))
     with TemporaryDirectory() as folder:
         home = Private(Path(folder) / "shadow", number)
-        unit = Unit([client], number, own, home, [home], federation.states.personal)
+        unit = Unit([client], number, seed, home, [home], federation.states.personal)
         (trained,) = phase.client(Client(unit, source, models, model))
     if trained.reason:
         remedy = "train none: --shadows 0"
