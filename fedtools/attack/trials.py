@@ -20,7 +20,7 @@ from fedtools.tasks.base import Items
 
 SAME, ANYBODY = "same speaker", "anybody"
 # Utterances of the population, and candidates for an utterance's counterpart, at most.
-_POPULATION, _CANDIDATES = 100, 50
+_POPULATION, _CANDIDATES = 64, 50
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,9 @@ def membership(
     from fedtools.attack.membership import COLUMNS
     from fedtools.attack.membership import attack as run
 
+    if "train" in held or len(set(held)) < len(held):
+        problem = "a split twice" if "train" not in held else "everybody trains on train"
+        raise typer.BadParameter(problem, param_hint="--held")
     options = Updates(each=each, references=references, shadows=shadows, held=tuple(held))
     federation = open_experiment(experiment, ngpu)
     rows = run(federation, round_, out, options=options, resamples=resamples, seed=seed)
