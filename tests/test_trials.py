@@ -18,7 +18,9 @@ def items_of(owners: dict[str, str], sizes: dict[str, int] | None = None) -> Ite
     """Utterances whose speaker is the first letter of their name."""
     nothing: dict = dict.fromkeys(("loss", "audio", "source"))
     sizes = sizes or dict.fromkeys(owners, 100)
-    return Items(owners, {name: name[0] for name in owners}, sizes, **nothing)
+    speakers = {name: name[0] for name in owners}
+    recordings = {name: name.partition("@")[0] for name in owners}
+    return Items(owners, speakers, recordings, sizes, **nothing)
 
 
 @pytest.fixture
@@ -105,6 +107,29 @@ def test_held_out_speech_is_nobodys():
         assert others <= held.keys() and {item[0] for item in others} <= {client}
         assert not {item for item in (*found.population,) if item in held}
         assert not found.kin
+
+
+def test_a_recording_at_another_speed_is_the_same():
+    """Neither tried twice, nor in the data of a model that is to be without it."""
+    clients = [f"{one}{number}" for one in PEOPLE for number in range(3)]
+    names = [(f"{client}-{n}", client) for client in clients for n in range(4)]
+    # A copy of a recording of a0 is at a1.
+    owners = {f"{name}{speed}": who for name, who in names for speed in ("", "@0.9", "@1.1")}
+    owners["a0-0@1.1"] = "a1"
+    items = items_of(owners)
+    draw = Draw(items, clients, 4, 4, 0)
+    for client in clients:
+        trials = draw.trials(client)
+        for pairs in trials.pairs.values():
+            tried = [items.recordings[one] for pair in pairs for one in pair]
+            assert len(set(tried)) == len(tried) >= 6
+        known = {items.recordings[one] for one in trials.items}
+        for one in plan(draw, trials, 1, 0):
+            assert len(one) == draw.size(client)
+            rest = one[len(trials.pairs[SAME]) :]
+            assert rest and known.isdisjoint(items.recordings[item] for item in rest)
+        if client == "a0":
+            assert "a0-0@1.1" not in {one for pair in trials.pairs[SAME] for one in pair}
 
 
 def test_who_has_no_others_is_not_tried():

@@ -35,7 +35,7 @@ class Trials:
         population: utterances of other people, which are no trials.
         cohort: other people's models.
         kin: models of the same speaker's other clients, whose speech is in no trial.
-        own: the same speaker's speech that is neither the client's nor in a trial.
+        own: the same speaker's speech that is not the client's.
     """
 
     client: str
@@ -98,23 +98,26 @@ class Draw:
         mine = self._of_client[client]
         speakers = self._speakers[client]
         kin, lent = self._kin(client, speakers, random)
-        drawn = random.choice(len(mine), min(self._each, len(mine)), replace=False)
-        members = [mine[index] for index in np.sort(drawn)]
+        members = self._once(mine, random)[: self._each]
         of_speakers = [item for one in sorted(speakers) for item in self._of_speaker[one]]
         known = {client, *kin}
-        same = [item for item in of_speakers if self._items.owners[item] not in known]
+        said = {self._items.recordings[item] for item in mine}
+        same = [
+            item
+            for item in of_speakers
+            if self._items.owners[item] not in known and self._items.recordings[item] not in said
+        ]
         # Of many others a part is looked at, twice as many as are wanted.
         few = random.permutation(len(self._others))[: 2 * _CANDIDATES * self._each]
-        drawn_others = [self._others[index] for index in few]
-        others = [item for item in drawn_others if self._strange(item, known, speakers)]
+        drawn = [self._others[index] for index in few]
+        others = [item for item in drawn if self._strange(item, known, speakers)]
         found = {
-            SAME: self._matched(members, same, random, people=True),
-            ANYBODY: self._matched(members, others, random, people=False),
+            SAME: self._matched(members, self._once(same, random), people=True),
+            ANYBODY: self._matched(members, self._once(others, random), people=False),
         }
         pairs = {kind: some for kind, some in found.items() if some}
         if not pairs:
             return None
-        tried = {one for some in pairs.values() for pair in some for one in pair}
         return Trials(
             client,
             frozenset(speakers),
@@ -122,19 +125,22 @@ class Draw:
             [item for item in self._population if self._strange(item, known, speakers)],
             [one for one in self._cohort if not self._speakers[one] & speakers],
             kin,
-            [item for item in (*same, *lent) if item not in tried],
+            [item for item in (*same, *lent) if self._items.recordings[item] not in said],
         )
 
     def fill(self, trials: Trials, count: int, random: np.random.Generator) -> list[str]:
         """Utterances that the attacker has for a client: of its speaker, then of other people.
 
-        None of them is the client's, in a trial, or in the population.
+        None of them is the client's, in a trial, or in the population; at no speed.
         """
-        found = [trials.own[index] for index in random.permutation(len(trials.own))[:count]]
-        taken = {*trials.items, *found}
+        recordings = self._items.recordings
+        taken = {recordings[item] for item in trials.items}
+        own = [trials.own[index] for index in random.permutation(len(trials.own))]
+        found = [item for item in own if recordings[item] not in taken][:count]
         for index in random.permutation(len(self._names)) if len(found) < count else ():
             item = self._names[index]
-            if self._strange(item, {trials.client}, trials.speakers) and item not in taken:
+            strange = self._strange(item, {trials.client}, trials.speakers)
+            if strange and recordings[item] not in taken:
                 found.append(item)
             if len(found) == count:
                 break
@@ -162,16 +168,16 @@ class Draw:
         items = self._items
         return items.owners[item] not in clients and items.speakers[item] not in speakers
 
+    def _once(self, items: Sequence[str], random: np.random.Generator) -> list[str]:
+        """In any order; of a recording that is there at several speeds, one."""
+        shuffled = (items[index] for index in random.permutation(len(items)))
+        return list({self._items.recordings[item]: item for item in shuffled}.values())
+
     def _matched(
-        self,
-        members: Sequence[str],
-        others: Sequence[str],
-        random: np.random.Generator,
-        people: bool,
+        self, members: Sequence[str], others: Sequence[str], people: bool
     ) -> list[tuple[str, str]]:
         """Members, each with an utterance of like length, of the same of several `people`."""
-        count = min(len(others), _CANDIDATES * max(1, len(members)))
-        drawn = [others[index] for index in random.permutation(len(others))[:count]]
+        drawn = others[: _CANDIDATES * len(members)]
         if not drawn:
             return []
         sizes, people_of = self._items.sizes, self._items.speakers

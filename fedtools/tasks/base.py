@@ -74,6 +74,7 @@ class Items:
     Attributes:
         owners: item -> its client; "" of what is held out, on which nobody trains.
         speakers: item -> who speaks.
+        recordings: item -> what is the same of a recording at several speeds.
         sizes: item -> its length, in frames or samples.
         loss: a model's loss of one item, nats.
         audio: what a model is given of one item, (frames, values).
@@ -83,6 +84,7 @@ class Items:
 
     owners: Mapping[str, str]
     speakers: Mapping[str, str]
+    recordings: Mapping[str, str]
     sizes: Mapping[str, int]
     loss: Callable[[nn.Module, str], Tensor]
     audio: Callable[[str], np.ndarray]

@@ -18,7 +18,7 @@ from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Payload
-from fedtools.files.perturb import speakers_of
+from fedtools.files.perturb import speakers_of, unperturbed
 from fedtools.files.sent_features import Features
 from fedtools.lm.tokens import warn_of_unspelled
 from fedtools.methods.base import Extracted, Method, Phase
@@ -196,6 +196,7 @@ class AsrTask(Task[Method]):
         return Items(
             {name: owners[name] for name in audio.names},
             speakers,
+            unperturbed(data),
             sizes,
             loss,
             lambda name: audio.audio(places[name]),

@@ -215,7 +215,7 @@ class KwsTask(Task[Method]):
             return ClipSource(data, [client], rows, (seed, number), self.training, facts)
 
         sizes = dict.fromkeys(owners, self._samples)
-        return Items(owners, speakers, sizes, loss, audio, source)
+        return Items(owners, speakers, {one: one for one in owners}, sizes, loss, audio, source)
 
     def indicator(self, folder: Path, at_once: int) -> Indicator:
         """Clips, so many at once."""
