@@ -50,41 +50,36 @@ class Evidence:
         return found
 
     def under(
-        self, states: Iterable[tuple[str, State]], wanted: Callable[[str], Sequence[str]]
+        self, states: Iterable[tuple[str, State]], wanted: Callable[[str], Iterable[str]]
     ) -> Iterator[tuple[str, np.ndarray]]:
         """The loss, and the cosine of update and descent, (n, 2), of what is wanted of each model.
 
         Args:
             states: names of models and what was sent.
-            wanted: of a model, by its name.
+            wanted: of a model, by its name; each once.
         """
         left = iter(states)
         while some := self._of_some(islice(left, _HELD), wanted):
             yield from some.items()
 
     def _of_some(
-        self, states: Iterable[tuple[str, State]], wanted: Callable[[str], Sequence[str]]
+        self, states: Iterable[tuple[str, State]], wanted: Callable[[str], Iterable[str]]
     ) -> dict[str, np.ndarray]:
         """The same of models whose updates are in memory together."""
-        begun, updates, found = self._load({}), {}, {}
-        places: dict[str, list[tuple[str, int]]] = {}
+        begun, updates, found = self._load({}), dict[str, Tensor](), dict[str, np.ndarray]()
+        places: dict[str, dict[str, int]] = {}
         for name, state in states:
             updates[name] = self._load(state) - begun
-            asked = wanted(name)
-            losses = {item: self._loss(item) for item in dict.fromkeys(asked)}
-            found[name] = np.array([[losses[item], 0.0] for item in asked])
-            for index, item in enumerate(asked):
-                places.setdefault(item, []).append((name, index))
+            places[name] = {item: index for index, item in enumerate(wanted(name))}
+            found[name] = np.array([[self._loss(item), 0.0] for item in places[name]])
         norms = {name: update.norm() for name, update in updates.items()}
         self._load({})
-        for item, at in places.items():
+        for item in dict.fromkeys(item for own in places.values() for item in own):
             descent = -self._gradient(item)
-            cosines = {
-                name: descent @ updates[name] / (descent.norm() * norms[name]).clamp(min=1e-30)
-                for name in dict(at)
-            }
-            for name, index in at:
-                found[name][index, 1] = cosines[name].item()
+            length = descent.norm()
+            for name in (name for name, own in places.items() if item in own):
+                along = descent @ updates[name] / (length * norms[name]).clamp(min=1e-30)
+                found[name][places[name][item], 1] = along.item()
         return found
 
     def _load(self, state: State) -> Tensor:

@@ -192,15 +192,15 @@ class World:
         states = self._victims.states(names)
         bar = tqdm(states, total=len(names), desc="membership: models", unit="model", disable=None)
 
-        def wanted(name: str) -> list[str]:
-            return [item for client in asked[name] for item in self.trials[client].items]
+        def wanted(name: str) -> dict[str, None]:
+            return dict.fromkeys(
+                item for client in asked[name] for item in self.trials[client].items
+            )
 
         for name, values in self._evidence.under(bar, wanted):
-            begin = 0
+            place = {item: index for index, item in enumerate(wanted(name))}
             for client in asked[name]:
-                end = begin + len(self.trials[client].items)
-                yield (client, name), values[begin:end]
-                begin = end
+                yield (client, name), values[[place[item] for item in self.trials[client].items]]
 
     def _gathered(
         self,
@@ -209,33 +209,25 @@ class World:
         seen: Mapping[str, Seen],
         start: Mapping[str, float],
     ) -> Scored:
-        owners, labels, names, folds = [], [], [], []
-        scores: dict[Key, list[np.ndarray]] = {}
-        total = 0
+        owners, names, folds = [], [], []
         for client, one in chosen.items():
             tried = [item for pair in one.pairs[kind] for item in pair]
-            place = {item: index for index, item in enumerate(one.items)}
-            at = [place[item] for item in tried]
-            for key, values in scores_of(seen[client]):
-                # Those of clients before, who had no such models.
-                before = sum(map(len, scores.setdefault(key, [])))
-                own = values[at]
-                # Models that had utterances are of the nearest pairs alone.
-                own = np.full_like(own, np.nan) if np.isnan(own).any() else own
-                scores[key] += [np.full(total - before, np.nan), own]
-            total += len(tried)
             owners += [client] * len(tried)
-            labels += [True, False] * (len(tried) // 2)
             names += tried
             folds += [number // 2 % _PARTS for number in range(len(tried))]
-        found = {key: np.concatenate(parts) for key, parts in scores.items()}
-        found = {
-            key: np.concatenate([values, np.full(total - len(values), np.nan)])
-            for key, values in found.items()
-        }
-        clients, members = np.array(owners), np.array(labels)
+        scores: dict[Key, np.ndarray] = {}
+        end = 0
+        for client, one in chosen.items():
+            begin, end = end, end + 2 * len(one.pairs[kind])
+            place = {item: index for index, item in enumerate(one.items)}
+            at = [place[item] for item in names[begin:end]]
+            for key, values in scores_of(seen[client]):
+                # Models that had utterances are of the nearest pairs alone.
+                if not np.isnan(values[at]).any():
+                    scores.setdefault(key, np.full(len(names), np.nan))[begin:end] = values[at]
+        clients, members = np.array(owners), np.arange(len(names)) % 2 == 0
         told = self._blind(names, clients, members, np.array(folds), start)
-        return Scored(clients, members, {**told, **found})
+        return Scored(clients, members, {**told, **scores})
 
     def _blind(
         self,
