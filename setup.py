@@ -29,6 +29,7 @@ setup(
         "numpy>=2",
         "scipy>=1.11",
         "scikit-learn>=1.4",
+        "threadpoolctl>=3",
         "humanfriendly>=10.0",
         "packaging>=23.0",
         "torch_complex>=0.4.4",

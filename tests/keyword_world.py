@@ -52,7 +52,7 @@ from dataclasses import dataclass
 
 from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Network, Sizes
-from fedtools.models.keywords.layers import Linear
+from fedtools.models.stacked import Linear
 
 
 class MyNet(Network):

@@ -11,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probes import ENCODERS, asr_probe
 
-from fedtools.attack.a1 import distances, rho
+from fedtools.attack.a1 import attack, distances, rho, unit
+from fedtools.attack.footprint_files import Prints
 from fedtools.attack.footprints import Moments, Probe, footprints
-from fedtools.attack.layers import hidden_layers
+from fedtools.attack.layers import PARTS, hidden_layers
+from fedtools.attack.options import A1
+from fedtools.attack.verify import COLUMNS, Model
+from fedtools.files.tables import read_tsv
 from fedtools.models.keywords import NETWORKS, build_network
 from fedtools.tasks.kws.model import tensors_of
 
@@ -53,7 +57,7 @@ def naive(model, state, others, layers, inputs, run) -> list[np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("part", ["affine", "relu"])
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("encoder", sorted(ENCODERS))
 @pytest.mark.parametrize("held", [1, 3])
 def test_footprints_are_those_of_each_layer_by_itself(encoder, part, held):
@@ -174,3 +178,92 @@ def test_a_model_that_did_not_move_is_like_nobody():
     found = distances(prints)
     assert np.isinf(found[1]).all() and np.isinf(found[:, 1]).all()
     assert np.isfinite(found[[0, 0, 2], [0, 2, 2]]).all()
+
+
+def test_of_unit_vectors_it_is_the_distance_of_directions():
+    """The other reading of "L2-normalised": how far a model moved does not matter."""
+    prints = np.random.default_rng(0).normal(size=(6, 2, 5))
+    directions = prints / np.linalg.norm(prints, axis=2, keepdims=True)
+    found = rho(unit(prints), alpha=(1.0, 10.0))
+    for i, one in enumerate(directions):
+        for k, other in enumerate(directions):
+            expected = np.linalg.norm(one - other, axis=1) @ (1.0, 10.0)
+            assert found[i, k] == pytest.approx(expected, abs=1e-6)
+    lengths = np.linspace(0.1, 9, 6)[:, None, None]
+    np.testing.assert_allclose(rho(unit(lengths * prints)), rho(unit(prints)), atol=1e-6)
+    assert not np.allclose(rho(lengths * prints), rho(prints))
+
+
+def planted_prints(seed: int) -> tuple[Prints, dict[str, Model]]:
+    """Deviations have a direction of the speaker, below a common part and lengths of models."""
+    random = np.random.default_rng(seed)
+    names = [f"s{number:02d}-{half}" for number in range(24) for half in "ab"]
+    speakers = {name: random.normal(size=30) for name in sorted({name[:3] for name in names})}
+    common, rows = 20 * random.normal(size=(2, 30)), []
+    for name in names:
+        noise = random.normal(size=(2, 30))
+        vectors = common + noise + np.stack([np.zeros(30), 2 * speakers[name[:3]]])
+        rows.append(random.uniform(0.8, 1.25) * vectors)
+    prints = Prints(names, [name[:3] for name in names], {"h1": np.stack(rows)})
+    return prints, {name: Model(name[:3]) for name in names}
+
+
+def rates(out, prints, models, **more) -> dict[str, float]:
+    attack(prints, models, out, A1(others=0, **more), resamples=20)
+    rows = read_tsv(out / "a1.tsv", COLUMNS)
+    return {row["scores"]: float(row["EER%"]) for row in rows}
+
+
+def test_a_cohort_takes_away_what_all_models_have_in_common(tmp_path):
+    prints, models = planted_prints(0)
+    # As of one length, which a mean over models takes away.
+    lengths = np.linalg.norm(prints.layers["h1"], axis=2, keepdims=True)
+    even = Prints(prints.models, prints.speakers, {"h1": prints.layers["h1"] / lengths})
+    scores = ("literal", "unit", "cohort")
+    found = rates(tmp_path / "all", prints, models, scores=scores)
+    ways = ("both", "means", "deviations")
+    assert list(found) == [
+        way if score == "literal" else f"{way}, {score}" for score in scores for way in ways
+    ]
+    # How far a model moved hides the speaker from equation 4, not from directions.
+    assert found["deviations, unit"] < 5 < 15 < found["deviations"]
+    assert 30 < found["means, unit"] < 70
+    centred = rates(tmp_path / "even", even, models, scores=("cohort",))
+    assert centred["deviations, cohort"] < 3 and 30 < centred["means, cohort"] < 70
+    # By default it is as it was.
+    rates(tmp_path / "default", prints, models)
+    for path in (tmp_path / "default").glob("a1.h1.*"):
+        assert path.read_bytes() == (tmp_path / "all" / path.name).read_bytes()
+    assert {path.name.partition(".")[0] for path in (tmp_path / "all").glob("a1*.h1.easy")} == {
+        "a1", "a1-unit", "a1-cohort",
+    }  # fmt: skip
+
+
+def test_a_cohort_that_is_given_is_in_no_trial_and_decides_alone(tmp_path):
+    prints, models = planted_prints(1)
+    cohort = {name: model for name, model in models.items() if name > "s16"}
+    attacked = {name: model for name, model in models.items() if name not in cohort}
+    options = A1(scores=("cohort",), others=0)
+    attack(prints, attacked, tmp_path / "some", options, cohort=cohort, resamples=20)
+    lines = (tmp_path / "some" / "a1-cohort.h1.easy").read_text().splitlines()
+    whole = {(one, other): float(score) for one, other, score in map(str.split, lines)}
+    assert {name for pair in whole for name in pair} == set(attacked)
+    # A score is the same whoever else is attacked.
+    few = dict(list(attacked.items())[:8])
+    attack(prints, few, tmp_path / "few", options, cohort=cohort, resamples=20)
+    lines = (tmp_path / "few" / "a1-cohort.h1.easy").read_text().splitlines()
+    assert len(lines) == 28
+    for one, other, score in map(str.split, lines):
+        assert float(score) == pytest.approx(whole[one, other], abs=1e-5)
+    # By hand: cosines from the mean of the cohort, in deviations of each model's with it.
+    rows = prints.layers["h1"]
+    place = {name: index for index, name in enumerate(prints.models)}
+    known = [place[name] for name in cohort]
+    expected = 0.0
+    for row in (0, 1):
+        apart = rows[:, row] - rows[known, row].mean(0)
+        apart /= np.linalg.norm(apart, axis=1, keepdims=True)
+        a, b = (apart[place[name]] for name in ("s00-a", "s03-b"))
+        sides = [(a @ b, apart[known] @ one) for one in (a, b)]
+        expected += np.mean([(score - others.mean()) / others.std() for score, others in sides])
+    assert whole["s00-a", "s03-b"] == pytest.approx(expected, abs=1e-5)

@@ -18,9 +18,11 @@ import simulated
 import torch
 import yaml
 from commands import contents, inside, kill_when
-from pretrained_models import save_recogniser, save_whisper
+from pretrained_models import save_recogniser, save_wave, save_whisper
 from torch import nn
 
+from fedtools.files.ark import write_ark
+from fedtools.files.datadir import DataDir
 from fedtools.files.frozen import Place
 from fedtools.models.asr import build_model, classify, represent
 from fedtools.models.asr import losses as criterion_losses
@@ -30,6 +32,24 @@ CLIENTS = {f"c{number}": [2, 1, 2, number] for number in range(1, 6)}
 UPPER = {"kind": "lora", "rank": 2, "targets": ["layers.2.*"]}
 HEAD, NORM = {"kind": "head"}, {"kind": "head", "also": ["layer_norm*"]}
 QUIET = {"time_shift_ms": 0, "noise_volume": 0.0}
+
+
+# Of the convolutions: the base's, or the large one's.
+WAVES = {"Wav2Vec2": "group", "Hubert": "layer", "WavLM": "layer"}
+
+
+def waves(path: Path, clients: list[str], utterances: int) -> None:
+    """A data directory of waveforms of several lengths, under a quarter of a second."""
+    data, random, matrices = DataDir(path), np.random.default_rng(0), []
+    for client in clients:
+        for number in range(utterances):
+            name = f"{client}-{number}"
+            matrices.append((name, random.normal(0, 0.1, (1500 + 700 * number, 1)).astype("f4")))
+            data.utt2spk[name] = data.utt2client[name] = client
+            data.text[name] = "ab ba"
+    path.mkdir(parents=True)
+    data.feats_scp = write_ark(path / "feats.ark", matrices)
+    data.write()
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +63,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_recogniser(root / "whisper", bins=simulated.BINS)
     simulated.data_dir(root / "speech" / "train", ["au", "en"], 6, log_mel=True)
     simulated.data_dir(root / "speech" / "test", ["xx", "yy"], 3, seed=1, log_mel=True)
+    for kind, norm in WAVES.items():
+        save_wave(root / kind, kind, norm)
+    waves(root / "waves" / "train", ["au", "en"], 4)
+    waves(root / "waves" / "test", ["xx", "yy"], 2)
     text = root / "speech" / "train" / "text"
     inside("train-tokens", text, root / "tokens", "--token-type", "char").ok()
     return root
@@ -73,7 +97,8 @@ def begin(world: Path, path: Path, task: str, *, method: str = "fedavg", **secti
     """Call init; what came of it."""
     config = path.with_suffix(".yaml")
     config.write_text(yaml.safe_dump(config_of(world, task, **sections)))
-    data = world / ("clips" if task == "kws" else "speech")
+    spoken = "waves" if Path(sections["model"].get("path", "")).name in WAVES else "speech"
+    data = world / ("clips" if task == "kws" else spoken)
     whole = sections["model"].get("criterion") == "seq2seq"
     tokens = world / ("whisper" if whole else "tokens")
     assets = () if task == "kws" else ("--asset", f"tokens={tokens}")
@@ -157,6 +182,23 @@ def test_losses_are_as_without(world: Path, case: str):
             assert files[f"clients/{client}/frozen train"].shape == (own, 32)
     for folder in {one.parent for one in kept.glob("**/frozen/**/*.npy")}:
         assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(("task", "kind"), [("kws", "Hubert"), *(("asr", one) for one in WAVES)])
+def test_losses_of_waveforms_are_as_without(world: Path, task: str, kind: str):
+    model = {"adapt": UPPER, "path": str(world / kind)}
+    plain, kept = (train(world, task, **model, **more) for more in ({}, {"cache_frozen": True}))
+    np.testing.assert_allclose(losses(kept), losses(plain), atol=1e-5, rtol=1e-5)
+    assert len(set(losses(plain))) >= 6
+    files = made(kept)
+    # A position is of 20 samples, and the first of 30.
+    positions = (16_000 - 30) // 20 + 1
+    if task == "kws":
+        assert files["frozen valid"].shape == (14 * positions, 32)
+        return
+    lengths = [1500 + 700 * number for number in range(4)]
+    counts = [(length - 30) // 20 + 1 for length in lengths]
+    assert files["clients/au/frozen train"].shape == (sum(counts), 32)
 
 
 @pytest.mark.parametrize("task", ["kws", "asr"])

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedtools.files.errors import UserError
 from fedtools.models.keywords import NETWORKS, build_network
-from fedtools.models.keywords.layers import (
+from fedtools.models.stacked import (
     BatchNorm2d,
     BiGru,
     Conv1d,

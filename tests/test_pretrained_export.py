@@ -40,7 +40,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def init(world: Path, path: Path, base: Path, kind: str, adapt: dict) -> Any:
+def init(world: Path, path: Path, base: Path, kind: str, adapt: dict, *more: str) -> Any:
     model = {"network": "hf", "path": str(base), "adapt": adapt}
     assets: tuple = ()
     if kind != "kws":
@@ -51,7 +51,8 @@ def init(world: Path, path: Path, base: Path, kind: str, adapt: dict) -> Any:
     file.write_text(yaml.safe_dump(config))
     data = world / ("clips" if kind == "kws" else "speech")
     return inside(
-        *("init", path, "--config", file, "--method", "fedavg", *assets, "--data", f"train={data}")
+        *("init", path, "--config", file, "--method", "fedavg", *assets, *more),
+        *("--data", f"train={data}", "--data", f"valid={data}"),
     )
 
 
@@ -138,6 +139,38 @@ def test_transformers_and_peft_load_what_was_exported(world, begun, tmp_path):
     init(world, tmp_path / "again", whole, kind, LORA).ok()
     inside("export", path, whole).fails(1, "is there already")
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("kind", ["seq2seq", "ctc", "kws"])
+def test_a_client_takes_its_own_adapters_away(world, tmp_path, kind):
+    base, path = world / ("clips_whisper" if kind == "kws" else "whisper"), tmp_path / "exp"
+    personal = ("--set", "method_conf.personal=['*lora*']", "--set", "training.optim_conf.lr=0.1")
+    init(world, path, base, kind, LORA, *personal, "--set", "training.optim=sgd").ok()
+    inside("rounds", path).ok()
+    inside("average", path, "--best", "1").ok()
+    client = "c2" if kind == "kws" else "en"
+    labels = {"kws": "classes.txt", "ctc": "tokens.txt"}.get(kind)
+    words = len((path / labels).read_text().splitlines()) if labels else 1
+    (kept,) = path.glob(f"clients/{client}/round_*/personal.safetensors")
+    own = load_file(kept)
+    assert all("lora" in name for name in own)
+    assert any(value.any() for name, value in own.items() if name.endswith("lora_b"))
+    state = load_file(path / "round_0002/global.safetensors") | own
+    ours = ours_of(kind, base, state, words)
+    for options in ((), ("--adapters",)):
+        out = tmp_path / f"out{len(options)}"
+        inside("export", path, out, "--client", client, *options).ok()
+        head = load_file(out / "head.safetensors") if labels else {}
+        theirs = transformers.WhisperForConditionalGeneration.from_pretrained(
+            base if options else out
+        )
+        if options:
+            theirs = PeftModel.from_pretrained(theirs, out).get_base_model()
+        check_whisper(kind, ours, theirs, head)
+    inside("export", path, tmp_path / "nobody", "--client", "nobody").fails(
+        1, "client 'nobody' has no averaged model"
+    )
+    assert not (tmp_path / "nobody").exists()
 
 
 @pytest.mark.parametrize("begun", ["seq2seq"], indirect=True)

@@ -273,7 +273,7 @@ def test_without_transformers_it_is_told_what_to_install(world, tmp_path):
     env = stub(tmp_path / "stub", "import sys\nsys.modules['transformers'] = None\n")
     command = init(world, tmp_path / "e", world / "wav2vec", "wave")
     done = run(sys.executable, "-m", "fedtools", *command, env=env)
-    done.fails(1, "need transformers", "pip install")
+    done.fails(1, "need transformers", "utils/pretrained.sh", "pip install '.[pretrained]'")
 
 
 NO_SOCKETS = """

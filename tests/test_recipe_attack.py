@@ -175,13 +175,37 @@ def test_defences_membership_and_sex(recipe):
     sent = [read_tsv(updates / f"defence{n}" / "a1.tsv", COLUMNS) for n in range(2)]
     both = read_tsv(recipe / "exp" / "fake" / "a1.relu.part1+part2" / "a1.tsv", COLUMNS)
     assert sent[0] == both != sent[1]
+    assert all(row["EER% of updates"] not in ("", "not sent") for row in rows)
+    for number in range(2):
+        found = read_tsv(updates / f"defence{number}" / "weights.tsv", COLUMNS)
+        assert {"encoder.layers.0", "all", "input"} <= {row["layer"] for row in found}
+        assert {row["targets"] for row in found if row["trials"] == "easy"} == {
+            sent[0][0]["targets"]
+        }
+    assert read_tsv(updates / "defence0" / "readout.tsv", None)
     rows = read_tsv(updates / "membership.tsv", None)
     # Who has two models in a part has other utterances, too, which the first was not trained on.
     assert {row["others_of"] for row in rows} == {"same speaker"}
-    run("utils/attack_updates.sh", "--exp", "x", cwd=recipe).fails(2, "--indicator is missing")
+    run("utils/attack_updates.sh", "--exp", "x", cwd=recipe).fails(2, "--out is missing")
     given = ("--exp", "exp/fake/part2", "--indicator", "y", "--out", "z")
     given += ("--defences", "bits=8 none")
     run("utils/attack_updates.sh", *given, cwd=recipe).fails(2, "none comes first")
+
+
+def test_without_an_indicator_weights_alone_are_attacked(recipe, tmp_path):
+    """With a cohort of other people, whose models are in no trial."""
+    exp = recipe / "exp" / "fake"
+    given = ("--exp", exp / "part2", "--cohort", "exp/fake/part1", "--out", tmp_path / "updates")
+    given += ("--defences", "none bits=8", "--models", recipe / "data" / "fake" / "models.tsv")
+    forks = forked(surroundings(recipe))
+    run("utils/attack_updates.sh", *given, "--nj", "1", env=forks, cwd=recipe).ok()
+    theirs = set((exp / "part2" / "clients.txt").read_text().split())
+    for number in range(2):
+        folder = tmp_path / "updates" / f"defence{number}"
+        assert read_tsv(folder / "weights.tsv", COLUMNS) and not (folder / "a1.tsv").exists()
+        lines = (folder / "weights.all.easy").read_text().splitlines()
+        assert {name for line in lines for name in line.split()[:2]} == theirs
+    assert not (tmp_path / "updates" / "membership.tsv").exists()
 
 
 def test_a_corpus_that_tells_no_sex(recipe, tmp_path):

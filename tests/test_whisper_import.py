@@ -198,32 +198,20 @@ def test_a_model_that_is_cut_off_anywhere(theirs, tmp_path, cli):
 
 
 CONV = "encoder/conv1/bias"
+
+
+def form(rank: int, size: int, kind: int, count: int) -> bytes:
+    """What a model.bin says of a variable of one dimension: shape, type, and number of bytes."""
+    return struct.pack("<BI", rank, size) + struct.pack("<BI", kind, count)
+
+
+TRUE = form(1, 8, 0, 32)
 LYING = {
-    "a variable of 4 GB": (
-        struct.pack("<B1I", 1, 8) + struct.pack("<BI", 0, 32),
-        struct.pack("<B1I", 1, 0x3FFFFFFF) + struct.pack("<BI", 0, 0xFFFFFFFC),
-        "bytes are wanted where",
-    ),
-    "more bytes than the shape": (
-        struct.pack("<B1I", 1, 8) + struct.pack("<BI", 0, 32),
-        struct.pack("<B1I", 1, 8) + struct.pack("<BI", 0, 36),
-        f"{CONV}' of shape [8] has 36 bytes",
-    ),
-    "a shape of no element": (
-        struct.pack("<B1I", 1, 8) + struct.pack("<BI", 0, 32),
-        struct.pack("<B1I", 1, 0) + struct.pack("<BI", 0, 0),
-        f"{CONV}' of shape [0] has 0 bytes",
-    ),
-    "200 dimensions": (
-        struct.pack("<B1I", 1, 8) + struct.pack("<BI", 0, 32),
-        struct.pack("<B1I", 200, 8) + struct.pack("<BI", 0, 32),
-        "200 dimensions",
-    ),
-    "an unknown type": (
-        struct.pack("<B1I", 1, 8) + struct.pack("<BI", 0, 32),
-        struct.pack("<B1I", 1, 8) + struct.pack("<BI", 6, 32),
-        "unknown type 6",
-    ),
+    "a variable of 4 GB": (TRUE, form(1, 0x3FFFFFFF, 0, 0xFFFFFFFC), "bytes are wanted where"),
+    "more bytes than the shape": (TRUE, form(1, 8, 0, 36), f"{CONV}' of shape [8] has 36 bytes"),
+    "a shape of no element": (TRUE, form(1, 0, 0, 0), f"{CONV}' of shape [0] has 0 bytes"),
+    "200 dimensions": (TRUE, form(200, 8, 0, 32), "200 dimensions"),
+    "an unknown type": (TRUE, form(1, 8, 6, 32), "unknown type 6"),
     "a name without an end": (tiny.text(CONV)[:-1] + b"\0", tiny.text(CONV)[:-1] + b"x", "a name"),
     "a name with control characters": (b"conv1/bias\0", b"conv1\n[31m\0", "a name"),
 }

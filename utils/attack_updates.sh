@@ -1,19 +1,24 @@
 #!/usr/bin/env bash
 # What the models that an experiment's clients sent give away of them, behind one defence after the
-# other, and what each defence costs: attacks A1, membership and attributes, in one folder.
+# other, and what each defence costs: attacks on the weights that were changed, A1, membership and
+# attributes, in one folder.
 set -euo pipefail
 
-exp=                    # the experiment: of task asr or kws, whose clients send models
-indicator=              # speech of people who have no model: features for asr, clips for kws
+exp=                    # the experiment: of any task for the attack on weights, of task asr or kws,
+                        # whose clients send models, for the others
+indicator=              # speech of people who have no model: features for asr, clips for kws;
+                        # without it weights alone are attacked, which need no speech
 out=                    # gets defences.tsv, membership.tsv, and a folder for each defence
 rounds=1                # whose models; with "3 4" a client's models of two rounds are of one speaker
-with=                   # other experiments, whose models A1 compares with those of --exp; attributes
+with=                   # other experiments, whose models are compared with those of --exp; attributes
                         # are of all, membership and what a defence costs of --exp alone
+cohort=                 # experiments of other people, by which updates are centred; default: of each
+                        # trial, those in --exp and --with of neither of its two
 models=                 # model, speaker, gender, talks: also strict trials, and attributes
-part=                   # of a TDNN's layers: affine, or relu, what follows it; default: the last of
+part=                   # of a TDNN's layers: affine, relu or norm, see run.sh; default: the last of
                         # the config's a1.parts
 split=valid             # of the experiment's data, to measure what a defence costs
-config=                 # YAML with sections a1 and updates; default: the attacks' own values
+config=                 # YAML with sections a1, weights and updates; default: the attacks' own values
 defences=               # each + of several, none first; default: the config's, updates.defences
 each=                   # utterances or clips of a client whose membership is attacked, at most;
                         # default: the config's, updates.each
@@ -26,12 +31,12 @@ nj=2
 ngpu=0
 
 # shellcheck disable=SC2034  # printed by parse_options.sh
-help_message="Usage: $0 --exp DIR --indicator DIR --out DIR [--option value]...
+help_message="Usage: $0 --exp DIR --out DIR [--indicator DIR] [--option value]...
 To --defences add keep=PATTERN,..., tensors of this model that clients do not send."
 . "$(dirname "${BASH_SOURCE[0]}")/parse_options.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/recipe.sh"
 
-for name in exp indicator out; do [ -n "${!name}" ] || fail 2 "--${name} is missing"; done
+for name in exp out; do [ -n "${!name}" ] || fail 2 "--${name} is missing"; done
 # An experiment's own has no such section, so that it gives their defaults.
 : "${config:=${exp}/config.yaml}"
 take_options "${config}" updates.{defences,each,references,shadows,held} part=a1.parts
@@ -42,7 +47,9 @@ check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none
 read -r -a others <<<"${with}"
 experiments=("${exp}" "${others[@]}")
 logs=${out}/log # of each and show
-of_rounds=() named=() protected=() splits=() attributes=(${models:+--models "${models}"})
+of_rounds=() named=() protected=() splits=() known=() attributes=(${models:+--models "${models}"})
+read -r -a folders <<<"${cohort}"
+for folder in "${folders[@]}"; do known+=(--cohort "${folder}"); done
 for round in ${rounds}; do of_rounds+=(--round "${round}"); done
 for split in ${held}; do splits+=(--held "${split}"); done
 read -r -a list <<<"${defences}"
@@ -50,6 +57,14 @@ for number in "${!list[@]}"; do
     named+=("${list[number]}" "${out}/defence${number}")
     protected+=(--defence "${list[number]}")
 done
+
+log "Updates behind ${#list[@]} defences, ${out}/defence*"
+for number in "${!list[@]}"; do
+    tabbed "${experiments[@]}" "${out}/defence${number}" --defence "${list[number]}"
+done | each "${train_cmd}" weights fedtools attack weights "${of_rounds[@]}" "${known[@]}" \
+    "${attributes[@]}" --config "${config}" --seed "${seed}" --ngpu "${ngpu}"
+show weights
+[ -n "${indicator}" ] || exit 0
 
 log "Footprints behind ${#list[@]} defences, ${out}/defence*"
 for number in "${!list[@]}"; do

@@ -1,15 +1,20 @@
 """Attack A1: are two personalised models of one speaker? By the distance of their footprints.
 
-Tomashenko et al. (ICASSP 2022), section 3.2.1, equation 4.
+Tomashenko et al. (ICASSP 2022), section 3.2.1, equation 4: "the L2-normalised Euclidean distance"
+of means and of deviations. The equation divides the distance of two vectors by the product of their
+lengths, so that a model that moved further seems nearer to all others; the words may as well mean
+the distance of vectors of unit length. Both are here, and the scores that speaker verification
+would take: cosines, centred on models of other people and normed by their scores with these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from fedtools.attack.cohort import blocks, normed, score_pairs
 from fedtools.attack.footprint_files import Prints
 from fedtools.attack.options import A1
 from fedtools.attack.verify import Model, decide
@@ -74,27 +79,92 @@ def attack(
     out: Path,
     options: A1 = A1(),
     *,
+    cohort: Mapping[str, Model] | None = None,
     resamples: int = Bootstrap.resamples,
     seed: int = 0,
 ) -> list[Mapping[str, object]]:
     """Decide all trials by the distance of footprints, layer by layer; write OUT/a1.tsv.
 
     Both parts of a footprint, means alone and deviations alone (figures 4 and 5), on trials of any
-    two speakers, and where sex is known on strict ones.
+    two speakers, and where sex is known on strict ones; by each of the scores that are asked for.
 
     Args:
-        prints: as `read_footprints` gives them.
+        prints: as `read_footprints` gives them, those of the cohort too.
         models: those with a speaker; see `fedtools.attack.verify`.
-        out: gets also trials.<kind>, and a score for each in a1.<layer>.<kind>.
-        seed: see `make_trials`.
+        out: gets also trials.<kind>, and a score for each in a1.<layer>.<kind>; of unit vectors in
+            a1-unit.<layer>.<kind>, with a cohort in a1-cohort.<layer>.<kind>.
+        cohort: models of other people, by which scores are centred and normed; by default those of
+            `models` that are of neither speaker of a trial, see `fedtools.attack.cohort`.
         resamples: of intervals.
+        seed: see `make_trials`.
     """
-    ways = {"both": options.alpha, "means": (1.0, 0.0), "deviations": (0.0, 1.0)}
-    # A distance: the nearer, the more alike.
     matrices = (
-        (layer, way, -rho(values, alpha=weights))
+        (layer, way if score == "literal" else f"{way}, {score}", matrix)
         for layer, values in prints.layers.items()
-        for way, weights in ways.items()
+        for score in options.scores
+        for way, matrix in _scores(score, values, prints, models, cohort or {}, options, seed)
     )
+    files = {"both": "a1", "both, unit": "a1-unit", "both, cohort": "a1-cohort"}
     chosen = {"others": options.others, "resamples": resamples, "seed": seed}
-    return decide(out, "a1", models, prints.models, matrices, "both", **chosen)
+    return decide(out, "a1", models, prints.models, matrices, files, **chosen)
+
+
+def _scores(
+    score: str,
+    values: np.ndarray,
+    prints: Prints,
+    models: Mapping[str, Model],
+    cohort: Mapping[str, Model],
+    options: A1,
+    seed: int,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Scores of all pairs of models in one layer, large where two are alike, by their name."""
+    if score == "cohort":
+        means, deviations = (
+            normed_cosines(values[:, row], prints.models, models, cohort, seed) for row in (0, 1)
+        )
+        yield from (("both", means + deviations), ("means", means), ("deviations", deviations))
+        return
+    ways = {"both": options.alpha, "means": (1.0, 0.0), "deviations": (0.0, 1.0)}
+    rows = unit(values) if score == "unit" else values
+    for way, weights in ways.items():
+        # A distance: the nearer, the more alike.
+        yield way, -rho(rows, alpha=weights)
+
+
+def unit(footprints: np.ndarray) -> np.ndarray:
+    """Footprints, (models, 2, D), whose means and deviations have the length 1, or 0 as before.
+
+    Equation 4 of these is the distance of the vectors themselves, since it divides by 1.
+    """
+    rows = np.asarray(footprints, np.float64).reshape(-1, footprints.shape[-1])
+    return _directions(rows)[0].reshape(footprints.shape)
+
+
+def normed_cosines(
+    vectors: np.ndarray,
+    names: Sequence[str],
+    models: Mapping[str, Model],
+    cohort: Mapping[str, Model],
+    seed: int,
+) -> np.ndarray:
+    """Cosines of all pairs of models, centred on a cohort and s-normed by it.
+
+    Args:
+        vectors: (models, D).
+        names: of the models; those of no known speaker have no scores.
+        models, cohort: as of `attack`.
+
+    Returns:
+        (models, models), NaN where there is no score.
+    """
+    known = {**models, **cohort}
+    place = np.array([index for index, name in enumerate(names) if name in known])
+    own = [names[index] for index in place]
+    people = [known[name].person or known[name].speaker for name in own]
+    some = blocks(people, [name in cohort for name in own], seed)
+    rows = np.asarray(vectors, np.float64)[place]
+    rows = rows - rows.mean(0)
+    found = np.full((len(names), len(names)), np.nan)
+    found[np.ix_(place, place)] = score_pairs(rows @ rows.T, some, normed)
+    return found

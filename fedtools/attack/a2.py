@@ -139,4 +139,4 @@ def _decide(
     layer = name.partition(".")[2]
     chosen = {"others": training.options.others, "resamples": resamples, "seed": training.seed}
     of_layer = ((layer, way, matrix) for way, matrix in matrices.items())
-    return decide(out, name, models, names, of_layer, "PLDA", **chosen)
+    return decide(out, name, models, names, of_layer, {"PLDA": "a2"}, **chosen)

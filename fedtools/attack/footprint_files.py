@@ -196,7 +196,8 @@ def read_footprints(out: Path) -> Prints:
     """Read what all jobs wrote.
 
     Raises:
-        UserError: if a job's part is missing, or jobs had not the same options and models.
+        UserError: if a job's part is missing, jobs had not the same options and models, or models
+            do not differ.
     """
     jobs, origin = _origin(out)
     speakers: dict[str, str] = {}
@@ -225,6 +226,10 @@ def read_footprints(out: Path) -> Prints:
             problem = f"no footprint of {lacking[0]!r} in layer {layer}"
             raise UserError(problem, path=out, remedy="run fedtools attack footprints again")
         layers[layer] = np.stack(FeatureReader(scp).read_many(models))
+    if not any(values.any() for values in layers.values()):
+        problem = "no layer of any model differs from the global model's"
+        remedy = "attack models that are trained in a layer of the encoder"
+        raise UserError(problem, path=out, remedy=remedy)
     return Prints(models, [speakers[name] for name in models], layers, origin)
 
 

@@ -9,12 +9,16 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from fedtools.files.errors import UserError
-from fedtools.models.keywords.layers import Conv2d
+from fedtools.models.adapters import Trained
+from fedtools.models.keywords.pretrained import PretrainedNetwork
+from fedtools.models.pretrained.encoders import Encoder
+from fedtools.models.stacked import Conv2d
 from fedtools.models.tdnn import TdnnEncoder
 
-# Where the activations of a TDNN's layer are taken: before its nonlinearity, or after it. Of a
-# block of several layers (a transformer's) only what comes out of it is looked at.
-PARTS = ("affine", "relu")
+# Where the activations of a TDNN's layer are taken: before its nonlinearity, after it, or after
+# BatchNorm, which is what Kaldi's layers give. Of a block of several layers (a transformer's) only
+# what comes out of it is looked at.
+PARTS = ("affine", "relu", "norm")
 
 
 class Layer(NamedTuple):
@@ -54,7 +58,7 @@ def hidden_layers(model: nn.Module, run: Callable[[nn.Module], Any], part: str) 
     """The hidden layers of a model, from the bottom.
 
     Args:
-        model: a TDNN, an encoder of blocks, or a keyword network.
+        model: a TDNN, an encoder of blocks, pretrained or not, or a keyword network.
         run: computes the model's hidden layers of some input.
         part: one of `PARTS`.
     """
@@ -65,11 +69,17 @@ def hidden_layers(model: nn.Module, run: Callable[[nn.Module], Any], part: str) 
             Layer(f"tdnn{number}", getattr(layer, part), 1)
             for number, layer in enumerate(encoder.layers, 1)
         ]
+    if isinstance(encoder, Encoder):
+        found = [Layer(f"block{number}", one) for number, one in enumerate(encoder.layers, 1)]
+        if isinstance(model, PretrainedNetwork):
+            # It is given what the bottom makes, where that is kept; a head may be all it trains.
+            found = [*found[model.depth or 0 :], Layer("head", model.head)]
+        return found
     if encoder is not None:
         blocks = enumerate(encoder.encoders, 1)
         return [Layer("embed", encoder.embed), *(Layer(f"block{n}", one) for n, one in blocks)]
     # Of a keyword network all that has parameters, in the order in which it is run.
-    found: dict[str, nn.Module] = {}
+    reached: dict[str, nn.Module] = {}
     names = {module: name for name, module in model.named_modules() if name}
     with ExitStack() as hooks:
         for module in names:
@@ -77,14 +87,17 @@ def hidden_layers(model: nn.Module, run: Callable[[nn.Module], Any], part: str) 
 
                 def seen(module: nn.Module, _: Any, out: Any) -> None:
                     if isinstance(out, Tensor):
-                        found.setdefault(names[module], module)
+                        reached.setdefault(names[module], module)
 
                 hooks.callback(module.register_forward_hook(seen).remove)
         run(model)
-    return [
-        Layer(name, module, 1 if isinstance(module, Conv2d) else -1)
-        for name, module in found.items()
-    ]
+    return [Layer(name, module, _axis(module)) for name, module in reached.items()]
+
+
+def _axis(module: nn.Module) -> int:
+    """Along which the values of a keyword network's layer lie, adapted or not."""
+    layer = module.layer if isinstance(module, Trained) else module
+    return 1 if isinstance(layer, Conv2d) else -1
 
 
 @contextmanager

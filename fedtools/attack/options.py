@@ -9,9 +9,11 @@ from annotated_types import Ge, Lt
 
 from fedtools.files.ranges import AboveZero, Natural, Positive
 
-# As `fedtools.attack.layers.PARTS`, which imports torch: of a TDNN's layers, affine, or relu, what
-# follows it.
-Part = Literal["affine", "relu"]
+# As `fedtools.attack.layers.PARTS`, which imports torch: of a TDNN's layers, affine, relu, what
+# follows it, or norm, BatchNorm behind that.
+Part = Literal["affine", "relu", "norm"]
+# See `fedtools.attack.a1`.
+Score = Literal["literal", "unit", "cohort"]
 # Trials of two speakers, in either attack on models.
 _TRIALS = 10_000
 Weight = Annotated[float, Ge(0), Lt(1e9)]
@@ -24,16 +26,22 @@ class A1:
     Attributes:
         alpha: weights of the distance of means and of that of deviations in equation 4.
         parts: of a TDNN's layers, where a recipe takes activations.
+        scores: "literal", equation 4 as it is written; "unit", of vectors of unit length, which is
+            the other reading of "L2-normalised"; "cohort", cosines that other speakers' models
+            centre and norm.
         others: trials of two speakers; 0: all there are.
     """
 
     alpha: tuple[Weight, Weight] = (1.0, 10.0)
     parts: tuple[Part, ...] = ("affine", "relu")
+    scores: tuple[Score, ...] = ("literal",)
     others: Natural = _TRIALS
 
     def __post_init__(self) -> None:
         if not any(self.alpha):
             raise ValueError("option 'alpha' is [0, 0]: one weight must be above 0")
+        if not self.scores or len(set(self.scores)) < len(self.scores):
+            raise ValueError("option 'scores' must be some of literal, unit, cohort, each once")
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,29 @@ class SentFeatures:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """Of the attack on what clients changed of the weights.
+
+    Attributes:
+        constant: the first and the last value of a frame that are the same in all of a client's
+            input, from 1, such as [41, 140] of i-vectors behind 40 cepstra; [0, 0]: those that are
+            so in the training data.
+        piece_mb: of all models' values that are in memory at a time; as much is being read.
+        others: as of attack A1; and pairs of two speakers that a regression is trained on.
+    """
+
+    constant: tuple[Natural, Natural] = (0, 0)
+    piece_mb: Positive = 64
+    others: Natural = _TRIALS
+
+    def __post_init__(self) -> None:
+        first, last = self.constant
+        if any(self.constant) and not 0 < first <= last:
+            problem = "must be a first and a last value, from 1"
+            raise ValueError(f"option 'constant' is {list(self.constant)}: {problem}")
+
+
+@dataclass(frozen=True)
 class Updates:
     """Of what recipes try on the updates of an experiment.
 
@@ -100,4 +131,10 @@ class Updates:
     held: tuple[str, ...] = ()
 
 
-SECTIONS: dict[str, type] = {"a1": A1, "a2": A2, "updates": Updates, "features": SentFeatures}
+SECTIONS: dict[str, type] = {
+    "a1": A1,
+    "a2": A2,
+    "weights": Weights,
+    "updates": Updates,
+    "features": SentFeatures,
+}

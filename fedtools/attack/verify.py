@@ -37,7 +37,7 @@ COLUMNS = (
 MODEL_COLUMNS = ("model", "speaker", "gender", "talks")
 EASY, STRICT = "easy", "strict"
 # Scores that are log-likelihood ratios. Those of A1 are distances, which no Cllr is known of.
-RATIOS = ("PLDA",)
+RATIOS = ("PLDA", "regression")
 # As many points of a curve are enough for a picture.
 _POINTS = 1000
 
@@ -169,7 +169,7 @@ def decide(
     models: Mapping[str, Model],
     names: Sequence[str],
     matrices: Iterable[tuple[str, str, np.ndarray]],
-    main: str,
+    main: Mapping[str, str],
     *,
     others: int,
     resamples: int,
@@ -183,7 +183,8 @@ def decide(
         names: of the matrices' rows and columns.
         matrices: a layer, what scores are of, and scores (models, models), large where the
             speakers seem the same.
-        main: the scores that are also written for each trial.
+        main: the scores that are also written for each trial, and what their files' names begin
+            with.
         others, resamples, seed: see `make_trials` and `judge`.
     """
     trials = write_trials(out, models, others, seed)
@@ -202,10 +203,8 @@ def decide(
             )
             figures |= legal if kind == EASY else dict.fromkeys(legal, "-")
             rows.append({"layer": layer, "scores": way, "trials": kind, **figures})
-            if way == main:
-                # Of "a2.h5", a table of one layer, the layer is not said twice.
-                family = attack.partition(".")[0]
-                write_scores(out / f"{family}.{layer}.{kind}", some, scores)
+            if way in main:
+                write_scores(out / f"{main[way]}.{layer}.{kind}", some, scores)
     return write_figures(out, attack, rows)
 
 
@@ -230,6 +229,36 @@ def write_figures(
             file=sys.stderr,
         )
     return rows
+
+
+def draw_rates(path: Path, rows: Sequence[Mapping[str, object]], title: str) -> None:
+    """Draw equal error rates by layer, on trials of any two speakers, with their intervals.
+
+    Args:
+        path: the PNG.
+        rows: as `decide` returns them, of one score a layer.
+    """
+    from fedtools.files.drawing import COLOURS, drawing
+
+    own = [row for row in rows if row["trials"] == EASY]
+    low, high = (np.array([float(str(row[name])) for row in own]) for name in ("low", "high"))
+    # Of few trials there is no rate: the middle of the interval stands for it.
+    rates = [str(row["EER%"]) for row in own]
+    middle = [
+        (one + other) / 2 if rate == "-" else float(rate)
+        for one, other, rate in zip(low, high, rates, strict=True)
+    ]
+    with drawing(path, (5.4, 0.9 + 0.18 * len(own))) as figure:
+        axes = figure.subplots()
+        places = np.arange(len(own))
+        axes.errorbar(middle, places, xerr=[middle - low, high - middle], fmt="o", color=COLOURS[0])
+        axes.axvline(50, color="0.6", linewidth=0.8, linestyle="--")
+        axes.set_yticks(places, [str(row["layer"]) for row in own], fontsize=7)
+        axes.invert_yaxis()
+        axes.grid(axis="x", color="0.9")
+        axes.set_xlim(0, None)
+        axes.set_xlabel("EER (%), with 95 % intervals; 50 tells nothing")
+        axes.set_title(title, loc="left", fontsize=10)
 
 
 def write_scores(path: Path, trials: Trials, scores: np.ndarray) -> None:

@@ -5,7 +5,6 @@ What a client keeps for itself is not there: it is taken as the global model has
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.messages import Message, Refusal, read_messages, sums_of
 from fedtools.files.states import read_at
 from fedtools.methods.base import SHARED
+from fedtools.models.copies import copy_of
 from fedtools.tasks.parts import INDICATOR, MODELS, SPEAKERS
 
 
@@ -86,29 +86,39 @@ def sound_victims(federation: Federation, rounds: Sequence[int]) -> Victims:
 
 
 def _sent(federation: Federation, number: int) -> Iterator[Message | Refusal]:
+    folder = federation.experiment.round(number)
+    phase = federation.method.phase(number)
+    if folder.is_done() and (phase.client is None or phase.sends != SHARED):
+        problem = f"in round {number} clients send no models"
+        raise UserError(problem, path=federation.where)
+    messages, refusals = received(federation, number)
+    yield from messages
+    yield from refusals
+    _warn_of_changes(folder.sums(), messages)
+
+
+def received(federation: Federation, number: int) -> tuple[list[Message], list[Refusal]]:
+    """What the clients of a complete round sent, as `read_messages` finds it.
+
+    Raises:
+        UserError: if the round is not complete, or what was sent is gone.
+    """
     experiment = federation.experiment
     folder = experiment.round(number)
     if not folder.is_done():
         remedy = f"run fedtools rounds {experiment.path} --to {number}"
         raise UserError(f"round {number} is not complete", path=experiment.path, remedy=remedy)
-    phase = federation.method.phase(number)
-    if phase.client is None or phase.sends != SHARED:
-        problem = f"in round {number} clients send no models"
-        raise UserError(problem, path=federation.where)
     if not any(folder.path.glob("update.*.tsv")):
         problem = "what clients sent is not there any more"
         remedy = "begin an experiment with keep_updates: true"
         raise UserError(problem, path=folder.path, remedy=remedy)
-    messages, refusals = read_messages(
+    return read_messages(
         folder.path,
         jobs_of(federation, number),
         folder.sampled(),
-        federation.payload(phase),
+        federation.payload(federation.method.phase(number)),
         folder.base(),
     )
-    yield from messages
-    yield from refusals
-    _warn_of_changes(folder.sums(), messages)
 
 
 def _warn_of_changes(sums: Mapping[str, str], messages: Sequence[Message]) -> None:
@@ -169,7 +179,7 @@ def make_probe(
     """
     federation.load_result(None, number - 1)
     models = federation.task.need(MODELS)
-    held_models = [copy.deepcopy(models.build()).eval() for _ in range(1 + held)]
+    held_models = [copy_of(models.build()).eval() for _ in range(1 + held)]
     speech = federation.task.need(INDICATOR)(indicator, clips_at_once)
     _check_people(indicator, speech.speakers, speech.trained)
     _check_persons(indicator, federation.task.data_path("train"))

@@ -14,6 +14,7 @@ from fedtools.cli.app import app
 # Importing one registers its commands with `app`, which lists them in this order.
 GROUPS = (
     "federation",
+    "features",
     "data",
     "lm",
     "decode",
@@ -23,6 +24,7 @@ GROUPS = (
     "fmp",
     "attack",
     "attack_membership",
+    "attack_weights",
 )
 
 

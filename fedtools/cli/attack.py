@@ -15,10 +15,12 @@ from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 from fedtools.cli.report import RESAMPLES
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from fedtools.attack.footprint_files import Prints
     from fedtools.attack.verify import Model
 
-Section = TypeVar("Section", A1, A2, SentFeatures)
+Section = TypeVar("Section", bound="DataclassInstance")
 
 attack = make_group("Attack what clients send: what it gives away of speakers.")
 app.add_typer(attack, name="attack")
@@ -34,10 +36,17 @@ SET = typer.Option([], "--set", help="Change an option of the YAML: a2.width=64.
 OTHERS = section_option(
     A1, "others", default=None, help="Trials of two speakers; 0: all. Default: the YAML's."
 )
-PART = typer.Option("relu", help="Of a TDNN's layers: affine, or relu, what follows it.")
+PART = typer.Option(
+    "relu",
+    help="Of a TDNN's layers: affine, relu, what follows it, or norm, BatchNorm behind that.",
+)
+DEFENCE = typer.Option(
+    "",
+    help="What clients do to updates first: clip=1+noise=0.5, bits=8, keep=A,B, mean=4. " + UNITS,
+)
 
 
-def _show(columns: Sequence[str], rows: Iterable[Mapping[str, object]], left: str) -> None:
+def show(columns: Sequence[str], rows: Iterable[Mapping[str, object]], left: str) -> None:
     """Print a table whose first columns are aligned as `left` says, and all others to the right."""
     from fedtools.files.tables import format_table
 
@@ -45,27 +54,37 @@ def _show(columns: Sequence[str], rows: Iterable[Mapping[str, object]], left: st
     print(format_table(columns, cells, left + "r" * (len(columns) - len(left))), end="")
 
 
-def _with(section: Section, **given: object) -> Section:
+def given_by(section: Section, **given: object) -> Section:
     """A section of options with those that the command line gives."""
     return replace(section, **{name: one for name, one in given.items() if one is not None})
 
 
-def _rounds(given: list[int]) -> list[int]:
+def rounds_of(given: list[int]) -> list[int]:
     if len(set(given)) < len(given):
         raise typer.BadParameter("a round comes twice", param_hint="--round")
     return sorted(given)
 
 
-def _read(folders: list[Path], models: Path | None) -> tuple[Prints, dict[str, Model], Path]:
-    """DIR... OUT: the footprints in all folders, what is known of their models, and OUT."""
+def _read(
+    folders: list[Path], models: Path | None, cohort: Sequence[Path] = ()
+) -> tuple[Prints, dict[str, Model], dict[str, Model], Path]:
+    """DIR... OUT: the footprints in all folders, what is known of their models, and OUT.
+
+    Those in the folders of a cohort are the last ones, and what is known of them is apart.
+    """
     from fedtools.attack.footprint_files import join, read_footprints
     from fedtools.attack.verify import known_speakers
 
     if len(folders) < 2:
         raise typer.BadParameter("at least one folder and OUT", param_hint="DIR... OUT")
     *folders, out = folders
-    prints = join([read_footprints(folder) for folder in folders], folders)
-    return prints, known_speakers(prints.models, prints.speakers, models), out
+    every = [*folders, *cohort]
+    read = [read_footprints(folder) for folder in every]
+    prints = join(read, every)
+    known = known_speakers(prints.models, prints.speakers, models)
+    given = {name for one in read[len(folders) :] for name in one.models}
+    attacked = {name: model for name, model in known.items() if name not in given}
+    return prints, attacked, {name: known[name] for name in known if name in given}, out
 
 
 @command("features", "Attacks", to=attack)
@@ -118,10 +137,10 @@ def attack_features(
     if clients is not None and not chosen:
         raise typer.BadParameter("no client", param_hint="--clients")
     section = read_section(SentFeatures, config, "features")
-    section = _with(section, utterances=utterances, epochs=epochs)
+    section = given_by(section, utterances=utterances, epochs=epochs)
     options = Options(chosen, server_data, text, section, resamples, seed, decoders)
     rows = run(open_experiment(experiment, ngpu), out, options)
-    _show(COLUMNS, rows, "lll")
+    show(COLUMNS, rows, "lll")
 
 
 @command("merge", "Attacks", to=attack)
@@ -163,11 +182,7 @@ def footprints(
     part: Part = PART,
     highest: int = typer.Option(0, min=0, help="The last layer, from 1; 0: all of them."),
     models: int = typer.Option(16, min=1, help="In memory at a time."),
-    defence: str = typer.Option(
-        "",
-        help="What clients do to updates first: clip=1+noise=0.5, bits=8, keep=A,B, mean=4. "
-        f"{UNITS}",
-    ),
+    defence: str = DEFENCE,
     seed: int = typer.Option(0, min=0, help="Of a defence's noise and groups."),
     job: int = JOB,
     nj: int = NJ,
@@ -189,7 +204,7 @@ def footprints(
 
     if job > nj:
         raise typer.BadParameter(f"--job {job} of --nj {nj}")
-    look = Look(_rounds(round_), part, highest, models, defence, seed)
+    look = Look(rounds_of(round_), part, highest, models, defence, seed)
     federation = open_experiment(experiment, ngpu)
     print(write_footprints(federation, indicator, out, look, job, nj))
 
@@ -202,7 +217,13 @@ def a1(
     models: Path = typer.Option(
         None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
     ),
-    config: Path = typer.Option(None, help="YAML with a section a1: alpha, others."),
+    cohort: list[Path] = typer.Option(
+        [],
+        metavar="DIR",
+        help="Footprints of other people, for the score cohort; may come several times. Default: "
+        "of each trial, those in DIR... of neither of its two.",
+    ),
+    config: Path = typer.Option(None, help="YAML with a section a1: alpha, scores, others."),
     set_: list[str] = SET,
     others: int = OTHERS,
     resamples: int = RESAMPLES,
@@ -210,11 +231,13 @@ def a1(
 ) -> None:
     """Tell whether two models are of one speaker, by distance.
 
-    The distance is that of their footprints. Strict trials: target pairs share no talk, others are
-    of one sex. Intervals are 95 %.
+    The distance is that of their footprints: as equation 4 of the paper is written (literal), or of
+    vectors of unit length (unit); or it is their cosine, centred on models of other people and
+    normed by their scores (cohort). Strict trials: target pairs share no talk, others are of one
+    sex. Intervals are 95 %.
 
-    Reads: DIR/footprints.<job>.* and models.<job>.tsv; the TSV of --models; section a1 of the YAML
-    of --config.
+    Reads: DIR/footprints.<job>.* and models.<job>.tsv, those of --cohort, too; the TSV of --models;
+    section a1 of the YAML of --config.
 
     Writes: OUT/a1.tsv; a score for each trial, and DET curves, beside it.
 
@@ -225,10 +248,10 @@ def a1(
     from fedtools.attack.verify import COLUMNS
     from fedtools.files.config import read_section
 
-    options = _with(read_section(A1, config, "a1", set_), others=others)
-    prints, known, out = _read(folders, models)
-    rows = run(prints, known, out, options, resamples=resamples, seed=seed)
-    _show(COLUMNS, rows, "llll")
+    options = given_by(read_section(A1, config, "a1", set_), others=others)
+    prints, known, others_known, out = _read(folders, models, cohort)
+    rows = run(prints, known, out, options, cohort=others_known, resamples=resamples, seed=seed)
+    show(COLUMNS, rows, "llll")
 
 
 @command("a2", "Attacks", to=attack)
@@ -277,11 +300,11 @@ def a2(
     from fedtools.attack.xvectors import Training
     from fedtools.files.config import read_section
 
-    options = _with(read_section(A2, config, "a2", set_), others=others)
-    training, rounds = Training(layer, options, part, seed), _rounds(round_)
+    options = given_by(read_section(A2, config, "a2", set_), others=others)
+    training, rounds = Training(layer, options, part, seed), rounds_of(round_)
     one, other = (open_experiment(path, ngpu) for path in (known, attacked))
     rows = run(one, other, indicator, models, out, training, rounds, resamples)
-    _show(COLUMNS, rows, "llll")
+    show(COLUMNS, rows, "llll")
 
 
 @command("attributes", "Attacks", to=attack)
@@ -307,9 +330,9 @@ def attributes(
     from fedtools.attack.attributes import COLUMNS
     from fedtools.attack.attributes import attack as run
 
-    prints, known, out = _read(folders, models)
+    prints, known, _, out = _read(folders, models)
     rows = run(prints, known, out, resamples=resamples, seed=seed)
-    _show(COLUMNS, rows, "l")
+    show(COLUMNS, rows, "l")
 
 
 @command("utility", "Attacks", to=attack)
@@ -347,7 +370,7 @@ def utility(
     victims = sound_victims(federation, [round_])
     rows += [measure(federation, victims, round_, one, split, seed) for one in defence]
     write_tsv(out, UTILITY, rows)
-    _show(UTILITY, rows, "ll")
+    show(UTILITY, rows, "ll")
 
 
 @command("defences", "Attacks", to=attack)
@@ -356,15 +379,15 @@ def defences(
     folders: list[str] = typer.Argument(
         ...,
         metavar="DEFENCE DIR [DEFENCE DIR]...",
-        help="What attacks a1 and attributes have left; none first.",
+        help="What attacks a1, weights and attributes have left; none first.",
     ),
     utility: Path = typer.Option(..., metavar="TSV", help="What attack utility has written."),
 ) -> None:
     """Put defences side by side: cost, and what they leave.
 
-    The attacks are A1 and that on sex (attributes).
+    The attacks are A1, that on updates (weights) and that on sex (attributes).
 
-    Reads: DIR/a1.tsv and attributes.tsv; the TSV of --utility.
+    Reads: DIR/a1.tsv, weights.tsv and attributes.tsv; the TSV of --utility.
 
     Writes: TABLE.
 
@@ -379,4 +402,4 @@ def defences(
         raise typer.BadParameter("a defence without a folder", param_hint="DEFENCE DIR")
     pairs = list(zip(folders[::2], map(Path, folders[1::2]), strict=True))
     columns = merge_defences(pairs, utility, out)
-    _show(columns, read_tsv(out, columns), "l")
+    show(columns, read_tsv(out, columns), "l")

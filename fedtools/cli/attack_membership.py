@@ -8,7 +8,7 @@ import typer
 
 from fedtools.attack.options import Updates
 from fedtools.cli.app import command, section_option
-from fedtools.cli.attack import _show, attack
+from fedtools.cli.attack import attack, show
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 from fedtools.cli.report import RESAMPLES
 
@@ -62,4 +62,4 @@ def membership(
     options = Updates(each=each, references=references, shadows=shadows, held=tuple(held))
     federation = open_experiment(experiment, ngpu)
     rows = run(federation, round_, out, options=options, resamples=resamples, seed=seed)
-    _show(COLUMNS, rows, "rllll")
+    show(COLUMNS, rows, "rllll")

@@ -184,8 +184,9 @@ def export(
 
     Example in egs/commonvoice/asr1: fedtools export exp/mini/fedavg/seed0 exp/mini/espnet
     """
-    from fedtools.federation.evaluate import load_average
+    from fedtools.federation.evaluate import has_average, load_average
     from fedtools.federation.federation import Federation
+    from fedtools.files.errors import UserError
     from fedtools.files.symbols import read_tokens
     from fedtools.models.adaptation import has_base
     from fedtools.models.adapters import merged
@@ -197,6 +198,9 @@ def export(
         raise typer.BadParameter("goes without --adapters", param_hint="--as-base")
     federation = Federation(experiment)
     config = federation.experiment.options.model
+    if client is not None and not (federation.personal and has_average(federation, client)):
+        remedy = "name a client that has one, or leave out --client"
+        raise UserError(f"client {client!r} has no averaged model", path=experiment, remedy=remedy)
     if is_pretrained(config):
         load_average(federation, client or "")
         _export_pretrained(federation, out, adapters, as_base)

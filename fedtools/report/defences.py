@@ -9,6 +9,7 @@ from pathlib import Path
 from fedtools.attack.attributes import COLUMNS as OF_ATTRIBUTES
 from fedtools.attack.defences import NOTHING, UTILITY
 from fedtools.attack.verify import COLUMNS, EASY
+from fedtools.attack.weights import ALL, TOGETHER
 from fedtools.files.errors import UserError
 from fedtools.files.tables import known_number, read_tsv, write_tsv
 
@@ -23,8 +24,8 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
     least of all layers, which is what an attacker has who knows where to look.
 
     Args:
-        defences: their names, and folders with a1.tsv and perhaps attributes.tsv, which has no
-            rows where sexes are not known.
+        defences: their names, and folders with a1.tsv, and perhaps weights.tsv and attributes.tsv,
+            which has no rows where sexes are not known.
         utility: what `fedtools attack utility` wrote.
         out: the table.
 
@@ -53,6 +54,8 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
             f"EER% of A1 at {fixed}": _rate(told) if told else "not sent",
             "Least EER%": f"{_rate(best)} at {best['layer']}",
         }
+        if (path := folder / "weights.tsv").exists():
+            row["EER% of updates"] = _of_updates(read_tsv(path, COLUMNS, ("EER%", "low", "high")))
         if (path := folder / "attributes.tsv").exists():
             row["Most accuracy% of sex"] = _most_accuracy(
                 read_tsv(path, OF_ATTRIBUTES, ("accuracy%",))
@@ -62,6 +65,12 @@ def merge_defences(defences: Sequence[tuple[str, Path]], utility: Path, out: Pat
     nothing = {**dict.fromkeys(columns, "-"), "Defence": NOTHING, **_cost(costs[NOTHING])}
     write_tsv(out, columns, [nothing, *rows])
     return columns
+
+
+def _of_updates(rows: Sequence[dict[str, str]]) -> str:
+    """Of all parts together, or of all weights as one vector where no regression was trained."""
+    found = {row["layer"]: row for row in rows if row["trials"] == EASY}
+    return next((f"{_rate(found[one])}" for one in (TOGETHER, ALL) if one in found), "not sent")
 
 
 def _most_accuracy(layers: Sequence[Mapping[str, str]]) -> str:

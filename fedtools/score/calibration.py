@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fedtools.score.verification import count_scores, det_curve
@@ -51,6 +53,38 @@ def cllr(ratios: np.ndarray, targets: np.ndarray) -> float:
     """
     values, same, other = count_scores(ratios, targets)
     return _mean_bits(np.logaddexp(0, -values), np.logaddexp(0, values), same, other)
+
+
+class Ratios(NamedTuple):
+    """What makes log-likelihood ratios, natural logs, of several scores: weights and an offset."""
+
+    weights: np.ndarray
+    offset: float
+
+
+def fit_ratios(scores: np.ndarray, targets: np.ndarray) -> Ratios:
+    """Fit the ratios that several scores of a trial have together: logistic regression.
+
+    N. Brümmer et al., "Fusion of heterogeneous speaker recognition systems in the STBU submission
+    for the NIST SRE 2006", IEEE TASLP 15 (2007), at a prior of one half: both kinds of trials have
+    the same weight, which is that of as many independent trials as the rarer kind has. Weights of
+    scores that are scaled by their spread are drawn towards 0, so that scores that part the
+    training trials completely have ratios all the same.
+
+    Args:
+        scores: (trials, systems).
+        targets: (trials,), whether both sides are of one speaker.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    middle, spread = scores.mean(0), scores.std(0)
+    spread = np.where(spread > 0, spread, 1.0)
+    counts = {kind: int((targets == kind).sum()) for kind in (True, False)}
+    weight = np.where(targets, 1 / counts[True], 1 / counts[False]) * min(counts.values())
+    model = LogisticRegression(C=1.0, max_iter=1000)
+    model.fit((scores - middle) / spread, targets, sample_weight=weight)
+    weights = model.coef_[0] / spread
+    return Ratios(weights, float(model.intercept_[0] - weights @ middle))
 
 
 def min_cllr(scores: np.ndarray, targets: np.ndarray) -> float:

@@ -12,7 +12,7 @@ import re
 from functools import cache
 from typing import Literal, get_args
 
-from fedtools.files.errors import UserError
+from fedtools.files.errors import INSTALL_PRETRAINED, UserError
 from fedtools.files.languages import main_code
 from fedtools.files.spoken import lower, normalise
 from fedtools.files.symbols import is_unknown
@@ -67,7 +67,7 @@ def _in_words(number: str, ordinal: bool) -> str:
     try:
         from num2words import num2words
     except ImportError:
-        remedy = "run: pip install 'num2words>=0.5.14'"
-        raise UserError("the text rule spoken needs num2words", remedy=remedy) from None
+        problem = "the text rule spoken needs num2words"
+        raise UserError(problem, remedy=INSTALL_PRETRAINED) from None
     written: str = num2words(number, to="ordinal" if ordinal else "cardinal")
     return written.replace("-", " ").replace(",", "")

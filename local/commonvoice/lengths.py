@@ -16,9 +16,9 @@ from pathlib import Path
 
 from corpus import Row, read_tsv
 
-from fedtools.audio.features import progress
 from fedtools.audio.wave import AudioError, recording_seconds
 from fedtools.files.errors import UserError
+from fedtools.files.progress import counted
 
 TABLE = "clip_durations.tsv"
 # In s. Programs that measure MP3 differ by the encoder's delay, what fills the last frame, and an
@@ -71,7 +71,7 @@ def open_clips(
     clips = [str(language / "clips" / row.clip) for row in wanted]
     faulty: set[str] = set()
     with _mapped(clips, jobs) as found:
-        for row, seconds in zip(progress(wanted, "clips opened"), found, strict=True):
+        for row, seconds in zip(counted(wanted, "open", "clips"), found, strict=True):
             row.opened = True
             if isinstance(seconds, str):
                 fault = seconds

@@ -38,7 +38,7 @@ from fedtools.report.page import (
 PAPER = "Tomashenko et al. 2022"
 # Table 2, EER in %, on 463 target trials of Part-2.
 TABLE_2 = {("A1", "1"): "0.86", ("A1", "5"): "7.11", ("A2", "1"): "12.31", ("A2", "5"): "1.94"}
-PLACES = {"affine": "before the ReLU", "relu": "after the ReLU"}
+PLACES = {"affine": "before the ReLU", "relu": "after the ReLU", "norm": "after BatchNorm"}
 NUMBERS = ("EER%", "low", "high")
 SETS = {"part2": "Part-2", "part1+part2": "Part-1 + Part-2"}
 MEASURES = ("minDCF", "minCllr", "Dsys", "TPR@0.1%", "TPR@1%", "targets", "others")
@@ -86,6 +86,28 @@ def layer_table(rows: Rows, trials: str) -> str:
         for own in zip(*ways, strict=True)
     ]
     return format_markdown(header, cells)
+
+
+def scores_table(rows: Rows, trials: str) -> str:
+    """EER of A1 by layer and score, by means and deviations together and by deviations alone."""
+    ways = {
+        f"{way}, {score}": picked(rows, trials, way if score == "literal" else f"{way}, {score}")
+        for way in ("both", "deviations")
+        for score in ("literal", "unit", "cohort")
+    }
+    found = {name: own for name, own in ways.items() if own}
+    cells = [[own[0]["layer"], *map(rate, own)] for own in zip(*found.values(), strict=True)]
+    return format_markdown(["Layer", *found], cells)
+
+
+def updates_table(rows: Rows) -> str:
+    """What the attack on weights has of each part of the model."""
+    header = ["Part", "Scores", "Trials", "EER %", "Cllr", "minCllr", "TPR@1%", "linked%"]
+    cells = [
+        [row["layer"], row["scores"], row["trials"], rate(row), *(row[name] for name in header[4:])]
+        for row in rows
+    ]
+    return format_markdown(header, cells, "lll" + "r" * 5)
 
 
 def attacks_table(first: Rows, second: dict[str, Rows], trials: str) -> str:
@@ -154,6 +176,14 @@ def updates_tables(caption: str, names: str, folder: Path) -> Iterable[str]:
         (f"{name}: the speaker's sex, by layer, without a defence", "defence0/attributes.tsv"),
         (f"{one}: membership of a client's training data", "membership.tsv"),
     )
+    weights = folder / "defence0" / "weights.tsv"
+    if weights.exists() and (rows := read_tsv(weights, COLUMNS, NUMBERS)):
+        yield (
+            f"**{caption}, {name}: attack on what was changed of the weights, without a defence**: "
+            "cosines from the mean of other people's models, by part of the model; `input` and "
+            "`constant` are read out of the first layer, `together` is a regression of all."
+        )
+        yield updates_table(rows)
     if not any((folder / path).exists() for _, path in tables):
         raise UserError("none of what utils/attack_updates.sh leaves", path=folder)
     for title, path in tables:
@@ -287,6 +317,13 @@ def write_report(
                     "measures are of means and deviations together.",
                     layer_table(chosen, trials),
                 ]
+                if any(row["scores"] != "both" for row in chosen if "both" in row["scores"]):
+                    parts += [
+                        f"**{caption}: scores of attack A1 on {SETS[sets]}, activations "
+                        f"{PLACES[place]}, {trials} trials**, EER %: equation 4 as it is written, "
+                        "of vectors of unit length, and cosines centred on and normed by a cohort.",
+                        scores_table(chosen, trials),
+                    ]
     parts += second_attack(caption, main[0], first[main], second)
     for name, folder in updates:
         parts += updates_tables(caption, name, folder)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedtools.models import keywords
 from fedtools.models.keywords.base import Network, Sizes
-from fedtools.models.keywords.layers import Conv1d, Linear
+from fedtools.models.stacked import Conv1d, Linear
 
 FIRST, WIDTHS = 16, (24, 32, 48)
 HIDDEN = 64

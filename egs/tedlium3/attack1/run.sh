@@ -23,8 +23,8 @@ local_epochs=           # of a personalised model's training; default: the confi
 volumes=false           # true: each utterance of these has a volume drawn at random
 ivectors=true           # false: MFCC alone
 criterion=              # ctc or lfmmi; default: the config's
-parts=                  # of the layers, where activations are taken for A1, before and after ReLU:
-                        # "affine relu"; default: the config's, a1.parts
+parts=                  # of the layers, where activations are taken for A1, before and after ReLU
+                        # and after BatchNorm: "affine relu norm"; default: the config's, a1.parts
 layers=                 # hidden layers for A2; default: the config's, a2.layers
 defences=               # of updates; default: the config's, updates.defences
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
@@ -58,7 +58,7 @@ take_options "${config}" sets.{unit,partition,hours_g,seconds_per_model,valid_sh
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}"
 [ -n "${criterion}" ] || take_options "${config}" model.criterion
-check_words parts 'affine|relu' layers '[1-9][0-9]*'
+check_words parts 'affine|relu|norm' layers '[1-9][0-9]*'
 check_word unit 'person|talk' volumes 'true|false' ivectors 'true|false' criterion 'ctc|lfmmi' \
     ngpu '0|1'
 check_tag "${tag}"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedtools.files.config import Share
 from fedtools.files.errors import UserError
-from fedtools.models.keywords.layers import Linear
+from fedtools.models.stacked import Linear
 
 # The parts of a network that are no encoder.
 HEADS = ("head", "private_head")

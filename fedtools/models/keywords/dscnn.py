@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Network, Sizes, pooled
-from fedtools.models.keywords.layers import NORMS, Conv2d, Linear, Pointwise
+from fedtools.models.stacked import NORMS, Conv2d, Linear, Pointwise
 
 
 class DsCnn(Network):

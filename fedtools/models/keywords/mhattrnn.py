@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Network, Sizes
-from fedtools.models.keywords.layers import NORMS, BiGru, Conv2d, FramesToOne, Linear
+from fedtools.models.stacked import NORMS, BiGru, Conv2d, FramesToOne, Linear
 
 
 class MhAttRnn(Network):

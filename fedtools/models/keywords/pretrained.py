@@ -12,10 +12,10 @@ from torch import Tensor
 from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError
 from fedtools.models.keywords.base import Network
-from fedtools.models.keywords.layers import Linear
 from fedtools.models.pretrained.build import build_encoder, depth_of
 from fedtools.models.pretrained.folder import Folder, open_known
 from fedtools.models.pretrained.options import Pretrained
+from fedtools.models.stacked import Linear
 
 
 class PretrainedNetwork(Network):

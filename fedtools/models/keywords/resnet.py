@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Network, Sizes, pooled
-from fedtools.models.keywords.layers import NORMS, Linear, ManyToMany, OneToMany
+from fedtools.models.stacked import NORMS, Linear, ManyToMany, OneToMany
 
 
 class ResNet(Network):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Network, Sizes
-from fedtools.models.keywords.layers import LayerNorm, Linear, constant, first
+from fedtools.models.stacked import LayerNorm, Linear, constant, first
 
 
 class Transformer(Network):

@@ -18,11 +18,10 @@ from fedtools.models.pretrained.wave import WaveEncoder
 class Recogniser(nn.Module):
     """What `fedtools.models.asr` asks of ESPnet's models below their last layer, of an encoder.
 
-    Derived classes set `encoder` and `specaug`, ESPnet's SpecAugment or None.
+    Derived classes have `encoder`, `criterion` and `specaug`, ESPnet's SpecAugment or None.
     """
 
     normalize = None
-    lattice = None
     encoder: Encoder
     specaug: nn.Module | None
 

@@ -8,13 +8,14 @@ from typing import Any
 from torch import nn
 
 from fedtools.files.config import from_mapping, option_error
+from fedtools.models.criteria import Ctc
 from fedtools.models.pretrained.build import Recogniser, build_encoder, depth_of
 from fedtools.models.pretrained.folder import open_known
 from fedtools.models.pretrained.options import Pretrained
 
 
 class PretrainedCtc(Recogniser):
-    """What ESPnet's model has of it: `encode`, `ctc`, `specaug`, `normalize`.
+    """What ESPnet's model has of it: `encode`, `criterion`, `specaug`, `normalize`.
 
     Args:
         config: the section `model`.
@@ -40,5 +41,6 @@ class PretrainedCtc(Recogniser):
         self.depth = depth_of(self.encoder, options, where)
         self.specaug = specaug
         self.ctc = CTC(odim=tokens, encoder_output_size=self.encoder.size)
+        self.criterion = Ctc(self.ctc)
         if options.adaptation.kind == "none":
             self.ctc.requires_grad_(False)

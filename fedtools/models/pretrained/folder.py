@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtools.files.atomic import sha256
 from fedtools.files.clips import RATE
-from fedtools.files.errors import UserError
+from fedtools.files.errors import INSTALL_PRETRAINED, UserError
 from fedtools.files.text_files import read_text
 from fedtools.models.pretrained.options import is_pretrained
 
@@ -161,9 +161,9 @@ class Folder:
         """What tells this model from others: the SHA-256 of weights and configuration."""
         import hashlib
 
-        digest = hashlib.sha256(sha256(self.path / "config.json").encode())
+        digest = hashlib.sha256(_sum_of(self.path / "config.json").encode())
         for file in self.files():
-            digest.update(sha256(file).encode())
+            digest.update(_sum_of(file).encode())
         if self.inputs == "wave":
             digest.update(b"normalized" if self.normalized else b"as it is")
         return digest.hexdigest()
@@ -205,6 +205,17 @@ class Folder:
             problem = f"its weights have {more[0]!r}, which config.json has not"
             raise UserError(problem, path=self.path, remedy=_AGAIN)
         return model.eval()
+
+
+def _sum_of(path: Path) -> str:
+    """A file's SHA-256, which a process computes once of what has not changed."""
+    stat = path.stat()
+    return _hashed(path.resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+@lru_cache(maxsize=64)
+def _hashed(path: Path, *_: int) -> str:
+    return sha256(path)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -258,8 +269,8 @@ def import_transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        remedy = "run: pip install 'transformers>=5,<6'"
-        raise UserError("models of network hf need transformers", remedy=remedy) from None
+        problem = "models of network hf need transformers"
+        raise UserError(problem, remedy=INSTALL_PRETRAINED) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers

@@ -12,6 +12,7 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from fedtools.files.config import Positive, from_mapping, option_error
+from fedtools.files.errors import UserError
 from fedtools.models.adapters import adapt
 from fedtools.models.pretrained.build import Recogniser, depth_of
 from fedtools.models.pretrained.encoders import WhisperEncoder, attention_mask
@@ -42,15 +43,13 @@ class Generation:
 
 
 class Whisper(Recogniser):
-    """Whisper with what `fedtools.models.asr` asks of ESPnet's models: `encode` and `losses`.
+    """Whisper with what `fedtools.models.asr` asks of a model and of its criterion.
 
     Args:
         config: the section `model`.
         where: what it was read from, for messages.
         specaug: ESPnet's SpecAugment, or None.
     """
-
-    seq2seq = True
 
     def __init__(self, config: Mapping[str, Any], where: str, specaug: nn.Module | None):
         super().__init__()
@@ -88,6 +87,20 @@ class Whisper(Recogniser):
         super().train(mode)
         self.decoder.eval()
         return self
+
+    @property
+    def criterion(self) -> Whisper:
+        """Itself: its decoder wants the tokens, too."""
+        return self
+
+    def classify(self, features: Tensor) -> Tensor:
+        """The encoder's output as it is."""
+        return features
+
+    def posteriors(self, encoded: Tensor, lengths: Tensor) -> Tensor:
+        """Fail."""
+        remedy = "take a model of criterion ctc"
+        raise UserError("a model of criterion seq2seq has no posteriors of frames", remedy=remedy)
 
     def losses(self, encoded: Tensor, lengths: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Cross-entropy of each utterance's tokens and of its end, nats, summed: (B,).

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtools.models.criteria import Criterion
 from fedtools.models.extractor import Cut
 from fedtools.models.pretrained.whisper import Generation
 from fedtools.tasks.asr.data import Batch
@@ -25,14 +26,10 @@ class Joint(nn.Module):
         cut: where the extractors end.
     """
 
-    # A model of LF-MMI is not cut.
-    lattice = None
-
     def __init__(self, models: Sequence[nn.Module], shared: Iterable[str], cut: Cut):
         super().__init__()
         self.models = nn.ModuleList(models)
         self._cut = cut
-        self.seq2seq = getattr(models[0], "seq2seq", False)
         for name in shared:
             path, _, last = name.rpartition(".")
             own = getattr(models[0].get_submodule(path), last)
@@ -60,10 +57,11 @@ class Joint(nn.Module):
             frames[rows] = lengths.to(frames)
         return self._cut.classify(self.models[0], features, frames), frames
 
-    def losses(self, encoded: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
-        """See `fedtools.models.pretrained.whisper.Whisper.losses`."""
+    @property
+    def criterion(self) -> Criterion:
+        """Of what all have in common."""
         first: Any = self.models[0]
-        found: Tensor = first.losses(encoded, lengths, batch)
+        found: Criterion = first.criterion
         return found
 
     def generate(self, encoded: Tensor, prompt: Tensor, options: Generation) -> Any:

@@ -30,6 +30,7 @@ from fedtools.models.asr import (
     represent,
 )
 from fedtools.models.copies import copy_of
+from fedtools.models.criteria import LatticeFree
 from fedtools.models.extractor import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
 from fedtools.models.pooling import pooled
@@ -198,7 +199,7 @@ def cut_above(
     model: nn.Module, extractor: Collection[str], config: Mapping[str, Any], where: str | Path
 ) -> Cut:
     """The cut above a method's personal parameters."""
-    if model.lattice:
+    if isinstance(model.criterion, LatticeFree):
         raise UserError("a model of criterion lfmmi is not cut in two", path=where)
     try:
         return Cut.above(model, extractor, input_size_of(config))

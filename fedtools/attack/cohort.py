@@ -1,0 +1,188 @@
+"""Scores of pairs of models by what an attacker has learnt of other people's models: a cohort.
+
+A cohort is models of people who are in no trial that is scored with it. It is either given, as the
+models of other experiments, or people are dealt into parts, and a pair is scored by those whose
+parts neither of the two is in.
+
+All that is needed of models are the products of all pairs of their vectors, from whichever origin
+these are measured: what is scored is measured from the mean of the cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations_with_replacement
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtools.files.errors import UserError
+from fedtools.files.seeds import generator, seed64
+from fedtools.score.calibration import Ratios, fit_ratios
+
+# People are dealt into so many parts.
+_PARTS = 5
+
+
+class Block(NamedTuple):
+    """Pairs that are scored with one cohort: numbers of models each."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    cohort: np.ndarray
+
+
+Rule = Callable[[np.ndarray, Block], np.ndarray]
+
+
+def blocks(people: Sequence[str], known: Sequence[bool] | np.ndarray, seed: int) -> list[Block]:
+    """The pairs of models that are attacked, in blocks with a cohort each.
+
+    Args:
+        people: of each model.
+        known: whether a model is of the cohort that is given; if none is, it is the others'.
+        seed: of how people are dealt into parts.
+
+    Raises:
+        UserError: if the cohort shares a person with who is attacked, or there are fewer than three
+            people and no cohort.
+    """
+    owners, known = np.array(people), np.asarray(known, bool)
+    attacked, given = np.flatnonzero(~known), np.flatnonzero(known)
+    if len(given):
+        if shared := set(owners[given]) & set(owners[attacked]):
+            problem = f"{min(shared)!r} is attacked, and in the cohort"
+            raise UserError(problem, remedy="give models of other people")
+        return [Block(attacked, attacked, given)]
+    names = sorted(set(owners), key=lambda name: (seed64(seed, "cohort", name), name))
+    if len(names) < 3:
+        problem = f"no cohort: models of {len(names)} people are known"
+        raise UserError(problem, remedy="give --cohort, models of other people")
+    count = min(_PARTS, len(names))
+    part = {name: number % count for number, name in enumerate(names)}
+    parts = np.array([part[name] for name in owners])
+    return [
+        Block(
+            *(np.flatnonzero(parts == one) for one in pair), np.flatnonzero(~np.isin(parts, pair))
+        )
+        for pair in combinations_with_replacement(range(count), 2)
+    ]
+
+
+def cosines(products: np.ndarray, block: Block) -> np.ndarray:
+    """Cosines of the vectors of a block's pairs from the mean of its cohort: (rows, columns).
+
+    They are 0 where a vector is that mean.
+    """
+    middle, length = _from_cohort(products, block.cohort)
+    rows, columns, _ = block
+    inner = products[np.ix_(rows, columns)] - (middle[rows][:, None] + middle[columns])
+    scale = length[rows][:, None] * length[columns]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(scale > 0, inner / scale, 0.0).clip(-1, 1)
+
+
+def normed(products: np.ndarray, block: Block) -> np.ndarray:
+    """The same cosines, each normed by those of both models with the cohort: s-norm.
+
+    Each model's cosines with the cohort's have a mean and a deviation; a score is so many
+    deviations above the mean, which is taken for both sides and averaged.
+    """
+    rows, columns, cohort = block
+    sides = []
+    for side in (rows, columns):
+        others = cosines(products, Block(side, cohort, cohort))
+        spread = others.std(1)
+        sides.append((others.mean(1), np.where(spread > 0, spread, 1.0)))
+    (one, narrow), (other, wide) = sides
+    scores = cosines(products, block)
+    return ((scores - one[:, None]) / narrow[:, None] + (scores - other) / wide) / 2
+
+
+def score_pairs(products: np.ndarray, some: Sequence[Block], rule: Rule) -> np.ndarray:
+    """The scores of all pairs by a rule, (models, models); NaN where no block has a pair."""
+    found = np.full(products.shape, np.nan)
+    for block in some:
+        _put(found, block, rule(products, block))
+    return found
+
+
+def combine(
+    layers: Sequence[np.ndarray],
+    people: Sequence[str],
+    some: Sequence[Block],
+    *,
+    others: int,
+    seed: int,
+) -> tuple[np.ndarray, list[Ratios]]:
+    """Log-likelihood ratios of all pairs, by logistic regression on the cosines of all layers.
+
+    Each block's is trained on pairs of its cohort alone, whose cosines are measured as those of
+    the block are: from models of neither of a pair's people, of the cohort.
+
+    Args:
+        layers: the products of each.
+        people: of each model.
+        some: the blocks.
+        others: pairs of two people that a regression is trained on, drawn at random; 0: all.
+        seed: of the draw, and of the parts that a cohort is dealt into.
+
+    Returns:
+        (models, models), NaN where no block has a pair; and each block's regression.
+
+    Raises:
+        UserError: if a cohort has fewer than three people, or no pair of one person.
+    """
+    found, fitted = np.full(layers[0].shape, np.nan), []
+    for block in some:
+        pairs, targets = _training_pairs(people, block.cohort, others, seed)
+        own = [people[index] for index in block.cohort]
+        inner = [
+            Block(*(block.cohort[numbers] for numbers in one))
+            for one in blocks(own, np.zeros(len(own), bool), seed)
+        ]
+        columns = [score_pairs(layer, inner, cosines)[pairs[:, 0], pairs[:, 1]] for layer in layers]
+        ratios = fit_ratios(np.stack(columns, 1), targets)
+        values = sum(
+            weight * cosines(layer, block)
+            for weight, layer in zip(ratios.weights, layers, strict=True)
+        )
+        _put(found, block, values + ratios.offset)
+        fitted.append(ratios)
+    return found, fitted
+
+
+def _training_pairs(
+    people: Sequence[str], cohort: np.ndarray, others: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of the cohort's models, (pairs, 2), and whether each is of one person."""
+    owners = np.array(people)[cohort]
+    one, other = np.triu_indices(len(cohort), 1)
+    same = owners[one] == owners[other]
+    if not same.any():
+        raise UserError("nobody of the cohort has two models", remedy="give a second --round")
+    rest = np.flatnonzero(~same)
+    if others and others < len(rest):
+        drawn = generator(seed, "cohort's pairs").choice(len(rest), others, replace=False)
+        rest = rest[np.sort(drawn)]
+    chosen = np.concatenate([np.flatnonzero(same), rest])
+    return np.stack([cohort[one[chosen]], cohort[other[chosen]]], 1), same[chosen]
+
+
+def _from_cohort(products: np.ndarray, cohort: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each model: what its product with another has of the mean, and its length from there.
+
+    A product from the mean is the product less both models' first figures.
+    """
+    across = products[:, cohort].mean(1)
+    whole = across[cohort].mean()
+    squares = np.diagonal(products) - 2 * across + whole
+    # What is left of rounding alone is nothing.
+    least = 1e-12 * (np.diagonal(products) + np.abs(whole))
+    return across - whole / 2, np.sqrt(np.where(squares > least, squares, 0.0))
+
+
+def _put(matrix: np.ndarray, block: Block, values: np.ndarray) -> None:
+    """Put the scores of a block, and of the same pairs the other way round."""
+    matrix[np.ix_(block.rows, block.columns)] = values
+    matrix[np.ix_(block.columns, block.rows)] = values.T

@@ -1,0 +1,345 @@
+"""What clients changed of the model that they were sent, and the products of all pairs of changes.
+
+An update is what a client sent minus what it began with. Attacks on updates need only the products
+of all pairs, which are summed up over pieces of tensors as they are read from the files of
+messages: each byte is read once, and the memory is that of two pieces of all models, whose length
+is chosen so that it is the same for any number of them, and of the products of one part.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from fedtools.attack.defences import defended
+from fedtools.attack.victims import Victims, received
+from fedtools.federation.federation import Federation
+from fedtools.files.atomic import atomic_path
+from fedtools.files.errors import UserError
+from fedtools.files.messages import Message, Refusal, stacked
+from fedtools.files.states import Spec, make_header, read_at, write_at
+from fedtools.files.values import STATISTICS
+from fedtools.methods.base import SHARED
+from fedtools.tasks.parts import SPEAKERS
+
+# Of statistics, whose units are others than those of weights.
+OF_STATISTICS = ".statistics"
+# Bytes of a piece of all models; two are held.
+PIECE_BYTES = 64 << 20
+# Values of each model that are multiplied at a time: what a processor's caches hold.
+_AT_ONCE = 4096
+# A model that moved so many times as far as the median one is none that the others are near to.
+_FAR = 100.0
+
+
+class NotApplicable(Exception):
+    """An attack has nothing to attack in an experiment; the text says why."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one client changed.
+
+    Attributes:
+        message: what it sent.
+        start: what it began with, by name; of tensors that are not there it began with zeros.
+        client: its name, without the round.
+        number: of the round.
+    """
+
+    message: Message
+    start: Mapping[str, np.ndarray]
+    client: str
+    number: int
+
+
+@dataclass
+class Updates:
+    """What clients of some rounds of some experiments changed.
+
+    Attributes:
+        models: by the model's name, in C order.
+        speakers: of each model; models of clients with several speakers are not there.
+        refused: why nothing is known of a model, by its name.
+        spec: of the tensors that each has sent.
+    """
+
+    models: dict[str, Update] = field(default_factory=dict)
+    speakers: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    spec: Spec = field(default_factory=dict)
+
+
+def find_updates(federation: Federation, rounds: Sequence[int]) -> Updates:
+    """The updates of some rounds; headers alone are read.
+
+    Files that changed since their round was closed are not told of, as other attacks tell: all
+    would have to be read twice.
+
+    Raises:
+        NotApplicable: if clients send no tensors.
+        UserError: if a round is not complete, or its messages are gone.
+    """
+    known = SPEAKERS.of(federation.task)
+    # Where a task knows nothing of speakers, a client is one.
+    owners = known() if known else {one: one for one in federation.experiment.clients}
+    found = Updates()
+    for number in rounds:
+        phase = federation.method.phase(number)
+        payload = federation.payload(phase) if phase.client else None
+        if payload is None or not payload.tensors:
+            raise NotApplicable(f"in round {number} clients send no tensors")
+        found.spec = payload.tensors
+        start: Mapping[str, np.ndarray] = {}
+        if phase.sends == SHARED:
+            start = federation.states.of_kind(SHARED, federation.states.start(number))
+        messages, refusals = received(federation, number)
+        for item in sorted([*messages, *refusals], key=lambda one: one.client):
+            name = f"{item.client}-r{number:04d}" if len(rounds) > 1 else item.client
+            if isinstance(item, Refusal):
+                found.refused[name] = item.reason
+                continue
+            found.models[name] = Update(item, start, item.client, number)
+            if item.client in owners:
+                found.speakers[name] = owners[item.client]
+    return found
+
+
+def behind_defence(
+    federation: Federation,
+    updates: Updates,
+    rounds: Sequence[int],
+    defence: str,
+    seed: int,
+    path: Path,
+) -> Updates:
+    """The same updates as an attacker sees them behind a defence, written to a file.
+
+    Args:
+        defence: see `fedtools.attack.defences`.
+        seed: of noise and groups.
+        path: gets all models, which are as large as what was sent; for the caller to remove.
+    """
+    messages = {name: one.message for name, one in updates.models.items()}
+    victims = Victims(messages, updates.refused, updates.speakers)
+    found = replace(updates, models={})
+    row, layout = 0, None
+    with atomic_path(path) as temporary, open(temporary, "wb") as file:
+        for number in rounds:
+            folder = federation.experiment.round(number).path
+            own = [name for name, one in messages.items() if one.path.parent == folder]
+            seen = defended(federation, victims, number, defence, seed)
+            for name, state in seen.states(own):
+                if layout is None:
+                    found.spec = {key: updates.spec[key] for key in sorted(state)}
+                    header, layout = make_header(stacked(found.spec, len(messages)))
+                    file.write(header)
+                    file.truncate(layout.size)
+                for key, value in state.items():
+                    place = layout.offsets[key] + row * layout.strides[key]
+                    write_at(file.fileno(), np.ascontiguousarray(value), place)
+                sent = replace(messages[name], path=path, layout=layout, row=row, seals={})
+                found.models[name] = replace(updates.models[name], message=sent)
+                row += 1
+    return found
+
+
+def join(parts: Sequence[Updates], where: Sequence[Path]) -> Updates:
+    """The updates of several experiments together.
+
+    Raises:
+        UserError: if they are not of the same tensors, or a model is in two of them.
+    """
+    found = Updates(spec=parts[0].spec)
+    for part, folder in zip(parts, where, strict=True):
+        if part.spec != found.spec:
+            raise UserError(f"other tensors are sent than in {where[0]}", path=folder)
+        if twice := found.models.keys() & part.models.keys():
+            raise UserError(f"{min(twice)!r} is in another experiment, too", path=folder)
+        found.models |= part.models
+        found.speakers |= part.speakers
+        found.refused |= part.refused
+    found.models = dict(sorted(found.models.items()))
+    return found
+
+
+def parts_of(spec: Spec) -> dict[str, list[str]]:
+    """The parts that a model is looked at by, from the bottom, and the tensors of each.
+
+    A part is a block or a layer: what has the same name up to its last number, or up to its last
+    dot where there is none. BatchNorm's statistics are parts of their own.
+    """
+    found: dict[str, list[str]] = {}
+    for name in sorted(spec, key=_natural):
+        if not spec[name][1].startswith("float"):
+            continue
+        module = name.rpartition(".")[0] or name
+        numbered = re.match(r"(.*\.)?\d+(?=\.)", name)
+        part = numbered[0] if numbered else module
+        found.setdefault(part + OF_STATISTICS * name.endswith(STATISTICS), []).append(name)
+    return found
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """What names are sorted by, so that layer 2 comes before layer 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
+class Reader:
+    """Reads pieces of updates from the files of their messages.
+
+    Args:
+        updates: in the order of the rows of what is read.
+    """
+
+    def __init__(self, updates: Sequence[Update]):
+        self._updates, self._files = list(updates), dict[Path, BinaryIO]()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Reader:
+        for update in self._updates:
+            path = update.message.path
+            if path not in self._files:
+                self._files[path] = self._stack.enter_context(update.message.open())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def expect(self, name: str, begin: int, length: int) -> None:
+        """Let the system read ahead so many values of a tensor, which lie far apart in files."""
+        for update in self._updates:
+            message = update.message
+            size = np.dtype(message.layout.spec[name][1]).itemsize
+            file = self._files[message.path].fileno()
+            place = message.offset(name) + begin * size
+            os.posix_fadvise(file, place, length * size, os.POSIX_FADV_WILLNEED)
+
+    def read(self, name: str, begin: int, out: np.ndarray) -> np.ndarray:
+        """Fill `out`, (models, values), with a piece of a tensor, from a value on.
+
+        Args:
+            out: of float32 or float64.
+        """
+        for row, update in zip(out, self._updates, strict=True):
+            message = update.message
+            kind = np.dtype(message.layout.spec[name][1])
+            piece = row if kind == row.dtype else np.empty(len(row), kind)
+            place = message.offset(name) + begin * kind.itemsize
+            if not read_at(self._files[message.path].fileno(), piece, place):
+                raise UserError("changed while it was read", path=message.path)
+            with np.errstate(over="ignore", invalid="ignore"):
+                if name in update.start:
+                    piece -= update.start[name].reshape(-1)[begin : begin + len(row)]
+                if piece is not row:
+                    row[:] = piece
+        return out
+
+
+@dataclass
+class Products:
+    """Of one part: the products of all pairs of models.
+
+    Attributes:
+        part: its name.
+        products: (models, models), of updates from which the same vector has been taken away.
+        squares: (models,), of the updates as they are; 0 of a model that did not change.
+    """
+
+    part: str
+    products: np.ndarray
+    squares: np.ndarray
+
+
+def multiply(
+    updates: Sequence[Update],
+    parts: Mapping[str, Sequence[str]],
+    piece_bytes: int = PIECE_BYTES,
+) -> Iterator[Products]:
+    """The products of all pairs of updates, part by part, each byte of the files being read once.
+
+    From each piece a mean over models is taken away, so that what all have in common, which may be
+    most of an update, costs no digits; whoever centres the products on a mean of their own gets
+    the same. Pieces are single precision, their sums double. Where an update is not finite, so are
+    its products.
+
+    Args:
+        updates: in the order of the products' rows.
+        parts: the tensors of each.
+        piece_bytes: of all models' single values.
+    """
+    spec = updates[0].message.layout.spec
+    width = max(1, piece_bytes // (4 * len(updates)))
+    plan = [
+        (part, name, begin, min(width, size - begin))
+        for part, names in parts.items()
+        for name in names
+        for size in [int(np.prod(spec[name][0][1:], dtype=np.int64))]
+        for begin in range(0, size, width)
+    ]
+    widest = max((length for *_, length in plan), default=0)
+    buffers = [np.empty(len(updates) * widest, np.float32) for _ in range(2)]
+    count = len(updates)
+    left = dict.fromkeys(parts, 0)
+    for part, *_ in plan:
+        left[part] += 1
+    sums = Products("", np.zeros((count, count)), np.zeros(count))
+    # One thread reads, the others multiply; more of them than processors wait for one another.
+    threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    limited = threadpool_limits(threads, "blas")
+    with Reader(updates) as reader, ThreadPoolExecutor(1) as ahead, limited:
+
+        def read(number: int) -> tuple[np.ndarray, np.ndarray]:
+            _, name, begin, length = plan[number]
+            if number + 1 < len(plan):
+                reader.expect(*plan[number + 1][1:])
+            out = buffers[number % 2][: count * length].reshape(count, length)
+            return out, _centre(reader.read(name, begin, out))
+
+        coming = ahead.submit(read, 0) if plan else None
+        for number, (part, *_) in enumerate(plan):
+            piece, squares = coming.result()
+            # The other buffer is free: what was in it has been added.
+            coming = ahead.submit(read, number + 1) if number + 1 < len(plan) else None
+            if sums.part != part:
+                sums = Products(part, np.zeros((count, count)), np.zeros(count))
+            sums.squares += squares
+            with np.errstate(over="ignore", invalid="ignore"):
+                for begin in range(0, piece.shape[1], _AT_ONCE):
+                    some = piece[:, begin : begin + _AT_ONCE]
+                    sums.products += some @ some.T
+            left[part] -= 1
+            if not left[part]:
+                yield sums
+
+
+def _centre(piece: np.ndarray) -> np.ndarray:
+    """Take the mean of near models away from a piece, (models, values), in place.
+
+    What is not finite becomes zeros: others' products are what they would be without it.
+
+    Returns:
+        (models,), the squares as they were, which tell.
+    """
+    total = np.zeros(len(piece))
+    with np.errstate(over="ignore", invalid="ignore"):
+        for begin in range(0, piece.shape[1], _AT_ONCE):
+            some = piece[:, begin : begin + _AT_ONCE]
+            squares = np.einsum("ij,ij->i", some, some)
+            total += squares
+            whole = np.isfinite(squares)
+            if not whole.all():
+                some[~whole] = 0
+            near = whole & (squares <= _FAR * np.median(squares[whole])) if whole.any() else whole
+            if near.any():
+                some -= (near / near.sum()).astype(np.float32) @ some
+    return total
