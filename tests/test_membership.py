@@ -3,147 +3,147 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import kaldiio
+import keyword_world
 import numpy as np
 import pytest
 import simulated
 import torch
 from conftest import inside
-from hypothesis import given
-from hypothesis import strategies as st
 from keyword_world import begin as begin_keywords
 from keyword_world import make_world
 from safetensors.numpy import load_file, save_file
-from simulated import one_speaker_each
+from test_adapters import CONFORMER
 
-from fedtools.attack.membership import ANYBODY, COLUMNS, SAME, area, draw, score
+from fedtools.attack.evidence import Evidence
+from fedtools.attack.membership import COLUMNS, World
+from fedtools.attack.options import Updates
+from fedtools.attack.shadows import train
+from fedtools.attack.trials import ANYBODY, SAME
+from fedtools.attack.victims import sound_victims
 from fedtools.federation.federation import Federation
 from fedtools.files.datadir import DataDir
 from fedtools.files.tables import read_tsv
 from fedtools.models.asr import build_model
 
-CLIENTS = [f"{speaker}-m{number}" for speaker in ("ann", "bob", "cat") for number in (1, 2)]
+PEOPLE = ("ann", "bob", "cat")
+PARTS = 3
+CLIENTS = [f"{speaker}-m{number}" for speaker in PEOPLE for number in range(PARTS)]
+# What there is of a round that has references, kin and shadow models.
+ATTACKS = {
+    *(("threshold", score, "-") for score in ("loss", "gradient")),
+    *(("RMIA", "loss", references) for references in ("round", "speaker")),
+    *(("blind", "audio", references) for references in ("round", "speaker")),
+    *(
+        ("LiRA offline", score, references)
+        for score in ("loss", "gradient")
+        for references in ("round", "speaker")
+    ),
+}
+ONLINE = {("LiRA online", score, "speaker") for score in ("loss", "gradient")}
+# Four deviations of the area of nine times four members and four others.
+NEAR = 100 * 4 * np.sqrt(9 / (12 * 16 * 9))
+Rows = dict[tuple[str, str, str, str], dict[str, str]]
 
 
-@pytest.fixture(scope="module")
-def learnt(tmp_path_factory) -> Path:
-    """Each client goes through its four utterances thirty times."""
-    root = tmp_path_factory.mktemp("world")
-    one_speaker_each(simulated.data_dir(root / "train", CLIENTS, 4))
-    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
-    simulated.config_file(root / "c.yaml")
-    path = root / "exp"
-    settings = ("rounds=1", "method_conf.local_epochs=30", "training.optim_conf.lr=0.01")
+def people(path: Path, utterances: int, seed: int = 0) -> Path:
+    """Data of speakers who are alike at each of their clients, dealt out one after the other."""
+    data = DataDir.read(simulated.data_dir(path, list(PEOPLE), utterances, seed))
+    for number, name in enumerate(data.utt2spk):
+        data.utt2spk[name] = name[:3]
+        data.utt2client[name] = f"{name[:3]}-m{number % PARTS}"
+    data.write()
+    return path
+
+
+def begin(root: Path, path: Path, epochs: int, *more: str | Path, rounds: int = 1) -> Path:
+    settings = (f"rounds={rounds}", f"method_conf.local_epochs={epochs}")
+    settings += ("training.optim_conf.lr=0.01", "keep_updates=true")
     inside(
         *("init", path, "--config", root / "c.yaml", "--method", "fedavg"),
         *("--data", f"train={root / 'train'}", "--asset", f"tokens={root / 'tokens'}"),
         *(word for one in settings for word in ("--set", one)),
+        *more,
     ).ok()
     inside("rounds", path).ok()
     return path
 
 
-def attacked(path: Path, out: Path, *more: str) -> dict[tuple[str, str], dict[str, str]]:
-    inside("attack", "membership", path, out, "--round", "1", *more).ok()
-    rows = read_tsv(out / "membership.tsv", COLUMNS)
-    return {(row["score"], row["others_of"]): row for row in rows}
-
-
-def test_what_was_learnt_by_heart_is_found(learnt, tmp_path):
-    rows = attacked(learnt, tmp_path / "a")
-    assert rows.keys() == {("loss", SAME), ("gradient", SAME)}
-    for row in rows.values():
-        assert (row["clients"], row["members"], row["others"], row["low"]) == ("6", "24", "24", "-")
-    assert float(rows["loss", SAME]["AUC%"]) > 75
-    assert float(rows["gradient", SAME]["AUC%"]) > 65
-    first = (tmp_path / "a" / "membership.tsv").read_bytes()
-    attacked(learnt, tmp_path / "again")
-    assert (tmp_path / "again" / "membership.tsv").read_bytes() == first
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("world")
+    people(root / "train", 4 * PARTS)
+    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
+    simulated.config_file(root / "c.yaml")
+    return root
 
 
 @pytest.fixture(scope="module")
-def twice(learnt) -> Path:
-    """Two short rounds, the second of which begins with another model than the first."""
-    root = learnt.parent
-    settings = ("rounds=2", "method_conf.local_epochs=2", "training.optim_conf.lr=0.01")
-    inside(
-        *("init", root / "twice", "--config", root / "c.yaml", "--method", "fedavg"),
-        *("--data", f"train={root / 'train'}", "--asset", f"tokens={root / 'tokens'}"),
-        *(word for one in settings for word in ("--set", one)),
-    ).ok()
-    inside("rounds", root / "twice").ok()
-    return root / "twice"
+def voices(root) -> Path:
+    """Each client goes through its four utterances forty times."""
+    return begin(root, root / "voices", 40)
 
 
-def test_scores_by_hand(twice):
-    """The fall of the loss from the round's global model, and the cosine of update and descent."""
-    root, number = twice.parent, 2
-    found = score(Federation(twice), number, 20, 0)
-    tokens = (root / "tokens" / "tokens.txt").read_text().split()
-    models = {name: build_model(simulated.CONFIG["model"], tokens) for name in ("all", *CLIENTS)}
-    begun = load_file(twice / "init.safetensors")
-    begun |= load_file(twice / f"round_{number:04d}" / "global.safetensors")
-    sent = load_file(twice / f"round_{number:04d}" / "update.1.safetensors")
-    rows = read_tsv(twice / f"round_{number:04d}" / "update.1.tsv", None)
-    for name, model in models.items():
-        at = [row["client"] for row in rows].index(name) if name != "all" else -1
-        own = {key: value[at] for key, value in sent.items()} if name != "all" else {}
-        state = {key: torch.tensor(value) for key, value in (begun | own).items()}
-        model.load_state_dict(state)
-        model.eval()
-    start = torch.cat([value.detach().flatten() for value in models["all"].parameters()])
-    expected: dict[tuple[str, bool], list[tuple[float, float]]] = {}
-    for client in CLIENTS:
-        parameters = [value.detach().flatten() for value in models[client].parameters()]
-        update = torch.cat(parameters) - start
-        # Of one speaker there are two clients, whose utterances are the others.
-        for owner in (one for one in CLIENTS if one[:3] == client[:3]):
-            for item in items(root, owner):
-                before = models["all"](**item)[0].sum()
-                gradients = torch.autograd.grad(before, list(models["all"].parameters()))
-                down = -torch.cat([one.flatten() for one in gradients])
-                with torch.no_grad():
-                    gain = (before - models[client](**item)[0].sum()).item()
-                cosine = (down @ update / (down.norm() * update.norm())).item()
-                expected.setdefault((client, owner == client), []).append((gain, cosine))
-    for (client, member), pairs in expected.items():
-        chosen = (found.clients == client) & (found.members == member)
-        assert chosen.sum() == len(pairs) == 4
-        for name, values in zip(("loss", "gradient"), zip(*pairs, strict=True), strict=True):
-            np.testing.assert_allclose(
-                np.sort(found.scores[name][chosen]), np.sort(values), rtol=2e-3, atol=1e-4
-            )
+@pytest.fixture(scope="module")
+def learnt(root, tmp_path_factory) -> Path:
+    """The same with letters that nobody said, which can only be learnt by heart."""
+    folder = tmp_path_factory.mktemp("learnt")
+    for name in ("train", "tokens", "c.yaml"):
+        (shutil.copy if name.endswith("yaml") else shutil.copytree)(root / name, folder / name)
+    lie(folder / "train")
+    return begin(folder, folder / "exp", 60)
 
 
-def items(root: Path, client: str) -> Iterator[dict[str, torch.Tensor]]:
-    """A client's utterances, one by one, as ESPnet's models take them."""
-    data, tokens = DataDir.read(root / "train"), (root / "tokens" / "tokens.txt").read_text()
-    for name in data.client_utterances(client):
-        speech = torch.tensor(kaldiio.load_mat(data.feats_scp[name]))[None]
-        letters = ["<space>" if one == " " else one for one in data.text[name]]
-        text = torch.tensor([[tokens.split().index(one) for one in letters]])
-        yield {
-            "speech": speech,
-            "speech_lengths": torch.tensor([speech.shape[1]]),
-            "text": text,
-            "text_lengths": torch.tensor([text.shape[1]]),
-        }
+def lie(path: Path) -> None:
+    """Other letters in place of those that were said; as many, since there is time for so many."""
+    data, random = DataDir.read(path), np.random.default_rng(5)
+    for name, text in data.text.items():
+        letters = random.choice(list(simulated.LETTERS), len(text))
+        data.text[name] = "".join(
+            " " if said == " " else other for said, other in zip(text, letters, strict=True)
+        )
+    data.write()
 
 
-def test_few_members_have_an_interval_and_no_bare_rate(learnt, tmp_path):
-    """As attack A1 of few target trials."""
-    for row in attacked(learnt, tmp_path / "enough").values():
-        assert float(row["EER_low"]) < float(row["EER%"]) < float(row["EER_high"])
-    done = inside("attack", "membership", learnt, tmp_path, "--round", "1", "--each", "2").ok()
-    assert "fewer than 20 members, so that only intervals of the error rate are told" in done.err
-    for row in read_tsv(tmp_path / "membership.tsv", COLUMNS):
-        assert (row["members"], row["EER%"]) == ("12", "-")
-        # Of twelve independent ones, whatever the rate.
-        assert float(row["EER_high"]) - float(row["EER_low"]) > 20
+def attacked(path: Path, out: Path, *more: str) -> Rows:
+    inside("attack", "membership", path, out, "--round", "1", *more).ok()
+    rows = read_tsv(out / "membership.tsv", COLUMNS)
+    keys = "others_of", "attack", "score", "references"
+    return {tuple(row[key] for key in keys): row for row in rows}
+
+
+def area(rows: Rows, kind: str, *key: str) -> float:
+    return float(rows[(kind, *key)]["AUC%"])
+
+
+@pytest.fixture(scope="module")
+def rows(learnt, tmp_path_factory) -> Rows:
+    out = tmp_path_factory.mktemp("out")
+    return attacked(learnt, out, "--shadows", "1")
+
+
+def test_what_was_learnt_by_heart_is_found(rows):
+    keys = {(kind, *key) for kind in (SAME, ANYBODY) for key in ATTACKS}
+    assert rows.keys() == keys | {(SAME, *key) for key in ONLINE}
+    for (kind, *_), row in rows.items():
+        if kind == SAME:
+            counts = row["clients"], row["speakers"], row["members"], row["others"]
+            assert counts == ("9", "3", "36", "36")
+        # Of three speakers there is no interval, and of 36 others no rate.
+        assert (row["low"], row["TPR@0.1%"], row["TPR@1%"], row["TPR@10%"]) == ("-",) * 4
+    for key in (*ATTACKS, *ONLINE):
+        if key[0] == "blind":
+            assert area(rows, SAME, *key) == pytest.approx(50, abs=NEAR)
+        else:
+            strong = {"LiRA online": 95, "LiRA offline": 88}
+            least = strong.get(key[0], 75) if key[1] == "loss" else 60
+            assert area(rows, SAME, *key) > least, key
+    # References do better than the plain loss.
+    plain = area(rows, SAME, "threshold", "loss", "-")
+    assert area(rows, SAME, "LiRA offline", "loss", "round") > plain
+    assert area(rows, SAME, "LiRA online", "loss", "speaker") > plain
 
 
 def test_noise_gives_nothing_away(learnt, tmp_path):
@@ -157,68 +157,197 @@ def test_noise_gives_nothing_away(learnt, tmp_path):
         for name, value in load_file(update).items()
     }
     save_file(noisy, update)
-    for row in attacked(path, tmp_path / "out").values():
-        assert 25 < float(row["AUC%"]) < 75
+    for (kind, *key), row in attacked(path, tmp_path / "out", "--shadows", "0").items():
+        if kind == SAME:
+            assert float(row["AUC%"]) == pytest.approx(50, abs=NEAR), key
+
+
+def test_a_model_of_the_same_speakers_other_speech_has_no_members(voices, tmp_path):
+    """What a client sent is another client's of the same speaker: old scores take it for a leak.
+
+    What is under the client's name was trained on none of the members.
+    """
+    path = shutil.copytree(voices, tmp_path / "exp")
+    folder = path / "round_0001"
+    sent = load_file(folder / "update.1.safetensors")
+    clients = [row["client"] for row in read_tsv(folder / "update.1.tsv", None)]
+    moved = [clients.index(f"{one[:3]}-m{(int(one[-1]) + 1) % PARTS}") for one in clients]
+    save_file({name: value[moved] for name, value in sent.items()}, folder / "update.1.safetensors")
+    rows = attacked(path, tmp_path / "out", "--shadows", "2")
+    assert area(rows, ANYBODY, "threshold", "loss", "-") > 70
+    assert area(rows, ANYBODY, "LiRA offline", "loss", "round") > 70
+    for attack in ("LiRA offline", "RMIA"):
+        # Two deviations; models of the same speaker may know members better than this one.
+        assert area(rows, ANYBODY, attack, "loss", "speaker") < 50 + NEAR / 2
+
+
+@pytest.fixture(scope="module")
+def twice(root) -> Path:
+    """Two short rounds, the second of which begins with another model than the first."""
+    return begin(root, root / "twice", 2, rounds=2)
+
+
+def test_an_attack_has_the_same_bytes_again(twice, tmp_path):
+    tables = []
+    for number in range(2):
+        short = ("--shadows", "1", "--each", "2", "--seed", "3")
+        inside("attack", "membership", twice, tmp_path / str(number), "--round", "2", *short).ok()
+        tables.append((tmp_path / str(number) / "membership.tsv").read_bytes())
+    assert tables[0] == tables[1]
+
+
+def test_evidence_by_hand(root, twice):
+    """Losses, and the cosine of update and descent, by ESPnet's own model."""
+    number = 2
+    federation = Federation(twice)
+    evidence = Evidence(federation, number, federation.task.items())
+    begun = load_file(twice / "init.safetensors")
+    begun |= load_file(twice / f"round_{number:04d}" / "global.safetensors")
+    sent = load_file(twice / f"round_{number:04d}" / "update.1.safetensors")
+    rows = read_tsv(twice / f"round_{number:04d}" / "update.1.tsv", None)
+    at = {row["client"]: index for index, row in enumerate(rows)}
+    tokens = (root / "tokens" / "tokens.txt").read_text().split()
+
+    def model_of(own: dict[str, np.ndarray]) -> tuple[torch.nn.Module, torch.Tensor]:
+        model = build_model(simulated.CONFIG["model"], tokens).eval()
+        model.load_state_dict({key: torch.tensor(value) for key, value in (begun | own).items()})
+        return model, torch.cat([value.detach().flatten() for value in model.parameters()])
+
+    start, vector = model_of({})
+    batches = dict(utterances(root, tokens))
+    names = list(batches)[:5]
+    states = sound_victims(federation, [number]).states(CLIENTS)
+    found = dict(evidence.under(states, lambda _: names))
+    assert found.keys() == set(CLIENTS)
+    for client, values in found.items():
+        model, changed = model_of({key: value[at[client]] for key, value in sent.items()})
+        for name, (loss, cosine) in zip(names, values, strict=True):
+            before = start(**batches[name])[0].sum()
+            gradients = torch.autograd.grad(before, list(start.parameters()))
+            down = -torch.cat([one.flatten() for one in gradients])
+            update = changed - vector
+            with torch.no_grad():
+                assert loss == pytest.approx(model(**batches[name])[0].item(), rel=1e-4)
+            expected = (down @ update / (down.norm() * update.norm())).item()
+            assert cosine == pytest.approx(expected, rel=2e-3, abs=1e-4)
+    for name, loss in evidence.begun([names]).items():
+        assert loss == pytest.approx(start(**batches[name])[0].item(), rel=1e-4)
+
+
+def utterances(root: Path, tokens: list[str]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Utterances, one by one, as ESPnet's models take them."""
+    import kaldiio
+
+    data = DataDir.read(root / "train")
+    for name in data.utterances:
+        speech = torch.tensor(kaldiio.load_mat(data.feats_scp[name]))[None]
+        letters = ["<space>" if one == " " else one for one in data.text[name]]
+        text = torch.tensor([[tokens.index(one) for one in letters]])
+        lengths = {"speech_lengths": torch.tensor([speech.shape[1]])}
+        yield name, {"speech": speech, "text": text, **lengths,
+                     "text_lengths": torch.tensor([text.shape[1]])}  # fmt: skip
+
+
+def same_training(federation: Federation, number: int, client: str, data: list[str]) -> None:
+    """What is trained on a client's data, as the client, is what the client sent, bit for bit."""
+    items = federation.task.items()
+    seed = federation.experiment.seed
+    victims = sound_victims(federation, [number])
+    ((_, sent),) = victims.states([client])
+    with federation.settings():
+        found = train(federation, number, items, client, data, seed)
+        other = train(federation, number, items, client, data, seed + 1)
+        less = train(federation, number, items, client, data[1:], seed)
+    assert found.keys() == sent.keys()
+    for name, value in sent.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    for state in (other, less):
+        assert any((state[name] != value).any() for name, value in sent.items())
+
+
+def test_shadow_models_are_trained_as_clients_are(root, twice):
+    data = DataDir.read(root / "train").client_utterances("bob-m1")
+    same_training(Federation(twice), 2, "bob-m1", data)
+
+
+def test_a_split_that_nobody_trains_on(root, tmp_path):
+    """With one client of each speaker, others of the same speaker are held out."""
+    for name, seed in (("train", 0), ("valid", 1)):
+        data = DataDir.read(people(tmp_path / name, 4, seed))
+        renamed = {one: one[:4] + f"{name}-" + one[4:] for one in data.utterances}
+        data.utt2client = {one: one[:3] for one in data.utt2client}
+        for table in ("text", "utt2spk", "feats_scp", "utt2client"):
+            old = getattr(data, table)
+            setattr(data, table, {renamed[key]: value for key, value in old.items()})
+        (tmp_path / name / "utt2num_frames").unlink()
+        data.write()
+        lie(tmp_path / name)
+    shutil.copy(root / "c.yaml", tmp_path / "c.yaml")
+    shutil.copytree(root / "tokens", tmp_path / "tokens")
+    path = begin(tmp_path, tmp_path / "exp", 60, "--data", f"valid={tmp_path / 'valid'}")
+    short = ("--shadows", "0")
+    rows = attacked(path, tmp_path / "out", *short)
+    assert {kind for kind, *_ in rows} == {ANYBODY}
+    rows = attacked(path, tmp_path / "held", *short, "--held", "valid")
+    assert {kind for kind, *_ in rows} == {SAME, ANYBODY}
+    assert rows[SAME, "threshold", "loss", "-"]["members"] == "12"
+    assert area(rows, SAME, "LiRA offline", "loss", "round") > 90
+    command = ("attack", "membership", path, tmp_path / "x", "--round", "1")
+    inside(*command, "--held", "train").fails(2, "everybody trains on train")
+    inside(*command, *["--held", "valid"] * 2).fails(2, "a split twice")
+    inside(*command, "--held", "no").fails(1, "no no data; there are train, valid")
 
 
 def test_clips_of_keyword_clients(tmp_path):
-    """Clients are speakers: others are of anybody."""
+    """Clients are speakers: others are of anybody, and of the same in a split that has them."""
     world = make_world(tmp_path / "world")
-    settings = ("method_conf.local_steps=60", "rounds=1", "keep_updates=true")
+    settings = ("method_conf.local_steps=40", "rounds=1", "keep_updates=true")
     path = begin_keywords(world, tmp_path / "exp", "fedavg", *settings, "clients_per_round=null")
     inside("rounds", path).ok()
-    rows = attacked(path, tmp_path / "out", "--each", "5")
-    assert rows.keys() == {("loss", ANYBODY), ("gradient", ANYBODY)}
+    rows = attacked(path, tmp_path / "out", "--each", "5", "--shadows", "1")
+    assert {kind for kind, *_ in rows} == {ANYBODY}
+    assert {key[1:] for key in rows} >= ONLINE
     # Seven clients, of which two have fewer than five clips.
-    assert {row["members"] for row in rows.values()} == {"29"}
-    assert float(rows["loss", ANYBODY]["AUC%"]) > 60
+    assert rows[ANYBODY, "threshold", "loss", "-"]["members"] == "29"
+    assert area(rows, ANYBODY, "threshold", "loss", "-") > 60
+    rows = attacked(path, tmp_path / "held", "--each", "5", "--held", "test", "--shadows", "0")
+    # The test clips are of two of them.
+    row = rows[SAME, "LiRA offline", "loss", "round"]
+    assert (row["clients"], row["members"], row["others"]) == ("2", "10", "10")
 
 
-def test_trials():
-    owners = {f"{client}-{n}": client for client in ("a1", "a2", "b", "c") for n in range(3)}
-    speakers = {"a1": "a", "a2": "a", "b": "b"}
-    trials = list(draw("a1", owners, speakers, 2, 0))
-    assert [member for _, member, _ in trials] == [True, True, False, False]
-    for item, member, kind in trials:
-        assert owners[item] == ("a1" if member else "a2")
-        assert kind == ("" if member else SAME)
-    assert {owners[item] for item, member, _ in draw("b", owners, speakers, 9, 0) if member} == {
-        "b"
-    }
-    others = [item for item, member, kind in draw("b", owners, speakers, 9, 0) if kind == ANYBODY]
-    assert len(others) == 3 and "b" not in {owners[item] for item in others}
-    # A client of whom no speaker is known has nobody's utterances but others'.
-    assert all(kind in ("", ANYBODY) for *_, kind in draw("c", owners, speakers, 9, 0))
+def test_shadow_networks_are_trained_as_clients_are(tmp_path):
+    world = make_world(tmp_path / "world")
+    path = begin_keywords(world, tmp_path / "exp", "fedavg", "rounds=1", "keep_updates=true",
+                          "clients_per_round=null", "training.stack=1")  # fmt: skip
+    inside("rounds", path).ok()
+    federation = Federation(path)
+    client = keyword_world.CLIENTS[2]
+    owners = federation.task.items().owners
+    same_training(federation, 1, client, [one for one in owners if owners[one] == client])
 
 
-def test_trials_are_drawn_from_all():
-    """Each utterance of either kind as often as any other one."""
-    owners = {f"{client}-{n}": client for client in ("a1", "a2", "b") for n in range(8)}
-    speakers, seeds = {"a1": "a", "a2": "a", "b": "b"}, 400
-    drawn = Counter(
-        item for seed in range(seeds) for item, *_ in draw("a1", owners, speakers, 2, seed)
+def test_adapters(root, tmp_path):
+    """What is sent is a small part; references and shadow models are adapters, too."""
+    model = CONFORMER | {"normalize": "utterance_mvn"}
+    training = simulated.CONFIG["training"]
+    copy = tmp_path / "w"
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("voices", "twice"))
+    simulated.config_file(copy / "c.yaml", model=model, training=training)
+    base = begin(copy, copy / "base", 1)
+    how = {"rank": 2, "targets": ["*linear_q", "*linear_v"], "combine": "svd"}
+    simulated.config_file(copy / "c.yaml", model=model | {"adapt": how}, training=training)
+    state = load_file(base / "init.safetensors")
+    save_file(
+        state | load_file(base / "round_0002" / "global.safetensors"), copy / "whole.safetensors"
     )
-    assert drawn.keys() == {name for name, owner in owners.items() if owner != "b"}
-    # Each with a chance of 2 in 8: 100 times, give or take 9.
-    assert all(abs(count - seeds / 4) < 45 for count in drawn.values())
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 2)), min_size=1, max_size=12
-    )
-)
-def test_the_area_counts_pairs(items):
-    """Against all pairs, ties counting half, each item as often as its weight."""
-    scores, members, weights = (np.array(column) for column in zip(*items, strict=True))
-    pairs = [
-        (weights[i] * weights[k], (scores[i] > scores[k]) + 0.5 * (scores[i] == scores[k]))
-        for i in np.flatnonzero(members)
-        for k in np.flatnonzero(~members)
-    ]
-    total = sum(weight for weight, _ in pairs)
-    found = area(scores, members, weights.astype(float))
-    if total:
-        assert found == pytest.approx(100 * sum(w * won for w, won in pairs) / total)
-    else:
-        assert np.isnan(found)
+    start = ("--start", copy / "whole.safetensors")
+    path = begin(copy, copy / "adapted", 5, *start, rounds=2)
+    # Of any four clients two are of different people.
+    options = Updates(each=2, shadows=1, references=4)
+    world = World(Federation(path), 2, options, 0)
+    found = world.score()[SAME]
+    assert found.scores.keys() == ATTACKS | ONLINE
+    assert all(np.isfinite(values).all() for values in found.scores.values())
+    data = DataDir.read(copy / "train").client_utterances("bob-m1")
+    same_training(Federation(path), 2, "bob-m1", data)

@@ -22,6 +22,10 @@ config=                 # YAML with sections a1, weights and updates; default: t
 defences=               # each + of several, none first; default: the config's, updates.defences
 each=                   # utterances or clips of a client whose membership is attacked, at most;
                         # default: the config's, updates.each
+references=             # other clients whose models are references for membership, at most
+shadows=                # pairs of models that the attacker trains for each client
+held=                   # splits on which nobody trains: others of the same speaker; default of these
+                        # three: the config's updates.references, shadows and held
 seed=0
 nj=2
 ngpu=0
@@ -35,7 +39,7 @@ To --defences add keep=PATTERN,..., tensors of this model that clients do not se
 for name in exp out; do [ -n "${!name}" ] || fail 2 "--${name} is missing"; done
 # An experiment's own has no such section, so that it gives their defaults.
 : "${config:=${exp}/config.yaml}"
-take_options "${config}" updates.{defences,each} part=a1.parts
+take_options "${config}" updates.{defences,each,references,shadows,held} part=a1.parts
 part=${part##* }
 check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none'
 [[ ${defences} = none?( *) ]] ||
@@ -43,10 +47,11 @@ check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none
 read -r -a others <<<"${with}"
 experiments=("${exp}" "${others[@]}")
 logs=${out}/log # of each and show
-of_rounds=() named=() protected=() known=() attributes=(${models:+--models "${models}"})
+of_rounds=() named=() protected=() splits=() known=() attributes=(${models:+--models "${models}"})
 read -r -a folders <<<"${cohort}"
 for folder in "${folders[@]}"; do known+=(--cohort "${folder}"); done
 for round in ${rounds}; do of_rounds+=(--round "${round}"); done
+for split in ${held}; do splits+=(--held "${split}"); done
 read -r -a list <<<"${defences}"
 for number in "${!list[@]}"; do
     named+=("${list[number]}" "${out}/defence${number}")
@@ -90,4 +95,5 @@ fedtools attack defences "${out}/defences.tsv" --utility "${out}/utility.tsv" "$
 
 log "Membership of round ${rounds%% *}"
 ${train_cmd} "${out}/log/membership.log" fedtools attack membership "${exp}" "${out}" \
-    --round "${rounds%% *}" --each "${each}" --seed "${seed}" --ngpu "${ngpu}"
+    --round "${rounds%% *}" --each "${each}" --references "${references}" --shadows "${shadows}" \
+    "${splits[@]}" --seed "${seed}" --ngpu "${ngpu}"

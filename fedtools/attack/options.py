@@ -117,6 +117,10 @@ class Updates:
     Attributes:
         defences: of clients, without any first, which others are compared with.
         each: utterances or clips of a client whose membership is attacked, at most.
+        references: other clients whose models are references, at most; never more than half of all.
+        shadows: pairs of models that the attacker trains for each client, as the client trains; 0:
+            none, and there are no scores of models that had an utterance.
+        held: splits of the experiment's data whose utterances nobody trains on.
     """
 
     defences: tuple[str, ...] = (
@@ -124,6 +128,9 @@ class Updates:
         "mean=2", "mean=4",
     )  # fmt: skip
     each: Positive = 20
+    references: Positive = 16
+    shadows: Natural = 2
+    held: tuple[str, ...] = ()
 
 
 SECTIONS: dict[str, type] = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from fedtools.attack.options import A1, A2, Part, SentFeatures, Updates
+from fedtools.attack.options import A1, A2, Part, SentFeatures
 from fedtools.cli.app import app, command, make_group, section_option
 from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
 from fedtools.cli.report import RESAMPLES
@@ -305,38 +305,6 @@ def a2(
     one, other = (open_experiment(path, ngpu) for path in (known, attacked))
     rows = run(one, other, indicator, models, out, training, rounds, resamples)
     show(COLUMNS, rows, "llll")
-
-
-@command("membership", "Attacks", to=attack)
-def membership(
-    experiment: Path = EXPERIMENT,
-    out: Path = typer.Argument(..., metavar="OUT", help="Gets membership.tsv."),
-    round_: int = typer.Option(..., "--round", min=1, help="In which models were sent."),
-    each: int = section_option(Updates, "each", help="Members, and others, of a client at most."),
-    resamples: int = RESAMPLES,
-    seed: int = typer.Option(0, min=0, help="Of everything random."),
-    ngpu: int = NGPU,
-) -> None:
-    """Tell whether an utterance was in a client's training.
-
-    Or a clip, by the model that the client sent: by the loss, and by the direction of the update.
-    Others are of the same speaker where another client has some. Intervals are 95 %, over clients,
-    where there are 10 or more; that of the equal error rate holds the exact binomial one, and of
-    fewer than 20 members it is told alone.
-
-    Reads: EXP/round_<number>/update.<job>.* and global.safetensors; EXP's training data.
-
-    Writes: OUT/membership.tsv.
-
-    Example in egs/tedlium3/attack1: fedtools attack membership exp/mini/part2 exp/mini/updates \
-        --round 1
-    """
-    from fedtools.attack.membership import COLUMNS
-    from fedtools.attack.membership import attack as run
-
-    federation = open_experiment(experiment, ngpu)
-    rows = run(federation, round_, out, each=each, resamples=resamples, seed=seed)
-    show(COLUMNS, rows, "rll")
 
 
 @command("utility", "Attacks", to=attack)

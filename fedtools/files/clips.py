@@ -22,8 +22,8 @@ import os
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TextIO
@@ -145,6 +145,13 @@ class Clips:
         if self.clients[index : index + 1] != [client]:
             raise UserError(f"no clip of client {client!r}", remedy="pack the data that has it")
         return slice(int(self.edges[index]), int(self.edges[index + 1]))
+
+    def taken(self, rows: Sequence[tuple[Clips, int]], client: str) -> Clips:
+        """Clips of these and of others like them, in memory, as those of one client."""
+        waves = np.stack([clips.waves[row] for clips, row in rows])
+        labels = np.array([clips.labels[row] for clips, row in rows])
+        edges = np.array([0, len(rows)])
+        return replace(self, clients=[client], edges=edges, labels=labels, waves=waves)
 
     def client_of(self, row: int) -> str:
         """Whose clip this is."""

@@ -21,9 +21,10 @@ from fedtools.tasks import facts_of
 from fedtools.tasks.facts import Facts, data_of
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
 
-    from fedtools.client.unit import Models
+    from fedtools.client.unit import Models, Source
     from fedtools.server.server import Release
 
 State = Mapping[str, Any]
@@ -68,15 +69,26 @@ class Gone(UserError):
 
 @dataclass(frozen=True)
 class Items:
-    """Training data one by one, for attacks that ask whose they are.
+    """Training data one by one, and held-out data, for attacks that ask whose they are.
 
     Attributes:
-        owners: item -> its client.
-        loss: a model's loss of one item.
+        owners: item -> its client; "" of what is held out, on which nobody trains.
+        speakers: item -> who speaks.
+        recordings: item -> what is the same of a recording at several speeds.
+        sizes: item -> its length, in frames or samples.
+        loss: a model's loss of one item, nats.
+        audio: what a model is given of one item, (frames, values).
+        source: some items as the data of a client that trains as the one who is named does, in a
+            round, with random numbers of a seed.
     """
 
     owners: Mapping[str, str]
+    speakers: Mapping[str, str]
+    recordings: Mapping[str, str]
+    sizes: Mapping[str, int]
     loss: Callable[[nn.Module, str], Tensor]
+    audio: Callable[[str], np.ndarray]
+    source: Callable[[Sequence[str], str, int, int], Source]
 
 
 @dataclass(frozen=True)

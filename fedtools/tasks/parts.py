@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 MODELS: Part[Models] = Part("models")
 TRAINING: Part[Training] = Part("training")
 DEVICE: Part[torch.device] = Part("device")
-# For attacks: client -> its speaker; training data one by one; speech of others, so many at once.
+# For attacks: client -> its speaker; training data one by one, and those of some splits as held
+# out; speech of others, so many at once.
 SPEAKERS: Part[Callable[[], dict[str, str]]] = Part("speakers")
-ITEMS: Part[Callable[[], Items]] = Part("items")
+ITEMS: Part[Callable[[Sequence[str]], Items]] = Part("items")
 INDICATOR: Part[Callable[[Path, int], Indicator]] = Part("indicator")
 
 # Of speech recognition: its utterances, its tokens, and what the models make of some utterances.

@@ -59,6 +59,19 @@ def read_data(
     return data
 
 
+def joined(data: DataDir, more: DataDir) -> DataDir:
+    """The utterances of two data directories; of those in both, as the first has them."""
+    tables = {
+        name: {**getattr(data, name), **getattr(more, name), **getattr(data, name)}
+        for name in ("feats_scp", "text", "utt2spk")
+    }
+    others = {
+        name: {**more.others.get(name, {}), **data.others.get(name, {})}
+        for name in {*data.others, *more.others}
+    }
+    return DataDir(data.path, **tables, utt2client=data.utt2client, others=others)
+
+
 def check_words(path: Path) -> None:
     """Fail unless everybody who is measured by data has a word in them: an error rate needs one."""
     clients = ("utt2client",) if (path / "utt2client").exists() else ()

@@ -18,7 +18,7 @@ from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Payload
-from fedtools.files.perturb import speakers_of
+from fedtools.files.perturb import speakers_of, unperturbed
 from fedtools.files.sent_features import Features
 from fedtools.lm.tokens import warn_of_unspelled
 from fedtools.methods.base import Extracted, Method, Phase
@@ -34,7 +34,14 @@ from fedtools.models.training import check_optimizer, load_model
 from fedtools.score.align import count_errors
 from fedtools.tasks.asr.archives import missing_archive
 from fedtools.tasks.asr.corpus import Corpus
-from fedtools.tasks.asr.data import Batch, Utterances, UtteranceSource, check_words, read_data
+from fedtools.tasks.asr.data import (
+    Batch,
+    Utterances,
+    UtteranceSource,
+    check_words,
+    joined,
+    read_data,
+)
 from fedtools.tasks.asr.fits import check_lengths
 from fedtools.tasks.asr.frozen import check_frozen
 from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
@@ -159,18 +166,42 @@ class AsrTask(Task[Method]):
                 found[client] = own.pop()
         return found
 
-    def items(self) -> Items:
-        """The training utterances, with their transcripts whatever training reads."""
+    def items(self, held: Sequence[str] = ()) -> Items:
+        """The training utterances, with their transcripts whatever training reads.
+
+        Those of the splits `held` that are none of them come behind.
+        """
         data = self.corpus.read_folder(self.data_path("train"), "text")
+        owners = dict(data.utt2client)
+        for split in held:
+            more = self.corpus.read_folder(self.data_path(split), "text")
+            owners |= {name: "" for name in more.utterances if name not in data.utt2spk}
+            data = joined(data, more)
         audio = self.corpus.gather(data, data.utterances)
         places = {name: index for index, name in enumerate(audio.names)}
+        speakers = dict(zip(audio.names, speakers_of(data, audio.names), strict=True))
+        transcripts = self.training.labels == "transcripts"
 
         def loss(model: nn.Module, name: str) -> Tensor:
             loaded = audio.load([places[name]])
             batch = {key: value.to(self.device) for key, value in loaded.items()}
             return losses(model, *outputs(model, batch), batch)[0]
 
-        return Items(dict(data.utt2client), loss)
+        def source(names: Sequence[str], client: str, number: int, seed: int) -> UtteranceSource:
+            own, key = self.corpus.gather(data, names, transcripts), (seed, number, client)
+            epochs = self.method.local_epochs
+            return UtteranceSource(own, key, self.training, epochs, self.device)
+
+        sizes = dict(zip(audio.names, audio.frames.tolist(), strict=True))
+        return Items(
+            {name: owners[name] for name in audio.names},
+            speakers,
+            unperturbed(data),
+            sizes,
+            loss,
+            lambda name: audio.audio(places[name]),
+            source,
+        )
 
     def indicator(self, folder: Path, at_once: int) -> Indicator:
         """Utterances one at a time: there is no padding, and frames are enough for a CPU."""

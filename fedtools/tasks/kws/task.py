@@ -185,20 +185,37 @@ class KwsTask(Task[Method]):
         """Client -> its speaker: a client of the keyword recipe is one."""
         return {client: client for client in self.experiment.clients}
 
-    def items(self) -> Items:
-        """The training clips, by their numbers."""
-        features = self.clips.features("train")
-        clips = features.clips
-        sizes = dict(zip(clips.clients, clips.sizes.tolist(), strict=True))
-        owners = [client for client, size in sizes.items() for _ in range(size)]
+    def items(self, held: Sequence[str] = ()) -> Items:
+        """The training clips by their numbers, and those of the splits `held`, SPLIT/NUMBER."""
+        features = {split: self.clips.features(split) for split in ("train", *held)}
+        places, speakers = dict[str, tuple[str, int]](), dict[str, str]()
+        for split, found in features.items():
+            for place, client in enumerate(np.repeat(found.clips.clients, found.clips.sizes)):
+                name = str(place) if split == "train" else f"{split}/{place}"
+                places[name], speakers[name] = (split, place), str(client)
+        owners = {one: who if "/" not in one else "" for one, who in speakers.items()}
 
         def loss(model: nn.Module, name: str) -> Tensor:
-            place = int(name)
-            mfcc = features.plain(slice(place, place + 1))
-            label = torch.tensor([int(clips.labels[place])], device=self.device)
+            split, place = places[name]
+            mfcc = features[split].plain(slice(place, place + 1))
+            label = torch.tensor([int(features[split].clips.labels[place])], device=self.device)
             return F.cross_entropy(model(mfcc[None])[0], label)
 
-        return Items({str(n): owner for n, owner in enumerate(owners)}, loss)
+        def audio(name: str) -> np.ndarray:
+            split, place = places[name]
+            found: np.ndarray = features[split].plain(slice(place, place + 1))[0].cpu().numpy()
+            return found
+
+        def source(names: Sequence[str], client: str, number: int, seed: int) -> ClipSource:
+            found = [places[name] for name in names]
+            chosen = [(features[split].clips, place) for split, place in found]
+            data = self.clips.gather(features["train"].clips.taken(chosen, client))
+            facts = facts_of_clients(self.client_facts, self.clips, [client])
+            rows = [slice(0, len(names))]
+            return ClipSource(data, [client], rows, (seed, number), self.training, facts)
+
+        sizes = dict.fromkeys(owners, self._samples)
+        return Items(owners, speakers, {one: one for one in owners}, sizes, loss, audio, source)
 
     def indicator(self, folder: Path, at_once: int) -> Indicator:
         """Clips, so many at once."""

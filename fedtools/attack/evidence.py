@@ -1,0 +1,110 @@
+"""What models make of utterances: losses, and how far updates lead along their descent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtools.attack.footprints import State
+from fedtools.federation.federation import Federation
+from fedtools.files.errors import UserError
+from fedtools.models.training import load_model
+from fedtools.tasks.base import Items
+from fedtools.tasks.parts import MODELS
+
+# Updates in memory at a time; a gradient is computed once for as many.
+_HELD = 8
+
+
+class Evidence:
+    """Losses and gradients of utterances under models that began with one global model.
+
+    The memory is that of one model and `_HELD` updates.
+
+    Args:
+        federation: opened.
+        number: the round, whose global model it is.
+        items: all utterances.
+    """
+
+    def __init__(self, federation: Federation, number: int, items: Items):
+        self._items, self._models = items, federation.task.need(MODELS)
+        federation.load_result(None, number - 1)
+        tensors = self._models.tensors(self._models.build())
+        self._start = {name: value.clone() for name, value in tensors.items()}
+
+    def begun(self, parts: Iterable[Sequence[str]]) -> dict[str, float]:
+        """The loss of each utterance under the global model.
+
+        Raises:
+            UserError: if one is not finite.
+        """
+        self._load({})
+        found: dict[str, float] = {}
+        for name in dict.fromkeys(name for part in parts for name in part):
+            found[name] = self._loss(name)
+        return found
+
+    def under(
+        self, states: Iterable[tuple[str, State]], wanted: Callable[[str], Iterable[str]]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """The loss, and the cosine of update and descent, (n, 2), of what is wanted of each model.
+
+        Args:
+            states: names of models and what was sent.
+            wanted: of a model, by its name; each once.
+        """
+        left = iter(states)
+        while some := self._of_some(islice(left, _HELD), wanted):
+            yield from some.items()
+
+    def _of_some(
+        self, states: Iterable[tuple[str, State]], wanted: Callable[[str], Iterable[str]]
+    ) -> dict[str, np.ndarray]:
+        """The same of models whose updates are in memory together."""
+        begun, updates, found = self._load({}), dict[str, Tensor](), dict[str, np.ndarray]()
+        places: dict[str, dict[str, int]] = {}
+        for name, state in states:
+            updates[name] = self._load(state) - begun
+            places[name] = {item: index for index, item in enumerate(wanted(name))}
+            found[name] = np.array([[self._loss(item), 0.0] for item in places[name]])
+        norms = {name: update.norm() for name, update in updates.items()}
+        self._load({})
+        for item in dict.fromkeys(item for own in places.values() for item in own):
+            descent = -self._gradient(item)
+            length = descent.norm()
+            for name in (name for name, own in places.items() if item in own):
+                along = descent @ updates[name] / (length * norms[name]).clamp(min=1e-30)
+                found[name][places[name][item], 1] = along.item()
+        return found
+
+    def _load(self, state: State) -> Tensor:
+        """Put the global model and what was sent of another into the network; its parameters."""
+        model = self._models.build().eval()
+        tensors = self._models.tensors(model)
+        load_model(tensors, self._start)
+        load_model(tensors, state)
+        return torch.cat([value.detach().flatten() for value in model.parameters()])
+
+    @torch.no_grad()
+    def _loss(self, name: str) -> float:
+        loss: float = self._items.loss(self._models.build(), name).item()
+        if not np.isfinite(loss):
+            raise UserError(f"the loss of {name!r} is {loss}", remedy="leave it out of the data")
+        return loss
+
+    def _gradient(self, name: str) -> Tensor:
+        model = self._models.build()
+        model.zero_grad(set_to_none=True)
+        self._items.loss(model, name).backward()
+        parts = [
+            torch.zeros_like(value) if value.grad is None else value.grad
+            for value in model.parameters()
+        ]
+        found = torch.cat([part.flatten() for part in parts])
+        model.zero_grad(set_to_none=True)
+        return found

@@ -1,0 +1,191 @@
+"""Scores of membership: how much more likely an utterance is under a model that had it.
+
+LiRA      N. Carlini, S. Chien, M. Nasr, S. Song, A. Terzis, F. Tramer: Membership inference attacks
+          from first principles, S&P 2022. The score of an utterance is that of a Gaussian, whose
+          mean is what models without it give (offline), against one of models with it (online,
+          algorithm 1). With few models there is one variance for all utterances of a client, as
+          the paper advises; of 64 or more, each utterance has its own.
+RMIA      S. Zarifzadeh, P. Liu, R. Shokri: Low-cost high-power membership inference attacks, ICML
+          2024. How many utterances z of a population have (p(x | model) / p(x)) / (p(z | model) /
+          p(z)) >= 1, where p(x) is the mean of references without x; the paper's correction for
+          absent models with x is of probabilities of classes, and those of transcripts vanish.
+threshold S. Yeom, I. Giacomelli, M. Fredrikson, S. Jha: Privacy risk in machine learning, CSF 2018,
+          with the loss under the global model for the loss that is usual; and of the gradient.
+blind     What audio tells, and the loss under the global model: nothing that the client sent. D.
+          Das, J. Zhang, F. Tramer: Blind baselines beat membership inference attacks for foundation
+          models, 2024.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+# Of an utterance: the loss, which LiRA scales as the logit of exp(-loss); and the cosine of its
+# gradient with the update.
+LOSS, GRADIENT = 0, 1
+STATISTICS = ("loss", "gradient")
+# Whose models are references: other clients', or those with the same speaker's speech.
+ROUND, SPEAKER, NOBODY = "round", "speaker", "-"
+# From so many models on, each utterance has a variance of its own.
+_OWN_VARIANCE = 64
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What models make of the utterances of a client's trials.
+
+    Attributes:
+        start: (n,), losses under the global model.
+        victim: (n, 2), of the client's model, `LOSS` and `GRADIENT`.
+        cohort: (n, R, 2), of other people's models.
+        outside: (n, S, 2), of models of the same speaker's other speech; NaN where one had it.
+        inside: (n, S, 2), of the attacker's models that had it; NaN where one had not.
+        population: (n,) bool, which are of the population.
+    """
+
+    start: np.ndarray
+    victim: np.ndarray
+    cohort: np.ndarray
+    outside: np.ndarray
+    inside: np.ndarray
+    population: np.ndarray
+
+
+def scores_of(seen: Seen) -> Iterator[tuple[Key, np.ndarray]]:
+    """(Attack, statistic, references) and the scores of all utterances, (n,), large for members.
+
+    Without references, or models with an utterance, there are no scores that need them.
+    """
+    plain = np.stack([seen.start - seen.victim[:, LOSS], seen.victim[:, GRADIENT]])
+    for name, values in zip(STATISTICS, plain, strict=True):
+        yield ("threshold", name, NOBODY), _centred(values, seen.population)
+    for references, models in ((ROUND, seen.cohort), (SPEAKER, seen.outside)):
+        if not models.shape[1]:
+            continue
+        for index, name in enumerate(STATISTICS):
+            scores = offline(*(_scaled(one[..., index], index) for one in (seen.victim, models)))
+            yield ("LiRA offline", name, references), _centred(scores, seen.population)
+        if seen.population.any():
+            scores = rmia(seen.victim[:, LOSS], models[..., LOSS], seen.population)
+            yield ("RMIA", STATISTICS[LOSS], references), scores
+    for index, name in enumerate(STATISTICS) if seen.inside.shape[1] else ():
+        parts = (
+            _scaled(one[..., index], index) for one in (seen.victim, seen.inside, seen.outside)
+        )
+        yield ("LiRA online", name, SPEAKER), online(*parts)
+
+
+def offline(values: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    """How many deviations values (n,) lie above those of models without the utterances, (n, R)."""
+    means = _means(outside)
+    found: np.ndarray = (values - means) / np.sqrt(_variances(outside))
+    return found
+
+
+def online(values: np.ndarray, inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    """The log-likelihood ratio of values (n,); NaN where no model had an utterance."""
+    variances = [_variances(some) for some in (inside, outside)]
+    if min(len(np.atleast_1d(one)) for one in variances) == 1:
+        # A variance of each side would make a score of the distance from both.
+        variances = [_variances(inside, outside)] * 2
+    one, other = (
+        (values - _means(some)) ** 2 / variance + np.log(variance)
+        for some, variance in zip((inside, outside), variances, strict=True)
+    )
+    found: np.ndarray = (other - one) / 2
+    return found
+
+
+def rmia(losses: np.ndarray, outside: np.ndarray, population: np.ndarray) -> np.ndarray:
+    """The share of the population over which utterances dominate, (n,).
+
+    Args:
+        losses: (n,), under the model.
+        outside: (n, R), under references; NaN where one had the utterance.
+        population: (n,) bool.
+    """
+    counts = (~np.isnan(outside)).sum(1)
+    likelihoods = np.where(np.isnan(outside), -np.inf, -outside)
+    expected = np.logaddexp.reduce(likelihoods, 1) - np.log(counts)
+    ratios = -losses - expected
+    others = np.sort(ratios[population])
+    return np.searchsorted(others, ratios, side="right") / len(others)
+
+
+def _scaled(values: np.ndarray, statistic: int) -> np.ndarray:
+    """LiRA's scaling, log p - log(1 - p), of losses -log p; a cosine as it is."""
+    if statistic == GRADIENT:
+        return values
+    losses = np.maximum(values, 1e-9)
+    found: np.ndarray = -losses - np.log(-np.expm1(-losses))
+    return found
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found: np.ndarray = np.nanmean(values, 1)
+    return found
+
+
+def _variances(*models: np.ndarray) -> np.ndarray:
+    """Around the mean of each utterance and each of `models` (n, R): one, or each utterance's."""
+    counts = sum((~np.isnan(some)).sum(1) for some in models)
+    squares = sum(np.nansum((some - _means(some)[:, None]) ** 2, 1) for some in models)
+    free = sum(np.maximum((~np.isnan(some)).sum(1) - 1, 0) for some in models)
+    if counts[counts > 0].min(initial=_OWN_VARIANCE) >= _OWN_VARIANCE:
+        return np.maximum(squares / np.maximum(free, 1), 1e-12)
+    pooled = squares.sum() / max(free.sum(), 1)
+    # One model of each kind knows of no deviation.
+    return np.array([pooled if pooled > 0 else 1.0])
+
+
+def _centred(scores: np.ndarray, population: np.ndarray) -> np.ndarray:
+    """In deviations of the population's scores from their mean: a threshold for each client."""
+    if population.sum() < 2 or not (spread := scores[population].std(ddof=1)):
+        return scores
+    found: np.ndarray = (scores - scores[population].mean()) / spread
+    return found
+
+
+def blind(
+    features: np.ndarray, labels: np.ndarray, groups: np.ndarray, parts: np.ndarray
+) -> np.ndarray:
+    """What a classifier of other parts says of each utterance, large for members, (n,).
+
+    Args:
+        features: (n, D) of audio.
+        labels: (n,) bool.
+        groups: (n,), clients, by whose mean features are centred.
+        parts: (n,), each of which is left out in turn.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    _, place = np.unique(groups, return_inverse=True)
+    sums = np.zeros((place.max() + 1, features.shape[1]))
+    np.add.at(sums, place, features)
+    features = features - (sums / np.bincount(place)[:, None])[place]
+    told = np.zeros(len(labels))
+    for part in np.unique(parts):
+        tested = parts == part
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(features[~tested], labels[~tested])
+        told[tested] = model.decision_function(features[tested])
+    return told
+
+
+def audio_features(audio: np.ndarray, loss: float) -> np.ndarray:
+    """Of one utterance (frames, values): means, deviations, changes; length; the global loss."""
+    frames = len(audio)
+    steps = abs(np.diff(audio, axis=0)).mean(0) if frames > 1 else np.zeros(audio.shape[1])
+    own = [np.log(frames), loss, loss / frames]
+    return np.concatenate([audio.mean(0), audio.std(0), steps, own]).astype(np.float32)

@@ -1,0 +1,75 @@
+"""Models that an attacker trains, with an utterance and without it, from the global model.
+
+They come in pairs: of each pair of a client's trials, a member and its counterpart, one model has
+the one, and its twin the other, so that each utterance is in half of them, whatever it is. The rest
+is what the attacker has, until it is as much as the client trains on: the same speaker's other
+speech, then other people's. The training is the client half of the experiment's method; what a
+client keeps for itself is as in the global model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from fedtools.attack.footprints import State
+from fedtools.attack.trials import Draw, Trials
+from fedtools.client.client import Client
+from fedtools.client.unit import Unit
+from fedtools.federation.federation import Federation
+from fedtools.files.errors import UserError
+from fedtools.files.private import Private
+from fedtools.files.seeds import generator
+from fedtools.files.states import as_array
+from fedtools.methods.base import SHARED
+from fedtools.models.training import load_model
+from fedtools.tasks.base import Items
+from fedtools.tasks.parts import MODELS
+
+
+def plan(draw: Draw, trials: Trials, pairs: int, seed: int) -> list[list[str]]:
+    """The data of each of a client's shadow models; two, one after the other, are a pair."""
+    found = []
+    for number in range(pairs):
+        random = generator(seed, "membership", "shadow", trials.client, number)
+        tried = np.array(trials.nearest)
+        first = random.integers(0, 2, len(tried))
+        rest = draw.fill(trials, draw.size(trials.client) - len(tried), random)
+        for side in (first, 1 - first):
+            found.append([*tried[np.arange(len(tried)), side].tolist(), *rest])
+    return found
+
+
+def train(
+    federation: Federation, number: int, items: Items, client: str, data: Sequence[str], seed: int
+) -> State:
+    """What one who has some utterances would send in a round in a client's place.
+
+    Args:
+        number: the round.
+        items: all utterances.
+        client: as whom it trains, where a method says of each client how.
+        data: what it trains on.
+        seed: of its random numbers; with the experiment's, and a client's own data, it is what
+            that client sends.
+
+    Raises:
+        UserError: if the training diverged.
+    """
+    models, phase = federation.task.need(MODELS), federation.method.phase(number)
+    assert phase.client is not None
+    source = items.source(data, client, number, seed)
+    model = models.build(1)
+    load_model(models.tensors(model), federation.states.start(number))
+    with TemporaryDirectory() as folder:
+        home = Private(Path(folder) / "shadow", number)
+        unit = Unit([client], number, seed, home, [home], federation.states.personal)
+        (trained,) = phase.client(Client(unit, source, models, model))
+    if trained.reason:
+        remedy = "train none: --shadows 0"
+        raise UserError(f"a shadow model of {client!r} {trained.reason}", remedy=remedy)
+    sent = federation.states.of_kind(SHARED, models.tensors(model))
+    return {name: as_array(name, value).copy() for name, value in sent.items()}
