@@ -22,6 +22,7 @@ speeds=                 # training and adaptation data also faster and slower: "
 local_epochs=           # of a personalised model's training; default: the config's
 volumes=false           # true: each utterance of these has a volume drawn at random
 ivectors=true           # false: MFCC alone
+ivectors_per=utterance  # what they go on over: utterance, recording or speaker, as Kaldi's do
 criterion=              # ctc or lfmmi; default: the config's
 parts=                  # of the layers, where activations are taken for A1, before and after ReLU
                         # and after BatchNorm: "affine relu norm"; default: the config's, a1.parts
@@ -59,8 +60,8 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}"
 [ -n "${criterion}" ] || take_options "${config}" model.criterion
 check_words parts 'affine|relu|norm' layers '[1-9][0-9]*'
-check_word unit 'person|talk' volumes 'true|false' ivectors 'true|false' criterion 'ctc|lfmmi' \
-    ngpu '0|1'
+check_word unit 'person|talk' volumes 'true|false' ivectors 'true|false' \
+    ivectors_per 'utterance|recording|speaker' criterion 'ctc|lfmmi' ngpu '0|1'
 check_tag "${tag}"
 name_corpora TEDLIUM
 sp=${speeds:+_sp} iv=
@@ -76,7 +77,9 @@ options+=(--valid "${valid_share}" ${speakers:+--speakers "${speakers}"})
 ! begins 2 || keep_options "${exp}" "--volumes ${volumes}${speeds:+" --speeds ${speeds}"}" 2
 if begins 3 && [ "${ivectors}" = true ]; then
     said=$(fedtools config "${config}" ivectors.{gaussians,dimension,hours} | tr '\n' ' ')
-    keep_options "${exp}" "i-vectors' gaussians, dimension, hours: ${said% }" 3
+    said=${said% }
+    [ "${ivectors_per}" = utterance ] || said+=" per ${ivectors_per}"
+    keep_options "${exp}" "i-vectors' gaussians, dimension, hours: ${said}" 3
 fi
 
 if begins 1; then
@@ -107,7 +110,7 @@ if begins 3 && [ "${ivectors}" = true ]; then
         --dimension "$(setting ivectors.dimension)" --hours "$(setting ivectors.hours)"
     for set in {train_g,part1,part2}"${sp}" valid indicator; do
         tabbed "${data}/${set}" "${exp}/ivectors" "${data}/${set}${iv}" "${dump}/${set}${iv}"
-    done | each "${cpu_cmd}" append fedtools append-ivectors
+    done | each "${cpu_cmd}" append fedtools append-ivectors --per "${ivectors_per}"
 fi
 
 assets=() train=train_g${sp}${iv} valid=valid${iv} global=${exp}/global list=${exp}/experiments
