@@ -195,7 +195,7 @@ def test_defences_membership_and_sex(recipe):
 def test_without_an_indicator_weights_alone_are_attacked(recipe, tmp_path):
     """With a cohort of other people, whose models are in no trial."""
     exp = recipe / "exp" / "fake"
-    given = ("--exp", exp / "part2", "--cohort", exp / "part1", "--out", tmp_path / "updates")
+    given = ("--exp", exp / "part2", "--cohort", "exp/fake/part1", "--out", tmp_path / "updates")
     given += ("--defences", "none bits=8", "--models", recipe / "data" / "fake" / "models.tsv")
     forks = forked(surroundings(recipe))
     run("utils/attack_updates.sh", *given, "--nj", "1", env=forks, cwd=recipe).ok()
