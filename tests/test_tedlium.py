@@ -552,21 +552,20 @@ def test_mini_corpus_segments_hold_the_sentences(mini_corpus):
 def test_mini_corpus_of_other_sizes(tmp_path):
     """Persons, talks and seconds as asked for; then two models of each talk are of full length."""
     pytest.importorskip("espeakng_loader")
-    sizes = ("--speakers", "12", "--talks", "2", "--channels", "2", "--seconds", "8")
+    sizes = ("--speakers", "12", "--talks", "2", "--channels", "2", "--seconds", "16")
     run(sys.executable, SCRIPTS / "mini.py", tmp_path, *sizes, env=ENVIRONMENT).ok()
     talks = [path.stem for path in (tmp_path / "TEDLIUM_release-mini/data/sph").iterdir()]
     persons = Counter(talk.partition("_")[0] for talk in talks)
     assert len(persons) == 12 and set(persons.values()) == {2}
     out = tmp_path / "data"
-    options = ("--partition", "legacy", "--seconds-per-model", "8", "--speakers", "4,4,4")
+    options = ("--partition", "legacy", "--seconds-per-model", "16", "--speakers", "4,4,4")
     prepare(tmp_path / "TEDLIUM_release-mini", out, *options, "--models-of", "talk").ok()
     validate(out)
     rows = read_tsv(out / "models.tsv", None)
-    assert Counter(row["speaker"] for row in rows if row["part"] == "part2").most_common()[-1][1]
     by_talk = Counter((row["speaker"], row["talks"]) for row in rows)
     assert len(by_talk) == 16 and set(by_talk.values()) == {2}
     assert {row["model"].rpartition("-")[2] for row in rows} == {"m1", "m2", "m3", "m4"}
-    assert all(6 <= float(row["seconds"]) <= 11 for row in rows)
+    assert all(12 <= float(row["seconds"]) <= 20 for row in rows)
     report = (out / "partition.txt").read_text()
     assert "of 24 target pairs, 8 share a talk" in report
     # By default of each speaker there are two, of two talks.

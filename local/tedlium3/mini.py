@@ -54,6 +54,8 @@ LONGEST = 100_000
 # Times the speech of two models, for a talk: words take about four fifths of the time that they
 # should by a voice's words a minute.
 SPARE = 1.3
+# Seconds more for each: a set ends with a sentence, and what overlaps with the first is lost.
+MARGIN = 5
 FIRST = "Ada Ben Cleo Dan Eva Finn Gina Hugo Iris Jon Kira Leo Mona Nils Olga Paul".split()
 LAST = "North Brook Hill Stone Reed Woods".split()
 # With more persons than these have names, two of the last names are one.
@@ -230,7 +232,8 @@ def plan(seed: int, most: int, layout: Layout) -> list[Talk]:
                     level=float(10 ** (random.uniform(-12, 0) / 20)),
                     noise=float(10 ** (random.uniform(-45, -30) / 20)),
                 )
-                long = 2 * SPARE * layout.seconds if part == "train" else 0
+                timed = layout.seconds and part == "train"
+                long = 2 * SPARE * (layout.seconds + MARGIN) if timed else 0
                 said = said_in(source, length, long, most, speaker)
                 talks.append(Talk(talk, person, part, room, said, taps))
     return talks
