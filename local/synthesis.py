@@ -26,7 +26,7 @@ from fedtools.files.errors import UserError, exit_with_message
 
 Clip = TypeVar("Clip")
 Speak = Callable[[voices.Synthesiser, Clip, Path], None]
-Make = Callable[[Path, int, int, int], None]
+Make = Callable[..., None]
 
 
 def recipe_of(arguments: Sequence[str], script: str) -> str:
@@ -83,7 +83,15 @@ def make_corpus(
     partial.unlink()
 
 
-def run(script: str, description: str, corpus: str, most: int, what: str, make: Make) -> None:
+def run(
+    script: str,
+    description: str,
+    corpus: str,
+    most: int,
+    what: str,
+    make: Make,
+    more: Mapping[str, str] | None = None,
+) -> None:
     """Run the command of a mini corpus: 0 done, 1 bad input (one line on stderr), 2 wrong usage.
 
     Args:
@@ -92,8 +100,11 @@ def run(script: str, description: str, corpus: str, most: int, what: str, make: 
         corpus: the name of the folder that is made in OUT.
         most: how many clips of one speaker there are at most.
         what: what --utterances counts.
-        make: called with OUT / `corpus`, the seed, the most clips of a speaker, and the jobs.
+        make: called with OUT / `corpus`, the seed, the most clips of a speaker, the jobs, and what
+            is given of `more`, by name.
+        more: options of this corpus alone, whole numbers whose default is 0, and their help.
     """
+    more = more or {}
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("out", type=Path, help=f"{corpus} is made in this folder")
     parser.add_argument("--seed", type=int, default=0, help="another seed, another corpus")
@@ -101,13 +112,19 @@ def run(script: str, description: str, corpus: str, most: int, what: str, make: 
     parser.add_argument("--utterances", dest="most", type=int, default=most, metavar="N", help=few)
     jobs = os.cpu_count() or 1
     parser.add_argument("--nj", type=int, default=jobs, help=f"processes (default: {jobs})")
+    for name, told in more.items():
+        parser.add_argument(f"--{name}", type=int, default=0, metavar="N", help=told)
     options = parser.parse_args()
     if options.nj < 1 or options.most < 1:
         parser.error("--nj and --utterances are at least 1")
+    given = {name: getattr(options, name) for name in more}
+    for name, value in given.items():
+        if value < 0:
+            parser.error(f"--{name} is at least 0")
     name = Path(script).name
     try:
         with exit_with_message(name):
-            make(options.out / corpus, options.seed, options.most, options.nj)
+            make(options.out / corpus, options.seed, options.most, options.nj, **given)
     except ImportError as error:
         sys.exit(f"{name}: {error}; run utils/setup.sh, or pip install espeakng-loader soundfile")
 

@@ -314,34 +314,49 @@ def test_jobs_with_other_options_are_told(world, tmp_path):
         read_footprints(tmp_path)
 
 
-def test_strict_trials(looked, world, tmp_path):
+def test_trials_by_recording(looked, world, tmp_path):
     out = shutil.copytree(looked, tmp_path / "out")
     table = tmp_path / "models.tsv"
     lines = ["model\tspeaker\tgender\ttalks\tseconds\n"]
     for name in read_footprints(out).models:
-        gender = "f" if name[:3] in ("ann", "cat") else "m"
-        # Bob's models are all of one talk, those of others of two.
+        # Bob's models are all of one talk, those of others of two; of Dan's talks nothing is known.
         talk = f"{name[:3]}-{'t' if name.startswith('bob') else name[5]}"
-        lines.append(f"{name}\t{name[:3]}\t{gender}\t{talk}\t1.0\n")
+        talk = "" if name.startswith("dan") else f"{talk},{talk}-more"
+        lines.append(f"{name}\t{name[:3]}\tf\t{talk}\t1.0\n")
     table.write_text("".join(lines))
-    inside("attack", "a1", out, out, "--resamples", "50", "--models", table).ok()
-    for line in (out / "trials.strict").read_text().splitlines():
-        one, other, kind = line.split()
-        if kind == "target":
-            assert one[:3] == other[:3] != "bob" and one[5] != other[5]
-        else:
-            assert {one[:3], other[:3]} in ({"ann", "cat"}, {"bob", "dan"})
-    rows = [row for row in read_tsv(out / "a1.tsv", VERIFIED) if row["trials"] == "strict"]
-    # Three speakers, two models of each talk; two pairs of speakers, four models each.
-    assert {(row["targets"], row["others"]) for row in rows} == {("12", "32")}
-    # Where a speaker is a talk, no target pair is left.
+    options = ("--resamples", "50", "--others", "60", "--seed", "4")
+    inside("attack", "a1", out, out, *options).ok()
+    before = [(out / name).read_bytes() for name in ("trials.easy", "a1.tdnn2.easy")]
+    alone = read_tsv(out / "a1.tsv", VERIFIED)
+    done = inside("attack", "a1", out, out, *options, "--models", table).ok()
+    told = [kind for kind in ("easy", "same", "other") if f"a1, {kind} trials: fewer" in done.err]
+    assert told == ["same", "other"]
+    assert [(out / name).read_bytes() for name in ("trials.easy", "a1.tdnn2.easy")] == before
+    rows = read_tsv(out / "a1.tsv", VERIFIED)
+    assert [row for row in rows if row["trials"] == "easy"] == alone
+    pairs = {
+        kind: [tuple(line.split()) for line in (out / f"trials.{kind}").read_text().splitlines()]
+        for kind in ("easy", "same", "other")
+    }
+    targets = {kind: {row for row in own if row[2] == "target"} for kind, own in pairs.items()}
+    for kind, own in targets.items():
+        # Two models of each of the two talks of Ann and Cat, and four of Bob's one.
+        assert len(own) == {"easy": 24, "same": 2 * 2 + 6 + 0, "other": 2 * 4}[kind]
+        assert {row["targets"] for row in rows if row["trials"] == kind} == {str(len(own))}
+        for one, other, _ in own:
+            if kind != "easy":
+                share = one.startswith("bob") or one[5] == other[5]
+                assert not one.startswith("dan") and share == (kind == "same")
+        assert [row for row in pairs[kind] if row not in own] == [
+            row for row in pairs["easy"] if row[2] == "nontarget"
+        ]
+    # Where a speaker is a talk, no target pair is of two.
     talks = [line.split("\t") for line in lines[1:]]
     same = ["\t".join([*line[:3], line[1], line[4]]) for line in talks]
     table.write_text("".join([lines[0], *same]))
-    done = inside("attack", "a1", out, out, "--resamples", "50", "--models", table).ok()
-    assert "no strict trials" in done.err and "share no talk" in done.err
-    assert {row["trials"] for row in read_tsv(out / "a1.tsv", VERIFIED)} == {"easy"}
-    assert not (out / "trials.strict").exists()
+    inside("attack", "a1", out, out, *options, "--models", table).ok()
+    assert {row["trials"] for row in read_tsv(out / "a1.tsv", VERIFIED)} == {"easy", "same"}
+    assert (out / "trials.same").exists() and not list(out.glob("*.other*"))
     inside("attack", "a1", out, out, "--models", tmp_path / "gone.tsv").fails(1, "gone.tsv")
     table.write_text("".join(lines).replace("\tdan\t", "\teve\t"))
     done = inside("attack", "a1", out, out, "--models", table)
@@ -355,7 +370,7 @@ def test_two_talks_of_a_person_are_in_no_trial(tmp_path):
         lines += [f"{talk}-m{n}\t{talk}\tf\t{talk[:3]}\t{talk}\n" for n in (1, 2)]
     table.write_text("".join(lines))
     models = read_models(table)
-    trials = make_trials(models, others=0)
+    trials = make_trials(models, others=0)["easy"]
     pairs = list(zip(trials.enrolled, trials.test, trials.targets, strict=True))
     assert [pair[:2] for pair in pairs if pair[2]] == [
         (f"{talk}-m1", f"{talk}-m2") for talk in ("ann1", "ann2", "bob1")
@@ -364,7 +379,7 @@ def test_two_talks_of_a_person_are_in_no_trial(tmp_path):
     assert rest == [{"ann", "bob"}] * 8
     # Without that column nothing is known of it.
     unknown = {name: replace(model, person="") for name, model in models.items()}
-    assert sum(~make_trials(unknown, others=0).targets) == 12
+    assert sum(~make_trials(unknown, others=0)["easy"].targets) == 12
     # Nor is who is taken for the same person's other talk not found.
     names = sorted(models)
     people = np.array([models[name].person for name in names])

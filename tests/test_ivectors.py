@@ -10,7 +10,7 @@ from conftest import inside
 
 from fedtools.files.ark import FeatureReader, write_ark
 from fedtools.files.datadir import DataDir
-from fedtools.speaker.gmm import accumulate
+from fedtools.speaker.gmm import Moments, accumulate
 from fedtools.speaker.ivector import IvectorExtractor
 
 SIZE, FRAMES = 4, 120
@@ -51,7 +51,7 @@ def appended(data: Path, out: Path, *more: str) -> dict[str, np.ndarray]:
 
 
 def test_i_vectors_tell_speakers(data, tmp_path):
-    found = appended(data, tmp_path / "out", "--of", "speaker")
+    found = appended(data, tmp_path / "out", "--per", "speaker", "--offline")
     vectors = []
     for speaker in SPEAKERS:
         rows = np.concatenate([found[f"{speaker}-{n}"][:, SIZE:] for n in range(3)])
@@ -82,6 +82,79 @@ def test_i_vectors_of_the_utterance_so_far(data, tmp_path):
             )
     other = appended(data, tmp_path / "every", "--every", "50")
     assert len(np.unique(other["s00-0"][:, SIZE:], axis=0)) == 3
+
+
+@pytest.fixture(scope="module")
+def recorded(data, tmp_path_factory) -> Path:
+    """The same frames, where a speaker is recorded twice, and of s03 two clients have a part."""
+    table = DataDir.read(data)
+    table.path = tmp_path_factory.mktemp("recorded") / "data"
+    table.utt2client = dict.fromkeys(table.utterances, "a") | {"s03-1": "b"}
+    for name in table.utterances:
+        recording = f"{name[:3]}-{'first' if name[-1] in '02' else 'second'}"
+        table.wav_scp[recording] = f"{recording}.wav"
+        table.segments[name] = f"{recording} {name[-1]}.0 {name[-1]}.9"
+    table.write()
+    (table.path.parent / "extractor").symlink_to(data.parent / "extractor")
+    return table.path
+
+
+BEFORE = {
+    "recording": {"s00-0": [], "s00-1": [], "s00-2": ["s00-0"], "s03-1": [], "s03-2": ["s03-0"]},
+    "speaker": {
+        "s00-0": [], "s00-1": ["s00-0"], "s00-2": ["s00-0", "s00-1"], "s03-1": [],
+        "s03-2": ["s03-0"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("per", BEFORE)
+def test_statistics_are_carried_over(recorded, tmp_path, per):
+    """What came before counts as if it had come within the utterance, and nobody else's does."""
+    found = appended(recorded, tmp_path / "out", "--per", per)
+    extractor = IvectorExtractor.load(recorded.parent / "extractor" / "ivectors.safetensors")
+    for name, earlier in BEFORE[per].items():
+        history = [found[one][:, :SIZE].astype(np.float64) for one in earlier]
+        frames, vectors = found[name][:, :SIZE].astype(np.float64), found[name][:, SIZE:]
+        for first in range(0, FRAMES, 30):
+            sums, _ = accumulate(extractor.ubm, [*history, frames[: first + 1]])
+            expected = extractor.extract([sums], posterior_scale=0.1)[0]
+            np.testing.assert_allclose(vectors[first], expected, atol=1e-5)
+    # Offline it is of all of them, the later ones, too.
+    whole = appended(recorded, tmp_path / "whole", "--per", per, "--offline")
+    group = ["s00-0", "s00-2"] if per == "recording" else ["s00-0", "s00-1", "s00-2"]
+    sums, _ = accumulate(extractor.ubm, [whole[one][:, :SIZE].astype(np.float64) for one in group])
+    for one in group:
+        expected = np.tile(extractor.extract([sums])[0], (FRAMES, 1))
+        np.testing.assert_allclose(whole[one][:, SIZE:], expected, atol=1e-5)
+    assert (whole["s03-1"][0, SIZE:] != whole["s03-0"][0, SIZE:]).all()
+
+
+def test_a_thousand_frames_are_remembered(data, tmp_path):
+    """Of a long history, the later half of the speaker's speech counts as much as the earlier."""
+    table, random = DataDir(tmp_path / "data"), np.random.default_rng(3)
+    frames = {"s-0": (1500, 0.0), "s-1": (900, 3.0), "s-2": (50, 0.0)}
+    matrices = [
+        (name, random.normal(shift, 1, (count, SIZE))) for name, (count, shift) in frames.items()
+    ]
+    table.utt2spk = dict.fromkeys(frames, "s")
+    table.path.mkdir()
+    table.feats_scp = write_ark(table.path / "feats.ark", matrices)
+    table.write()
+    extractor = IvectorExtractor.load(data.parent / "extractor" / "ivectors.safetensors")
+    out = tmp_path / "out"
+    arguments = (table.path, data.parent / "extractor", out, tmp_path / "arks", "--per", "speaker")
+    inside("append-ivectors", *arguments).ok()
+    reader = FeatureReader(DataDir.read(out).feats_scp)
+    first, second, third = (reader.read(name).astype(np.float64) for name in frames)
+    one, two, three = (
+        accumulate(extractor.ubm, [some[:, :SIZE]])[0] for some in (first, second, third[:1])
+    )
+    # 1500 count as 1000; these and 900 again.
+    parts = [1000 / 1900 * (2 / 3 * a + b) + c for a, b, c in zip(one, two, three, strict=True)]
+    expected = extractor.extract([Moments(*parts)], posterior_scale=0.1)[0]
+    np.testing.assert_allclose(third[0, SIZE:], expected, atol=1e-4)
+    assert not np.allclose(third[0, SIZE:], first[0, SIZE:], atol=1e-2)
 
 
 def test_the_same_bytes_and_some_hours_only(data, tmp_path):

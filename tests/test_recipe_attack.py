@@ -302,6 +302,35 @@ def test_the_readmes_example_of_any_experiment(recipe):
     assert read_tsv(exp / "by_hand" / "result" / "a1.tsv", COLUMNS)
 
 
+def test_a_mini_corpus_of_another_size(recipe):
+    """Two models of each talk, whose trials are of the same recording and of others."""
+    pytest.importorskip("espeakng_loader")
+    sizes = "--speakers 9 --talks 2 --channels 2 --seconds 16"
+    call(recipe, "--mini_corpus", sizes, "--tag", "other").fails(2, "TEDLIUM is set in db.sh")
+    options = ("--tag", "other", "--config", "tiny.yaml", *OPTIONS, "--speakers", "3,3,3")
+    options += (
+        "--seconds_per_model",
+        "16",
+        "--models_of",
+        "talk",
+        "--mini_corpus",
+        sizes,
+        "--stop_stage",
+        "1",
+    )
+    environment = forked({**surroundings(recipe), "TEDLIUM": ""})
+    run(recipe / "run.sh", *options, "--stop_stage", "1", env=environment).ok()
+    assert (recipe / "downloads" / "other" / "TEDLIUM_release-mini").is_dir()
+    rows = read_tsv(recipe / "data" / "other" / "models.tsv", None)
+    talks: dict[str, list[str]] = {}
+    for row in rows:
+        talks.setdefault(row["speaker"], []).append(row["talks"])
+    assert len(talks) == 6
+    assert all(len(own) == 4 and len(set(own)) == 2 for own in talks.values())
+    said = (recipe / "exp" / "other" / "data_options").read_text()
+    assert f"mini.py {sizes} --partition" in said and "--models-of talk" in said
+
+
 PARTITION = "TEDLIUM=.../TEDLIUM_release-3 --partition legacy --unit person --seed 0 --hours-g 0.01"
 
 

@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import ROOT, Result, run
 from fakes import TED_TRAPS, TedTalk, some_talks, ted_talk, tedlium
@@ -546,6 +547,62 @@ def test_mini_corpus_segments_hold_the_sentences(mini_corpus):
         assert wave[start + 1700 : end - 1700].std() > 30
         wave[start:end] = 0
     assert not wave.any()
+
+
+def test_mini_corpus_of_other_sizes(tmp_path):
+    """Persons, talks and seconds as asked for; then two models of each talk are of full length."""
+    pytest.importorskip("espeakng_loader")
+    sizes = ("--speakers", "12", "--talks", "2", "--channels", "2", "--seconds", "16")
+    run(sys.executable, SCRIPTS / "mini.py", tmp_path, *sizes, env=ENVIRONMENT).ok()
+    talks = [path.stem for path in (tmp_path / "TEDLIUM_release-mini/data/sph").iterdir()]
+    persons = Counter(talk.partition("_")[0] for talk in talks)
+    assert len(persons) == 12 and set(persons.values()) == {2}
+    out = tmp_path / "data"
+    options = ("--partition", "legacy", "--seconds-per-model", "16", "--speakers", "4,4,4")
+    prepare(tmp_path / "TEDLIUM_release-mini", out, *options, "--models-of", "talk").ok()
+    validate(out)
+    rows = read_tsv(out / "models.tsv", None)
+    by_talk = Counter((row["speaker"], row["talks"]) for row in rows)
+    assert len(by_talk) == 16 and set(by_talk.values()) == {2}
+    assert {row["model"].rpartition("-")[2] for row in rows} == {"m1", "m2", "m3", "m4"}
+    assert all(12 <= float(row["seconds"]) <= 20 for row in rows)
+    report = (out / "partition.txt").read_text()
+    assert "of 24 target pairs, 8 share a talk" in report
+    # By default of each speaker there are two, of two talks.
+    prepare(tmp_path / "TEDLIUM_release-mini", out, *options).ok()
+    rows = read_tsv(out / "models.tsv", None)
+    assert len({(row["speaker"], row["talks"]) for row in rows}) == len(rows) == 16
+    for option, told in (("--speakers", "there are names for 656"), ("--talks", "years for 80")):
+        other = run(sys.executable, SCRIPTS / "mini.py", tmp_path, option, "999", env=ENVIRONMENT)
+        other.fails(1, told)
+    mini(tmp_path, "--channels", "-1").fails(2, "--channels is at least 0")
+
+
+def test_a_talk_of_the_mini_corpus_goes_through_its_channel():
+    """The filter is that between the talk's sound and the same sentences without one."""
+    pytest.importorskip("espeakng_loader")
+    (script,) = load("mini")
+    talks = script.plan(0, 1, script.Layout(speakers=6, talks=3, channels=2))
+    first, second, third, other = talks[:4]
+    assert first.name != third.name and (first.taps == third.taps).all()
+    assert first.speaker == third.speaker != second.speaker
+    responses = [20 * np.log10(abs(np.fft.rfft(one.taps, 1024))) for one in (first, second, other)]
+    for one, another in combinations(responses, 2):
+        assert np.std((one - another)[50:450]) > 2
+    # The channel is linear, but for the level that is made the same again.
+    synthesiser = script.Synthesiser()
+    quiet = replace(first, speaker=replace(first.speaker, noise=0.0))
+    flat = np.zeros(script.TAPS)
+    flat[script.TAPS // 2] = 1.0
+    heard, said = (script.wave_of(synthesiser, one) for one in (quiet, replace(quiet, taps=flat)))
+    expected = np.convolve(said, first.taps, "same")
+    # The ends of a sentence are cut.
+    gain = (heard @ expected) / (expected @ expected)
+    error = heard - gain * expected
+    assert (error @ error) < 1e-3 * (heard @ heard)
+    again = script.plan(0, 1, script.Layout(speakers=6, talks=3, channels=1))
+    assert (again[0].taps == again[1].taps).all()
+    assert all(one.taps is None for one in script.plan(0, 1, script.Layout()))
 
 
 def test_mini_corpus_does_not_take_a_folder_that_is_not_its_own(tmp_path):

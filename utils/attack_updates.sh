@@ -14,7 +14,7 @@ with=                   # other experiments, whose models are compared with thos
                         # are of all, membership and what a defence costs of --exp alone
 cohort=                 # experiments of other people, by which updates are centred; default: of each
                         # trial, those in --exp and --with of neither of its two
-models=                 # model, speaker, gender, talks: also strict trials, and attributes
+models=                 # model, speaker, gender, talks: trials by recording, too, and attributes
 part=                   # of a TDNN's layers: affine, relu or norm, see run.sh; default: the last of
                         # the config's a1.parts
 split=valid             # of the experiment's data, to measure what a defence costs

@@ -85,8 +85,8 @@ def attack(
 ) -> list[Mapping[str, object]]:
     """Decide all trials by the distance of footprints, layer by layer; write OUT/a1.tsv.
 
-    Both parts of a footprint, means alone and deviations alone (figures 4 and 5), on trials of any
-    two speakers, and where sex is known on strict ones; by each of the scores that are asked for.
+    Both parts of a footprint, means alone and deviations alone (figures 4 and 5), on each kind of
+    trials; by each of the scores that are asked for.
 
     Args:
         prints: as `read_footprints` gives them, those of the cohort too.

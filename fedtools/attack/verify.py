@@ -1,7 +1,8 @@
 """Who is the same speaker as whom? Trials of personalised models, and how well scores decide them.
 
 Tomashenko et al. (ICASSP 2022), section 4.3: target trials are all pairs of models of one speaker,
-others are drawn at random.
+others are drawn at random. Two models of one recording also share its channel; what is found in
+them need not be the speaker. Therefore targets are also taken apart by that.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ COLUMNS = (
 )  # fmt: skip
 # The columns of a table of models that trials depend on, as local/tedlium3/prepare.py writes it.
 MODEL_COLUMNS = ("model", "speaker", "gender", "talks")
-EASY, STRICT = "easy", "strict"
+# Kinds of trials, which differ by the targets: all pairs of models of one speaker, those that share
+# a recording, and those that share none.
+KINDS = EASY, SAME, OTHER = "easy", "same", "other"
 # Scores that are log-likelihood ratios. Those of A1 are distances, which no Cllr is known of.
 RATIOS = ("PLDA", "regression")
 # As many points of a curve are enough for a picture.
@@ -65,64 +68,65 @@ def read_models(path: str | Path) -> dict[str, Model]:
         if row["model"] in found:
             raise UserError(f"{row['model']!r} comes twice", path=path, line=line)
         gender = row["gender"] if row["gender"] in ("m", "f") else ""
-        talks = frozenset(row["talks"].split(","))
+        talks = frozenset(row["talks"].split(",")) - {""}
         found[row["model"]] = Model(row["speaker"], gender, talks, row.get("person", ""))
     return found
 
 
 def make_trials(
-    models: Mapping[str, Model], *, others: int = A1.others, seed: int = 0, strict: bool = False
-) -> Trials:
-    """Pairs of models.
+    models: Mapping[str, Model], *, others: int = A1.others, seed: int = 0
+) -> dict[str, Trials]:
+    """Pairs of models, by `KINDS`; a kind without a target trial is left out.
+
+    All kinds have the same trials of two speakers, so that what differs between their error rates
+    is of the targets. Whose recordings are not known is a target of any recording alone.
 
     Args:
         models: by name; one of a speaker with one model is in no target trial. Two of one person,
             but of two speakers, are in no trial.
         others: trials of two speakers, drawn at random; all if there are no more, or with 0.
         seed: of the draw.
-        strict: target trials share no talk, and the two speakers of the others are of one sex.
 
     Raises:
-        UserError: if no trial of a kind is left.
+        UserError: if no trial of one speaker, or of two, is left.
     """
-    names, targets, rest = sorted(models), [], []
-    for one, other in combinations(names, 2):
+    targets: dict[str, list[tuple[str, str]]] = {kind: [] for kind in KINDS}
+    rest = []
+    for one, other in combinations(sorted(models), 2):
         a, b = models[one], models[other]
         if a.speaker == b.speaker:
-            if not strict or not a.talks & b.talks:
-                targets.append((one, other))
-        elif a.person and a.person == b.person:
-            continue
-        elif not strict or (a.gender and a.gender == b.gender):
+            targets[EASY].append((one, other))
+            if a.talks and b.talks:
+                targets[SAME if a.talks & b.talks else OTHER].append((one, other))
+        elif not a.person or a.person != b.person:
             rest.append((one, other))
     if others and others < len(rest):
-        drawn = generator(seed, "trials", int(strict)).choice(len(rest), others, replace=False)
+        drawn = generator(seed, "trials", 0).choice(len(rest), others, replace=False)
         rest = [rest[index] for index in np.sort(drawn)]
-    if not targets or not rest:
-        kind = "of one speaker" if not targets else "of two speakers"
-        where = " that share no talk" if strict and not targets else " of one sex" * strict
-        raise UserError(f"no pair of models {kind}{where}")
-    pairs = sorted([(*pair, True) for pair in targets] + [(*pair, False) for pair in rest])
-    enrolled, test, kinds = zip(*pairs, strict=True)
-    return Trials(enrolled, test, np.array(kinds))
+    if not targets[EASY] or not rest:
+        kind = "two speakers" if targets[EASY] else "one speaker"
+        raise UserError(f"no pair of models of {kind}")
+    return {kind: _trials(own, rest) for kind, own in targets.items() if own}
+
+
+def _trials(targets: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]]) -> Trials:
+    pairs = sorted([(*pair, True) for pair in targets] + [(*pair, False) for pair in others])
+    enrolled, test, same = zip(*pairs, strict=True)
+    return Trials(enrolled, test, np.array(same))
 
 
 def write_trials(
     out: Path, models: Mapping[str, Model], others: int, seed: int
 ) -> dict[str, Trials]:
-    """Make trials and write OUT/trials.<kind>: easy ones, and strict ones where there are any."""
-    trials = {EASY: make_trials(models, others=others, seed=seed)}
-    try:
-        if not any(model.gender for model in models.values()):
-            raise UserError("the sex of no speaker is known")
-        trials[STRICT] = make_trials(models, others=others, seed=seed, strict=True)
-    except UserError as error:
-        # Where a speaker is a talk, for one.
-        print(f"no strict trials: {error}", file=sys.stderr)
-        for path in (*out.glob(f"*.{STRICT}"), *out.glob(f"*.{STRICT}.det.tsv")):
-            path.unlink()
-    for kind, some in trials.items():
-        some.write(out / f"trials.{kind}")
+    """Make trials and write OUT/trials.<kind>; delete files of kinds that there are no more."""
+    trials = make_trials(models, others=others, seed=seed)
+    for kind in KINDS:
+        path = out / f"trials.{kind}"
+        if kind in trials:
+            trials[kind].write(path)
+        elif path.exists():
+            for old in (*out.glob(f"*.{kind}"), *out.glob(f"*.{kind}.det.tsv")):
+                old.unlink()
     return trials
 
 
@@ -194,7 +198,7 @@ def decide(
     place = [index for index, name in enumerate(names) if speakers.get(name) in alone]
     owners = [speakers[names[index]] for index in place]
     for layer, way, matrix in matrices:
-        # Of all speakers, which strict trials are not, but of no person twice.
+        # Of all models, whatever they share, but of no person twice.
         legal = _legal(risk(matrix[np.ix_(place, place)], owners))
         for kind, some in trials.items():
             scores = some.scores(matrix, names, names)

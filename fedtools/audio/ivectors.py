@@ -7,15 +7,16 @@ normalisation of means.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from fedtools.audio.features import client_order
 from fedtools.files.ark import FRAMES_PER_HOUR, FeatureReader, write_ark
-from fedtools.files.datadir import DataDir, invert
+from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
 from fedtools.files.progress import counted
 from fedtools.files.sections import Ivectors
@@ -24,6 +25,10 @@ from fedtools.speaker.gmm import Moments, accumulate, train_ubm
 from fedtools.speaker.ivector import IvectorExtractor, train_extractor
 
 FILE = "ivectors.safetensors"
+# Kaldi's max-remembered-frames.
+REMEMBERED = 1000
+Per = Literal["utterance", "recording", "speaker"]
+Group = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,8 @@ def append_ivectors(
     out_dir: str | Path,
     ark_dir: str | Path,
     *,
-    online: bool,
+    per: Per = "utterance",
+    online: bool = True,
     every: int = 10,
 ) -> DataDir:
     """Write a data directory whose features have an i-vector behind each frame.
@@ -107,8 +113,12 @@ def append_ivectors(
         extractor_dir: see `train_ivectors`.
         out_dir: another data directory, with the same tables.
         ark_dir: gets feats.ark.
-        online: of the utterance so far, a new one every so many frames; otherwise of all that the
-            speaker says in this directory, at this speed.
+        per: whose speech an i-vector is of: the utterance's, or what its speaker says in the same
+            recording or at all. What another client has of the same speaker is left out, since no
+            client knows it; a copy at another speed is another voice.
+        online: of what was said so far, a new one every so many frames, with utterances in C order;
+            as in Kaldi no more than `REMEMBERED` frames of those before count. Otherwise one of
+            all frames.
         every: frames.
 
     Raises:
@@ -118,6 +128,20 @@ def append_ivectors(
     if out.exists() and out.samefile(data.path):
         raise UserError("would be overwritten", path=out, remedy="name another directory")
     extractor = IvectorExtractor.load(extractor_dir / FILE)
+    reader, groups = _reader(data, extractor), _groups(data, per)
+    order = counted(client_order(data), "i-vectors", "utterances")
+    if online:
+        matrices = _so_far(groups, order, reader, extractor, every)
+    else:
+        matrices = _whole(groups, order, reader, extractor)
+    scp = write_ark(ark, matrices)
+    result = replace(data, path=out, feats_scp={utt: scp[utt] for utt in data.utterances})
+    result.write(remove_others=True)
+    return result
+
+
+def _reader(data: DataDir, extractor: IvectorExtractor) -> FeatureReader:
+    """A reader of features of the size that the extractor is for."""
     data.check_features(data.utterances)
     reader, size = FeatureReader(data.feats_scp), extractor.means.shape[1]
     for utt in data.utterances[:1]:
@@ -125,34 +149,71 @@ def append_ivectors(
         if found != size:
             problem = f"{found} values in a frame of {utt!r}, the extractor is for {size}"
             raise UserError(problem, path=data.path / "feats.scp")
-    order = client_order(data)
-    of_speaker = {} if online else _of_speakers(data, reader, extractor)
-
-    def matrices() -> Iterator[tuple[str, np.ndarray]]:
-        for utt in counted(order, "i-vectors", "utterances"):
-            frames = reader.read(utt)
-            if online:
-                rows = extractor.online(frames, every=every)
-                vectors = rows[np.arange(len(frames)) // every]
-            else:
-                vectors = np.tile(of_speaker[data.utt2spk[utt]], (len(frames), 1))
-            yield utt, np.concatenate([frames, vectors.astype(np.float32)], 1)
-
-    scp = write_ark(ark, matrices())
-    result = replace(data, path=out, feats_scp={utt: scp[utt] for utt in data.utterances})
-    result.write(remove_others=True)
-    return result
+    return reader
 
 
-def _of_speakers(
-    data: DataDir, reader: FeatureReader, extractor: IvectorExtractor
-) -> dict[str, np.ndarray]:
-    """Speaker -> the i-vector of all its frames. A copy at another speed is another voice."""
-    speakers = invert(data.utt2spk)
+def _groups(data: DataDir, per: Per) -> dict[Group, list[str]]:
+    """Whose statistics are one: client, speaker, recording and utterance -> utterances in C order.
+
+    What does not tell groups apart is "".
+    """
+    groups: dict[Group, list[str]] = {}
+    for utt in data.utterances:
+        recording = data.segments[utt].split()[0] if utt in data.segments else utt
+        group = (
+            data.utt2client.get(utt, ""),
+            data.utt2spk[utt],
+            recording if per == "recording" else "",
+            utt if per == "utterance" else "",
+        )
+        groups.setdefault(group, []).append(utt)
+    return {group: sorted(utts) for group, utts in groups.items()}
+
+
+def _so_far(
+    groups: Mapping[Group, Sequence[str]],
+    order: Iterable[str],
+    reader: FeatureReader,
+    extractor: IvectorExtractor,
+    every: int,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Utterances with i-vectors of all that the group has said until then."""
+    group_of = {utt: group for group, utts in groups.items() for utt in utts}
+    carried: dict[Group, Moments] = {}
+    for utt in order:
+        frames, group = reader.read(utt), group_of[utt]
+        before = carried.pop(group, None)
+        rows = extractor.online(frames, every=every, before=before)
+        if utt != groups[group][-1]:
+            carried[group] = _remember(before, extractor.ubm.moments(frames)[0])
+        yield utt, _beside(frames, rows[np.arange(len(frames)) // every])
+
+
+def _remember(before: Moments | None, said: Moments) -> Moments:
+    """The moments that the next utterance begins with: those of fewer frames, if there are many."""
+    both = said if before is None else before.plus(said)
+    share = min(1.0, REMEMBERED / max(float(both.counts.sum()), 1.0))
+    return Moments(*(share * one for one in both))
+
+
+def _whole(
+    groups: Mapping[Group, Sequence[str]],
+    order: Iterable[str],
+    reader: FeatureReader,
+    extractor: IvectorExtractor,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Utterances with the i-vector of all frames of the group."""
 
     def moments() -> Iterator[Moments]:
-        for utts in speakers.values():
+        for utts in groups.values():
             yield accumulate(extractor.ubm, (reader.read(utt) for utt in utts))[0]
 
-    vectors = extractor.extract(moments())
-    return dict(zip(speakers, vectors, strict=True))
+    vectors = zip(groups.values(), extractor.extract(moments()), strict=True)
+    of_utterance = {utt: vector for utts, vector in vectors for utt in utts}
+    for utt in order:
+        frames = reader.read(utt)
+        yield utt, _beside(frames, np.tile(of_utterance[utt], (len(frames), 1)))
+
+
+def _beside(frames: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    return np.concatenate([frames, vectors.astype(np.float32)], 1)

@@ -215,7 +215,7 @@ def a1(
         ..., metavar="DIR... OUT", help="What attack footprints has written; gets a1.tsv."
     ),
     models: Path = typer.Option(
-        None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
+        None, metavar="TSV", help="model, speaker, gender, talks: trials by recording, too."
     ),
     cohort: list[Path] = typer.Option(
         [],
@@ -233,8 +233,8 @@ def a1(
 
     The distance is that of their footprints: as equation 4 of the paper is written (literal), or of
     vectors of unit length (unit); or it is their cosine, centred on models of other people and
-    normed by their scores (cohort). Strict trials: target pairs share no talk, others are of one
-    sex. Intervals are 95 %.
+    normed by their scores (cohort). With --models, targets of the same recording and of other
+    recordings have rows of their own. Intervals are 95 %.
 
     Reads: DIR/footprints.<job>.* and models.<job>.tsv, those of --cohort, too; the TSV of --models;
     section a1 of the YAML of --config.
@@ -272,7 +272,7 @@ def a2(
     config: Path = typer.Option(None, help="YAML with a section a2: width, epochs, held, ..."),
     set_: list[str] = SET,
     models: Path = typer.Option(
-        None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
+        None, metavar="TSV", help="model, speaker, gender, talks: trials by recording, too."
     ),
     others: int = OTHERS,
     resamples: int = RESAMPLES,

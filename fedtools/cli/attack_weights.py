@@ -29,7 +29,7 @@ def weights(
         "of its two.",
     ),
     models: Path = typer.Option(
-        None, metavar="TSV", help="model, speaker, gender, talks: also strict trials."
+        None, metavar="TSV", help="model, speaker, gender, talks: trials by recording, too."
     ),
     defence: str = DEFENCE,
     config: Path = typer.Option(None, help="YAML with a section weights: constant, others, ..."),

@@ -174,16 +174,19 @@ def append_ivectors(
     extractor: Path = typer.Argument(..., metavar="DIR", help="What train-ivectors has written."),
     out_dir: Path = OUT_DIR,
     ark_dir: Path = ARK_DIR,
-    of: Literal["utterance", "speaker"] = typer.Option(
-        "utterance", help="Of the utterance so far, or of all that the speaker says."
+    per: Literal["utterance", "recording", "speaker"] = typer.Option(
+        "utterance", help="Whose statistics are carried over from one utterance to the next."
     ),
+    offline: bool = typer.Option(False, "--offline", help="One of all frames of --per."),
     every: int = typer.Option(10, min=1, help="Frames from one to the next within an utterance."),
 ) -> None:
     """Append an i-vector to each frame of features.
 
-    Kaldi's TDNN recipes do so.
+    Kaldi's TDNN recipes do so. An i-vector is of all frames until then: of the utterance, or also
+    of those before it of the same speaker, in all or in one recording, as Kaldi carries them over;
+    never of another client's.
 
-    Reads: DATA_DIR with feats.scp; DIR/ivectors.safetensors.
+    Reads: DATA_DIR with feats.scp, segments, utt2client; DIR/ivectors.safetensors.
 
     Writes: OUT_DIR; ARK_DIR/feats.ark.
 
@@ -192,5 +195,5 @@ def append_ivectors(
     """
     from fedtools.audio.ivectors import append_ivectors as append
 
-    data = append(data_dir, extractor, out_dir, ark_dir, online=of == "utterance", every=every)
+    data = append(data_dir, extractor, out_dir, ark_dir, per=per, online=not offline, every=every)
     print(f"{data.path}: {len(data.utterances)} utterances with i-vectors")

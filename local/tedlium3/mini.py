@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A small TED-LIUM 3, spoken by espeak-ng, in the layout of the corpus' owners.
 
-    mini.py OUT
+    mini.py OUT [--speakers N] [--talks N] [--channels N] [--seconds N]
 
 writes OUT/TEDLIUM_release-mini/{data/{sph,stm},legacy,speaker-adaptation,SHA256SUMS}: 80 persons of
 six accents (see local/voices.py) who train, and 8 and 8 of the legacy dev and test sets, about two
@@ -11,6 +11,11 @@ hours and a half. `speaker-adaptation` has other dev and test sets, of persons w
 Every eighth person speaks for well over half a minute (enough for one personalised model of 40
 seconds), every fourth has two talks of nearly a minute, of different years, and the others have one
 of over a minute and a half. A talk has a channel of its own: distance, noise, and colour.
+
+--speakers, --talks and --seconds give another number of persons who train, of talks of each of
+them, and more speech: each of these talks has enough for two personalised models of so many
+seconds. With --channels, the talks of a person go through so many filters in turn, drawn at random
+for this person alone: as many as talks give each talk one of its own, 1 the same to all.
 
 The stm files have what prepare.py has to deal with: overlapping segments and segments in another
 order, old labels, comments, what is not scored, words split at their apostrophes, `<unk>`, `<sil>`,
@@ -27,7 +32,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +50,20 @@ PERSONS = {"train": 80, "dev": 8, "test": 8}
 ADAPTATION = {"dev": range(0, 80, 10), "test": range(5, 80, 10)}
 SHORT, HALF, WHOLE, HELD_OUT = 9, 13, 24, 12
 """Sentences of a talk: of those who say little, of one of two, of one alone, of dev and test."""
+LONGEST = 100_000
+# Times the speech of two models, for a talk: words take about four fifths of the time that they
+# should by a voice's words a minute.
+SPARE = 1.3
+# Seconds more for each: a set ends with a sentence, and what overlaps with the first is lost.
+MARGIN = 5
 FIRST = "Ada Ben Cleo Dan Eva Finn Gina Hugo Iris Jon Kira Leo Mona Nils Olga Paul".split()
 LAST = "North Brook Hill Stone Reed Woods".split()
+# With more persons than these have names, two of the last names are one.
+LAST += [one + other.lower() for one in LAST for other in LAST]
+# Of the filter of a channel: where its gains are drawn, in Hz, their deviation in dB, and its taps.
+BANDS = (0, 250, 500, 1000, 1500, 2000, 3000, 4000, 6000, 8000)
+DEVIATION, TAPS = 6.0, 255
+YEARS = 80
 GAP = np.zeros(2 * RATE // 5)
 # Zero samples between sentences; within one, noise is never zero for so long.
 SILENT = RATE // 5
@@ -82,14 +99,35 @@ UNKNOWN = "zorvane bleckle tumbrio pradda".split()
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How many persons train, what they say, and through what; 0: as it is without the option.
+
+    Attributes:
+        speakers: who train.
+        talks: of each of them.
+        channels: of each of them.
+        seconds: of each of the two models that a talk has the speech for.
+    """
+
+    speakers: int = 0
+    talks: int = 0
+    channels: int = 0
+    seconds: int = 0
+
+
+@dataclass(frozen=True)
 class Talk:
-    """One talk: its name, who speaks, and the sentences, (as spoken, as written) each."""
+    """One talk: its name, who speaks, and the sentences, (as spoken, as written) each.
+
+    `taps` are those of its channel's filter; there is none where a talk has a colour drawn.
+    """
 
     name: str
     person: int
     part: str
     speaker: Speaker
     sentences: tuple[tuple[str, str], ...]
+    taps: np.ndarray | None = field(default=None, compare=False)
 
     @property
     def folder(self) -> str:
@@ -128,11 +166,13 @@ def sentences(seed: int) -> Iterator[tuple[str, str]]:
         yield spoken, " ".join(words)
 
 
-def talks_of(part: str, person: int) -> list[tuple[str, int]]:
+def talks_of(part: str, person: int, layout: Layout) -> list[tuple[str, int]]:
     """A person's talks: the year with its letter, and the number of sentences."""
     year = 2003 + person % 13
     if part != "train":
         return [(str(year), HELD_OUT)]
+    if layout.talks:
+        return [(str(year + number), WHOLE) for number in range(layout.talks)]
     if person % 8 == 0:
         return [(f"{year}X", SHORT)]
     if person % 4 == 1:
@@ -140,25 +180,62 @@ def talks_of(part: str, person: int) -> list[tuple[str, int]]:
     return [(str(year), WHOLE)]
 
 
-def plan(seed: int, most: int) -> list[Talk]:
-    """The talks of the corpus, with at most so many sentences."""
+def said_in(
+    source: Iterator[tuple[str, str]], length: int, seconds: float, most: int, speaker: Speaker
+) -> tuple[tuple[str, str], ...]:
+    """Sentences of a talk: so many, or if seconds are given, for so long; at most `most`."""
+    said: list[tuple[str, str]] = []
+    timed = seconds > 0
+    while len(said) < most and (seconds > 0 if timed else len(said) < length):
+        said.append(next(source))
+        seconds -= 60 * len(said[-1][0].split()) / speaker.words_per_minute
+    return tuple(said)
+
+
+def taps_of(seed: int, person: str, channel: int) -> np.ndarray:
+    """The filter of a channel, (TAPS,), of linear phase; its gains are drawn at random."""
+    random = random_of(seed, "channel", person, channel)
+    frequencies = np.linspace(0, RATE / 2, TAPS // 2 + 1)
+    gains = np.interp(frequencies, BANDS, random.normal(0, DEVIATION, len(BANDS)))
+    taps = np.fft.irfft(10 ** (gains / 20), TAPS)
+    return np.roll(taps, TAPS // 2) * np.hanning(TAPS + 2)[1:-1]
+
+
+def plan(seed: int, most: int, layout: Layout) -> list[Talk]:
+    """The talks of the corpus, with at most so many sentences.
+
+    Raises:
+        UserError: if there are more persons than names, or more talks than years.
+    """
+    persons = {**PERSONS, "train": layout.speakers or PERSONS["train"]}
+    if sum(persons.values()) > len(FIRST) * len(LAST):
+        names = len(FIRST) * len(LAST) - sum(persons.values()) + persons["train"]
+        raise UserError(f"--speakers {persons['train']}: there are names for {names}")
+    if layout.talks > YEARS:
+        raise UserError(f"--talks {layout.talks}: there are years for {YEARS}")
     source, talks, order = sentences(seed), [], 0
-    for part, count in PERSONS.items():
+    for part, count in persons.items():
         for person in range(count):
             name = FIRST[order % len(FIRST)] + LAST[order // len(FIRST)]
             accent = list(ACCENTS)[order % len(ACCENTS)]
             speaker = make_speaker(accent, order // len(ACCENTS), seed)
             order += 1
-            for year, length in talks_of(part, person):
-                talk = f"{name}_{year}"
+            for number, (year, length) in enumerate(talks_of(part, person, layout)):
+                talk, taps = f"{name}_{year}", None
                 random = random_of(seed, "room", talk)
+                if layout.channels:
+                    channel = number % layout.channels
+                    random = random_of(seed, "room", name, channel)
+                    taps = taps_of(seed, name, channel)
                 room = replace(
                     speaker,
                     level=float(10 ** (random.uniform(-12, 0) / 20)),
                     noise=float(10 ** (random.uniform(-45, -30) / 20)),
                 )
-                said = tuple(next(source) for _ in range(min(length, most)))
-                talks.append(Talk(talk, person, part, room, said))
+                timed = layout.seconds and part == "train"
+                long = 2 * SPARE * (layout.seconds + MARGIN) if timed else 0
+                said = said_in(source, length, long, most, speaker)
+                talks.append(Talk(talk, person, part, room, said, taps))
     return talks
 
 
@@ -172,7 +249,10 @@ def wave_of(synthesiser: Synthesiser, talk: Talk) -> np.ndarray:
     pieces = [GAP]
     for spoken, _ in talk.sentences:
         wave = synthesiser.say(spoken, talk.speaker, random)
-        wave[1:] += colour * wave[:-1]
+        if talk.taps is None:
+            wave[1:] += colour * wave[:-1]
+        else:
+            wave = np.convolve(wave, talk.taps, "same")
         wave *= 0.7 * talk.speaker.level / max(np.abs(wave).max(), 1e-3)
         noise = 0.2 * talk.speaker.noise * talk.speaker.level
         pieces += [wave + noise * random.standard_normal(len(wave)), GAP]
@@ -251,9 +331,10 @@ def write_tables(talks: list[Talk], corpus: Path) -> None:
         path.symlink_to(os.path.relpath(corpus / file, path.parent))
 
 
-def make(corpus: Path, seed: int, most: int, jobs: int) -> None:
-    """Make the corpus, or what of it is missing or damaged."""
-    talks = plan(seed, most)
+def make(corpus: Path, seed: int, most: int, jobs: int, **numbers: int) -> None:
+    """Make the corpus, or what of it is missing or damaged; `numbers` are those of `Layout`."""
+    layout = Layout(**numbers)
+    talks = plan(seed, most, layout)
 
     def speak(synthesiser: Synthesiser, talk: Talk, path: Path) -> None:
         import soundfile
@@ -264,7 +345,7 @@ def make(corpus: Path, seed: int, most: int, jobs: int) -> None:
 
     make_corpus(
         corpus,
-        recipe_of([f"seed {seed}", f"most {most}"], __file__),
+        recipe_of([f"seed {seed}", f"most {most}", f"{layout}"], __file__),
         {f"{talk.folder}/sph/{talk.name}.sph": talk for talk in talks},
         speak,
         [*(f"{talk.folder}/stm/{talk.stm}.stm" for talk in talks), *links_of(talks)],
@@ -275,4 +356,17 @@ def make(corpus: Path, seed: int, most: int, jobs: int) -> None:
 
 if __name__ == "__main__":
     description = "Make a small TED-LIUM 3 with espeak-ng."
-    run(__file__, description, "TEDLIUM_release-mini", WHOLE, "sentences in a talk", make)
+    run(
+        __file__,
+        description,
+        "TEDLIUM_release-mini",
+        LONGEST,
+        "sentences in a talk",
+        make,
+        {
+            "speakers": f"persons who train (default: {PERSONS['train']})",
+            "talks": "of each of them (default: one or two)",
+            "channels": "of each of them, for its talks in turn (default: a mild one of each talk)",
+            "seconds": "of each of the two models that a talk is enough for (default: varied)",
+        },
+    )

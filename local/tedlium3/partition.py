@@ -1,7 +1,8 @@
 """The partitions of section 4.1 of Tomashenko et al. (ICASSP 2022): who is in which, by a seed.
 
     Train-G     trains the global model
-    Part-1, -2  one or two adaptation sets of each speaker, each for a personalised model
+    Part-1, -2  one or two adaptation sets of each speaker, each for a personalised model; or one or
+                two of each of its talks
     Indicator   some utterances of each speaker of the corpus' dev and test sets
 
 A speaker, the unit that no two of them share, is a person or a talk.
@@ -58,6 +59,8 @@ class Wanted:
             two parts, in the proportion of the paper's.
         indicator: utterances of each speaker of the Indicator.
         valid: the share of Train-G's utterances that are for validation.
+        models_of: "speaker" for two adaptation sets of each, or "talk" for two of each talk, so
+            that a speaker has pairs of models that share a recording, and others that do not.
     """
 
     unit: str
@@ -67,6 +70,7 @@ class Wanted:
     speakers: tuple[int, int, int] | None
     indicator: int
     valid: float
+    models_of: str = "speaker"
 
 
 @dataclass
@@ -262,23 +266,30 @@ def without_twins(utterances: list[Utterance], dropped: Dropped) -> list[Utteran
 
 
 def adaptation_sets(utterances: list[Utterance], wanted: Wanted) -> list[list[Utterance]]:
-    """Two, one or no adaptation set of a speaker, whose utterances come by audio and time."""
+    """The adaptation sets of a speaker, whose utterances come by audio and time."""
     audios: dict[str, list[Utterance]] = {}
     for utterance in utterances:
         audios.setdefault(utterance.audio, []).append(utterance)
+    if wanted.models_of == "talk":
+        return [one for own in audios.values() for one in cut(own, wanted)]
     groups: list[list[Utterance]] = [[], []]
     # Longest first, each to the shorter group; the seed decides which group is the first set's.
     for audio in sorted(audios.values(), key=lambda own: (-seconds_of(own), own)):
         min(groups, key=seconds_of).extend(audio)
     groups.sort(key=lambda own: seed64(wanted.seed, "group", own[0].audio) if own else -1)
-    enough = FEWEST * wanted.seconds
     sets = [fill(own, wanted.seconds) for own in groups]
-    if min(map(seconds_of, sets)) >= enough:
+    if min(map(seconds_of, sets)) >= FEWEST * wanted.seconds:
         return sets
+    return cut(utterances, wanted)
+
+
+def cut(utterances: list[Utterance], wanted: Wanted) -> list[list[Utterance]]:
+    """Two, one or no adaptation set, of which the second begins after the first."""
     first = fill(utterances, wanted.seconds)
     used = set(first) | overlapping(utterances, set(first))
     rest = [u for u in utterances if u not in used]
-    return [own for own in (first, fill(rest, wanted.seconds)) if seconds_of(own) >= enough]
+    sets = [first, fill(rest, wanted.seconds)]
+    return [own for own in sets if seconds_of(own) >= FEWEST * wanted.seconds]
 
 
 def fill(utterances: Iterable[Utterance], seconds: float) -> list[Utterance]:

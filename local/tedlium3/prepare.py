@@ -8,7 +8,7 @@ acoustic models in a federated learning framework", ICASSP 2022 (see partition.p
 
     OUT/train_g, OUT/valid      Train-G, and of its speakers' utterances a few to tune by
     OUT/part1, OUT/part2        where each personalised model is a client of utt2client, called
-                                <speaker>-m1 and <speaker>-m2; model2speaker says whose it is
+                                <speaker>-m1, <speaker>-m2, ...; model2speaker says whose it is
     OUT/indicator               utterances of the speakers of the corpus' dev and test sets
     OUT/speakers.tsv            speaker, set, gender, person, talks, utterances, seconds, models
     OUT/models.tsv              model, part, speaker, gender, talks, utterances, seconds
@@ -149,6 +149,7 @@ def prepare(options: argparse.Namespace) -> None:
         options.speakers,
         options.indicator_utterances,
         options.valid,
+        options.models_of,
     )
     faults, usable = dropped.faults(), len(train) + len(held_out)
     for reason, place in sorted(dropped.first.items()):
@@ -222,6 +223,9 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     seconds = "speech of a personalised model (default: %(default)g)"
     default = float(Sets.seconds_per_model)
     add("--seconds-per-model", type=above_0, default=default, metavar="S", help=seconds)
+    two = "two models of each speaker, of different talks where there are some, or of each talk"
+    two += " (default: %(default)s)"
+    add("--models-of", choices=("speaker", "talk"), default="speaker", help=two)
     counts = (
         "speakers of Train-G, Part-1, Part-2 (default: with --unit talk and 2,250 talks or more,"
     )

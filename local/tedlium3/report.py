@@ -18,7 +18,7 @@ from pathlib import Path
 
 from scipy.stats import norm
 
-from fedtools.attack.verify import COLUMNS, EASY, STRICT
+from fedtools.attack.verify import COLUMNS, EASY, KINDS, OTHER, SAME
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.tables import format_markdown, read_tsv
@@ -40,6 +40,11 @@ PAPER = "Tomashenko et al. 2022"
 TABLE_2 = {("A1", "1"): "0.86", ("A1", "5"): "7.11", ("A2", "1"): "12.31", ("A2", "5"): "1.94"}
 PLACES = {"affine": "before the ReLU", "relu": "after the ReLU", "norm": "after BatchNorm"}
 NUMBERS = ("EER%", "low", "high")
+TRIALS = {
+    EASY: "easy trials",
+    SAME: "target trials of one recording",
+    OTHER: "target trials of two recordings",
+}
 SETS = {"part2": "Part-2", "part1+part2": "Part-1 + Part-2"}
 MEASURES = ("minDCF", "minCllr", "Dsys", "TPR@0.1%", "TPR@1%", "targets", "others")
 LEGAL = ("linked%", "singled%", "speakers")
@@ -150,14 +155,15 @@ def activations(place: str) -> str:
 def second_attack(caption: str, place: str, first: Rows, second: dict[str, Rows]) -> Iterable[str]:
     """Captions and tables of A2, and of A1 beside it, whose activations are of `place`."""
     where = activations(place)
-    for trials in sorted({row["trials"] for rows in second.values() for row in rows}):
+    found = {row["trials"] for rows in second.values() for row in rows}
+    for trials in (kind for kind in KINDS if kind in found):
         yield (
-            f"**{caption}: attacks A1 and A2 on Part-2, {trials} trials, EER %** (table 2), "
+            f"**{caption}: attacks A1 and A2 on Part-2, {TRIALS[trials]}, EER %** (table 2), "
             f"{where}. Published figures are not measured here."
         )
         yield attacks_table(first, second, trials)
         yield (
-            f"**{caption}: attack A2 on Part-2, {trials} trials, other measures**. Cllr is of "
+            f"**{caption}: attack A2 on Part-2, {TRIALS[trials]}, other measures**. Cllr is of "
             "log-likelihood ratios, which are PLDA's scores alone."
         )
         yield measures_table(second, trials)
@@ -309,18 +315,18 @@ def write_report(
         *weight_lines(heard),
     ]
     for (place, sets), rows in first.items():
-        for trials in (EASY, STRICT):
+        for trials in KINDS:
             if chosen := [row for row in rows if row["trials"] == trials]:
                 parts += [
                     f"**{caption}: attack A1 on {SETS[sets]}, activations {PLACES[place]}, "
-                    f"{trials} trials** (figures 4 and 5): EER with 95 % intervals; the other "
+                    f"{TRIALS[trials]}** (figures 4 and 5): EER with 95 % intervals; the other "
                     "measures are of means and deviations together.",
                     layer_table(chosen, trials),
                 ]
                 if any(row["scores"] != "both" for row in chosen if "both" in row["scores"]):
                     parts += [
                         f"**{caption}: scores of attack A1 on {SETS[sets]}, activations "
-                        f"{PLACES[place]}, {trials} trials**, EER %: equation 4 as it is written, "
+                        f"{PLACES[place]}, {TRIALS[trials]}**, EER %: equation 4 as it is written, "
                         "of vectors of unit length, and cosines centred on and normed by a cohort.",
                         scores_table(chosen, trials),
                     ]
@@ -328,8 +334,8 @@ def write_report(
     for name, folder in updates:
         parts += updates_tables(caption, name, folder)
     titles = (
-        "EER of attack A1 by layer, easy trials",
-        f"DET curves, easy trials, {activations(main[0])}",
+        f"EER of attack A1 by layer, {TRIALS[EASY]}",
+        f"DET curves, {TRIALS[EASY]}, {activations(main[0])}",
     )
     for title, picture in zip(titles, pictures, strict=True):
         parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]

@@ -6,6 +6,8 @@ says 463, which is what is shown.
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from partition import UNITS, Partitions, Wanted, seconds_of
 
 from fedtools.files.tables import format_table
@@ -64,8 +66,12 @@ def told_of_models(result: Partitions, wanted: float) -> list[str]:
     lines = []
     for part, models in result.models.items():
         lengths = sorted(map(seconds_of, models.values()))
-        pairs = [(models[m[:-1] + "1"], own) for m, own in models.items() if m.endswith("-m2")]
-        shared = sum(bool({u.talk for u in a} & {u.talk for u in b}) for a, b in pairs)
+        by_speaker: dict[str, list[set[str]]] = {}
+        for model, own in models.items():
+            talks = {u.talk for u in own}
+            by_speaker.setdefault(model.rpartition("-m")[0], []).append(talks)
+        pairs = [pair for own in by_speaker.values() for pair in combinations(own, 2)]
+        shared = sum(bool(a & b) for a, b in pairs)
         mean = sum(lengths) / len(lengths)
         lines.append(
             f"{part}: {mean:.1f} s a model (asked for {wanted:g}), {lengths[0]:.1f} to "

@@ -18,10 +18,13 @@ hours_g=                # of speech that the global model is trained on
 seconds_per_model=      # of speech that a personalised model is trained on
 valid_share=            # of Train-G's utterances, to tune by and measure
 speakers=               # of Train-G, Part-1 and Part-2, such as 880,736,634; default: by the hours
+models_of=speaker       # two models of each speaker, or of each talk: pairs of one recording, too
+mini_corpus=            # options of local/mini.py, such as "--speakers 180 --talks 2 --channels 2"
 speeds=                 # training and adaptation data also faster and slower: "0.9 1.0 1.1"
 local_epochs=           # of a personalised model's training; default: the config's
 volumes=false           # true: each utterance of these has a volume drawn at random
 ivectors=true           # false: MFCC alone
+ivectors_per=utterance  # what they go on over: utterance, recording or speaker, as Kaldi's do
 criterion=              # ctc or lfmmi; default: the config's
 parts=                  # of the layers, where activations are taken for A1, before and after ReLU
                         # and after BatchNorm: "affine relu norm"; default: the config's, a1.parts
@@ -47,8 +50,9 @@ Stages: 1 data directories (TEDLIUM in db.sh is empty: a mini corpus), 2 MFCC, 3
 
 corpus=${TEDLIUM} mini=()
 if [ -z "${TEDLIUM}" ]; then
-    corpus=downloads/TEDLIUM_release-mini mini=(--mini)
     : "${tag:=mini}" "${config:=conf/mini.yaml}"
+    # Another one has a folder of its own, so that neither is made anew in the other's place.
+    corpus=downloads${mini_corpus:+/${tag}}/TEDLIUM_release-mini mini=(--mini)
     log "TEDLIUM is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
 : "${tag:=$(basename "${corpus}")}" "${config:=conf/paper.yaml}"
@@ -59,9 +63,11 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}"
 [ -n "${criterion}" ] || take_options "${config}" model.criterion
 check_words parts 'affine|relu|norm' layers '[1-9][0-9]*'
-check_word unit 'person|talk' volumes 'true|false' ivectors 'true|false' criterion 'ctc|lfmmi' \
-    ngpu '0|1'
+check_word unit 'person|talk' models_of 'speaker|talk' volumes 'true|false' \
+    ivectors 'true|false' ivectors_per 'utterance|recording|speaker' criterion 'ctc|lfmmi' ngpu '0|1'
 check_tag "${tag}"
+[ -z "${TEDLIUM}" ] || [ -z "${mini_corpus}" ] || fail 2 "--mini_corpus, but TEDLIUM is set in db.sh"
+read -r -a spoken <<<"${mini_corpus}"
 name_corpora TEDLIUM
 sp=${speeds:+_sp} iv=
 [ "${volumes}" = false ] || sp+=_vol
@@ -72,16 +78,20 @@ sp=${speeds:+_sp} iv=
 options=(--partition "${partition}" --unit "${unit}" --seed "${partition_seed}")
 options+=(--hours-g "${hours_g}" --seconds-per-model "${seconds_per_model}")
 options+=(--valid "${valid_share}" ${speakers:+--speakers "${speakers}"})
+[ "${models_of}" = speaker ] || options+=(--models-of "${models_of}")
+corpora+=${mini_corpus:+"mini.py ${mini_corpus} "}
 ! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
 ! begins 2 || keep_options "${exp}" "--volumes ${volumes}${speeds:+" --speeds ${speeds}"}" 2
 if begins 3 && [ "${ivectors}" = true ]; then
     said=$(fedtools config "${config}" ivectors.{gaussians,dimension,hours} | tr '\n' ' ')
-    keep_options "${exp}" "i-vectors' gaussians, dimension, hours: ${said% }" 3
+    said=${said% }
+    [ "${ivectors_per}" = utterance ] || said+=" per ${ivectors_per}"
+    keep_options "${exp}" "i-vectors' gaussians, dimension, hours: ${said}" 3
 fi
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
-    [ -n "${TEDLIUM}" ] || local/mini.py downloads
+    [ -n "${TEDLIUM}" ] || local/mini.py "$(dirname "${corpus}")" "${spoken[@]}"
     local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}"
     for set in train_g valid part1 part2 indicator; do
         utils/validate_data_dir.py --no-feats "${data}/${set}"
@@ -107,7 +117,7 @@ if begins 3 && [ "${ivectors}" = true ]; then
         --dimension "$(setting ivectors.dimension)" --hours "$(setting ivectors.hours)"
     for set in {train_g,part1,part2}"${sp}" valid indicator; do
         tabbed "${data}/${set}" "${exp}/ivectors" "${data}/${set}${iv}" "${dump}/${set}${iv}"
-    done | each "${cpu_cmd}" append fedtools append-ivectors
+    done | each "${cpu_cmd}" append fedtools append-ivectors --per "${ivectors_per}"
 fi
 
 assets=() train=train_g${sp}${iv} valid=valid${iv} global=${exp}/global list=${exp}/experiments
