@@ -227,7 +227,7 @@ from torch import nn
 
 from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Network, Sizes
-from fedtools.models.keywords.layers import BatchNorm2d, Conv1d, Linear
+from fedtools.models.stacked import BatchNorm2d, Conv1d, Linear
 
 
 class Normed(Network):

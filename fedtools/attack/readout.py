@@ -84,7 +84,7 @@ def first_layer(federation: Federation, sent: Spec) -> First:
         if f"{path}.bias" not in sent:
             raise NotApplicable(f"the first layer, {path}, has no bias")
         if len(shape) == 4 and shape[1] > 1 and shape[2] == 1:
-            # Over time, as `fedtools.models.keywords.layers.Conv1d` has it.
+            # Over time, as `fedtools.models.stacked.Conv1d` has it.
             shape = (*shape[:2], shape[3])
         if len(shape) > 3:
             problem = "sees patches of its input, none of which has a place of its own"
