@@ -163,7 +163,7 @@ def test_all_attacks(world: Path, tmp_path: Path, kind: str):
         assert {(row["targets"], row["others"]) for row in rows} == {("3", "12")}
     inside("attack", "membership", path, tmp_path, "--round", 1, "--each", 2, *options).ok()
     rows = read_tsv(tmp_path / "membership.tsv", None)
-    assert {row["score"] for row in rows} == {"loss", "gradient"}
+    assert {row["score"] for row in rows} == {"loss", "gradient", "audio"}
     no_features = inside("attack", "features", path, tmp_path / "features")
     no_features.fails(1, "no features are sent in this experiment")
 
