@@ -102,8 +102,8 @@ def test_features_are_counted_beside_adapters(speech: Path):
     files = [one for one in path.glob("round_*/features.*") if one.suffix in (".ark", ".scp")]
     assert sizes["decouplefl"] == sum(file.stat().st_size for file in files)
     frames = [int(line.split()[1]) for line in (speech.parent / "data/train/utt2num_frames").open()]
-    # 50 positions a second of the 32 values that this model has, in 16 bits; windows of 10 s are more
-    # than it hears, which is 200 positions.
+    # Positions of the 32 values that this model has, in 16 bits: windows of 10 s are more than the
+    # 4 s that it hears.
     assert max(frames) <= 400
     values = len(frames) * 200 * 32
     assert 2 * values < sizes["decouplefl"] < 2.2 * values
