@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from fedtools.attack.defences import Defence, defended
 from fedtools.attack.footprints import State, footprints
@@ -31,6 +30,7 @@ from fedtools.files.atomic import sha256, write_text
 from fedtools.files.config import read_yaml, write_yaml
 from fedtools.files.datadir import read_table, write_table
 from fedtools.files.errors import UserError
+from fedtools.files.progress import Count
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.files.text_files import read_text
 from fedtools.tasks.base import as_configured
@@ -150,7 +150,7 @@ def _all(
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
     """The footprints of some models, round by round: each has a global model of its own."""
     wanted = [name for name in names if name in victims.messages]
-    with tqdm(total=len(wanted), desc="footprints", unit="model", disable=None) as bar:
+    with Count("footprints", len(wanted), "models") as bar:
         for number in look.rounds:
             folder = federation.experiment.round(number).path
             own = [name for name in wanted if victims.messages[name].path.parent == folder]
@@ -169,7 +169,7 @@ def _all(
                     victims.refused[name] = f"activations of layer {bad} that are not finite"
                 else:
                     yield name, found
-                bar.update()
+                bar.advance()
 
 
 def _write_job(found: Iterator[tuple[str, dict[str, np.ndarray]]], out: Path, job: int) -> None:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from fedtools.attack import shadows
 from fedtools.attack.evidence import Evidence
@@ -39,6 +38,7 @@ from fedtools.attack.trials import ANYBODY, SAME, Draw, Trials
 from fedtools.attack.victims import Victims, sound_victims
 from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
+from fedtools.files.progress import counted
 from fedtools.files.sections import Bootstrap
 from fedtools.files.seeds import generator, seed64
 from fedtools.files.tables import write_tsv
@@ -149,8 +149,7 @@ class World:
 
     def _seen(self, start: Mapping[str, float]) -> Iterator[tuple[str, Seen]]:
         found = dict(self._of_clients())
-        bar = tqdm(self.trials.items(), desc="membership: shadows", unit="client", disable=None)
-        for client, one in bar:
+        for client, one in counted(self.trials.items(), "membership: shadows", "clients"):
             items, known = one.items, set(one.population)
             own, had = self._of_shadows(one)
             outside = [found[client, name] for name in one.kin]
@@ -190,7 +189,7 @@ class World:
         # Models of which much is asked come together, so that their gradients are shared.
         names = sorted(asked, key=lambda name: (-len(asked[name]), name))
         states = self._victims.states(names)
-        bar = tqdm(states, total=len(names), desc="membership: models", unit="model", disable=None)
+        bar = counted(states, "membership: models", "models", len(names))
 
         def wanted(name: str) -> dict[str, None]:
             return dict.fromkeys(

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from fedtools.attack.cohort import Block, blocks, combine, cosines, score_pairs
 from fedtools.attack.defences import Defence
@@ -49,6 +48,7 @@ from fedtools.attack.verify import COLUMNS, Model, decide, draw_rates, known_spe
 from fedtools.federation.federation import Federation
 from fedtools.files.atomic import scratch_dir
 from fedtools.files.errors import UserError
+from fedtools.files.progress import counted
 from fedtools.files.sections import Bootstrap
 from fedtools.files.tables import write_tsv
 
@@ -209,7 +209,7 @@ def _multiplied(
     parts, told = parts_of(joined.spec), list[Told]()
     squares, everything = {}, np.zeros((len(models.updates),) * 2)
     some = multiply(list(models.updates.values()), parts, options.piece_mb << 20)
-    for one in tqdm(some, total=len(parts), desc="updates", unit="part", disable=None):
+    for one in counted(some, "updates", "parts", len(parts)):
         squares[one.part] = one.squares
         np.save(scratch / f"{one.part}.npy", one.products)
         if not one.part.endswith(OF_STATISTICS):

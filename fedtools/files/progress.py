@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -105,9 +105,14 @@ class Count(Bar):
             self.say(f"{self.title}: {counted}, {self.left()} left")
 
 
-def counted(items: Sequence[Item], title: str, unit: str) -> Iterator[Item]:
-    """Go through a sized collection, and show how far."""
-    with Count(title, len(items), unit) as bar:
+def counted(
+    items: Iterable[Item], title: str, unit: str, total: int | None = None
+) -> Iterator[Item]:
+    """Go through a collection, and show how far; `total` is of one whose size is not known."""
+    if total is None:
+        assert isinstance(items, Sized)
+        total = len(items)
+    with Count(title, total, unit) as bar:
         for item in items:
             yield item
             bar.advance()
