@@ -184,7 +184,12 @@ class _States:
     """What clients' utterances are decoded with; a state that clients share is loaded once."""
 
     def __init__(self, federation: Federation, model: str):
-        self._federation, self._model = federation, model
+        self._federation, self._average, self._number = federation, model == "average", 0
+        if model not in ("average", "start"):
+            self._number = _round(model)
+            if not federation.experiment.round(self._number).is_done():
+                problem = f"round {self._number} is not complete"
+                raise UserError(problem, path=federation.experiment.path)
         self._loaded: str | None = ""
         self._digests: dict[str | None, str] = {}
 
@@ -193,7 +198,7 @@ class _States:
         owner = self._owner(client)
         if owner == self._loaded:
             return
-        if self._model == "average":
+        if self._average:
             load_average(self._federation, client)
         else:
             self._federation.load_result(owner, self._number)
@@ -216,17 +221,9 @@ class _States:
         """Whose state it is; None: that of all."""
         if not self._federation.personal:
             return None
-        if self._model == "average":
+        if self._average:
             return client if has_average(self._federation, client) else None
         return self._federation.states.known(client, self._number)
-
-    @property
-    def _number(self) -> int:
-        number = 0 if self._model == "start" else _round(self._model)
-        experiment = self._federation.experiment
-        if number and not experiment.round(number).is_done():
-            raise UserError(f"round {number} is not complete", path=experiment.path)
-        return number
 
 
 def _round(model: str) -> int:
