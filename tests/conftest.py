@@ -117,3 +117,14 @@ def set_key(key) -> Path:
 def cli():
     """`inside`, as a fixture."""
     return inside
+
+
+@pytest.fixture
+def in_float64():
+    """Rounding is no subject of a test."""
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(1)
+    yield
+    torch.set_default_dtype(torch.float32)

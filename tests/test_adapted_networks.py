@@ -37,13 +37,7 @@ WAYS = {
 HEAD = {"head.weight", "head.bias"}
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    """Rounding is no subject here."""
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(1)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def config_of(network: str) -> dict:

@@ -50,13 +50,7 @@ KINDS = [(name, norm) for name in SMALL for norm in ("batch", "group")][:-1]
 CLIENTS = 3
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    """Rounding is no subject here."""
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(1)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def small(network: str, clients: int, **more: object) -> nn.Module:
