@@ -388,7 +388,9 @@ def test_two_talks_of_a_person_are_in_no_trial(tmp_path):
     ])  # fmt: skip
     chosen = {"others": 0, "resamples": 20, "seed": 0}
     linked = [
-        decide(tmp_path, "a1", known, names, [("h1", "both", scores)], {"both": "a1"}, **chosen)[0]
+        decide(
+            tmp_path, "a1", known, names, [("-", "h1", "both", scores)], {"both": "a1"}, **chosen
+        )[0]
         for known in (models, unknown)
     ]
     assert [row["linked%"] for row in linked] == ["100.0", "33.3"]

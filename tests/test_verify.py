@@ -100,7 +100,7 @@ def test_scores_that_know_the_channel_alone_tell_no_speaker(tmp_path):
         rows.append(channel + 0.1 * random.normal(size=30))
     rows = np.array(rows) / np.linalg.norm(rows, axis=1, keepdims=True)
     chosen = {"others": 0, "resamples": 50, "seed": 0}
-    matrix = ("h1", "both", rows @ rows.T)
+    matrix = ("-", "h1", "both", rows @ rows.T)
     found = decide(tmp_path, "a1", models, list(models), [matrix], {"both": "a1"}, **chosen)
     assert [row["trials"] for row in found] == ["easy", "same", "other"]
     easy, same, other = found

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedtools.attack.cohort import blocks, normed, score_pairs
 from fedtools.attack.footprint_files import Prints
+from fedtools.attack.knowledge import ANY
 from fedtools.attack.options import A1
 from fedtools.attack.verify import Model, decide
 from fedtools.files.sections import Bootstrap
@@ -99,7 +100,7 @@ def attack(
         seed: see `make_trials`.
     """
     matrices = (
-        (layer, way if score == "literal" else f"{way}, {score}", matrix)
+        (ANY, layer, way if score == "literal" else f"{way}, {score}", matrix)
         for layer, values in prints.layers.items()
         for score in options.scores
         for way, matrix in _scores(score, values, prints, models, cohort or {}, options, seed)

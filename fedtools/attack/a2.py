@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.attack.knowledge import ANY
 from fedtools.attack.verify import Model, decide, known_speakers
 from fedtools.attack.victims import Victims, make_probe, sound_victims
 from fedtools.attack.xvectors import Training, View, embeddings, train_xvectors
@@ -138,5 +139,5 @@ def _decide(
     }
     layer = name.partition(".")[2]
     chosen = {"others": training.options.others, "resamples": resamples, "seed": training.seed}
-    of_layer = ((layer, way, matrix) for way, matrix in matrices.items())
+    of_layer = ((ANY, layer, way, matrix) for way, matrix in matrices.items())
     return decide(out, name, models, names, of_layer, {"PLDA": "a2"}, **chosen)

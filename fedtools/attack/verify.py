@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.attack.knowledge import ANY, NO_DEFENCE
 from fedtools.attack.options import A1
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError
@@ -31,8 +32,9 @@ from fedtools.score.verification import (
 )
 
 COLUMNS = (
-    "attack", "layer", "scores", "trials", "EER%", "low", "high", "minDCF", "Cllr", "minCllr",
-    "Dsys", "TPR@0.1%", "TPR@1%", "targets", "others", "linked%", "singled%", "speakers",
+    "attack", "defence", "attacker", "layer", "scores", "trials", "EER%", "low", "high", "minDCF",
+    "Cllr", "minCllr", "Dsys", "TPR@0.1%", "TPR@1%", "targets", "others", "linked%", "singled%",
+    "speakers",
 )  # fmt: skip
 # The columns of a table of models that trials depend on, as local/tedlium3/prepare.py writes it.
 MODEL_COLUMNS = ("model", "speaker", "gender", "talks")
@@ -172,9 +174,10 @@ def decide(
     attack: str,
     models: Mapping[str, Model],
     names: Sequence[str],
-    matrices: Iterable[tuple[str, str, np.ndarray]],
+    matrices: Iterable[tuple[str, str, str, np.ndarray]],
     main: Mapping[str, str],
     *,
+    defence: str = NO_DEFENCE,
     others: int,
     resamples: int,
     seed: int,
@@ -185,10 +188,12 @@ def decide(
         attack: its name, for files and tables.
         models: those with a speaker.
         names: of the matrices' rows and columns.
-        matrices: a layer, what scores are of, and scores (models, models), large where the
-            speakers seem the same.
+        matrices: an attacker of `fedtools.attack.knowledge`, or "-" without a defence; a layer,
+            what scores are of, and scores (models, models), large where the speakers seem the same.
+            Rows are enrolled.
         main: the scores that are also written for each trial, and what their files' names begin
             with.
+        defence: of the clients, see `fedtools.attack.defences`.
         others, resamples, seed: see `make_trials` and `judge`.
     """
     trials = write_trials(out, models, others, seed)
@@ -197,7 +202,7 @@ def decide(
     alone = _one_of_each_person(models)
     place = [index for index, name in enumerate(names) if speakers.get(name) in alone]
     owners = [speakers[names[index]] for index in place]
-    for layer, way, matrix in matrices:
+    for attacker, layer, way, matrix in matrices:
         # Of all models, whatever they share, but of no person twice.
         legal = _legal(risk(matrix[np.ix_(place, place)], owners))
         for kind, some in trials.items():
@@ -206,9 +211,11 @@ def decide(
                 scores, some, speakers, resamples=resamples, seed=seed, ratios=way in RATIOS
             )
             figures |= legal if kind == EASY else dict.fromkeys(legal, "-")
-            rows.append({"layer": layer, "scores": way, "trials": kind, **figures})
+            told = {"defence": defence, "attacker": attacker, "layer": layer, "scores": way}
+            rows.append({**told, "trials": kind, **figures})
             if way in main:
-                write_scores(out / f"{main[way]}.{layer}.{kind}", some, scores)
+                who = "" if attacker == ANY else f".{attacker}"
+                write_scores(out / f"{main[way]}.{layer}{who}.{kind}", some, scores)
     return write_figures(out, attack, rows)
 
 
@@ -224,7 +231,7 @@ def write_figures(
     out: Path, attack: str, rows: Iterable[Mapping[str, object]]
 ) -> list[Mapping[str, object]]:
     """Write OUT/<attack>.tsv; warn where there are few target trials."""
-    rows = [{"attack": attack, **row} for row in rows]
+    rows = [{"attack": attack, "defence": NO_DEFENCE, "attacker": ANY, **row} for row in rows]
     write_tsv(out / f"{attack}.tsv", COLUMNS, rows)
     for kind in sorted({row["trials"] for row in rows if int(row["targets"]) < MIN_TARGETS}):
         print(

@@ -25,6 +25,7 @@ import numpy as np
 
 from fedtools.attack.cohort import Block, blocks, combine, cosines, score_pairs
 from fedtools.attack.defences import Defence
+from fedtools.attack.knowledge import ANY
 from fedtools.attack.options import Weights
 from fedtools.attack.readout import (
     First,
@@ -350,21 +351,21 @@ def _decide(
     }
     chosen = {"others": options.others, "seed": look.seed}
 
-    def matrices() -> Iterator[tuple[str, str, np.ndarray]]:
+    def matrices() -> Iterator[tuple[str, str, str, np.ndarray]]:
         for part, values in products.items():
-            yield part, "cosine", score_pairs(values, some, cosines)
+            yield ANY, part, "cosine", score_pairs(values, some, cosines)
         layers = [values for part, values in products.items() if part != ALL]
         for name, rows in vectors.items():
             rows = rows - rows.mean(0)
             layers.append(rows @ rows.T)
-            yield name, "cosine", score_pairs(layers[-1], some, cosines)
+            yield ANY, name, "cosine", score_pairs(layers[-1], some, cosines)
         try:
             ratios, _ = combine(layers, models.people, some, **chosen)
         except UserError as error:
             told.append(Told(TOGETHER, [], 0, f"{NOT_APPLICABLE}: {error}"))
             return
         told.append(Told(TOGETHER, [], 0, OK))
-        yield TOGETHER, "regression", ratios
+        yield ANY, TOGETHER, "regression", ratios
 
     files = {"cosine": "weights", "regression": "weights"}
     return decide(

@@ -251,7 +251,7 @@ def a1(
     options = given_by(read_section(A1, config, "a1", set_), others=others)
     prints, known, others_known, out = read_prints(folders, models, cohort)
     rows = run(prints, known, out, options, cohort=others_known, resamples=resamples, seed=seed)
-    show(COLUMNS, rows, "llll")
+    show(COLUMNS, rows, "llllll")
 
 
 @command("a2", "Attacks", to=attack)
@@ -304,7 +304,7 @@ def a2(
     training, rounds = Training(layer, options, part, seed), rounds_of(round_)
     one, other = (open_experiment(path, ngpu) for path in (known, attacked))
     rows = run(one, other, indicator, models, out, training, rounds, resamples)
-    show(COLUMNS, rows, "llll")
+    show(COLUMNS, rows, "llllll")
 
 
 @command("utility", "Attacks", to=attack)

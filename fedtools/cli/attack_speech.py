@@ -42,4 +42,4 @@ def speech(
     if len(folders) < 2:
         raise typer.BadParameter("at least one DATA and OUT", param_hint="DATA... OUT")
     *folders, out = folders
-    show(COLUMNS, run(folders, trials, out, resamples=resamples, seed=seed), "llll")
+    show(COLUMNS, run(folders, trials, out, resamples=resamples, seed=seed), "llllll")

@@ -67,4 +67,4 @@ def weights(
     options = given_by(read_section(Weights, config, "weights", set_), others=others)
     look = Look(rounds_of(round_), defence, resamples, seed)
     opened = [[open_experiment(one, ngpu) for one in some] for some in (attacked, cohort)]
-    show(COLUMNS, run(*opened, models, out, options, look), "llll")
+    show(COLUMNS, run(*opened, models, out, options, look), "llllll")
