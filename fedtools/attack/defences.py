@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtools.attack.victims import Victims, read_state
+from fedtools.attack.victims import Victims
 from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator
@@ -170,8 +170,8 @@ class Defended:
     @cached_property
     def _medians(self) -> dict[str, float]:
         """The median norm of the updates, of each part that has a norm of its own."""
-        messages = self._victims.messages.values()
-        norms = [_norms(self._change(read_state(message))) for message in messages]
+        states = self._victims.states(sorted(self._victims.messages))
+        norms = [_norms(self._change(state)) for _, state in states]
         known = [each for each in norms if np.isfinite(list(each.values())).all()]
         return {part: float(np.median([each[part] for each in known])) for part in known[0]}
 

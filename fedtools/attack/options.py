@@ -133,10 +133,44 @@ class Updates:
     held: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Inversion:
+    """Of the inversion of updates.
+
+    Attributes:
+        each: clients whose items are recovered, at most; drawn at random.
+        items: of a client's, recovered together from all of its steps, at most: the shortest.
+        iterations: of a search.
+        restarts: of which the best counts.
+        rate: of Adam, in deviations of other people's speech.
+        total_variation: its weight beside the distance of directions.
+        statistics: the weight of BatchNorm's.
+        unroll: local steps that are simulated, at most; of more, the change is taken for that of
+            one step.
+        candidates: items among which the true one has to be the nearest, itself one of them.
+        kind: of features of speech recognition, "fbank" or "mfcc", as `extract-features` made them;
+            "unknown" gives no sound.
+        bins: values of a frame that are of the spectrum, the first ones; 0: all.
+    """
+
+    each: Positive = 20
+    items: Positive = 4
+    iterations: Annotated[int, Ge(8)] = 400
+    restarts: Positive = 1
+    rate: AboveZero = 0.1
+    total_variation: Weight = 0.01
+    statistics: Weight = 0.1
+    unroll: Natural = 8
+    candidates: Annotated[int, Ge(2)] = 10
+    kind: Literal["unknown", "fbank", "mfcc"] = "unknown"
+    bins: Natural = 0
+
+
 SECTIONS: dict[str, type] = {
     "a1": A1,
     "a2": A2,
     "weights": Weights,
     "updates": Updates,
     "features": SentFeatures,
+    "inversion": Inversion,
 }

@@ -38,7 +38,7 @@ from fedtools.files.progress import counted
 INT16_SCALE = 32768.0
 MESSAGES_SHOWN = 10
 # Hz, to half the sample rate.
-_MFCC_HIGH = -400.0
+MFCC_HIGH = -400.0
 # Kinds that pretrained models take, and the most seconds that Whisper hears.
 PRETRAINED = ("log_mel", "wave")
 WHISPER_SECONDS = 30
@@ -100,7 +100,7 @@ def compute(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
     if mfcc:
         options.num_ceps = config.num_mel_bins
         options.use_energy = False
-        options.mel_opts.high_freq = _MFCC_HIGH
+        options.mel_opts.high_freq = MFCC_HIGH
     kind = kaldi_native_fbank.OnlineMfcc if mfcc else kaldi_native_fbank.OnlineFbank
     computer = kind(options)
     computer.accept_waveform(config.sample_rate, (samples * INT16_SCALE).tolist())

@@ -10,7 +10,7 @@ from fedtools.audio.mfcc import Mfcc
 
 # Speech at usual levels comes near to zero mean and unit variance; the same constants for
 # everybody, since nobody knows the statistics of all clients.
-_ENERGY, _SCALE = 100.0, 16.0
+ENERGY, SCALE = 100.0, 16.0
 
 
 class ScaledMfcc(Mfcc):
@@ -19,8 +19,8 @@ class ScaledMfcc(Mfcc):
     @torch.no_grad()
     def forward(self, waves: Tensor) -> Tensor:
         mfcc = super().forward(waves)
-        mfcc[..., 0] -= _ENERGY
-        return mfcc.div_(_SCALE)
+        mfcc[..., 0] -= ENERGY
+        return mfcc.div_(SCALE)
 
 
 class Wave(nn.Module):

@@ -43,11 +43,11 @@ class Mfcc(nn.Module):
         self.shift = rate * frame_shift_ms // 1000
         self.size = 1 << (self.length - 1).bit_length()
         # Pairs of rows: the real and the imaginary part of a bin have the same weight.
-        bank = _mel_bank(num_ceps, self.size, rate).repeat_interleave(2, dim=0)
+        bank = mel_bank(num_ceps, self.size, rate).repeat_interleave(2, dim=0)
         # Not in the state: these are no part of a model.
         self.register_buffer("window", _povey(self.length)[1:].float(), persistent=False)
         self.register_buffer("bank", bank.float().contiguous(), persistent=False)
-        self.register_buffer("cosine", _cosine(num_ceps).float(), persistent=False)
+        self.register_buffer("cosine", cosine(num_ceps).float(), persistent=False)
 
     def forward(self, waves: Tensor) -> Tensor:
         """Coefficients of waveforms of equal length.
@@ -91,13 +91,16 @@ def _povey(length: int) -> Tensor:
     return (0.5 - 0.5 * torch.cos(2 * math.pi * times / (length - 1))) ** 0.85
 
 
-def _mel_bank(count: int, size: int, rate: int) -> Tensor:
-    """Triangular filters, evenly spaced in mel: (size / 2 + 1 bins, count)."""
+def mel_bank(count: int, size: int, rate: int, high: float = 0.0) -> Tensor:
+    """Triangular filters, evenly spaced in mel: (size / 2 + 1 bins, count).
+
+    Up to `high` Hz; 0: to half the sample rate.
+    """
 
     def mel(frequency: Tensor) -> Tensor:
         return 1127.0 * torch.log(1.0 + frequency / 700.0)
 
-    ends = mel(torch.tensor([LOW_FREQUENCY, rate / 2], dtype=torch.float64))
+    ends = mel(torch.tensor([LOW_FREQUENCY, high or rate / 2], dtype=torch.float64))
     edges = ends[0] + (ends[1] - ends[0]) / (count + 1) * torch.arange(count + 2)
     place = mel(torch.arange(size // 2 + 1, dtype=torch.float64) * rate / size)[:, None]
     rise = (place - edges[:-2]) / (edges[1:-1] - edges[:-2])
@@ -108,7 +111,7 @@ def _mel_bank(count: int, size: int, rate: int) -> Tensor:
     return bank
 
 
-def _cosine(count: int) -> Tensor:
+def cosine(count: int) -> Tensor:
     """The orthonormal cosine transform, its outputs scaled by the lifter: (filters, num_ceps)."""
     order = torch.arange(count, dtype=torch.float64)
     matrix = math.sqrt(2 / count) * torch.cos(math.pi / count * torch.outer(order + 0.5, order))

@@ -80,6 +80,11 @@ class Items:
         audio: what a model is given of one item, (frames, values).
         source: some items as the data of a client that trains as the one who is named does, in a
             round, with random numbers of a seed.
+        labels: the numbers of an item's tokens, or of its class alone.
+        loss_at: a model's mean loss of some items, were other inputs, (frames, values) each, and
+            other labels theirs; its gradient can be differentiated again.
+        errors: the errors, and the words they are of, in what a model hears in an item, were other
+            input its own; of a clip the word is one.
     """
 
     owners: Mapping[str, str]
@@ -89,6 +94,9 @@ class Items:
     loss: Callable[[nn.Module, str], Tensor]
     audio: Callable[[str], np.ndarray]
     source: Callable[[Sequence[str], str, int, int], Source]
+    labels: Callable[[str], list[int]]
+    loss_at: Callable[[nn.Module, Sequence[str], Sequence[Tensor], Sequence[list[int]]], Tensor]
+    errors: Callable[[nn.Module, str, Tensor], tuple[int, int]]
 
 
 @dataclass(frozen=True)

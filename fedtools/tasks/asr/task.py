@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
 from fedtools.client.options import UtteranceTraining
 from fedtools.client.unit import SERVER
@@ -18,7 +17,7 @@ from fedtools.files.config import from_mapping
 from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Payload
-from fedtools.files.perturb import speakers_of, unperturbed
+from fedtools.files.perturb import speakers_of
 from fedtools.files.sent_features import Features
 from fedtools.lm.tokens import warn_of_unspelled
 from fedtools.methods.base import Extracted, Method, Phase
@@ -44,6 +43,7 @@ from fedtools.tasks.asr.data import (
 )
 from fedtools.tasks.asr.fits import check_lengths
 from fedtools.tasks.asr.frozen import check_frozen
+from fedtools.tasks.asr.items import Single
 from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
 from fedtools.tasks.base import Gone, Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with, personal_parameters, split_base, tell_what_is_trained
@@ -177,31 +177,8 @@ class AsrTask(Task[Method]):
             more = self.corpus.read_folder(self.data_path(split), "text")
             owners |= {name: "" for name in more.utterances if name not in data.utt2spk}
             data = joined(data, more)
-        audio = self.corpus.gather(data, data.utterances)
-        places = {name: index for index, name in enumerate(audio.names)}
-        speakers = dict(zip(audio.names, speakers_of(data, audio.names), strict=True))
-        transcripts = self.training.labels == "transcripts"
-
-        def loss(model: nn.Module, name: str) -> Tensor:
-            loaded = audio.load([places[name]])
-            batch = {key: value.to(self.device) for key, value in loaded.items()}
-            return losses(model, *outputs(model, batch), batch)[0]
-
-        def source(names: Sequence[str], client: str, number: int, seed: int) -> UtteranceSource:
-            own, key = self.corpus.gather(data, names, transcripts), (seed, number, client)
-            epochs = self.method.local_epochs
-            return UtteranceSource(own, key, self.training, epochs, self.device)
-
-        sizes = dict(zip(audio.names, audio.frames.tolist(), strict=True))
-        return Items(
-            {name: owners[name] for name in audio.names},
-            speakers,
-            unperturbed(data),
-            sizes,
-            loss,
-            lambda name: audio.audio(places[name]),
-            source,
-        )
+        known = self.corpus, self.models, self.tokenizer
+        return Single(data, owners, *known, self.method.local_epochs).items()
 
     def indicator(self, folder: Path, at_once: int) -> Indicator:
         """Utterances one at a time: there is no padding, and frames are enough for a CPU."""

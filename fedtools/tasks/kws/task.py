@@ -26,6 +26,7 @@ from fedtools.files.experiment import Experiment
 from fedtools.files.messages import Limits
 from fedtools.methods.base import Method, Phase
 from fedtools.models.adaptation import BASE, has_base
+from fedtools.models.clip_batch import ClipBatch
 from fedtools.models.copies import copy_of
 from fedtools.models.keywords import build_network, inputs_of
 from fedtools.models.training import check_optimizer, load_model
@@ -36,7 +37,7 @@ from fedtools.tasks.frozen import open_frozen
 from fedtools.tasks.kws.clips import ClipCorpus
 from fedtools.tasks.kws.frozen import AboveFrozen, check_frozen
 from fedtools.tasks.kws.memory import keep_freed_memory
-from fedtools.tasks.kws.model import KwsModels, tensors_of
+from fedtools.tasks.kws.model import KwsModels, cross_entropy, tensors_of
 from fedtools.tasks.kws.stacks import ClipSource, stacks_of, step_bytes
 
 _MEASURED_AT_ONCE = 256
@@ -206,6 +207,14 @@ class KwsTask(Task[Method]):
             found: np.ndarray = features[split].plain(slice(place, place + 1))[0].cpu().numpy()
             return found
 
+        def labels(name: str) -> list[int]:
+            split, place = places[name]
+            return [int(features[split].clips.labels[place])]
+
+        def errors(model: nn.Module, name: str, mfcc: Tensor) -> tuple[int, int]:
+            (found,) = predict(model, mfcc[None]).argmax(1).tolist()
+            return int([found] != labels(name)), 1
+
         def source(names: Sequence[str], client: str, number: int, seed: int) -> ClipSource:
             found = [places[name] for name in names]
             chosen = [(features[split].clips, place) for split, place in found]
@@ -215,7 +224,18 @@ class KwsTask(Task[Method]):
             return ClipSource(data, [client], rows, (seed, number), self.training, facts)
 
         sizes = dict.fromkeys(owners, self._samples)
-        return Items(owners, speakers, {one: one for one in owners}, sizes, loss, audio, source)
+        return Items(
+            owners,
+            speakers,
+            {one: one for one in owners},
+            sizes,
+            loss,
+            audio,
+            source,
+            labels,
+            loss_at,
+            errors,
+        )
 
     def indicator(self, folder: Path, at_once: int) -> Indicator:
         """Clips, so many at once."""
@@ -263,6 +283,16 @@ def facts_of_clients(
     names = corpus.features("train").clips.clients
     places = [bisect_left(names, client) for client in clients]
     return {name: values[places] for name, values in facts.items()}
+
+
+def loss_at(
+    network: nn.Module, names: Sequence[str], mfcc: Sequence[Tensor], labels: Sequence[list[int]]
+) -> Tensor:
+    """One client's mean cross-entropy of any clips, see `Items`."""
+    values = torch.stack(list(mfcc))[None]
+    classes = torch.tensor(labels, device=values.device).T
+    weights = torch.full_like(classes, 1 / len(mfcc), dtype=values.dtype)
+    return cross_entropy(network, ClipBatch(values, classes, weights, None))[0]
 
 
 @torch.no_grad()

@@ -1,0 +1,239 @@
+"""How much of an item an attack has recovered, beside what anybody's would have in common with it.
+
+Spectra of speech are alike: of two clips of one word, and of a clip and the mean of others. That a
+recovered item correlates with the true one therefore says nothing by itself. What is told is by how
+much more it does than with an item of somebody else with the same labels (or, where there is none,
+of about its length), and with the mean of the client's own; and how often, of several candidates,
+the true one is the nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from fedtools.files.drawing import drawing
+from fedtools.score.bootstrap import interval, speaker_draws
+from fedtools.score.verification import equal_error_rate
+
+COLUMNS = (
+    "attack", "defence", "attacker", "steps", "measure", "against", "value", "control", "true",
+    "difference", "low", "high", "clients", "speakers", "items",
+)  # fmt: skip
+OTHERS, MEAN, FREQUENCY, CHANCE = "another's", "client's mean", "frequency", "chance"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A recovered item.
+
+    Attributes:
+        client: whose it is.
+        name: of the item that it is compared with.
+        found: what was recovered, (frames, values), as the model takes it.
+        others: candidates beside the true one.
+        instead: for each of these, what would be compared with it, were it the true one; of several
+            items that are recovered together, it may be another one.
+    """
+
+    client: str
+    name: str
+    found: np.ndarray
+    others: Sequence[str]
+    instead: Sequence[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Some items' values of one measure, each a sum over so much.
+
+    Attributes:
+        name: of the measure.
+        against: what the control is.
+        clients: (items,), whose each is.
+        sums: (items, 3): of the recovered item, of the control, and of the true item.
+        amounts: (items,), what the sums are divided by, such as words.
+    """
+
+    name: str
+    against: str
+    clients: Sequence[str]
+    sums: np.ndarray
+    amounts: np.ndarray
+
+    def row(self, speaker: Mapping[str, str], resamples: int, seed: int) -> dict[str, object]:
+        """The columns from "measure" on; the interval, 95 %, is the difference's, by speaker."""
+        names, place = np.unique([speaker[one] for one in self.clients], return_inverse=True)
+        value, control, true = self.sums.sum(0) / self.amounts.sum()
+        draws = speaker_draws(len(names), resamples, seed, "inversion")[:, place]
+        apart = self.sums[:, 0] - self.sums[:, 1]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            low, high = interval((draws @ apart) / (draws @ self.amounts))
+        if self.name == "EER%":
+            # Each item has the rate of all.
+            low = high = np.nan
+        numbers = {"value": value, "control": control, "true": true}
+        numbers |= {"difference": value - control, "low": low, "high": high}
+        digits = 1 if self.name.endswith("%") else 3
+        told = {key: "-" if np.isnan(one) else f"{one:.{digits}f}" for key, one in numbers.items()}
+        counts = {"clients": len(set(self.clients)), "speakers": len(names)}
+        about = {"measure": self.name, "against": self.against}
+        return {**about, **told, **counts, "items": len(self.clients)}
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    """Of all values of two spectra, from each of which its mean over frames is removed.
+
+    The longer one is cut to the other's length.
+    """
+    frames = min(len(one), len(other))
+    a, b = (part[:frames] - part[:frames].mean(0) for part in (one, other))
+    length = np.linalg.norm(a) * np.linalg.norm(b)
+    return float((a * b).sum() / length) if length else 0.0
+
+
+def assigned(found: Sequence[np.ndarray], true: Sequence[np.ndarray]) -> list[int]:
+    """For each true spectrum which of those found is its own: those with most in common.
+
+    Nobody knows the order of items that are recovered together, and whose labels are the same.
+    """
+    likeness = [[correlation(one, other) for other in found] for one in true]
+    _, columns = linear_sum_assignment(likeness, maximize=True)
+    return [int(one) for one in columns]
+
+
+class Judge:
+    """Judges recovered items.
+
+    Args:
+        spectrum: of an item as the model takes it, (frames, bins).
+        audio: an item's true input.
+        own: the items of a client.
+    """
+
+    def __init__(
+        self,
+        spectrum: Callable[[np.ndarray], np.ndarray],
+        audio: Callable[[str], np.ndarray],
+        own: Callable[[str], Sequence[str]],
+    ):
+        self.spectrum, self._audio, self._own = spectrum, audio, own
+
+    def of(self, name: str) -> np.ndarray:
+        """The spectrum of a true item."""
+        return self.spectrum(self._audio(name))
+
+    def measures(self, items: Sequence[Item]) -> Iterator[Measure]:
+        """How like recovered items are to the true ones."""
+        clients = [one.client for one in items]
+        ones, rows = np.ones(len(items)), []
+        for item in items:
+            found, true = self.spectrum(item.found), self.of(item.name)
+            own = correlation(found, true)
+            pairs = zip(item.instead, item.others, strict=True)
+            against = [correlation(self.spectrum(one), self.of(other)) for one, other in pairs]
+            shape = [self.of(other)[: len(true)] for other in self._own(item.client)]
+            mean = np.mean([one for one in shape if len(one) == len(true)], axis=0)
+            nearest = 100.0 * all(own > other for other in against)
+            chance = 100 / (1 + len(against))
+            rows.append([own, np.mean(against), correlation(found, mean), nearest, chance])
+        own, other, mean, nearest, chance = np.array(rows).T
+        yield Measure("correlation", OTHERS, clients, np.stack([own, other, ones], 1), ones)
+        yield Measure("correlation", MEAN, clients, np.stack([own, mean, ones], 1), ones)
+        full = np.full_like(ones, 100)
+        yield Measure("nearest%", CHANCE, clients, np.stack([nearest, chance, full], 1), ones)
+
+
+def words(
+    items: Sequence[Item],
+    errors: Callable[[str, np.ndarray], tuple[int, int]],
+    audio: Callable[[str], np.ndarray],
+    rate: str,
+) -> Measure:
+    """What a model hears in recovered items, in those of others, and in the true ones.
+
+    Args:
+        errors: and words, of an input in an item's place.
+        rate: "wer" or "accuracy".
+    """
+    sums, amounts = [], []
+    for item in items:
+        inputs = item.found, audio(item.others[0]), audio(item.name)
+        found = [errors(item.name, one) for one in inputs]
+        said = found[0][1]
+        wrong = [100 * count for count, _ in found]
+        sums.append(wrong if rate == "wer" else [100 * said - one for one in wrong])
+        amounts.append(said)
+    name = "WER%" if rate == "wer" else "accuracy%"
+    clients = [one.client for one in items]
+    return Measure(name, OTHERS, clients, np.array(sums, float), np.array(amounts, float))
+
+
+def voices(
+    items: Sequence[Item],
+    embed: Callable[[np.ndarray], np.ndarray],
+    audio: Callable[[str], np.ndarray],
+    enrolment: Mapping[str, str],
+    speaker: Mapping[str, str],
+) -> list[Measure]:
+    """Whether the speaker is heard in recovered items, in others' in their place, in true ones.
+
+    All are made sound again of features, the enrolment, too.
+
+    Args:
+        embed: the embedding of an input, of length 1.
+        enrolment: client -> another item of the client's.
+        speaker: of each client.
+
+    Returns:
+        how often a client's enrolment is nearer than another speaker's, in %; and the equal error
+        rate, in %, without an interval.
+    """
+    clients = sorted({item.client for item in items} & enrolment.keys())
+    items = [item for item in items if item.client in clients]
+    known = np.stack([embed(audio(enrolment[one])) for one in clients])
+    scores = np.array([
+        [known @ embed(one) for one in (item.found, audio(item.others[0]), audio(item.name))]
+        for item in items
+    ])  # fmt: skip
+    people = np.array([speaker[one] for one in clients])
+    own = np.array([clients.index(item.client) for item in items])
+    targets = np.arange(len(clients)) == own[:, None]
+    # Other clients of the same speaker are in no trial.
+    rest = people != people[own][:, None]
+    below = scores < np.take_along_axis(scores, own[:, None, None], 2)
+    shares = 100 * (below & rest[:, None]).sum(2) / rest.sum(1)[:, None]
+    whose = [item.client for item in items]
+    measure = Measure("speaker%", OTHERS, whose, shares, np.ones(len(items)))
+    tried = targets | rest
+    rates = [equal_error_rate(scores[:, kind][tried], targets[tried]) for kind in range(3)]
+    return [
+        measure,
+        Measure("EER%", OTHERS, whose, np.tile(rates, (len(whose), 1)), measure.amounts),
+    ]
+
+
+def draw(path: Path, rows: Sequence[Sequence[np.ndarray]]) -> None:
+    """Draw spectra, from each of which its mean over frames is removed: true, recovered, another's.
+
+    Args:
+        path: the PNG.
+        rows: three spectra, (frames, bins), of each item.
+    """
+    titles = "true", "recovered", "another's"
+    with drawing(path, (6.4, 0.4 + 1.3 * len(rows))) as figure:
+        places = figure.subplots(len(rows), 3, squeeze=False)
+        for axes, spectra in zip(places, rows, strict=True):
+            widest = 2 * max(float((one - one.mean(0)).std()) for one in spectra[::2]) or 1.0
+            for place, one, title in zip(axes, spectra, titles, strict=True):
+                shown = (one - one.mean(0)).T
+                limits = {"vmin": -widest, "vmax": widest}
+                place.imshow(shown, aspect="auto", origin="lower", cmap="RdBu_r", **limits)
+                place.set(xticks=[], yticks=[])
+                place.grid(False)
+                if axes is places[0]:
+                    place.set_title(title, loc="left", fontsize=9)

@@ -1,0 +1,75 @@
+"""The command that recovers clients' data from what they sent: fedtools attack inversion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from fedtools.attack.options import Inversion
+from fedtools.cli.app import command, section_option
+from fedtools.cli.attack import SET, UNITS, attack, given_by, show
+from fedtools.cli.federation import EXPERIMENT, NGPU, open_experiment
+from fedtools.cli.report import RESAMPLES
+
+
+@command("inversion", "Attacks", to=attack)
+def inversion(
+    experiment: Path = EXPERIMENT,
+    out: Path = typer.Argument(..., metavar="OUT", help="Gets inversion.tsv and inversion.png."),
+    round_: int = typer.Option(..., "--round", min=1, help="In which models were sent."),
+    steps: Literal["one", "real", "both"] = typer.Option(
+        "both",
+        help="one: a step on one item, which the attacker computes as the client would; real: what "
+        "the client sent.",
+    ),
+    defence: list[str] = typer.Option(
+        [],
+        help="What clients do to updates first, beside nothing: clip=1+noise=0.5, bits=8, "
+        f"keep=A,B, mean=4; may come several times. {UNITS}",
+    ),
+    resemblyzer: bool = typer.Option(
+        False,
+        "--resemblyzer",
+        help="Also ask Resemblyzer who speaks; utils/resemblyzer.sh installs it.",
+    ),
+    config: Path = typer.Option(None, help="YAML with a section inversion: each, iterations, ..."),
+    set_: list[str] = SET,
+    each: int = section_option(
+        Inversion, "each", default=None, help="Clients, at most; default: the YAML's."
+    ),
+    resamples: int = RESAMPLES,
+    seed: int = typer.Option(0, min=0, help="Of everything random."),
+    ngpu: int = NGPU,
+) -> None:
+    """Recover clips and utterances from updates.
+
+    Inputs are found by gradient matching, with labels that are known, or of a single clip are read
+    from the output layer. Recovered spectra are correlated with the true ones, and as a control
+    with other people's of the same word; the global model transcribes them, and Resemblyzer says
+    whose voice is heard. What the output layer changed ranks the tokens that a client has said; the
+    control is how often others said them. Intervals are 95 %, of the difference from the control,
+    over speakers, where there are 10 or more. Where there is nothing to attack, a line says why.
+
+    Reads: EXP/round_<number>/update.<job>.* and global.safetensors; EXP's training data, to tell
+    how right it is; section inversion of the YAML of --config.
+
+    Writes: OUT/inversion.tsv, inversion_parts.tsv and inversion.png.
+
+    Example in egs/tedlium3/attack1: fedtools attack inversion exp/keywords/fedavg exp/inversion \
+        --round 6 --each 10
+    """
+    from fedtools.attack.recovered import COLUMNS
+    from fedtools.attack.update_inversion import ONE, REAL, Look
+    from fedtools.attack.update_inversion import attack as run
+    from fedtools.files.config import read_section
+
+    if len(set(defence)) < len(defence):
+        raise typer.BadParameter("a defence twice", param_hint="--defence")
+    options = given_by(read_section(Inversion, config, "inversion", set_), each=each)
+    both = (ONE, REAL) if steps == "both" else (steps,)
+    defences = [one for one in defence if one not in ("", "none")]
+    look = Look(round_, both, defences, resemblyzer, resamples, seed)
+    rows = run(open_experiment(experiment, ngpu), out, options, look)
+    show(COLUMNS, rows, "llllll")

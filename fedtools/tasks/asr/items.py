@@ -1,0 +1,109 @@
+"""The utterances of an experiment one by one, for attacks that ask whose they are, or what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fedtools.files.datadir import DataDir
+from fedtools.files.perturb import speakers_of, unperturbed
+from fedtools.lm.tokens import Tokenizer
+from fedtools.lm.whisper_tokens import WhisperTokens
+from fedtools.models.asr import losses, outputs
+from fedtools.models.criteria import Ctc
+from fedtools.models.plain_ctc import ctc_losses
+from fedtools.score.align import count_errors
+from fedtools.tasks.asr.corpus import Corpus
+from fedtools.tasks.asr.data import Batch, UtteranceSource
+from fedtools.tasks.asr.model import AsrModels
+from fedtools.tasks.base import Items
+
+
+class Single:
+    """Utterances of a data directory, each by its name.
+
+    Args:
+        data: the data directory, with transcripts whatever training reads.
+        owners: utterance -> its client; "" of one on which nobody trains.
+        corpus, models, tokenizer: of the task whose models hear them.
+        epochs: of a client in a round.
+    """
+
+    def __init__(
+        self,
+        data: DataDir,
+        owners: dict[str, str],
+        corpus: Corpus,
+        models: AsrModels,
+        tokenizer: Tokenizer | WhisperTokens,
+        epochs: int,
+    ):
+        self._data, self._owners, self._epochs = data, owners, epochs
+        self._corpus, self._models, self._tokenizer = corpus, models, tokenizer
+        self._audio = corpus.gather(data, data.utterances)
+        self._places = {name: index for index, name in enumerate(self._audio.names)}
+
+    def items(self) -> Items:
+        """What tasks tell of them."""
+        audio, names = self._audio, self._audio.names
+        return Items(
+            {name: self._owners[name] for name in names},
+            dict(zip(names, speakers_of(self._data, names), strict=True)),
+            unperturbed(self._data),
+            dict(zip(names, audio.frames.tolist(), strict=True)),
+            self.loss,
+            lambda name: audio.audio(self._places[name]),
+            self.source,
+            lambda name: list(audio.tokens[self._places[name]]),
+            self.loss_at,
+            self.errors,
+        )
+
+    def loss(self, model: nn.Module, name: str) -> Tensor:
+        """See `Items`."""
+        batch = self._batch([name])
+        return losses(model, *outputs(model, batch), batch)[0]
+
+    def loss_at(
+        self,
+        model: nn.Module,
+        names: Sequence[str],
+        inputs: Sequence[Tensor],
+        labels: Sequence[list[int]],
+    ) -> Tensor:
+        """See `Items`."""
+        batch = self._with(names, inputs)
+        rows = [torch.tensor(one, dtype=torch.long, device=self._models.device) for one in labels]
+        batch["text"] = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+        batch["text_lengths"] = torch.tensor([len(one) for one in labels])
+        values, lengths = outputs(model, batch)
+        if isinstance(model.criterion, Ctc):
+            return ctc_losses(values, lengths, labels).mean()
+        return losses(model, values, lengths, batch).mean()
+
+    @torch.no_grad()
+    def errors(self, model: nn.Module, name: str, speech: Tensor) -> tuple[int, int]:
+        """See `Items`; the search is greedy."""
+        batch, unit = self._with([name], [speech]), self._audio.unit
+        (tokens,) = self._models.transcribe(model, outputs(model, batch), batch)
+        said = unit.cut(self._audio.texts[self._places[name]])
+        return count_errors(said, unit.cut(self._tokenizer.decode(tokens))).errors, len(said)
+
+    def source(self, names: Sequence[str], client: str, number: int, seed: int) -> UtteranceSource:
+        """See `Items`."""
+        training, key = self._corpus.training, (seed, number, client)
+        own = self._corpus.gather(self._data, names, training.labels == "transcripts")
+        return UtteranceSource(own, key, training, self._epochs, self._models.device)
+
+    def _batch(self, names: Sequence[str]) -> Batch:
+        loaded = self._audio.load([self._places[name] for name in names])
+        return Batch({key: value.to(self._models.device) for key, value in loaded.items()})
+
+    def _with(self, names: Sequence[str], inputs: Sequence[Tensor]) -> Batch:
+        """A batch of other inputs in place of the utterances' own."""
+        batch = self._batch(names)
+        batch["speech"] = nn.utils.rnn.pad_sequence(list(inputs), batch_first=True)
+        batch["speech_lengths"] = torch.tensor([len(one) for one in inputs])
+        return batch
