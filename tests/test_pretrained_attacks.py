@@ -168,6 +168,35 @@ def test_all_attacks(world: Path, tmp_path: Path, kind: str):
     no_features.fails(1, "no features are sent in this experiment")
 
 
+# What is not applicable, and why.
+NOT_INVERTED = {
+    "ctc wave": {"gradient matching": "takes waveforms"},
+    "decoder": {"bag of tokens": "the output layer is not sent: adapters leave it as it is"},
+}
+
+
+@pytest.mark.parametrize(
+    "kind", ["kws", "kws kept", "ctc", "ctc wave", "seq2seq", "decoder", "conformer"]
+)
+def test_inversion_of_updates(world: Path, tmp_path: Path, kind: str, monkeypatch):
+    """It runs, or says why not; nobody can be sure to find anything in eight iterations."""
+    changes = {"criterion": "seq2seq", "adapt": LORA | {"targets": ["decoder.*"]}}
+    monkeypatch.setitem(MODELS, "decoder", ("whisper", "speech", changes))
+    look = ("--round", 1, "--each", 1, "--set", "inversion.iterations=8", "--resamples", "20")
+    done = inside("attack", "inversion", train(world, kind), tmp_path, *look).ok()
+    rows = read_tsv(tmp_path / "inversion.tsv", None)
+    parts = {row["part"]: row["status"] for row in read_tsv(tmp_path / "inversion_parts.tsv", None)}
+    why = NOT_INVERTED.get(kind, {})
+    assert parts.keys() == {"gradient matching", "bag of tokens"}
+    for part, status in parts.items():
+        if part in why:
+            assert status.startswith("not applicable: ") and why[part] in status
+            assert f"{part}: {status}" in done.err
+        else:
+            assert status == "ok"
+        assert (part in {row["attack"] for row in rows}) == (part not in why)
+
+
 @pytest.mark.parametrize("kind", ["kws kept", "ctc"])
 def test_what_defences_cost(world: Path, tmp_path: Path, kind: str):
     """Without one, as much as the next round's global model is worth."""

@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,9 +64,11 @@ def output_layer(federation: Federation, sent: Spec) -> Output:
     # A head of several layers ends with the last.
     last = max(own, key=lambda name: int(re.search(r"(\d*)\.\w+$", name)[1] or 0))
     layer = last.rpartition(".")[0]
-    tensors = {kind: f"{layer}.{kind}" for kind in (BIAS, WEIGHT) if f"{layer}.{kind}" in own}
+    # Of LoRA's product the factor whose rows are outputs moves as the weight's rows do.
+    kinds = {BIAS: BIAS, WEIGHT: WEIGHT, "lora_b": WEIGHT}
+    tensors = {kinds[one]: f"{layer}.{one}" for one in kinds if f"{layer}.{one}" in own}
     if not tensors:
-        raise NotApplicable(f"of the output layer, {layer}, adapters alone are sent")
+        raise NotApplicable(f"of the output layer, {layer}, nothing is sent that has its outputs")
     count = sent[next(iter(tensors.values()))][0][0]
     tokenizer = TOKENIZER.of(federation.task)
     tokens = list(tokenizer.tokens) if tokenizer else [""] * count
@@ -97,8 +100,7 @@ def _along(rows: np.ndarray) -> np.ndarray:
     return places if (places**3).sum() >= 0 else -places
 
 
-@dataclass(frozen=True)
-class Ranked:
+class Ranked(NamedTuple):
     """How well one ranking of tokens finds those that are there.
 
     Attributes:
@@ -113,12 +115,13 @@ class Ranked:
 
 
 def ranked(scores: np.ndarray, counts: np.ndarray) -> Ranked:
-    """Judge scores, (tokens,), by how often each token comes: some do, and some do not."""
+    """Judge scores, (tokens,), by how often each token comes; NaN where all do, or none."""
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     there = counts > 0
-    moves = scores.std() > 0
-    along = float(np.corrcoef(scores, counts)[0, 1]) if moves and counts.std() > 0 else 0.0
+    along = float(np.corrcoef(scores, counts)[0, 1]) if scores.std() and counts.std() else 0.0
+    if there.all() or not there.any():
+        return Ranked(np.nan, np.nan, along)
     return Ranked(
         100 * float(roc_auc_score(there, scores)),
         100 * float(average_precision_score(there, scores)),
@@ -135,7 +138,7 @@ def count_tokens(labels: Sequence[Sequence[int]], output: Output) -> np.ndarray:
 def bags(
     counts: Mapping[str, np.ndarray], scores: Mapping[str, Mapping[str, np.ndarray]]
 ) -> Iterator[tuple[str, str, Ranked, Ranked]]:
-    """Judge the scores of clients who say some tokens and not others.
+    """Judge the scores of clients who say some tokens more often than others.
 
     Args:
         counts: by client, how often it says each token.
@@ -147,7 +150,7 @@ def bags(
     total = sum(counts.values())
     for client, own in scores.items():
         here = counts[client]
-        if not 0 < (here > 0).sum() < len(here):
+        if not here.std():
             continue
         control = ranked(total - here, here)
         for kind, values in own.items():

@@ -136,14 +136,19 @@ class Judge:
             own = correlation(found, true)
             pairs = zip(item.instead, item.others, strict=True)
             against = [correlation(self.spectrum(one), self.of(other)) for one, other in pairs]
-            shape = [self.of(other)[: len(true)] for other in self._own(item.client)]
-            mean = np.mean([one for one in shape if len(one) == len(true)], axis=0)
+            longer = (self.of(one) for one in self._own(item.client))
+            own_items = [one[: len(true)] for one in longer if len(one) >= len(true)]
+            # Of a client's only item the mean is itself.
+            mean = correlation(found, np.mean(own_items, 0)) if len(own_items) > 1 else np.nan
             nearest = 100.0 * all(own > other for other in against)
             chance = 100 / (1 + len(against))
-            rows.append([own, np.mean(against), correlation(found, mean), nearest, chance])
+            rows.append([own, np.mean(against), mean, nearest, chance])
         own, other, mean, nearest, chance = np.array(rows).T
         yield Measure("correlation", OTHERS, clients, np.stack([own, other, ones], 1), ones)
-        yield Measure("correlation", MEAN, clients, np.stack([own, mean, ones], 1), ones)
+        if (several := ~np.isnan(mean)).any():
+            whose = [client for client, one in zip(clients, several, strict=True) if one]
+            sums = np.stack([own, mean, ones], 1)[several]
+            yield Measure("correlation", MEAN, whose, sums, ones[several])
         full = np.full_like(ones, 100)
         yield Measure("nearest%", CHANCE, clients, np.stack([nearest, chance, full], 1), ones)
 
