@@ -22,7 +22,7 @@ from fedtools.attack.bag_of_words import Output, ranked, scores_of
 from fedtools.attack.matching import Plan, Simulation, distance, match
 from fedtools.attack.options import Inversion
 from fedtools.attack.readout import constant_of
-from fedtools.attack.recovered import COLUMNS, assigned, correlation
+from fedtools.attack.recovered import COLUMNS, Item, assigned, correlation, voices
 from fedtools.audio.features import FeatureConfig, compute
 from fedtools.audio.griffin_lim import Front
 from fedtools.files.clips import Clip, write_clips
@@ -449,3 +449,25 @@ def test_a_language_model_has_no_items(language, tmp_path):  # noqa: F811
     done = inside("attack", "inversion", path, tmp_path / "out", "--round", "1").ok()
     assert "not applicable: experiments of task lm have no items" in done.err
     assert read_tsv(tmp_path / "out/inversion.tsv", COLUMNS) == []
+
+
+def test_voices_by_planted_embeddings():
+    """A recovered item has its speaker's voice, another's in its place has not."""
+    random = np.random.default_rng(0)
+    voice = {one: random.normal(size=8) for one in PEOPLE[:4]}
+    audio = {f"{one}-{number}": voice[one] / np.linalg.norm(voice[one])
+             for one in voice for number in range(2)}  # fmt: skip
+    # Two clients of one speaker are in no trial.
+    speaker = {one: one for one in voice} | {"s03": "s02"}
+    names = list(voice)
+    items = [
+        Item(one, f"{one}-0", audio[f"{one}-0"], [f"{names[place - 2]}-1"], [])
+        for place, one in enumerate(names)
+    ]
+    enrolment = {one: f"{one}-1" for one in voice}
+    shares, rate = voices(items, lambda value: value, audio.__getitem__, enrolment, speaker)
+    assert (shares.sums[:, [0, 2]] == 100).all() and (shares.sums[:, 1] < 100).all()
+    rows = [one.row(speaker, 50, 0) for one in (shares, rate)]
+    assert (rows[1]["measure"], rows[1]["value"], rows[1]["true"]) == ("EER%", "0.0", "0.0")
+    assert float(rows[1]["control"]) > 30 and rows[1]["low"] == "-"
+    assert (rows[0]["clients"], rows[0]["speakers"]) == (4, 3)
