@@ -16,7 +16,8 @@ PEOPLE = tuple("abcdefgh")
 
 def items_of(owners: dict[str, str], sizes: dict[str, int] | None = None) -> Items:
     """Utterances whose speaker is the first letter of their name."""
-    nothing: dict = dict.fromkeys(("loss", "audio", "source"))
+    lacking = ("loss", "audio", "source", "labels", "loss_at", "errors")
+    nothing: dict = dict.fromkeys(lacking)
     sizes = sizes or dict.fromkeys(owners, 100)
     speakers = {name: name[0] for name in owners}
     recordings = {name: name.partition("@")[0] for name in owners}
