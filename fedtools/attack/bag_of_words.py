@@ -79,18 +79,17 @@ def output_layer(federation: Federation, sent: Spec) -> Output:
 
 
 def scores_of(output: Output, sent: State, start: State) -> dict[str, np.ndarray]:
-    """How likely each token is by what was changed: `BIAS` or `WEIGHT` -> (tokens,).
+    """How likely each token is by what was changed: `BIAS`, or else `WEIGHT`, -> (tokens,).
 
     A tensor that is not seen, or did not move, tells nothing.
     """
-    found = {}
     for kind, name in output.tensors.items():
-        if name not in sent:
-            continue
-        moved = (sent[name].astype(np.float64) - start[name])[output.rows]
-        if moved.any():
-            found[kind] = moved if kind == BIAS else _along(moved)
-    return found
+        if name in sent:
+            moved = (sent[name].astype(np.float64) - start[name])[output.rows]
+            if moved.any():
+                # The first one tells more: of what comes without a bias the side is a guess.
+                return {kind: moved if kind == BIAS else _along(moved)}
+    return {}
 
 
 def _along(rows: np.ndarray) -> np.ndarray:

@@ -232,7 +232,7 @@ def draw(path: Path, rows: Sequence[Sequence[np.ndarray]]) -> None:
     titles = "true", "recovered", "another's"
     with drawing(path, (6.4, 0.4 + 1.3 * len(rows))) as figure:
         places = figure.subplots(len(rows), 3, squeeze=False)
-        for axes, spectra in zip(places, rows, strict=True):
+        for number, (axes, spectra) in enumerate(zip(places, rows, strict=True)):
             widest = 2 * max(float((one - one.mean(0)).std()) for one in spectra[::2]) or 1.0
             for place, one, title in zip(axes, spectra, titles, strict=True):
                 shown = (one - one.mean(0)).T
@@ -240,5 +240,5 @@ def draw(path: Path, rows: Sequence[Sequence[np.ndarray]]) -> None:
                 place.imshow(shown, aspect="auto", origin="lower", cmap="RdBu_r", **limits)
                 place.set(xticks=[], yticks=[])
                 place.grid(False)
-                if axes is places[0]:
+                if not number:
                     place.set_title(title, loc="left", fontsize=9)

@@ -60,8 +60,8 @@ def inversion(
     Example in egs/tedlium3/attack1: fedtools attack inversion exp/keywords/fedavg exp/inversion \
         --round 6 --each 10
     """
+    from fedtools.attack.inverted_round import ONE, REAL, Look
     from fedtools.attack.recovered import COLUMNS
-    from fedtools.attack.update_inversion import ONE, REAL, Look
     from fedtools.attack.update_inversion import attack as run
     from fedtools.files.config import read_section
 
