@@ -1,4 +1,4 @@
-"""The command that puts all attacks on an experiment side by side: fedtools attack card."""
+"""The commands that put attacks side by side: fedtools attack card, fedtools attack compare."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 import typer
 
 from fedtools.cli.app import command
-from fedtools.cli.attack import attack
+from fedtools.cli.attack import attack, show
 from fedtools.cli.federation import EXPERIMENT
+from fedtools.cli.report import RESAMPLES, pair
 
 
 @command("card", "Attacks", to=attack)
@@ -45,3 +46,37 @@ def card(
     print(text, end="")
     if page:
         put_on_page(page, folder, experiment, text)
+
+
+@command("compare", "Attacks", to=attack)
+def compare(
+    out: Path = typer.Argument(..., metavar="TABLE", help="A TSV to be written."),
+    scores: list[str] = typer.Argument(
+        ...,
+        metavar="NAME=SCORES...",
+        help="The first is what others are compared with. Those of one name are seeds.",
+    ),
+    resamples: int = RESAMPLES,
+    seed: int = typer.Option(0, min=0, help="Of the draws."),
+) -> None:
+    """Compare equal error rates on the same speakers.
+
+    Each attack's rate, the mean over seeds, and its difference to the first one's in percentage
+    points, with 95 % intervals over speakers, who are drawn once for all. Attacks may be of other
+    trials, layers, defences, or models of the same people.
+
+    Reads: each SCORES, as attacks a1, a2 and weights write it for a kind of trials, such as
+    weights.together.other; trials.<kind> and model2speaker beside it.
+
+    Writes: TABLE.
+
+    Example in egs/tedlium3/attack1: fedtools attack compare exp/mini/compare.tsv \
+        recording=exp/mini/part2/attacks/defence0/weights.together.same \
+        speaker=exp/mini/part2/attacks/defence0/weights.together.other
+    """
+    from fedtools.attack.compare import COLUMNS
+    from fedtools.attack.compare import compare as run
+
+    form = "NAME=SCORES"
+    named = [(n, Path(path)) for n, path in (pair(text, "TABLE", form) for text in scores)]
+    show(COLUMNS, run(named, out, resamples=resamples, seed=seed), "l")
