@@ -64,6 +64,10 @@ class ClipTraining(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.scheduler is not None:
+            # A client's steps are counted from the round that it is sampled in.
+            problem = "scheduler: keyword networks would warm up again in each round"
+            raise ValueError(f"{problem}; set null, and optim_conf.lr to a rate that stays")
         # A slip is told now, and not when the first batch is made.
         _ = self.augmentation
 
