@@ -127,6 +127,9 @@ class AsrModels(Models):
         load_model(teacher.state_dict(), model.state_dict())
         labels = partial(self.transcribe, teacher), is_seq2seq(self._config)
         decay, keep = training.decay, training.keep_teacher
+        if training.decay_per == "epoch":
+            # By the order of length: shuffled, an epoch may have a batch more or less.
+            decay **= 1 / -(-len(source.data.batches()) // training.accum_grad)
         return ContinuousLabels(model, teacher, decay, keep, posteriors, *labels)
 
     def _posteriors(self, model: nn.Module, source: UtteranceSource) -> Posteriors:
