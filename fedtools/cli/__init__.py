@@ -23,6 +23,7 @@ GROUPS = (
     "rescore",
     "fmp",
     "attack",
+    "attack_card",
     "attack_inversion",
     "attack_membership",
     "attack_weights",
