@@ -32,6 +32,7 @@ from fedtools.models.keywords import NETWORKS
 from fedtools.models.keywords.base import Network, Sizes
 from fedtools.models.plain_ctc import ctc_losses
 from fedtools.models.stacked import Linear
+from fedtools.report.card import read_card
 
 SAMPLES = 3200
 PEOPLE = [f"s{number:02d}" for number in range(12)]
@@ -327,13 +328,26 @@ def attacked(path: Path, out: Path, *more: str, iterations: int = 150) -> Rows:
 
 
 @pytest.fixture(scope="module")
-def rows(single, tmp_path_factory) -> Rows:
-    out = tmp_path_factory.mktemp("out")
+def out(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("out")
+
+
+@pytest.fixture(scope="module")
+def rows(single, out) -> Rows:
     found = attacked(single, out)
     assert (out / "inversion.png").stat().st_size > 1000
     parts = read_tsv(out / "inversion_parts.tsv", ("part", "status"))
     assert {row["status"] for row in parts} == {"ok"}
     return found
+
+
+def test_a_card_tells_the_difference_with_its_interval(rows, out):
+    row = rows["none", "one", "correlation", "another's"]
+    cells = {(one.of, one.measure): one for one in read_card(out).cells}
+    cell = cells["gradient matching, one", "correlation - another's"]
+    assert (cell.nothing, cell.value) == ("0", row["difference"])
+    assert (cell.low, cell.high) == (row["low"], row["high"])
+    assert len(cells) == len(rows)
 
 
 @pytest.mark.parametrize("steps", ["one", "real, simulated"])

@@ -230,9 +230,10 @@ def _of_membership(folder: Path) -> Iterator[Cell]:
 
 
 def _of_inversion(folder: Path) -> Iterator[Cell]:
+    """What is told is the difference from a control; the interval is of that."""
     for row in _tables(folder, "inversion.tsv"):
-        what = f"{row['attack']}, {row['steps']}"
-        yield _cell(row, "inversion", what, row["measure"], row["control"], "-", "value")
+        what, measure = f"{row['attack']}, {row['steps']}", f"{row['measure']} - {row['against']}"
+        yield _cell(row, "inversion", what, measure, "0", "-", "difference")
 
 
 def _of_features(folder: Path) -> Iterator[Cell]:
