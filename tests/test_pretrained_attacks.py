@@ -25,7 +25,7 @@ from fedtools.files.datadir import DataDir
 from fedtools.files.tables import read_tsv
 
 # Of speech, each person has two clients.
-PEOPLE = {"exp": ("kim", "lou", "mia"), "known": ("ann", "bob", "cat")}
+PEOPLE = {"exp": ("kim", "lou", "mia"), "known": tuple("ann bob cat dan eva fay gil hal".split())}
 LORA = {"kind": "lora", "rank": 2}
 UPPER = LORA | {"targets": ["layers.2.*"]}
 ASR = {"optim": "adamw", "optim_conf": {"lr": 0.01}, "batch_bins": 8000}
