@@ -144,6 +144,32 @@ def test_the_network_has_not_seen_whom_plda_learns_from(world, tmp_path):
     assert not any(np.array_equal(row, after[key]) for key, row in before.items())
 
 
+def test_models_that_run_to_no_numbers_are_refused_by_name(world, tmp_path):
+    """Their weights are finite. Of those known too few may be left."""
+    out, few = tmp_path / "out", ("--set", "a2.epochs=1")
+    run(world, [world / "known", world / "exp"], out, *few)
+    lines = (out / "a2.h2.scp").read_text().splitlines()
+    left = sorted({line[:3] for line in lines} - {*PEOPLE})
+
+    def change(client: str, start: State) -> State:
+        huge = client == "s00-a1" or client[:3] in left[3:]
+        return moved(
+            start, lambda name, shape: (3e37 if huge else 0.1) * direction(client, name, shape)
+        )
+
+    paths = changed(world, tmp_path, change)
+    command = ("attack", "a2", *paths, out, "--indicator", world / "indicator", *SMALL, *FEW, *few)
+    done = inside(*command)
+    done.fails(1, "known/config.yaml: the network is not trained on 3 people with two models")
+    names = [line.partition(": refused: embeddings")[0] for line in done.err.splitlines()[:-1]]
+    assert {name[:3] for name in names if name in KNOWN} == {*left[3:]}
+    shutil.rmtree(paths[0])
+    shutil.copytree(world / "known", paths[0])
+    assert "s00-a1: refused: embeddings that are not finite" in inside(*command).ok().err
+    trials = [line.split()[:2] for line in (out / "trials.easy").read_text().splitlines()]
+    assert {name for pair in trials for name in pair} == {*CLIENTS} - {"s00-a1"}
+
+
 def test_who_knows_the_defence_sees_more(world, tmp_path):
     """Where what is kept back shows most of a speaker, who learns from whole models looks there."""
 

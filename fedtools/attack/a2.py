@@ -226,22 +226,37 @@ def _part(
     Raises:
         UserError: if there are too few of them in either part.
     """
-    models = Counter(
-        victims.speakers[name] for name in victims.messages if name in victims.speakers
-    )
-    most = dict[str, int]()
-    for speaker, count in models.items():
-        most[people[speaker]] = max(count, most.get(people[speaker], 0))
+    sent = _speakers(victims)
+    most = _most(sent, people)
     order = sorted(most, key=lambda one: (most[one] < 2, seed64(training.seed, "a2", one), one))
     share = training.options.network
     trained = {one for at, one in enumerate(order) if int((at + 1) * share) > int(at * share)}
-    for what, some in (("is", trained), ("is not", most.keys() - trained)):
-        if (count := sum(most[one] > 1 for one in some)) < _LEAST:
-            problem = f"the network {what} trained on {count} people with two models of a speaker"
-            remedy = f"{_LEAST} are needed: give models of more people, or change a2.network"
-            raise UserError(problem, path=where, remedy=remedy)
-    seen = {speaker for speaker in models if people[speaker] in trained}
-    return seen, models.keys() - seen
+    seen = {speaker for speaker in sent if people[speaker] in trained}
+    left = set(sent) - seen
+    _need([one for one in sent if one in seen], people, "is", where)
+    _need([one for one in sent if one in left], people, "is not", where)
+    return seen, left
+
+
+def _most(sent: Sequence[str], people: Mapping[str, str]) -> dict[str, int]:
+    """Person -> the most models that a speaker has who is that person.
+
+    Args:
+        sent: the speaker of each model.
+    """
+    found = dict[str, int]()
+    for speaker, count in Counter(sent).items():
+        found[people[speaker]] = max(count, found.get(people[speaker], 0))
+    return found
+
+
+def _need(sent: Sequence[str], people: Mapping[str, str], kind: str, where: Path) -> None:
+    """Raise a `UserError` if too few are of the people that the network "is" trained on, or not."""
+    count = sum(many > 1 for many in _most(sent, people).values())
+    if count < _LEAST:
+        problem = f"the network {kind} trained on {count} people with two models of a speaker"
+        remedy = f"{_LEAST} are needed: give models of more people, or change a2.network"
+        raise UserError(problem, path=where, remedy=remedy)
 
 
 def _attackers(
@@ -272,6 +287,8 @@ def _attackers(
         network = train_xvectors(list(trained.views(*of_known)), training)
         embedded = dict(_embedded(left.views(*of_known), network, training))
         speakers = [left.victims.speakers[name] for name in embedded]
+        # Some may have been refused.
+        _need(speakers, people, "is not", left.federation.where)
         owners = np.array([people[one] for one in speakers])
         learnt = Learnt(np.stack(list(embedded.values())), np.array(speakers), owners)
         scorer = Calibrated.learn(learnt, training.options.dimension, training.seed)

@@ -26,10 +26,10 @@ from fedtools.files.seeds import seed64
 from fedtools.score.calibration import Ratios, fit_ratios
 from fedtools.speaker.plda import Lda, Plda, length_normalise, train_lda, train_plda
 
-# By whose names scores normed by a cohort have ", cohort" behind.
-PLDA, COSINE = "PLDA", "cosine"
+# What scores are of; the second of each two is normed by a cohort.
+WAYS = PLDA, PLDA_COHORT, COSINE, COSINE_COHORT = "PLDA", "PLDA, cohort", "cosine", "cosine, cohort"
 # Those that are calibrated, see `fedtools.attack.verify.RATIOS`.
-CALIBRATED = (PLDA, f"{PLDA}, cohort")
+CALIBRATED = (PLDA, PLDA_COHORT)
 # Into which people are dealt to calibrate scores: of each, one of the others is learnt.
 _PARTS = 5
 # Of scores in deviations, where they tell nothing.
@@ -82,7 +82,8 @@ class BackEnd:
             UserError: if these do not differ, or too few of them do.
         """
         models, utterances, size = learnt.vectors.shape
-        centred = learnt.vectors - learnt.vectors.mean(0)
+        middles = learnt.vectors.mean(0, dtype=np.float64)
+        centred = learnt.vectors - middles.astype(learnt.vectors.dtype)
         rows = centred.reshape(models * utterances, size)
         labels = np.repeat(learnt.speakers, utterances)
         dimension = min(dimension, size, len(set(learnt.speakers)) - 1)
@@ -98,14 +99,14 @@ class BackEnd:
             enrolled, tested: (models, D), means over utterances.
         """
         found = {}
-        for way, prepare, rule in (
-            (PLDA, self._mapped, self.plda.scores),
-            (COSINE, self._directions, lambda one, other: one @ other.T),
+        for way, way_cohort, prepare, rule in (
+            (PLDA, PLDA_COHORT, self._mapped, self.plda.scores),
+            (COSINE, COSINE_COHORT, self._directions, lambda one, other: one @ other.T),
         ):
             own, others, cohort = (prepare(some) for some in (enrolled, tested, self.cohort))
             found[way] = rule(own, others)
             with_cohort = rule(own, cohort), rule(others, cohort)
-            found[f"{way}, cohort"] = s_norm(found[way], *with_cohort)
+            found[way_cohort] = s_norm(found[way], *with_cohort)
         return found
 
     def _mapped(self, means: np.ndarray) -> np.ndarray:
