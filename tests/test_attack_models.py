@@ -437,6 +437,8 @@ def known(world) -> Path:
 
 
 A2 = ("--layer", "2", "--set", "a2.width=16", "--set", "a2.epochs=2", "--resamples", "50")
+# Of eight people who are known.
+A2 += ("--set", "a2.network=0.25")
 
 
 def test_a2_from_models_to_figures(world, known, tmp_path):
@@ -461,11 +463,11 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
     assert float(rows[0]["Cllr"]) == pytest.approx(expected, rel=1e-4, abs=1e-3)
     assert float(rows[0]["minCllr"]) <= expected + 1e-3
     assert [row["Cllr"] == "-" for row in rows] == [False, False, True, True]
-    # The other half of those who are known have trained the network.
+    # The other two of those who are known have trained the network.
     scp = [line.split()[0] for line in (out / "a2.h2.scp").read_text().splitlines()]
     assert [one for one in scp if one[:3] in SPEAKERS] == CLIENTS
     left = [one for one in scp if one[:3] in KNOWN]
-    assert len(left) == 8 and len({one[:3] for one in left}) == 4
+    assert len(left) == 12 and len({one[:3] for one in left}) == 6
     trials = (out / "trials.easy").read_text().splitlines()
     scores = (out / "a2.h2.easy").read_text().splitlines()
     assert [one.split()[:2] for one in trials] == [one.split()[:2] for one in scores]
@@ -507,11 +509,11 @@ def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):
     inside("rounds", known, "--to", "2").ok()
     done = inside("attack", "a2", known, world / "exp", tmp_path, *options)
     done.fails(1, "round 2 began with another model than in")
-    # The network is trained on one of eight, and seven are left; or the other way round.
-    for share, what in (("0.2", "is trained on 1 people"), ("0.8", "is not trained on 2 people")):
+    few = {"0.2": ("is trained on 1 people", 2), "0.5": ("is not trained on 4 people", 6)}
+    for share, (what, least) in few.items():
         options = (*A2, "--indicator", world / "indicator", "--set", f"a2.network={share}")
         done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)
-        done.fails(1, f"the network {what} with two models of a speaker; 4 are needed")
+        done.fails(1, f"the network {what} with two models of a speaker; {least} are needed")
         assert not (tmp_path / "x").exists()
     options = (*A2, "--indicator", world / "indicator", "--defence", "noise")
     done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)

@@ -188,7 +188,7 @@ def test_a2(world: Path, tmp_path: Path, kind: str):
     data, known = world / MODELS[kind][1], train(world, kind, "known")
     command = ["attack", "a2", known, train(world, kind), tmp_path]
     command += ["--indicator", data / "anybody", "--layer", "2", "--resamples", "20"]
-    command += ["--set", "a2.width=8", "--set", "a2.epochs=1"]
+    command += ["--set", "a2.width=8", "--set", "a2.epochs=1", "--set", "a2.network=0.25"]
     done = inside(*command)
     if data.name == "clips":
         # A client of clips is a speaker, who has one model in a round.

@@ -42,7 +42,7 @@ TINY = {
         }
     },
     "baseline": {"rounds": 1},
-    "a2": {"width": 8, "epochs": 1},
+    "a2": {"network": 0.25, "width": 8, "epochs": 1},
     "decode": {"beam_size": 5, "beam_size_token": 5, "nbest": 2},
 }
 # Some of each for `some_talks`, whose talks have 16 seconds of speech.

@@ -32,9 +32,10 @@ from fedtools.files.sections import Bootstrap
 from fedtools.files.seeds import seed64
 from fedtools.tasks.base import as_configured
 
-# So many speakers with two models each are needed of those that the network is trained on, and of
-# the others: scores of two are calibrated on PLDA of two more.
-_LEAST = 4
+# So many people with two models of a speaker are needed whom the network "is", or "is not", trained
+# on. Of the latter, scores of two are calibrated on PLDA of four: PLDA of two would have a single
+# dimension, in which vectors of one length tell nothing.
+_LEAST = {"is": 2, "is not": 6}
 
 
 @dataclass(frozen=True)
@@ -253,9 +254,9 @@ def _most(sent: Sequence[str], people: Mapping[str, str]) -> dict[str, int]:
 def _need(sent: Sequence[str], people: Mapping[str, str], kind: str, where: Path) -> None:
     """Raise a `UserError` if too few are of the people that the network "is" trained on, or not."""
     count = sum(many > 1 for many in _most(sent, people).values())
-    if count < _LEAST:
+    if count < _LEAST[kind]:
         problem = f"the network {kind} trained on {count} people with two models of a speaker"
-        remedy = f"{_LEAST} are needed: give models of more people, or change a2.network"
+        remedy = f"{_LEAST[kind]} are needed: give models of more people, or change a2.network"
         raise UserError(problem, path=where, remedy=remedy)
 
 

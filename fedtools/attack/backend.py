@@ -75,7 +75,7 @@ class BackEnd:
         """Learn from embeddings.
 
         Args:
-            learnt: of two people or more.
+            learnt: of three people or more.
             dimension: to which LDA brings them, at most.
 
         Raises:
@@ -137,7 +137,7 @@ class Calibrated:
         logistic regression is trained on the scores of all parts.
 
         Args:
-            learnt: of four people or more, of whom a speaker has two models.
+            learnt: of six people or more, of whom a speaker has two models.
             dimension: as of `BackEnd.learn`.
             seed: of how people are dealt into parts.
 

@@ -72,7 +72,7 @@ class A2:
     frames: Positive = 200
     rate: AboveZero = 1e-3
     held: Annotated[int, Ge(2)] = 16
-    dimension: Positive = 150
+    dimension: Annotated[int, Ge(2)] = 150
     layers: tuple[Positive, ...] = (1, 5)
     others: Natural = _TRIALS
 
