@@ -518,6 +518,11 @@ def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):
     options = (*A2, "--indicator", world / "indicator", "--defence", "noise")
     done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)
     done.fails(1, "defence 'noise' of 'noise'")
+    # Before anything is trained.
+    (tmp_path / "models.tsv").write_text("model\tspeaker\tgender\ttalks\nann-m1\tbob\tf\t\n")
+    options = (*A2, "--indicator", world / "indicator", "--models", tmp_path / "models.tsv")
+    done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)
+    done.fails(1, "models.tsv: 'ann-m1' is of 'ann', of whom the table does not say so")
 
 
 def test_a1_on_two_experiments_together(world, known, looked, tmp_path):

@@ -164,12 +164,14 @@ def attack(
     _check_apart(known, ours, attacked, theirs, indicator)
     people = _people(ours, table)
     trained, left = _part(ours, people, training, known.where)
+    sent = [name for name in theirs.messages if name in theirs.speakers]
+    told = known_speakers(sent, [theirs.speakers[name] for name in sent], table)
     held = training.options.held
     side = Side.open(known, ours, indicator, look, held)
     under_attack = Side.open(attacked, theirs, indicator, look, held)
     found = list(_attackers(side.of(trained), side.of(left), under_attack, people, training, look))
     names = sorted(set.intersection(*(one.tested.keys() & one.enrolled.keys() for one in found)))
-    models = known_speakers(names, [theirs.speakers[key] for key in names], table)
+    models = {one: told[one] for one in names}
     name = f"a2.h{training.layer}"
     for path in out.glob(f"{name}.*"):
         # Of attackers that there may be no more.
