@@ -100,7 +100,7 @@ class Defended:
         for name in wanted:
             if name in self._victims.refused:
                 continue
-            members = self._group(name)
+            members = self.group(name)
             states = [self._one(member) for member in members]
             # By itself: one that was refused for its company is a good companion.
             bad = [one for one, state in zip(members, states, strict=True) if state is None]
@@ -116,7 +116,7 @@ class Defended:
             return self._protect(name, state)
         return None
 
-    def _group(self, name: str) -> list[str]:
+    def group(self, name: str) -> list[str]:
         """The model itself, and those that are aggregated with it: of other speakers."""
         if self._defence.mean == 1:
             return [name]

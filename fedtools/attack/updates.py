@@ -71,12 +71,14 @@ class Updates:
         speakers: of each model; models of clients with several speakers are not there.
         refused: why nothing is known of a model, by its name.
         spec: of the tensors that each has sent.
+        groups: of models that are means, whose they are, see `Defended.group`.
     """
 
     models: dict[str, Update] = field(default_factory=dict)
     speakers: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     spec: Spec = field(default_factory=dict)
+    groups: dict[str, list[str]] = field(default_factory=dict)
 
 
 def find_updates(federation: Federation, rounds: Sequence[int]) -> Updates:
@@ -131,7 +133,7 @@ def behind_defence(
     """
     messages = {name: one.message for name, one in updates.models.items()}
     victims = Victims(messages, updates.refused, updates.speakers)
-    found = replace(updates, models={})
+    found = replace(updates, models={}, groups={})
     row, layout = 0, None
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         for number in rounds:
@@ -149,6 +151,8 @@ def behind_defence(
                     write_at(file.fileno(), np.ascontiguousarray(value), place)
                 sent = replace(messages[name], path=path, layout=layout, row=row, seals={})
                 found.models[name] = replace(updates.models[name], message=sent)
+                if len(members := seen.group(name)) > 1:
+                    found.groups[name] = members
                 row += 1
     return found
 
@@ -168,6 +172,7 @@ def join(parts: Sequence[Updates], where: Sequence[Path]) -> Updates:
         found.models |= part.models
         found.speakers |= part.speakers
         found.refused |= part.refused
+        found.groups |= part.groups
     found.models = dict(sorted(found.models.items()))
     return found
 

@@ -190,7 +190,7 @@ def decide(
         names: of the matrices' rows and columns.
         matrices: an attacker of `fedtools.attack.knowledge`, or "-" without a defence; a layer,
             what scores are of, and scores (models, models), large where the speakers seem the same.
-            Rows are enrolled.
+            Rows are enrolled. A pair whose score is NaN is no trial.
         main: the scores that are also written for each trial, and what their files' names begin
             with.
         defence: of the clients, see `fedtools.attack.defences`.
@@ -204,9 +204,15 @@ def decide(
     owners = [speakers[names[index]] for index in place]
     for attacker, layer, way, matrix in matrices:
         # Of all models, whatever they share, but of no person twice.
-        legal = _legal(risk(matrix[np.ix_(place, place)], owners))
-        for kind, some in trials.items():
-            scores = some.scores(matrix, names, names)
+        pairs = matrix[np.ix_(place, place)]
+        known = not np.isnan(pairs).any()
+        legal = _legal(risk(pairs, owners) if known else Risk(np.nan, np.nan, len(alone)))
+        for kind, every in trials.items():
+            some, scores = _scored(every, every.scores(matrix, names, names))
+            if not some.targets.any() or some.targets.all():
+                who = f"{attacker} attacker: " if attacker != ANY else ""
+                print(f"{attack}, {kind} trials, {who}no scores of both kinds", file=sys.stderr)
+                continue
             figures = judge(
                 scores, some, speakers, resamples=resamples, seed=seed, ratios=way in RATIOS
             )
@@ -217,6 +223,15 @@ def decide(
                 who = "" if attacker == ANY else f".{attacker}"
                 write_scores(out / f"{main[way]}.{layer}{who}.{kind}", some, scores)
     return write_figures(out, attack, rows)
+
+
+def _scored(trials: Trials, scores: np.ndarray) -> tuple[Trials, np.ndarray]:
+    """The trials that have a score."""
+    if not (missing := np.isnan(scores)).any():
+        return trials, scores
+    place = np.flatnonzero(~missing)
+    sides = ([side[index] for index in place] for side in (trials.enrolled, trials.test))
+    return Trials(*sides, trials.targets[place]), scores[place]
 
 
 def _one_of_each_person(models: Mapping[str, Model]) -> set[str]:
