@@ -26,6 +26,7 @@ GROUPS = (
     "attack_membership",
     "attack_weights",
     "attack_attributes",
+    "attack_utility",
     "attack_speech",
 )
 
