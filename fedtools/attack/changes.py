@@ -114,7 +114,8 @@ def products_of(
     """
     parts, told, versions = parts_of(joined.spec), list[Told](), models.versions
     squares, everything = {}, np.zeros((len(versions),) * 2)
-    some = multiply(versions, parts, options.piece_mb << 20)
+    count = len(versions) // len(models.updates)
+    some = multiply(versions, parts, options.piece_mb << 20, count)
     for one in counted(some, "updates", "parts", len(parts)):
         squares[one.part] = one.squares
         np.save(scratch / f"{one.part}.npy", one.products)

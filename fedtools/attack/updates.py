@@ -269,18 +269,22 @@ def multiply(
     updates: Sequence[Update],
     parts: Mapping[str, Sequence[str]],
     piece_bytes: int = PIECE_BYTES,
+    versions: int = 1,
 ) -> Iterator[Products]:
     """The products of all pairs of updates, part by part, each byte of the files being read once.
 
     From each piece a mean over models is taken away, so that what all have in common, which may be
     most of an update, costs no digits; whoever centres the products on a mean of their own gets
-    the same. Pieces are single precision, their sums double. Where an update is not finite, so are
-    its products.
+    the same. What models in two versions have in common may be another thing in each: each version
+    is centred by itself, and the way from the one mean to the other is multiplied apart. Pieces are
+    single precision, their sums double. Where an update is not finite, so are its products.
 
     Args:
         updates: in the order of the products' rows.
         parts: the tensors of each.
         piece_bytes: of all models' single values.
+        versions: in how many, one or two, each model is there: all in the one, then all in the
+            other.
     """
     spec = updates[0].message.layout.spec
     width = max(1, piece_bytes // (4 * len(updates)))
@@ -303,39 +307,62 @@ def multiply(
     limited = threadpool_limits(threads, "blas")
     with Reader(updates) as reader, ThreadPoolExecutor(1) as ahead, limited:
 
-        def read(number: int) -> tuple[np.ndarray, np.ndarray]:
+        def read(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             _, name, begin, length = plan[number]
             if number + 1 < len(plan):
                 reader.expect(*plan[number + 1][1:])
             out = buffers[number % 2][: count * length].reshape(count, length)
-            return out, _centre(reader.read(name, begin, out))
+            parts = np.split(reader.read(name, begin, out), versions)
+            squares, means = zip(*map(_centre, parts), strict=True)
+            return out, np.concatenate(squares), means[-1] - means[0]
 
         coming = ahead.submit(read, 0) if plan else None
         for number, (part, *_) in enumerate(plan):
-            piece, squares = coming.result()
+            piece, squares, step = coming.result()
             # The other buffer is free: what was in it has been added.
             coming = ahead.submit(read, number + 1) if number + 1 < len(plan) else None
             if sums.part != part:
                 sums = Products(part, np.zeros((count, count)), np.zeros(count))
+                along, length = np.zeros(count), 0.0
             sums.squares += squares
             with np.errstate(over="ignore", invalid="ignore"):
                 for begin in range(0, piece.shape[1], _AT_ONCE):
                     some = piece[:, begin : begin + _AT_ONCE]
                     sums.products += some @ some.T
+                    if versions > 1:
+                        own = step[begin : begin + _AT_ONCE]
+                        along += some @ own
+                        length += float(own @ own)
             left[part] -= 1
             if not left[part]:
+                if versions > 1:
+                    _move(sums.products, along, length)
                 yield sums
 
 
-def _centre(piece: np.ndarray) -> np.ndarray:
+def _move(products: np.ndarray, along: np.ndarray, length: float) -> None:
+    """Let the second version of models be measured from where the first is, in place.
+
+    Args:
+        products: (2 N, 2 N), of each version from its own mean.
+        along: (2 N,), the products with the step from the first mean to the second.
+        length: of that step, squared.
+    """
+    second = np.arange(len(products)) >= len(products) // 2
+    products[:, second] += along[:, None]
+    products[second] += along
+    products[np.ix_(second, second)] += length
+
+
+def _centre(piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Take the mean of near models away from a piece, (models, values), in place.
 
     What is not finite becomes zeros: others' products are what they would be without it.
 
     Returns:
-        (models,), the squares as they were, which tell.
+        (models,), the squares as they were, which tell; and the mean, (values,).
     """
-    total = np.zeros(len(piece))
+    total, mean = np.zeros(len(piece)), np.zeros(piece.shape[1], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for begin in range(0, piece.shape[1], _AT_ONCE):
             some = piece[:, begin : begin + _AT_ONCE]
@@ -346,5 +373,7 @@ def _centre(piece: np.ndarray) -> np.ndarray:
                 some[~whole] = 0
             near = whole & (squares <= _FAR * np.median(squares[whole])) if whole.any() else whole
             if near.any():
-                some -= (near / near.sum()).astype(np.float32) @ some
-    return total
+                middle = mean[begin : begin + _AT_ONCE]
+                middle[:] = (near / near.sum()).astype(np.float32) @ some
+                some -= middle
+    return total, mean
