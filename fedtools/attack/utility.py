@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtools.attack.defences import State, defended
+from fedtools.attack.defences import Defence, State, defended
 from fedtools.attack.knowledge import NO_DEFENCE
 from fedtools.attack.victims import Victims, sound_victims
 from fedtools.federation.federation import Federation
@@ -70,6 +70,10 @@ def utility(
     Raises:
         UserError: if a split is not there, or no model was sent.
     """
+    for one in defences:
+        Defence.parse(one)
+    for split in splits:
+        federation.task.data_path(split)
     victims = sound_victims(federation, [number])
     if not victims.messages:
         raise UserError("no model is left", path=federation.experiment.path)
