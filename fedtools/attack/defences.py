@@ -109,7 +109,7 @@ class Defended:
     def _one(self, name: str) -> State | None:
         """What a client sends; None if it is not finite."""
         for _, state in self._victims.states([name]):
-            return self._protect(name, state)
+            return self.protect(name, state)
         return None
 
     def group(self, name: str) -> list[str]:
@@ -130,7 +130,8 @@ class Defended:
         drawn = generator(self._seed, "group", name).choice(len(others), count, replace=False)
         return [name, *(others[index] for index in np.sort(drawn))]
 
-    def _protect(self, name: str, state: Mapping[str, np.ndarray]) -> State:
+    def protect(self, name: str, state: Mapping[str, np.ndarray]) -> State:
+        """What is sent in the place of a state by who draws noise by this name, alone."""
         defence = self._defence
         update = self._change(state)
         norms, sizes = _norms(update), _sizes(update)
