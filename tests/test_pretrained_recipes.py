@@ -148,3 +148,41 @@ def test_methods_of_kws1(clips, network: str, method: str):
         assert personal == {name for name in whole if "layer_norm" in name} != set()
     else:
         assert personal == {name for name in whole if name.startswith(LOWER)} != set()
+
+
+@pytest.mark.parametrize("name", ["whisper", "whisper_ctc"])
+def test_models_of_attack1(tmp_path: Path, name: str):
+    """Personalised models begin with the global one, and what is trained of them is kept."""
+    save_recogniser(tmp_path / "whisper", bins=simulated.BINS, encoder_layers=LAYERS)
+    data = simulated.data_dir(tmp_path / "data", ["ann", "bob"], 3, log_mel=True)
+    config, tokens = ROOT / f"conf/tedlium3/{name}.yaml", tmp_path / "whisper"
+    if name == "whisper_ctc":
+        tokens = tmp_path / "tokens"
+        inside("train-tokens", data / "text", tokens, "--token-type", "char").ok()
+    given = ["--data", f"train={data}", "--data", f"valid={data}", "--asset", f"tokens={tokens}"]
+    given += ["--set", f"model.path={tmp_path / 'whisper'}", "--set", "training.num_threads=1"]
+    begun = begin(
+        str(tmp_path / "global"), config, ["--section", "baseline", *given],
+        *("--method", "centralized", "--set", "rounds=1"),
+    )  # fmt: skip
+    inside("rounds", begun).ok()
+    start = begun / "round_0001/global.safetensors"
+    part = begin(
+        str(tmp_path / "part2"), config, ["--section", "methods.fedavg", *given],
+        *("--method", "fedavg", "--start", start),
+    )  # fmt: skip
+    inside("rounds", part).ok()
+    kept = sorted((part / "round_0001").glob("update.*.safetensors"))
+    assert len(kept) == 1
+    sent, whole = load_file(kept[0]), load_file(start)
+    assert sent.keys() == whole.keys()
+    head = {one for one in sent if "lora" not in one}
+    assert head == ({"ctc.ctc_lo.weight", "ctc.ctc_lo.bias"} if name == "whisper_ctc" else set())
+    # A model for each client, none of which is where it began.
+    for one, values in sent.items():
+        assert values.shape == (2, *whole[one].shape)
+    changed = [
+        np.abs(values - whole[one]).max(axis=tuple(range(1, values.ndim)))
+        for one, values in sent.items()
+    ]
+    assert np.max(changed, axis=0).min() > 0

@@ -115,7 +115,7 @@ def test_scores_that_know_the_channel_alone_tell_no_speaker(tmp_path):
     again = decide(tmp_path, "a1", unknown, list(models), [matrix], {"both": "a1"}, **chosen)
     assert again == [easy]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "a1.h1.easy", "a1.h1.easy.det.tsv", "a1.tsv", "trials.easy",
+        "a1.h1.easy", "a1.h1.easy.det.tsv", "a1.tsv", "model2speaker", "trials.easy",
     ]  # fmt: skip
 
 

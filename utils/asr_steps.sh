@@ -44,7 +44,7 @@ train_units() { # set that tokens and n-gram are of, --valid TEXT...: to report 
 experiment() { # folder, the one that it waits for or -, seed, section of the config, method, data for
                # training, for validation, options of fedtools init
     tabbed "$1" "$2" --seed "$3" --section "$4" --method "$5" --data "train=${data}/$6" \
-        --data "valid=${data}/$7" --asset "tokens=${exp}/tokens" "${@:8}"
+        --data "valid=${data}/$7" --asset "tokens=${tokens:-${exp}/tokens}" "${@:8}"
 }
 
 # N-best lists of all utterances of several sets, as one array. Where the sets are fewer than --nj,

@@ -135,6 +135,16 @@ show() { # name of the list and the logs
     done <"${path}.list"
 }
 
+# The leakage card of each experiment whose folder `attacks` has tables, on a page; of one seed alone.
+write_cards() { # folder of experiments, page, seed
+    local folder
+    find "$1" -type d -name attacks | sort | while IFS= read -r folder; do
+        [[ ${folder} != */seed[0-9]*/attacks || ${folder} = */seed"$3"/attacks ]] || continue
+        [ -n "$(find "${folder}" -name '*.tsv' -print -quit)" ] || continue
+        fedtools attack card "${folder%/attacks}" --page "$2" >/dev/null
+    done
+}
+
 printed() { sed '/^#/d' "$@"; } # logs
 
 # Train the experiments of a list that waves.py made, those of a wave side by side. Where a wave has

@@ -18,6 +18,7 @@ import numpy as np
 from fedtools.attack.knowledge import ANY, NO_DEFENCE
 from fedtools.attack.options import A1
 from fedtools.files.atomic import write_text
+from fedtools.files.datadir import write_table
 from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator
 from fedtools.files.tables import read_tsv, write_tsv
@@ -120,8 +121,9 @@ def _trials(targets: Sequence[tuple[str, str]], others: Sequence[tuple[str, str]
 def write_trials(
     out: Path, models: Mapping[str, Model], others: int, seed: int
 ) -> dict[str, Trials]:
-    """Make trials and write OUT/trials.<kind>; delete files of kinds that there are no more."""
+    """Make trials and write OUT/trials.<kind> and model2speaker; delete kinds that are no more."""
     trials = make_trials(models, others=others, seed=seed)
+    write_table(out / "model2speaker", {name: one.speaker for name, one in models.items()})
     for kind in KINDS:
         path = out / f"trials.{kind}"
         if kind in trials:

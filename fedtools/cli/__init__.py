@@ -23,6 +23,7 @@ GROUPS = (
     "rescore",
     "fmp",
     "attack",
+    "attack_card",
     "attack_membership",
     "attack_weights",
     "attack_attributes",

@@ -175,7 +175,7 @@ def estimate_error_rate(
     draws = speaker_draws(len(names), resamples, seed, "equal error rate")
     bounds = [binomial_bounds(value / 100, min(counts))]
     if not np.isnan(draws).any():
-        bounds.append(interval(_drawn_error_rates(scores, targets, sides, draws)))
+        bounds.append(interval(drawn_error_rates(scores, targets, sides, draws)))
     lows, highs = np.array(bounds).T
     return ErrorRate(value, float(np.nanmin(lows)), float(np.nanmax(highs)), *counts)
 
@@ -188,7 +188,7 @@ def binomial_bounds(share: float, trials: int) -> tuple[float, float]:
     return float(100 * low), float(100 * high)
 
 
-def _drawn_error_rates(
+def drawn_error_rates(
     scores: np.ndarray, targets: np.ndarray, sides: np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
     """Equal error rates in %, (draws,), of trials with speakers (trials, 2 or 1), at all scores."""

@@ -134,5 +134,6 @@ if begins 10; then
     local/report.py "${exp}" "${data}/eval" "${results}" --seeds "${seeds}" \
         --rounds "${rounds}" "${named[@]}" --section "${section}" "${mini[@]}" \
         --corpus "${corpus_name}" --release "${release}" --command "${command_line% }"
+    write_cards "${exp}" "${results}" "${seeds%% *}"
     log "Stage 10: wrote ${results}"
 fi

@@ -158,5 +158,6 @@ if begins 9; then
     fedtools report "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" "${rows[@]}" --plot "${pictures}.png" \
         --published "Zhu et al. 2022, table 3=conf/published.tsv" --command "${command_line% }"
+    write_cards "${exp}" "${results}" "${seeds%% *}"
     log "Stage 9: wrote ${results}"
 fi

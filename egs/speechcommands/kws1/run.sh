@@ -142,5 +142,6 @@ if begins 7; then
     local/report.py "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" --published conf/published.tsv \
         --config "${config##*/}" --command "${command_line% }"
+    write_cards "${exp}" "${results}" "${seeds%% *}"
     log "Stage 7: wrote ${results}"
 fi

@@ -25,7 +25,9 @@ local_epochs=           # of a personalised model's training; default: the confi
 volumes=false           # true: each utterance of these has a volume drawn at random
 ivectors=true           # false: MFCC alone
 ivectors_per=utterance  # what they go on over: utterance, recording or speaker, as Kaldi's do
-criterion=              # ctc or lfmmi; default: the config's
+criterion=              # ctc or lfmmi, or seq2seq of Whisper; default: the config's
+pretrained=             # folder of a pretrained model; default: what the config's section says, if any;
+                        # it has no i-vectors
 parts=                  # of the layers, where activations are taken for A1, before and after ReLU
                         # and after BatchNorm: "affine relu norm"; default: the config's, a1.parts
 layers=                 # hidden layers for A2; default: the config's, a2.layers
@@ -48,14 +50,17 @@ Stages: 1 data directories (TEDLIUM in db.sh is empty: a mini corpus), 2 MFCC, 3
 . utils/asr_steps.sh
 . local/attacks.sh
 
-corpus=${TEDLIUM} mini=()
+corpus=${TEDLIUM} mini=() of=
+# Their features are others.
+[[ ${config##*/} != whisper* ]] || of=${config##*/} of=-${of%.yaml}
 if [ -z "${TEDLIUM}" ]; then
-    : "${tag:=mini}" "${config:=conf/mini.yaml}"
-    # Another one has a folder of its own, so that neither is made anew in the other's place.
-    corpus=downloads${mini_corpus:+/${tag}}/TEDLIUM_release-mini mini=(--mini)
+    : "${tag:=mini${of}}" "${config:=conf/mini.yaml}"
+    # Another one has a folder of its own, by its options, which runs of all tags share.
+    name=${mini_corpus//--/}
+    corpus=downloads${mini_corpus:+/${name// /-}}/TEDLIUM_release-mini mini=(--mini)
     log "TEDLIUM is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
-: "${tag:=$(basename "${corpus}")}" "${config:=conf/paper.yaml}"
+: "${tag:=$(basename "${corpus}")${of}}" "${config:=conf/paper.yaml}"
 : "${release:=$(basename "${corpus}")}"
 take_options "${config}" sets.{unit,partition,hours_g,seconds_per_model,valid_share} \
     a1.parts a2.layers updates.defences
@@ -64,11 +69,14 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 [ -n "${criterion}" ] || take_options "${config}" model.criterion
 check_words parts 'affine|relu|norm' layers '[1-9][0-9]*'
 check_word unit 'person|talk' models_of 'speaker|talk' volumes 'true|false' \
-    ivectors 'true|false' ivectors_per 'utterance|recording|speaker' criterion 'ctc|lfmmi' ngpu '0|1'
+    ivectors 'true|false' ivectors_per 'utterance|recording|speaker' \
+    criterion 'ctc|lfmmi|seq2seq' ngpu '0|1'
 check_tag "${tag}"
 [ -z "${TEDLIUM}" ] || [ -z "${mini_corpus}" ] || fail 2 "--mini_corpus, but TEDLIUM is set in db.sh"
 read -r -a spoken <<<"${mini_corpus}"
 name_corpora TEDLIUM
+take_pretrained
+[ -z "${pretrained}" ] || ivectors=false
 sp=${speeds:+_sp} iv=
 [ "${volumes}" = false ] || sp+=_vol
 [ "${ivectors}" = false ] || iv=_iv
@@ -100,7 +108,7 @@ fi
 
 if begins 2; then
     log "Stage 2: MFCC in ${dump}"
-    feature_options=(--kind mfcc --num-mel-bins 40)
+    [ -n "${pretrained}" ] || feature_options=(--kind mfcc --num-mel-bins 40)
     for set in train_g part1 part2; do
         [ -z "${speeds}" ] ||
             fedtools perturb-speed "${data}/${set}" "${data}/${set}_sp" --speeds "${speeds}"
@@ -121,14 +129,18 @@ if begins 3 && [ "${ivectors}" = true ]; then
 fi
 
 assets=() train=train_g${sp}${iv} valid=valid${iv} global=${exp}/global list=${exp}/experiments
-[ "${criterion}" = ctc ] || assets=(--asset "denominator=${exp}/denominator")
+[ "${criterion}" != lfmmi ] || assets=(--asset "denominator=${exp}/denominator")
 assets+=(--set "model.criterion=${criterion}")
-[ "${ivectors}" = true ] || assets+=(--set model.input_size=40) # the configs' are with i-vectors
-if begins 4; then
+if [ -n "${pretrained}" ]; then
+    assets+=(--set "model.path=${pretrained}")
+elif [ "${ivectors}" = false ]; then
+    assets+=(--set model.input_size=40) # the configs' are with i-vectors
+fi
+if begins 4 && ! "${seq2seq}"; then
     log "Stage 4: tokens, n-gram and denominator, of the transcripts of Train-G"
     train_units train_g --valid "${data}/valid/text"
-    [ "${criterion}" = ctc ] || fedtools train-denominator "${data}/train_g/text" "${exp}/tokens" \
-        "${exp}/denominator" --order "$(setting denominator.order)"
+    [ "${criterion}" != lfmmi ] || fedtools train-denominator "${data}/train_g/text" \
+        "${exp}/tokens" "${exp}/denominator" --order "$(setting denominator.order)"
 fi
 
 if begins 5; then

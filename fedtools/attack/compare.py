@@ -1,0 +1,105 @@
+"""Equal error rates of several attacks, and their differences on the same speakers.
+
+Two rates whose intervals overlap may still differ, since they are of the same people. Speakers are
+drawn once for all, with replacement, and each draw gives a rate of every attack and a difference.
+Unlike the interval of one rate (`fedtools.score.verification.estimate_error_rate`), that of a
+difference knows of nothing but the draws: attacks of which no draw errs do not differ in any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtools.files.datadir import read_table
+from fedtools.files.errors import UserError
+from fedtools.files.sections import Bootstrap
+from fedtools.files.tables import write_tsv
+from fedtools.files.text_files import stream_lines
+from fedtools.score.bootstrap import interval, speaker_draws
+from fedtools.score.trials import Trials
+from fedtools.score.verification import drawn_error_rates, equal_error_rate
+
+COLUMNS = (
+    "attack", "EER%", "low", "high", "least", "most", "difference", "dlow", "dhigh", "targets",
+    "others", "speakers", "seeds",
+)  # fmt: skip
+
+
+class Decided(NamedTuple):
+    """Trials that an attack has decided: scores, targets (trials,), and speakers (trials, 2)."""
+
+    scores: np.ndarray
+    targets: np.ndarray
+    speakers: np.ndarray
+
+
+def read_decided(path: Path) -> Decided:
+    """A file of scores, with trials.<kind> and model2speaker beside it, as attacks write them.
+
+    Raises:
+        UserError: if one of the three is missing or malformed, or the trials are others.
+    """
+    owners = read_table(path.parent / "model2speaker")
+    trials = Trials.read(path.with_name(f"trials.{path.name.rpartition('.')[2]}"), owners)
+    pairs, scores = [], []
+    for number, line in enumerate(stream_lines(path), 1):
+        fields = line.split(" ")
+        try:
+            pairs.append(tuple(fields[:2]))
+            scores.append(float(fields[2]))
+        except (IndexError, ValueError):
+            raise UserError("expected `<model> <model> <score>`", path=path, line=number) from None
+    if pairs != list(zip(trials.enrolled, trials.test, strict=True)):
+        raise UserError(f"other trials than those of {path.name.rpartition('.')[2]}", path=path)
+    return Decided(np.array(scores), trials.targets, trials.speakers(owners))
+
+
+def compare(
+    attacks: Sequence[tuple[str, Path]],
+    out: Path,
+    *,
+    resamples: int = Bootstrap.resamples,
+    seed: int = 0,
+) -> list[dict[str, object]]:
+    """Write a table of attacks: rates, and differences to the first, in percentage points.
+
+    Args:
+        attacks: names, and files of scores; those of one name are seeds, whose rates are averaged.
+        out: the TSV. Columns: 95 % intervals of the rate and of the difference, over speakers; the
+            least and the most rate of a seed.
+        resamples, seed: of the draws.
+    """
+    names = list(dict.fromkeys(name for name, _ in attacks))
+    found = {name: [read_decided(path) for one, path in attacks if one == name] for name in names}
+    every = [one for own in found.values() for one in own]
+    people = np.unique(np.concatenate([one.speakers.ravel() for one in every]))
+    draws = speaker_draws(len(people), resamples, seed, "differences")
+    rows: list[dict[str, object]] = []
+    base: tuple[float, np.ndarray] | None = None
+    for name, own in found.items():
+        rates = [equal_error_rate(one.scores, one.targets) for one in own]
+        drawn = np.mean([_drawn(one, people, draws) for one in own], 0)
+        mean = float(np.mean(rates))
+        base = base or (mean, drawn)
+        cells = {"EER%": mean, "least": min(rates), "most": max(rates)}
+        cells["low"], cells["high"] = interval(drawn)
+        if rows:
+            cells["difference"] = mean - base[0]
+            cells["dlow"], cells["dhigh"] = interval(drawn - base[1])
+        shown = {key: "-" if np.isnan(value) else f"{value:.2f}" for key, value in cells.items()}
+        counts = {"targets": int(own[0].targets.sum()), "others": int((~own[0].targets).sum())}
+        known = {"speakers": len(np.unique(own[0].speakers)), "seeds": len(own)}
+        rows.append({**dict.fromkeys(COLUMNS, "-"), "attack": name, **shown, **counts, **known})
+    write_tsv(out, COLUMNS, rows)
+    return rows
+
+
+def _drawn(one: Decided, people: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    """Rates in %, (draws,); NaN of fewer than ten people, of whom there are no draws."""
+    if np.isnan(draws).any():
+        return np.full(len(draws), np.nan)
+    return drawn_error_rates(one.scores, one.targets, np.searchsorted(people, one.speakers), draws)

@@ -1,0 +1,115 @@
+"""A leakage card as it is read: Markdown with a picture, and its cells as a table."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from fedtools.files.atomic import atomic_path, write_text
+from fedtools.files.provenance import git_hash, records
+from fedtools.files.tables import format_markdown, write_tsv
+from fedtools.report.card import COLUMNS, Card, Cell, by_row
+from fedtools.report.card_picture import draw_card
+from fedtools.report.page import image, with_section
+
+# What an attacker has, by attack.
+HAS = {
+    "weights": "the updates of a round",
+    "a1": "the updates, and speech of anybody",
+    "a2": "the updates, speech of anybody, and updates of people it knows",
+    "attributes": "the updates, speech of anybody, and other people's attributes",
+    "membership": "the updates, candidates with their transcripts, and how clients train",
+    "inversion": "an update, and how clients train",
+    "features": "the features that clients sent",
+}
+KNOWS = {
+    "ignorant": "of no defence: it enrols and learns from undefended models",
+    "lazy-informed": "the defence: it enrols defended models, and has learnt from undefended ones",
+    "semi-informed": "the defence: it enrols and learns from defended models of other people",
+}
+COSTS = {
+    "own": "each client's own model, as it was sent, on its held-out speech",
+    "newcomers": "the next global model, on people with no client",
+    "everybody": "the next global model, on both",
+}
+
+
+def write_card(folder: Path, card: Card, title: str) -> str:
+    """Write FOLDER/card.tsv, card.md and card.png, called by a title; return what is in card.md."""
+    write_tsv(
+        folder / "card.tsv",
+        COLUMNS,
+        [dict(zip(COLUMNS, astuple(cell), strict=True)) for cell in (*card.cells, *card.costs)],
+    )
+    draw_card(folder / "card.png", card, title)
+    text = f"**Leakage card of {title}**\n\n{markdown(card)}"
+    write_text(folder / "card.md", text)
+    return text
+
+
+def put_on_page(page: Path, folder: Path, experiment: Path, text: str) -> None:
+    """Put a card that was written in a folder on a page, as a section, and its picture beside it.
+
+    Args:
+        page: the Markdown; made if it is missing. What is outside of the section stays.
+        folder: has card.png.
+        experiment: what it is of, which gives the section its name.
+        text: what `write_card` returned.
+    """
+    name = "-".join(part for part in experiment.parts if part not in ("exp", "/", ".", ".."))
+    picture = page.with_name(f"{page.stem}-card-{name}.png")
+    written = [f":(exclude){one}" for one in (page.name, f"{page.stem}-*")]
+    section = [
+        f"## What {experiment} gives away",
+        f"- Git, of this card: {git_hash(page.parent, *written)}.\n"
+        f"- Experiment begun with: {records([experiment])}.",
+        text,
+        image(f"Leakage card of {experiment}", picture.name),
+    ]
+    new = with_section(page, f"card-{name}", "\n\n".join(part.strip() for part in section))
+    with atomic_path(picture) as temporary:
+        shutil.copyfile(folder / "card.png", temporary)
+    write_text(page, new)
+
+
+def markdown(card: Card) -> str:
+    """The card: a table of attacks, one of costs, and what the attackers have and know."""
+    head = ["Attack", "Attacker", "Measure", "No leak", *(_code(one) for one in card.defences)]
+    rows = [
+        [f"{key[0]}: {key[1]}", key[2], key[3], some[0].nothing, *_texts(some, card.defences)]
+        for key, some in by_row(card.cells).items()
+    ]
+    parts = [format_markdown(head, rows, "lll" + "r" * (len(head) - 3))]
+    if card.costs:
+        costs = [
+            [key[1], key[3], *_texts(some, card.defences)]
+            for key, some in by_row(card.costs).items()
+        ]
+        names = ["Cost", "Measure", *(_code(one) for one in card.defences)]
+        parts.append(format_markdown(names, costs, "ll" + "r" * (len(names) - 2)))
+    attacks = dict.fromkeys(cell.attack for cell in card.cells)
+    attackers = dict.fromkeys(cell.attacker for cell in card.cells)
+    said = [f"- {name} has {HAS[name]}." for name in attacks]
+    said += [f"- {name} knows {KNOWS[name]}." for name in attackers if name in KNOWS]
+    said += [f"- {cell.of}: {COSTS[cell.of]}." for cell in _first(card.costs)]
+    said.append(
+        "- Cells have 95 % intervals. Of several layers or scores, a row is of the one that tells "
+        "most without a defence."
+    )
+    return "\n\n".join([*parts, "\n".join(said)]) + "\n"
+
+
+def _texts(cells: Sequence[Cell], defences: Sequence[str]) -> list[str]:
+    known = {cell.defence: cell.text for cell in cells}
+    return [known.get(name, "") for name in defences]
+
+
+def _first(cells: Iterable[Cell]) -> list[Cell]:
+    return list({cell.of: cell for cell in cells}.values())
+
+
+def _code(defence: str) -> str:
+    """As code: what is not sent is told by patterns, with stars."""
+    return defence if "*" not in defence else f"`{defence}`"

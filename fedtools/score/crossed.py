@@ -1,0 +1,136 @@
+"""Do two systems differ, over training seeds and test speakers that might have been others?
+
+Each seed of both systems is scored on the same speakers: seeds and speakers are crossed. The
+difference of a seed and a speaker is that of the whole, plus an effect of the seed, one of the
+speaker, and one of both together, all random (two-way random effects with one observation a cell;
+S. Searle, G. Casella, C. McCulloch: Variance components, Wiley 1992, chapter 4). Its variance is a
+sum of mean squares, whose degrees of freedom F. Satterthwaite approximates (An approximate
+distribution of estimates of variance components, Biometrics Bulletin 1946). An error rate is a
+ratio of two sums, and is linearised: a speaker's part is what its errors are more than the rate
+times its tokens (W. Cochran: Sampling techniques, 3rd edition, Wiley 1977, section 6.3).
+
+A bootstrap that draws speakers and, within them, seeds is no substitute: with three seeds it draws
+too few of them to know how much these vary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import t as student
+
+from fedtools.score.bootstrap import MIN_SPEAKERS
+
+_LEVEL = 0.95
+
+
+class Difference(NamedTuple):
+    """A difference of two rates, in percentage points, with its 95 % interval and two-sided p.
+
+    The interval and p are NaN where the speakers are too few to tell.
+    """
+
+    value: float
+    low: float
+    high: float
+    p: float
+
+
+def difference(
+    errors: np.ndarray, others: np.ndarray, tokens: np.ndarray, clients: Sequence[int] | np.ndarray
+) -> Difference:
+    """The rate of some errors less that of others: the mean over clients and seeds.
+
+    Args:
+        errors: (seeds, speakers), of one system with each seed.
+        others: the same of the system that it is compared with.
+        tokens: (speakers,), reference words, characters or clips.
+        clients: (speakers,), the number of each speaker's client, whose rate is that of all of its
+            tokens. Clients are fixed, and their speakers drawn; clients of one speaker are drawn
+            from each other.
+    """
+    errors, others = (100 * np.atleast_2d(np.asarray(one, float)) for one in (errors, others))
+    parts, value = _parts(errors - others, np.asarray(tokens, float), np.asarray(clients))
+    speakers, strata = parts.shape[1], _strata(np.asarray(clients))
+    sizes = np.bincount(strata)
+    free = speakers - len(sizes)
+    if speakers < MIN_SPEAKERS or sizes.min() < 2:
+        return Difference(value, np.nan, np.nan, np.nan)
+    variance, freedom = _variance(parts, strata, sizes, free)
+    if variance == 0:
+        return Difference(value, value, value, 1.0 if value == 0 else 0.0)
+    error = np.sqrt(variance)
+    half = student.ppf((1 + _LEVEL) / 2, freedom) * error
+    p = float(2 * student.sf(abs(value) / error, freedom))
+    return Difference(value, value - half, value + half, p)
+
+
+def _parts(values: np.ndarray, tokens: np.ndarray, clients: np.ndarray) -> tuple[np.ndarray, float]:
+    """What each seed and speaker adds to the difference, (seeds, speakers), and the difference.
+
+    Parts are scaled so that a seed's difference is the whole one plus the mean of its parts.
+    """
+    _, clients = np.unique(clients, return_inverse=True)
+    count, speakers = clients.max() + 1, values.shape[1]
+    total = np.bincount(clients, tokens)
+    mean = values.mean(0)
+    rates = np.bincount(clients, mean) / total
+    parts = (values - rates[clients] * tokens) / total[clients]
+    alone = np.bincount(clients)[clients] == 1
+    if alone.any():
+        single = values[:, alone] / tokens[alone]
+        parts[:, alone] = single - single.mean()
+    return parts * speakers / count, float(rates.mean())
+
+
+def _strata(clients: np.ndarray) -> np.ndarray:
+    """The number of each speaker's stratum: its client, and one for all clients of one speaker."""
+    _, place, sizes = np.unique(clients, return_inverse=True, return_counts=True)
+    place = np.where(sizes[place] == 1, len(sizes), place)
+    return np.unique(place, return_inverse=True)[1]
+
+
+def _variance(
+    parts: np.ndarray, strata: np.ndarray, sizes: np.ndarray, free: int
+) -> tuple[float, float]:
+    """The variance of the mean of parts that sum to nothing, and its degrees of freedom."""
+    seeds, speakers = parts.shape
+    scale = (sizes / (sizes - 1))[strata]
+    of_speakers = parts.mean(0)
+    squares = seeds * float((scale * of_speakers**2).sum()) / speakers
+    if seeds == 1:
+        return squares / speakers, free
+    of_seeds = parts.mean(1)
+    sums = np.stack([np.bincount(strata, row) for row in parts])
+    rest = parts - of_speakers - (sums / sizes)[:, strata]
+    between = speakers * float((of_seeds**2).sum()) / (seeds - 1)
+    both = float((scale * rest**2).sum()) / speakers / (seeds - 1)
+    found = between + squares - both
+    freedom = _freedom([(between, seeds - 1), (squares, free), (-both, (seeds - 1) * free)])
+    # Where one of the two effects seems to be less than nothing, it is taken for nothing.
+    least, of_least = max((between, seeds - 1), (squares, free))
+    if found < least:
+        found, freedom = least, of_least
+    return found / seeds / speakers, freedom
+
+
+def _freedom(squares: Sequence[tuple[float, float]]) -> float:
+    """Satterthwaite's degrees of freedom of a sum of mean squares, each with its own."""
+    total = sum(one for one, _ in squares) ** 2
+    each = sum(one**2 / free for one, free in squares)
+    return total / each if each else 1.0
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """S. Holm's adjusted p of a family of tests (Scandinavian Journal of Statistics, 1979).
+
+    NaN is no test, and stays.
+    """
+    known = [index for index, one in enumerate(values) if not np.isnan(one)]
+    found, most = list(values), 0.0
+    for rank, index in enumerate(sorted(known, key=lambda one: values[one])):
+        most = max(most, min(1.0, (len(known) - rank) * values[index]))
+        found[index] = most
+    return found

@@ -1,0 +1,101 @@
+"""Differences of equal error rates on the same speakers, against draws made by hand."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import inside
+
+from fedtools.files.tables import read_tsv
+from fedtools.score.verification import equal_error_rate
+
+PEOPLE = [f"s{number:02d}" for number in range(30)]
+MODELS = [f"{one}-m{number}" for one in PEOPLE for number in (1, 2, 3)]
+PAIRS = list(combinations(MODELS, 2))
+SAME = np.array([one[:3] == other[:3] for one, other in PAIRS])
+
+
+def decided(folder: Path, name: str, scores: np.ndarray, kind: str = "easy") -> Path:
+    folder.mkdir(exist_ok=True)
+    kinds = ["target" if same else "nontarget" for same in SAME]
+    lines = [f"{one} {other}" for one, other in PAIRS]
+    for path, cells in ((f"trials.{kind}", kinds), (f"{name}.{kind}", scores)):
+        text = "".join(f"{line} {cell}\n" for line, cell in zip(lines, cells, strict=True))
+        (folder / path).write_text(text, encoding="utf-8")
+    owners = "".join(f"{one} {one[:3]}\n" for one in MODELS)
+    (folder / "model2speaker").write_text(owners, encoding="utf-8")
+    return folder / f"{name}.{kind}"
+
+
+@pytest.fixture(scope="module")
+def scores() -> dict[str, np.ndarray]:
+    """Of a good attack and a worse one, which err on the same speakers."""
+    random = np.random.default_rng(0)
+    hard = dict(zip(PEOPLE, random.normal(0, 1, len(PEOPLE)), strict=True))
+    own = np.array([hard[one[:3]] for one, _ in PAIRS])
+    common = 2 * SAME + SAME * own + random.normal(0, 1, len(PAIRS))
+    return {"good": common, "worse": common + random.normal(0, 0.4, len(PAIRS))}
+
+
+def test_difference_is_as_sharp_as_shared_speakers_make_it(scores, tmp_path):
+    paths = {name: decided(tmp_path / name, "a1.h1", one) for name, one in scores.items()}
+    named = [f"{name}={path}" for name, path in paths.items()]
+    inside("attack", "compare", tmp_path / "out.tsv", *named).ok()
+    first, second = read_tsv(tmp_path / "out.tsv", None)
+    rates = {name: equal_error_rate(one, SAME) for name, one in scores.items()}
+    assert first["difference"] == "-"
+    assert float(second["difference"]) == pytest.approx(rates["worse"] - rates["good"], abs=0.011)
+    # Draws by hand: a speaker drawn m times has its trials m times, those of two m x n times.
+    random = np.random.default_rng(1)
+    sides = np.array([[PEOPLE.index(one[:3]) for one in pair] for pair in PAIRS])
+    found = []
+    for _ in range(1000):
+        drawn = np.bincount(random.integers(30, size=30), minlength=30)
+        weights = np.where(SAME, drawn[sides[:, 0]], drawn[sides].prod(1))
+        both = [
+            equal_error_rate(one.repeat(weights), SAME.repeat(weights)) for one in scores.values()
+        ]
+        found.append((*both, both[1] - both[0]))
+    bounds = np.percentile(found, [2.5, 97.5], axis=0).T
+    shown = [(first["low"], first["high"]), (second["low"], second["high"])]
+    shown.append((second["dlow"], second["dhigh"]))
+    for (low, high), by_hand in zip(shown, bounds, strict=True):
+        assert (float(low), float(high)) == pytest.approx(tuple(by_hand), abs=0.2 * np.ptp(by_hand))
+    width = [float(high) - float(low) for low, high in shown]
+    assert width[2] < 0.7 * min(width[:2])
+
+
+def test_seeds_are_averaged(scores, tmp_path):
+    paths = [decided(tmp_path / name, "a1.h1", one) for name, one in scores.items()]
+    named = [f"base={paths[0]}", f"both={paths[0]}", f"both={paths[1]}"]
+    inside("attack", "compare", tmp_path / "out.tsv", *named).ok()
+    base, both = read_tsv(tmp_path / "out.tsv", None)
+    good, worse = (equal_error_rate(one, SAME) for one in scores.values())
+    assert float(both["EER%"]) == pytest.approx((good + worse) / 2, abs=0.011)
+    assert (both["least"], both["most"]) == (f"{good:.2f}", f"{worse:.2f}")
+    assert (base["seeds"], both["seeds"]) == ("1", "2")
+
+
+def test_the_same_attack_differs_by_nothing(scores, tmp_path):
+    path = decided(tmp_path / "one", "a1.h1", scores["good"])
+    inside("attack", "compare", tmp_path / "out.tsv", f"a={path}", f"b={path}").ok()
+    row = read_tsv(tmp_path / "out.tsv", None)[1]
+    assert {row[name] for name in ("difference", "dlow", "dhigh")} == {"0.00"}
+
+
+@pytest.mark.parametrize("damage", ["short", "word", "order", "trials", "owners"])
+def test_what_does_not_fit_is_one_line(scores, tmp_path, damage):
+    path = decided(tmp_path / "one", "a1.h1", scores["good"])
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    if damage == "trials":
+        (path.parent / "trials.easy").unlink()
+    elif damage == "owners":
+        (path.parent / "model2speaker").write_text("s00-m1 s00\n", encoding="utf-8")
+    else:
+        changed = {"short": lines[:-1], "word": ["a b c\n", *lines[1:]], "order": lines[::-1]}
+        path.write_text("".join(changed[damage]), encoding="utf-8")
+    inside("attack", "compare", tmp_path / "out.tsv", f"a={path}").fails(1, str(path.parent))
+    assert not (tmp_path / "out.tsv").exists()

@@ -1,0 +1,163 @@
+"""The leakage card: which figures of which tables it has, and where they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import inside
+from PIL import Image
+
+from fedtools.attack.attributes import COLUMNS as OF_ATTRIBUTES
+from fedtools.attack.membership import COLUMNS as OF_MEMBERSHIP
+from fedtools.attack.verify import COLUMNS
+from fedtools.files.tables import read_tsv, write_tsv
+
+DEFENCES = ("none", "noise=1", "keep=*.running_*")
+ATTACKERS = ("ignorant", "lazy-informed", "semi-informed")
+
+
+def row(columns, **cells):
+    return {**dict.fromkeys(columns, "-"), **cells}
+
+
+def trial(attack, defence, attacker, layer, scores, kind, rate):
+    cells = {"attack": attack, "defence": defence, "attacker": attacker, "layer": layer}
+    bounds = {"low": f"{rate - 1:.2f}", "high": f"{rate + 1:.2f}"}
+    return row(COLUMNS, **cells, scores=scores, trials=kind, **{"EER%": f"{rate:.2f}"}, **bounds)
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Tables of attacks with rates that tell where they came from."""
+    for number, defence in enumerate(DEFENCES):
+        folder = tmp_path / "attacks" / f"defence{number}"
+        whose = ATTACKERS if number else ("-",)
+        weights, first = [], []
+        for index, attacker in enumerate(whose):
+            for kind, step in (("easy", 0), ("same", 100), ("other", 200)):
+                base = step + 10 * number + index
+                weights += [
+                    trial("weights", defence, attacker, "together", "regression", kind, base + 1),
+                    trial("weights", defence, attacker, "all", "cosine", kind, base + 5),
+                ]
+                # Without a defence h2 is the better layer; with one it is h1.
+                for layer, rate in (("h1", 30 - number * 5), ("h2", 20)):
+                    first.append(trial("a1", defence, attacker, layer, "both", kind, step + rate))
+        write_tsv(folder / "weights.tsv", COLUMNS, weights)
+        write_tsv(folder / "a1.tsv", COLUMNS, first)
+    return tmp_path / "attacks"
+
+
+def test_attacker_and_defence_have_a_cell_each(results):
+    done = inside("attack", "card", results.parent).ok()
+    cells = read_tsv(results / "card.tsv", None)
+    of = {
+        (one["defence"], one["attacker"]): one
+        for one in cells
+        if one["attack"] == "weights" and "other recording" in one["of"]
+    }
+    assert len(of) == 1 + 2 * 3
+    for number, defence in enumerate(DEFENCES):
+        for index, attacker in enumerate(ATTACKERS if number else ("-",)):
+            rate = 200 + 10 * number + index + 1
+            found = of[defence, attacker]
+            assert found["value"] == f"{rate:.2f}"
+            assert (found["low"], found["high"]) == (f"{rate - 1:.2f}", f"{rate + 1:.2f}")
+            assert found["nothing"] == "50"
+    text = (results / "card.md").read_text(encoding="utf-8")
+    assert done.out == text
+    table = [line for line in text.splitlines() if line.startswith("| weights: same speaker, oth")]
+    # A line for each attacker, where what it reads without a defence is the same.
+    assert [line.split("|")[2].strip() for line in table] == list(ATTACKERS)
+    assert all("201.0 [200.0, 202.0]" in line for line in table)
+    assert "`keep=*.running_*`" in text
+    for attacker in ATTACKERS:
+        assert f"- {attacker} knows " in text
+
+
+def test_layer_is_chosen_without_a_defence(results):
+    inside("attack", "card", results.parent).ok()
+    cells = [one for one in read_tsv(results / "card.tsv", None) if one["attack"] == "a1"]
+    assert {one["of"].rsplit(", ", 1)[1] for one in cells} == {"h2"}
+
+
+def test_membership_is_compared_with_what_audio_tells(results):
+    def told(attack, defence, attacker, area):
+        cells = {"attack": attack, "score": "loss", "references": "round", "others_of": "same"}
+        known = {"defence": defence, "attacker": attacker, "AUC%": f"{area:.2f}"}
+        return row((*OF_MEMBERSHIP, "defence", "attacker"), **cells, **known)
+
+    rows = [
+        told("blind", "none", "-", 58),
+        told("threshold", "none", "-", 60),
+        told("RMIA", "none", "-", 70),
+        told("RMIA", "noise=1", "ignorant", 53),
+        told("RMIA", "noise=1", "semi-informed", 55),
+        told("threshold", "noise=1", "semi-informed", 59),
+    ]
+    write_tsv(results / "membership.tsv", list(rows[0]), rows)
+    inside("attack", "card", results.parent).ok()
+    cells = [one for one in read_tsv(results / "card.tsv", None) if one["attack"] == "membership"]
+    assert [(one["attacker"], one["value"]) for one in cells] == [
+        ("-", "70.00"), ("ignorant", "53.00"), ("semi-informed", "55.00"),
+    ]  # fmt: skip
+    assert {one["nothing"] for one in cells} == {"58.00"}
+
+
+def test_attributes_have_their_own_intervals(results):
+    rows = [
+        row(OF_ATTRIBUTES, attribute="sex", layer=layer, **{"AUC%": area}, AUClow="1", AUChigh="2")
+        for layer, area in (("h1", "60.00"), ("h2", "80.00"))
+    ]
+    write_tsv(results / "defence0" / "attributes.tsv", OF_ATTRIBUTES, rows)
+    inside("attack", "card", results.parent).ok()
+    cells = [one for one in read_tsv(results / "card.tsv", None) if one["attack"] == "attributes"]
+    assert [(one["of"], one["value"], one["low"], one["high"]) for one in cells] == [
+        ("sex, h2", "80.00", "1", "2")
+    ]
+
+
+def test_costs_stand_below(results):
+    rows = [
+        {"defence": defence, "rate": "wer", "on": on, "value": value, "low": "1", "high": "99"}
+        for defence, value in (("nothing sent", "40.00"), ("none", "30.00"), ("noise=1", "35.00"))
+        for on in ("own", "newcomers", "everybody")
+    ]
+    write_tsv(results / "utility.tsv", list(rows[0]), rows)
+    inside("attack", "card", results.parent).ok()
+    text = (results / "card.md").read_text(encoding="utf-8")
+    assert text.index("| own") > text.index("| weights")
+    assert "35.0 [1.0, 99.0]" in text
+
+
+def test_page_gets_a_section_and_the_picture(results, tmp_path):
+    page = tmp_path / "RESULTS.md"
+    page.write_text("# Results\n\nBefore.\n", encoding="utf-8")
+    for _ in range(2):
+        inside("attack", "card", results.parent, "--page", page).ok()
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("# Results\n\nBefore.\n")
+    assert text.count("begin -->") == 1
+    (picture,) = tmp_path.glob("RESULTS-card-*.png")
+    with Image.open(picture) as image:
+        assert image.width > 300
+
+
+def test_picture_is_darker_where_more_leaks(tmp_path):
+    """The mean of the blue of two cards that differ by one rate."""
+    shades = []
+    for rate in (2.0, 48.0):
+        folder = tmp_path / str(rate) / "attacks"
+        rows = [trial("weights", "none", "-", "all", "cosine", "easy", rate)]
+        write_tsv(folder / "weights.tsv", COLUMNS, rows)
+        inside("attack", "card", folder.parent).ok()
+        with Image.open(folder / "card.png") as image:
+            shades.append(sum(image.convert("L").histogram()[:200]))
+    assert shades[0] > 2 * shades[1]
+
+
+def test_nothing_to_put_on_a_card_is_one_line(tmp_path):
+    (tmp_path / "attacks").mkdir()
+    inside("attack", "card", tmp_path).fails(1, "no table of an attack")
+    inside("attack", "card", Path("/nowhere")).fails(1, "no table of an attack")
