@@ -257,7 +257,11 @@ def test_who_is_aggregated_with_a_refused_model_is_refused_too(world, tmp_path):
     # A mean of five is of all models of the two other speakers: ann's second has none of ann's.
     assert "ann-m1: refused: NaN or Inf" in done.err
     assert "bob-m1: refused: aggregated with 'ann-m1': NaN or Inf" in done.err
-    assert read_footprints(tmp_path / "out").models == ["ann-m2"]
+    found = read_footprints(tmp_path / "out")
+    assert found.models == ["ann-m2"]
+    # Whose mean each is, is told beside them.
+    others = [one for one in CLIENTS if one[:3] != "ann"]
+    assert found.groups["ann-m2"] == ["ann-m2", *others]
 
 
 def test_footprints_behind_a_defence(world, tmp_path):

@@ -19,14 +19,14 @@ and is the ignorant one's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedtools.attack import shadows
-from fedtools.attack.defences import Defence, defended
+from fedtools.attack.defences import Defence, Defended, defended
 from fedtools.attack.evidence import Evidence
 from fedtools.attack.footprints import State
 from fedtools.attack.knowledge import ANY, IGNORANT, NO_DEFENCE, SEMI
@@ -67,7 +67,6 @@ _PARTS = 5
 
 # The defence, and who attacks: see `fedtools.attack.knowledge`.
 Known = tuple[str, str]
-States = Callable[[Sequence[str]], Iterator[tuple[str, State]]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class _Version:
         shadows: of each client, what its shadow models make of its items, (K, items, 2).
     """
 
-    clients: Mapping[tuple[str, str], np.ndarray]
+    clients: dict[tuple[str, str], np.ndarray]
     shadows: dict[str, np.ndarray]
 
 
@@ -202,21 +201,30 @@ class World:
         """What models make of utterances, by the defence; shadow models are trained once."""
         about = self._federation, self._victims, self._number
         behind = {one: defended(*about, one, self._seed) for one in self._defences}
-        found = {NO_DEFENCE: _Version(dict(self._of_clients(self._victims.states)), {})}
-        for defence, seen in behind.items():
-            found[defence] = _Version(dict(self._of_clients(seen.states)), {})
+        found = {one: _Version({}, {}) for one in (NO_DEFENCE, *behind)}
+        for defence, pair, values in self._of_clients(behind):
+            found[defence].clients[pair] = values
         for client, one in counted(self.trials.items(), "membership: shadows", "clients"):
-            trained = [self._shadow(client, data) for data in self._plans[client]]
+            # All versions together, so that gradients are shared.
+            states, items = self._shadows(client, behind), one.items
+            seen = dict(self._evidence.under(states, lambda _, items=items: items))
             for defence, version in found.items():
-                states = trained
-                if defence in behind:
-                    states = [
-                        # Noise is of nobody's own, and another of each model.
-                        behind[defence].protect(f"{client} shadow {at}", state)
-                        for at, state in enumerate(trained)
-                    ]
-                version.shadows[client] = self._of_states(states, one.items)
+                own = [values for (name, _), values in seen.items() if name == defence]
+                version.shadows[client] = np.reshape(own, (len(own), len(items), 2))
         return found
+
+    def _shadows(
+        self, client: str, behind: Mapping[str, Defended]
+    ) -> Iterator[tuple[tuple[str, int], State]]:
+        """A client's shadow models, in all versions."""
+        for at, data in enumerate(self._plans[client]):
+            own = seed64(self._seed, "membership", "shadow", *data)
+            where = self._federation, self._number, self._items
+            state = shadows.train(*where, client, data, own)
+            yield (NO_DEFENCE, at), state
+            for defence, seen in behind.items():
+                # Noise is of nobody's own, and another of each model.
+                yield (defence, at), seen.protect(f"{client} shadow {at}", state)
 
     def _seen(self, start: Mapping[str, float], sent: _Version, known: _Version) -> dict[str, Seen]:
         """What the models of clients make of their trials, and the references of an attacker."""
@@ -238,40 +246,33 @@ class World:
             )
         return found
 
-    def _of_states(self, states: Sequence[State], items: Sequence[str]) -> np.ndarray:
-        """What some models make of a client's items, (models, items, 2)."""
-        named = ((str(at), state) for at, state in enumerate(states))
-        found = [values for _, values in self._evidence.under(named, lambda _: items)]
-        return np.reshape(found, (len(states), len(items), 2))
-
-    def _shadow(self, client: str, data: Sequence[str]) -> State:
-        own = seed64(self._seed, "membership", "shadow", *data)
-        where = self._federation, self._number, self._items
-        return shadows.train(*where, client, data, own)
-
-    def _of_clients(self, read: States) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
-        """Whose trials, under whose model: (items, 2), for clients, cohort and kin.
-
-        Args:
-            read: the models of some names.
-        """
+    def _of_clients(
+        self, behind: Mapping[str, Defended]
+    ) -> Iterator[tuple[str, tuple[str, str], np.ndarray]]:
+        """The defence, whose trials, under whose model: (items, 2), for clients, cohort and kin."""
         asked: dict[str, list[str]] = {}
         for client, one in self.trials.items():
             for name in dict.fromkeys((client, *one.cohort, *one.kin)):
                 asked.setdefault(name, []).append(client)
         # Models of which much is asked come together, so that their gradients are shared.
         names = sorted(asked, key=lambda name: (-len(asked[name]), name))
-        bar = counted(read(names), "membership: models", "models", len(names))
+        sources = {NO_DEFENCE: self._victims, **behind}
 
-        def wanted(name: str) -> dict[str, None]:
+        def states() -> Iterator[tuple[tuple[str, str], State]]:
+            for name in counted(names, "membership: models", "models"):
+                for defence, source in sources.items():
+                    yield from (((defence, name), state) for _, state in source.states([name]))
+
+        def wanted(key: tuple[str, str]) -> dict[str, None]:
             return dict.fromkeys(
-                item for client in asked[name] for item in self.trials[client].items
+                item for client in asked[key[1]] for item in self.trials[client].items
             )
 
-        for name, values in self._evidence.under(bar, wanted):
-            place = {item: index for index, item in enumerate(wanted(name))}
+        for (defence, name), values in self._evidence.under(states(), wanted):
+            place = {item: index for index, item in enumerate(wanted((defence, name)))}
             for client in asked[name]:
-                yield (client, name), values[[place[item] for item in self.trials[client].items]]
+                own = [place[item] for item in self.trials[client].items]
+                yield defence, (client, name), values[own]
 
     def _gathered(
         self,

@@ -46,7 +46,7 @@ def attributes(
     Writes: OUT/attributes.tsv.
 
     Example in egs/tedlium3/attack1: fedtools attack attributes exp/mini/part2/footprints.relu \
-        exp/mini/updates --models data/mini/models.tsv
+        exp/mini/part2/attacks --models data/mini/models.tsv
     """
     from fedtools.attack.attributes import COLUMNS, SEX
     from fedtools.attack.attributes import attack as run

@@ -57,8 +57,8 @@ def membership(
 
     Writes: OUT/membership.tsv.
 
-    Example in egs/tedlium3/attack1: fedtools attack membership exp/mini/part2 exp/mini/updates \
-        --round 1
+    Example in egs/tedlium3/attack1: fedtools attack membership exp/mini/part2 \
+        exp/mini/part2/attacks --round 1
     """
     from fedtools.attack.membership import COLUMNS
     from fedtools.attack.membership import attack as run
