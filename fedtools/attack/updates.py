@@ -301,7 +301,7 @@ def multiply(
     left = dict.fromkeys(parts, 0)
     for part, *_ in plan:
         left[part] += 1
-    sums = Products("", np.zeros((count, count)), np.zeros(count))
+    sums = _Sums("", count, versions)
     # One thread reads, the others multiply; more of them than processors wait for one another.
     threads = max(1, len(os.sched_getaffinity(0)) - 1)
     limited = threadpool_limits(threads, "blas")
@@ -318,40 +318,52 @@ def multiply(
 
         coming = ahead.submit(read, 0) if plan else None
         for number, (part, *_) in enumerate(plan):
-            piece, squares, step = coming.result()
+            found = coming.result()
             # The other buffer is free: what was in it has been added.
             coming = ahead.submit(read, number + 1) if number + 1 < len(plan) else None
             if sums.part != part:
-                sums = Products(part, np.zeros((count, count)), np.zeros(count))
-                along, length = np.zeros(count), 0.0
-            sums.squares += squares
-            with np.errstate(over="ignore", invalid="ignore"):
-                for begin in range(0, piece.shape[1], _AT_ONCE):
-                    some = piece[:, begin : begin + _AT_ONCE]
-                    sums.products += some @ some.T
-                    if versions > 1:
-                        own = step[begin : begin + _AT_ONCE]
-                        along += some @ own
-                        length += float(own @ own)
+                sums = _Sums(part, count, versions)
+            sums.add(*found)
             left[part] -= 1
             if not left[part]:
-                if versions > 1:
-                    _move(sums.products, along, length)
-                yield sums
+                yield sums.result()
 
 
-def _move(products: np.ndarray, along: np.ndarray, length: float) -> None:
-    """Let the second version of models be measured from where the first is, in place.
+class _Sums:
+    """The products of one part, as pieces come.
 
     Args:
-        products: (2 N, 2 N), of each version from its own mean.
-        along: (2 N,), the products with the step from the first mean to the second.
-        length: of that step, squared.
+        part: its name.
+        count: of updates.
+        versions: see `multiply`.
     """
-    second = np.arange(len(products)) >= len(products) // 2
-    products[:, second] += along[:, None]
-    products[second] += along
-    products[np.ix_(second, second)] += length
+
+    def __init__(self, part: str, count: int, versions: int):
+        self.part, self._versions = part, versions
+        self._products, self._squares = np.zeros((count, count)), np.zeros(count)
+        # Of the step from the first version's mean to the second's: its products, and its square.
+        self._along, self._length = np.zeros(count), 0.0
+
+    def add(self, piece: np.ndarray, squares: np.ndarray, step: np.ndarray) -> None:
+        """A piece, (updates, values), each version from its own mean; the step between these."""
+        self._squares += squares
+        with np.errstate(over="ignore", invalid="ignore"):
+            for begin in range(0, piece.shape[1], _AT_ONCE):
+                some = piece[:, begin : begin + _AT_ONCE]
+                self._products += some @ some.T
+                if self._versions > 1:
+                    own = step[begin : begin + _AT_ONCE]
+                    self._along += some @ own
+                    self._length += float(own @ own)
+
+    def result(self) -> Products:
+        """All of them, both versions from the first one's mean."""
+        if self._versions > 1:
+            second = np.arange(len(self._products)) >= len(self._products) // 2
+            self._products[:, second] += self._along[:, None]
+            self._products[second] += self._along
+            self._products[np.ix_(second, second)] += self._length
+        return Products(self.part, self._products, self._squares)
 
 
 def _centre(piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

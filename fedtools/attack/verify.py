@@ -204,6 +204,7 @@ def decide(
     alone = _one_of_each_person(models)
     place = [index for index, name in enumerate(names) if speakers.get(name) in alone]
     owners = [speakers[names[index]] for index in place]
+    lacking = dict[tuple[str, str], None]()
     for attacker, layer, way, matrix in matrices:
         # Of all models, whatever they share, but of no person twice.
         pairs = matrix[np.ix_(place, place)]
@@ -212,8 +213,7 @@ def decide(
         for kind, every in trials.items():
             some, scores = _scored(every, every.scores(matrix, names, names))
             if not some.targets.any() or some.targets.all():
-                who = f"{attacker} attacker: " if attacker != ANY else ""
-                print(f"{attack}, {kind} trials, {who}no scores of both kinds", file=sys.stderr)
+                lacking[kind, attacker] = None
                 continue
             figures = judge(
                 scores, some, speakers, resamples=resamples, seed=seed, ratios=way in RATIOS
@@ -224,7 +224,16 @@ def decide(
             if way in main:
                 who = "" if attacker == ANY else f".{attacker}"
                 write_scores(out / f"{main[way]}.{layer}{who}.{kind}", some, scores)
+    _tell_of(lacking, attack)
     return write_figures(out, attack, rows)
+
+
+def _tell_of(lacking: Iterable[tuple[str, str]], attack: str) -> None:
+    """Say on stderr which trials of which attacker have no figures."""
+    for kind, attacker in lacking:
+        who = f"{attacker} attacker" if attacker != ANY else "any attacker"
+        problem = "no pair of one speaker, or of two, without an update on both sides"
+        print(f"{attack}, {kind} trials, {who}: {problem}", file=sys.stderr)
 
 
 def _scored(trials: Trials, scores: np.ndarray) -> tuple[Trials, np.ndarray]:
