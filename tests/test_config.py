@@ -252,6 +252,7 @@ def test_usual_options_of_an_optimiser_pass():
         ("scheduler: warmuplr\n  scheduler_conf: {warmup_steps: -1}", 5),
         ("scheduler: warmuplr\n  scheduler_conf: {warmup_steps: x}", 5),
         ("scheduler: warmuplr\n  scheduler_conf: {warmup: 9}", 5),
+        ("scheduler: warmuplr", 4),
         ("save_interval_steps: -3", 4),
         ("grad_clip: -1", 4),
         ("grad_clip: .inf", 4),

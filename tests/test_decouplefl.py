@@ -605,7 +605,10 @@ def test_stage_2_trains_the_classifier_on_what_was_sent(world, decoupled):
 def test_stage_2_masks_features_for_the_student_alone(world, tmp_path):
     """And what was sent are features of clean audio."""
     size = simulated.CONFIG["model"]["encoder_conf"]["output_size"]
-    masking(link(world, tmp_path), size - 1)
+    # Of a frame of features as large a share, less what convolutions lose of the trial's frames.
+    width = simulated.BINS - 1
+    assert round(width * (49 * size * 4) / (200 * simulated.BINS)) == size - 1
+    masking(link(world, tmp_path), width)
     more = ("--set", "method_conf.bits=32")
     path = start(
         tmp_path, tmp_path / "exp", "decouplefl", *CUT, *stages(0, 2), *more, config="masked"

@@ -204,7 +204,7 @@ def test_score_is_the_same_bytes_again_and_changes_with_the_seed(cli, tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         cli("score", data, hyp, tmp_path / name, "--seed", seed, "--resamples", 50).ok()
         files = sorted(path for path in (tmp_path / name).rglob("*") if path.is_file())
-        assert len(files) == 7
+        assert len(files) == 8
         texts.append([path.read_bytes() for path in files])
     assert texts[0] == texts[1] != texts[2]
 

@@ -47,7 +47,8 @@ def score_command(
 
     Reads: DATA_DIR/text, utt2spk, utt2client, utt2lang; HYP_TEXT.
 
-    Writes: OUT_DIR/score_wer/ and score_cer/ with hyp.trn, ref.trn and result.txt; OUT_DIR/wer.tsv.
+    Writes: OUT_DIR/score_wer/ and score_cer/ with hyp.trn, ref.trn and result.txt; OUT_DIR/wer.tsv
+    and speakers.tsv.
 
     Example in egs/commonvoice/asr1: fedtools score data/mini/test \
         exp/mini/fedavg/seed0/decode_test/text exp/mini/fedavg/seed0/decode_test
@@ -106,6 +107,9 @@ def report_command(
     also: list[str] = typer.Option(
         [], help="CAPTION=[NAME=]EXP_DIR:SCORE_DIR: a row of a further table of this caption."
     ),
+    reference: list[str] = typer.Option(
+        [], help="Name of a row that tables show differences to, in a column of its own."
+    ),
     table: list[str] = typer.Option(
         [], help="CAPTION=TABLE.tsv: figures that were measured here, in a table of their own."
     ),
@@ -120,8 +124,8 @@ def report_command(
 
     The tables are of cost and error rates, the plot is of WER by round.
 
-    Reads: EXP_DIR/config.yaml, round_<number>/ledger.tsv, evaluate_valid.tsv; SCORE_DIR/wer.tsv and
-    weights.yaml; the tables and pictures that options name.
+    Reads: EXP_DIR/config.yaml, round_<number>/ledger.tsv, evaluate_valid.tsv; SCORE_DIR/wer.tsv,
+    speakers.tsv and weights.yaml; the tables and pictures that options name.
 
     Writes: RESULTS; the PNG of --plot.
 
@@ -156,6 +160,7 @@ def report_command(
         plot=plot,
         elsewhere=[Row(name, None, Path(scores)) for name, scores in others],
         tables=list(further.items()),
+        references=reference,
         pictures=[(caption, Path(name)) for caption, name in pictures],
         measured=[(caption, Path(name)) for caption, name in measured],
         published=[(caption, Path(name)) for caption, name in tables],

@@ -25,6 +25,8 @@ class UtteranceTraining(Training):
         accum_grad: batches of a step.
         labels: "transcripts", or "continuous" pseudo-labels of a teacher, without transcripts.
         decay: of the teacher, alpha in equation 7 of Zhu et al. 2022.
+        decay_per: "step", as in the paper, or "epoch": of all steps of an epoch together, so that a
+            teacher moves as far in an epoch of a client's data as in one of all clients' data.
         keep_teacher: whether a client's teacher lives on from round to round; otherwise each round
             begins with what the client was sent.
         cache_mb: features that a process keeps in memory between rounds.
@@ -38,6 +40,7 @@ class UtteranceTraining(Training):
     accum_grad: Positive = 1
     labels: Literal["transcripts", "continuous"] = "transcripts"
     decay: Annotated[float, Ge(0), Le(1)] = 0.9998
+    decay_per: Literal["step", "epoch"] = "step"
     keep_teacher: bool = True
     cache_mb: Natural = 2000
     end_frames: Annotated[int, Ge(0), Le(MAX_END_FRAMES)] = 0
@@ -64,6 +67,10 @@ class ClipTraining(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.scheduler is not None:
+            # A client's steps are counted from the round that it is sampled in.
+            problem = "scheduler: keyword networks would warm up again in each round"
+            raise ValueError(f"{problem}; set null, and optim_conf.lr to a rate that stays")
         # A slip is told now, and not when the first batch is made.
         _ = self.augmentation
 

@@ -13,6 +13,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.provenance import git_hash, records
 from fedtools.files.tables import format_markdown, read_tsv, with_deviation
 from fedtools.files.text_files import read_text
+from fedtools.report.differences import difference_columns, note, usable
 from fedtools.report.results import (
     Interval,
     Method,
@@ -63,6 +64,7 @@ class Page:
         elsewhere: scores on other data; those of the same name are told in one line.
         tables: captions of further tables, and their rows.
         pictures: captions of pictures beside the page, and their files.
+        references: names of rows of the main table that all tables show differences to.
         published: captions and tab-separated files of others' figures.
         measured: the same of figures that were measured here.
     """
@@ -75,6 +77,7 @@ class Page:
     plot: Path | None = None
     elsewhere: Sequence[Row] = ()
     tables: Sequence[tuple[str, Sequence[Row]]] = ()
+    references: Sequence[str] = ()
     pictures: Sequence[tuple[str, Path]] = ()
     measured: Sequence[tuple[str, Path]] = ()
     published: Sequence[tuple[str, Path]] = ()
@@ -105,7 +108,8 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
             remedy="run fedtools evaluate, or leave --plot out",
         )
     published = [(caption, _table_of(file)) for caption, file in page.published]
-    section = _section(path, methods, page, published)
+    references = _references(methods, page.references)
+    section = _section(path, methods, references, page, published)
     new = with_section(path, page.section, section)
     if page.plot is not None:
         # Imported late: without a plot there is no need to load matplotlib.
@@ -113,7 +117,15 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
 
         plot_wer(page.plot, methods, page.corpus.caption)
     write_text(path, new)
-    return main_table(methods)
+    return main_table(methods, references)
+
+
+def _references(methods: Sequence[Method], names: Sequence[str]) -> list[Method]:
+    known = {method.name: method for method in methods}
+    if lacking := [name for name in names if name not in known]:
+        remedy = f"there are {', '.join(known)}"
+        raise UserError(f"no row {lacking[0]!r} to show differences to", remedy=remedy)
+    return [known[name] for name in names]
 
 
 def _read(rows: Sequence[Row]) -> list[Method]:
@@ -149,6 +161,7 @@ def replace_section(page: str, name: str, section: str, path: Path) -> str:
 def _section(
     path: Path,
     methods: Sequence[Method],
+    references: Sequence[Method],
     page: Page,
     published: Sequence[tuple[str, str]],
 ) -> str:
@@ -172,9 +185,9 @@ def _section(
         + "Comm./client: bytes of all messages of one client in all rounds, both ways; Comm.: of "
         "all clients. Client epochs: of training, mean over clients. AVG: mean over clients. "
         + f"Means ± standard deviations over {len(methods[0].runs)} seeds. " * over_seeds
-        + "The best in bold."
+        + (note(methods, references) if references else "The best in bold.")
         + f" {page.note}" * bool(page.note),
-        main_table(methods),
+        main_table(methods, references),
         *weight_lines(methods),
     ]
     for name in runs[0].rates:
@@ -194,7 +207,8 @@ def _section(
         ]
     for title, rows in page.tables:
         read = _read(rows)
-        parts += [f"**{caption}: {title}**, as above.", main_table(read)]
+        own = usable(references, read) if references else []
+        parts += [f"**{caption}: {title}**, as above.", main_table(read, own)]
         shown = read[0].runs[0].unit
         parts += [f"The same, {shown.title} (%) with 95 % intervals as above:"]
         parts += [interval_table(read, shown.rate)]
@@ -290,10 +304,11 @@ def _table_of(path: Path) -> str:
     return format_markdown(list(rows[0]), (list(row.values()) for row in rows))
 
 
-def main_table(methods: Sequence[Method]) -> str:
-    """Communication, computation and WER, as in table 3 of Zhu et al. 2022; the best in bold.
+def main_table(methods: Sequence[Method], references: Sequence[Method] = ()) -> str:
+    """Communication, computation and WER, as in table 3 of Zhu et al. 2022.
 
-    CER where the language is written without spaces.
+    CER where the language is written without spaces. With references there are columns of
+    differences to them, where what is better is in bold; without, the best rates are.
 
     Below it a note, where methods are marked.
     """
@@ -312,10 +327,15 @@ def main_table(methods: Sequence[Method]) -> str:
         ]
         for method in methods
     ]
-    for column in range(len(costs) + 1, len(header)):
-        embolden(cells, column)
-    note = collapse_note(methods)
-    return format_markdown(header, cells) + f"\n{note}\n" * bool(note)
+    if not references:
+        for column in range(len(costs) + 1, len(header)):
+            embolden(cells, column)
+    names, columns = difference_columns(methods, references)
+    for column in columns:
+        for row, cell in zip(cells, column, strict=True):
+            row.append(cell)
+    told = collapse_note(methods)
+    return format_markdown(header + names, cells) + f"\n{told}\n" * bool(told)
 
 
 def interval_table(methods: Sequence[Method], rate: str) -> str:

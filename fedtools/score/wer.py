@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from fedtools.files import trn
 from fedtools.files.atomic import write_text
+from fedtools.files.datadir import byte_order
 from fedtools.files.tables import format_table, write_tsv
 from fedtools.files.units import CHARACTER, WORD, Unit
 from fedtools.score.align import Counts
@@ -35,6 +36,14 @@ def columns_of(unit: Unit) -> tuple[str, ...]:
 
 
 COLUMNS = columns_of(WORD)
+# Beside wer.tsv: counts by speaker, which differences of systems are made of.
+SPEAKERS = "speakers.tsv"
+
+
+def speaker_columns(unit: Unit) -> tuple[str, ...]:
+    """The columns of `SPEAKERS`."""
+    counts = (f"{rate}_{what}" for rate in cuts_of(unit) for what in ("tokens", "errors"))
+    return "client", "speaker", *counts
 
 
 def score(
@@ -48,10 +57,10 @@ def score(
     """Score hypotheses against a data directory, and write what ESPnet's scoring writes.
 
     Writes `score_wer/` and `score_cer/`, each with `ref.trn`, `hyp.trn` (for `sclite -i rm`) and
-    `result.txt`, and last `wer.tsv`: a row for each client, then `average`, the mean of the
-    clients' rates, and `all`, the rate over all utterances. Of a language that is written without
-    spaces (see `fedtools.files.units`) there are no words: `score_wer/` is left out, and the table
-    has `characters` and their rate alone.
+    `result.txt`, then `speakers.tsv`, counts by client and speaker, and last `wer.tsv`: a row for
+    each client, then `average`, the mean of the clients' rates, and `all`, the rate over all
+    utterances. Of a language that is written without spaces (see `fedtools.files.units`) there are
+    no words: `score_wer/` is left out, and the tables have characters and their rate alone.
 
     Args:
         data_dir: holds `text`, `utt2spk` and, optionally, `utt2client` and `utt2lang`.
@@ -81,6 +90,8 @@ def score(
         result = result_text(references.utt2spk, names, tokens, operations, counts[rate])
         write_text(folder / "result.txt", result)
     rows = _rows(references, counts, resamples, seed)
+    columns = speaker_columns(references.unit)
+    write_tsv(Path(out_dir) / SPEAKERS, columns, _by_speaker(references, counts))
     write_tsv(Path(out_dir) / "wer.tsv", columns_of(references.unit), rows)
     return rows
 
@@ -129,6 +140,21 @@ def _rows(
             row[f"{rate}_low"], row[f"{rate}_high"] = percent(low), percent(high)
         rows.append(row)
     return rows
+
+
+def _by_speaker(
+    references: References, counts: dict[str, dict[str, Counts]]
+) -> Iterator[dict[str, object]]:
+    columns = [
+        {utt: getattr(one, what) for utt, one in of_rate.items()}
+        for of_rate in counts.values()
+        for what in ("tokens", "errors")
+    ]
+    names = speaker_columns(references.unit)
+    for client, sums in references.by_speaker(columns).items():
+        speakers = byte_order({references.utt2spk[utt] for utt in references.clients[client]})
+        for speaker, row in zip(speakers, sums.tolist(), strict=True):
+            yield dict(zip(names, (client, speaker, *row), strict=True))
 
 
 def percent(value: float) -> str:

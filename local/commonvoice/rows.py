@@ -94,7 +94,9 @@ def main() -> None:
     parser.add_argument("--pictures", required=True, metavar="PREFIX")
     with exit_with_message("rows.py"):
         systems, options = read(parser)
-        found = [("--note", note(systems, options))]
+        found = [("--note", note(systems, options)), ("--reference", "Baseline")]
+        if "fedavg" in map(systems.unlabelled, systems.main):
+            found.append(("--reference", "FedAvg"))
         for seed in options.seeds:
             found += rows(systems, options, seed)
         for option, value in [*found, *extras(options)]:

@@ -33,6 +33,7 @@ from fedtools.models.copies import copy_of
 from fedtools.models.criteria import LatticeFree
 from fedtools.models.extractor import Cut
 from fedtools.models.lfmmi.lattice import FILE, Lattice, load_denominator
+from fedtools.models.masks import scaled
 from fedtools.models.pooling import pooled
 from fedtools.models.pretrained.options import is_pretrained, is_seq2seq
 from fedtools.models.pretrained.whisper import POSITIONS_PER_SECOND, Generation
@@ -126,6 +127,9 @@ class AsrModels(Models):
         load_model(teacher.state_dict(), model.state_dict())
         labels = partial(self.transcribe, teacher), is_seq2seq(self._config)
         decay, keep = training.decay, training.keep_teacher
+        if training.decay_per == "epoch":
+            # By the order of length: shuffled, an epoch may have a batch more or less.
+            decay **= 1 / -(-len(source.data.batches()) // training.accum_grad)
         return ContinuousLabels(model, teacher, decay, keep, posteriors, *labels)
 
     def _posteriors(self, model: nn.Module, source: UtteranceSource) -> Posteriors:
@@ -183,10 +187,11 @@ def open_tokens(folder: Path, model: Mapping[str, Any]) -> Tokenizer | WhisperTo
 
 
 def posteriors_of_features(cut: Cut, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """What the classifier makes of features, which are masked in training as audio is."""
+    """What the classifier makes of features, of which as much is masked in training as of audio."""
     features, lengths = batch["speech"], batch["speech_lengths"]
     if model.training and isinstance(model.specaug, nn.Module):
-        features, lengths = model.specaug(features.clone(), lengths)
+        masks = scaled(model.specaug, cut.step, cut.share * cut.step)
+        features, lengths = masks(features.clone(), lengths)
     return cut.classify(model, features, lengths), lengths
 
 

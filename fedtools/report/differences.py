@@ -1,0 +1,121 @@
+"""Differences of methods on the same test speakers, as columns of tables.
+
+See `fedtools.score.crossed` for intervals and p. A family of tests is one table and one reference.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedtools.files.errors import UserError
+from fedtools.files.tables import count, read_tsv
+from fedtools.report.results import Method, Run
+from fedtools.score.crossed import Difference, difference, holm
+from fedtools.score.wer import SPEAKERS, speaker_columns
+
+_ALPHA = 0.05
+
+
+def difference_columns(
+    methods: Sequence[Method], references: Sequence[Method]
+) -> tuple[list[str], list[list[str]]]:
+    """A column for each reference: its heading, and a cell for each method.
+
+    A cell is the difference of the mean over clients, in percentage points, with its 95 % interval;
+    in bold where the method is better by a p that is adjusted for the table. "-" is the reference
+    itself.
+    """
+    columns = []
+    for reference in references:
+        found = [_difference(method, reference) for method in methods]
+        adjusted = holm([np.nan if one is None else one.p for one in found])
+        columns.append([_cell(one, p) for one, p in zip(found, adjusted, strict=True)])
+    return [f"to {one.name}" for one in references], columns
+
+
+def usable(references: Sequence[Method], table: Sequence[Method]) -> list[Method]:
+    """The references of a further table: its own rows of these names, or what has the same data."""
+    own = {method.name: method for method in table}
+    keys, _, tokens = _of_speakers(table[0])
+    found = []
+    for one in references:
+        others, _, counts = _of_speakers(one)
+        if one.name in own:
+            found.append(own[one.name])
+        elif others == keys and (counts == tokens).all():
+            found.append(one)
+    return found
+
+
+def resolved(methods: Sequence[Method], references: Sequence[Method]) -> float | None:
+    """What a difference must be, in points, to be told from none: half the median interval."""
+    found = [_difference(method, one) for one in references for method in methods]
+    halves = [(one.high - one.low) / 2 for one in found if one and not np.isnan(one.low)]
+    return statistics.median(halves) if halves else None
+
+
+def note(methods: Sequence[Method], references: Sequence[Method]) -> str:
+    """How the columns are to be read, and how fine the test data are."""
+    names = " and ".join(one.name for one in references)
+    seeds = "seeds and " * (len(methods[0].runs) > 1)
+    said = (
+        f"To {names}: difference of AVG in percentage points, with 95 % intervals over {seeds}test "
+        "speakers, not adjusted; in bold where a method is better by Holm's adjusted p below "
+        f"{_ALPHA:g}."
+    )
+    if (least := resolved(methods, references)) is not None:
+        said += f" Differences above about {least:.1f} points could be told from none."
+    return said
+
+
+def _cell(found: Difference | None, p: float) -> str:
+    if found is None:
+        return "-"
+    if np.isnan(found.low):
+        return f"{found.value:.1f}"
+    text = f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]"
+    return f"**{text}**" if found.value < 0 and p < _ALPHA else text
+
+
+def _difference(method: Method, reference: Method) -> Difference | None:
+    """Of error rates; None of a method with itself."""
+    if method.runs[0].scores == reference.runs[0].scores:
+        return None
+    (keys, errors, tokens), (others_keys, others, others_tokens) = map(
+        _of_speakers, (method, reference)
+    )
+    if keys != others_keys or (tokens != others_tokens).any():
+        problem = f"other test data than those of {reference.name}"
+        raise UserError(problem, path=method.runs[0].scores)
+    clients = sorted({client for client, _ in keys})
+    numbers = np.array([clients.index(client) for client, _ in keys])
+    return difference(errors, others, tokens, numbers)
+
+
+def _of_speakers(method: Method) -> tuple[list[tuple[str, str]], np.ndarray, np.ndarray]:
+    """Client and speaker of each column; errors, (seeds, speakers); tokens, (speakers,)."""
+    found = [_read(run) for run in method.runs]
+    keys = list(found[0])
+    if any(list(one) != keys for one in found):
+        raise UserError("other speakers with another seed", path=method.runs[0].scores)
+    errors = np.array([[one[key][1] for key in keys] for one in found], float)
+    return keys, errors, np.array([found[0][key][0] for key in keys], float)
+
+
+def _read(run: Run) -> dict[tuple[str, str], tuple[int, int]]:
+    """Client and speaker -> tokens and errors of the main rate."""
+    path, rate = run.scores / SPEAKERS, run.unit.rate
+    if not path.exists():
+        remedy = "run fedtools score again"
+        raise UserError("no counts by speaker, for differences", path=path, remedy=remedy)
+    rows = read_tsv(path, speaker_columns(run.unit))
+    return {
+        (row["client"], row["speaker"]): (
+            count(row, f"{rate}_tokens", path, line),
+            count(row, f"{rate}_errors", path, line),
+        )
+        for line, row in enumerate(rows, 2)
+    }

@@ -1,0 +1,173 @@
+"""Columns of differences to other rows, of hypotheses whose errors are planted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import inside
+from reported import FIRST, make_experiment
+from scipy.stats import ttest_1samp
+
+from fedtools.files.experiment import write_sums
+from fedtools.files.tables import read_tsv
+
+PEOPLE = {client: [f"{client}{number:02d}" for number in range(12)] for client in ("au", "en")}
+WORDS = 20
+
+
+def data(path: Path) -> Path:
+    path.mkdir()
+    tables: dict[str, list[str]] = {name: [] for name in ("text", "utt2spk", "utt2client")}
+    for client, people in PEOPLE.items():
+        for one in people:
+            for name, cell in zip(tables, (" ".join(["yes"] * WORDS), one, client), strict=True):
+                tables[name].append(f"{one}-a {cell}\n")
+    for name, lines in tables.items():
+        (path / name).write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def wrong(path: Path, errors: dict[str, int]) -> Path:
+    """Hypotheses with so many words wrong of each speaker."""
+    lines = [
+        f"{one}-a {' '.join(['no'] * errors[one] + ['yes'] * (WORDS - errors[one]))}\n"
+        for people in PEOPLE.values()
+        for one in people
+    ]
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Three methods, with the errors of each speaker: the second is better by about a word."""
+    root = tmp_path_factory.mktemp("differences")
+    random, folder = np.random.default_rng(0), data(root / "data")
+    everyone = [one for people in PEOPLE.values() for one in people]
+    base = {one: int(random.integers(4, 10)) for one in everyone}
+    errors = {
+        "Baseline": base,
+        "FedAvg": {one: base[one] - int(random.integers(0, 3)) for one in everyone},
+        "Other": {one: base[one] + int(random.integers(-1, 2)) for one in everyone},
+    }
+    for name, own in errors.items():
+        scores = root / name / "scores"
+        scores.mkdir(parents=True)
+        inside("score", folder, wrong(root / name / "hyp", own), scores).ok()
+        make_experiment(root / name / "exp")
+    return root, errors
+
+
+def report(world, *options: object, names=("Baseline", "FedAvg", "Other")):
+    root, _ = world
+    rows = [f"{name}={root / name / 'exp'}:{root / name / 'scores'}" for name in names]
+    given = [word for row in rows for word in ("--row", row)]
+    about = ("--section", "x", "--corpus", "Toy", "--release", "1", "--command", "x")
+    return inside("report", root / "RESULTS.md", *about, *given, *options)
+
+
+def table(text: str) -> dict[str, dict[str, str]]:
+    """Method -> heading -> cell of the first table."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    head = [cell.strip() for cell in lines[0]]
+    rows = [[cell.strip() for cell in line] for line in lines[2:]]
+    return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
+def numbers(cell: str) -> list[float]:
+    return [float(one) for one in re.findall(r"-?[0-9.]+", cell)]
+
+
+def test_counts_by_speaker_are_those_of_the_hypotheses(world):
+    root, errors = world
+    for name, own in errors.items():
+        rows = read_tsv(root / name / "scores" / "speakers.tsv", None)
+        assert {row["speaker"]: int(row["wer_errors"]) for row in rows} == own
+        assert {int(row["wer_tokens"]) for row in rows} == {WORDS}
+        assert all(row["client"] == row["speaker"][:2] for row in rows)
+
+
+def test_differences_are_of_the_mean_over_clients(world):
+    _, errors = world
+    found = table(report(world, "--reference", "Baseline", "--reference", "FedAvg").ok().out)
+    for reference in ("Baseline", "FedAvg"):
+        for name, own in errors.items():
+            cell = found[name][f"to {reference}"]
+            if name == reference:
+                assert cell == "-"
+                continue
+            gaps = {one: 100 * (own[one] - errors[reference][one]) / WORDS for one in own}
+            of_clients = [np.mean([gaps[one] for one in people]) for people in PEOPLE.values()]
+            value, low, high = numbers(cell)
+            assert value == pytest.approx(np.mean(of_clients), abs=0.051)
+            assert low < value < high
+    # Both clients have as many speakers and words: nearly a paired test of all of them.
+    gaps = [errors["FedAvg"][one] - errors["Baseline"][one] for one in errors["FedAvg"]]
+    by_hand = ttest_1samp(100 * np.array(gaps) / WORDS, 0).confidence_interval(0.95)
+    assert numbers(found["FedAvg"]["to Baseline"])[1:] == pytest.approx(by_hand, abs=0.4)
+
+
+def test_what_is_better_is_in_bold_and_nothing_else(world):
+    found = table(report(world, "--reference", "Baseline").ok().out)
+    assert found["FedAvg"]["to Baseline"].startswith("**")
+    assert not found["Other"]["to Baseline"].startswith("**")
+    assert not any(
+        "**" in cell for row in found.values() for name, cell in row.items() if "to " not in name
+    )
+    found = table(report(world, "--reference", "FedAvg").ok().out)
+    assert not found["Baseline"]["to FedAvg"].startswith("**")
+
+
+def test_page_says_which_difference_could_be_told(world):
+    root, _ = world
+    found = table(report(world, "--reference", "Baseline").ok().out)
+    text = (root / "RESULTS.md").read_text(encoding="utf-8")
+    halves = []
+    for name in ("FedAvg", "Other"):
+        _, low, high = numbers(found[name]["to Baseline"])
+        halves.append((high - low) / 2)
+    told = float(re.search(r"Differences above about ([0-9.]+) points", text)[1])
+    assert told == pytest.approx(np.median(halves), abs=0.11)
+
+
+def test_seeds_are_paired_in_order(world):
+    """A second seed whose gap is the first's with its sign turned leaves no difference."""
+    root, errors = world
+    turned = {one: 2 * errors["Baseline"][one] - errors["FedAvg"][one] for one in errors["FedAvg"]}
+    scores = root / "turned" / "scores"
+    scores.mkdir(parents=True)
+    inside("score", root / "data", wrong(root / "turned" / "hyp", turned), scores).ok()
+    make_experiment(root / "turned" / "exp")
+    config = root / "turned" / "exp" / "config.yaml"
+    config.write_text(config.read_text().replace("seed: 7", "seed: 8"))
+    sums = {name: config.parent / name for name in ("config.yaml", "clients.txt", FIRST)}
+    write_sums(config.parent / "sha256sums", sums)
+    base = root / "Baseline"
+    rows = [
+        f"Baseline=:{base / 'scores'}",
+        f"FedAvg={root / 'FedAvg/exp'}:{root / 'FedAvg/scores'}",
+    ]
+    second = root / "copy" / "scores"
+    second.mkdir(parents=True)
+    inside("score", root / "data", base / "hyp", second).ok()
+    rows += [f"Baseline=:{second}", f"FedAvg={root / 'turned/exp'}:{scores}"]
+    given = [word for row in rows for word in ("--row", row)]
+    about = ("--section", "y", "--corpus", "Toy", "--release", "1", "--command", "x")
+    done = inside("report", root / "SEEDS.md", *about, *given, "--reference", "Baseline")
+    value, low, high = numbers(table(done.ok().out)["FedAvg"]["to Baseline"])
+    assert value == 0 and low < -5 and high > 5
+
+
+def test_what_cannot_be_compared_is_one_line(world):
+    root, _ = world
+    report(world, "--reference", "Nobody").fails(1, "no row 'Nobody'", "there are Baseline, FedAvg")
+    path = root / "Other" / "scores" / "speakers.tsv"
+    kept = path.read_bytes()
+    path.unlink()
+    report(world, "--reference", "Baseline").fails(1, str(path), "run fedtools score again")
+    path.write_bytes(kept.replace(b"\t20\t", b"\t21\t", 1))
+    report(world, "--reference", "Baseline").fails(1, "other test data than those of Baseline")
+    path.write_bytes(kept)
