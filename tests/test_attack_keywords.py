@@ -17,10 +17,11 @@ from fedtools.attack.victims import make_probe
 from fedtools.federation.federation import Federation
 from fedtools.files.tables import read_tsv
 
-PEOPLE = {"known": ("kim", "lou", "mia", "ned"), "exp": ("ann", "bob", "cat", "dan")}
+KNOWN = ("kim", "lou", "mia", "ned", "oda", "pia", "rob", "sue")
+PEOPLE = {"known": KNOWN, "exp": ("ann", "bob", "cat", "dan")}
 CLIPS = 5
 TWO = ("--round", "1", "--round", "2")
-SMALL = ("--set", "a2.width=8", "--set", "a2.epochs=1")
+SMALL = ("--set", "a2.width=8", "--set", "a2.epochs=1", "--set", "a2.network=0.25")
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,10 @@ def test_a2_on_two_rounds_of_keyword_networks(world, tmp_path):
     assert {(row["targets"], row["others"]) for row in rows} == {("4", "24")}
     assert all(np.isfinite(float(row["minCllr"])) for row in rows)
     names = [line.split()[0] for line in (tmp_path / "a2.h1.scp").read_text().splitlines()]
-    both = [one for people in PEOPLE.values() for one in people]
-    assert names == sorted(f"{one}-r000{number}" for one in both for number in (1, 2))
+    # Those under attack, and those known who have not trained the network.
+    attacked = [one for one in names if one[:3] in PEOPLE["exp"]]
+    assert attacked == [f"{one}-r000{number}" for one in PEOPLE["exp"] for number in (1, 2)]
+    assert len({one[:3] for one in names} & {*KNOWN}) == 6 and len(names) == 20
     # Of one round no speaker has two models.
     inside(*command, tmp_path, *options).fails(1, "no speaker has two models; give a second")
     inside(*command, tmp_path, *options, *TWO[:2], *TWO[:2]).fails(2, "a round comes twice")
@@ -89,7 +92,7 @@ def test_a1_sex_membership_and_costs_of_keyword_networks(world, tmp_path):
     folders = [look(name, name, *TWO[:2]) for name in PEOPLE]
     inside("attack", "attributes", *folders, tmp_path, *table).ok()
     rows = read_tsv(tmp_path / "attributes.tsv", None)
-    assert rows and {(row["models"], row["speakers"]) for row in rows} == {("8", "8")}
+    assert rows and {(row["models"], row["speakers"]) for row in rows} == {("12", "12")}
     inside("attack", "membership", world / "exp", tmp_path, "--round", "1", "--each", "2").ok()
     assert read_tsv(tmp_path / "membership.tsv", None)
     options = ("--round", "2", "--split", "valid", "--defence", "none", "--defence", "bits=8")

@@ -14,12 +14,12 @@ from conftest import inside
 from safetensors.numpy import load_file, save_file
 from simulated import one_speaker_each
 
-from fedtools.attack import options
-from fedtools.attack.a2 import _views
+from fedtools.attack.a2 import Look as LookA2
+from fedtools.attack.a2 import Side
 from fedtools.attack.footprint_files import Look, Prints, read_footprints, write_footprints
 from fedtools.attack.verify import COLUMNS as VERIFIED
 from fedtools.attack.verify import decide, known_speakers, make_trials, read_models
-from fedtools.attack.victims import Victims, find_victims, sound_victims
+from fedtools.attack.victims import find_victims, sound_victims
 from fedtools.federation.federation import Federation
 from fedtools.files.ark import FeatureReader
 from fedtools.files.datadir import DataDir, write_table
@@ -418,10 +418,13 @@ def test_clients_that_are_no_single_speaker_are_in_no_trial(world, tmp_path):
 # --- attack A2
 
 
+KNOWN = ("kim", "lou", "mia", "ned", "oda", "pia", "rob", "sue")
+
+
 @pytest.fixture(scope="module")
 def known(world) -> Path:
     """Models of other people, trained from the same beginning."""
-    people = [f"{one}-m{number}" for one in ("kim", "lou", "mia") for number in (1, 2)]
+    people = [f"{one}-m{number}" for one in KNOWN for number in (1, 2)]
     one_speaker_each(simulated.data_dir(world / "known_train", people, 3, seed=3))
     path = world / "known"
     inside(
@@ -434,6 +437,8 @@ def known(world) -> Path:
 
 
 A2 = ("--layer", "2", "--set", "a2.width=16", "--set", "a2.epochs=2", "--resamples", "50")
+# Of eight people who are known.
+A2 += ("--set", "a2.network=0.25")
 
 
 def test_a2_from_models_to_figures(world, known, tmp_path):
@@ -444,8 +449,10 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
     assert (out / "trials.easy").read_bytes() == (tmp_path / "one/trials.easy").read_bytes()
     out = tmp_path / "one"
     rows = read_tsv(out / "a2.h2.tsv", VERIFIED)
-    assert [row["scores"] for row in rows] == ["PLDA", "cosine"]
+    ways = ["PLDA", "PLDA, cohort", "cosine", "cosine, cohort"]
+    assert [row["scores"] for row in rows] == ways
     assert {(row["layer"], row["targets"], row["others"]) for row in rows} == {("h2", "4", "24")}
+    assert {(row["defence"], row["attacker"]) for row in rows} == {("none", "-")}
     # Cllr of the ratios as they were written; other scores have none.
     scored = [line.split() for line in (out / "a2.h2.easy").read_text().splitlines()]
     costs = {True: [], False: []}
@@ -454,11 +461,13 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
         costs[same].append(np.logaddexp(0, -float(ratio) if same else float(ratio)) / np.log(2))
     expected = (np.mean(costs[True]) + np.mean(costs[False])) / 2
     assert float(rows[0]["Cllr"]) == pytest.approx(expected, rel=1e-4, abs=1e-3)
-    assert rows[1]["Cllr"] == "-" and float(rows[0]["minCllr"]) <= expected + 1e-3
-    scp = (out / "a2.h2.scp").read_text().splitlines()
-    assert [line.split()[0][:3] for line in scp] == sorted(
-        one for one in (*SPEAKERS, "kim", "lou", "mia") for _ in (1, 2)
-    )
+    assert float(rows[0]["minCllr"]) <= expected + 1e-3
+    assert [row["Cllr"] == "-" for row in rows] == [False, False, True, True]
+    # The other two of those who are known have trained the network.
+    scp = [line.split()[0] for line in (out / "a2.h2.scp").read_text().splitlines()]
+    assert [one for one in scp if one[:3] in SPEAKERS] == CLIENTS
+    left = [one for one in scp if one[:3] in KNOWN]
+    assert len(left) == 12 and len({one[:3] for one in left}) == 6
     trials = (out / "trials.easy").read_text().splitlines()
     scores = (out / "a2.h2.easy").read_text().splitlines()
     assert [one.split()[:2] for one in trials] == [one.split()[:2] for one in scores]
@@ -471,8 +480,9 @@ def test_a2_from_models_to_figures(world, known, tmp_path):
 def test_models_of_a_round_differ_from_what_that_round_began_with(world):
     """Equation 1 is of the global model that a client was sent, in later rounds, too."""
     federation = Federation(world / "exp")
-    own, nobody = sound_victims(federation, [1, 2]), Victims({}, {}, {})
-    views = list(_views(federation, own, nobody, world / "indicator", [1, 2], options.A2.held))
+    own, look = sound_victims(federation, [1, 2]), LookA2([1, 2])
+    side = Side.open(federation, own, world / "indicator", look, 2)
+    views = list(side.views("", 0))
     begun = []
     for number, view in enumerate(views, 1):
         assert set(view.speakers) == {f"{client}-r000{number}" for client in CLIENTS}
@@ -499,6 +509,20 @@ def test_a2_wants_disjoint_people_and_one_beginning(world, known, tmp_path):
     inside("rounds", known, "--to", "2").ok()
     done = inside("attack", "a2", known, world / "exp", tmp_path, *options)
     done.fails(1, "round 2 began with another model than in")
+    few = {"0.2": ("is trained on 1 people", 2), "0.5": ("is not trained on 4 people", 6)}
+    for share, (what, least) in few.items():
+        options = (*A2, "--indicator", world / "indicator", "--set", f"a2.network={share}")
+        done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)
+        done.fails(1, f"the network {what} with two models of a speaker; {least} are needed")
+        assert not (tmp_path / "x").exists()
+    options = (*A2, "--indicator", world / "indicator", "--defence", "noise")
+    done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)
+    done.fails(1, "defence 'noise' of 'noise'")
+    # Before anything is trained.
+    (tmp_path / "models.tsv").write_text("model\tspeaker\tgender\ttalks\nann-m1\tbob\tf\t\n")
+    options = (*A2, "--indicator", world / "indicator", "--models", tmp_path / "models.tsv")
+    done = inside("attack", "a2", known, world / "exp", tmp_path / "x", *options)
+    done.fails(1, "models.tsv: 'ann-m1' is of 'ann', of whom the table does not say so")
 
 
 def test_a1_on_two_experiments_together(world, known, looked, tmp_path):
@@ -508,8 +532,8 @@ def test_a1_on_two_experiments_together(world, known, looked, tmp_path):
         inside("attack", "footprints", world / part.name, part, *options).ok()
     inside("attack", "a1", *parts, tmp_path / "both", "--resamples", "50").ok()
     rows = read_tsv(tmp_path / "both" / "a1.tsv", VERIFIED)
-    # Seven speakers of two models each.
-    assert {(row["targets"], row["others"]) for row in rows} == {("7", "84")}
+    # Twelve speakers of two models each.
+    assert {(row["targets"], row["others"]) for row in rows} == {("12", "264")}
     done = inside("attack", "a1", parts[0], parts[0], tmp_path / "both")
     done.fails(1, "'kim-m1' is in another folder, too")
     inside("attack", "a1", parts[0]).fails(2, "at least one folder and OUT")

@@ -43,7 +43,7 @@ TINY = {
         }
     },
     "baseline": {"rounds": 1},
-    "a2": {"width": 8, "epochs": 1},
+    "a2": {"network": 0.25, "width": 8, "epochs": 1},
     "updates": {"each": 2, "references": 1, "shadows": 0, "permutations": 1},
     "decode": {"beam_size": 5, "beam_size_token": 5, "nbest": 2},
 }
@@ -169,7 +169,8 @@ def test_tables_of_both_attacks(recipe):
         assert {row["targets"] for row in rows if row["trials"] == "easy"} == {str(targets)}
     for layer in (1, 3):
         rows = read_tsv(exp / "a2" / f"a2.h{layer}.tsv", COLUMNS)
-        assert {row["scores"] for row in rows} == {"PLDA", "cosine"}
+        ways = {"PLDA", "PLDA, cohort", "cosine", "cosine, cohort"}
+        assert {row["scores"] for row in rows} == ways
         assert {row["targets"] for row in rows if row["trials"] == "easy"} == {str(pairs[1])}
 
 
@@ -307,14 +308,17 @@ def test_the_report(recipe):
             [cell.strip() for cell in line.strip(" |").split("|")]
             for line in table.splitlines()
             if line.startswith("|")
-        ][:6]
+        ][:10]
         assert [row[:2] for row in rows] == [
-            ["h=1", "PLDA"], ["h=1", "cosine"], ["h=3", "PLDA"], ["h=3", "cosine"],
-        ]  # fmt: skip
+            [layer, way]
+            for layer in ("h=1", "h=3")
+            for way in ("PLDA", "PLDA, cohort", "cosine", "cosine, cohort")
+        ]
         for row in rows:
             figures = dict(zip(header, row, strict=True))
-            assert (figures["Cllr"] == "-") == (row[1] == "cosine") and figures["minCllr"] != "-"
-    assert "| A1 " in page and "| A2 " in page and "| A2, cosine " in page
+            assert (figures["Cllr"] == "-") == ("cosine" in row[1]) and figures["minCllr"] != "-"
+    for name in ("A1", "A2", "A2, PLDA, cohort", "A2, cosine", "A2, cosine, cohort"):
+        assert f"| {name} " in page
     for name in ("layers", "det"):
         picture = recipe / "exp" / "fake" / f"RESULTS-fake-{name}.png"
         assert picture.read_bytes()[:4] == b"\x89PNG" and f"({picture.name})" in page

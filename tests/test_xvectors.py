@@ -49,6 +49,10 @@ def models_of(probe, own: float, noise: float) -> dict[str, dict[str, torch.Tens
     return found
 
 
+def averaged(view: View, network: XVectors, training: Training) -> dict[str, np.ndarray]:
+    return {name: rows.mean(0) for name, rows in embeddings(view, network, training)}
+
+
 def error_rate(vectors: dict[str, np.ndarray]) -> float:
     """How often a model's nearest other one, by the cosine, is of another speaker, %."""
     names = list(vectors)
@@ -74,12 +78,12 @@ def test_speakers_that_were_not_trained_on_are_told(own, expected):
     network = train_xvectors([View(probe, states, speakers)], training)
     assert set(asked) == set(speakers)
     others = {name: name[:3] for name in models if name not in speakers}
-    found = embeddings(View(probe, states, others), network, training)
+    found = averaged(View(probe, states, others), network, training)
     assert list(found) == list(others)
     least, most = expected
     assert least <= error_rate(found) <= most
     # However many models are held at a time.
-    again = embeddings(View(asr_probe("tdnn", 5), states, others), network, training)
+    again = averaged(View(asr_probe("tdnn", 5), states, others), network, training)
     for name in others:
         np.testing.assert_allclose(again[name], found[name], rtol=1e-4, atol=1e-5)
 
@@ -135,8 +139,8 @@ def test_models_of_every_round_are_trained_on():
     assert Counter(asked) == dict.fromkeys(names[:10], 3)
 
 
-def test_an_embedding_is_the_mean_over_the_indicator():
-    """Of all utterances, of different lengths; differences by plain hooks, one model at a time."""
+def test_embeddings_are_of_single_utterances():
+    """In order, of different lengths; differences by plain hooks, one model at a time."""
     probe = asr_probe("tdnn", 2)
     models = dict(list(models_of(probe, 0.5, 0.1).items())[:3])
     speakers = {name: name[:3] for name in models}
@@ -147,7 +151,7 @@ def test_an_embedding_is_the_mean_over_the_indicator():
     torch.manual_seed(1)
     network = XVectors(8, 16, 3).eval()
     begun, model = probe.models[0].state_dict(), copy.deepcopy(probe.models[0])
-    found = embeddings(View(probe, states, speakers), network, Training(2))
+    found = dict(embeddings(View(probe, states, speakers), network, Training(2)))
     assert list(found) == list(models)
     seen: list[torch.Tensor] = []
     model.encoder.layers[1].relu.register_forward_hook(lambda *given: seen.append(given[2]))
@@ -163,4 +167,27 @@ def test_an_embedding_is_the_mean_over_the_indicator():
             with torch.no_grad():
                 each.append(network.embed(apart)[0].double().numpy())
         assert len(each) == 3 and np.ptp(each, 0).max() > 1e-3
-        np.testing.assert_allclose(found[name], np.mean(each, 0), atol=1e-5)
+        np.testing.assert_allclose(found[name], each, atol=1e-5)
+
+
+def test_what_is_not_finite_is_refused_or_told(capsys):
+    """A model whose weights are finite, and whose activations are not."""
+    probe = asr_probe("tdnn", 3)
+    models = dict(list(models_of(probe, 0.05, 0.01).items())[:4])
+    models["s00-1"]["encoder.layers.0.affine.weight"] *= 1e38
+    speakers = {name: name[:3] for name in models}
+
+    def states(names: Sequence[str]) -> Iterator:
+        return ((name, models[name]) for name in names)
+
+    torch.manual_seed(1)
+    network = XVectors(8, 16, 2).eval()
+    view = View(probe, states, speakers)
+    assert [name for name, _ in embeddings(view, network, Training(2))] == [
+        "s00-0",
+        "s01-0",
+        "s01-1",
+    ]
+    assert "s00-1: refused: embeddings that are not finite" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"attack A2, layer 2: the loss is nan; lower a2\.rate"):
+        train_xvectors([view], Training(2, A2(width=8, epochs=1)))

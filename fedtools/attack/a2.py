@@ -1,29 +1,133 @@
-"""Attack A2: speaker embeddings of personalised models, compared by PLDA.
+"""Attack A2: speaker embeddings of personalised models, compared by PLDA and by the cosine.
 
-Tomashenko et al. (ICASSP 2022), section 3.2.2. The network, LDA and PLDA are trained on some
-people's models (Part-1), and decide trials of other people's (Part-2).
+Tomashenko et al. (ICASSP 2022), section 3.2.2. All is learnt from some people's models (Part-1),
+and decides trials of other people's (Part-2). The people it is learnt from are dealt into two
+parts: the network is trained on one, and LDA, PLDA, cohort and calibration are of the other, which
+it has never seen, no more than those under attack. Embeddings of who it was trained on lie further
+apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fedtools.attack.knowledge import ANY
-from fedtools.attack.verify import Model, decide, known_speakers
+from fedtools.attack.backend import PLDA, Calibrated, Learnt
+from fedtools.attack.defences import Defence, defended
+from fedtools.attack.footprints import Probe, State
+from fedtools.attack.knowledge import ANY, ATTACKERS, NO_DEFENCE, enrols_defended, learns_defended
+from fedtools.attack.verify import decide, known_speakers, read_models
 from fedtools.attack.victims import Victims, make_probe, sound_victims
-from fedtools.attack.xvectors import Training, View, embeddings, train_xvectors
+from fedtools.attack.xvectors import Training, View, XVectors, embeddings, train_xvectors
 from fedtools.federation.federation import Federation
 from fedtools.files.ark import write_ark
 from fedtools.files.config import write_yaml
 from fedtools.files.datadir import write_table
 from fedtools.files.errors import UserError
 from fedtools.files.sections import Bootstrap
-from fedtools.speaker.plda import length_normalise, train_lda, train_plda
+from fedtools.files.seeds import seed64
 from fedtools.tasks.base import as_configured
+
+# So many people with two models of a speaker are needed whom the network "is", or "is not", trained
+# on. Of the latter, scores of two are calibrated on PLDA of four: PLDA of two would have a single
+# dimension, in which vectors of one length tell nothing.
+_LEAST = {"is": 2, "is not": 6}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How models are looked at.
+
+    Attributes:
+        rounds: in which they were sent, of both experiments.
+        defence: of the clients under attack, see `fedtools.attack.defences`.
+        resamples: as of attack A1.
+    """
+
+    rounds: Sequence[int] = (1,)
+    defence: str = ""
+    resamples: int = Bootstrap.resamples
+
+
+@dataclass(frozen=True)
+class Side:
+    """An experiment's models.
+
+    Attributes:
+        federation: the experiment.
+        victims: what its clients sent.
+        probes: of each round, how its models are looked at.
+    """
+
+    federation: Federation
+    victims: Victims
+    probes: Mapping[int, Probe]
+
+    @classmethod
+    def open(
+        cls, federation: Federation, victims: Victims, indicator: Path, look: Look, held: int
+    ) -> Side:
+        """Make the probes.
+
+        Raises:
+            UserError: if a speaker of the Indicator is in the training data.
+        """
+        # An embedding is of one utterance: of clips, too.
+        probes = {
+            number: make_probe(federation, number, indicator, held, clips_at_once=1)
+            for number in look.rounds
+        }
+        return cls(federation, victims, probes)
+
+    def of(self, speakers: set[str]) -> Side:
+        """The models of some speakers alone."""
+        own = self.victims
+        kept = {
+            name: one for name, one in own.messages.items() if own.speakers.get(name) in speakers
+        }
+        return Side(self.federation, Victims(kept, own.refused, own.speakers), self.probes)
+
+    def views(self, defence: str, seed: int) -> Iterator[View]:
+        """The models of each round that were sent and have a speaker, behind a defence.
+
+        Args:
+            seed: of its noise and groups, which are of these models alone.
+        """
+        own = self.victims
+        for number, probe in self.probes.items():
+            folder = self.federation.experiment.round(number).path
+            speakers = {
+                name: own.speakers[name]
+                for name, message in own.messages.items()
+                if name in own.speakers and message.path.parent == folder
+            }
+            states: Callable[[Sequence[str]], Iterator[tuple[str, State]]] = own.states
+            if defence:
+                states = defended(self.federation, own, number, defence, seed).states
+            yield View(probe, states, speakers)
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """What one attacker has.
+
+    Attributes:
+        name: see `fedtools.attack.knowledge`.
+        learnt: names and embeddings of the models that it has learnt from, means over utterances.
+        enrolled, tested: embeddings of the models under attack, likewise, as it enrols them, and
+            as clients sent them.
+        scorer: by which it compares them.
+    """
+
+    name: str
+    learnt: Mapping[str, np.ndarray]
+    enrolled: Mapping[str, np.ndarray]
+    tested: Mapping[str, np.ndarray]
+    scorer: Calibrated
 
 
 @as_configured
@@ -34,110 +138,206 @@ def attack(
     table: Path | None,
     out: Path,
     training: Training,
-    rounds: Sequence[int] = (1,),
-    resamples: int = Bootstrap.resamples,
+    look: Look = Look(),
 ) -> list[Mapping[str, object]]:
-    """Train on one experiment's models, decide trials of another's; write OUT/a2.<layer>.tsv.
+    """Learn from one experiment's models, decide trials of another's; write OUT/a2.<layer>.tsv.
 
     Args:
         known: people's models that the attacker knows the speakers of.
         attacked: models of others. In the first of the rounds they began with the same global
             model; in later ones differences are to each experiment's own.
         indicator: speech of neither.
-        table: what is known of the attacked models, see `verify.read_models`; None: their speakers.
+        table: what is known of the attacked models, and may be known of the others, see
+            `verify.read_models`; None: their speakers.
         out: gets also embeddings, trials and scores.
-        rounds: in which models were sent, of both experiments.
-        resamples: as of attack A1.
 
     Raises:
         UserError: if the two began with different models, share a speaker with each other or the
-            Indicator, or one has no speaker of two models.
+            Indicator, or too few speakers have two models.
     """
-    first, options = rounds[0], training.options
+    Defence.parse(look.defence)
+    first = look.rounds[0]
     if known.experiment.round(first).base() != attacked.experiment.round(first).base():
         problem = f"round {first} began with another model than in {known.experiment.path}"
         raise UserError(problem, path=attacked.experiment.path)
-    ours, theirs = (sound_victims(one, rounds) for one in (known, attacked))
+    ours, theirs = (sound_victims(one, look.rounds) for one in (known, attacked))
+    _check_apart(known, ours, attacked, theirs, indicator)
+    people = _people(ours, table)
+    trained, left = _part(ours, people, training, known.where)
+    sent = [name for name in theirs.messages if name in theirs.speakers]
+    told = known_speakers(sent, [theirs.speakers[name] for name in sent], table)
+    held = training.options.held
+    side = Side.open(known, ours, indicator, look, held)
+    under_attack = Side.open(attacked, theirs, indicator, look, held)
+    found = list(_attackers(side.of(trained), side.of(left), under_attack, people, training, look))
+    names = sorted(set.intersection(*(one.tested.keys() & one.enrolled.keys() for one in found)))
+    models = {one: told[one] for one in names}
+    name = f"a2.h{training.layer}"
+    for path in out.glob(f"{name}.*"):
+        # Of attackers that there may be no more.
+        path.unlink()
+    write_yaml(out / f"{name}.yaml", _chosen(training, look))
+    for one in found:
+        _write_embeddings(out / (name if one.name == ANY else f"{name}.{one.name}"), one)
+    return decide(
+        *(out, name, models, names, _scored(found, names, training), {PLDA: "a2"}),
+        defence=look.defence or NO_DEFENCE,
+        others=training.options.others,
+        resamples=look.resamples,
+        seed=training.seed,
+    )
+
+
+def _check_apart(
+    known: Federation, ours: Victims, attacked: Federation, theirs: Victims, indicator: Path
+) -> None:
+    """Raise a `UserError` if the two share a speaker, or one has no speaker with two models."""
     for federation, one in ((known, ours), (attacked, theirs)):
-        sent = [one.speakers[name] for name in one.messages if name in one.speakers]
+        sent = _speakers(one)
         if len(sent) == len(set(sent)):
             remedy = "give a second --round, of which each client has a model, too"
             raise UserError("no speaker has two models", path=federation.where, remedy=remedy)
-    views = list(_views(known, ours, theirs, indicator, rounds, options.held))
-    network = train_xvectors(views, training)
-    found = [
-        {key: row for view in some for key, row in embeddings(view, network, training).items()}
-        for some in (views, _views(attacked, theirs, ours, indicator, rounds, options.held))
-    ]
-    name = f"a2.h{training.layer}"
-    write_yaml(out / f"{name}.yaml", _chosen(training, rounds, resamples))
-    vectors = {key: row for part in found for key, row in part.items()}
-    matrices = ((key, vectors[key][None]) for key in sorted(vectors))
-    write_table(out / f"{name}.scp", write_ark(out / f"{name}.ark", matrices))
-    models = known_speakers(list(found[1]), [theirs.speakers[key] for key in found[1]], table)
-    return _decide(found[0], ours.speakers, found[1], models, out, name, training, resamples)
+    if shared := set(ours.speakers.values()) & set(theirs.speakers.values()):
+        problem = f"{min(shared)!r} is in two of the experiments and the Indicator"
+        raise UserError(problem, path=indicator, remedy="give disjoint speakers")
+    if twice := ours.messages.keys() & theirs.messages.keys():
+        raise UserError(f"{min(twice)!r} is in another experiment, too", path=attacked.where)
 
 
-def _chosen(training: Training, rounds: Sequence[int], resamples: int) -> dict[str, object]:
+def _speakers(victims: Victims) -> list[str]:
+    """Of each model that has one."""
+    return [victims.speakers[name] for name in victims.messages if name in victims.speakers]
+
+
+def _people(victims: Victims, table: Path | None) -> dict[str, str]:
+    """Speaker -> person, the speaker's own name where the table does not tell."""
+    told = read_models(table) if table else {}
+    found = {speaker: speaker for speaker in victims.speakers.values()}
+    for name, speaker in victims.speakers.items():
+        if name in told and told[name].speaker == speaker and told[name].person:
+            found[speaker] = told[name].person
+    return found
+
+
+def _part(
+    victims: Victims, people: Mapping[str, str], training: Training, where: Path
+) -> tuple[set[str], set[str]]:
+    """The speakers that the network is trained on, and those that it has never seen.
+
+    People are dealt by the seed: those who have two models of a speaker in the same share as all.
+
+    Raises:
+        UserError: if there are too few of them in either part.
+    """
+    sent = _speakers(victims)
+    most = _most(sent, people)
+    order = sorted(most, key=lambda one: (most[one] < 2, seed64(training.seed, "a2", one), one))
+    share = training.options.network
+    trained = {one for at, one in enumerate(order) if int((at + 1) * share) > int(at * share)}
+    seen = {speaker for speaker in sent if people[speaker] in trained}
+    left = set(sent) - seen
+    _need([one for one in sent if one in seen], people, "is", where)
+    _need([one for one in sent if one in left], people, "is not", where)
+    return seen, left
+
+
+def _most(sent: Sequence[str], people: Mapping[str, str]) -> dict[str, int]:
+    """Person -> the most models that a speaker has who is that person.
+
+    Args:
+        sent: the speaker of each model.
+    """
+    found = dict[str, int]()
+    for speaker, count in Counter(sent).items():
+        found[people[speaker]] = max(count, found.get(people[speaker], 0))
+    return found
+
+
+def _need(sent: Sequence[str], people: Mapping[str, str], kind: str, where: Path) -> None:
+    """Raise a `UserError` if too few are of the people that the network "is" trained on, or not."""
+    count = sum(many > 1 for many in _most(sent, people).values())
+    if count < _LEAST[kind]:
+        problem = f"the network {kind} trained on {count} people with two models of a speaker"
+        remedy = f"{_LEAST[kind]} are needed: give models of more people, or change a2.network"
+        raise UserError(problem, path=where, remedy=remedy)
+
+
+def _attackers(
+    trained: Side,
+    left: Side,
+    attacked: Side,
+    people: Mapping[str, str],
+    training: Training,
+    look: Look,
+) -> Iterator[Attacker]:
+    """All attackers of a defence, or the only one if there is none.
+
+    Args:
+        trained: models of people that the network is trained on.
+        left: of those that all else is learnt from.
+        attacked: of those under attack.
+        people: of each speaker of the former two.
+    """
+    defence = "" if look.defence in ("", NO_DEFENCE) else look.defence
+    everybody = ATTACKERS if defence else (ANY,)
+    # The random numbers of the clients under attack are not known.
+    guessed = seed64(training.seed, "defence of those known")
+    for learns in (False, True):
+        names = [one for one in everybody if learns_defended(one) == learns]
+        if not names:
+            continue
+        of_known = (defence if learns else "", guessed)
+        network = train_xvectors(list(trained.views(*of_known)), training)
+        embedded = dict(_embedded(left.views(*of_known), network, training))
+        speakers = [left.victims.speakers[name] for name in embedded]
+        # Some may have been refused.
+        _need(speakers, people, "is not", left.federation.where)
+        owners = np.array([people[one] for one in speakers])
+        learnt = Learnt(np.stack(list(embedded.values())), np.array(speakers), owners)
+        scorer = Calibrated.learn(learnt, training.options.dimension, training.seed)
+        means = {name: rows.mean(0, dtype=np.float64) for name, rows in embedded.items()}
+        del embedded, learnt
+
+        def averaged(defence: str, network: XVectors = network) -> dict[str, np.ndarray]:
+            some = _embedded(attacked.views(defence, training.seed), network, training)
+            return {name: rows.mean(0, dtype=np.float64) for name, rows in some}
+
+        tested = averaged(defence)
+        for name in names:
+            enrolled = tested if enrols_defended(name) else averaged("")
+            yield Attacker(name, means, enrolled, tested, scorer)
+
+
+def _embedded(
+    views: Iterator[View], network: XVectors, training: Training
+) -> Iterator[tuple[str, np.ndarray]]:
+    for view in views:
+        yield from embeddings(view, network, training)
+
+
+def _scored(
+    found: Sequence[Attacker], names: Sequence[str], training: Training
+) -> Iterator[tuple[str, str, str, np.ndarray]]:
+    """What `decide` takes: attacker, layer, what scores are of, and scores of all pairs."""
+    for one in found:
+        sides = (np.stack([side[name] for name in names]) for side in (one.enrolled, one.tested))
+        for way, matrix in one.scorer.scores(*sides).items():
+            yield one.name, f"h{training.layer}", way, matrix
+
+
+def _write_embeddings(path: Path, one: Attacker) -> None:
+    """Write the embeddings that an attacker has learnt from and enrolled."""
+    vectors = {**one.learnt, **one.enrolled}
+    matrices = ((name, vectors[name][None]) for name in sorted(vectors))
+    places = write_ark(path.with_name(f"{path.name}.ark"), matrices)
+    write_table(path.with_name(f"{path.name}.scp"), places)
+
+
+def _chosen(training: Training, look: Look) -> dict[str, object]:
     """What the result depends on, by name."""
     options = asdict(training.options)
     network = {name: options[name] for name in ("width", "epochs", "utterances", "frames", "rate")}
-    decision = {name: options[name] for name in ("held", "dimension", "others")}
-    place = {"layer": training.layer, "part": training.part}
-    drawn = {"seed": training.seed, "rounds": list(rounds)}
-    return {**place, **network, **drawn, **decision, "resamples": resamples}
-
-
-def _views(
-    federation: Federation,
-    own: Victims,
-    others: Victims,
-    indicator: Path,
-    rounds: Sequence[int],
-    held: int,
-) -> Iterator[View]:
-    """The models of each round that were sent and have a speaker."""
-    for number in rounds:
-        # An embedding is of one utterance: of clips, too.
-        probe = make_probe(federation, number, indicator, held, clips_at_once=1)
-        if shared := set(own.speakers.values()) & set(others.speakers.values()):
-            problem = f"{min(shared)!r} is in two of the experiments and the Indicator"
-            raise UserError(problem, path=indicator, remedy="give disjoint speakers")
-        folder = federation.experiment.round(number).path
-        speakers = {
-            name: own.speakers[name]
-            for name, message in own.messages.items()
-            if name in own.speakers and message.path.parent == folder
-        }
-        yield View(probe, own.states, speakers)
-
-
-def _decide(
-    ours: Mapping[str, np.ndarray],
-    speakers: Mapping[str, str],
-    theirs: Mapping[str, np.ndarray],
-    models: Mapping[str, Model],
-    out: Path,
-    name: str,
-    training: Training,
-    resamples: int,
-) -> list[Mapping[str, object]]:
-    """Scores by PLDA, and by the cosine, and their figures."""
-    names, labels = list(theirs), np.array([speakers[key] for key in ours])
-    trained, tested = np.stack(list(ours.values())), np.stack(list(theirs.values()))
-    free = len(labels) - len(set(labels))
-    dimension = min(
-        training.options.dimension, trained.shape[1], len(set(labels)) - 1, max(1, free)
-    )
-    lda = train_lda(trained, labels, dimension)
-    trained_low, tested_low = (length_normalise(lda(one)) for one in (trained, tested))
-    plda, _ = train_plda(trained_low, labels)
-    centred = length_normalise(tested - trained.mean(0))
-    matrices = {
-        "PLDA": plda.scores(tested_low, tested_low),
-        "cosine": centred @ centred.T / centred.shape[1],
-    }
-    layer = name.partition(".")[2]
-    chosen = {"others": training.options.others, "resamples": resamples, "seed": training.seed}
-    of_layer = ((ANY, layer, way, matrix) for way, matrix in matrices.items())
-    return decide(out, name, models, names, of_layer, {"PLDA": "a2"}, **chosen)
+    decision = {name: options[name] for name in ("network", "held", "dimension", "others")}
+    place = {"layer": training.layer, "part": training.part, "defence": look.defence or NO_DEFENCE}
+    drawn = {"seed": training.seed, "rounds": list(look.rounds)}
+    return {**place, **network, **drawn, **decision, "resamples": look.resamples}

@@ -83,19 +83,28 @@ def cosines(products: np.ndarray, block: Block) -> np.ndarray:
 
 
 def normed(products: np.ndarray, block: Block) -> np.ndarray:
-    """The same cosines, each normed by those of both models with the cohort: s-norm.
-
-    Each model's cosines with the cohort's have a mean and a deviation; a score is so many
-    deviations above the mean, which is taken for both sides and averaged.
-    """
+    """The same cosines, each normed by those of both models with the cohort, see `s_norm`."""
     rows, columns, cohort = block
+    sides = (cosines(products, Block(side, cohort, cohort)) for side in (rows, columns))
+    return s_norm(cosines(products, block), *sides)
+
+
+def s_norm(scores: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Scores of pairs, each normed by those of both models with a cohort.
+
+    Each model's scores with the cohort's have a mean and a deviation; a score is so many deviations
+    above the mean, which is taken for both sides and averaged.
+
+    Args:
+        scores: (rows, columns).
+        rows, columns: scores of the models of either side with those of the cohort, (models,
+            cohort).
+    """
     sides = []
-    for side in (rows, columns):
-        others = cosines(products, Block(side, cohort, cohort))
+    for others in (rows, columns):
         spread = others.std(1)
         sides.append((others.mean(1), np.where(spread > 0, spread, 1.0)))
     (one, narrow), (other, wide) = sides
-    scores = cosines(products, block)
     return ((scores - one[:, None]) / narrow[:, None] + (scores - other) / wide) / 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Lt
 
 from fedtools.files.ranges import AboveZero, Natural, Positive
 
@@ -51,6 +51,8 @@ class A2:
     """Of attack A2.
 
     Attributes:
+        network: share of the people whose speakers are known that the network is trained on; LDA,
+            PLDA, cohort and calibration are of the others, whom it has never seen.
         width: of the network's layers; the fifth is three times as wide.
         epochs: how often each model meets each utterance of the Indicator.
         utterances: of a step, each through all models that are held.
@@ -58,18 +60,19 @@ class A2:
         rate: of Adam.
         held: models in memory at a time; a training step is of all of them, so that with another
             number another network is trained.
-        dimension: to which LDA brings embeddings, at most; fewer where there are few models.
+        dimension: to which LDA brings embeddings, at most; fewer where there are few speakers.
         layers: hidden ones that a recipe looks at, each by an attack of its own.
         others: as of attack A1.
     """
 
+    network: Annotated[float, Gt(0), Lt(1)] = 0.5
     width: Annotated[int, Ge(2)] = 512
     epochs: Positive = 5
     utterances: Positive = 4
     frames: Positive = 200
     rate: AboveZero = 1e-3
     held: Annotated[int, Ge(2)] = 16
-    dimension: Positive = 150
+    dimension: Annotated[int, Ge(2)] = 150
     layers: tuple[Positive, ...] = (1, 5)
     others: Natural = _TRIALS
 

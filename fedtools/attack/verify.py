@@ -43,7 +43,7 @@ MODEL_COLUMNS = ("model", "speaker", "gender", "talks")
 # a recording, and those that share none.
 KINDS = EASY, SAME, OTHER = "easy", "same", "other"
 # Scores that are log-likelihood ratios. Those of A1 are distances, which no Cllr is known of.
-RATIOS = ("PLDA", "regression")
+RATIOS = ("PLDA", "PLDA, cohort", "regression")
 # As many points of a curve are enough for a picture.
 _POINTS = 1000
 

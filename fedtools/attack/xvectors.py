@@ -7,6 +7,7 @@ statistics pooling after the fifth. Differences are computed while they are used
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -174,22 +175,28 @@ def train_xvectors(views: Sequence[View], training: Training) -> XVectors:
                     loss.backward()
                     optimizer.step()
         epochs.done(epoch + 1, f"loss {loss.item():.3g}")
+        if not loss.isfinite():
+            remedy = "lower a2.rate, or leave out models that are not as others"
+            raise UserError(f"attack A2, layer {training.layer}: the loss is {loss}", remedy=remedy)
     return network.eval()
 
 
 @torch.no_grad()
-def embeddings(view: View, network: XVectors, training: Training) -> dict[str, np.ndarray]:
-    """Model -> the mean of its embeddings over the Indicator, (width,) float64."""
+def embeddings(
+    view: View, network: XVectors, training: Training
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Each model's embeddings of the Indicator's utterances, (utterances, width).
+
+    A model whose embeddings are not finite, which finite weights can have, is left out, and named.
+    """
     differences = Differences(view.probe, training.layer, training.part)
-    found = {}
     for group in held(view.probe, view.states(sorted(view.speakers))):
-        total = sum(
-            network.embed(differences.of(len(group), given)).double()
-            for given in differences.inputs
-        )
-        rows = (total / len(differences.inputs)).cpu().numpy()
-        found.update(zip(group, rows, strict=True))
-    return found
+        found = [network.embed(differences.of(len(group), one)) for one in differences.inputs]
+        for name, rows in zip(group, torch.stack(found, 1).cpu().numpy(), strict=True):
+            if np.isfinite(rows).all():
+                yield name, rows
+            else:
+                print(f"{name}: refused: embeddings that are not finite", file=sys.stderr)
 
 
 def _batches(

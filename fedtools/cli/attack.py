@@ -308,7 +308,8 @@ def a2(
     ),
     layer: int = typer.Option(..., min=1, help="h, the hidden layer that is looked at."),
     part: Part = PART,
-    config: Path = typer.Option(None, help="YAML with a section a2: width, epochs, held, ..."),
+    defence: str = DEFENCE,
+    config: Path = typer.Option(None, help="YAML with a section a2: network, width, ..."),
     set_: list[str] = SET,
     models: Path = typer.Option(
         None, metavar="TSV", help="model, speaker, gender, talks: trials by recording, too."
@@ -320,27 +321,33 @@ def a2(
 ) -> None:
     """Tell whether two models are of one speaker, by embeddings.
 
-    A network learns to make them from the models of KNOWN, whose speakers are others than those of
-    EXP. Speakers need two models: of two clients, or of two rounds. The first round began with one
-    global model.
+    All is learnt from the models of KNOWN, whose speakers are others than those of EXP: a network
+    that makes embeddings from some people's, and LDA, PLDA, cohort and calibration from those of
+    the others (a2.network). Speakers need two models: of two clients, or of two rounds. The first
+    round began with one global model. Behind a defence there are rows for three attackers:
+    ignorant, lazy-informed (enrols defended models) and semi-informed (learns from them, too).
 
     Reads: update.<job>.* and global.safetensors of KNOWN/round_<number>/ and EXP/round_<number>/;
     the folder of --indicator; the TSV of --models; section a2 of the YAML of --config.
 
-    Writes: OUT/a2.h<layer>.tsv, .yaml, and embeddings in .ark and .scp; a score for each trial, and
-    DET curves.
+    Writes: OUT/a2.h<layer>.tsv, .yaml, and embeddings in .ark and .scp, with a defence by attacker;
+    a score for each trial, and DET curves.
 
     Example in egs/tedlium3/attack1: fedtools attack a2 exp/mini/part1 exp/mini/part2 exp/mini/a2 \
         --indicator data/mini/indicator_iv --layer 1 --models data/mini/models.tsv \
         --config conf/mini.yaml
     """
+    from fedtools.attack.a2 import Look
     from fedtools.attack.a2 import attack as run
     from fedtools.attack.verify import COLUMNS
     from fedtools.attack.xvectors import Training
     from fedtools.files.config import read_section
 
     options = given_by(read_section(A2, config, "a2", set_), others=others)
-    training, rounds = Training(layer, options, part, seed), rounds_of(round_)
+    training, look = (
+        Training(layer, options, part, seed),
+        Look(rounds_of(round_), defence, resamples),
+    )
     one, other = (open_experiment(path, ngpu) for path in (known, attacked))
-    rows = run(one, other, indicator, models, out, training, rounds, resamples)
+    rows = run(one, other, indicator, models, out, training, look)
     show(COLUMNS, rows, "llllll")

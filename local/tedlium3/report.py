@@ -18,6 +18,7 @@ from pathlib import Path
 
 from scipy.stats import norm
 
+from fedtools.attack.backend import PLDA, WAYS
 from fedtools.attack.verify import COLUMNS, EASY, KINDS, OTHER, SAME
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import UserError, exit_with_message
@@ -121,11 +122,10 @@ def attacks_table(first: Rows, second: dict[str, Rows], trials: str) -> str:
     header = ["Attack", *(cell for h in layers for cell in (f"h={h}", f"h={h}, published"))]
     ours = {"A1": {row["layer"]: row for row in picked(first, trials, "both")}}
     numbers = {h: list(ours["A1"].values())[int(h) - 1] for h in layers}
-    found = {
-        "A1": numbers,
-        "A2": {h: picked(rows, trials, "PLDA")[0] for h, rows in second.items()},
-        "A2, cosine": {h: picked(rows, trials, "cosine")[0] for h, rows in second.items()},
-    }
+    found = {"A1": numbers}
+    for way in WAYS:
+        name = "A2" if way == PLDA else f"A2, {way}"
+        found[name] = {h: picked(rows, trials, way)[0] for h, rows in second.items()}
     cells = [
         [name, *(cell for h in layers for cell in (rate(own[h]), TABLE_2.get((name, h), "-")))]
         for name, own in found.items()
@@ -134,12 +134,12 @@ def attacks_table(first: Rows, second: dict[str, Rows], trials: str) -> str:
 
 
 def measures_table(second: dict[str, Rows], trials: str) -> str:
-    """What A2 has beside error rates, at each layer and by both scores."""
+    """What A2 has beside error rates, at each layer and by each of its scores."""
     names = ("minDCF", "Cllr", *MEASURES[1:], *(LEGAL if trials == EASY else ()))
     cells = [
         [f"h={h}", way, *(row[name] for name in names)]
         for h, rows in second.items()
-        for way in ("PLDA", "cosine")
+        for way in WAYS
         for row in picked(rows, trials, way)
     ]
     return format_markdown(["Layer", "Scores", *names], cells, "ll" + "r" * len(names))
@@ -164,7 +164,7 @@ def second_attack(caption: str, place: str, first: Rows, second: dict[str, Rows]
         yield attacks_table(first, second, trials)
         yield (
             f"**{caption}: attack A2 on Part-2, {TRIALS[trials]}, other measures**. Cllr is of "
-            "log-likelihood ratios, which are PLDA's scores alone."
+            "log-likelihood ratios, which PLDA's scores alone are calibrated to be."
         )
         yield measures_table(second, trials)
 
