@@ -537,3 +537,26 @@ def test_a1_on_two_experiments_together(world, known, looked, tmp_path):
     done = inside("attack", "a1", parts[0], parts[0], tmp_path / "both")
     done.fails(1, "'kim-m1' is in another folder, too")
     inside("attack", "a1", parts[0]).fails(2, "at least one folder and OUT")
+
+
+def test_a1_behind_a_defence_wants_footprints_without_it(world, known, tmp_path):
+    """Of the models that are attacked and of a cohort; the score that learns has all attackers."""
+    options = ("--indicator", world / "indicator", "--round", "1", "--highest", "2")
+    for name in ("exp", "known"):
+        for folder, more in ((name, ()), (f"{name}.bits", ("--defence", "bits=4"))):
+            inside("attack", "footprints", world / name, tmp_path / folder, *options, *more).ok()
+    command = ("attack", "a1", tmp_path / "exp.bits", tmp_path / "out")
+    cohort = ("--cohort", tmp_path / "known.bits", "--set", "a1.scores=[literal,cohort]")
+    plain = [word for name in ("exp", "known") for word in ("--undefended", tmp_path / name)]
+    inside(*command, *cohort).fails(1, "the footprints are behind bits=4", "give --undefended")
+    inside(*command, *cohort, *plain[:2]).fails(1, "exp: no footprint of 'kim-m1'")
+    wrong = ("--undefended", tmp_path / "exp.bits")
+    inside(*command, *wrong).fails(1, "exp.bits: made behind bits=4")
+    inside(*command[:2], tmp_path / "exp", tmp_path / "out", *plain).fails(1, "behind no defence")
+    inside(*command, *cohort, *plain, "--resamples", "50").ok()
+    found: dict[str, list[str]] = {}
+    for row in read_tsv(tmp_path / "out" / "a1.tsv", VERIFIED):
+        assert row["defence"] == "bits=4" and row["targets"] == "4"
+        found.setdefault(row["scores"], []).append(row["attacker"])
+    attackers = ["ignorant", "lazy-informed", "semi-informed"]
+    assert found["both"] == attackers[:2] * 2 and found["both, cohort"] == attackers * 2

@@ -139,12 +139,12 @@ def test_each_part_is_told_by_the_others():
     random = np.random.default_rng(1)
     features, labels = random.normal(size=(40, 5)), np.arange(40) % 3
     parts = np.arange(40) // 4
-    told = cross_validated(features, labels, 4, parts)
+    told = cross_validated(features, features, labels, 4, parts)
     assert np.allclose(told.sum(1), 1) and not told[:, 3].any()
     for part in (0, 7):
         other = labels.copy()
         other[parts == part] = 3
-        again = cross_validated(features, other, 4, parts)
+        again = cross_validated(features, features, other, 4, parts)
         assert np.array_equal(told[parts == part], again[parts == part])
 
 

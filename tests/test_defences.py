@@ -15,14 +15,11 @@ from conftest import ROOT, inside
 from safetensors.numpy import load_file, save_file
 from simulated import one_speaker_each
 
-from fedtools.attack.defences import NOTHING, UTILITY, Defence, defended, utility
+from fedtools.attack.defences import Defence, defended
 from fedtools.attack.footprint_files import read_footprints
-from fedtools.attack.verify import COLUMNS
 from fedtools.attack.victims import find_victims
 from fedtools.federation.federation import Federation
-from fedtools.files.datadir import DataDir
 from fedtools.files.errors import UserError
-from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
 from fedtools.models.keywords import build_network
 from fedtools.tasks.kws.model import tensors_of
@@ -260,10 +257,14 @@ def test_who_is_aggregated_with_a_refused_model_is_refused_too(world, tmp_path):
     # A mean of five is of all models of the two other speakers: ann's second has none of ann's.
     assert "ann-m1: refused: NaN or Inf" in done.err
     assert "bob-m1: refused: aggregated with 'ann-m1': NaN or Inf" in done.err
-    assert read_footprints(tmp_path / "out").models == ["ann-m2"]
+    found = read_footprints(tmp_path / "out")
+    assert found.models == ["ann-m2"]
+    # Whose mean each is, is told beside them.
+    others = [one for one in CLIENTS if one[:3] != "ann"]
+    assert found.groups["ann-m2"] == ["ann-m2", *others]
 
 
-def test_footprints_and_the_cost_of_defences(world, tmp_path):
+def test_footprints_behind_a_defence(world, tmp_path):
     exp = world / "exp"
     prints = {}
     for name, more in (("none", ()), ("noise", ("--defence", "clip=1+noise=3"))):
@@ -272,39 +273,6 @@ def test_footprints_and_the_cost_of_defences(world, tmp_path):
         prints[name] = read_footprints(tmp_path / name)
     spread = {name: one.layers["tdnn3"][:, 1].mean() for name, one in prints.items()}
     assert spread["noise"] > 1.5 * spread["none"]
-    table = tmp_path / "utility.tsv"
-    defences = ("none", "bits=8", "mean=3", "clip=1+noise=100")
-    words = [word for one in defences for word in ("--defence", one)]
-    inside("attack", "utility", exp, table, "--round", "1", *words).ok()
-    rows = {row["defence"]: float(row["value"]) for row in read_tsv(table, UTILITY)}
-    assert list(rows) == [NOTHING, *defences]
-    # The mean of all is what the server made of the round; nothing, what it began with.
-    inside("evaluate", exp, "--split", "valid").ok()
-    measured = {row["round"]: row["wer"] for row in read_tsv(exp / "evaluate_valid.tsv", None)}
-    assert rows["none"] == pytest.approx(float(measured["1"]), abs=0.01)
-    assert rows[NOTHING] == pytest.approx(float(measured["0"]), abs=0.01)
-    assert rows["mean=3"] == rows["none"]
-
-
-def test_the_cost_is_of_the_mean_that_the_method_makes(world, tmp_path):
-    """By amounts of data: without a defence it is the server's own next model."""
-    data = DataDir.read(world / "train")
-    shutil.copytree(world / "train", tmp_path / "train")
-    few = [one for one in data.text if one.startswith("ann-m1") and "000" not in one]
-    part = data.restrict(set(data.text) - set(few), tmp_path / "train")
-    part.write(remove_others=True)
-    inside(
-        *("init", tmp_path / "exp", "--config", world / "c.yaml", "--method", "fedavg"),
-        *("--data", f"train={tmp_path / 'train'}", "--data", f"valid={world / 'valid'}"),
-        *("--asset", f"tokens={world / 'tokens'}", "--set", "method_conf.weighting=utterances"),
-    ).ok()
-    inside("rounds", tmp_path / "exp").ok()
-    federation = Federation(tmp_path / "exp")
-    utility(federation, find_victims(federation, [1]), 1, "none", "valid", 0)
-    found = federation.task.models.build().state_dict()
-    made = load_file(tmp_path / "exp/round_0002/global.safetensors")
-    for name, value in made.items():
-        np.testing.assert_allclose(found[name].numpy(), value, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -321,56 +289,3 @@ def test_what_is_no_defence_is_refused(text):
 
 def test_small_numbers_are_defences():
     assert Defence.parse("clip=0.05+noise=10+mean=10") == Defence(clip=0.05, noise=10, mean=10)
-
-
-def test_defences_side_by_side(tmp_path, cli):
-    """The layer that is told of all is the best without a defence, also where another is better."""
-    columns = ("defence", "rate", "value")
-    write_tsv(
-        tmp_path / "utility.tsv",
-        columns,
-        [
-            dict(zip(columns, row, strict=True))
-            for row in ((NOTHING, "wer", "9.9"), ("none", "wer", "9.0"), ("keep=a=b", "wer", "9.5"))
-        ],
-    )
-    rates = {"none": {"one": "5.00", "two": "4.00"}, "keep=a=b": {"one": "3.00", "two": "-"}}
-    for name, layers in rates.items():
-        rows = []
-        for layer, rate in layers.items():
-            row = dict.fromkeys(COLUMNS, "0") | {"layer": layer, "EER%": rate}
-            row |= {"low": "1.00", "high": "45.00", "trials": "easy", "scores": "both"}
-            # Others' figures are better, and not asked for.
-            wrong = {"EER%": "0.10", "trials": "strict"}, {"EER%": "0.10", "scores": "means"}
-            rows += [row, *(row | other for other in wrong)]
-        write_tsv(tmp_path / name / "a1.tsv", COLUMNS, rows)
-    pairs = [part for name in rates for part in (name, tmp_path / name)]
-    out = tmp_path / "out.tsv"
-    cli("attack", "defences", out, "--utility", tmp_path / "utility.tsv", *pairs).ok()
-    nothing, none, keep = read_tsv(out, None)
-    assert nothing == {**dict.fromkeys(none, "-"), "Defence": NOTHING, "greedy WER%": "9.9"}
-    assert none == {
-        "Defence": "none",
-        "greedy WER%": "9.0",
-        "EER% of A1 at two": "4.00 [1.00, 45.00]",
-        "Least EER%": "4.00 [1.00, 45.00] at two",
-    }
-    # Of too few trials there is the interval alone.
-    assert keep["EER% of A1 at two"] == "[1.00, 45.00]"
-    assert keep["Least EER%"] == "3.00 [1.00, 45.00] at one"
-    table = tmp_path / "keep=a=b" / "a1.tsv"
-    good = table.read_text()
-    for wrong in ("five", "nan", "1_0", "1e999", ""):
-        table.write_text(good.replace("\t3.00\t", f"\t{wrong}\t", 1))
-        cli("attack", "defences", out, "--utility", tmp_path / "utility.tsv", *pairs).fails(
-            1, "a1.tsv:2: EER% is", "not a number"
-        )
-    table.write_text(good.splitlines(True)[0])
-    cli("attack", "defences", out, "--utility", tmp_path / "utility.tsv", *pairs).fails(
-        1, "a1.tsv: no row of easy trials"
-    )
-    table.write_text(good)
-    pairs += ["bits=8", tmp_path / "none"]
-    command = ("attack", "defences", out, "--utility", tmp_path / "utility.tsv")
-    cli(*command, *pairs).fails(1, "utility.tsv", "bits=8")
-    cli(*command, "none").fails(2, "DEFENCE DIR")

@@ -108,20 +108,39 @@ def lie(path: Path) -> None:
 
 
 def attacked(path: Path, out: Path, *more: str) -> Rows:
+    """The rows without a defence."""
     inside("attack", "membership", path, out, "--round", "1", *more).ok()
-    rows = read_tsv(out / "membership.tsv", COLUMNS)
+    return known(read_tsv(out / "membership.tsv", COLUMNS), "none", "-")
+
+
+def known(rows: list[dict[str, str]], defence: str, attacker: str) -> Rows:
     keys = "others_of", "attack", "score", "references"
-    return {tuple(row[key] for key in keys): row for row in rows}
+    return {
+        tuple(row[key] for key in keys): row
+        for row in rows
+        if (row["defence"], row["attacker"]) == (defence, attacker)
+    }
 
 
 def area(rows: Rows, kind: str, *key: str) -> float:
     return float(rows[(kind, *key)]["AUC%"])
 
 
+# One that does nothing, one that leaves all models near the global one, one that drowns them.
+DEFENCES = "clip=1000", "clip=0.02", "noise=1000"
+
+
 @pytest.fixture(scope="module")
-def rows(learnt, tmp_path_factory) -> Rows:
+def behind(learnt, tmp_path_factory) -> list[dict[str, str]]:
     out = tmp_path_factory.mktemp("out")
-    return attacked(learnt, out, "--shadows", "1")
+    words = [word for one in ("none", *DEFENCES) for word in ("--defence", one)]
+    attacked(learnt, out, "--shadows", "1", *words)
+    return read_tsv(out / "membership.tsv", COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def rows(behind) -> Rows:
+    return known(behind, "none", "-")
 
 
 def test_what_was_learnt_by_heart_is_found(rows):
@@ -146,20 +165,40 @@ def test_what_was_learnt_by_heart_is_found(rows):
     assert area(rows, SAME, "LiRA online", "loss", "speaker") > plain
 
 
-def test_noise_gives_nothing_away(learnt, tmp_path):
-    """In place of what clients learnt, a random step of the same size."""
-    path = shutil.copytree(learnt, tmp_path / "exp")
-    update = path / "round_0001" / "update.1.safetensors"
-    begun = load_file(path / "round_0001" / "global.safetensors")
-    random = np.random.default_rng(0)
-    noisy = {
-        name: (begun[name] + random.normal(0, 0.02, value.shape)).astype(value.dtype)
-        for name, value in load_file(update).items()
-    }
-    save_file(noisy, update)
-    for (kind, *key), row in attacked(path, tmp_path / "out", "--shadows", "0").items():
-        if kind == SAME:
-            assert float(row["AUC%"]) == pytest.approx(50, abs=NEAR), key
+def test_attackers_who_know_a_defence_and_who_do_not(behind, rows):
+    """Next to the global model, references tell what is a member if they are there, too."""
+    informed = {key for key in rows if key[3] != "-" and key[1] != "blind"}
+    thresholds = {key for key in rows if key[1] == "threshold"}
+    found = {}
+    for defence in DEFENCES:
+        ignorant, semi = (known(behind, defence, one) for one in ("ignorant", "semi-informed"))
+        # What audio tells is told once, and thresholds have nothing to be learnt.
+        assert ignorant.keys() == informed | thresholds and semi.keys() == informed
+        found[defence] = ignorant, semi
+    for some in found["clip=1000"]:
+        for key, row in some.items():
+            assert float(row["AUC%"]) == pytest.approx(float(rows[key]["AUC%"]), abs=1), key
+    # Noise gives nothing away, whoever looks at it.
+    for some in found["noise=1000"]:
+        for key, row in some.items():
+            if key[0] == SAME:
+                assert float(row["AUC%"]) == pytest.approx(50, abs=NEAR), key
+    ignorant, semi = found["clip=0.02"]
+    for key in informed:
+        if key[0] != SAME:
+            continue
+        one, other = (float(some[key]["AUC%"]) for some in (ignorant, semi))
+        if "gradient" in key:
+            # A direction has no length.
+            assert one == pytest.approx(other, abs=1), key
+        else:
+            assert other > one + 15, key
+
+
+def test_what_is_no_defence_of_a_client_is_refused(learnt, tmp_path):
+    command = ("attack", "membership", learnt, tmp_path, "--round", "1", "--defence")
+    inside(*command, "mean=2").fails(1, "membership is asked of what single clients send; leave")
+    inside(*command, "x").fails(1, "defence 'x' of 'x'")
 
 
 def test_a_model_of_the_same_speakers_other_speech_has_no_members(voices, tmp_path):
@@ -347,7 +386,7 @@ def test_adapters(root, tmp_path):
     options = Updates(each=2, shadows=1, references=4)
     world = World(Federation(path), 2, options, 0)
     found = world.score()[SAME]
-    assert found.scores.keys() == ATTACKS | ONLINE
+    assert {key for _, key in found.scores} == ATTACKS | ONLINE
     assert all(np.isfinite(values).all() for values in found.scores.values())
     data = DataDir.read(copy / "train").client_utterances("bob-m1")
     same_training(Federation(path), 2, "bob-m1", data)

@@ -17,8 +17,9 @@ from forked import first_unforked, forked
 from recorder import calls, record
 from safetensors import safe_open
 
+from fedtools.attack.utility import UTILITY
 from fedtools.attack.verify import COLUMNS
-from fedtools.files.datadir import read_table
+from fedtools.files.datadir import read_table, write_table
 from fedtools.files.states import load_state
 from fedtools.files.tables import read_tsv, write_tsv
 
@@ -43,11 +44,13 @@ TINY = {
     },
     "baseline": {"rounds": 1},
     "a2": {"network": 0.25, "width": 8, "epochs": 1},
+    "updates": {"each": 2, "references": 1, "shadows": 0, "permutations": 1},
     "decode": {"beam_size": 5, "beam_size_token": 5, "nbest": 2},
 }
 # Some of each for `some_talks`, whose talks have 16 seconds of speech.
 OPTIONS = ("--partition", "legacy", "--hours_g", "0.01", "--seconds_per_model", "7")
 
+DEFENCE = "clip=1+noise=9"
 CORPUS = "TEDLIUM_release-3"
 
 
@@ -93,7 +96,7 @@ def call(recipe: Path, *more: str, first: bool = False) -> Result:
     """Run the recipe, with further options; the first time, it has real commands too."""
     environment = surroundings(recipe)
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--layers", "1 3", "--speeds", "1.0 1.1")
-    fixed += ("--volumes", "true", "--defences", "none clip=1+noise=9+mean=3")
+    fixed += ("--volumes", "true", "--defences", f"none {DEFENCE}")
     fixed += ("--parts", "relu", "--nj", "1", "--local_epochs", "1")
     if first:
         environment = first_unforked(environment, recipe.parents[2] / "first calls")
@@ -112,6 +115,9 @@ def test_every_personalised_model_is_a_client(recipe):
         assert Path(config["data"]["train"]).name == f"{part}_sp_vol_iv"
         assert config["model"]["criterion"] == "lfmmi"
         assert config["method_conf"]["local_epochs"] == 1
+        # Costs are measured on what its speakers said besides, and on people who are in no set.
+        assert Path(config["data"]["held"]).name == f"{part}_held_iv"
+        assert Path(config["data"]["newcomers"]).name == "indicator_iv"
         # The input is scaled as by the global model; the statistics of layers do move.
         with safe_open(exp / part / "round_0001" / "update.1.safetensors", "numpy") as sent:
             for name in ("encoder.scale.running_mean", "encoder.layers.0.norm.running_mean"):
@@ -169,25 +175,50 @@ def test_tables_of_both_attacks(recipe):
 
 
 def test_defences_membership_and_sex(recipe):
-    updates = recipe / "exp" / "fake" / "updates"
-    rows = read_tsv(updates / "defences.tsv", None)
-    assert [row["Defence"] for row in rows] == ["nothing sent", "none", "clip=1+noise=9+mean=3"]
-    assert "greedy WER%" in rows[0] and rows[0]["Least EER%"] == "-" != rows[1]["Least EER%"]
+    updates = recipe / "exp" / "fake" / "part2" / "attacks"
+    names, attackers = ["none", DEFENCE], ["ignorant", "lazy-informed", "semi-informed"]
+    rows = read_tsv(updates / "utility.tsv", UTILITY)
+    assert [(row["defence"], row["on"]) for row in rows] == [
+        (name, on) for name in ("nothing sent", *names) for on in ("own", "newcomers", "everybody")
+    ]
+    assert {row["rate"] for row in rows} == {"wer"} and all(row["value"] != "-" for row in rows)
+    # Where talks are as long as two models, nothing is left of them.
+    speakers = set(read_table(recipe / "data/fake/part2_held/utt2spk").values())
+    assert 0 < len(speakers) < len(read_table(recipe / "data/fake/part2/model2speaker"))
+    own = [row["speakers"] for row in rows if row["on"] == "own"]
+    assert own == [str(len(speakers))] * 3
     sent = [read_tsv(updates / f"defence{n}" / "a1.tsv", COLUMNS) for n in range(2)]
     both = read_tsv(recipe / "exp" / "fake" / "a1.relu.part1+part2" / "a1.tsv", COLUMNS)
     assert sent[0] == both != sent[1]
-    assert all(row["EER% of updates"] not in ("", "not sent") for row in rows)
-    for number in range(2):
-        found = read_tsv(updates / f"defence{number}" / "weights.tsv", COLUMNS)
-        assert {"encoder.layers.0", "all", "input"} <= {row["layer"] for row in found}
-        assert {row["targets"] for row in found if row["trials"] == "easy"} == {
-            sent[0][0]["targets"]
-        }
+    targets = {row["targets"] for row in both if row["trials"] == "easy"}
+    for number, name in enumerate(names):
+        folder = updates / f"defence{number}"
+        weights = read_tsv(folder / "weights.tsv", COLUMNS)
+        assert {"encoder.layers.0", "all", "input"} <= {row["layer"] for row in weights}
+        sex = read_tsv(folder / "attributes.tsv", None)
+        whose = attackers if number else ["-"]
+        for rows, known in (
+            (weights, whose),
+            # Equation 4 learns nothing, and attributes are of nobody who is enrolled.
+            (sent[number], whose[:2]),
+            (sex, whose[::2]),
+        ):
+            assert {row["defence"] for row in rows} == {name}
+            assert list(dict.fromkeys(row["attacker"] for row in rows)) == known
+        if not number:
+            assert {row["targets"] for row in weights if row["trials"] == "easy"} == targets
     assert read_tsv(updates / "defence0" / "readout.tsv", None)
     rows = read_tsv(updates / "membership.tsv", None)
     # Who has two models in a part has other utterances, too, which the first was not trained on.
     assert {row["others_of"] for row in rows} == {"same speaker", "anybody"}
-    run("utils/attack_updates.sh", "--exp", "x", cwd=recipe).fails(2, "--out is missing")
+    known = {(row["defence"], row["attacker"]) for row in rows}
+    assert known == {("none", "-"), (DEFENCE, "ignorant"), (DEFENCE, "semi-informed")}
+    card = read_tsv(updates / "card.tsv", None)
+    told = {(row["attack"], row["defence"]) for row in card}
+    assert {
+        (one, name) for one in ("weights", "a1", "attributes", "cost") for name in names
+    } <= told
+    run("utils/attack_updates.sh", "--out", "x", cwd=recipe).fails(2, "--exp is missing")
     given = ("--exp", "exp/fake/part2", "--indicator", "y", "--out", "z")
     given += ("--defences", "bits=8 none")
     run("utils/attack_updates.sh", *given, cwd=recipe).fails(2, "none comes first")
@@ -204,32 +235,47 @@ def test_without_an_indicator_weights_alone_are_attacked(recipe, tmp_path):
     for number in range(2):
         folder = tmp_path / "updates" / f"defence{number}"
         assert read_tsv(folder / "weights.tsv", COLUMNS) and not (folder / "a1.tsv").exists()
-        lines = (folder / "weights.all.easy").read_text().splitlines()
-        assert {name for line in lines for name in line.split()[:2]} == theirs
+        for attacker in (".ignorant", ".semi-informed") if number else ("",):
+            lines = (folder / f"weights.all{attacker}.easy").read_text().splitlines()
+            assert {name for line in lines for name in line.split()[:2]} == theirs
     assert not (tmp_path / "updates" / "membership.tsv").exists()
+    assert (tmp_path / "updates" / "card.md").exists()
 
 
 def test_a_corpus_that_tells_no_sex(recipe, tmp_path):
-    """Where all labels are <NA>, the other attacks go on, and so does the report."""
+    """Where all labels are <NA>, the other attacks go on, and so does the report.
+
+    Other attributes have tables of their own; membership is of single clients, of no means.
+    """
     exp, data = recipe / "exp" / "fake", recipe / "data" / "fake"
     rows = read_tsv(data / "models.tsv", None)
     unknown = [{**row, "gender": "--"} for row in rows]
     write_tsv(tmp_path / "models.tsv", list(rows[0]), unknown)
     given = ("--exp", exp / "part2", "--with", "exp/fake/part1", "--out", tmp_path / "updates")
     given += ("--indicator", data / "indicator_iv", "--models", tmp_path / "models.tsv")
-    given += ("--defences", "none", "--nj", "1")
+    given += ("--defences", "none mean=2", "--tables", tmp_path / "spk2accent", "--nj", "1")
+    given += ("--config", "tiny.yaml")
+    speakers = sorted({row["speaker"] for row in rows})
+    write_table(
+        tmp_path / "spk2accent",
+        {one: ("north", "south")[number % 2] for number, one in enumerate(speakers)},
+    )
     forks = forked(surroundings(recipe))
     done = run("utils/attack_updates.sh", *given, env=forks, cwd=recipe)
     assert "sex is not attacked: models of nobody are known" in done.ok().out
-    _, none = read_tsv(tmp_path / "updates" / "defences.tsv", None)
-    assert none["Most accuracy% of sex"] == "-" != none["Least EER%"]
-    assert read_tsv(tmp_path / "updates" / "membership.tsv", None)
+    for number in range(2):
+        found = read_tsv(tmp_path / "updates" / f"defence{number}" / "attributes.tsv", None)
+        assert {row["attribute"] for row in found} == {"accent"}
+    found = read_tsv(tmp_path / "updates" / "membership.tsv", None)
+    assert {row["defence"] for row in found} == {"none"}
     options = ("--section", "x", "--corpus", "c", "--release", "r", "--command", "run.sh")
     options += ("--updates", f"Part-1={tmp_path / 'updates'}")
     script = recipe / "local" / "report.py"
     run(sys.executable, script, exp, data, tmp_path / "RESULTS.md", *options).ok()
     page = (tmp_path / "RESULTS.md").read_text()
-    assert "Part-1: defences, what they cost" in page and "the speaker's sex" not in page
+    assert f"Leakage card of {exp / 'part2'}" in page
+    table = page.partition("Part-1: attributes of speakers, by layer")[2].partition("**")[2]
+    assert "| accent " in table and "| sex " not in table
 
 
 def test_other_ivectors_want_another_tag(recipe):
@@ -244,13 +290,12 @@ def test_other_ivectors_want_another_tag(recipe):
 
 def test_the_report(recipe):
     page = (recipe / "exp" / "fake" / "RESULTS.md").read_text()
-    assert "| `clip=1+noise=9+mean=3` " in page
-    for what in ("defences, what they cost", "the speaker's sex"):
-        assert f"Part-1 and Part-2: {what}" in page
+    assert f"{DEFENCE} |" in page and "Leakage card of exp/fake/part2" in page
+    assert "Part-1 and Part-2: attributes of speakers" in page and "| sex " in page
     # Those of --exp alone.
     assert "Part-2: membership of a client's" in page
     assert "Part-1 and Part-2: membership" not in page
-    assert "greedy WER%: of the mean of the models of Part-2, as they are sent, on" in page
+    assert "Part-1 and Part-2; membership and costs are of Part-2 alone." in page
     assert "A speaker is a person; seed 0; legacy partition." in page
     assert "by which its best rounds and the weights of its search were chosen" in page
     assert "LM weight and word score, tuned on validation data: global " in page
@@ -309,9 +354,9 @@ def test_the_readmes_example_of_any_experiment(recipe):
 def test_a_mini_corpus_of_another_size(recipe):
     """Two models of each talk, whose trials are of the same recording and of others."""
     pytest.importorskip("espeakng_loader")
-    sizes = "--speakers 9 --talks 2 --channels 2 --seconds 16"
+    sizes = "--speakers 6 --talks 2 --channels 2 --seconds 16"
     call(recipe, "--mini_corpus", sizes, "--tag", "other").fails(2, "TEDLIUM is set in db.sh")
-    options = ("--tag", "other", "--config", "tiny.yaml", *OPTIONS, "--speakers", "3,3,3")
+    options = ("--tag", "other", "--config", "tiny.yaml", *OPTIONS, "--speakers", "2,2,2")
     options += (
         "--seconds_per_model",
         "16",
@@ -324,12 +369,13 @@ def test_a_mini_corpus_of_another_size(recipe):
     )
     environment = forked({**surroundings(recipe), "TEDLIUM": ""})
     run(recipe / "run.sh", *options, "--stop_stage", "1", env=environment).ok()
-    assert (recipe / "downloads" / "other" / "TEDLIUM_release-mini").is_dir()
+    folder = sizes.replace("--", "").replace(" ", "-")
+    assert (recipe / "downloads" / folder / "TEDLIUM_release-mini").is_dir()
     rows = read_tsv(recipe / "data" / "other" / "models.tsv", None)
     talks: dict[str, list[str]] = {}
     for row in rows:
         talks.setdefault(row["speaker"], []).append(row["talks"])
-    assert len(talks) == 6
+    assert len(talks) == 4
     assert all(len(own) == 4 and len(set(own)) == 2 for own in talks.values())
     said = (recipe / "exp" / "other" / "data_options").read_text()
     assert f"mini.py {sizes} --partition" in said and "--models-of talk" in said

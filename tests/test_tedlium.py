@@ -27,6 +27,7 @@ from fedtools.files.tables import read_tsv
 SCRIPTS = ROOT / "local" / "tedlium3"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 DIRECTORIES = ["train_g", "valid", "part1", "part2", "indicator"]
+HELD = ["part1_held", "part2_held"]
 # What suits `some_talks`, whose talks have 16 seconds of speech.
 SMALL = ["--partition", "legacy", "--hours-g", "0.02", "--seconds-per-model", "8"]
 
@@ -168,7 +169,9 @@ def test_speakers_are_disjoint_and_so_is_the_speech_of_models(tmp_path, unit):
     corpus, out = tedlium(tmp_path, talks), tmp_path / "data"
     result = prepare(corpus, out, *SMALL, "--unit", unit, "--valid", "0.1").ok()
     validate(out)
-    sets = {name: DataDir.read(out / name) for name in DIRECTORIES}
+    # Talks of two models' length leave nothing; of two talks each has something to spare.
+    names = [*DIRECTORIES, *(name for name in HELD if (out / name).exists())]
+    sets = {name: DataDir.read(out / name) for name in names}
     speakers = {name: set(data.utt2spk.values()) for name, data in sets.items()}
     assert speakers["valid"] <= speakers["train_g"]
     for a, b in combinations(["train_g", "part1", "part2", "indicator"], 2):
@@ -207,6 +210,42 @@ def test_speakers_are_disjoint_and_so_is_the_speech_of_models(tmp_path, unit):
             number = int(data.others["utt2person"][first[0]].removeprefix("Person"))
             shares = unit == "talk" or number % 3 != 0
             assert bool({x[0] for x in a} & {x[0] for x in b}) == shares
+
+
+def test_speech_that_is_in_no_model_is_held_out(tmp_path):
+    """Of a part's speakers alone, drawn; nothing else changes, and nothing old is left."""
+    talks = some_talks(15, 3)
+    talks = [
+        replace(talk, lines=tuple((start, end + 0.6, words) for start, end, words in talk.lines))
+        for talk in talks
+    ]
+    corpus, small = tedlium(tmp_path, talks), [*SMALL[:4], "--seconds-per-model", "4"]
+    found = {}
+    for seconds in ("0", "3", "99"):
+        out = tmp_path / seconds
+        found[seconds] = prepare(corpus, out, *small, "--held-seconds", seconds).ok()
+        rest = {name: one for name, one in content(out).items() if "_held" not in name}
+        assert rest == content(tmp_path / "0")
+    for part in ("part1", "part2"):
+        data, held, most = (
+            DataDir.read(tmp_path / path)
+            for path in (f"3/{part}", f"3/{part}_held", f"99/{part}_held")
+        )
+        run(
+            sys.executable, "utils/validate_data_dir.py", "--no-feats", tmp_path / f"3/{part}_held"
+        ).ok()
+        assert set(held.utt2spk.values()) == set(data.utt2spk.values())
+        assert not held.utt2client and held.text.keys() < most.text.keys()
+        used = pieces(data, list(data.text))
+        assert not any(overlap(a, b) for a in pieces(most, list(most.text)) for b in used)
+        for speaker in set(data.utt2spk.values()):
+            own = [float(held.utt2dur[u]) for u in held.text if held.utt2spk[u] == speaker]
+            # So much at least, and no more than it takes.
+            assert sum(own) >= 3 > sum(own) - max(own)
+    assert counts(found["99"])[0] > counts(found["3"])[0] > counts(found["0"])[0]
+    assert sum(counts(found["99"])) == sum(counts(found["0"]))
+    prepare(corpus, tmp_path / "99", *small, "--held-seconds", "0").ok()
+    assert content(tmp_path / "99") == content(tmp_path / "0")
 
 
 def test_lists_genders_and_the_report_say_what_is_in_the_data(tmp_path):

@@ -432,6 +432,7 @@ def test_other_networks_are_not_compared(world, tmp_path):
 
 
 def test_updates_behind_a_defence_are_those_that_other_attacks_see(world, tmp_path):
+    """And each attacker enrols, and centres on, the version that it has."""
     from fedtools.attack.defences import defended
     from fedtools.attack.victims import find_victims
 
@@ -443,12 +444,32 @@ def test_updates_behind_a_defence_are_those_that_other_attacks_see(world, tmp_pa
     options = ("--defence", text, "--seed", "3", "--models", world / "models.tsv", *FEW)
     inside("attack", "weights", world / "exp", tmp_path, *options).ok()
     names = ("encoder.layers.1.affine.weight", "encoder.layers.1.affine.bias")
+    plain, drawn = sent(world / "exp"), np.random.default_rng(0)
+    before = np.stack([flat({n: plain[c][n] for n in names}) for c in CLIENTS])
     rows = np.stack([flat({n: seen[c][n].astype("f8") - start[n] for n in names}) for c in CLIENTS])
     some = blocks([name[:3] for name in CLIENTS], np.zeros(len(CLIENTS), bool), 3)
-    expected = score_pairs(rows @ rows.T, some, cosines)
-    for (one, other), score in scores_of(tmp_path / "weights.encoder.layers.1.easy").items():
-        place = CLIENTS.index(one), CLIENTS.index(other)
-        assert score == pytest.approx(expected[place], abs=1e-4)
+    cohorts = {}
+    for block in some:
+        for one in block.rows:
+            for other in block.columns:
+                cohorts[one, other] = cohorts[other, one] = block.cohort
+    versions = {
+        "ignorant": (before, rows, before),
+        "lazy-informed": (rows, rows, before),
+        "semi-informed": (rows, rows, rows),
+    }
+    for attacker, (enrolled, tested, learnt) in versions.items():
+        scores = scores_of(tmp_path / f"weights.encoder.layers.1.{attacker}.easy")
+        assert len(scores) == len(CLIENTS) * (len(CLIENTS) - 1) // 2
+        for number in drawn.choice(len(scores), 200):
+            one, other = list(scores)[number]
+            place = CLIENTS.index(one), CLIENTS.index(other)
+            middle = learnt[cohorts[place]].mean(0)
+            a, b = enrolled[place[0]] - middle, tested[place[1]] - middle
+            expected = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+            assert scores[one, other] == pytest.approx(expected, abs=1e-4)
+    # What was read out is told of what is sent.
+    assert len(read_tsv(tmp_path / "readout.tsv", None)) == len(CLIENTS)
     # What is kept is not there, and nothing of the models stays.
     options = ("--defence", "keep=encoder.layers.0.*", *FEW)
     done = inside("attack", "weights", world / "exp", tmp_path / "kept", *options).ok()

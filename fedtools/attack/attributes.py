@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.attack.footprint_files import Prints
+from fedtools.attack.knowledge import ANY, IGNORANT, SEMI
 from fedtools.attack.options import PERMUTATIONS
 from fedtools.files.sections import Bootstrap
 from fedtools.files.seeds import generator, seed64
@@ -24,8 +25,8 @@ from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.score.verification import binomial_bounds
 
 COLUMNS = (
-    "attribute", "layer", "accuracy%", "low", "high", "chance%", "AUC%", "AUClow", "AUChigh",
-    "permuted%", "p", "plain%", "majority%", "models", "speakers", "classes",
+    "attribute", "defence", "attacker", "layer", "accuracy%", "low", "high", "chance%", "AUC%",
+    "AUClow", "AUChigh", "permuted%", "p", "plain%", "majority%", "models", "speakers", "classes",
 )  # fmt: skip
 SEX = "sex"
 # Speakers are cut into so many parts, each tested once.
@@ -64,6 +65,7 @@ def attack(
     attributes: Mapping[str, Mapping[str, str]],
     out: Path,
     *,
+    undefended: Prints | None = None,
     permutations: int = PERMUTATIONS,
     resamples: int = Bootstrap.resamples,
     seed: int = 0,
@@ -86,6 +88,8 @@ def attack(
         prints: as `read_footprints` gives them.
         people: model -> who speaks.
         attributes: attribute -> model -> class; models without one are left out.
+        undefended: of the same models without the defence, see `footprint_files.undefended`: there
+            is then an ignorant attacker, who has trained on these, beside the semi-informed one.
         permutations: of people's classes; 0 for none.
         resamples: draws of speakers; of fewer than ten there are none.
         seed: of the parts, the permutations and the draws.
@@ -98,10 +102,18 @@ def attack(
         labelled = _labelled(attribute, prints.models, people, classes, out)
         if labelled is None:
             continue
-        for layer, values in prints.layers.items():
-            features = values[labelled.kept].reshape(len(labelled.kept), -1)
-            figures = _figures(features, labelled, attribute, permutations, resamples, seed)
-            rows.append({"attribute": attribute, "layer": layer, **figures})
+        sources = {ANY: prints} if undefended is None else {IGNORANT: undefended, SEMI: prints}
+        for attacker, learnt in sources.items():
+            for layer in prints.layers:
+                features, own = (
+                    one.layers[layer][labelled.kept].reshape(len(labelled.kept), -1)
+                    for one in (prints, learnt)
+                )
+                figures = _figures(
+                    (own, features), labelled, attribute, permutations, resamples, seed
+                )
+                about = {"attribute": attribute, "defence": prints.defence, "attacker": attacker}
+                rows.append({**about, "layer": layer, **figures})
     write_tsv(out / "attributes.tsv", COLUMNS, rows)
     return rows
 
@@ -144,8 +156,12 @@ def _labelled(
     return Labelled(np.array(places), kept, names.tolist(), person, label)
 
 
+# (Items, D) each: of what classifiers are trained on, and of what they are asked of.
+Features = tuple[np.ndarray, np.ndarray]
+
+
 def _figures(
-    features: np.ndarray,
+    features: Features,
     labelled: Labelled,
     attribute: str,
     permutations: int,
@@ -192,30 +208,31 @@ def _figures(
     }
 
 
-def _scores(features: np.ndarray, labelled: Labelled, label: np.ndarray, seed: int) -> np.ndarray:
+def _scores(features: Features, labelled: Labelled, label: np.ndarray, seed: int) -> np.ndarray:
     """What is said of each model if people's classes are these, (models, classes)."""
     parts = deal(labelled.people, label, seed)
     person = labelled.person
-    return cross_validated(features, label[person], len(labelled.classes), parts[person])
+    return cross_validated(*features, label[person], len(labelled.classes), parts[person])
 
 
 def _permuted(
-    features: np.ndarray, labelled: Labelled, attribute: str, number: int, seed: int
+    features: Features, labelled: Labelled, attribute: str, number: int, seed: int
 ) -> float:
     """The AUC of one exchange of people's classes."""
     order = generator(seed, "permutation", attribute, number).permutation(len(labelled.people))
     label = labelled.label[order]
     scores = _scores(features, labelled, label, seed)
-    return float(areas(scores, label[labelled.person], np.ones((1, len(features))))[0])
+    return float(areas(scores, label[labelled.person], np.ones((1, len(labelled.person))))[0])
 
 
 def cross_validated(
-    features: np.ndarray, labels: np.ndarray, classes: int, parts: np.ndarray
+    learnt: np.ndarray, features: np.ndarray, labels: np.ndarray, classes: int, parts: np.ndarray
 ) -> np.ndarray:
     """What a classifier that was trained on the other parts says of each item.
 
     Args:
-        features: (items, D).
+        learnt: (items, D), that it is trained on.
+        features: (items, D), that it is asked of; the same, or the same items otherwise.
         labels: (items,), numbers of classes from 0.
         classes: how many there are.
         parts: (items,), the part of each.
@@ -235,7 +252,7 @@ def cross_validated(
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model.fit(features[~tested], labels[~tested])
+            model.fit(learnt[~tested], labels[~tested])
         told[np.ix_(tested, model.classes_)] = model.predict_proba(features[tested])
     return told
 

@@ -143,15 +143,12 @@ def combine(
         UserError: if a cohort has fewer than three people, or no pair of one person.
     """
     found, fitted = np.full(layers[0].shape, np.nan), []
+    known: dict[bytes, Ratios] = {}
     for block in some:
-        pairs, targets = _training_pairs(people, block.cohort, others, seed)
-        own = [people[index] for index in block.cohort]
-        inner = [
-            Block(*(block.cohort[numbers] for numbers in one))
-            for one in blocks(own, np.zeros(len(own), bool), seed)
-        ]
-        columns = [score_pairs(layer, inner, cosines)[pairs[:, 0], pairs[:, 1]] for layer in layers]
-        ratios = fit_ratios(np.stack(columns, 1), targets)
+        key = block.cohort.tobytes()
+        if key not in known:
+            known[key] = _trained(layers, people, block.cohort, others, seed)
+        ratios = known[key]
         values = sum(
             weight * cosines(layer, block)
             for weight, layer in zip(ratios.weights, layers, strict=True)
@@ -159,6 +156,20 @@ def combine(
         _put(found, block, values + ratios.offset)
         fitted.append(ratios)
     return found, fitted
+
+
+def _trained(
+    layers: Sequence[np.ndarray], people: Sequence[str], cohort: np.ndarray, others: int, seed: int
+) -> Ratios:
+    """The regression of one cohort."""
+    pairs, targets = _training_pairs(people, cohort, others, seed)
+    own = [people[index] for index in cohort]
+    inner = [
+        Block(*(cohort[numbers] for numbers in one))
+        for one in blocks(own, np.zeros(len(own), bool), seed)
+    ]
+    columns = [score_pairs(layer, inner, cosines)[pairs[:, 0], pairs[:, 1]] for layer in layers]
+    return fit_ratios(np.stack(columns, 1), targets)
 
 
 def _training_pairs(

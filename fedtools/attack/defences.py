@@ -37,11 +37,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.seeds import generator
 from fedtools.files.values import STATISTICS
 from fedtools.methods.base import SHARED
-from fedtools.server.shares import weights_of
 
-UTILITY = ("defence", "rate", "value")
-# The row of `UTILITY` that tells what updates are worth.
-NOTHING = "nothing sent"
 State = dict[str, np.ndarray]
 # Of what it was in the global model.
 _LEAST_VARIANCE = 0.01
@@ -100,7 +96,7 @@ class Defended:
         for name in wanted:
             if name in self._victims.refused:
                 continue
-            members = self._group(name)
+            members = self.group(name)
             states = [self._one(member) for member in members]
             # By itself: one that was refused for its company is a good companion.
             bad = [one for one, state in zip(members, states, strict=True) if state is None]
@@ -113,10 +109,10 @@ class Defended:
     def _one(self, name: str) -> State | None:
         """What a client sends; None if it is not finite."""
         for _, state in self._victims.states([name]):
-            return self._protect(name, state)
+            return self.protect(name, state)
         return None
 
-    def _group(self, name: str) -> list[str]:
+    def group(self, name: str) -> list[str]:
         """The model itself, and those that are aggregated with it: of other speakers."""
         if self._defence.mean == 1:
             return [name]
@@ -134,7 +130,8 @@ class Defended:
         drawn = generator(self._seed, "group", name).choice(len(others), count, replace=False)
         return [name, *(others[index] for index in np.sort(drawn))]
 
-    def _protect(self, name: str, state: Mapping[str, np.ndarray]) -> State:
+    def protect(self, name: str, state: Mapping[str, np.ndarray]) -> State:
+        """What is sent in the place of a state by who draws noise by this name, alone."""
         defence = self._defence
         update = self._change(state)
         norms, sizes = _norms(update), _sizes(update)
@@ -197,61 +194,6 @@ def defended(
     if all(any(fnmatchcase(name, pattern) for pattern in chosen.keep) for name in start):
         raise UserError(f"defence {defence!r}: nothing is sent", remedy="keep fewer tensors")
     return Defended(of_round, chosen, start, seed)
-
-
-def utility(
-    federation: Federation,
-    victims: Victims,
-    number: int,
-    defence: str,
-    split: str,
-    seed: int,
-) -> dict[str, object]:
-    """What a defence costs: the mean of the defended models as the next global one, measured.
-
-    Clients have the weights that the experiment's method gives them. Tensors that stay at clients
-    are as the global model has them.
-
-    Args:
-        victims: of the round, as `sound_victims` gives them.
-        number: the round.
-        defence: see above; that only means of some are seen changes nothing in the mean of all.
-        split: of the experiment's data, that models are measured on.
-        seed: of noise.
-
-    Returns:
-        a row of `UTILITY`: the mean over clients of the WER, by greedy search without a language
-        model, or of the accuracy, in %.
-    """
-    text = "+".join(part for part in defence.split("+") if not part.startswith("mean="))
-    seen = defended(federation, victims, number, text, seed)
-    weights = weights_of(federation.method, list(victims.messages.values()))
-    weight = dict(zip(victims.messages, weights, strict=True))
-    total: State = {}
-    summed = 0.0
-    for client, state in seen.states(sorted(victims.messages)):
-        for name, value in state.items():
-            total[name] = total.get(name, 0.0) + weight[client] * value.astype(np.float64)
-        summed += weight[client]
-    if not summed:
-        raise UserError("no model is left", path=federation.experiment.path)
-    federation.load_result(None, number - 1)
-    mean = {name: value / summed for name, value in total.items()}
-    federation.task.load(federation.states.start(number) | mean, number - 1)
-    return _measured(federation, defence or "none", split)
-
-
-def without_updates(federation: Federation, number: int, split: str) -> dict[str, object]:
-    """The row of `UTILITY` of the model that a round began with, which no update has reached."""
-    federation.load_result(None, number - 1)
-    return _measured(federation, NOTHING, split)
-
-
-def _measured(federation: Federation, name: str, split: str) -> dict[str, object]:
-    rate = federation.facts.rate
-    groups = federation.groups(split)
-    found = [float(federation.task.measure(split, client)[rate]) for client in groups]
-    return {"defence": name, "rate": rate, "value": f"{np.mean(found):.2f}"}
 
 
 def _part(name: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from fedtools.tasks.parts import MODELS
 
 # Updates in memory at a time; a gradient is computed once for as many.
 _HELD = 8
+Name = TypeVar("Name", bound=Hashable)
 
 
 class Evidence:
@@ -50,8 +52,8 @@ class Evidence:
         return found
 
     def under(
-        self, states: Iterable[tuple[str, State]], wanted: Callable[[str], Iterable[str]]
-    ) -> Iterator[tuple[str, np.ndarray]]:
+        self, states: Iterable[tuple[Name, State]], wanted: Callable[[Name], Iterable[str]]
+    ) -> Iterator[tuple[Name, np.ndarray]]:
         """The loss, and the cosine of update and descent, (n, 2), of what is wanted of each model.
 
         Args:
@@ -63,11 +65,11 @@ class Evidence:
             yield from some.items()
 
     def _of_some(
-        self, states: Iterable[tuple[str, State]], wanted: Callable[[str], Iterable[str]]
-    ) -> dict[str, np.ndarray]:
+        self, states: Iterable[tuple[Name, State]], wanted: Callable[[Name], Iterable[str]]
+    ) -> dict[Name, np.ndarray]:
         """The same of models whose updates are in memory together."""
-        begun, updates, found = self._load({}), dict[str, Tensor](), dict[str, np.ndarray]()
-        places: dict[str, dict[str, int]] = {}
+        begun, updates, found = self._load({}), dict[Name, Tensor](), dict[Name, np.ndarray]()
+        places: dict[Name, dict[str, int]] = {}
         for name, state in states:
             updates[name] = self._load(state) - begun
             places[name] = {item: index for index, item in enumerate(wanted(name))}

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedtools.attack.defences import Defence, defended
 from fedtools.attack.footprints import State, footprints
+from fedtools.attack.knowledge import NO_DEFENCE
 from fedtools.attack.victims import Victims, find_victims, make_probe
 from fedtools.federation.federation import Federation
 from fedtools.files.ark import FeatureReader, write_ark
@@ -78,12 +79,19 @@ class Prints:
         speakers: of each, "" where it is not known.
         layers: layer -> (models, 2, D).
         origin: what all of them were made from, as beside them.
+        groups: of models that are means, whose they are, see `Defended.group`.
     """
 
     models: list[str]
     speakers: list[str]
     layers: dict[str, np.ndarray]
     origin: Mapping[str, Any] = field(default_factory=dict)
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def defence(self) -> str:
+        """What clients did to their updates first; see `fedtools.attack.defences`."""
+        return str(self.origin.get("defence") or NO_DEFENCE)
 
 
 @as_configured
@@ -123,6 +131,8 @@ def write_footprints(
     }
     origin["network"] = federation.experiment.options.model
     origin["indicator"] = federation.facts.identity(indicator, False)
+    if groups := _groups(federation, victims, share, look):
+        origin["groups"] = groups
     known = table.exists() and made_from.exists() and read_yaml(made_from) == origin
     if known and not _lacking(out, job):
         return table
@@ -143,6 +153,20 @@ def write_footprints(
         rows.append({"model": name, "speaker": victims.speakers.get(name, "-"), "status": status})
     write_tsv(table, COLUMNS, rows)
     return table
+
+
+def _groups(
+    federation: Federation, victims: Victims, names: Sequence[str], look: Look
+) -> dict[str, list[str]]:
+    """Whose mean is seen in the place of each of some models, where a defence makes means."""
+    found = {}
+    for number in look.rounds if Defence.parse(look.defence).mean > 1 else ():
+        seen = defended(federation, victims, number, look.defence, look.seed)
+        folder = federation.experiment.round(number).path
+        for name in names:
+            if name in victims.messages and victims.messages[name].path.parent == folder:
+                found[name] = seen.group(name)
+    return found
 
 
 def _all(
@@ -199,7 +223,7 @@ def read_footprints(out: Path) -> Prints:
         UserError: if a job's part is missing, jobs had not the same options and models, or models
             do not differ.
     """
-    jobs, origin = _origin(out)
+    jobs, origin, groups = _origin(out)
     speakers: dict[str, str] = {}
     for job in range(1, jobs + 1):
         path = out / f"models.{job}.tsv"
@@ -230,7 +254,7 @@ def read_footprints(out: Path) -> Prints:
         problem = "no layer of any model differs from the global model's"
         remedy = "attack models that are trained in a layer of the encoder"
         raise UserError(problem, path=out, remedy=remedy)
-    return Prints(models, [speakers[name] for name in models], layers, origin)
+    return Prints(models, [speakers[name] for name in models], layers, origin, groups)
 
 
 def join(parts: Sequence[Prints], where: Sequence[Path]) -> Prints:
@@ -252,11 +276,48 @@ def join(parts: Sequence[Prints], where: Sequence[Path]) -> Prints:
         layer: np.concatenate([part.layers[layer] for part in parts]) for layer in parts[0].layers
     }
     speakers = [one for part in parts for one in part.speakers]
-    return Prints(names, speakers, layers, parts[0].origin)
+    groups = {name: own for part in parts for name, own in part.groups.items()}
+    return Prints(names, speakers, layers, parts[0].origin, groups)
+
+
+def undefended(prints: Prints, parts: Sequence[Prints], where: Sequence[Path]) -> Prints | None:
+    """The footprints of the same models without the defence, in the same order.
+
+    Args:
+        prints: behind a defence, or none.
+        parts, where: the footprints of several folders, and these.
+
+    Returns:
+        None if there is no defence.
+
+    Raises:
+        UserError: if they are missing, behind a defence themselves, or of other models, layers,
+            global model or Indicator.
+    """
+    if prints.defence == NO_DEFENCE and not parts:
+        return None
+    if not parts:
+        problem = f"the footprints are behind {prints.defence}, and those without are not given"
+        raise UserError(problem, remedy="give --undefended, of the same models")
+    if prints.defence == NO_DEFENCE:
+        raise UserError("--undefended, but the footprints are behind no defence")
+    plain = join(parts, where)
+    if plain.defence != NO_DEFENCE:
+        raise UserError(f"made behind {plain.defence}", path=where[0])
+    # A defence apart, they are to be as comparable as any two folders.
+    _check_alike({**plain.origin, "defence": prints.origin["defence"]}, prints.origin, where[0])
+    place = {name: index for index, name in enumerate(plain.models)}
+    if lacking := [name for name in prints.models if name not in place]:
+        raise UserError(f"no footprint of {lacking[0]!r}", path=where[0])
+    if plain.layers.keys() != prints.layers.keys():
+        raise UserError("not of the layers of those behind the defence", path=where[0])
+    order = [place[name] for name in prints.models]
+    layers = {layer: values[order] for layer, values in plain.layers.items()}
+    return Prints(prints.models, prints.speakers, layers, plain.origin)
 
 
 def _check_alike(
-    origin: Mapping[str, Any], other: Mapping[str, Any], path: Path, than: str
+    origin: Mapping[str, Any], other: Mapping[str, Any], path: Path, than: str = "the others"
 ) -> None:
     """Raise a `UserError` if footprints are not to be compared with others."""
     for name, what in _ALIKE.items():
@@ -278,16 +339,18 @@ def _remove_beyond(out: Path, jobs: int) -> None:
                 path.unlink()
 
 
-def _origin(out: Path) -> tuple[int, dict[str, Any]]:
-    """How many jobs there are to be, as each of them says, and what all of them began with."""
+def _origin(out: Path) -> tuple[int, dict[str, Any], dict[str, list[str]]]:
+    """How many jobs there are to be, what all of them began with, and all of their groups."""
     said, first = set(), None
+    groups: dict[str, list[str]] = {}
     for path in sorted(out.glob("footprints.*.yaml")):
         origin = read_yaml(path)
         match = re.fullmatch(r"\d+ of (\d+)", str(origin.get("job", "")))
         said.add(int(match[1]) if match else 0)
         first = first or (path, origin)
+        groups |= origin.get("groups") or {}
         _check_alike(origin, first[1], path, first[0].name)
     if first is None or len(said) != 1 or not all(said):
         problem = "no footprints here" if not said else "made by different numbers of jobs"
         raise UserError(problem, path=out, remedy="run fedtools attack footprints")
-    return said.pop(), first[1]
+    return said.pop(), first[1], groups

@@ -17,7 +17,9 @@ The VoicePrivacy 2022 Challenge evaluation plan.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from fedtools.attack.cohort import Block
 
@@ -41,12 +43,57 @@ def learns_defended(attacker: str) -> bool:
 def in_versions(some: Sequence[Block], count: int, attacker: str) -> list[Block]:
     """The same pairs and cohorts where each model is there twice, as an attacker has them.
 
+    Where what is enrolled is another version than what was sent, a pair of two models is there both
+    ways round.
+
     Args:
         some: of models 0 to count - 1.
         count: of models; model i is undefended at i, and defended at count + i.
         attacker: one of `ATTACKERS`; its rows are enrolled, its columns what clients sent.
     """
     enrolled, learnt = (count * knows(attacker) for knows in (enrols_defended, learns_defended))
-    return [
-        Block(rows + enrolled, columns + count, cohort + learnt) for rows, columns, cohort in some
-    ]
+    found = []
+    for rows, columns, cohort in some:
+        sides = [(rows, columns)]
+        if not enrolled and not np.array_equal(rows, columns):
+            sides.append((columns, rows))
+        found += [Block(one + enrolled, other + count, cohort + learnt) for one, other in sides]
+    return found
+
+
+def seen_by(attacker: str, scores: np.ndarray) -> np.ndarray:
+    """Scores of what an attacker enrols (rows) with what clients sent (columns).
+
+    Args:
+        scores: of all pairs of models in versions, as `in_versions` numbers them.
+    """
+    count = len(scores) // 2
+    begin = count * enrols_defended(attacker)
+    return scores[begin : begin + count, count:]
+
+
+def share_updates(
+    attacker: str, names: Sequence[str], groups: Mapping[str, Sequence[str]]
+) -> np.ndarray:
+    """Which pairs have one update on both sides: (enrolled, tested), of models that are averaged.
+
+    An attacker enrols with what it has from elsewhere, from which the update in question is not to
+    be had. Here it enrols with models of the same round, and one that was averaged into what is
+    tested, or into both sides, would make two speakers seem one. Such pairs are no trials; that the
+    mean is also of people whose other models are enrolled is as it would be.
+
+    Args:
+        names: of the models.
+        groups: model -> the models whose mean was sent in its place, itself among them; a model
+            that is not there was sent alone.
+    """
+    every = dict.fromkeys([*names, *(one for members in groups.values() for one in members)])
+    place = {name: index for index, name in enumerate(every)}
+    alone = np.eye(len(names), len(every))
+    sent = alone.copy()
+    for row, name in zip(sent, names, strict=True):
+        row[[place[one] for one in groups.get(name, [name])]] = 1
+    shared: np.ndarray = (sent if enrols_defended(attacker) else alone) @ sent.T > 0
+    # A model with itself is in no trial.
+    np.fill_diagonal(shared, False)
+    return shared

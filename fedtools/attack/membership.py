@@ -10,6 +10,10 @@ client has some, or a split that nobody trains on; and, as a control, of anybody
 well on the latter alone knows voices. Models of the same speaker's other speech are references of
 their own. Beside all this stands what a classifier tells that sees audio alone: members that it
 tells from the others, without a client's model, show no leak.
+
+Behind a defence an ignorant attacker has undefended references, of the round and of its own
+training, and a semi-informed one defended ones (`fedtools.attack.knowledge`). A threshold has none,
+and is the ignorant one's.
 """
 
 from __future__ import annotations
@@ -22,10 +26,13 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.attack import shadows
+from fedtools.attack.defences import Defence, Defended, defended
 from fedtools.attack.evidence import Evidence
 from fedtools.attack.footprints import State
+from fedtools.attack.knowledge import ANY, IGNORANT, NO_DEFENCE, SEMI
 from fedtools.attack.options import Updates
 from fedtools.attack.scores import (
+    NOBODY,
     ROUND,
     SPEAKER,
     Key,
@@ -50,12 +57,16 @@ from fedtools.tasks.parts import ITEMS
 # A true-positive rate is told with at least ten times as many others as give one false positive.
 RATES = {"TPR@0.1%": 0.001, "TPR@1%": 0.01, "TPR@10%": 0.1}
 COLUMNS = (
-    "round", "others_of", "attack", "score", "references", "AUC%", "low", "high", *RATES, "clients",
-    "speakers", "members", "others",
+    "round", "others_of", "attack", "defence", "attacker", "score", "references", "AUC%", "low",
+    "high", *RATES, "clients", "speakers", "members", "others",
 )  # fmt: skip
 BLIND = ("blind", "audio")
 # Parts of a cross-validation.
 _PARTS = 5
+
+
+# The defence, and who attacks: see `fedtools.attack.knowledge`.
+Known = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,20 @@ class Scored:
 
     clients: np.ndarray
     members: np.ndarray
-    scores: Mapping[Key, np.ndarray]
+    scores: Mapping[tuple[Known, Key], np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Version:
+    """What models make of utterances, all of them without a defence, or all behind the same one.
+
+    Attributes:
+        clients: whose trials, under whose model: (items, 2).
+        shadows: of each client, what its shadow models make of its items, (K, items, 2).
+    """
+
+    clients: dict[tuple[str, str], np.ndarray]
+    shadows: dict[str, np.ndarray]
 
 
 @as_configured
@@ -74,6 +98,7 @@ def attack(
     out: Path,
     *,
     options: Updates = Updates(),
+    defences: Sequence[str] = (),
     resamples: int = Bootstrap.resamples,
     seed: int = 0,
 ) -> list[dict[str, object]]:
@@ -81,6 +106,7 @@ def attack(
 
     Args:
         number: the round.
+        defences: behind which the clients are also attacked, see `fedtools.attack.defences`.
         options: members of a client, references, shadow models, and held-out splits.
         resamples: draws of speakers for intervals; with fewer than ten there are none.
         seed: of everything random.
@@ -88,17 +114,18 @@ def attack(
     Returns:
         the rows.
     """
-    world = World(federation, number, options, seed)
+    world = World(federation, number, options, seed, defences)
     rows = []
     for kind, found in world.score().items():
         speakers = np.array([world.speaker[client] for client in found.clients])
-        for (name, statistic, references), scores in found.scores.items():
+        for ((defence, attacker), key), scores in found.scores.items():
             known = ~np.isnan(scores)
             if not known.any():
                 continue
             parts = (scores, found.members, found.clients, speakers)
             figures = judge(*(part[known] for part in parts), resamples, seed)
-            about = {"attack": name, "score": statistic, "references": references}
+            about = dict(zip(("attack", "score", "references"), key, strict=True))
+            about |= {"defence": defence, "attacker": attacker}
             rows.append({"round": number, "others_of": kind, **about, **figures})
     write_tsv(out / "membership.tsv", COLUMNS, rows)
     tell(rows)
@@ -113,13 +140,26 @@ class World:
         number: the round.
         options: see `attack`.
         seed: of everything random.
+        defences: see `attack`; of single clients.
 
     Attributes:
         trials: by client.
         speaker: client -> the speaker with whom it is drawn for intervals.
     """
 
-    def __init__(self, federation: Federation, number: int, options: Updates, seed: int):
+    def __init__(
+        self,
+        federation: Federation,
+        number: int,
+        options: Updates,
+        seed: int,
+        defences: Sequence[str] = (),
+    ):
+        self._defences = [one for one in dict.fromkeys(defences) if one != NO_DEFENCE]
+        for one in self._defences:
+            if Defence.parse(one).mean > 1:
+                problem = f"defence {one!r}: membership is asked of what single clients send"
+                raise UserError(problem, remedy="leave mean out")
         self._federation, self._number, self._seed = federation, number, seed
         self._items: Items = federation.task.need(ITEMS)(options.held)
         self._victims: Victims = sound_victims(federation, [number])
@@ -133,13 +173,23 @@ class World:
             client: min(one.speakers) if len(one.speakers) == 1 else client
             for client, one in self.trials.items()
         }
-        self._pairs = options.shadows
+        # The data of each shadow model.
+        self._plans = {
+            client: shadows.plan(self._draw, one, options.shadows, seed)
+            for client, one in self.trials.items()
+        }
         self._evidence = Evidence(federation, number, self._items)
 
     def score(self) -> dict[str, Scored]:
         """The scores of all trials, by whose the others are."""
         start = self._evidence.begun([one.items for one in self.trials.values()])
-        seen = dict(self._seen(start))
+        versions = self._versions()
+        plain = versions[NO_DEFENCE]
+        seen = {(NO_DEFENCE, ANY): self._seen(start, plain, plain)}
+        for defence in self._defences:
+            sent = versions[defence]
+            seen[defence, IGNORANT] = self._seen(start, sent, plain)
+            seen[defence, SEMI] = self._seen(start, sent, sent)
         found = {}
         for kind in (SAME, ANYBODY):
             chosen = {client: one for client, one in self.trials.items() if kind in one.pairs}
@@ -147,65 +197,88 @@ class World:
                 found[kind] = self._gathered(kind, chosen, seen, start)
         return found
 
-    def _seen(self, start: Mapping[str, float]) -> Iterator[tuple[str, Seen]]:
-        found = dict(self._of_clients())
+    def _versions(self) -> dict[str, _Version]:
+        """What models make of utterances, by the defence; shadow models are trained once."""
+        about = self._federation, self._victims, self._number
+        behind = {one: defended(*about, one, self._seed) for one in self._defences}
+        found = {one: _Version({}, {}) for one in (NO_DEFENCE, *behind)}
+        for defence, pair, values in self._of_clients(behind):
+            found[defence].clients[pair] = values
         for client, one in counted(self.trials.items(), "membership: shadows", "clients"):
-            items, known = one.items, set(one.population)
-            own, had = self._of_shadows(one)
-            outside = [found[client, name] for name in one.kin]
-            yield (
-                client,
-                Seen(
-                    np.array([start[item] for item in items]),
-                    found[client, client],
-                    _stacked([found[client, name] for name in one.cohort], len(items)),
-                    _stacked([*outside, *np.where(had, np.nan, own)], len(items)),
-                    _stacked(np.where(had, own, np.nan), len(items)),
-                    np.array([item in known for item in items]),
-                ),
+            # All versions together, so that gradients are shared.
+            states, items = self._shadows(client, behind), one.items
+            seen = dict(self._evidence.under(states, lambda _, items=items: items))
+            for defence, version in found.items():
+                own = [values for (name, _), values in seen.items() if name == defence]
+                version.shadows[client] = np.reshape(own, (len(own), len(items), 2))
+        return found
+
+    def _shadows(
+        self, client: str, behind: Mapping[str, Defended]
+    ) -> Iterator[tuple[tuple[str, int], State]]:
+        """A client's shadow models, in all versions."""
+        for at, data in enumerate(self._plans[client]):
+            own = seed64(self._seed, "membership", "shadow", *data)
+            where = self._federation, self._number, self._items
+            state = shadows.train(*where, client, data, own)
+            yield (NO_DEFENCE, at), state
+            for defence, seen in behind.items():
+                # Noise is of nobody's own, and another of each model.
+                yield (defence, at), seen.protect(f"{client} shadow {at}", state)
+
+    def _seen(self, start: Mapping[str, float], sent: _Version, known: _Version) -> dict[str, Seen]:
+        """What the models of clients make of their trials, and the references of an attacker."""
+        found = {}
+        for client, one in self.trials.items():
+            items, population = one.items, set(one.population)
+            had = [np.isin(items, data) for data in self._plans[client]]
+            had = np.reshape(had, (len(had), len(items), 1)).astype(bool)
+            own = known.shadows[client]
+            outside = [known.clients[client, name] for name in one.kin]
+            cohort = [known.clients[client, name] for name in one.cohort]
+            found[client] = Seen(
+                np.array([start[item] for item in items]),
+                sent.clients[client, client],
+                _stacked(cohort, len(items)),
+                _stacked([*outside, *np.where(had, np.nan, own)], len(items)),
+                _stacked(np.where(had, own, np.nan), len(items)),
+                np.array([item in population for item in items]),
             )
+        return found
 
-    def _of_shadows(self, trials: Trials) -> tuple[np.ndarray, np.ndarray]:
-        """What a client's shadow models make of its items, (K, items, 2); which had one of them."""
-        items = trials.items
-        plans = shadows.plan(self._draw, trials, self._pairs, self._seed)
-        states = ((str(at), self._shadow(trials.client, data)) for at, data in enumerate(plans))
-        found = [values for _, values in self._evidence.under(states, lambda _: items)]
-        had = [np.isin(items, data) for data in plans]
-        shape = len(plans), len(items)
-        return np.reshape(found, (*shape, 2)), np.reshape(had, (*shape, 1)).astype(bool)
-
-    def _shadow(self, client: str, data: Sequence[str]) -> State:
-        own = seed64(self._seed, "membership", "shadow", *data)
-        where = self._federation, self._number, self._items
-        return shadows.train(*where, client, data, own)
-
-    def _of_clients(self) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
-        """Whose trials, under whose model: (items, 2), for clients, cohort and kin."""
+    def _of_clients(
+        self, behind: Mapping[str, Defended]
+    ) -> Iterator[tuple[str, tuple[str, str], np.ndarray]]:
+        """The defence, whose trials, under whose model: (items, 2), for clients, cohort and kin."""
         asked: dict[str, list[str]] = {}
         for client, one in self.trials.items():
             for name in dict.fromkeys((client, *one.cohort, *one.kin)):
                 asked.setdefault(name, []).append(client)
         # Models of which much is asked come together, so that their gradients are shared.
         names = sorted(asked, key=lambda name: (-len(asked[name]), name))
-        states = self._victims.states(names)
-        bar = counted(states, "membership: models", "models", len(names))
+        sources = {NO_DEFENCE: self._victims, **behind}
 
-        def wanted(name: str) -> dict[str, None]:
+        def states() -> Iterator[tuple[tuple[str, str], State]]:
+            for name in counted(names, "membership: models", "models"):
+                for defence, source in sources.items():
+                    yield from (((defence, name), state) for _, state in source.states([name]))
+
+        def wanted(key: tuple[str, str]) -> dict[str, None]:
             return dict.fromkeys(
-                item for client in asked[name] for item in self.trials[client].items
+                item for client in asked[key[1]] for item in self.trials[client].items
             )
 
-        for name, values in self._evidence.under(bar, wanted):
-            place = {item: index for index, item in enumerate(wanted(name))}
+        for (defence, name), values in self._evidence.under(states(), wanted):
+            place = {item: index for index, item in enumerate(wanted((defence, name)))}
             for client in asked[name]:
-                yield (client, name), values[[place[item] for item in self.trials[client].items]]
+                own = [place[item] for item in self.trials[client].items]
+                yield defence, (client, name), values[own]
 
     def _gathered(
         self,
         kind: str,
         chosen: Mapping[str, Trials],
-        seen: Mapping[str, Seen],
+        seen: Mapping[Known, Mapping[str, Seen]],
         start: Mapping[str, float],
     ) -> Scored:
         owners, names, folds = [], [], []
@@ -214,19 +287,24 @@ class World:
             owners += [client] * len(tried)
             names += tried
             folds += [number // 2 % _PARTS for number in range(len(tried))]
-        scores: dict[Key, np.ndarray] = {}
-        end = 0
-        for client, one in chosen.items():
-            begin, end = end, end + 2 * len(one.pairs[kind])
-            place = {item: index for index, item in enumerate(one.items)}
-            at = [place[item] for item in names[begin:end]]
-            for key, values in scores_of(seen[client]):
-                # Models that had utterances are of the nearest pairs alone.
-                if not np.isnan(values[at]).any():
-                    scores.setdefault(key, np.full(len(names), np.nan))[begin:end] = values[at]
         clients, members = np.array(owners), np.arange(len(names)) % 2 == 0
         told = self._blind(names, clients, members, np.array(folds), start)
-        return Scored(clients, members, {**told, **scores})
+        scores = {((NO_DEFENCE, ANY), key): values for key, values in told.items()}
+        for known, of_clients in seen.items():
+            end = 0
+            for client, one in chosen.items():
+                begin, end = end, end + 2 * len(one.pairs[kind])
+                place = {item: index for index, item in enumerate(one.items)}
+                at = [place[item] for item in names[begin:end]]
+                for key, values in scores_of(of_clients[client]):
+                    if known[1] == SEMI and key[2] == NOBODY:
+                        # There is nothing to be learnt for it.
+                        continue
+                    # Models that had utterances are of the nearest pairs alone.
+                    if not np.isnan(values[at]).any():
+                        found = scores.setdefault((known, key), np.full(len(names), np.nan))
+                        found[begin:end] = values[at]
+        return Scored(clients, members, scores)
 
     def _blind(
         self,

@@ -124,6 +124,7 @@ class Updates:
         shadows: pairs of models that the attacker trains for each client, as the client trains; 0:
             none, and there are no scores of models that had an utterance.
         held: splits of the experiment's data whose utterances nobody trains on.
+        permutations: of people's classes, by which it is told what attributes are by chance.
     """
 
     defences: tuple[str, ...] = (
@@ -134,6 +135,7 @@ class Updates:
     references: Positive = 16
     shadows: Natural = 2
     held: tuple[str, ...] = ()
+    permutations: Natural = PERMUTATIONS
 
 
 @dataclass(frozen=True)

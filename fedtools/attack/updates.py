@@ -71,12 +71,14 @@ class Updates:
         speakers: of each model; models of clients with several speakers are not there.
         refused: why nothing is known of a model, by its name.
         spec: of the tensors that each has sent.
+        groups: of models that are means, whose they are, see `Defended.group`.
     """
 
     models: dict[str, Update] = field(default_factory=dict)
     speakers: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     spec: Spec = field(default_factory=dict)
+    groups: dict[str, list[str]] = field(default_factory=dict)
 
 
 def find_updates(federation: Federation, rounds: Sequence[int]) -> Updates:
@@ -131,7 +133,7 @@ def behind_defence(
     """
     messages = {name: one.message for name, one in updates.models.items()}
     victims = Victims(messages, updates.refused, updates.speakers)
-    found = replace(updates, models={})
+    found = replace(updates, models={}, groups={})
     row, layout = 0, None
     with atomic_path(path) as temporary, open(temporary, "wb") as file:
         for number in rounds:
@@ -149,6 +151,8 @@ def behind_defence(
                     write_at(file.fileno(), np.ascontiguousarray(value), place)
                 sent = replace(messages[name], path=path, layout=layout, row=row, seals={})
                 found.models[name] = replace(updates.models[name], message=sent)
+                if len(members := seen.group(name)) > 1:
+                    found.groups[name] = members
                 row += 1
     return found
 
@@ -168,6 +172,7 @@ def join(parts: Sequence[Updates], where: Sequence[Path]) -> Updates:
         found.models |= part.models
         found.speakers |= part.speakers
         found.refused |= part.refused
+        found.groups |= part.groups
     found.models = dict(sorted(found.models.items()))
     return found
 
@@ -264,18 +269,22 @@ def multiply(
     updates: Sequence[Update],
     parts: Mapping[str, Sequence[str]],
     piece_bytes: int = PIECE_BYTES,
+    versions: int = 1,
 ) -> Iterator[Products]:
     """The products of all pairs of updates, part by part, each byte of the files being read once.
 
     From each piece a mean over models is taken away, so that what all have in common, which may be
     most of an update, costs no digits; whoever centres the products on a mean of their own gets
-    the same. Pieces are single precision, their sums double. Where an update is not finite, so are
-    its products.
+    the same. What models in two versions have in common may be another thing in each: each version
+    is centred by itself, and the way from the one mean to the other is multiplied apart. Pieces are
+    single precision, their sums double. Where an update is not finite, so are its products.
 
     Args:
         updates: in the order of the products' rows.
         parts: the tensors of each.
         piece_bytes: of all models' single values.
+        versions: in how many, one or two, each model is there: all in the one, then all in the
+            other.
     """
     spec = updates[0].message.layout.spec
     width = max(1, piece_bytes // (4 * len(updates)))
@@ -292,45 +301,80 @@ def multiply(
     left = dict.fromkeys(parts, 0)
     for part, *_ in plan:
         left[part] += 1
-    sums = Products("", np.zeros((count, count)), np.zeros(count))
+    sums = _Sums("", count, versions)
     # One thread reads, the others multiply; more of them than processors wait for one another.
     threads = max(1, len(os.sched_getaffinity(0)) - 1)
     limited = threadpool_limits(threads, "blas")
     with Reader(updates) as reader, ThreadPoolExecutor(1) as ahead, limited:
 
-        def read(number: int) -> tuple[np.ndarray, np.ndarray]:
+        def read(number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             _, name, begin, length = plan[number]
             if number + 1 < len(plan):
                 reader.expect(*plan[number + 1][1:])
             out = buffers[number % 2][: count * length].reshape(count, length)
-            return out, _centre(reader.read(name, begin, out))
+            parts = np.split(reader.read(name, begin, out), versions)
+            squares, means = zip(*map(_centre, parts), strict=True)
+            return out, np.concatenate(squares), means[-1] - means[0]
 
         coming = ahead.submit(read, 0) if plan else None
         for number, (part, *_) in enumerate(plan):
-            piece, squares = coming.result()
+            found = coming.result()
             # The other buffer is free: what was in it has been added.
             coming = ahead.submit(read, number + 1) if number + 1 < len(plan) else None
             if sums.part != part:
-                sums = Products(part, np.zeros((count, count)), np.zeros(count))
-            sums.squares += squares
-            with np.errstate(over="ignore", invalid="ignore"):
-                for begin in range(0, piece.shape[1], _AT_ONCE):
-                    some = piece[:, begin : begin + _AT_ONCE]
-                    sums.products += some @ some.T
+                sums = _Sums(part, count, versions)
+            sums.add(*found)
             left[part] -= 1
             if not left[part]:
-                yield sums
+                yield sums.result()
 
 
-def _centre(piece: np.ndarray) -> np.ndarray:
+class _Sums:
+    """The products of one part, as pieces come.
+
+    Args:
+        part: its name.
+        count: of updates.
+        versions: see `multiply`.
+    """
+
+    def __init__(self, part: str, count: int, versions: int):
+        self.part, self._versions = part, versions
+        self._products, self._squares = np.zeros((count, count)), np.zeros(count)
+        # Of the step from the first version's mean to the second's: its products, and its square.
+        self._along, self._length = np.zeros(count), 0.0
+
+    def add(self, piece: np.ndarray, squares: np.ndarray, step: np.ndarray) -> None:
+        """A piece, (updates, values), each version from its own mean; the step between these."""
+        self._squares += squares
+        with np.errstate(over="ignore", invalid="ignore"):
+            for begin in range(0, piece.shape[1], _AT_ONCE):
+                some = piece[:, begin : begin + _AT_ONCE]
+                self._products += some @ some.T
+                if self._versions > 1:
+                    own = step[begin : begin + _AT_ONCE]
+                    self._along += some @ own
+                    self._length += float(own @ own)
+
+    def result(self) -> Products:
+        """All of them, both versions from the first one's mean."""
+        if self._versions > 1:
+            second = np.arange(len(self._products)) >= len(self._products) // 2
+            self._products[:, second] += self._along[:, None]
+            self._products[second] += self._along
+            self._products[np.ix_(second, second)] += self._length
+        return Products(self.part, self._products, self._squares)
+
+
+def _centre(piece: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Take the mean of near models away from a piece, (models, values), in place.
 
     What is not finite becomes zeros: others' products are what they would be without it.
 
     Returns:
-        (models,), the squares as they were, which tell.
+        (models,), the squares as they were, which tell; and the mean, (values,).
     """
-    total = np.zeros(len(piece))
+    total, mean = np.zeros(len(piece)), np.zeros(piece.shape[1], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for begin in range(0, piece.shape[1], _AT_ONCE):
             some = piece[:, begin : begin + _AT_ONCE]
@@ -341,5 +385,7 @@ def _centre(piece: np.ndarray) -> np.ndarray:
                 some[~whole] = 0
             near = whole & (squares <= _FAR * np.median(squares[whole])) if whole.any() else whole
             if near.any():
-                some -= (near / near.sum()).astype(np.float32) @ some
-    return total
+                middle = mean[begin : begin + _AT_ONCE]
+                middle[:] = (near / near.sum()).astype(np.float32) @ some
+                some -= middle
+    return total, mean

@@ -192,7 +192,7 @@ def decide(
         names: of the matrices' rows and columns.
         matrices: an attacker of `fedtools.attack.knowledge`, or "-" without a defence; a layer,
             what scores are of, and scores (models, models), large where the speakers seem the same.
-            Rows are enrolled.
+            Rows are enrolled. A pair whose score is NaN is no trial.
         main: the scores that are also written for each trial, and what their files' names begin
             with.
         defence: of the clients, see `fedtools.attack.defences`.
@@ -204,11 +204,17 @@ def decide(
     alone = _one_of_each_person(models)
     place = [index for index, name in enumerate(names) if speakers.get(name) in alone]
     owners = [speakers[names[index]] for index in place]
+    lacking = dict[tuple[str, str], None]()
     for attacker, layer, way, matrix in matrices:
         # Of all models, whatever they share, but of no person twice.
-        legal = _legal(risk(matrix[np.ix_(place, place)], owners))
-        for kind, some in trials.items():
-            scores = some.scores(matrix, names, names)
+        pairs = matrix[np.ix_(place, place)]
+        known = not np.isnan(pairs).any()
+        legal = _legal(risk(pairs, owners) if known else Risk(np.nan, np.nan, len(alone)))
+        for kind, every in trials.items():
+            some, scores = _scored(every, every.scores(matrix, names, names))
+            if not some.targets.any() or some.targets.all():
+                lacking[kind, attacker] = None
+                continue
             figures = judge(
                 scores, some, speakers, resamples=resamples, seed=seed, ratios=way in RATIOS
             )
@@ -218,7 +224,25 @@ def decide(
             if way in main:
                 who = "" if attacker == ANY else f".{attacker}"
                 write_scores(out / f"{main[way]}.{layer}{who}.{kind}", some, scores)
+    _tell_of(lacking, attack)
     return write_figures(out, attack, rows)
+
+
+def _tell_of(lacking: Iterable[tuple[str, str]], attack: str) -> None:
+    """Say on stderr which trials of which attacker have no figures."""
+    for kind, attacker in lacking:
+        who = f"{attacker} attacker" if attacker != ANY else "any attacker"
+        problem = "no pair of one speaker, or of two, without an update on both sides"
+        print(f"{attack}, {kind} trials, {who}: {problem}", file=sys.stderr)
+
+
+def _scored(trials: Trials, scores: np.ndarray) -> tuple[Trials, np.ndarray]:
+    """The trials that have a score."""
+    if not (missing := np.isnan(scores)).any():
+        return trials, scores
+    place = np.flatnonzero(~missing)
+    sides = ([side[index] for index in place] for side in (trials.enrolled, trials.test))
+    return Trials(*sides, trials.targets[place]), scores[place]
 
 
 def _one_of_each_person(models: Mapping[str, Model]) -> set[str]:

@@ -28,6 +28,7 @@ GROUPS = (
     "attack_membership",
     "attack_weights",
     "attack_attributes",
+    "attack_utility",
     "attack_speech",
 )
 

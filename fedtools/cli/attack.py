@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import typer
 
@@ -44,6 +44,12 @@ DEFENCE = typer.Option(
     "",
     help="What clients do to updates first: clip=1+noise=0.5, bits=8, keep=A,B, mean=4. " + UNITS,
 )
+UNDEFENDED = typer.Option(
+    [],
+    metavar="DIR",
+    help="Where DIR... are behind a defence: footprints of the same models without it, which an "
+    "attacker has who does not know the defence; may come several times.",
+)
 
 
 def show(columns: Sequence[str], rows: Iterable[Mapping[str, object]], left: str) -> None:
@@ -65,14 +71,31 @@ def rounds_of(given: list[int]) -> list[int]:
     return sorted(given)
 
 
-def read_prints(
-    folders: list[Path], models: Path | None, cohort: Sequence[Path] = ()
-) -> tuple[Prints, dict[str, Model], dict[str, Model], Path]:
-    """DIR... OUT: the footprints in all folders, what is known of their models, and OUT.
+class Read(NamedTuple):
+    """The footprints of DIR... OUT, and OUT.
 
-    Those in the folders of a cohort are the last ones, and what is known of them is apart.
+    Attributes:
+        prints: in all folders, those of a cohort last.
+        undefended: of the same models without the defence; None where there is none.
+        attacked, cohort: what is known of the models.
+        out: the last folder.
     """
-    from fedtools.attack.footprint_files import join, read_footprints
+
+    prints: Prints
+    undefended: Prints | None
+    attacked: dict[str, Model]
+    cohort: dict[str, Model]
+    out: Path
+
+
+def read_prints(
+    folders: list[Path],
+    models: Path | None,
+    cohort: Sequence[Path] = (),
+    plain: Sequence[Path] = (),
+) -> Read:
+    """Read DIR... OUT, the folders of a cohort, and those of footprints without the defence."""
+    from fedtools.attack.footprint_files import join, read_footprints, undefended
     from fedtools.attack.verify import known_speakers
 
     if len(folders) < 2:
@@ -81,10 +104,12 @@ def read_prints(
     every = [*folders, *cohort]
     read = [read_footprints(folder) for folder in every]
     prints = join(read, every)
+    before = undefended(prints, [read_footprints(folder) for folder in plain], plain)
     known = known_speakers(prints.models, prints.speakers, models)
     given = {name for one in read[len(folders) :] for name in one.models}
     attacked = {name: model for name, model in known.items() if name not in given}
-    return prints, attacked, {name: known[name] for name in known if name in given}, out
+    others = {name: known[name] for name in known if name in given}
+    return Read(prints, before, attacked, others, out)
 
 
 @command("features", "Attacks", to=attack)
@@ -223,6 +248,7 @@ def a1(
         help="Footprints of other people, for the score cohort; may come several times. Default: "
         "of each trial, those in DIR... of neither of its two.",
     ),
+    undefended: list[Path] = UNDEFENDED,
     config: Path = typer.Option(None, help="YAML with a section a1: alpha, scores, others."),
     set_: list[str] = SET,
     others: int = OTHERS,
@@ -236,8 +262,12 @@ def a1(
     normed by their scores (cohort). With --models, targets of the same recording and of other
     recordings have rows of their own. Intervals are 95 %.
 
-    Reads: DIR/footprints.<job>.* and models.<job>.tsv, those of --cohort, too; the TSV of --models;
-    section a1 of the YAML of --config.
+    Behind a defence there are rows of three attackers. ignorant: enrols, and has learnt from,
+    undefended models; lazy-informed: enrols defended ones; semi-informed: has learnt from them,
+    too, which the score cohort alone does.
+
+    Reads: DIR/footprints.<job>.* and models.<job>.tsv, those of --cohort and --undefended, too; the
+    TSV of --models; section a1 of the YAML of --config.
 
     Writes: OUT/a1.tsv; a score for each trial, and DET curves, beside it.
 
@@ -249,8 +279,17 @@ def a1(
     from fedtools.files.config import read_section
 
     options = given_by(read_section(A1, config, "a1", set_), others=others)
-    prints, known, others_known, out = read_prints(folders, models, cohort)
-    rows = run(prints, known, out, options, cohort=others_known, resamples=resamples, seed=seed)
+    read = read_prints(folders, models, cohort, undefended)
+    rows = run(
+        read.prints,
+        read.attacked,
+        read.out,
+        options,
+        cohort=read.cohort,
+        undefended=read.undefended,
+        resamples=resamples,
+        seed=seed,
+    )
     show(COLUMNS, rows, "llllll")
 
 
@@ -312,73 +351,3 @@ def a2(
     one, other = (open_experiment(path, ngpu) for path in (known, attacked))
     rows = run(one, other, indicator, models, out, training, look)
     show(COLUMNS, rows, "llllll")
-
-
-@command("utility", "Attacks", to=attack)
-def utility(
-    experiment: Path = EXPERIMENT,
-    out: Path = typer.Argument(..., metavar="TSV", help="A row for each defence."),
-    round_: int = typer.Option(..., "--round", min=1, help="In which models were sent."),
-    defence: list[str] = typer.Option(
-        ..., help=f"none, clip=1+noise=0.5, bits=8, keep=A,B; may come several times. {UNITS}"
-    ),
-    split: str = typer.Option("valid", help="Of the experiment's data, to measure on."),
-    seed: int = typer.Option(0, min=0, help="Of noise."),
-    ngpu: int = NGPU,
-) -> None:
-    """Measure what defences cost in WER or accuracy.
-
-    The mean of the defended models as the next one: the WER of a greedy search without a language
-    model, or the accuracy, in %. The first row, "nothing sent", is of the model that the round
-    began with. Clients have the weights that the experiment's method gives them.
-
-    Reads: EXP/round_<number>/update.<job>.* and global.safetensors; the data of the split.
-
-    Writes: TSV.
-
-    Example in egs/tedlium3/attack1: fedtools attack utility exp/mini/part2 \
-        exp/mini/updates/utility.tsv --round 1 --defence none --defence clip=1+noise=1
-    """
-    from fedtools.attack.defences import UTILITY, without_updates
-    from fedtools.attack.defences import utility as measure
-    from fedtools.attack.victims import sound_victims
-    from fedtools.files.tables import write_tsv
-
-    federation = open_experiment(experiment, ngpu)
-    rows = [without_updates(federation, round_, split)]
-    victims = sound_victims(federation, [round_])
-    rows += [measure(federation, victims, round_, one, split, seed) for one in defence]
-    write_tsv(out, UTILITY, rows)
-    show(UTILITY, rows, "ll")
-
-
-@command("defences", "Attacks", to=attack)
-def defences(
-    out: Path = typer.Argument(..., metavar="TABLE", help="A TSV to be written."),
-    folders: list[str] = typer.Argument(
-        ...,
-        metavar="DEFENCE DIR [DEFENCE DIR]...",
-        help="What attacks a1, weights and attributes have left; none first.",
-    ),
-    utility: Path = typer.Option(..., metavar="TSV", help="What attack utility has written."),
-) -> None:
-    """Put defences side by side: cost, and what they leave.
-
-    The attacks are A1, that on updates (weights) and that on sex (attributes).
-
-    Reads: DIR/a1.tsv, weights.tsv and attributes.tsv; the TSV of --utility.
-
-    Writes: TABLE.
-
-    Example in egs/tedlium3/attack1: fedtools attack defences exp/mini/updates/defences.tsv none \
-        exp/mini/updates/defence0 clip=1+noise=1 exp/mini/updates/defence2 --utility \
-        exp/mini/updates/utility.tsv
-    """
-    from fedtools.files.tables import read_tsv
-    from fedtools.report.defences import merge_defences
-
-    if len(folders) % 2:
-        raise typer.BadParameter("a defence without a folder", param_hint="DEFENCE DIR")
-    pairs = list(zip(folders[::2], map(Path, folders[1::2]), strict=True))
-    columns = merge_defences(pairs, utility, out)
-    show(columns, read_tsv(out, columns), "l")

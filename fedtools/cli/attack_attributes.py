@@ -9,7 +9,7 @@ import typer
 
 from fedtools.attack.options import PERMUTATIONS
 from fedtools.cli.app import command
-from fedtools.cli.attack import attack, read_prints, show
+from fedtools.cli.attack import UNDEFENDED, attack, read_prints, show
 from fedtools.cli.report import RESAMPLES
 
 
@@ -27,6 +27,7 @@ def attributes(
     bins: str = typer.Option(
         None, metavar="A,B,...", help="Where classes of a table of numbers begin: 20,40 of ages."
     ),
+    undefended: list[Path] = UNDEFENDED,
     permutations: int = typer.Option(PERMUTATIONS, min=0, help="Of classes, for chance."),
     resamples: int = RESAMPLES,
     seed: int = typer.Option(0, min=0, help="Of everything random."),
@@ -35,15 +36,17 @@ def attributes(
 
     They are told by a classifier of other speakers' footprints, of any number of classes. Accuracy
     is the mean of the classes' (plain: of all models), AUC that of each class against all others.
-    Intervals are 95 %, over speakers; permuted is the AUC of permuted classes.
+    Intervals are 95 %, over speakers; permuted is the AUC of permuted classes. Behind a defence
+    there are rows of an ignorant attacker, whose classifier learnt from undefended models, and of a
+    semi-informed one, whose learnt from defended ones.
 
-    Reads: DIR/footprints.<job>.* and models.<job>.tsv; the TSV of --models; each FILE of --table,
-    and utt2spk beside a utt2X.
+    Reads: DIR/footprints.<job>.* and models.<job>.tsv, those of --undefended, too; the TSV of
+    --models; each FILE of --table, and utt2spk beside a utt2X.
 
     Writes: OUT/attributes.tsv.
 
     Example in egs/tedlium3/attack1: fedtools attack attributes exp/mini/part2/footprints.relu \
-        exp/mini/updates --models data/mini/models.tsv
+        exp/mini/part2/attacks --models data/mini/models.tsv
     """
     from fedtools.attack.attributes import COLUMNS, SEX
     from fedtools.attack.attributes import attack as run
@@ -52,15 +55,23 @@ def attributes(
     if models is None and not table:
         raise typer.BadParameter("neither --models nor --table", param_hint="--table")
     edges = _ascending(bins)
-    prints, known, _, out = read_prints(folders, models)
+    read = read_prints(folders, models, (), undefended)
+    known = read.attacked
     found = read_attributes(table, {name: one.speaker for name, one in known.items()}, edges)
     if models is not None:
         found = {SEX: {name: one.gender for name, one in known.items()}, **found}
     people = {name: one.person or one.speaker for name, one in known.items()}
     rows = run(
-        prints, people, found, out, permutations=permutations, resamples=resamples, seed=seed
+        read.prints,
+        people,
+        found,
+        read.out,
+        undefended=read.undefended,
+        permutations=permutations,
+        resamples=resamples,
+        seed=seed,
     )
-    show(COLUMNS, rows, "ll")
+    show(COLUMNS, rows, "llll")
 
 
 def _ascending(text: str | None) -> list[float]:

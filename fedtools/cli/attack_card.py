@@ -35,7 +35,7 @@ def card(
     Writes: card.tsv, card.md and card.png in the folder of --results; the page of --page, and the
     picture beside it.
 
-    Example in egs/tedlium3/attack1: fedtools attack card exp/mini/part2 --results exp/mini/updates
+    Example in egs/tedlium3/attack1: fedtools attack card exp/mini/part2
     """
     from fedtools.report.card import read_card
     from fedtools.report.card_page import put_on_page, write_card

@@ -44,7 +44,9 @@ def weights(
     The cosine of what clients changed, part by part, centred on what other people did; all parts
     together, by logistic regression trained on other people; and what a first layer's update tells
     of the client's input: of all of it, and of what is constant there, such as an i-vector. Where
-    there is nothing to attack, a line says why.
+    there is nothing to attack, a line says why. Behind a defence there are rows of three attackers.
+    ignorant: enrols, and has learnt from, undefended updates; lazy-informed: enrols defended ones;
+    semi-informed: has learnt from them, too.
 
     Reads: EXP/round_<number>/update.<job>.* and global.safetensors, those of the experiments of
     --cohort, too; the training data, to tell how right the read-out is; the TSV of --models;

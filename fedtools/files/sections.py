@@ -158,6 +158,7 @@ class Sets:
         hours_g: of speech that the global model is trained on.
         seconds_per_model: of speech that a personalised model is trained on.
         valid_share: of Train-G's utterances, to tune by and to measure.
+        held_seconds: of speech of a part's speaker that none of its models has, to measure on.
     """
 
     partition: Literal["legacy", "speaker-adaptation"] = "speaker-adaptation"
@@ -165,6 +166,7 @@ class Sets:
     hours_g: AboveZero = 200
     seconds_per_model: AboveZero = 240
     valid_share: Share = 0.02
+    held_seconds: NonNegative = 10
 
 
 @dataclass(frozen=True)

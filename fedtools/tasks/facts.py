@@ -28,6 +28,7 @@ class Facts:
         columns: what `Task.measure` gives, in the order of a table.
         rate: the column by which models are compared, and ...
         sign: ... 1 if less of it is better, -1 if more is.
+        counted: the column of what `errors` are counted of, where there are errors.
         identity: (data directory, whether labels are read) to what tells the data from others.
         reads_labels: the section `training` of the options to whether training reads labels.
         files: (folders by split, assets by name, where the options were read from) to the files
@@ -50,6 +51,7 @@ class Facts:
     by_client: bool
     reads_labels: Callable[[Mapping[str, object]], bool] = lambda training: True
     frozen_model: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda model: model
+    counted: str = ""
 
     @property
     def header(self) -> tuple[str, ...]:

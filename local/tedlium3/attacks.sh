@@ -3,14 +3,24 @@
 # caller's options and folders.
 # shellcheck disable=SC2154  # run.sh's options and folders, and the commands of cmd.sh
 
-# The list of experiments: the global model, and federations of one round, which begin with it and whose
-# clients are a part's speakers.
-plan() {
+# Of the parts that have any: utterances of their speakers of which no model has anything.
+held_sets() {
     local part
+    for part in part1 part2; do
+        [ ! -d "${data}/${part}_held" ] || echo "${part}_held"
+    done
+}
+
+# The list of experiments: the global model, and federations of one round, which begin with it and whose
+# clients are a part's speakers. What defences cost is measured on these, and on the Indicator's.
+plan() {
+    local part own
     experiment "${global}" - "${seed}" baseline centralized "${train}" "${valid}" "${assets[@]}"
     for part in part1 part2; do
+        own=(--data "newcomers=${data}/indicator${iv}")
+        [ ! -d "${data}/${part}_held" ] || own+=(--data "held=${data}/${part}_held${iv}")
         experiment "${exp}/${part}" "${global}" "${seed}" methods.fedavg fedavg \
-            "${part}${sp}${iv}" "${valid}" --start "${global}/model.safetensors" "${assets[@]}" \
+            "${part}${sp}${iv}" "${valid}" "${own[@]}" --start "${global}/model.safetensors" "${assets[@]}" \
             ${local_epochs:+--set "method_conf.local_epochs=${local_epochs}"}
     done
 }

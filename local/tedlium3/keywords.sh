@@ -10,7 +10,7 @@ network=mhattrnn                # of its config
 config=${kws}/conf/mini.yaml    # with a section updates
 rounds=6                        # of FedAvg
 spk2gender=${kws}/downloads/speech_commands_mini/spk2gender  # empty: unknown, no attack on sex
-out=exp/keywords                # gets the experiment and updates/, for run.sh --others
+out=exp/keywords                # gets the experiment, fedavg; run.sh --others takes fedavg/attacks
 defences=                       # of updates; default: the config's, updates.defences
 seed=0
 nj=2
@@ -39,6 +39,6 @@ if [ -n "${spk2gender}" ]; then
     done | cat <(printf 'model\tspeaker\tgender\ttalks\n') - >"${out}/models.tsv"
     models=(--models "${out}/models.tsv")
 fi
-utils/attack_updates.sh --exp "${exp}" --indicator "${clips}/test" --out "${out}/updates" \
-    --rounds "$((rounds - 1)) ${rounds}" "${models[@]}" --defences "${defences}" --config "${config}" \
+utils/attack_updates.sh --exp "${exp}" --indicator "${clips}/test" "${models[@]}" \
+    --rounds "$((rounds - 1)) ${rounds}" --defences "${defences}" --config "${config}" \
     --seed "${seed}" --nj "${nj}" --ngpu "${ngpu}"

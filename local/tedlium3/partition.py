@@ -4,6 +4,7 @@
     Part-1, -2  one or two adaptation sets of each speaker, each for a personalised model; or one or
                 two of each of its talks
     Indicator   some utterances of each speaker of the corpus' dev and test sets
+    held        of a part's speakers some utterances that are in none of their models
 
 A speaker, the unit that no two of them share, is a person or a talk.
 
@@ -61,6 +62,8 @@ class Wanted:
         valid: the share of Train-G's utterances that are for validation.
         models_of: "speaker" for two adaptation sets of each, or "talk" for two of each talk, so
             that a speaker has pairs of models that share a recording, and others that do not.
+        held: seconds of each speaker of a part that are in none of its models, at least, where
+            there are so many.
     """
 
     unit: str
@@ -71,6 +74,7 @@ class Wanted:
     indicator: int
     valid: float
     models_of: str = "speaker"
+    held: float = 0.0
 
 
 @dataclass
@@ -139,7 +143,10 @@ def partition(
             for number, utterances in enumerate(models[name], 1)
         }
         result.sets[part] = [u for one in result.models[part].values() for u in one]
-        left = sum(len(speakers[name]) for name in names) - len(result.sets[part])
+        held = [u for name in names for u in spare(speakers[name], models[name], wanted)]
+        if held:
+            result.sets[f"{part}_held"] = held
+        left = sum(len(speakers[name]) for name in names) - len(result.sets[part]) - len(held)
         dropped["beyond the adaptation sets"] += left
     taken = {*train_g, *parts[0], *parts[1]}
     for name in speakers.keys() - taken:
@@ -290,6 +297,21 @@ def cut(utterances: list[Utterance], wanted: Wanted) -> list[list[Utterance]]:
     rest = [u for u in utterances if u not in used]
     sets = [first, fill(rest, wanted.seconds)]
     return [own for own in sets if seconds_of(own) >= FEWEST * wanted.seconds]
+
+
+def spare(
+    utterances: list[Utterance], sets: list[list[Utterance]], wanted: Wanted
+) -> list[Utterance]:
+    """A speaker's utterances, drawn, of which no adaptation set has anything."""
+    used = {u for own in sets for u in own}
+    taken: list[Utterance] = []
+    used |= overlapping(utterances, used)
+    rest = [u for u in utterances if u not in used]
+    for utterance in draw(rest, wanted, "held"):
+        if seconds_of(taken) >= wanted.held:
+            break
+        taken.append(utterance)
+    return taken
 
 
 def fill(utterances: Iterable[Utterance], seconds: float) -> list[Utterance]:

@@ -9,6 +9,8 @@ acoustic models in a federated learning framework", ICASSP 2022 (see partition.p
     OUT/train_g, OUT/valid      Train-G, and of its speakers' utterances a few to tune by
     OUT/part1, OUT/part2        where each personalised model is a client of utt2client, called
                                 <speaker>-m1, <speaker>-m2, ...; model2speaker says whose it is
+    OUT/part1_held, part2_held  of their speakers utterances of which no model has anything, where
+                                there are some
     OUT/indicator               utterances of the speakers of the corpus' dev and test sets
     OUT/speakers.tsv            speaker, set, gender, person, talks, utterances, seconds, models
     OUT/models.tsv              model, part, speaker, gender, talks, utterances, seconds
@@ -45,6 +47,8 @@ from fedtools.files.sections import Sets
 from fedtools.files.tables import write_tsv
 
 DIRECTORIES = ("train_g", "valid", "part1", "part2", "indicator")
+# Of who is in a part, with nothing of what its models have.
+HELD = ("part1_held", "part2_held")
 TABLES = ("speakers.tsv", "models.tsv", "partition.txt")
 
 
@@ -80,7 +84,7 @@ def write_all(out: Path, result: Partitions, unit: str, report: str) -> None:
     new, old = out / ".new", out / ".old"
     shutil.rmtree(new, ignore_errors=True)
     try:
-        for name in DIRECTORIES:
+        for name in (*DIRECTORIES, *(name for name in HELD if name in result.sets)):
             data = data_dir(new / name, result.sets[name], unit)
             models = result.models.get(name, {})
             data.utt2client = {
@@ -98,10 +102,11 @@ def write_all(out: Path, result: Partitions, unit: str, report: str) -> None:
         write_text(new / "partition.txt", report)
         shutil.rmtree(old, ignore_errors=True)
         old.mkdir()
-        for name in (*DIRECTORIES, *TABLES):
+        for name in (*DIRECTORIES, *HELD, *TABLES):
             with suppress(FileNotFoundError):
                 (out / name).rename(old / name)
-            (new / name).rename(out / name)
+            if (new / name).exists():
+                (new / name).rename(out / name)
     finally:
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
@@ -150,6 +155,7 @@ def prepare(options: argparse.Namespace) -> None:
         options.indicator_utterances,
         options.valid,
         options.models_of,
+        options.held_seconds,
     )
     faults, usable = dropped.faults(), len(train) + len(held_out)
     for reason, place in sorted(dropped.first.items()):
@@ -179,9 +185,14 @@ def above_0(text: str) -> float:
     return value
 
 
+def from_0(text: str) -> float:
+    """Read a finite number from 0."""
+    return 0.0 if text in ("0", "0.0") else above_0(text)
+
+
 def share(text: str) -> float:
     """Read a number from 0 to 1."""
-    value = 0.0 if text == "0" else above_0(text)
+    value = from_0(text)
     if value > 1:
         raise argparse.ArgumentTypeError("a number from 0 to 1 is wanted, as in 0.02")
     return value
@@ -223,6 +234,12 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     seconds = "speech of a personalised model (default: %(default)g)"
     default = float(Sets.seconds_per_model)
     add("--seconds-per-model", type=above_0, default=default, metavar="S", help=seconds)
+    held = (
+        "speech of each speaker of a part that none of its models has, where there is so much; 0:"
+    )
+    held += " none (default: %(default)g)"
+    default = float(Sets.held_seconds)
+    add("--held-seconds", type=from_0, default=default, metavar="S", help=held)
     two = "two models of each speaker, of different talks where there are some, or of each talk"
     two += " (default: %(default)s)"
     add("--models-of", choices=("speaker", "talk"), default="speaker", help=two)

@@ -178,8 +178,7 @@ def updates_tables(caption: str, names: str, folder: Path) -> Iterable[str]:
     name, _, one = names.partition(":")
     one = one or name
     tables = (
-        (f"{name}: defences, what they cost and what they leave of the attacks", "defences.tsv"),
-        (f"{name}: the speaker's sex, by layer, without a defence", "defence0/attributes.tsv"),
+        (f"{name}: attributes of speakers, by layer, without a defence", "defence0/attributes.tsv"),
         (f"{one}: membership of a client's training data", "membership.tsv"),
     )
     weights = folder / "defence0" / "weights.tsv"
@@ -190,28 +189,15 @@ def updates_tables(caption: str, names: str, folder: Path) -> Iterable[str]:
             "`constant` are read out of the first layer, `together` is a regression of all."
         )
         yield updates_table(rows)
-    if not any((folder / path).exists() for _, path in tables):
-        raise UserError("none of what utils/attack_updates.sh leaves", path=folder)
+    card = folder / "card.md"
+    if not card.exists():
+        raise UserError("no card.md", path=folder, remedy="run utils/attack_updates.sh")
+    yield f"{caption}, {name}; membership and costs are of {one} alone."
+    yield read_text(card)
     for title, path in tables:
         if (folder / path).exists() and (rows := read_tsv(folder / path, None)):
-            # As code: what is not sent is told by patterns, with stars.
-            cells = [
-                [f"`{cell}`" if name == "Defence" else cell for name, cell in row.items()]
-                for row in rows
-            ]
-            columns = list(rows[0])
-            told = cost_note(columns[1], one) if "Defence" in columns else ""
-            yield f"**{caption}, {title}**{told}"
-            yield format_markdown(columns, cells)
-
-
-def cost_note(rate: str, name: str) -> str:
-    """What the column of costs is of, and the row that they are compared with."""
-    search = ", without a language model" if "WER" in rate else ""
-    return (
-        f". {rate}: of the mean of the models of {name}, as they are sent, on the experiment's "
-        f"validation data{search}; `nothing sent`: of the model that the round began with."
-    )
+            yield f"**{caption}, {title}**"
+            yield format_markdown(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> None:

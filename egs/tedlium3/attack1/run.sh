@@ -12,11 +12,12 @@ ngpu=0                  # 1: train and look at models on a GPU
 seed=0                  # of training and of trials
 partition_seed=0        # decides which speakers are in which set
 unit=                   # a speaker: person, or talk, the paper's, of which both models then are;
-                        # defaults of this and of the next four are in the config, section sets
+                        # defaults of this and of the next five are in the config, section sets
 partition=              # of the corpus: legacy or speaker-adaptation
 hours_g=                # of speech that the global model is trained on
 seconds_per_model=      # of speech that a personalised model is trained on
 valid_share=            # of Train-G's utterances, to tune by and measure
+held_seconds=           # of speech of a part's speaker that none of its models has, to measure on
 speakers=               # of Train-G, Part-1 and Part-2, such as 880,736,634; default: by the hours
 models_of=speaker       # two models of each speaker, or of each talk: pairs of one recording, too
 mini_corpus=            # options of local/mini.py, such as "--speakers 180 --talks 2 --channels 2"
@@ -63,7 +64,7 @@ fi
 : "${tag:=$(basename "${corpus}")${of}}" "${config:=conf/paper.yaml}"
 : "${release:=$(basename "${corpus}")}"
 take_options "${config}" sets.{unit,partition,hours_g,seconds_per_model,valid_share} \
-    a1.parts a2.layers updates.defences
+    sets.held_seconds a1.parts a2.layers updates.defences
 data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 : "${results:=${exp}/RESULTS.md}"
 [ -n "${criterion}" ] || take_options "${config}" model.criterion
@@ -87,6 +88,7 @@ options=(--partition "${partition}" --unit "${unit}" --seed "${partition_seed}")
 options+=(--hours-g "${hours_g}" --seconds-per-model "${seconds_per_model}")
 options+=(--valid "${valid_share}" ${speakers:+--speakers "${speakers}"})
 [ "${models_of}" = speaker ] || options+=(--models-of "${models_of}")
+[ "${held_seconds}" = 10 ] || options+=(--held-seconds "${held_seconds}")
 corpora+=${mini_corpus:+"mini.py ${mini_corpus} "}
 ! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
 ! begins 2 || keep_options "${exp}" "--volumes ${volumes}${speeds:+" --speeds ${speeds}"}" 2
@@ -101,10 +103,12 @@ if begins 1; then
     log "Stage 1: data directories in ${data}"
     [ -n "${TEDLIUM}" ] || local/mini.py "$(dirname "${corpus}")" "${spoken[@]}"
     local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}"
-    for set in train_g valid part1 part2 indicator; do
+    mapfile -t held < <(held_sets)
+    for set in train_g valid part1 part2 indicator "${held[@]}"; do
         utils/validate_data_dir.py --no-feats "${data}/${set}"
     done
 fi
+mapfile -t held < <(held_sets)
 
 if begins 2; then
     log "Stage 2: MFCC in ${dump}"
@@ -115,7 +119,7 @@ if begins 2; then
         [ "${volumes}" = false ] || fedtools perturb-volume "${data}/${set}${speeds:+_sp}" \
             "${data}/${set}${sp}" --seed "${partition_seed}"
     done
-    extract_features {train_g,part1,part2}"${sp}" valid indicator
+    extract_features {train_g,part1,part2}"${sp}" valid indicator "${held[@]}"
 fi
 
 if begins 3 && [ "${ivectors}" = true ]; then
@@ -123,7 +127,7 @@ if begins 3 && [ "${ivectors}" = true ]; then
     ${train_cmd} "${exp}/log/ivectors.log" fedtools train-ivectors "${data}/train_g${sp}" \
         "${exp}/ivectors" --gaussians "$(setting ivectors.gaussians)" \
         --dimension "$(setting ivectors.dimension)" --hours "$(setting ivectors.hours)"
-    for set in {train_g,part1,part2}"${sp}" valid indicator; do
+    for set in {train_g,part1,part2}"${sp}" valid indicator "${held[@]}"; do
         tabbed "${data}/${set}" "${exp}/ivectors" "${data}/${set}${iv}" "${dump}/${set}${iv}"
     done | each "${cpu_cmd}" append fedtools append-ivectors --per "${ivectors_per}"
 fi
@@ -164,14 +168,16 @@ if begins 8; then attack_a2; fi
 
 if begins 9; then
     log "Stage 9: defences on both parts' models, and what else these give away"
-    utils/attack_updates.sh --exp "${exp}/part2" --with "${exp}/part1" --out "${exp}/updates" \
+    splits=newcomers
+    [ ! -d "${data}/part2_held" ] || splits="held newcomers"
+    utils/attack_updates.sh --exp "${exp}/part2" --with "${exp}/part1" --splits "${splits}" \
         --indicator "${data}/indicator${iv}" --models "${data}/models.tsv" --part "${parts##* }" \
         --defences "${defences}" --config "${config}" --seed "${seed}" --nj "${nj}" --ngpu "${ngpu}"
 fi
 
 if begins 10; then
-    updates=()
-    [ ! -e "${exp}/updates/defences.tsv" ] || updates=("Part-1 and Part-2:Part-2=${exp}/updates")
+    updates=() attacks=${exp}/part2/attacks
+    [ ! -e "${attacks}/card.md" ] || updates=("Part-1 and Part-2:Part-2=${attacks}")
     for other in ${others}; do updates+=("${other}"); done
     local/report.py "${exp}" "${data}" "${results}" --section "${section}" "${mini[@]}" \
         "${updates[@]/#/--updates=}" \

@@ -29,6 +29,7 @@ FACTS = TASKS.register("asr")(
         columns=("utterances", "loss", "words", "errors", "wer"),
         rate="wer",
         sign=1,
+        counted="words",
         identity=of_utterances,
         files=_files,
         clients=clients_of_utterances,

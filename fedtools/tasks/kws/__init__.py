@@ -26,6 +26,7 @@ FACTS = TASKS.register("kws")(
         columns=("clips", "loss", "errors", "accuracy"),
         rate="accuracy",
         sign=-1,
+        counted="clips",
         identity=of_clips,
         files=_files,
         clients=lambda folder: Clips.read(folder).clients,

@@ -1,0 +1,119 @@
+"""What is read out of the first layers of many models, beside what is true of their clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.attack.changes import NOT_APPLICABLE, OK, Models, Told
+from fedtools.attack.options import Weights
+from fedtools.attack.readout import (
+    First,
+    as_first_layer_sees,
+    constant_columns,
+    first_layer,
+    read_out,
+)
+from fedtools.attack.updates import NotApplicable, Updates
+from fedtools.federation.federation import Federation
+from fedtools.files.errors import UserError
+from fedtools.files.tables import write_tsv
+
+READ = ("model", "speaker", "cosine", "centred", "others")
+# What a first layer tells of all values of its input, and of those that are constant.
+INPUT, CONSTANT = "input", "constant"
+
+
+def read_inputs(
+    federations: Sequence[Federation],
+    joined: Updates,
+    models: Models,
+    options: Weights,
+    out: Path,
+) -> tuple[dict[str, np.ndarray], list[Told]]:
+    """What is read out of the first layer, by its name, (versions, values); write OUT/readout.tsv.
+
+    Of all values of the input, and of those alone that are constant. The table is of what was sent.
+    """
+    try:
+        firsts = [first_layer(one, joined.spec) for one in federations]
+    except NotApplicable as error:
+        write_tsv(out / "readout.tsv", READ, [])
+        return {}, [Told(one, [], 0, f"{NOT_APPLICABLE}: {error}") for one in (INPUT, CONSTANT)]
+    first = firsts[0]
+    vectors = read_out(models.versions, first)
+    told = [Told(INPUT, list(first.tensors), vectors.shape[1], OK)]
+    begin, end = options.constant
+    columns, truth = np.arange(begin - 1, end) if end else None, None
+    try:
+        found, truth = _truth(federations, first, models)
+        columns = found if columns is None else columns
+    except NotApplicable as error:
+        if columns is None:
+            told.append(Told(CONSTANT, [], 0, f"{NOT_APPLICABLE}: {error}"))
+            write_tsv(out / "readout.tsv", READ, [])
+            return {INPUT: vectors}, told
+    if columns[-1] >= vectors.shape[1]:
+        problem = f"constant: {list(options.constant)}, of {vectors.shape[1]} values of the input"
+        raise UserError(problem)
+    own = vectors[:, columns]
+    told.append(Told(CONSTANT, list(first.tensors), len(columns), OK))
+    rows = [] if truth is None else _compared(models, own[-len(truth) :], truth[:, columns])
+    write_tsv(out / "readout.tsv", READ, rows)
+    return {INPUT: vectors, CONSTANT: own}, told
+
+
+def _truth(
+    federations: Sequence[Federation], first: First, models: Models
+) -> tuple[np.ndarray, np.ndarray]:
+    """The constant values of the input, and what the first layer is given of each model's client.
+
+    The former are (columns,), the latter (models, inputs).
+    """
+    columns: np.ndarray | None = None
+    truth = np.zeros((len(models.updates), first.shape[1]))
+    updates = list(models.updates.values())
+    for number, federation in enumerate(federations):
+        own = np.flatnonzero(models.owner == number)
+        clients = sorted({updates[index].client for index in own})
+        if not clients:
+            continue
+        found, means = constant_columns(federation, clients)
+        columns = found if columns is None else np.intersect1d(columns, found)
+        for at in sorted({updates[index].number for index in own}):
+            some = [index for index in own if updates[index].number == at]
+            frames = np.stack([means[updates[index].client] for index in some])
+            truth[some] = as_first_layer_sees(federation, first, at, frames)
+    if columns is None or not columns.size:
+        raise NotApplicable("nothing in the clients' input is constant")
+    return columns, truth
+
+
+def _compared(models: Models, own: np.ndarray, truth: np.ndarray) -> list[dict[str, object]]:
+    """Rows of OUT/readout.tsv: the cosine of what was read out with the truth.
+
+    `centred` is that of both less their means over models, `others` the mean cosine with the truth
+    of other people's models: what the cosine owes to what all have in common.
+    """
+    people = np.array(models.people)
+    found = _cosines(own, truth)
+    centred = np.diagonal(_cosines(own - own.mean(0), truth - truth.mean(0)))
+    rows = []
+    for index, name in enumerate(models.updates):
+        other = found[index, people != people[index]]
+        cells = found[index, index], centred[index], other.mean() if len(other) else np.nan
+        values = zip(READ[2:], (f"{one:.4f}" for one in cells), strict=True)
+        rows.append({"model": name, "speaker": models.known[name].speaker, **dict(values)})
+    return rows
+
+
+def _cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Cosines of all rows of one matrix with those of another; 0 of zeros."""
+    lengths = [np.linalg.norm(rows, axis=1, keepdims=True) for rows in (one, other)]
+    (one, other) = (
+        rows / np.where(length > 0, length, 1)
+        for rows, length in zip((one, other), lengths, strict=True)
+    )
+    return one @ other.T

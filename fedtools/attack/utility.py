@@ -1,0 +1,214 @@
+"""What a defence costs: errors of what clients send behind it, on speech that nobody trained on.
+
+    own         of each client its own model, as the server gets it, on the client's own speech:
+                what personalisation is left
+    newcomers   the next global model, the mean of what the clients send, on people who are no
+                client of the round
+    everybody   that model on both together
+
+Whose speech a split holds decides: a client of the split, or a speaker where it has no clients, who
+has a model in the round is `own`, and all others are newcomers. Of a speaker with several models
+each counts. Errors are pooled; intervals are over those people, or clients where a split has some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedtools.attack.defences import Defence, State, defended
+from fedtools.attack.knowledge import NO_DEFENCE
+from fedtools.attack.victims import Victims, sound_victims
+from fedtools.federation.federation import Federation
+from fedtools.files.errors import UserError
+from fedtools.files.perturb import speakers_of
+from fedtools.files.progress import counted
+from fedtools.files.sections import Bootstrap
+from fedtools.score.bootstrap import interval, speaker_draws
+from fedtools.server.shares import weights_of
+from fedtools.tasks.base import as_configured
+from fedtools.tasks.parts import CORPUS, MEASURED
+
+UTILITY = ("defence", "rate", "on", "value", "low", "high", "speakers")
+ON = OWN, NEWCOMERS, EVERYBODY = "own", "newcomers", "everybody"
+# The defence whose rows tell what updates are worth.
+NOTHING = "nothing sent"
+# Errors, and of how many words or clips.
+Counts = np.ndarray
+Measure = Callable[[], Counts]
+
+
+@as_configured
+def utility(
+    federation: Federation,
+    number: int,
+    defences: Sequence[str],
+    splits: Sequence[str],
+    *,
+    resamples: int = Bootstrap.resamples,
+    seed: int = 0,
+) -> list[dict[str, object]]:
+    """Measure what each defence costs, and, in the first rows, the model that the round began with.
+
+    Clients have the weights that the experiment's method gives them. Tensors that stay at clients
+    are as the global model has them.
+
+    Args:
+        number: the round, in which models were sent.
+        defences: see `fedtools.attack.defences`. That only means of some are seen changes nothing
+            in the mean of all, and so nothing for newcomers.
+        splits: of the experiment's data.
+        resamples: draws of people for intervals; of fewer than ten people there are none.
+        seed: of noise, groups and draws.
+
+    Returns:
+        rows of `UTILITY`: the WER by greedy search without a language model, or the accuracy, in %;
+        "-" where there is nobody to measure on.
+
+    Raises:
+        UserError: if a split is not there, or no model was sent.
+    """
+    for one in defences:
+        Defence.parse(one)
+    for split in splits:
+        federation.task.data_path(split)
+    victims = sound_victims(federation, [number])
+    if not victims.messages:
+        raise UserError("no model is left", path=federation.experiment.path)
+    people = _people(federation, victims, splits)
+    work = _Work(federation, victims, number, people, seed)
+    rows: list[dict[str, object]] = []
+    for name in counted([NOTHING, *(one or NO_DEFENCE for one in defences)], "utility", "defences"):
+        for on, counts in work.measured(name).items():
+            figures = _figures(federation, counts, resamples, seed)
+            rows.append({"defence": name, "rate": federation.facts.rate, "on": on, **figures})
+    return rows
+
+
+@dataclass(frozen=True)
+class _Person:
+    """Who is measured on: how, and the models that are this person's."""
+
+    measures: list[Measure]
+    clients: list[str]
+
+    def counts(self) -> Counts:
+        """Those of the model that is loaded."""
+        return np.sum([measure() for measure in self.measures], axis=0)
+
+
+def _people(federation: Federation, victims: Victims, splits: Sequence[str]) -> dict[str, _Person]:
+    """The people of some splits together, or the clients."""
+    found: dict[str, _Person] = {}
+    for split in splits:
+        for name, measure in _measures(federation, split):
+            clients = [
+                one for one in sorted(victims.messages) if name in (one, victims.speakers.get(one))
+            ]
+            found.setdefault(name, _Person([], clients)).measures.append(measure)
+    return found
+
+
+def _measures(federation: Federation, split: str) -> Iterator[tuple[str, Measure]]:
+    """Whose data are in a split, and what measures the model that is loaded on them."""
+    task, facts = federation.task, federation.facts
+
+    def read(found: Mapping[str, object]) -> Counts:
+        return np.array([float(str(found[name])) for name in ("errors", facts.counted)])
+
+    if (corpus := CORPUS.of(task)) is None:
+        for client in facts.clients(task.data_path(split)):
+            yield client, lambda client=client: read(task.measure(split, client))
+        return
+    data, measured = corpus.read(split), task.need(MEASURED)
+    names = data.utterances
+    owners = dict(data.utt2client or zip(names, speakers_of(data, names), strict=True))
+    for owner in sorted(set(owners.values())):
+        own = [name for name in names if owners.get(name) == owner]
+        # Of who says no word there is no rate.
+        if any(data.text[name].split() for name in own):
+            heard = corpus.gather(data, own)
+            yield owner, lambda heard=heard: read(measured(heard))
+
+
+@dataclass
+class _Work:
+    """Loads models and measures them."""
+
+    federation: Federation
+    victims: Victims
+    number: int
+    people: Mapping[str, _Person]
+    seed: int
+
+    def measured(self, defence: str) -> dict[str, list[Counts]]:
+        """The counts of each person, by what they are of."""
+        own = {name: one for name, one in self.people.items() if one.clients}
+        if defence == NOTHING:
+            self._load({})
+            start = {name: one.counts() for name, one in self.people.items()}
+            personal = [len(one.clients) * start[name] for name, one in own.items()]
+        else:
+            personal = self._personal(own, defence)
+            self._load(self._mean(defence))
+            start = {name: one.counts() for name, one in self.people.items()}
+        strangers = [counts for name, counts in start.items() if name not in own]
+        return {OWN: personal, NEWCOMERS: strangers, EVERYBODY: list(start.values())}
+
+    def _personal(self, own: Mapping[str, _Person], defence: str) -> list[Counts]:
+        """Those of each client's own model, by person."""
+        found = dict.fromkeys(own, np.zeros(2))
+        whose = {client: name for name, one in own.items() for client in one.clients}
+        for client, state in self._states(whose, defence):
+            self._load(state)
+            found[whose[client]] = found[whose[client]] + own[whose[client]].counts()
+        # All of a person's models may be refused behind a defence.
+        return [counts for counts in found.values() if counts[1]]
+
+    def _mean(self, defence: str) -> State:
+        """The next global model: the shared tensors that are sent."""
+        alone = "+".join(part for part in defence.split("+") if not part.startswith("mean="))
+        messages = self.victims.messages
+        weights = weights_of(self.federation.method, list(messages.values()))
+        weight = dict(zip(messages, weights, strict=True))
+        total: State = {}
+        summed = 0.0
+        for client, state in self._states(messages, alone):
+            for name, value in state.items():
+                total[name] = total.get(name, 0.0) + weight[client] * value.astype(np.float64)
+            summed += weight[client]
+        if not summed:
+            problem = f"defence {defence!r}: no model is left"
+            raise UserError(problem, path=self.federation.experiment.path)
+        return {name: value / summed for name, value in total.items()}
+
+    def _states(self, clients: Iterable[str], defence: str) -> Iterator[tuple[str, State]]:
+        seen = defended(self.federation, self.victims, self.number, defence, self.seed)
+        return seen.states(sorted(clients))
+
+    def _load(self, state: State) -> None:
+        """Load the model that the round began with, and what was sent in place of its tensors."""
+        before = self.number - 1
+        self.federation.load_result(None, before)
+        if state:
+            start = self.federation.states.start(self.number)
+            self.federation.task.load(start | state, before)
+
+
+def _figures(
+    federation: Federation, counts: Sequence[Counts], resamples: int, seed: int
+) -> dict[str, object]:
+    """The rate of all people together, with its interval."""
+    if not counts:
+        return {**dict.fromkeys(("value", "low", "high"), "-"), "speakers": 0}
+    errors, total = np.array(counts).T
+    draws = speaker_draws(len(errors), resamples, seed, "utility")
+    drawn = 100 * (draws @ errors) / (draws @ total)
+    figures = np.array([100 * errors.sum() / total.sum(), *interval(drawn)])
+    if federation.facts.sign < 0:
+        # Of an accuracy, of which the least error is the most.
+        figures = 100 - figures[[0, 2, 1]]
+    cells = ("-" if np.isnan(one) else f"{one:.2f}" for one in figures)
+    return {**dict(zip(("value", "low", "high"), cells, strict=True)), "speakers": len(counts)}

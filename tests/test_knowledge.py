@@ -1,0 +1,287 @@
+"""Attackers who know a defence, or do not: by hand, and on planted defences."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import inside
+from scipy.stats import binom
+from updates_world import State, begin, data_with_constants, plant, sent, speakers
+
+from fedtools.attack import a1, attributes
+from fedtools.attack.cohort import blocks, cosines, score_pairs
+from fedtools.attack.defences import defended
+from fedtools.attack.footprint_files import Prints, undefended
+from fedtools.attack.knowledge import ATTACKERS, IGNORANT, LAZY, SEMI, in_versions, seen_by
+from fedtools.attack.options import A1
+from fedtools.attack.verify import COLUMNS, Model
+from fedtools.attack.victims import find_victims
+from fedtools.federation.federation import Federation
+from fedtools.files.errors import UserError
+from fedtools.files.tables import read_tsv
+
+PEOPLE = speakers(12)
+CLIENTS = [f"{one}-a{number}" for one in PEOPLE for number in (1, 2)]
+FEW = ("--resamples", "20", "--others", "0")
+# Which version is enrolled, tested and learnt from: 0 undefended, 1 defended.
+VERSIONS = {IGNORANT: (0, 1, 0), LAZY: (1, 1, 0), SEMI: (1, 1, 1)}
+Rates = dict[tuple[str, str], float]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("known")
+    data_with_constants(root / "exp_train", CLIENTS, 1)
+    begin(root, "exp")
+    return root
+
+
+def planted(common: float) -> Callable[[str, State], State]:
+    """Changes with a direction of the speaker, noise, and so many times as much of all models."""
+    shared, noise = np.random.default_rng(1), np.random.default_rng(9)
+    everybody: State = {}
+
+    def change(client: str, start: State) -> State:
+        own = np.random.default_rng([ord(letter) for letter in client[:3]])
+        for name, value in sorted(start.items()):
+            everybody.setdefault(name, shared.normal(0, 0.01 * common, value.shape))
+        return {
+            name: everybody[name]
+            + 0.01 * own.normal(size=value.shape)
+            + 0.005 * noise.normal(size=value.shape)
+            for name, value in sorted(start.items())
+        }
+
+    return change
+
+
+def rates(out: Path, defence: str) -> Rates:
+    """Equal error rates by attacker and part; of all the defence is told."""
+    rows = read_tsv(out / "weights.tsv", COLUMNS)
+    assert {row["defence"] for row in rows} == {defence}
+    # Of few target trials there is an interval: twelve are few.
+    return {
+        (row["attacker"], row["layer"]): (float(row["low"]) + float(row["high"])) / 2
+        for row in rows
+        if row["trials"] == "easy"
+    }
+
+
+def attacked(path: Path, out: Path, defence: str) -> Rates:
+    inside("attack", "weights", path, out, "--defence", defence, *FEW).ok()
+    return rates(out, defence)
+
+
+def scores_of(path: Path) -> dict[tuple[str, str], float]:
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {(one, other): float(score) for one, other, score in lines}
+
+
+# --- versions
+
+
+@pytest.mark.parametrize("attacker", ATTACKERS)
+def test_versions_by_hand(attacker):
+    """Each pair both ways round, from the mean of the version that is learnt from."""
+    people = [f"p{number // 2}" for number in range(12)]
+    versions = np.random.default_rng(0).normal(size=(2, 12, 9))
+    rows = versions.reshape(24, 9)
+    some = blocks(people, np.zeros(12, bool), 0)
+    scores = score_pairs(rows @ rows.T, in_versions(some, 12, attacker), cosines)
+    found = seen_by(attacker, scores)
+    assert found.shape == (12, 12) and np.isfinite(found).all()
+    cohorts = {}
+    for block in some:
+        for one in block.rows:
+            for other in block.columns:
+                cohorts[one, other] = cohorts[other, one] = block.cohort
+    enrolled, tested, learnt = (versions[number] for number in VERSIONS[attacker])
+    for (one, other), cohort in cohorts.items():
+        middle = learnt[cohort].mean(0)
+        a, b = enrolled[one] - middle, tested[other] - middle
+        expected = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+        assert found[one, other] == pytest.approx(expected, abs=1e-9)
+
+
+# --- the attack on updates
+
+
+def test_a_common_change_that_is_clipped_is_undone_by_who_knows_it(world, tmp_path):
+    """What all have in common is a hundredth of what undefended models tell an attacker."""
+    path = shutil.copytree(world / "exp", tmp_path / "exp")
+    plant(path, planted(common=100))
+    found = attacked(path, tmp_path / "out", "clip=0.01")
+    inside("attack", "weights", path, tmp_path / "plain", *FEW).ok()
+    plain = rates(tmp_path / "plain", "none")
+    for part in ("encoder.layers.0", "all"):
+        # Of no error the interval is that of twelve trials.
+        none = 100 * (1 - 0.025 ** (1 / len(PEOPLE))) / 2
+        assert found[SEMI, part] == pytest.approx(none, abs=0.5) == plain["-", part]
+        # What is enrolled moves with what is tested: they are near where their speaker is one.
+        assert found[IGNORANT, part] > 30 and found[LAZY, part] < 20
+    # The regression of who has learnt from undefended models is taken in, too.
+    assert found[SEMI, "together"] < 20 < found[IGNORANT, "together"]
+
+
+def test_noise_that_drowns_everything_is_undone_by_nobody(world, tmp_path):
+    path = shutil.copytree(world / "exp", tmp_path / "exp")
+    plant(path, planted(common=0))
+    out, count = tmp_path / "out", len(PEOPLE)
+    attacked(path, out, "noise=1000")
+    low, high = 100 * np.array(binom.interval(0.999, count, 0.5)) / count
+    rows = read_tsv(out / "weights.tsv", COLUMNS)
+    assert {row["attacker"] for row in rows} == set(ATTACKERS)
+    for row in rows:
+        if row["layer"] in ("encoder.layers.0", "encoder.layers.2", "all"):
+            assert float(row["low"]) <= high and float(row["high"]) >= low, row
+            assert float(row["low"]) <= 50 <= float(row["high"]), row
+
+
+def test_no_update_is_on_both_sides_of_a_trial(world, tmp_path):
+    path = world / "exp"
+    attacked(path, tmp_path, "mean=2")
+    victims = find_victims(Federation(path), [1])
+    means = dict(defended(Federation(path), victims, 1, "mean=2", 0).states(CLIENTS))
+    plain = dict(victims.states(CLIENTS))
+    name, members = "encoder.layers.0.affine.weight", {}
+    for client in CLIENTS:
+        rest = 2 * means[client][name] - plain[client][name]
+        apart = {one: abs(rest - plain[one][name]).max() for one in CLIENTS}
+        members[client] = {client, min(apart, key=apart.get)}
+        assert min(apart.values()) < 1e-5
+    for attacker in ATTACKERS:
+        expected = {
+            (one, other)
+            for one, other in combinations(CLIENTS, 2)
+            if not ({one} if attacker == IGNORANT else members[one]) & members[other]
+        }
+        found = scores_of(tmp_path / f"weights.all.{attacker}.easy")
+        assert found.keys() == expected and 0 < len(expected) < len(list(combinations(CLIENTS, 2)))
+        row = next(
+            row
+            for row in read_tsv(tmp_path / "weights.tsv", COLUMNS)
+            if (row["attacker"], row["layer"]) == (attacker, "all")
+        )
+        assert int(row["targets"]) + int(row["others"]) == len(expected)
+        # Of whom a pair is missing is not asked who is nearest.
+        assert row["linked%"] == "-"
+
+
+# --- A1
+
+
+def prints(rows: np.ndarray, defence: str, groups: dict[str, list[str]] | None = None) -> Prints:
+    people = [name[:3] for name in CLIENTS]
+    layers = {"h1": rows.reshape(len(CLIENTS), 2, -1)}
+    return Prints(list(CLIENTS), people, layers, {"defence": defence}, groups or {})
+
+
+def told(rows: list, *about: str) -> dict[str, float]:
+    """The middle of the intervals of some scores, by attacker."""
+    return {
+        row["attacker"]: (float(row["low"]) + float(row["high"])) / 2
+        for row in rows
+        if (row["scores"], row["trials"]) == about
+    }
+
+
+def test_a1_of_footprints_that_a_defence_moves_together(tmp_path):
+    """A defence that adds the same to all, which is more than they differ by."""
+    random = np.random.default_rng(0)
+    own = np.repeat(random.normal(size=(len(PEOPLE), 60)), 2, 0)
+    plain = own + 0.2 * random.normal(size=own.shape)
+    moved = plain + 50 * random.normal(size=60)
+    models = {name: Model(name[:3]) for name in CLIENTS}
+    options = A1(scores=("literal", "unit", "cohort"))
+    chosen = {"undefended": prints(plain, ""), "resamples": 20}
+    rows = a1.attack(prints(moved, "clip=1"), models, tmp_path, options, **chosen)
+    cohort = told(rows, "both, cohort", "easy")
+    assert cohort.keys() == set(ATTACKERS)
+    assert cohort[SEMI] < 14 and cohort[IGNORANT] > 30 and cohort[LAZY] > 14
+    for score in ("both", "both, unit"):
+        found = told(rows, score, "easy")
+        # Nothing is learnt; those who enrol defended models lose nothing by what all have.
+        assert found.keys() == {IGNORANT, LAZY}
+        assert found[IGNORANT] > 30 and found[LAZY] < 14
+    assert (tmp_path / "a1-cohort.h1.semi-informed.easy").exists()
+    # A pair that shares an update has no score.
+    groups = {CLIENTS[0]: [CLIENTS[0], CLIENTS[5]]}
+    a1.attack(prints(moved, "mean=2", groups), models, tmp_path, options, **chosen)
+    missing = scores_of(tmp_path / "a1.h1.lazy-informed.easy").keys()
+    assert (CLIENTS[0], CLIENTS[5]) not in missing and len(missing) == 24 * 23 // 2 - 1
+    # The ignorant one has enrolled the first, which the sixth does not hold.
+    assert len(scores_of(tmp_path / "a1.h1.ignorant.easy")) == 24 * 23 // 2
+
+
+def test_footprints_without_the_defence_must_be_of_the_same_models(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(len(CLIENTS), 8))
+    where, behind, plain = [tmp_path], prints(rows, "bits=8"), prints(rows, "")
+    assert undefended(plain, [], []) is None
+    with pytest.raises(
+        UserError, match="behind bits=8, and those without are not given; give --un"
+    ):
+        undefended(behind, [], [])
+    with pytest.raises(UserError, match="--undefended, but the footprints are behind no defence"):
+        undefended(plain, [plain], where)
+    with pytest.raises(UserError, match="made behind bits=8"):
+        undefended(behind, [behind], where)
+    less = Prints(CLIENTS[1:], plain.speakers[1:], {"h1": plain.layers["h1"][1:]}, plain.origin)
+    with pytest.raises(UserError, match=f"no footprint of '{CLIENTS[0]}'"):
+        undefended(behind, [less], where)
+    other = Prints(plain.models, plain.speakers, plain.layers, {"defence": "", "part": "affine"})
+    with pytest.raises(UserError, match="another part of the layers"):
+        undefended(behind, [other], where)
+    # In another order, they are those of the models.
+    turned = Prints(
+        CLIENTS[::-1], plain.speakers[::-1], {"h1": plain.layers["h1"][::-1]}, plain.origin
+    )
+    found = undefended(behind, [turned], where)
+    np.testing.assert_array_equal(found.layers["h1"], plain.layers["h1"])
+
+
+# --- attributes
+
+
+def test_a_classifier_of_undefended_models_does_not_tell_defended_ones(tmp_path):
+    """Before a defence the sex shows in the first value, behind it in the second alone."""
+    random = np.random.default_rng(0)
+    people = [f"s{index:03d}" for index in range(120)]
+    names = [f"{one}-m{number}" for one in people for number in (1, 2)]
+    sex = {name: "fm"[int(name[1:4]) % 2] for name in names}
+    women = np.array([sex[name] == "f" for name in names])
+    found = {}
+    for at, defence in enumerate(("", "noise=1")):
+        rows = random.normal(size=(len(names), 2, 6))
+        rows[women, :, at] += 2
+        owners = [name[:4] for name in names]
+        found[defence] = Prints(names, owners, {"h1": rows}, {"defence": defence})
+    owner = {name: name[:4] for name in names}
+    rows = attributes.attack(
+        found["noise=1"], owner, {"sex": sex}, tmp_path, undefended=found[""], permutations=0
+    )
+    area = {row["attacker"]: float(row["AUC%"]) for row in rows}
+    assert area.keys() == {IGNORANT, SEMI} and {row["defence"] for row in rows} == {"noise=1"}
+    assert area[SEMI] > 90 and abs(area[IGNORANT] - 50) < 20
+    written = read_tsv(tmp_path / "attributes.tsv", attributes.COLUMNS)
+    assert [row["attacker"] for row in written] == [IGNORANT, SEMI]
+    # What shows in the same value is told by both.
+    same = Prints(names, owner.values(), {"h1": found[""].layers["h1"] * 2}, {"defence": "x"})
+    rows = attributes.attack(
+        same, owner, {"sex": sex}, tmp_path, undefended=found[""], permutations=0
+    )
+    assert all(float(row["AUC%"]) > 90 for row in rows)
+
+
+def test_what_was_sent_is_what_is_attacked_without_a_defence(world, tmp_path):
+    """With none there is one attacker, of whom nothing is told."""
+    for number, more in enumerate(((), ("--defence", "none"))):
+        inside("attack", "weights", world / "exp", tmp_path / str(number), *FEW, *more).ok()
+    tables = [(tmp_path / str(number) / "weights.tsv").read_bytes() for number in range(2)]
+    assert tables[0] == tables[1]
+    assert {row["attacker"] for row in read_tsv(tmp_path / "0/weights.tsv", COLUMNS)} == {"-"}
+    assert len(sent(world / "exp")) == len(CLIENTS)
