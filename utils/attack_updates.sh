@@ -13,8 +13,8 @@ out=                    # gets card.md, membership.tsv, utility.tsv, and a folde
 rounds=1                # whose models; with "3 4" a client's models of two rounds are of one speaker
 with=                   # other experiments, whose models are compared with those of --exp; attributes
                         # are of all, A2, membership and what a defence costs of --exp alone
-cohort=                 # experiments of other people, by which updates are centred; default: of each
-                        # trial, those in --exp and --with of neither of its two
+cohort=                 # experiments of other people, whom attacks on weights and A1 learn from; default:
+                        # of each trial, those in --exp and --with of neither of its two
 models=                 # model, speaker, gender, talks: trials by recording, too, and attributes
 tables=                 # of other attributes: utt2X or spk2X
 part=                   # of a TDNN's layers: affine, relu or norm, see run.sh; default: the last of
@@ -30,6 +30,7 @@ each=                   # utterances or clips of a client whose membership is at
                         # default: the config's, updates.each
 references=             # other clients whose models are references for membership, at most
 shadows=                # pairs of models that the attacker trains for each client
+inversion=0             # clients whose update is inverted, behind the same defences; 0: none
 held=                   # splits on which nobody trains: others of the same speaker
 permutations=           # of people's classes, for what attributes are by chance; default of these four:
                         # the config's updates.references, shadows, held and permutations
@@ -52,6 +53,7 @@ take_options "${config}" updates.{defences,each,references,shadows,held} \
 part=${part##* }
 check_words rounds '[1-9][0-9]*' defences '[a-z]+=[^+ ]+([+][a-z]+=[^+ ]+)*|none' \
     layers '[1-9][0-9]*'
+check_word inversion '0|[1-9][0-9]*'
 [[ ${defences} = none?( *) ]] ||
     fail 2 "--defences '${defences}': none comes first, which others are compared with"
 read -r -a others <<<"${with}"
@@ -59,8 +61,9 @@ experiments=("${exp}" "${others[@]}")
 logs=${out}/log # of each and show
 of_rounds=() protected=() members=() held_out=() measured=() known=()
 trials=(${models:+--models "${models}"}) attributes=(${models:+--models "${models}"})
-read -r -a folders <<<"${cohort}"
-for folder in "${folders[@]}"; do known+=(--cohort "${folder}"); done
+read -r -a strangers <<<"${cohort}"
+for folder in "${strangers[@]}"; do known+=(--cohort "${folder}"); done
+every=("${experiments[@]}" "${strangers[@]}")
 for round in ${rounds}; do of_rounds+=(--round "${round}"); done
 for split in ${held}; do held_out+=(--held "${split}"); done
 for split in ${splits}; do measured+=(--split "${split}"); done
@@ -83,9 +86,9 @@ show weights
 if [ -n "${indicator}" ]; then
     log "Footprints behind ${#list[@]} defences, ${out}/defence*"
     for number in "${!list[@]}"; do
-        for index in "${!experiments[@]}"; do
+        for index in "${!every[@]}"; do
             for job in $(seq "${nj}"); do
-                tabbed "${experiments[index]}" "${out}/defence${number}/footprints${index}" \
+                tabbed "${every[index]}" "${out}/defence${number}/footprints${index}" \
                     --defence "${list[number]}" --job "${job}"
             done
         done
@@ -94,13 +97,18 @@ if [ -n "${indicator}" ]; then
 
     log "Attacks on them"
     for number in "${!list[@]}"; do
-        folder=${out}/defence${number} folders=() undefended=()
-        for index in "${!experiments[@]}"; do
-            folders+=("${folder}/footprints${index}")
-            [ "${number}" = 0 ] || undefended+=(--undefended "${out}/defence0/footprints${index}")
+        folder=${out}/defence${number} folders=() undefended=() apart=()
+        for index in "${!every[@]}"; do
+            plain=(--undefended "${out}/defence0/footprints${index}")
+            [ "${number}" != 0 ] || plain=()
+            if [ "${index}" -lt ${#experiments[@]} ]; then
+                folders+=("${folder}/footprints${index}") undefended+=("${plain[@]}")
+            else
+                apart+=(--cohort "${folder}/footprints${index}" "${plain[@]}")
+            fi
         done
-        tabbed a1 "${folders[@]}" "${folder}" "${undefended[@]}" "${trials[@]}" --seed "${seed}" \
-            --config "${config}"
+        tabbed a1 "${folders[@]}" "${folder}" "${undefended[@]}" "${apart[@]}" "${trials[@]}" \
+            --seed "${seed}" --config "${config}"
         [ ${#attributes[@]} = 0 ] || tabbed attributes "${folders[@]}" "${folder}" \
             "${undefended[@]}" "${attributes[@]}" --permutations "${permutations}" --seed "${seed}"
     done | each "${cpu_cmd}" attacks fedtools attack
@@ -127,6 +135,13 @@ if [ -n "${indicator}" ]; then
     ${train_cmd} "${out}/log/membership.log" fedtools attack membership "${exp}" "${out}" \
         --round "${rounds%% *}" --each "${each}" --references "${references}" \
         --shadows "${shadows}" "${held_out[@]}" "${members[@]}" --seed "${seed}" --ngpu "${ngpu}"
+fi
+
+if [ "${inversion}" != 0 ]; then
+    log "Inversion of ${inversion} clients' updates of round ${rounds%% *}"
+    ${train_cmd} "${out}/log/inversion.log" fedtools attack inversion "${exp}" "${out}" \
+        --round "${rounds%% *}" --each "${inversion}" "${protected[@]}" --config "${config}" \
+        --seed "${seed}" --ngpu "${ngpu}"
 fi
 
 log "The leakage card, ${out}/card.md"

@@ -15,7 +15,8 @@ held_sets() {
 # clients are a part's speakers. What defences cost is measured on these, and on the Indicator's.
 plan() {
     local part own
-    experiment "${global}" - "${seed}" baseline centralized "${train}" "${valid}" "${assets[@]}"
+    experiment "${global}" - "${seed}" baseline centralized "${train}" "${valid}" "${assets[@]}" \
+        ${global_rounds:+--set "rounds=${global_rounds}"}
     for part in part1 part2; do
         own=(--data "newcomers=${data}/indicator${iv}")
         [ ! -d "${data}/${part}_held" ] || own+=(--data "held=${data}/${part}_held${iv}")

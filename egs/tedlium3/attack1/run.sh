@@ -22,6 +22,7 @@ speakers=               # of Train-G, Part-1 and Part-2, such as 880,736,634; de
 models_of=speaker       # two models of each speaker, or of each talk: pairs of one recording, too
 mini_corpus=            # options of local/mini.py, such as "--speakers 180 --talks 2 --channels 2"
 speeds=                 # training and adaptation data also faster and slower: "0.9 1.0 1.1"
+global_rounds=          # of the global model's training, an epoch each; default: the config's
 local_epochs=           # of a personalised model's training; default: the config's
 volumes=false           # true: each utterance of these has a volume drawn at random
 ivectors=true           # false: MFCC alone
@@ -33,6 +34,8 @@ parts=                  # of the layers, where activations are taken for A1, bef
                         # and after BatchNorm: "affine relu norm"; default: the config's, a1.parts
 layers=                 # hidden layers for A2; default: the config's, a2.layers
 defences=               # of updates; default: the config's, updates.defences
+part1=attacked          # in stage 9: Part-1's models are attacked, too, or the attackers' cohort, from
+                        # whom they learn, and A2 in stage 9 as well
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 max_drop=0.02           # fail if more than this share of the corpus' lines cannot be used
@@ -71,7 +74,7 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 check_words parts 'affine|relu|norm' layers '[1-9][0-9]*'
 check_word unit 'person|talk' models_of 'speaker|talk' volumes 'true|false' \
     ivectors 'true|false' ivectors_per 'utterance|recording|speaker' \
-    criterion 'ctc|lfmmi|seq2seq' ngpu '0|1'
+    criterion 'ctc|lfmmi|seq2seq' part1 'attacked|cohort' ngpu '0|1'
 check_tag "${tag}"
 [ -z "${TEDLIUM}" ] || [ -z "${mini_corpus}" ] || fail 2 "--mini_corpus, but TEDLIUM is set in db.sh"
 read -r -a spoken <<<"${mini_corpus}"
@@ -170,14 +173,18 @@ if begins 9; then
     log "Stage 9: defences on both parts' models, and what else these give away"
     splits=newcomers
     [ ! -d "${data}/part2_held" ] || splits="held newcomers"
-    utils/attack_updates.sh --exp "${exp}/part2" --with "${exp}/part1" --splits "${splits}" \
+    others_are=(--with "${exp}/part1")
+    [ "${part1}" = attacked ] ||
+        others_are=(--cohort "${exp}/part1" --a2 "${exp}/part1" --layers "${layers%% *}")
+    utils/attack_updates.sh --exp "${exp}/part2" "${others_are[@]}" --splits "${splits}" \
         --indicator "${data}/indicator${iv}" --models "${data}/models.tsv" --part "${parts##* }" \
         --defences "${defences}" --config "${config}" --seed "${seed}" --nj "${nj}" --ngpu "${ngpu}"
 fi
 
 if begins 10; then
-    updates=() attacks=${exp}/part2/attacks
-    [ ! -e "${attacks}/card.md" ] || updates=("Part-1 and Part-2:Part-2=${attacks}")
+    updates=() attacks=${exp}/part2/attacks of="Part-1 and Part-2:Part-2"
+    [ "${part1}" = attacked ] || of=Part-2
+    [ ! -e "${attacks}/card.md" ] || updates=("${of}=${attacks}")
     for other in ${others}; do updates+=("${other}"); done
     local/report.py "${exp}" "${data}" "${results}" --section "${section}" "${mini[@]}" \
         "${updates[@]/#/--updates=}" \
