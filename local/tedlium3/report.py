@@ -7,12 +7,14 @@ EXP holds global/, part1/, part2/, a1.<part>.<sets>/a1.tsv and a2/a2.h<layer>.ts
 partition.txt; --updates NAME=DIR is a folder that utils/attack_updates.sh has written, of what NAME
 calls; NAME:ONE=DIR where ONE alone of that was its --exp, which costs and membership are of. Draws
 RESULTS-<section>-layers.png (figures 4 and 5 of Tomashenko et al. 2022) and, of error trade-offs,
-RESULTS-<section>-det.png beside the page. Leaves the page's other sections as they are.
+RESULTS-<section>-det.png beside the page, and keeps all rows of all attacks there as
+RESULTS-<section>-<attack>.tsv. Leaves the page's other sections as they are.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -20,9 +22,9 @@ from scipy.stats import norm
 
 from fedtools.attack.backend import PLDA, WAYS
 from fedtools.attack.verify import COLUMNS, EASY, KINDS, OTHER, SAME
-from fedtools.files.atomic import write_text
+from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.errors import UserError, exit_with_message
-from fedtools.files.tables import format_markdown, read_tsv
+from fedtools.files.tables import format_markdown, read_tsv, write_tsv
 from fedtools.files.text_files import read_text
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import (
@@ -42,13 +44,13 @@ TABLE_2 = {("A1", "1"): "0.86", ("A1", "5"): "7.11", ("A2", "1"): "12.31", ("A2"
 PLACES = {"affine": "before the ReLU", "relu": "after the ReLU", "norm": "after BatchNorm"}
 NUMBERS = ("EER%", "low", "high")
 TRIALS = {
-    EASY: "easy trials",
-    SAME: "target trials of one recording",
-    OTHER: "target trials of two recordings",
+    EASY: "all",
+    SAME: "same recording",
+    OTHER: "other recording",
 }
 SETS = {"part2": "Part-2", "part1+part2": "Part-1 + Part-2"}
-MEASURES = ("minDCF", "minCllr", "Dsys", "TPR@0.1%", "TPR@1%", "targets", "others")
-LEGAL = ("linked%", "singled%", "speakers")
+# Of the attack on weights: what is no single part of the model.
+WHOLE = ("all", "input", "constant", "together")
 
 Rows = Sequence[dict[str, str]]
 
@@ -82,67 +84,58 @@ def picked(rows: Rows, trials: str, scores: str) -> list[dict[str, str]]:
     return [row for row in rows if row["trials"] == trials and row["scores"] == scores]
 
 
-def layer_table(rows: Rows, trials: str) -> str:
-    """EER of A1 by layer, by means, deviations and both; other measures of both."""
-    names = MEASURES + (LEGAL if trials == EASY else ())
-    header = ["Layer", "EER %, both", "means", "deviations", *names]
-    ways = [picked(rows, trials, way) for way in ("both", "means", "deviations")]
-    cells = [
-        [own[0]["layer"], *map(rate, own), *(own[0][name] for name in names)]
-        for own in zip(*ways, strict=True)
-    ]
-    return format_markdown(header, cells)
+def best(rows: Rows, trials: str, scores: str) -> str:
+    """The least error rate of all layers, and where; "-" where there is none."""
+    own = picked(rows, trials, scores)
+    if not own:
+        return "-"
+    least = min(own, key=middle)
+    return f"{rate(least)} at {least['layer']}"
 
 
-def scores_table(rows: Rows, trials: str) -> str:
-    """EER of A1 by layer and score, by means and deviations together and by deviations alone."""
-    ways = {
-        f"{way}, {score}": picked(rows, trials, way if score == "literal" else f"{way}, {score}")
-        for way in ("both", "deviations")
-        for score in ("literal", "unit", "cohort")
-    }
-    found = {name: own for name, own in ways.items() if own}
-    cells = [[own[0]["layer"], *map(rate, own)] for own in zip(*found.values(), strict=True)]
-    return format_markdown(["Layer", *found], cells)
+def middle(row: dict[str, str]) -> float:
+    """The error rate, or of few trials the middle of its interval."""
+    if row["EER%"] != "-":
+        return float(row["EER%"])
+    return (float(row["low"]) + float(row["high"])) / 2
 
 
-def updates_table(rows: Rows) -> str:
-    """What the attack on weights has of each part of the model."""
-    header = ["Part", "Scores", "Trials", "EER %", "Cllr", "minCllr", "TPR@1%", "linked%"]
-    cells = [
-        [row["layer"], row["scores"], row["trials"], rate(row), *(row[name] for name in header[4:])]
-        for row in rows
-    ]
-    return format_markdown(header, cells, "lll" + "r" * 5)
+def kinds_of(rows: Iterable[dict[str, str]]) -> list[str]:
+    """The kinds of trials that there are."""
+    found = {row["trials"] for row in rows}
+    return [kind for kind in KINDS if kind in found]
 
 
-def attacks_table(first: Rows, second: dict[str, Rows], trials: str) -> str:
-    """Table 2: both attacks at the layers that A2 was trained for."""
-    layers = list(second)
-    header = ["Attack", *(cell for h in layers for cell in (f"h={h}", f"h={h}, published"))]
-    ours = {"A1": {row["layer"]: row for row in picked(first, trials, "both")}}
-    numbers = {h: list(ours["A1"].values())[int(h) - 1] for h in layers}
-    found = {"A1": numbers}
-    for way in WAYS:
-        name = "A2" if way == PLDA else f"A2, {way}"
-        found[name] = {h: picked(rows, trials, way)[0] for h, rows in second.items()}
-    cells = [
-        [name, *(cell for h in layers for cell in (rate(own[h]), TABLE_2.get((name, h), "-")))]
-        for name, own in found.items()
-    ]
-    return format_markdown(header, cells)
+def first_table(first: dict[tuple[str, str], Rows]) -> str:
+    """A1 by place, set and score: the least error rate of all layers, of each kind of trials."""
+    kinds = kinds_of(row for rows in first.values() for row in rows)
+    cells = []
+    for (place, sets), rows in first.items():
+        for scores in dict.fromkeys(row["scores"] for row in rows):
+            way, _, score = scores.partition(", ")
+            own = [best(rows, kind, scores) for kind in kinds]
+            cells.append([SETS[sets], PLACES[place], score or "literal", way, *own])
+    header = ["Models", "Activations", "Score", "Of", *(TRIALS[kind] for kind in kinds)]
+    return format_markdown(header, cells, "llll" + "r" * len(kinds))
 
 
-def measures_table(second: dict[str, Rows], trials: str) -> str:
-    """What A2 has beside error rates, at each layer and by each of its scores."""
-    names = ("minDCF", "Cllr", *MEASURES[1:], *(LEGAL if trials == EASY else ()))
-    cells = [
-        [f"h={h}", way, *(row[name] for name in names)]
-        for h, rows in second.items()
-        for way in WAYS
-        for row in picked(rows, trials, way)
-    ]
-    return format_markdown(["Layer", "Scores", *names], cells, "ll" + "r" * len(names))
+def second_table(first: Rows, second: dict[str, Rows]) -> str:
+    """Both attacks at the layers that A2 was trained for (table 2), of each kind of trials."""
+    kinds = kinds_of(row for rows in second.values() for row in rows)
+    cells = []
+    for h, rows in second.items():
+        layer = list(dict.fromkeys(row["layer"] for row in first))[int(h) - 1]
+        ours = [row for row in first if row["layer"] == layer and row["scores"] == "both"]
+        of_ways = [(way, [row for row in rows if row["scores"] == way]) for way in WAYS]
+        for name, own in (("A1", ours), *of_ways):
+            known = {row["trials"]: row for row in own}
+            told = [rate(known[kind]) for kind in kinds]
+            ratios = [known[kinds[-1]][name] for name in ("Cllr", "minCllr")]
+            attack = name if name == "A1" else f"A2, {name}"
+            paper = TABLE_2.get(("A2" if name == PLDA else name, h), "-")
+            cells.append([f"h={h}", attack, *told, *ratios, paper])
+    header = ["Layer", "Attack", *(TRIALS[kind] for kind in kinds), "Cllr", "minCllr", "published"]
+    return format_markdown(header, cells, "ll" + "r" * (len(header) - 2))
 
 
 def activations(place: str) -> str:
@@ -152,52 +145,80 @@ def activations(place: str) -> str:
     return f"activations {PLACES[place]} for A1, {PLACES['relu']} for A2"
 
 
-def second_attack(caption: str, place: str, first: Rows, second: dict[str, Rows]) -> Iterable[str]:
-    """Captions and tables of A2, and of A1 beside it, whose activations are of `place`."""
-    where = activations(place)
-    found = {row["trials"] for rows in second.values() for row in rows}
-    for trials in (kind for kind in KINDS if kind in found):
-        yield (
-            f"**{caption}: attacks A1 and A2 on Part-2, {TRIALS[trials]}, EER %** (table 2), "
-            f"{where}. Published figures are not measured here."
-        )
-        yield attacks_table(first, second, trials)
-        yield (
-            f"**{caption}: attack A2 on Part-2, {TRIALS[trials]}, other measures**. Cllr is of "
-            "log-likelihood ratios, which PLDA's scores alone are calibrated to be."
-        )
-        yield measures_table(second, trials)
+def weights_table(rows: Rows) -> str:
+    """The attack on what was changed of the weights: the best part, and what all of it tells."""
+    kinds = kinds_of(rows)
+    layers = dict.fromkeys(row["layer"] for row in rows)
+    parts = [one for one in layers if one not in WHOLE]
+    least = min(parts, key=lambda one: middle(*picked_of(rows, kinds[-1], one)))
+    cells = []
+    for name in (least, *(one for one in WHOLE if one in layers)):
+        own = [picked_of(rows, kind, name)[0] for kind in kinds]
+        cells.append([name, own[0]["scores"], *map(rate, own), own[-1]["Cllr"], own[-1]["minCllr"]])
+    header = ["Part", "Scores", *(TRIALS[kind] for kind in kinds), "Cllr", "minCllr"]
+    return format_markdown(header, cells, "ll" + "r" * (len(header) - 2))
 
 
-def updates_tables(caption: str, names: str, folder: Path) -> Iterable[str]:
-    """Captions and tables of what `utils/attack_updates.sh` has left.
+def picked_of(rows: Rows, trials: str, layer: str) -> list[dict[str, str]]:
+    return [row for row in rows if row["trials"] == trials and row["layer"] == layer]
+
+
+def updates_tables(caption: str, names: str, folder: Path, picture: Path) -> Iterable[str]:
+    """Captions and tables of what `utils/attack_updates.sh` has left, and its card.
 
     Args:
         names: of the models: NAME, or NAME:ONE, where costs and membership are of ONE alone.
+        picture: gets that of the card.
     """
     name, _, one = names.partition(":")
     one = one or name
-    tables = (
-        (f"{name}: attributes of speakers, by layer, without a defence", "defence0/attributes.tsv"),
-        (f"{one}: membership of a client's training data", "membership.tsv"),
-    )
     weights = folder / "defence0" / "weights.tsv"
     if weights.exists() and (rows := read_tsv(weights, COLUMNS, NUMBERS)):
         yield (
-            f"**{caption}, {name}: attack on what was changed of the weights, without a defence**: "
-            "cosines from the mean of other people's models, by part of the model; `input` and "
-            "`constant` are read out of the first layer, `together` is a regression of all."
+            f"**{caption}, {name}: attack on what was changed of the weights, without a defence**, "
+            "EER %: cosines from the mean of other people's models, of the best part of the model "
+            "and of `all`; `input` and `constant` are read out of the first layer, `together` is a "
+            "regression of all parts."
         )
-        yield updates_table(rows)
+        yield weights_table(rows)
     card = folder / "card.md"
     if not card.exists():
         raise UserError("no card.md", path=folder, remedy="run utils/attack_updates.sh")
     yield f"{caption}, {name}; membership and costs are of {one} alone."
     yield read_text(card)
-    for title, path in tables:
-        if (folder / path).exists() and (rows := read_tsv(folder / path, None)):
-            yield f"**{caption}, {title}**"
-            yield format_markdown(list(rows[0]), [list(row.values()) for row in rows])
+    with atomic_path(picture) as temporary:
+        shutil.copyfile(folder / "card.png", temporary)
+    yield image(f"Leakage card, {caption}, {name}", picture.name)
+
+
+def keep_tables(path: Path, section: str, exp: Path, updates: Sequence[Path]) -> list[str]:
+    """Copy all rows of all attacks beside the page; return the names of the files."""
+    sources: dict[str, list[tuple[str, Path]]] = {}
+    for place in PLACES:
+        for sets in SETS:
+            sources.setdefault("a1", []).append(
+                (f"{place}, {sets}", exp / f"a1.{place}.{sets}" / "a1.tsv")
+            )
+    sources["a2"] = [
+        ("", one) for one in sorted((exp / "a2").glob("a2.h*.tsv")) if ".det" not in one.name
+    ]
+    for folder in updates:
+        for table in ("a1", "weights", "attributes", "membership", "inversion", "utility"):
+            found = sorted(folder.rglob(f"{table}.tsv"))
+            sources.setdefault(table, []).extend((one.parent.name, one) for one in found)
+        found = sorted(folder.rglob("a2.h*.tsv"))
+        sources["a2"].extend(
+            (one.parent.parent.name, one) for one in found if ".det" not in one.name
+        )
+    names = []
+    for name, tables in sources.items():
+        rows = [
+            {"of": of, **row} for of, one in tables if one.exists() for row in read_tsv(one, None)
+        ]
+        if rows:
+            names.append(f"{path.stem}-{section}-{name}.tsv")
+            write_tsv(path.with_name(names[-1]), list(rows[0]), rows)
+    return names
 
 
 def plot_layers(path: Path, first: dict[tuple[str, str], Rows], title: str) -> None:
@@ -300,31 +321,31 @@ def write_report(
         f"other utterances cost it more): {pooled_line(heard[0])}.",
         *weight_lines(heard),
     ]
-    for (place, sets), rows in first.items():
-        for trials in KINDS:
-            if chosen := [row for row in rows if row["trials"] == trials]:
-                parts += [
-                    f"**{caption}: attack A1 on {SETS[sets]}, activations {PLACES[place]}, "
-                    f"{TRIALS[trials]}** (figures 4 and 5): EER with 95 % intervals; the other "
-                    "measures are of means and deviations together.",
-                    layer_table(chosen, trials),
-                ]
-                if any(row["scores"] != "both" for row in chosen if "both" in row["scores"]):
-                    parts += [
-                        f"**{caption}: scores of attack A1 on {SETS[sets]}, activations "
-                        f"{PLACES[place]}, {TRIALS[trials]}**, EER %: equation 4 as it is written, "
-                        "of vectors of unit length, and cosines centred on and normed by a cohort.",
-                        scores_table(chosen, trials),
-                    ]
-    parts += second_attack(caption, main[0], first[main], second)
-    for name, folder in updates:
-        parts += updates_tables(caption, name, folder)
+    parts += [
+        f"**{caption}: attack A1** (figures 4 and 5): the least EER of all layers, with 95 % "
+        "intervals; it is the least of several. `literal` is equation 4 as it is written, `unit` "
+        "of vectors of unit length, `cohort` cosines centred on and normed by other people's.",
+        first_table(first),
+    ]
+    if second:
+        parts += [
+            f"**{caption}: attacks A1 and A2 on Part-2, EER %** (table 2), {activations(main[0])}. "
+            "Published figures are not measured here. Cllr is of the last kind of trials.",
+            second_table(first[main], second),
+        ]
+    for number, (name, folder) in enumerate(updates, 1):
+        card = path.with_name(f"{path.stem}-{page.section}-card{number}.png")
+        parts += updates_tables(caption, name, folder, card)
     titles = (
-        f"EER of attack A1 by layer, {TRIALS[EASY]}",
-        f"DET curves, {TRIALS[EASY]}, {activations(main[0])}",
+        "EER of attack A1 by layer, all trials",
+        f"DET curves, all trials, {activations(main[0])}",
     )
     for title, picture in zip(titles, pictures, strict=True):
         parts += [f"**{caption}: {title}**", image(f"{title}, {caption}", picture.name)]
+    beside = keep_tables(path, page.section, exp, [folder for _, folder in updates])
+    parts.append(
+        f"All layers, measures and trials are in {', '.join(f'`{one}`' for one in beside)}."
+    )
     section = "\n\n".join(part.strip() for part in parts)
     write_text(path, with_section(path, page.section, section))
 

@@ -18,6 +18,7 @@ hours_g=                # of speech that the global model is trained on
 seconds_per_model=      # of speech that a personalised model is trained on
 valid_share=            # of Train-G's utterances, to tune by and measure
 held_seconds=           # of speech of a part's speaker that none of its models has, to measure on
+indicator_utterances=10 # of each of the Indicator's speakers; footprints take as many times as long
 speakers=               # of Train-G, Part-1 and Part-2, such as 880,736,634; default: by the hours
 models_of=speaker       # two models of each speaker, or of each talk: pairs of one recording, too
 mini_corpus=            # options of local/mini.py, such as "--speakers 180 --talks 2 --channels 2"
@@ -34,7 +35,7 @@ parts=                  # of the layers, where activations are taken for A1, bef
                         # and after BatchNorm: "affine relu norm"; default: the config's, a1.parts
 layers=                 # hidden layers for A2; default: the config's, a2.layers
 defences=               # of updates; default: the config's, updates.defences
-part1=attacked          # in stage 9: Part-1's models are attacked, too, or the attackers' cohort, from
+first_part=attacked     # in stage 9: Part-1's models are attacked, too, or the attackers' cohort, from
                         # whom they learn, and A2 in stage 9 as well
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
@@ -74,7 +75,7 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 check_words parts 'affine|relu|norm' layers '[1-9][0-9]*'
 check_word unit 'person|talk' models_of 'speaker|talk' volumes 'true|false' \
     ivectors 'true|false' ivectors_per 'utterance|recording|speaker' \
-    criterion 'ctc|lfmmi|seq2seq' part1 'attacked|cohort' ngpu '0|1'
+    criterion 'ctc|lfmmi|seq2seq' first_part 'attacked|cohort' ngpu '0|1'
 check_tag "${tag}"
 [ -z "${TEDLIUM}" ] || [ -z "${mini_corpus}" ] || fail 2 "--mini_corpus, but TEDLIUM is set in db.sh"
 read -r -a spoken <<<"${mini_corpus}"
@@ -91,6 +92,8 @@ options=(--partition "${partition}" --unit "${unit}" --seed "${partition_seed}")
 options+=(--hours-g "${hours_g}" --seconds-per-model "${seconds_per_model}")
 options+=(--valid "${valid_share}" ${speakers:+--speakers "${speakers}"})
 [ "${models_of}" = speaker ] || options+=(--models-of "${models_of}")
+[ "${indicator_utterances}" = 10 ] ||
+    options+=(--indicator-utterances "${indicator_utterances}")
 [ "${held_seconds}" = 10 ] || options+=(--held-seconds "${held_seconds}")
 corpora+=${mini_corpus:+"mini.py ${mini_corpus} "}
 ! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
@@ -174,7 +177,7 @@ if begins 9; then
     splits=newcomers
     [ ! -d "${data}/part2_held" ] || splits="held newcomers"
     others_are=(--with "${exp}/part1")
-    [ "${part1}" = attacked ] ||
+    [ "${first_part}" = attacked ] ||
         others_are=(--cohort "${exp}/part1" --a2 "${exp}/part1" --layers "${layers%% *}")
     utils/attack_updates.sh --exp "${exp}/part2" "${others_are[@]}" --splits "${splits}" \
         --indicator "${data}/indicator${iv}" --models "${data}/models.tsv" --part "${parts##* }" \
@@ -183,7 +186,7 @@ fi
 
 if begins 10; then
     updates=() attacks=${exp}/part2/attacks of="Part-1 and Part-2:Part-2"
-    [ "${part1}" = attacked ] || of=Part-2
+    [ "${first_part}" = attacked ] || of=Part-2
     [ ! -e "${attacks}/card.md" ] || updates=("${of}=${attacks}")
     for other in ${others}; do updates+=("${other}"); done
     local/report.py "${exp}" "${data}" "${results}" --section "${section}" "${mini[@]}" \
