@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy.sparse import csr_array
 from scipy.special import betaincinv
 
 from fedtools.files.errors import UserError
@@ -191,19 +192,34 @@ def binomial_bounds(share: float, trials: int) -> tuple[float, float]:
 def drawn_error_rates(
     scores: np.ndarray, targets: np.ndarray, sides: np.ndarray, draws: np.ndarray
 ) -> np.ndarray:
-    """Equal error rates in %, (draws,), of trials with speakers (trials, 2 or 1), at all scores."""
-    order = np.argsort(scores, kind="stable")
-    scores, targets, (one, *others) = scores[order], targets[order], sides[order].T
-    starts = np.flatnonzero(np.concatenate([[True], scores[1:] > scores[:-1]]))
+    """Equal error rates in %, (draws,), of trials with speakers (trials, 2 or 1).
+
+    Args:
+        scores, targets: see `det_curve`.
+        sides: numbers of speakers from 0.
+        draws: (draws, speakers), how often each is drawn.
+    """
+    # Order is all that counts, and scores may be infinite, which no quantile can be.
+    _, ranks = np.unique(scores, return_inverse=True)
+    edges = _edges(ranks[targets], ranks[~targets])
+    place = np.searchsorted(edges, ranks)
     rates = []
     for some in np.array_split(draws, -(-len(draws) * len(scores) // _WEIGHTS)):
-        weights = some[:, one]
-        same = np.add.reduceat(weights * targets, starts, axis=1)
-        for other in others:
-            weights *= some[:, other]
-        different = np.add.reduceat(weights * ~targets, starts, axis=1)
-        rates.append(_meeting_points(same, different))
+        often = np.ascontiguousarray(some.T, np.float64)
+        # All that is in a target trial is of one speaker.
+        same = _at_edges(place[targets], often[sides[targets, 0]], len(edges))
+        others = often[sides[~targets, 0]]
+        for side in sides[~targets, 1:].T:
+            others *= often[side]
+        rates.append(_meeting_points(same, _at_edges(place[~targets], others, len(edges))))
     return 100 * np.concatenate(rates)
+
+
+def _at_edges(place: np.ndarray, weights: np.ndarray, edges: int) -> np.ndarray:
+    """Sums of weights (trials, draws) at each edge: (draws, edges)."""
+    trials = len(place)
+    which = csr_array((np.ones(trials), (place, np.arange(trials))), shape=(edges, trials))
+    return np.ascontiguousarray((which @ weights).T)
 
 
 def resampled_error_rates(
