@@ -235,6 +235,7 @@ def test_without_an_indicator_weights_alone_are_attacked(recipe, tmp_path):
     for number in range(2):
         folder = tmp_path / "updates" / f"defence{number}"
         assert read_tsv(folder / "weights.tsv", COLUMNS) and not (folder / "a1.tsv").exists()
+        assert not list(folder.glob("weights.encoder*"))
         for attacker in (".ignorant", ".semi-informed") if number else ("",):
             lines = (folder / f"weights.all{attacker}.easy").read_text().splitlines()
             assert {name for line in lines for name in line.split()[:2]} == theirs

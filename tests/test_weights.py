@@ -28,7 +28,7 @@ from fedtools.score.verification import equal_error_rate
 
 PEOPLE, TALKS, MODELS = speakers(16), ("a", "b"), (1, 2)
 CLIENTS = [f"{one}-{talk}{number}" for one in PEOPLE for talk in TALKS for number in MODELS]
-FEW = ("--resamples", "20", "--others", "0")
+FEW = ("--resamples", "20", "--others", "0", "--set", "weights.scores=parts")
 
 
 @pytest.fixture(scope="module")

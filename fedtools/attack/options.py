@@ -98,11 +98,14 @@ class Weights:
         constant: the first and the last value of a frame that are the same in all of a client's
             input, from 1, such as [41, 140] of i-vectors behind 40 cepstra; [0, 0]: those that are
             so in the training data.
+        scores: which are kept for each trial: "whole", of all weights together, the regression, and
+            what is read out; or "parts", of each part, too: half a megabyte for 10,000 trials.
         piece_mb: of all models' values that are in memory at a time; as much is being read.
         others: as of attack A1; and pairs of two speakers that a regression is trained on.
     """
 
     constant: tuple[Natural, Natural] = (0, 0)
+    scores: Literal["whole", "parts"] = "whole"
     piece_mb: Positive = 64
     others: Natural = _TRIALS
 

@@ -8,7 +8,7 @@ them need not be the speaker. Therefore targets are also taken apart by that.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -179,6 +179,7 @@ def decide(
     matrices: Iterable[tuple[str, str, str, np.ndarray]],
     main: Mapping[str, str],
     *,
+    kept: Callable[[str], bool] = lambda _: True,
     defence: str = NO_DEFENCE,
     others: int,
     resamples: int,
@@ -195,6 +196,7 @@ def decide(
             Rows are enrolled. A pair whose score is NaN is no trial.
         main: the scores that are also written for each trial, and what their files' names begin
             with.
+        kept: whether those of a layer are written, too.
         defence: of the clients, see `fedtools.attack.defences`.
         others, resamples, seed: see `make_trials` and `judge`.
     """
@@ -221,7 +223,7 @@ def decide(
             figures |= legal if kind == EASY else dict.fromkeys(legal, "-")
             told = {"defence": defence, "attacker": attacker, "layer": layer, "scores": way}
             rows.append({**told, "trials": kind, **figures})
-            if way in main:
+            if way in main and kept(layer):
                 who = "" if attacker == ANY else f".{attacker}"
                 write_scores(out / f"{main[way]}.{layer}{who}.{kind}", some, scores)
     _tell_of(lacking, attack)

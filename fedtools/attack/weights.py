@@ -9,7 +9,7 @@ Behind a defence there are rows of each attacker of `fedtools.attack.knowledge`.
 
 OUT/weights.tsv           figures, as of the other attacks on models
 OUT/weights.<part>.<kind> a score for each trial, and its DET curve; behind a defence
-                          weights.<part>.<attacker>.<kind>
+                          weights.<part>.<attacker>.<kind>; see the option weights.scores
 OUT/parts.tsv             each part of the models: its tensors, and why it has no figures
 OUT/readout.tsv           cosine of what was read out of what is sent with the truth, by model
 OUT/weights.png           equal error rates by part
@@ -46,7 +46,7 @@ from fedtools.attack.knowledge import (
     share_updates,
 )
 from fedtools.attack.options import Weights
-from fedtools.attack.readings import read_inputs
+from fedtools.attack.readings import CONSTANT, INPUT, read_inputs
 from fedtools.attack.updates import NotApplicable, Updates, behind_defence, find_updates, join
 from fedtools.attack.verify import COLUMNS, decide, draw_rates
 from fedtools.federation.federation import Federation
@@ -58,6 +58,8 @@ from fedtools.files.tables import write_tsv
 PARTS = ("part", "tensors", "values", "status")
 # Beside the parts and what is read out: all parts together.
 TOGETHER = "together"
+# What is of no single part.
+WHOLE = ALL, INPUT, CONSTANT, TOGETHER
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,7 @@ def _decide(
         names,
         matrices(),
         files,
+        kept=lambda part: options.scores == "parts" or part in WHOLE,
         defence=look.defence if models.defended else NO_DEFENCE,
         resamples=look.resamples,
         **chosen,

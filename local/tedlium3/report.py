@@ -22,6 +22,7 @@ from scipy.stats import norm
 
 from fedtools.attack.backend import PLDA, WAYS
 from fedtools.attack.verify import COLUMNS, EASY, KINDS, OTHER, SAME
+from fedtools.attack.weights import WHOLE
 from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.tables import format_markdown, read_tsv, write_tsv
@@ -49,8 +50,6 @@ TRIALS = {
     OTHER: "other recording",
 }
 SETS = {"part2": "Part-2", "part1+part2": "Part-1 + Part-2"}
-# Of the attack on weights: what is no single part of the model.
-WHOLE = ("all", "input", "constant", "together")
 
 Rows = Sequence[dict[str, str]]
 
