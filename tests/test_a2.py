@@ -13,6 +13,7 @@ from conftest import inside
 from updates_world import begin, data_with_constants, plant, speakers
 
 from fedtools.attack.a2 import Look, Side, _part
+from fedtools.attack.defences import defended
 from fedtools.attack.knowledge import ATTACKERS
 from fedtools.attack.options import A2
 from fedtools.attack.verify import COLUMNS
@@ -275,3 +276,21 @@ def test_people_are_dealt_whole(tmp_path):
     few = Victims(dict.fromkeys(list(speakers_of)[:18]), {}, speakers_of)
     with pytest.raises(UserError, match="the network is trained on 1 people with two models"):
         _part(few, people, Training(1, A2()), tmp_path)
+
+
+def test_models_with_an_update_in_common_are_in_no_trial(world, tmp_path):
+    """Of an ignorant attacker, those whose enrolled model is in the mean that is tested."""
+    paths = [world / "known", world / "exp"]
+    run(world, paths, tmp_path, "--set", "a2.epochs=1", "--defence", "mean=2")
+    attacked = Federation(world / "exp")
+    with attacked.settings():
+        seen = defended(attacked, sound_victims(attacked, [1]), 1, "mean=2", 0)
+        groups = {name: set(seen.group(name)) for name in CLIENTS}
+    every = {tuple(line.split()[:2]) for line in (tmp_path / "trials.easy").open()}
+    for attacker, shared in (
+        ("ignorant", lambda one, other: one in groups[other]),
+        ("semi-informed", lambda one, other: groups[one] & groups[other]),
+    ):
+        scored = {tuple(line.split()[:2]) for line in (tmp_path / f"a2.h2.{attacker}.easy").open()}
+        assert scored == {pair for pair in every if not shared(*pair)}
+        assert scored != every

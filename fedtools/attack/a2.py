@@ -17,9 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from fedtools.attack.backend import PLDA, Calibrated, Learnt
-from fedtools.attack.defences import Defence, defended
+from fedtools.attack.defences import Defence, defended, groups_of
 from fedtools.attack.footprints import Probe, State
-from fedtools.attack.knowledge import ANY, ATTACKERS, NO_DEFENCE, enrols_defended, learns_defended
+from fedtools.attack.knowledge import (
+    ANY,
+    ATTACKERS,
+    NO_DEFENCE,
+    enrols_defended,
+    learns_defended,
+    share_updates,
+)
 from fedtools.attack.verify import decide, known_speakers, read_models
 from fedtools.attack.victims import Victims, make_probe, sound_victims
 from fedtools.attack.xvectors import Training, View, XVectors, embeddings, train_xvectors
@@ -177,10 +184,11 @@ def attack(
         # Of attackers that there may be no more.
         path.unlink()
     write_yaml(out / f"{name}.yaml", _chosen(training, look))
+    groups = groups_of(attacked, theirs, look.rounds, look.defence, training.seed)
     for one in found:
         _write_embeddings(out / (name if one.name == ANY else f"{name}.{one.name}"), one)
     return decide(
-        *(out, name, models, names, _scored(found, names, training), {PLDA: "a2"}),
+        *(out, name, models, names, _scored(found, names, training, groups), {PLDA: "a2"}),
         defence=look.defence or NO_DEFENCE,
         others=training.options.others,
         resamples=look.resamples,
@@ -316,13 +324,21 @@ def _embedded(
 
 
 def _scored(
-    found: Sequence[Attacker], names: Sequence[str], training: Training
+    found: Sequence[Attacker],
+    names: Sequence[str],
+    training: Training,
+    groups: Mapping[str, Sequence[str]],
 ) -> Iterator[tuple[str, str, str, np.ndarray]]:
-    """What `decide` takes: attacker, layer, what scores are of, and scores of all pairs."""
+    """What `decide` takes: attacker, layer, what scores are of, and scores of all pairs.
+
+    Args:
+        groups: of models that are means, whose they are.
+    """
     for one in found:
+        shared = share_updates(one.name, names, groups) if groups else False
         sides = (np.stack([side[name] for name in names]) for side in (one.enrolled, one.tested))
         for way, matrix in one.scorer.scores(*sides).items():
-            yield one.name, f"h{training.layer}", way, matrix
+            yield one.name, f"h{training.layer}", way, np.where(shared, np.nan, matrix)
 
 
 def _write_embeddings(path: Path, one: Attacker) -> None:

@@ -196,6 +196,20 @@ def defended(
     return Defended(of_round, chosen, start, seed)
 
 
+def groups_of(
+    federation: Federation, victims: Victims, rounds: Sequence[int], defence: str, seed: int
+) -> dict[str, list[str]]:
+    """Whose mean is seen in the place of each model, where a defence makes means."""
+    found = {}
+    for number in rounds if Defence.parse(defence).mean > 1 else ():
+        seen = defended(federation, victims, number, defence, seed)
+        folder = federation.experiment.round(number).path
+        for name, message in victims.messages.items():
+            if message.path.parent == folder:
+                found[name] = seen.group(name)
+    return found
+
+
 def _part(name: str) -> str:
     """What a tensor shares its norm with: "" for weights, its own name for a statistic."""
     return name if name.endswith(STATISTICS) else ""

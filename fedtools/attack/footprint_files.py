@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtools.attack.defences import Defence, defended
+from fedtools.attack.defences import Defence, defended, groups_of
 from fedtools.attack.footprints import State, footprints
 from fedtools.attack.knowledge import NO_DEFENCE
 from fedtools.attack.victims import Victims, find_victims, make_probe
@@ -131,7 +131,8 @@ def write_footprints(
     }
     origin["network"] = federation.experiment.options.model
     origin["indicator"] = federation.facts.identity(indicator, False)
-    if groups := _groups(federation, victims, share, look):
+    every = groups_of(federation, victims, look.rounds, look.defence, look.seed)
+    if groups := {name: every[name] for name in share if name in every}:
         origin["groups"] = groups
     known = table.exists() and made_from.exists() and read_yaml(made_from) == origin
     if known and not _lacking(out, job):
@@ -153,20 +154,6 @@ def write_footprints(
         rows.append({"model": name, "speaker": victims.speakers.get(name, "-"), "status": status})
     write_tsv(table, COLUMNS, rows)
     return table
-
-
-def _groups(
-    federation: Federation, victims: Victims, names: Sequence[str], look: Look
-) -> dict[str, list[str]]:
-    """Whose mean is seen in the place of each of some models, where a defence makes means."""
-    found = {}
-    for number in look.rounds if Defence.parse(look.defence).mean > 1 else ():
-        seen = defended(federation, victims, number, look.defence, look.seed)
-        folder = federation.experiment.round(number).path
-        for name in names:
-            if name in victims.messages and victims.messages[name].path.parent == folder:
-                found[name] = seen.group(name)
-    return found
 
 
 def _all(
