@@ -45,7 +45,7 @@ def test_intervals_hold_the_truth(name):
     for _ in range(times):
         found = difference(*simulate(name, random))
         held += found.low <= TRUTH <= found.high
-    assert 0.91 <= held / times <= 0.98, held / times
+    assert 0.91 <= held / times <= 0.97, held / times
 
 
 def test_one_seed_is_a_paired_test_of_equal_speakers():
