@@ -6,7 +6,8 @@ See `fedtools.score.crossed` for intervals and p. A family of tests is one table
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,23 +18,64 @@ from fedtools.score.crossed import Difference, difference, holm
 from fedtools.score.wer import SPEAKERS, speaker_columns
 
 _ALPHA = 0.05
+# Client and speaker of each column; errors, (seeds, speakers); tokens, (speakers,).
+Counts = tuple[list[tuple[str, str]], np.ndarray, np.ndarray]
 
 
-def difference_columns(
-    methods: Sequence[Method], references: Sequence[Method]
-) -> tuple[list[str], list[list[str]]]:
-    """A column for each reference: its heading, and a cell for each method.
+@dataclass(frozen=True)
+class Compared:
+    """The differences of a table's methods to some references.
 
-    A cell is the difference of the mean over clients, in percentage points, with its 95 % interval;
-    in bold where the method is better by a p that is adjusted for the table. "-" is the reference
-    itself.
+    Attributes:
+        references: the methods that others are compared with.
+        found: of each reference, a difference of each method; None of a method with itself.
+        seeds: of each method.
     """
-    columns = []
-    for reference in references:
-        found = [_difference(method, reference) for method in methods]
-        adjusted = holm([np.nan if one is None else one.p for one in found])
-        columns.append([_cell(one, p) for one, p in zip(found, adjusted, strict=True)])
-    return [f"to {one.name}" for one in references], columns
+
+    references: Sequence[Method] = ()
+    found: Sequence[Sequence[Difference | None]] = ()
+    seeds: int = 1
+
+    @classmethod
+    def of(cls, methods: Sequence[Method], references: Sequence[Method]) -> Compared:
+        """Compare; each method's counts are read once.
+
+        Raises:
+            UserError: if counts are missing, or of other test data.
+        """
+        counts = {id(one): _of_speakers(one) for one in (*methods, *references) if references}
+        found = [[_difference(method, one, counts) for method in methods] for one in references]
+        return cls(references, found, len(methods[0].runs))
+
+    def columns(self) -> tuple[list[str], list[list[str]]]:
+        """A column for each reference: its heading, and a cell for each method.
+
+        A cell is the difference of the mean over clients, in percentage points, with its 95 %
+        interval; in bold where the method is better by a p that is adjusted for the table. "-" is
+        the reference itself.
+        """
+        columns = []
+        for found in self.found:
+            adjusted = holm([np.nan if one is None else one.p for one in found])
+            columns.append([_cell(one, p) for one, p in zip(found, adjusted, strict=True)])
+        return [f"to {one.name}" for one in self.references], columns
+
+    @property
+    def note(self) -> str:
+        """How the columns are to be read, and how fine the test data are."""
+        names = " and ".join(one.name for one in self.references)
+        seeds = "seeds and " * (self.seeds > 1)
+        said = (
+            f"To {names}: difference of AVG in percentage points, with 95 % intervals over {seeds}"
+            "test speakers, not adjusted; in bold where a method is better by Holm's adjusted p "
+            f"below {_ALPHA:g}."
+        )
+        known = [one for found in self.found for one in found if one and not np.isnan(one.low)]
+        if known:
+            # Half of the median interval.
+            least = statistics.median((one.high - one.low) / 2 for one in known)
+            said += f" Differences above about {least:.1f} points could be told from none."
+        return said
 
 
 def usable(references: Sequence[Method], table: Sequence[Method]) -> list[Method]:
@@ -50,27 +92,6 @@ def usable(references: Sequence[Method], table: Sequence[Method]) -> list[Method
     return found
 
 
-def resolved(methods: Sequence[Method], references: Sequence[Method]) -> float | None:
-    """What a difference must be, in points, to be told from none: half the median interval."""
-    found = [_difference(method, one) for one in references for method in methods]
-    halves = [(one.high - one.low) / 2 for one in found if one and not np.isnan(one.low)]
-    return statistics.median(halves) if halves else None
-
-
-def note(methods: Sequence[Method], references: Sequence[Method]) -> str:
-    """How the columns are to be read, and how fine the test data are."""
-    names = " and ".join(one.name for one in references)
-    seeds = "seeds and " * (len(methods[0].runs) > 1)
-    said = (
-        f"To {names}: difference of AVG in percentage points, with 95 % intervals over {seeds}test "
-        "speakers, not adjusted; in bold where a method is better by Holm's adjusted p below "
-        f"{_ALPHA:g}."
-    )
-    if (least := resolved(methods, references)) is not None:
-        said += f" Differences above about {least:.1f} points could be told from none."
-    return said
-
-
 def _cell(found: Difference | None, p: float) -> str:
     if found is None:
         return "-"
@@ -80,13 +101,14 @@ def _cell(found: Difference | None, p: float) -> str:
     return f"**{text}**" if found.value < 0 and p < _ALPHA else text
 
 
-def _difference(method: Method, reference: Method) -> Difference | None:
+def _difference(
+    method: Method, reference: Method, counts: Mapping[int, Counts]
+) -> Difference | None:
     """Of error rates; None of a method with itself."""
     if method.runs[0].scores == reference.runs[0].scores:
         return None
-    (keys, errors, tokens), (others_keys, others, others_tokens) = map(
-        _of_speakers, (method, reference)
-    )
+    keys, errors, tokens = counts[id(method)]
+    others_keys, others, others_tokens = counts[id(reference)]
     if keys != others_keys or (tokens != others_tokens).any():
         problem = f"other test data than those of {reference.name}"
         raise UserError(problem, path=method.runs[0].scores)
@@ -95,8 +117,8 @@ def _difference(method: Method, reference: Method) -> Difference | None:
     return difference(errors, others, tokens, numbers)
 
 
-def _of_speakers(method: Method) -> tuple[list[tuple[str, str]], np.ndarray, np.ndarray]:
-    """Client and speaker of each column; errors, (seeds, speakers); tokens, (speakers,)."""
+def _of_speakers(method: Method) -> Counts:
+    """What the seeds of a method were scored."""
     found = [_read(run) for run in method.runs]
     keys = list(found[0])
     if any(list(one) != keys for one in found):

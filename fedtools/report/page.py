@@ -13,7 +13,7 @@ from fedtools.files.errors import UserError
 from fedtools.files.provenance import git_hash, records
 from fedtools.files.tables import format_markdown, read_tsv, with_deviation
 from fedtools.files.text_files import read_text
-from fedtools.report.differences import difference_columns, note, usable
+from fedtools.report.differences import Compared, usable
 from fedtools.report.results import (
     Interval,
     Method,
@@ -108,8 +108,9 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
             remedy="run fedtools evaluate, or leave --plot out",
         )
     published = [(caption, _table_of(file)) for caption, file in page.published]
-    references = _references(methods, page.references)
-    section = _section(path, methods, references, page, published)
+    compared = Compared.of(methods, _references(methods, page.references))
+    table = main_table(methods, compared)
+    section = _section(path, methods, compared, table, page, published)
     new = with_section(path, page.section, section)
     if page.plot is not None:
         # Imported late: without a plot there is no need to load matplotlib.
@@ -117,7 +118,7 @@ def write_report(path: str | Path, rows: Sequence[Row], page: Page) -> str:
 
         plot_wer(page.plot, methods, page.corpus.caption)
     write_text(path, new)
-    return main_table(methods, references)
+    return table
 
 
 def _references(methods: Sequence[Method], names: Sequence[str]) -> list[Method]:
@@ -161,7 +162,8 @@ def replace_section(page: str, name: str, section: str, path: Path) -> str:
 def _section(
     path: Path,
     methods: Sequence[Method],
-    references: Sequence[Method],
+    compared: Compared,
+    table: str,
     page: Page,
     published: Sequence[tuple[str, str]],
 ) -> str:
@@ -185,9 +187,9 @@ def _section(
         + "Comm./client: bytes of all messages of one client in all rounds, both ways; Comm.: of "
         "all clients. Client epochs: of training, mean over clients. AVG: mean over clients. "
         + f"Means ± standard deviations over {len(methods[0].runs)} seeds. " * over_seeds
-        + (note(methods, references) if references else "The best in bold.")
+        + (compared.note if compared.references else "The best in bold.")
         + f" {page.note}" * bool(page.note),
-        main_table(methods, references),
+        table,
         *weight_lines(methods),
     ]
     for name in runs[0].rates:
@@ -207,8 +209,8 @@ def _section(
         ]
     for title, rows in page.tables:
         read = _read(rows)
-        own = usable(references, read) if references else []
-        parts += [f"**{caption}: {title}**, as above.", main_table(read, own)]
+        own = usable(compared.references, read) if compared.references else []
+        parts += [f"**{caption}: {title}**, as above.", main_table(read, Compared.of(read, own))]
         shown = read[0].runs[0].unit
         parts += [f"The same, {shown.title} (%) with 95 % intervals as above:"]
         parts += [interval_table(read, shown.rate)]
@@ -304,7 +306,7 @@ def _table_of(path: Path) -> str:
     return format_markdown(list(rows[0]), (list(row.values()) for row in rows))
 
 
-def main_table(methods: Sequence[Method], references: Sequence[Method] = ()) -> str:
+def main_table(methods: Sequence[Method], compared: Compared) -> str:
     """Communication, computation and WER, as in table 3 of Zhu et al. 2022.
 
     CER where the language is written without spaces. With references there are columns of
@@ -327,10 +329,10 @@ def main_table(methods: Sequence[Method], references: Sequence[Method] = ()) -> 
         ]
         for method in methods
     ]
-    if not references:
+    if not compared.references:
         for column in range(len(costs) + 1, len(header)):
             embolden(cells, column)
-    names, columns = difference_columns(methods, references)
+    names, columns = compared.columns()
     for column in columns:
         for row, cell in zip(cells, column, strict=True):
             row.append(cell)
