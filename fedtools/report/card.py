@@ -172,18 +172,18 @@ def _of_a1(rows: Rows) -> Families:
     for scores, name in (("both", "literal"), ("both, cohort", "cohort")):
         own = [row for row in rows if row["scores"] == scores]
         if own:
-            layer = _best(own, "layer", _error)
+            layer = _best(own, "layer", middle_error)
             yield f"{name}, {layer}", [row for row in own if row["layer"] == layer]
 
 
 def _of_a2(rows: Rows) -> Families:
     own = [row for row in rows if row["scores"] == "PLDA"]
     if own:
-        layer = _best(own, "layer", _error)
+        layer = _best(own, "layer", middle_error)
         yield f"PLDA, {layer}", [row for row in own if row["layer"] == layer]
 
 
-def _error(row: Mapping[str, str]) -> float:
+def middle_error(row: Mapping[str, str]) -> float:
     """The error rate, or the middle of its interval where there are too few trials to tell it."""
     if row["EER%"] != "-":
         return float(row["EER%"])

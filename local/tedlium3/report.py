@@ -27,6 +27,7 @@ from fedtools.files.atomic import atomic_path, write_text
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.tables import format_markdown, read_tsv, write_tsv
 from fedtools.files.text_files import read_text
+from fedtools.report.card import middle_error
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import (
     Page,
@@ -88,15 +89,8 @@ def best(rows: Rows, trials: str, scores: str) -> str:
     own = picked(rows, trials, scores)
     if not own:
         return "-"
-    least = min(own, key=middle)
+    least = min(own, key=middle_error)
     return f"{rate(least)} at {least['layer']}"
-
-
-def middle(row: dict[str, str]) -> float:
-    """The error rate, or of few trials the middle of its interval."""
-    if row["EER%"] != "-":
-        return float(row["EER%"])
-    return (float(row["low"]) + float(row["high"])) / 2
 
 
 def kinds_of(rows: Iterable[dict[str, str]]) -> list[str]:
@@ -149,7 +143,7 @@ def weights_table(rows: Rows) -> str:
     kinds = kinds_of(rows)
     layers = dict.fromkeys(row["layer"] for row in rows)
     parts = [one for one in layers if one not in WHOLE]
-    least = min(parts, key=lambda one: middle(*picked_of(rows, kinds[-1], one)))
+    least = min(parts, key=lambda one: middle_error(*picked_of(rows, kinds[-1], one)))
     cells = []
     for name in (least, *(one for one in WHOLE if one in layers)):
         own = [picked_of(rows, kind, name)[0] for kind in kinds]
