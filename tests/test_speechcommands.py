@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import Result, run
 from fakes import (
@@ -25,6 +26,7 @@ from fakes import (
 from hypothesis import given
 from hypothesis import strategies as st
 from prepared_words import ENVIRONMENT, SCRIPTS, prepare
+from scipy.stats import kstest
 
 from fedtools.audio.wave import read_wave, recording_seconds
 from fedtools.files.datadir import DataDir, byte_order, read_table
@@ -170,6 +172,58 @@ def test_every_set_has_silence_of_every_recording(tmp_path):
         assert name == "train" or set(of.values()) == {10}
         pieces = {(recording, int(float(start) / 2)) for recording, start in places}
         assert len(pieces) == (24 if name == "train" else 8)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 1.5])
+def test_made_noise_is_as_loud_as_its_rule_says_and_no_clip_is_asked(tmp_path, seconds):
+    """White and pink, each piece of an RMS that is uniform in decibels, whatever the corpus has."""
+    options = ["--noise", "made", "--clip-seconds", str(seconds), "--task", "keywords"]
+    made = {}
+    for name, words in (("one", KEYWORDS), ("other", [*KEYWORDS, "bed"])):
+        corpus = speech_commands(tmp_path / name, some_words(40, 3, 3, words), noise=())
+        unknown = str(name == "other").lower()
+        prepare(corpus, tmp_path / name / "data", *options, "--unknown", unknown).ok()
+        table = read_table(tmp_path / name / "data/noise.scp")
+        made[name] = {place: read_wave(path).samples for place, path in table.items()}
+    assert made["one"].keys() == made["other"].keys()
+    assert all(np.array_equal(made["other"][name], wave) for name, wave in made["one"].items())
+    levels = {"white": [], "pink": []}
+    for name, wave in made["one"].items():
+        pieces = wave.reshape(-1, round(2 * seconds * 16000))
+        power = np.abs(np.fft.rfft(pieces)) ** 2
+        half = power.shape[1] // 2
+        low, high = power[:, 1:half].sum(1), power[:, half:].sum(1)
+        colour = name.partition("_")[0]
+        # Equal power in equal bands, or in equal octaves: of ten, nine are in the lower half.
+        assert (np.median(high / low) > 0.9) == (colour == "white")
+        levels[colour] += (20 * np.log10(np.sqrt((pieces**2).mean(1)))).tolist()
+    for found in levels.values():
+        assert len(found) == 150
+        assert kstest(found, "uniform", (-60, 45)).pvalue > 0.01
+    # Silence is cut from one piece each: no clip is of two levels.
+    data = read(tmp_path / "one/data", "keywords")["train"]
+    silence = [utt for utt, label in data.text.items() if label == "_silence_"]
+    assert len(silence) == 40
+    for utterance in silence:
+        recording, start, end = data.segments[utterance].split()
+        wave = read_wave(data.wav_scp[recording], float(start), float(end)).samples
+        halves = [np.sqrt((part**2).mean()) for part in np.array_split(wave, 2)]
+        assert max(halves) < 1.5 * min(halves)
+
+
+def test_what_is_to_be_said_of_the_data_is_kept(tmp_path):
+    clips = [*some_words(5, 2, 2, KEYWORDS), *some_words(2, 2, 2, OTHER_WORDS[:3])]
+    corpus = speech_commands(tmp_path, clips)
+    options = ["--task", "keywords", "--noise", "made", "--unknown", "false"]
+    out = prepare(corpus, tmp_path / "data", *options).ok().out
+    notes = (tmp_path / "data/notes.txt").read_text().splitlines()
+    assert len(notes) == 2 and all(note in out.splitlines() for note in notes)
+    assert "drawn log-uniformly from -60 to -15 dB" in notes[0]
+    # A tenth of 5 x 10.
+    said = "no class _unknown_, which would want 5 clips: training has 6 clips of other words, at 2"
+    assert notes[1] == f"keywords: {said} of 5 clients"
+    prepare(corpus, tmp_path / "data", "--task", "words").ok()
+    assert (tmp_path / "data/notes.txt").read_text() == ""
 
 
 def test_same_bytes_again_and_others_with_another_seed(tmp_path):

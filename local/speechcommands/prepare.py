@@ -4,9 +4,9 @@
     prepare.py CORPUS OUT
 
 writes OUT/keywords and OUT/words, each with the data directories train, valid and test, and
-classes.txt (a label a line, in the order of the class indices); and OUT/noise.scp, the recordings
-of background noise. CORPUS is Google's version 1 (30 words) or 2 (35 words), or another in the same
-layout, of any words:
+classes.txt (a label a line, in the order of the class indices); OUT/noise.scp, the recordings
+of background noise; and OUT/notes.txt, what is to be said of the data. CORPUS is Google's version 1
+(30 words) or 2 (35 words), or another in the same layout, of any words:
 
     <word>/<speaker>_nohash_<number>.wav    a second at 16 kHz, or less; kept as it is
     validation_list.txt testing_list.txt    <word>/<name>.wav, one a line
@@ -53,20 +53,20 @@ import sys
 from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import corpus
 from corpus import SETS, SILENCE, UNKNOWN, Clip, Dropped
+from made_noise import NOTE, make_noise
 from options import whole
+from silence import PIECE_CLIPS, cut_silence, share_noise
 
 from fedtools.files.atomic import write_text
 from fedtools.files.datadir import DataDir, byte_order, write_table
 from fedtools.files.dropped import told
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.sections import Clips
-from fedtools.files.seeds import generator, seed64
+from fedtools.files.seeds import seed64
 from fedtools.files.tables import format_table
 
 KEYWORDS = "yes,no,up,down,left,right,on,off,stop,go"
@@ -76,10 +76,6 @@ ALIASES = {"12": KEYWORD_TASK, "35": WORD_TASK}
 # Silence and unknown, each: one clip for so many clips of keywords.
 KEYWORDS_TO_ONE = 10
 ALONE = "make --task words alone (run.sh: --tasks words)"
-# A piece of noise is so many clips long.
-PIECE_CLIPS = 2.0
-# Of the pieces of noise: one for valid, and one for test, of so many.
-PIECES_TO_ONE = 5
 Sets = dict[str, list[Clip]]
 """train, valid and test."""
 
@@ -93,62 +89,7 @@ class Task:
     sets: Sets
 
 
-class Piece(NamedTuple):
-    """A part of a recording of noise, in milliseconds from its beginning."""
-
-    path: Path
-    begin: int
-    end: int
-
-
 # --- choosing -------------------------------------------------------------------------------------
-
-
-def share_noise(
-    noise: list[Clip], seed: int, folder: Path, seconds: float
-) -> dict[str, list[Piece]]:
-    """Cut the recordings into pieces of two clips' length, and give every set pieces of its own.
-
-    A recording of less than four clips' length is one piece, and one of less than a clip's none.
-    Valid and test have the same share of each recording, as far as whole pieces allow.
-    """
-    pieces = []
-    for recording in sorted(noise, key=lambda recording: recording.path.name):
-        milliseconds = int(1000 * recording.seconds)
-        count = max(1, int(recording.seconds / (PIECE_CLIPS * seconds)))
-        edges = [milliseconds * number // count for number in range(count + 1)]
-        long_enough = milliseconds >= round(1000 * seconds)
-        own = [Piece(recording.path, *edge) for edge in pairwise(edges) if long_enough]
-        own.sort(key=lambda piece: seed64(seed, "noise", piece.path.name, piece.begin))
-        pieces += own
-    if len(pieces) < len(SETS):
-        length = "a second" if seconds == 1 else f"{seconds:g} seconds"
-        remedy = f"put {len(SETS)} recordings of {length} or more there, or give --silence false"
-        problem = "too little noise to cut each set's silence from its own"
-        raise UserError(problem, path=folder, remedy=remedy)
-    shares: dict[str, list[Piece]] = {name: [] for name in SETS}
-    for number, piece in enumerate(pieces):
-        shares[{0: "test", 1: "valid"}.get(number % PIECES_TO_ONE, "train")].append(piece)
-    return shares
-
-
-def cut_silence(
-    name: str, words: list[Clip], noise: list[Piece], count: int, seed: int, seconds: float
-) -> list[Clip]:
-    """Cut `count` clips of silence for a set, and give each to the speaker of one of its words.
-
-    No piece is used again before all others are.
-    """
-    order = sorted(noise, key=lambda piece: seed64(seed, "piece", piece.path.name, piece.begin))
-    silence, milliseconds = [], round(1000 * seconds)
-    for number in range(count):
-        random = generator(seed, "silence", name, number)
-        piece = order[number % len(order)]
-        start = int(random.integers(piece.begin, piece.end - milliseconds + 1)) / 1000
-        speaker = words[random.integers(len(words))].speaker
-        utterance = f"{speaker}-{SILENCE}-{name}{number}"
-        silence.append(Clip(utterance, speaker, SILENCE, piece.path, seconds, start))
-    return silence
 
 
 def keyword_sets(
@@ -174,11 +115,23 @@ def keyword_sets(
                 raise UserError(f"no clip of another word in train for {UNKNOWN}",
                                 path=options.corpus, remedy="give --unknown false")  # fmt: skip
             chosen[name] += unknown
+        elif name == "train":
+            notes.append(f"{KEYWORD_TASK}: {_without_unknown(clips, words, count)}")
         if options.silence:
             chosen[name] += cut_silence(
                 name, words, pieces[name], count, options.seed, options.clip_seconds
             )
     return chosen
+
+
+def _without_unknown(clips: list[Clip], words: list[Clip], wanted: int) -> str:
+    """What the class of unknown words would have had in training."""
+    keywords = {clip.label for clip in words}
+    others = [clip for clip in clips if clip.label not in keywords]
+    speakers = {clip.speaker for clip in others}
+    there = f"training has {len(others)} clips of other words, at {len(speakers)} of"
+    there += f" {len({clip.speaker for clip in clips})} clients"
+    return f"no class {UNKNOWN}, which would want {wanted} clips: {there}"
 
 
 def keyword_classes(options: argparse.Namespace) -> list[str]:
@@ -310,9 +263,14 @@ def prepare(options: argparse.Namespace) -> None:
     dropped: Dropped = defaultdict(list)
     clips = corpus.read_clips(folder, corpus.words_of(folder), dropped)
     sets = corpus.split(folder, clips, dropped)
-    noise = corpus.read_noise(folder, dropped)
     archive: list[Clip] = []
     notes: list[str] = []
+    if options.noise == "made":
+        made = PIECE_CLIPS * options.clip_seconds
+        noise = make_noise(options.out.absolute() / "noise", options.seed, made)
+        notes.append(NOTE)
+    else:
+        noise = corpus.read_noise(folder, dropped)
     if options.test_archive and KEYWORD_TASK in options.task:
         labels = keyword_classes(options)
         archive = corpus.read_test_archive(options.test_archive, labels, dropped, notes)
@@ -328,6 +286,7 @@ def prepare(options: argparse.Namespace) -> None:
     write_tasks(options.out, tasks)
     write_table(options.out / "noise.scp", {clip.name: str(clip.path) for clip in noise})
     report(tasks, options.split, notes)
+    write_text(options.out / "notes.txt", "".join(f"{note}\n" for note in notes))
     for note in notes:
         print(note)
     print(outcome)
@@ -388,6 +347,8 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     for name, label in (("--silence", SILENCE), ("--unknown", UNKNOWN)):
         whether = f"whether the task keywords has {label} (default: true)"
         add(name, type=true_or_false, default=True, metavar="true|false", help=whether)
+    source = "silence and noise to add: the corpus' own recordings (default), or made by a rule"
+    add("--noise", choices=("corpus", "made"), default="corpus", help=source)
     archive = "the separate test archive: the test set of the task keywords"
     add("--test-archive", type=Path, metavar="DIR", help=archive)
     least = "leave smaller clients out of train (default: "

@@ -12,6 +12,7 @@ prints the table of accuracies.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from tables import (
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import exit_with_message
+from fedtools.files.text_files import read_lines
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import Page, image, provenance, with_section
 from fedtools.score.detection import DEFINITION
@@ -44,10 +46,12 @@ class KeywordPage(Page):
     Attributes:
         paper: a table of the paper's figures.
         config: the name of the experiments' configuration, for captions.
+        notes: what is to be said of the data, a line each.
     """
 
     paper: Path | None = None
     config: str = ""
+    notes: Sequence[str] = ()
 
 
 def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
@@ -157,7 +161,10 @@ def _provenance(path: Path, runs: Runs, page: KeywordPage) -> str:
         rounds={run.options.rounds for run in everything},
         pictures=[],
         experiments=[run.path for run in everything],
-        more=[f"Left out, not finished: {name}." for name in runs.unfinished],
+        more=[
+            *(f"Data: {note}." for note in page.notes),
+            *(f"Left out, not finished: {name}." for name in runs.unfinished),
+        ],
     )
 
 
@@ -172,11 +179,13 @@ def main() -> None:
     add("results", type=Path, help="the page; other sections of it are left as they are")
     add("--published", type=Path, metavar="TSV", help="the paper's figures")
     add("--config", default="", help="name of the configuration, for captions: paper.yaml")
+    add("--notes", type=Path, metavar="TXT", help="what is to be said of the data, a line each")
     add_page_options(parser)
     options = parser.parse_args()
-    own = {"paper": options.published, "config": options.config}
-    page = page_of(parser, options, KeywordPage, **own)
     with exit_with_message("report.py"):
+        notes = read_lines(options.notes, "run stage 1 again") if options.notes else ()
+        own = {"paper": options.published, "config": options.config, "notes": notes}
+        page = page_of(parser, options, KeywordPage, **own)
         print(write_report(options.root, options.results, page), end="")
 
 

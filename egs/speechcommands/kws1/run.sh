@@ -18,6 +18,7 @@ ablations=              # clips: ALT with FedAvg's clips; true: also mu, lambda;
 keywords=               # yes,no,...: two or more, of the task keywords; default: Google's ten
 silence=true            # whether the task keywords has the class _silence_
 unknown=true            # whether the task keywords has the class _unknown_
+noise=corpus            # or made: silence and noise to add by a rule of loudness
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
 pretrained=             # folder of a pretrained model; default: what the config's section says, if any
 clip_seconds=           # the length of a clip: longer ones are cut, and shorter ones filled up;
@@ -50,7 +51,7 @@ Stages:
 : "${methods:=centralized fedavg alt fedkws_ui}" "${seeds:=0}" "${ablations:=false}"
 tasks=$(sed -E 's/\b12\b/keywords/g; s/\b35\b/words/g' <<<"${tasks:-keywords}")
 check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' methods '[a-z0-9_]+'
-check_word ngpu '0|1' ablations 'true|clips|false'
+check_word ngpu '0|1' ablations 'true|clips|false' noise 'corpus|made'
 
 mini=() length=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml name=$(basename "${corpus}")
 if [ -z "${corpus}" ]; then
@@ -82,6 +83,7 @@ if begins 1; then
     log "Stage 1: data directories in ${data}"
     options=(--split "${split}" --min-clips "${min_clips}" --silence "${silence}")
     options+=(--unknown "${unknown}" ${keywords:+--keywords "${keywords}"} "${length[@]}")
+    [ "${noise}" = corpus ] || options+=(--noise "${noise}")
     keep_options "${exp}" "${corpora}${options[*]}"
     [ -n "${SPEECHCOMMANDS}" ] || local/mini.py downloads
     [[ ${tasks} = *" "* ]] || options+=(--task "${tasks}")
@@ -141,7 +143,7 @@ fi
 if begins 7; then
     local/report.py "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" --published conf/published.tsv \
-        --config "${config##*/}" --command "${command_line% }"
+        --config "${config##*/}" --command "${command_line% }" --notes "${data}/notes.txt"
     write_cards "${exp}" "${results}" "${seeds%% *}"
     log "Stage 7: wrote ${results}"
 fi

@@ -1,0 +1,73 @@
+"""What the models of an experiment's last evaluations say of each clip, kept beside its accuracy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from fedtools.federation.federation import Federation
+from fedtools.files.ark import write_ark
+from fedtools.files.clips import Clips
+from fedtools.files.datadir import byte_order, write_table
+from fedtools.files.tables import write_tsv
+from fedtools.score.detection import NEGATIVE
+from fedtools.score.last_evaluations import SPEAKER_COLUMNS, last_of
+from fedtools.tasks.parts import CLIPS, LOGITS
+
+SILENCE = NEGATIVE[0]
+
+
+def score_clips(federation: Federation, split: str = "test") -> list[int]:
+    """Keep the logits of every clip, and count clips and errors by speaker.
+
+    Writes `EXP/scores_<split>/round_<number>.ark` and `.scp`, a vector of all classes for each
+    utterance, and `EXP/speakers_<split>.tsv`. Nobody speaks a clip of silence: each is a speaker of
+    its own there, since it tells of others no more than another speaker's clip does.
+
+    Args:
+        federation: of keyword spotting.
+        split: which of its data.
+
+    Returns:
+        the rounds, those that accuracy is the mean of.
+
+    Raises:
+        UserError: if the experiment is of another task.
+    """
+    experiment = federation.experiment
+    measured = filter(experiment.is_measured, range(experiment.result_round() + 1))
+    clips = federation.task.need(CLIPS).features(split).clips
+    numbers, rows = last_of(measured), []
+    folder = experiment.path / f"scores_{split}"
+    folder.mkdir(exist_ok=True)
+    for number in numbers:
+        logits = logits_after(federation, split, number)
+        path = folder / f"round_{number:04d}.ark"
+        scp = write_ark(path, zip(clips.utterances, logits, strict=True))
+        write_table(path.with_suffix(".scp"), scp)
+        rows += _by_speaker(clips, logits.argmax(1) != clips.labels, number)
+    write_tsv(experiment.path / f"speakers_{split}.tsv", SPEAKER_COLUMNS, rows)
+    return numbers
+
+
+def logits_after(federation: Federation, split: str, number: int) -> np.ndarray:
+    """Logits (clips, classes) of all clips of a split by the models of a round, in their order."""
+    logits_of, found = federation.task.need(LOGITS), []
+    for client in federation.groups(split):
+        federation.load_result(federation.states.known(client, number), number)
+        found.append(logits_of(split, client)[0].numpy())
+    return np.concatenate(found)
+
+
+def _by_speaker(clips: Clips, wrong: np.ndarray, number: int) -> Iterator[dict[str, object]]:
+    names = np.repeat(clips.clients, clips.sizes).tolist()
+    for place, label in enumerate(clips.labels.tolist()):
+        if clips.classes[label] == SILENCE:
+            names[place] = clips.utterances[place]
+    said = Counter(names)
+    errors = Counter(name for name, one in zip(names, wrong.tolist(), strict=True) if one)
+    for name in byte_order(said):
+        row = (number, name, said[name], errors[name])
+        yield dict(zip(SPEAKER_COLUMNS, row, strict=True))

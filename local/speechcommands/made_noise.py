@@ -1,0 +1,56 @@
+"""White and pink noise for a corpus whose own recordings of noise are no noise of a room.
+
+The rule of loudness: every piece, two clips long, has a root mean square that is drawn
+log-uniformly between `QUIET` and `LOUD`, whatever the corpus is; no clip of any set is looked at.
+The range goes from a silent room, in which 16 bits hardly move, to the level of loud speech.
+Silence is cut from these recordings at their own volume, and training adds them to clips with
+`augment.noise_volume: 1`, so that both have the same range.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from corpus import SILENCE, Clip
+from mini import coloured
+
+from fedtools.audio.augment import INT16_MAX, INT16_MIN
+from fedtools.files.atomic import atomic_path
+from fedtools.files.clips import RATE
+from fedtools.files.seeds import generator
+
+# Decibels below the full scale of 16 bits: a root mean square of 33, and of 5,827.
+QUIET, LOUD = -60.0, -15.0
+# The slope of the power over frequency.
+COLOURS = {"pink": 1.0, "white": 0.0}
+RECORDINGS, PIECES = 5, 30
+NOTE = (
+    "silence, and noise that training adds, are white and pink noise made here, every "
+    f"two clips' length of a root mean square drawn log-uniformly from {QUIET:g} to {LOUD:g} dB of "
+    "full scale, without a look at any clip"
+)
+
+
+def make_noise(folder: Path, seed: int, piece_seconds: float) -> list[Clip]:
+    """Write recordings of noise into a folder: of each colour so many, each of so many pieces."""
+    made = []
+    for colour, slope in COLOURS.items():
+        for number in range(RECORDINGS):
+            name = f"{colour}_{number}"
+            random = generator(seed, "made noise", name)
+            wave = np.concatenate([_piece(random, slope, piece_seconds) for _ in range(PIECES)])
+            path = folder / f"{name}.wav"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(path) as temporary:
+                soundfile.write(str(temporary), wave, RATE, format="WAV", subtype="PCM_16")
+            made.append(Clip(name, "", SILENCE, path, len(wave) / RATE))
+    return made
+
+
+def _piece(random: np.random.Generator, slope: float, seconds: float) -> np.ndarray:
+    """Noise of one loudness, int16."""
+    level = 10 ** (random.uniform(QUIET, LOUD) / 20) * -INT16_MIN
+    wave = level * coloured(random, round(seconds * RATE), slope)
+    return np.rint(wave).clip(INT16_MIN, INT16_MAX).astype(np.int16)
