@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keywords import CLASSES, CONFIG, config_file, pack
 from reported import png_chunks
+from scipy.stats import ttest_1samp
 from scripts import script
 
 from fedtools.federation.federation import Federation
@@ -197,6 +198,123 @@ def test_tables_are_of_the_configured_rounds_whatever_was_run_or_measured_beside
         add_round(paths[0], at)
     report().ok()
     assert Path("RESULTS.md").read_text() == page
+
+
+def planted(random, seeds: int, gain: float) -> list[dict[str, list[int]]]:
+    """Errors of 20 speakers after five rounds, for each seed; fewer by `gain` clips on average."""
+    people = [(f"s{number:02d}", random.integers(5, 12)) for number in range(20)]
+    return [
+        {name: random.binomial(1, 0.5, 5) + base - random.binomial(2, gain / 2)
+         for name, base in people}
+        for _ in range(seeds)
+    ]  # fmt: skip
+
+
+def test_differences_are_of_the_same_speakers_seeds_and_evaluations(recipe):
+    """Of one seed the interval is that of a paired t-test over speakers."""
+    random = np.random.default_rng(4)
+    errors = {}
+    for method, gain in (("fedavg", 0.0), ("fedkws_ui", 1.6), ("fedprox", 0.1)):
+        path = make_run(Path("exp"), f"keywords/dscnn/{method}")
+        (errors[method],) = planted(np.random.default_rng(4) if not gain else random, 1, gain)
+        speakers_of(path, errors[method], 1)
+    report("--reference", "FedAvg").ok()
+    where = "accuracy (%) of federated training"
+    assert rows_of(where)[0] == ["Method", "keywords DSCNN", "to FedAvg"]
+    for method, name in (("fedkws_ui", "FedKWS-UI"), ("fedprox", "FedProx")):
+        own, other = (
+            np.array([np.mean(errors[one][who]) for who in errors[one]])
+            for one in (method, "fedavg")
+        )
+        told = ttest_1samp(100 * (other - own) / 20, 0)
+        low, high = told.confidence_interval(0.95)
+        _, cell = row_of(where, name)
+        assert cell == f"{100 * (other - own).mean() / 20:.1f} [{low:.1f}, {high:.1f}]"
+        # Better is more accuracy.
+        page = Path("RESULTS.md").read_text()
+        assert (f"**{cell}**" in page) == (method == "fedkws_ui")
+    accuracy, cell = row_of(where, "FedAvg")
+    assert cell == "-"
+    mean = np.mean([np.mean(one) for one in errors["fedavg"].values()])
+    assert accuracy == f"{100 * (1 - mean / 20):.2f} (1)"
+    assert "over test speakers, not adjusted" in page
+    assert re.search(r"Differences above about \d\.\d points could be told", page)
+    report("--reference", "FedSgd").fails(1, "no row 'FedSgd' to show differences to", "'FedAvg'")
+
+
+def test_differences_are_of_the_seeds_that_both_have(recipe):
+    random = np.random.default_rng(0)
+    errors = {}
+    for method, seeds in (("fedavg", 3), ("fedavg.rounds=27", 2), ("alo.adversarial=0.0", 1)):
+        value = method.partition(".")[2]
+        more = {"adversarial": 0.0} if "adversarial" in value else {}
+        errors[method] = planted(random, seeds, 1.0 if "rounds" in value else 0.0)
+        for seed, own in enumerate(errors[method]):
+            path = make_run(Path("exp"), f"keywords/dscnn/{method}", seed=seed, **more)
+            if "rounds" in value:
+                replaced(path / "config.yaml", f"rounds: {ROUNDS}\n", "rounds: 27\n")
+                replaced(path / "config.yaml", "evaluate_every: 1", "evaluate_every: 3")
+                moved(path)
+            speakers_of(path, own, 3 if "rounds" in value else 1)
+    report("--reference", "FedAvg", "--reference", "FedAvg, rounds = 27").ok()
+    where = "ablations, accuracy"
+    header = ["Method", "keywords DSCNN", "to FedAvg", "to FedAvg, rounds = 27"]
+    assert rows_of(where)[0] == header
+    row = row_of(where, "FedAvg, rounds = 27")
+    mean = {
+        (method, seed): np.mean([np.mean(one) for one in own.values()])
+        for method, found in errors.items()
+        for seed, own in enumerate(found)
+    }
+    gain = np.mean([mean["fedavg", seed] - mean["fedavg.rounds=27", seed] for seed in (0, 1)])
+    assert row[1].startswith(f"{100 * gain / 20:.1f} [") and row[2] == "-"
+    lost = mean["fedavg", 0] - mean["alo.adversarial=0.0", 0]
+    assert row_of(where, "ALO, lambda = 0")[1].startswith(f"{100 * lost / 20:.1f} [")
+    assert "over seeds and test speakers" in Path("RESULTS.md").read_text()
+
+
+def moved(path: Path) -> None:
+    """Let nine evaluations be those of rounds 3, 6, ..., 27."""
+    rows = read_tsv(path / "evaluate_test.tsv", None)
+    for row in rows:
+        row["round"] = str(3 * int(row["round"]))
+    write_tsv(path / "evaluate_test.tsv", facts_of("kws", "").header, rows)
+    for at in range(ROUNDS + 1, 28):
+        add_round(path, at)
+
+
+def speakers_of(path: Path, errors: dict[str, list[int]], step: int) -> None:
+    """Counts by speaker after the last five of nine rounds so far apart, and their accuracies."""
+    rounds = range(step * (ROUNDS - 4), step * ROUNDS + 1, step)
+    rows = [
+        (at, name, 20, wrong[at // step - 5]) for at in rounds for name, wrong in errors.items()
+    ]
+    write_table(path / "speakers_test.tsv", ("round", "speaker", "clips", "errors"), rows)
+    measured = read_tsv(path / "evaluate_test.tsv", None)
+    for row in measured:
+        if (at := int(row["round"])) in rounds:
+            wrong = sum(one[3] for one in rows if one[0] == at)
+            row["accuracy"] = f"{100 * (1 - wrong / 20 / len(errors)):.4f}"
+    write_tsv(path / "evaluate_test.tsv", facts_of("kws", "").header, measured)
+
+
+def test_counts_by_speaker_that_do_not_fit_are_refused(recipe):
+    paths = [make_run(Path("exp"), f"keywords/dscnn/{one}") for one in ("fedavg", "alt")]
+    for path in paths:
+        speakers_of(path, planted(np.random.default_rng(0), 1, 0.0)[0], 1)
+    table = paths[1] / "speakers_test.tsv"
+    kept = table.read_text()
+    for old, new, said in (
+        ("\n9\ts00\t20\t", "\n9\ts00\t20\t1", "accuracy"),
+        ("\n9\ts00", "\n4\ts00", "round 4 is none of"),
+        ("\ts00\t", "\tother\t", "other test clips than those of"),
+        ("\n9\ts00\t20", "\n9\ts00\tx", "line 82"),
+    ):
+        table.write_text(kept.replace(old, new))
+        report("--reference", "FedAvg").fails(1, said)
+    table.unlink()
+    report("--reference", "FedAvg").fails(1, "no counts by speaker", "run fedtools clip-scores")
+    report().ok()
 
 
 def test_experiments_that_are_not_finished_are_left_out_and_named(recipe):

@@ -1,4 +1,4 @@
-"""What the models of an experiment's last evaluations say of each clip, kept beside its accuracy."""
+"""What the models of an experiment's last evaluations say of each clip, kept beside accuracy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def score_clips(federation: Federation, split: str = "test") -> list[int]:
     experiment = federation.experiment
     measured = filter(experiment.is_measured, range(experiment.result_round() + 1))
     clips = federation.task.need(CLIPS).features(split).clips
-    numbers, rows = last_of(measured), []
+    numbers, rows = last_of(measured), list[dict[str, object]]()
     folder = experiment.path / f"scores_{split}"
     folder.mkdir(exist_ok=True)
     for number in numbers:

@@ -39,7 +39,7 @@ FIRST = "round_0001/global.safetensors"
 _SAID = ("method", "seed", "start", "data", "clients")
 # What else recipes' files hold: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", *SECTIONS)
-_SECTIONS += ("decode", "a1", "a2", "updates", "features", "nnlm", "tuning", "sweeps")
+_SECTIONS += ("decode", "a1", "a2", "updates", "features", "nnlm", "tuning", "sweeps", "grid")
 
 
 def init(

@@ -54,28 +54,12 @@ class Compared:
         interval; in bold where the method is better by a p that is adjusted for the table. "-" is
         the reference itself.
         """
-        columns = []
-        for found in self.found:
-            adjusted = holm([np.nan if one is None else one.p for one in found])
-            columns.append([_cell(one, p) for one, p in zip(found, adjusted, strict=True)])
-        return [f"to {one.name}" for one in self.references], columns
+        return [f"to {one.name}" for one in self.references], [cells(one) for one in self.found]
 
     @property
     def note(self) -> str:
         """How the columns are to be read, and how fine the test data are."""
-        names = " and ".join(one.name for one in self.references)
-        seeds = "seeds and " * (self.seeds > 1)
-        said = (
-            f"To {names}: difference of AVG in percentage points, with 95 % intervals over {seeds}"
-            "test speakers, not adjusted; in bold where a method is better by Holm's adjusted p "
-            f"below {_ALPHA:g}."
-        )
-        known = [one for found in self.found for one in found if one and not np.isnan(one.low)]
-        if known:
-            # Half of the median interval.
-            least = statistics.median((one.high - one.low) / 2 for one in known)
-            said += f" Differences above about {least:.1f} points could be told from none."
-        return said
+        return note_of([one.name for one in self.references], self.found, self.seeds > 1)
 
 
 def usable(references: Sequence[Method], table: Sequence[Method]) -> list[Method]:
@@ -92,13 +76,51 @@ def usable(references: Sequence[Method], table: Sequence[Method]) -> list[Method
     return found
 
 
-def _cell(found: Difference | None, p: float) -> str:
+def cells(found: Sequence[Difference | None], better: int = -1) -> list[str]:
+    """A column of differences to one reference; "-" is the reference itself.
+
+    Args:
+        found: in percentage points; p is adjusted for all of them.
+        better: the sign of a difference for the better.
+    """
+    adjusted = holm([np.nan if one is None else one.p for one in found])
+    return [_cell(one, p, better) for one, p in zip(found, adjusted, strict=True)]
+
+
+def note_of(
+    names: Sequence[str],
+    found: Sequence[Sequence[Difference | None]],
+    seeds: bool,
+    of: str = "AVG",
+) -> str:
+    """How such columns are to be read, and how fine the test data are.
+
+    Args:
+        names: of the references.
+        found: the differences to each.
+        seeds: whether there are several.
+        of: what the differences are of.
+    """
+    said = (
+        f"To {' and '.join(names)}: difference of {of} in percentage points, with 95 % intervals "
+        f"over {'seeds and ' * seeds}test speakers, not adjusted; in bold where a method is better "
+        f"by Holm's adjusted p below {_ALPHA:g}."
+    )
+    known = [one for column in found for one in column if one and not np.isnan(one.low)]
+    if known:
+        # Half of the median interval.
+        least = statistics.median((one.high - one.low) / 2 for one in known)
+        said += f" Differences above about {least:.1f} points could be told from none."
+    return said
+
+
+def _cell(found: Difference | None, p: float, better: int) -> str:
     if found is None:
         return "-"
     if np.isnan(found.low):
         return f"{found.value:.1f}"
     text = f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]"
-    return f"**{text}**" if found.value < 0 and p < _ALPHA else text
+    return f"**{text}**" if found.value * better > 0 and p < _ALPHA else text
 
 
 def _difference(

@@ -15,6 +15,6 @@ SPEAKER_COLUMNS = ("round", "speaker", "clips", "errors")
 
 
 def last_of(rounds: Iterable[int]) -> list[int]:
-    """The rounds of the last evaluations; the start, round 0, is none, unless it is all there is."""
+    """The rounds of the last evaluations; the start, round 0, only where it is all there is."""
     found = sorted(rounds)
     return [number for number in found if number][-LAST:] or found[:1]

@@ -2,12 +2,23 @@
 """Print the list of experiments, for utils/waves.py: tasks x networks x methods x seeds, ablations.
 
     experiments.py EXP DUMP --seeds "0 1" --tasks keywords --networks dscnn --methods "fedavg alt"
-        [--ablations clips|true] [--landscape-clips 100] [--pretrained FOLDER]
+        [--grid YAML] [--ablations clips|true] [--landscape-clips 100] [--pretrained FOLDER]
 
 A line is an experiment's folder, "-" since none waits for another, and options of `fedtools init`,
 separated by tabs. It fails where centralised training is among the methods, but fewer than two
 clients have so many clips of the last task: figure 4 could not be drawn, and it is better to know
-that before hours of training. Ablations are, of what is chosen,
+that before hours of training.
+
+Where the YAML of --grid has a section grid, it says which rows each network has, and which seeds
+each row; of these, the list has what the other options choose, and no ablations:
+
+    grid:
+      transformer:
+        fedavg: 0 1 2 3 4
+        fedavg.rounds=450: 0 1 2
+        alo.private_steps=50,adversarial=0.1: 0
+
+Ablations are, of what is chosen,
 
     clips   ALT with as many clips a round as FedAvg, instead of as many steps: ALT gives steps to
             clients with many clips, so that as many steps are more clips
@@ -18,10 +29,13 @@ that before hours of training. Ablations are, of what is chosen,
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from options import OF_EXPERIMENT, ROW, changes_of
+
 from fedtools.files.clips import Clips, read_classes
+from fedtools.files.config import read_yaml
 from fedtools.files.errors import UserError, exit_with_message
 
 VARIED = {
@@ -30,27 +44,66 @@ VARIED = {
 }
 
 
-def line(
-    options: argparse.Namespace, task: str, network: str, method: str, seed: str, *settings: str
-) -> list[str]:
-    """An experiment; the first of its settings, if there are any, is in its folder's name."""
+def line(options: argparse.Namespace, task: str, network: str, row: str, seed: str) -> list[str]:
+    """An experiment of a row: a method, and options that differ from the configuration's."""
     data = f"{options.dump}/{task}"
-    varied = f".{settings[0].removeprefix('method_conf.')}" if settings else ""
+    match = ROW.fullmatch(row)
+    assert match
+    method, *changed = match.groups(default="")
     told = ["--method", method, "--seed", seed]
     for split in ("train", "valid", "test"):
         told += ["--data", f"{split}={data}/{split}"]
     for section in (f"networks.{network}", f"methods.{method}", of_task(data, method)):
         told += ["--section", section]
-    for setting in settings:
-        told += ["--set", setting]
+    for option, value in changes_of(*changed):
+        section = "" if option in OF_EXPERIMENT else "method_conf."
+        told += ["--set", f"{section}{option}={value}"]
+        if option == "conserve":
+            # What is conserved is by a ratio that is solved.
+            told += ["--set", "method_conf.base_ratio=0.0"]
     if options.pretrained:
         told += ["--set", f"model.path={options.pretrained}"]
-    return [f"{options.exp}/{task}/{network}/{method}{varied}/seed{seed}", "-", *told]
+    return [f"{options.exp}/{task}/{network}/{row}/seed{seed}", "-", *told]
 
 
 def of_task(data: str, method: str) -> str:
     """The section of a method's options for tasks of so many classes, if the YAML has one."""
     return f"tasks.{len(read_classes(Path(data) / 'train' / 'classes.txt'))}.{method}?"
+
+
+def rows_of(path: Path) -> dict[str, dict[str, list[str]]]:
+    """Network -> row -> seeds, as the section grid of a YAML has them; empty without one.
+
+    Raises:
+        UserError: if the section is not of that form.
+    """
+    section, found = read_yaml(path).get("grid") or {}, dict[str, dict[str, list[str]]]()
+    form = "write network: {method.option=value: 0 1 2}"
+    if not isinstance(section, dict):
+        raise UserError("grid is no section", path=path, remedy=form)
+    for network, rows in section.items():
+        if not isinstance(rows, dict):
+            raise UserError(f"grid.{network} is no section", path=path, remedy=form)
+        for row, seeds in rows.items():
+            said = str(seeds).split()
+            if not ROW.fullmatch(str(row)) or not said or not all(map(str.isdecimal, said)):
+                problem = f"grid.{network}: '{row}: {seeds}' is no row with its seeds"
+                raise UserError(problem, path=path, remedy=form)
+            found.setdefault(str(network), {})[str(row)] = said
+    return found
+
+
+def chosen_rows(
+    options: argparse.Namespace, rows: Mapping[str, Mapping[str, Sequence[str]]]
+) -> Iterator[list[str]]:
+    """The experiments of a grid's rows, of what the options choose."""
+    for task in options.tasks:
+        for network in options.networks:
+            for row, seeds in rows.get(network, {}).items():
+                if row.partition(".")[0] in options.methods:
+                    for seed in seeds:
+                        if seed in (options.seeds or seeds):
+                            yield line(options, task, network, row, seed)
 
 
 def grid(options: argparse.Namespace) -> Iterator[list[str]]:
@@ -67,12 +120,10 @@ def ablations(options: argparse.Namespace) -> Iterator[list[str]]:
         if options.ablations == "true" and "fedkws_ui" in options.methods:
             for name, values in VARIED.items() if network in ("dscnn", "resnet") else ():
                 for value in values:
-                    varied = f"method_conf.{name}={value}"
-                    yield line(options, first[0], network, "fedkws_ui", first[1], varied)
+                    yield line(options, first[0], network, f"fedkws_ui.{name}={value}", first[1])
         for task in options.tasks if "alt" in options.methods else ():
             for seed in options.seeds:
-                settings = "method_conf.conserve=clips", "method_conf.base_ratio=0.0"
-                yield line(options, task, network, "alt", seed, *settings)
+                yield line(options, task, network, "alt.conserve=clips", seed)
 
 
 def check_figure_4(options: argparse.Namespace) -> None:
@@ -91,17 +142,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("exp", metavar="EXP")
     parser.add_argument("dump", metavar="DUMP")
-    for name in ("seeds", "tasks", "networks", "methods"):
+    for name in ("tasks", "networks", "methods"):
         parser.add_argument(f"--{name}", type=str.split, required=True)
+    default = "default: 0 1 2, or of a grid all"
+    parser.add_argument("--seeds", type=str.split, default=[], help=default)
+    has = "a configuration, of whose section grid the rows are, if it has one"
+    parser.add_argument("--grid", type=Path, metavar="YAML", help=has)
     parser.add_argument("--ablations", choices=("true", "clips", "false"), default="false")
     parser.add_argument("--landscape-clips", type=int, default=0, help="0: no figure 4")
     parser.add_argument("--pretrained", default="", help="Folder of the networks' model, if any.")
     options = parser.parse_args()
     with exit_with_message("experiments.py"):
         check_figure_4(options)
-        lines = [*grid(options)]
-        if options.ablations != "false":
-            lines += ablations(options)
+        if rows := rows_of(options.grid) if options.grid else {}:
+            lines = [*chosen_rows(options, rows)]
+        else:
+            options.seeds = options.seeds or ["0", "1", "2"]
+            lines = [*grid(options)]
+            if options.ablations != "false":
+                lines += ablations(options)
         for words in lines:
             print("\t".join(words))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from runs import Run, Runs, mean_and_spread, mean_curve, network_title, title_of
+from runs import Run, Runs, network_title, title_of
 from tables import SYMBOLS, ablation, ablations
 
 from fedtools.files.drawing import drawing, every, look
@@ -117,3 +118,16 @@ def _title_and_legend(axes: Axes, title: str, found: Iterable[Sequence[Run]]) ->
     axes.set_title(f"{title} ({seeds})", fontsize=9, pad=26)
     place = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.99)}
     axes.legend(ncols=2, fontsize=8, columnspacing=1, handletextpad=0.4, **place)
+
+
+def mean_and_spread(values: Iterable[float]) -> tuple[float, float | None]:
+    """The mean and the sample standard deviation, None of a single value."""
+    values = list(values)
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+
+
+def mean_curve(runs: Sequence[Run]) -> dict[int, tuple[float, float]]:
+    """round -> mean and standard deviation (0 of a single seed), where all seeds were evaluated."""
+    rounds = sorted(set.intersection(*(set(run.accuracy) for run in runs)))
+    found = {at: mean_and_spread(run.accuracy[at] for run in runs) for at in rounds}
+    return {at: (mean, spread or 0.0) for at, (mean, spread) in found.items()}

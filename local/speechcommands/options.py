@@ -9,6 +9,12 @@ from typing import Any
 
 from fedtools.federation.init import read_config
 
+# A method, and options that a folder, or a row of a grid, names; of the last its value apart.
+_PAIR = r"[a-z_]+=[^=,]+"
+ROW = re.compile(rf"([a-z0-9_]+)(?:\.((?:{_PAIR},)*[a-z_]+)=([^=,]+))?")
+# Of these, options of an experiment and not of its method.
+OF_EXPERIMENT = ("rounds",)
+
 
 def whole(text: str) -> int:
     """Read a whole number from 1."""
@@ -32,3 +38,20 @@ def config_for(method: str, classes: int, path: Path | None) -> dict[str, Any]:
     """
     sections = [f"methods.{method}?", f"tasks.{classes}.{method}?"]
     return read_config(path, sections, []) if path else {}
+
+
+def changes_of(option: str, value: str) -> list[tuple[str, str]]:
+    """Each option that a setting names, with its value."""
+    if not option:
+        return []
+    *before, last = option.split(",")
+    return [*((name, text) for name, _, text in (one.partition("=") for one in before)),
+            (last, value)]  # fmt: skip
+
+
+def canonical(value: object) -> str:
+    """An option's value, the same text for 0.3 and 0.30."""
+    try:
+        return f"{float(str(value)):g}"
+    except ValueError:
+        return str(value).lower()

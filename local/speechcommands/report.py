@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runs import LAST, Runs, read_runs
+from runs import Runs, read_runs
 from tables import (
     Published,
     ablation_table,
@@ -35,6 +35,7 @@ from fedtools.files.text_files import read_lines
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import Page, image, provenance, with_section
 from fedtools.score.detection import DEFINITION
+from fedtools.score.last_evaluations import LAST
 
 PAPER = "Li et al. 2022"
 
@@ -47,11 +48,13 @@ class KeywordPage(Page):
         paper: a table of the paper's figures.
         config: the name of the experiments' configuration, for captions.
         notes: what is to be said of the data, a line each.
+        references: names of rows that accuracies are compared with.
     """
 
     paper: Path | None = None
     config: str = ""
     notes: Sequence[str] = ()
+    references: Sequence[str] = ()
 
 
 def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
@@ -83,7 +86,7 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
         if name in pictures:
             draw(pictures[name], runs, _caption(runs, page))
     write_text(path, new)
-    return accuracy_table(runs)
+    return accuracy_table(runs, page.references).markdown()
 
 
 def beside(path: Path, page: Page, name: str) -> Path:
@@ -103,7 +106,9 @@ def _caption(runs: Runs, page: KeywordPage) -> str:
 def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path]) -> str:
     caption, published = _caption(runs, page), Published(page.paper)
     here = "mini" if page.corpus.mini else "here"
+    best = "." if page.references else "; the best in bold."
     paper = f" Published figures are of {PAPER}, not measured here." if page.paper else ""
+    accuracy = accuracy_table(runs, page.references)
     seeds = "Means over seeds ± standard deviations, the number of seeds in brackets."
     parts = [
         f"## {caption}",
@@ -116,8 +121,8 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         f"**{caption}: settings.** The paper: 300 rounds, of 50 steps of 32 clips at each client.",
         settings_table(runs),
         f"**{caption}: accuracy (%) of federated training** (figure 2) on the test clips, the mean "
-        f"of the last {LAST} evaluations (of all, if there are fewer); the best in bold. {seeds}",
-        accuracy_table(runs),
+        f"of the last {LAST} evaluations (of all, if there are fewer){best} {seeds}{accuracy.note}",
+        accuracy.markdown(),
     ]
     if table := published.table("section 5", {str(facts.classes) for facts in runs.data.values()}):
         parts += [f"**Published, not measured here: {PAPER}, section 5**", table]
@@ -130,9 +135,11 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
             table,
         ]
     if ablations(runs) or any(setting.option for setting in runs.complete):
+        ablated = ablation_table(runs, page.references)
         parts += [
-            f"**{caption}: ablations, accuracy (%)** (figure 3), as in figure 2. {seeds}",
-            ablation_table(runs),
+            f"**{caption}: ablations, accuracy (%)** (figure 3), as in figure 2. "
+            f"{seeds}{ablated.note}",
+            ablated.markdown(),
         ]
     if "ablation" in pictures:
         parts.append(image(f"Ablations, {caption}", pictures["ablation"].name))
@@ -180,11 +187,14 @@ def main() -> None:
     add("--published", type=Path, metavar="TSV", help="the paper's figures")
     add("--config", default="", help="name of the configuration, for captions: paper.yaml")
     add("--notes", type=Path, metavar="TXT", help="what is to be said of the data, a line each")
+    reference = "name of a row that accuracies are compared with, in a column of its own"
+    add("--reference", action="append", default=[], metavar="ROW", help=reference)
     add_page_options(parser)
     options = parser.parse_args()
     with exit_with_message("report.py"):
         notes = read_lines(options.notes, "run stage 1 again") if options.notes else ()
         own = {"paper": options.published, "config": options.config, "notes": notes}
+        own["references"] = options.reference
         page = page_of(parser, options, KeywordPage, **own)
         print(write_report(options.root, options.results, page), end="")
 

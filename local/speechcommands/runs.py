@@ -1,20 +1,22 @@
 """The experiments of the keyword recipe: EXP_ROOT/<task>/<network>/<method>/seed<k>.
 
-A method's folder may name one option that differs from the others, `fedkws_ui.smoothing=0.3`.
-What the folders' names say is checked against the configurations.
+A method's folder may name options that differ from the others, `fedkws_ui.smoothing=0.3`, and
+`alo.private_steps=50,adversarial=0.01`. What the folders' names say is checked against the
+configurations.
 """
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from options import OF_EXPERIMENT, ROW, canonical, changes_of
 
 from fedtools.audio.mfcc import frames_of
 from fedtools.client.options import ClipTraining
@@ -32,12 +34,10 @@ from fedtools.models.pretrained.options import is_pretrained
 from fedtools.report.results import read_curve
 from fedtools.score.detection import COLUMNS as DETECTION_COLUMNS
 from fedtools.score.detection import RATES
+from fedtools.score.last_evaluations import last_of
 from fedtools.tasks import facts_of
 from fedtools.tasks.facts import data_of
 
-# X.-C. Li et al. record accuracy every three rounds; their legends have the mean of "the final 5
-# communication rounds": taken for the last five evaluations.
-LAST = 5
 BY_ROUND = ("Client steps", "Clips", "Private steps", "Private clips")
 COSTS = (*BY_ROUND, "Client epochs", "Server epochs", "Left out", "Comm.")
 
@@ -48,7 +48,8 @@ class Setting(NamedTuple):
     Attributes:
         task: its folder, such as "keywords".
         network, method: names in `NETWORKS` and `METHODS`.
-        option, value: of the method, as the folder has them.
+        option, value: of the method, as the folder has them; of several, `option` has all but the
+            value of the last, "private_steps=50,adversarial".
     """
 
     task: str
@@ -96,8 +97,16 @@ class Run:
     @property
     def lasting(self) -> float:
         """The accuracy at the end: the mean of the last five evaluations, the start left out."""
-        values = [value for at, value in self.accuracy.items() if at > 0]
-        return statistics.fmean(values[-LAST:])
+        return statistics.fmean(self.accuracy[at] for at in last_of(self.accuracy))
+
+    def value_of(self, option: str) -> str:
+        """The value of an option that a folder may name, as folders have it."""
+        if option in OF_EXPERIMENT:
+            return canonical(getattr(self.options, option))
+        if not hasattr(self.method, option):
+            known = [*vars(self.method), *OF_EXPERIMENT]
+            raise UserError(f"{self.setting.method}: {unknown(option, known)}", path=self.path)
+        return canonical(getattr(self.method, option))
 
     @property
     def final(self) -> float:
@@ -316,23 +325,10 @@ def read_runs(root: str | Path) -> Runs:
     return Runs(complete, unfinished)
 
 
-def mean_and_spread(values: Iterable[float]) -> tuple[float, float | None]:
-    """The mean and the sample standard deviation, None of a single value."""
-    values = list(values)
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-
-
-def mean_curve(runs: Sequence[Run]) -> dict[int, tuple[float, float]]:
-    """round -> mean and standard deviation (0 of a single seed), where all seeds were evaluated."""
-    rounds = sorted(set.intersection(*(set(run.accuracy) for run in runs)))
-    found = {at: mean_and_spread(run.accuracy[at] for run in runs) for at in rounds}
-    return {at: (mean, spread or 0.0) for at, (mean, spread) in found.items()}
-
-
 def _read_run(path: Path) -> Run:
     task, network, folder, seed = path.parts[-4:]
     experiment = Experiment(path)
-    match = re.fullmatch(r"([a-z_]+)(?:\.([a-z_]+)=(.+))?", folder)
+    match = ROW.fullmatch(folder)
     method, option, value = match.groups(default="") if match else (folder, "", "")
     model = experiment.options.model
     known = network in NETWORKS.names() or is_pretrained(model)
@@ -371,10 +367,8 @@ def _check_name(run: Run, seed: str) -> None:
         "method": (setting.method, options.method),
         "seed": (seed.removeprefix("seed"), str(options.seed)),
     }
-    if option := setting.option:
-        if not hasattr(run.method, option):
-            raise UserError(f"{setting.method}: {unknown(option, vars(run.method))}", path=run.path)
-        pairs[option] = setting.value, canonical(getattr(run.method, option))
+    for option, value in changes_of(setting.option, setting.value):
+        pairs[option] = canonical(value), run.value_of(option)
     for name, (said, found) in pairs.items():
         if said != found:
             raise UserError(f"{name} is {found}, the folder says {said}", path=run.where)
@@ -387,14 +381,6 @@ def _check_alike(run: Run, other: Run) -> None:
         problem = f"not another seed of {other.path}: {difference}"
         remedy = "train both with the same options, or report them apart"
         raise UserError(problem, path=run.where, remedy=remedy)
-
-
-def canonical(value: object) -> str:
-    """An option's value, the same text for 0.3 and 0.30."""
-    try:
-        return f"{float(str(value)):g}"
-    except ValueError:
-        return str(value).lower()
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -9,23 +9,29 @@ from __future__ import annotations
 import inspect
 import math
 import statistics
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from differences import accuracy_difference
+from options import changes_of
 from runs import (
     COSTS,
     Run,
     Runs,
-    canonical,
     is_federated,
     network_title,
     title_of,
 )
 
+from fedtools.files.errors import UserError
 from fedtools.files.tables import format_markdown, read_tsv, with_deviation
 from fedtools.models.training import OPTIMIZERS
+from fedtools.report.differences import cells, note_of
 from fedtools.report.page import embolden
 from fedtools.report.results import epochs_text, size_text
+from fedtools.score.crossed import Difference
 from fedtools.score.detection import RATES
 
 # Options that figure 3 varies, as the paper writes them.
@@ -145,15 +151,80 @@ def _values(found: Iterable[object]) -> str:
     return ", ".join(sorted({str(value) for value in found}))
 
 
-def accuracy_table(runs: Runs) -> str:
-    """Figure 2: accuracy at the end, of every method, network and task; the best in bold."""
-    cells = [
-        [title_of(method), *(_lasting(runs.get(*place, method)) for place in runs.columns)]
-        for method in runs.methods(True)
-    ]
-    for column in range(1, len(runs.columns) + 1):
-        embolden(cells, column, max)
-    return format_markdown(["Method", *_headings(runs)], cells)
+@dataclass(frozen=True)
+class AccuracyTable:
+    """Accuracies of rows by task and network, and columns of differences to some rows.
+
+    Attributes:
+        runs: all experiments.
+        rows: name -> the runs of each of `runs.columns`.
+        references: names that `named` has, of rows of this table or another.
+        best: whether the best accuracy is in bold where there are no references.
+    """
+
+    runs: Runs
+    rows: Mapping[str, Sequence[Sequence[Run]]]
+    references: Sequence[str] = ()
+    best: bool = True
+
+    @cached_property
+    def differences(self) -> list[list[list[Difference | None]]]:
+        """Of each reference, task and network, a difference for each row."""
+        found = []
+        for name in self.references:
+            others = named(self.runs, name)
+            columns = zip(zip(*self.rows.values(), strict=True), others, strict=True)
+            found.append(
+                [[accuracy_difference(one, other) for one in own] for own, other in columns]
+            )
+        return found
+
+    def markdown(self) -> str:
+        """The table; in bold is what is better than a reference."""
+        table = [[name, *map(_lasting, found)] for name, found in self.rows.items()]
+        header = ["Method", *_headings(self.runs)]
+        for column in range(1, len(header) if self.best and not self.references else 1):
+            embolden(table, column, max)
+        # All of a reference in this table are one family of tests.
+        flat = [[one for column in found for one in column] for found in self.differences]
+        texts = [cells(found, 1) for found in flat]
+        for place in reversed(range(len(self.runs.columns))):
+            at = place + 2
+            header[at:at] = [f"to {name}" for name in self.references]
+            for index, row in enumerate(table):
+                row[at:at] = [text[place * len(table) + index] for text in texts]
+        return format_markdown(header, table)
+
+    @property
+    def note(self) -> str:
+        """How the columns of differences are to be read; empty without any."""
+        if not self.references:
+            return ""
+        found = [[one for column in of for one in column] for of in self.differences]
+        several = any(len(own) > 1 for row in self.rows.values() for own in row)
+        said = note_of(self.references, found, several, "accuracy")
+        return f" {said}" + " Seeds are those that both have." * several
+
+
+def named(runs: Runs, name: str) -> list[list[Run]]:
+    """The runs of the row of that name, for each task and network.
+
+    Raises:
+        UserError: if there is no such row.
+    """
+    settings = {at[2:] for at in runs.complete}
+    for one in settings:
+        if _varied(*one) == name:
+            return [runs.get(*place, *one) for place in runs.columns]
+    rows = ", ".join(sorted(f"{_varied(*one)!r}" for one in settings))
+    raise UserError(f"no row {name!r} to show differences to", remedy=f"there are {rows}")
+
+
+def accuracy_table(runs: Runs, references: Sequence[str] = ()) -> AccuracyTable:
+    """Figure 2: accuracy at the end, of every method, network and task."""
+    methods = runs.methods(True)
+    rows = {title_of(one): [runs.get(*place, one) for place in runs.columns] for one in methods}
+    return AccuracyTable(runs, rows, references)
 
 
 def ablations(runs: Runs) -> list[str]:
@@ -163,23 +234,23 @@ def ablations(runs: Runs) -> list[str]:
     return [name for name, place in shown.items() if place in found]
 
 
-def ablation_table(runs: Runs) -> str:
+def ablation_table(runs: Runs, references: Sequence[str] = ()) -> AccuracyTable:
     """Figure 3: ALT alone beside FedAvg, and FedKWS-UI with other values of mu and lambda."""
-    cells = [
-        [title_of(method), *(_lasting(runs.get(*place, method)) for place in runs.columns)]
+    rows = {
+        title_of(method): [runs.get(*place, method) for place in runs.columns]
         for method in ("fedavg", "alt", "alo", "fedkws_ui")
-    ]
+    }
     changed = {(at.method, at.option) for at in runs.complete if at.option}
     # Those of the paper first, in its order.
     ranks = {pair: (pair[0], [*SYMBOLS, pair[1]].index(pair[1]), pair[1]) for pair in changed}
     for method, option in sorted(changed, key=ranks.__getitem__):
-        varied = {place: ablation(runs, *place, method, option) for place in runs.columns}
-        values = {value for found in varied.values() for value in found}
+        varied = [ablation(runs, *place, method, option) for place in runs.columns]
+        values = {value for found in varied for value in found}
         for value in sorted(values, key=_by_value):
-            found = [_lasting(varied[place].get(value, [])) for place in runs.columns]
-            cells.append([_varied(method, option, value), *found])
-    cells = [row for row in cells if set(row[1:]) != {"-"}]
-    return format_markdown(["Method", *_headings(runs)], cells)
+            rows[_varied(method, option, value)] = [found.get(value, []) for found in varied]
+    return AccuracyTable(
+        runs, {name: row for name, row in rows.items() if any(row)}, references, False
+    )
 
 
 def ablation(runs: Runs, task: str, network: str, method: str, option: str) -> dict[str, list[Run]]:
@@ -195,8 +266,9 @@ def ablation(runs: Runs, task: str, network: str, method: str, option: str) -> d
         and setting.option == option
     }
     numbers = {run.seed for seeds in found.values() for run in seeds}
-    if plain := [run for run in runs.get(task, network, method) if run.seed in numbers]:
-        found.setdefault(canonical(getattr(plain[0].method, option)), plain)
+    plain = [run for run in runs.get(task, network, method) if run.seed in numbers]
+    if plain and "=" not in option:
+        found.setdefault(plain[0].value_of(option), plain)
     return {value: found[value] for value in sorted(found, key=_by_value)}
 
 
@@ -242,8 +314,8 @@ def cost_table(runs: Runs) -> str:
 
 def _varied(method: str, option: str, value: str) -> str:
     """A method's name in tables, with what was changed of it."""
-    changed = f", {SYMBOLS.get(option, option)} = {value}" if option else ""
-    return title_of(method) + changed
+    changed = changes_of(option, value)
+    return "".join([title_of(method), *(f", {SYMBOLS.get(one, one)} = {v}" for one, v in changed)])
 
 
 def _headings(runs: Runs) -> list[str]:

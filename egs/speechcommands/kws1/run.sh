@@ -10,7 +10,9 @@ stop_stage=7
 ngpu=0                  # 1: train on a GPU
 nj=2                    # jobs at the same time; no result depends on it
 networks=               # default: those of the config
-whole_grid=false        # true: both tasks, all methods, seeds "0 1 2", and ablations
+whole_grid=false        # true: the section grid of the config, or else both tasks, all methods,
+                        # seeds "0 1 2", and ablations
+price=false             # true: time a round of each row of the list, and print what all will take
 tasks=                  # "keywords words" or one of them (Google: 12, 35); default: keywords
 methods=                # default: "centralized fedavg alt fedkws_ui"
 seeds=                  # default: 0
@@ -30,6 +32,8 @@ landscape_clips=        # figure 4: of clients with so many clips
 max_drop=0.02           # fail if more than this share of the clips is unusable
 corpus_name="Speech Commands"   # the corpus, and ...
 release=                # ... its release, as tables shall call them
+references=             # rows that accuracies are compared with, "FedAvg; FedAvg, rounds = 450";
+                        # default: FedAvg, if it is among the methods
 results=                # default: exp/<tag>/RESULTS.md
 
 # shellcheck disable=SC2034  # printed by parse_options.sh
@@ -37,21 +41,24 @@ help_message="Usage: $0 [--option value]...
 Stages:
   1  data directories; every speaker is a client (SPEECHCOMMANDS in db.sh is empty: a mini corpus)
   2  clips, packed into one file for each set
-  3  the list of experiments: tasks x networks x methods x seeds, and the ablations
+  3  the list of experiments: tasks x networks x methods x seeds, and the ablations, or a grid
   4  training, round by round, and accuracy on the test clips
-  5  false accepts and false rejects of the last models
+  5  what models say of each test clip; false accepts and false rejects
   6  figures 1 (clients) and 4 (landscape)
   7  the report: tables, accuracy by round, ablations"
 
 . utils/parse_options.sh
 . utils/recipe.sh
 
+seeds_of_grid=${seeds}
 ! "${whole_grid}" || : "${tasks:=keywords words}" "${seeds:=0 1 2}" "${ablations:=true}" \
     "${methods:=centralized fedavg fedprox fedmmd fedopt alo alt fedkws_ui}"
 : "${methods:=centralized fedavg alt fedkws_ui}" "${seeds:=0}" "${ablations:=false}"
+[[ " ${methods} " != *" fedavg "* ]] || : "${references:=FedAvg}"
 tasks=$(sed -E 's/\b12\b/keywords/g; s/\b35\b/words/g' <<<"${tasks:-keywords}")
 check_words seeds '0|[1-9][0-9]*' tasks 'keywords|words' methods '[a-z0-9_]+'
-check_word ngpu '0|1' ablations 'true|clips|false' noise 'corpus|made'
+check_word ngpu '0|1' ablations 'true|clips|false' noise 'corpus|made' whole_grid 'true|false' \
+    price 'true|false'
 
 mini=() length=() corpus=${SPEECHCOMMANDS} default=conf/paper.yaml name=$(basename "${corpus}")
 if [ -z "${corpus}" ]; then
@@ -103,17 +110,28 @@ fi
 
 if begins 3; then
     begins 6 || landscape_clips=0
+    whole=()
+    ! "${whole_grid}" || whole=(--grid "${config}" --seeds "${seeds_of_grid}")
     planned=$(local/experiments.py "${exp}" "${dump}" --seeds "${seeds}" --tasks "${tasks}" \
         --networks "${networks}" --methods "${methods}" --ablations "${ablations}" \
-        --landscape-clips "${landscape_clips}" --pretrained "${pretrained}")
+        --landscape-clips "${landscape_clips}" --pretrained "${pretrained}" "${whole[@]}")
     utils/waves.py "${list}" <<<"${planned}"
     log "Stage 3: the list of $(wc -l <"${list}") experiments, ${list}"
+    ! "${price}" || ${train_cmd} "${exp}/log/price.log" local/price.py "${list}" \
+        --config "${config}" --ngpu "${ngpu}" --nj "${nj}"
+    ! "${price}" || printed "${exp}/log/price.log"
 fi
 
 if begins 4; then
     [ -s "${list}" ] || fail 1 "${list}: no experiments; run --stage 3"
     log "Stage 4: training the $(wc -l <"${list}") experiments of ${list}, logs in ${exp}/log"
     train_waves "${list}" train 1 0 --evaluate test
+fi
+
+if begins 5; then
+    log "Stage 5: what models say of each test clip"
+    ${train_cmd} "${exp}/log/clip_scores.log" \
+        fedtools clip-scores "${exp}"/*/*/*/seed* --ngpu "${ngpu}"
 fi
 
 if begins 5 && [[ ${tasks} = *keywords* && "${silence} ${unknown}" != "false false" ]]; then
@@ -141,9 +159,14 @@ if begins 6; then
 fi
 
 if begins 7; then
+    compared=()
+    while IFS= read -r row; do
+        [ -z "${row}" ] || compared+=(--reference "${row}")
+    done < <(sed 's/; */\n/g' <<<"${references}")
     local/report.py "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" --published conf/published.tsv \
-        --config "${config##*/}" --command "${command_line% }" --notes "${data}/notes.txt"
+        --config "${config##*/}" --command "${command_line% }" --notes "${data}/notes.txt" \
+        "${compared[@]}"
     write_cards "${exp}" "${results}" "${seeds%% *}"
     log "Stage 7: wrote ${results}"
 fi
