@@ -308,7 +308,7 @@ def test_counts_by_speaker_that_do_not_fit_are_refused(recipe):
         ("\n9\ts00\t20\t", "\n9\ts00\t20\t1", "accuracy"),
         ("\n9\ts00", "\n4\ts00", "round 4 is none of"),
         ("\ts00\t", "\tother\t", "other test clips than those of"),
-        ("\n9\ts00\t20", "\n9\ts00\tx", "line 82"),
+        ("\n9\ts00\t20", "\n9\ts00\tx", "speakers_test.tsv:82"),
     ):
         table.write_text(kept.replace(old, new))
         report("--reference", "FedAvg").fails(1, said)
