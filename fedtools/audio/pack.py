@@ -135,7 +135,7 @@ def _clips(data: DataDir, done: Packing) -> Iterator[Clip]:
     upsampled, clients = 0, set()
     for utt in counted(order, f"pack {data.path.name}", "clips"):
         try:
-            wave, rate, channels = _wave(*places[utt])
+            wave, rate, channels = clip_wave(*places[utt])
         except AudioError as error:
             done.dropped[error.reason] += 1
             if done.dropped.total() <= MESSAGES_SHOWN:
@@ -169,16 +169,16 @@ def _check_labels(data: DataDir, classes: list[str], path: str | Path) -> None:
 
 
 def _noise(table: str | Path | None, length: int) -> list[Wave]:
-    """All recordings of background noise, a few minutes in all, as of `_wave`."""
+    """All recordings of background noise, a few minutes in all, as of `clip_wave`."""
     recordings = []
     for line, spec in enumerate(read_table(table).values() if table else (), 1):
         audio_place(spec, table, line)
-        recordings.append(_wave(spec))
+        recordings.append(clip_wave(spec))
     check_noise(sum(len(wave.samples) for wave in recordings), table or "", length)
     return recordings
 
 
-def _wave(spec: str, *interval: float) -> Wave:
+def clip_wave(spec: str, *interval: float) -> Wave:
     """int16 (N,) at `RATE`, N > 0, with the file's rate and channels; errors as of `read_wave`."""
     wave = read_wave(spec, *interval)
     samples, rate = wave.samples, wave.rate

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import numpy as np
+
 from fedtools.federation.clip_scores import logits_after
 from fedtools.federation.federation import Federation
 from fedtools.files.tables import write_tsv
-from fedtools.score.detection import COLUMNS, detect
+from fedtools.score.detection import COLUMNS, DET, NEGATIVE, detect, scores_of
+from fedtools.score.verification import det_curve
 from fedtools.tasks.parts import CLIPS
 
 
 def measure_detection(federation: Federation, split: str = "test") -> dict[str, object]:
     """Count false accepts and rejects after the last configured round, or the last complete one.
 
-    Writes `EXP/detection_<split>.tsv`, one row; `fedtools.score.detection` defines the rates.
+    Writes `EXP/detection_<split>.tsv`, one row without a threshold, and `EXP/det_<split>.tsv`, the
+    rates at all thresholds; `fedtools.score.detection` defines them.
 
     Args:
         federation: of keyword spotting.
@@ -29,9 +33,15 @@ def measure_detection(federation: Federation, split: str = "test") -> dict[str, 
     experiment = federation.experiment
     number = experiment.result_round()
     clips = federation.task.need(CLIPS).features(split).clips
-    predicted = logits_after(federation, split, number).argmax(1)
-    where = federation.task.data_path(split)
-    found = detect(predicted, clips.labels, clips.classes, where)
+    logits, where = logits_after(federation, split, number), federation.task.data_path(split)
+    found = detect(logits.argmax(1), clips.labels, clips.classes, where)
+    scores, _ = scores_of(logits, clips.classes)
+    curve = det_curve(scores, ~np.isin(clips.classes, NEGATIVE)[clips.labels])
+    points = (
+        dict(zip(DET, (f"{at:.4f}", f"{rejects:.6f}", f"{accepts:.6f}"), strict=True))
+        for at, rejects, accepts in zip(*curve, strict=True)
+    )
+    write_tsv(experiment.path / f"det_{split}.tsv", DET, points)
     rates = {name: f"{value:.4f}" for name, value in found.rates.items()}
     row = {"round": number, **asdict(found), **rates}
     write_tsv(experiment.path / f"detection_{split}.tsv", COLUMNS, [row])

@@ -3,6 +3,10 @@
 X.-C. Li et al.: Avoid overfitting user specific information in federated keyword spotting,
 Interspeech 2022, section 5 and table 3. `DEFINITION` says what is counted, and where the paper
 leaves it open; a prediction is the class of the largest logit.
+
+At a threshold, a clip is accepted whose score is at least that: `scores_of` says what a score is.
+In running speech, where no word is a keyword, a score is there at every step of a sliding window,
+and `peaks` says which of them are one false accept.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ RATES = ("fa", "fr", "fa_of_negatives", "fr_of_positives")
 COLUMNS = ("round", "clips", "negatives", "false_accepts", "false_rejects", *RATES)
 """Of the file in which an experiment keeps these, a row after its last round."""
 
+DET = ("threshold", "false_rejects", "false_accepts")
+"""Of the file of rates, as shares, at all thresholds that make a difference."""
+
 DEFINITION = (
     f"Negative classes are `{NEGATIVE[0]}` and `{NEGATIVE[1]}`, all others are positive; no "
     "threshold. "
@@ -29,6 +36,12 @@ DEFINITION = (
     "averages FA over its ten words and does not say of what its rates are percentages; all clips "
     "is what its authors' public code counts."
 )
+
+
+# A detector's working points that people report: false accepts an hour of speech without keywords,
+# and % of clips that are none.
+AN_HOUR = (1.0, 10.0, 100.0)
+OF_CLIPS = (0.1, 1.0, 5.0)
 
 
 @dataclass(frozen=True)
@@ -81,3 +94,51 @@ def detect(
         false_accepts=int((is_negative & ~taken_for_negative).sum()),
         false_rejects=int((~is_negative & taken_for_negative).sum()),
     )
+
+
+def scores_of(logits: np.ndarray, classes: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """The score of each clip, float64 (clips,), and the class that is accepted if it is high.
+
+    That is the most probable keyword, and the score its log odds, natural: its logit less the log
+    sum of all other classes' exponentials. Another keyword that is as probable lowers it.
+
+    Args:
+        logits: (clips, classes).
+        classes: the label of each column.
+    """
+    values = np.asarray(logits, np.float64)
+    best = np.where(np.isin(classes, NEGATIVE), -np.inf, values).argmax(1)
+    rows = np.arange(len(values))
+    own = values[rows, best]
+    values = values.copy()
+    values[rows, best] = -np.inf
+    most = values.max(1)
+    return own - most - np.log(np.exp(values - most[:, None]).sum(1)), best
+
+
+def peaks(scores: np.ndarray, apart: int) -> list[int]:
+    """The steps of a sliding window that a detector takes for a word, in falling order of scores.
+
+    Each is the highest of all that are less than `apart` steps from it and from no higher one: a
+    word is heard in many windows, and accepted once, whatever the threshold is.
+    """
+    free, found = np.ones(len(scores), bool), []
+    for step in np.argsort(-scores, kind="stable").tolist():
+        if free[step]:
+            found.append(step)
+            free[max(0, step - apart + 1) : step + apart] = False
+    return found
+
+
+def rejects_at(positives: np.ndarray, negatives: np.ndarray, allowed: int) -> float:
+    """False rejects, in %, at the lowest threshold with so few false accepts.
+
+    Args:
+        positives: scores of clips that are to be accepted.
+        negatives: scores of what is not.
+        allowed: of these, how many may be accepted.
+    """
+    if allowed >= len(negatives):
+        return 0.0
+    highest = np.sort(negatives)[-1 - allowed]
+    return float(100 * (positives <= highest).mean())

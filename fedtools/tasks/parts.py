@@ -35,9 +35,11 @@ CORPUS: Part[Corpus] = Part("corpus")
 TOKENIZER: Part[Tokenizer] = Part("tokenizer")
 MEASURED: Part[Callable[[Utterances], dict[str, object]]] = Part("measured")
 
-# Of keywords: the clips, and the models' logits of a split and a client, with the labels.
+# Of keywords: the clips; the models' logits of a split and a client, with the labels; and those of
+# features of any waveforms.
 CLIPS: Part[ClipCorpus] = Part("clips")
 LOGITS: Part[Callable[[str, str], tuple[torch.Tensor, torch.Tensor]]] = Part("logits")
+HEAR: Part[Callable[[torch.Tensor], torch.Tensor]] = Part("hear")
 
 # Of rescoring: a client's words; its distribution over words, and all clients'; the privacy of
 # its counts.

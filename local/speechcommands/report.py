@@ -28,6 +28,7 @@ from tables import (
     detection_table,
     settings_table,
 )
+from thresholds import NOTE, places_drawn, plot_thresholds, threshold_table
 
 from fedtools.files.atomic import write_text
 from fedtools.files.errors import exit_with_message
@@ -73,16 +74,19 @@ def write_report(root: str | Path, path: str | Path, page: KeywordPage) -> str:
             have different data, or the page's markers are damaged.
     """
     path, runs = Path(path), read_runs(root)
-    pictures = {name: beside(path, page, name) for name in ("accuracy", "ablation")}
+    pictures = {name: beside(path, page, name) for name in ("accuracy", "detection", "ablation")}
     if not runs.methods(True):
-        pictures.clear()
-    elif not ablations(runs):
+        del pictures["accuracy"]
+    if not runs.methods(True) or not ablations(runs):
         del pictures["ablation"]
+    if not places_drawn(runs):
+        del pictures["detection"]
     new = with_section(path, page.section, _section(path, runs, page, pictures))
     # Imported late: not needed where the tables end in an error.
     from figures import plot_ablation, plot_accuracy
 
-    for name, draw in (("accuracy", plot_accuracy), ("ablation", plot_ablation)):
+    drawings = {"accuracy": plot_accuracy, "detection": plot_thresholds, "ablation": plot_ablation}
+    for name, draw in drawings.items():
         if name in pictures:
             draw(pictures[name], runs, _caption(runs, page))
     write_text(path, new)
@@ -134,6 +138,14 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
             f"{DEFINITION} {seeds}{paper}",
             table,
         ]
+    if table := threshold_table(runs):
+        parts += [
+            f"**{caption}: false rejects (%) at given false accepts** after the last round. {NOTE} "
+            f"{seeds}",
+            table,
+        ]
+    if "detection" in pictures:
+        parts.append(image(f"False rejects and accepts, {caption}", pictures["detection"].name))
     if ablations(runs) or any(setting.option for setting in runs.complete):
         ablated = ablation_table(runs, page.references)
         parts += [

@@ -93,7 +93,7 @@ def centralized_table(runs: Runs, published: Published, here: str) -> str:
     for task, network in runs.columns:
         # The fewest: the released FedKWS-UI and ALO have a private head beside the network's.
         parameters = min(run.parameters for run in runs.having(task=task, network=network))
-        ours = _cell([run.final for run in runs.get(task, network, "centralized")])
+        ours = cell([run.final for run in runs.get(task, network, "centralized")])
         theirs = [
             published.value("table 2", runs.data[task].classes, network, "centralized", name)
             for name in ("parameters", "accuracy")
@@ -214,9 +214,9 @@ def named(runs: Runs, name: str) -> list[list[Run]]:
     """
     settings = {at[2:] for at in runs.complete}
     for one in settings:
-        if _varied(*one) == name:
+        if varied(*one) == name:
             return [runs.get(*place, *one) for place in runs.columns]
-    rows = ", ".join(sorted(f"{_varied(*one)!r}" for one in settings))
+    rows = ", ".join(sorted(f"{varied(*one)!r}" for one in settings))
     raise UserError(f"no row {name!r} to show differences to", remedy=f"there are {rows}")
 
 
@@ -244,10 +244,10 @@ def ablation_table(runs: Runs, references: Sequence[str] = ()) -> AccuracyTable:
     # Those of the paper first, in its order.
     ranks = {pair: (pair[0], [*SYMBOLS, pair[1]].index(pair[1]), pair[1]) for pair in changed}
     for method, option in sorted(changed, key=ranks.__getitem__):
-        varied = [ablation(runs, *place, method, option) for place in runs.columns]
-        values = {value for found in varied for value in found}
-        for value in sorted(values, key=_by_value):
-            rows[_varied(method, option, value)] = [found.get(value, []) for found in varied]
+        found = [ablation(runs, *place, method, option) for place in runs.columns]
+        values = {value for one in found for value in one}
+        for value in sorted(values, key=by_value):
+            rows[varied(method, option, value)] = [one.get(value, []) for one in found]
     return AccuracyTable(
         runs, {name: row for name, row in rows.items() if any(row)}, references, False
     )
@@ -269,10 +269,10 @@ def ablation(runs: Runs, task: str, network: str, method: str, option: str) -> d
     plain = [run for run in runs.get(task, network, method) if run.seed in numbers]
     if plain and "=" not in option:
         found.setdefault(plain[0].value_of(option), plain)
-    return {value: found[value] for value in sorted(found, key=_by_value)}
+    return {value: found[value] for value in sorted(found, key=by_value)}
 
 
-def _by_value(text: str) -> tuple[float, str]:
+def by_value(text: str) -> tuple[float, str]:
     """A key that sorts numbers as such, before words."""
     try:
         return float(text), ""
@@ -286,7 +286,7 @@ def detection_table(runs: Runs, published: Published, here: str) -> str:
     for task, network, method in runs.places:
         found = [run.detection() for run in runs.get(task, network, method)]
         if found := [rates for rates in found if rates is not None]:
-            ours = [_cell([rates[name] for rates in found]) for name in RATES]
+            ours = [cell([rates[name] for rates in found]) for name in RATES]
             place = runs.data[task].classes, network, method
             theirs = [published.value("table 3", *place, name) for name in RATES[:2]]
             rows.append([task, network_title(network), title_of(method), *ours, *theirs])
@@ -303,16 +303,16 @@ def cost_table(runs: Runs) -> str:
     rows = []
     for place in runs.places:
         found = {at: seeds for at, seeds in runs.complete.items() if at[:3] == place}
-        for at in sorted(found, key=lambda at: (at.option, _by_value(at.value))):
+        for at in sorted(found, key=lambda at: (at.option, by_value(at.value))):
             costs = [run.costs(runs.data[at.task].sizes) for run in found[at]]
             cells = [epochs_text(statistics.fmean(cost[name] for cost in costs)) for name in COSTS]
             cells[-2] = epochs_text(sum(cost["Left out"] for cost in costs))
             cells[-1] = size_text(statistics.fmean(cost["Comm."] for cost in costs))
-            rows.append([at.task, network_title(at.network), _varied(*at[2:]), *cells])
+            rows.append([at.task, network_title(at.network), varied(*at[2:]), *cells])
     return format_markdown(["Task", "Network", "Method", *COSTS], rows, "lll" + "r" * len(COSTS))
 
 
-def _varied(method: str, option: str, value: str) -> str:
+def varied(method: str, option: str, value: str) -> str:
     """A method's name in tables, with what was changed of it."""
     changed = changes_of(option, value)
     return "".join([title_of(method), *(f", {SYMBOLS.get(one, one)} = {v}" for one, v in changed)])
@@ -323,10 +323,10 @@ def _headings(runs: Runs) -> list[str]:
 
 
 def _lasting(runs: Sequence[Run]) -> str:
-    return _cell([run.lasting for run in runs])
+    return cell([run.lasting for run in runs])
 
 
-def _cell(values: Sequence[float]) -> str:
+def cell(values: Sequence[float]) -> str:
     """Mean, standard deviation and number of seeds: "81.20 ± 0.45 (3)"; a dash of none."""
     if not values:
         return "-"

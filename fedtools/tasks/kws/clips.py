@@ -156,7 +156,7 @@ class ClipCorpus:
     ):
         self.training, self._frozen = training, frozen
         self._path_of, self._classes, self._samples = path_of, list(classes), samples
-        self._front, self._device = front, device
+        self._front, self._device = front.to(device), device
         self._features: dict[str, ClipFeatures] = {}
         self._plain: dict[str, Tensor] = {}
 
@@ -175,6 +175,17 @@ class ClipCorpus:
     def gather(self, clips: Clips) -> ClipFeatures:
         """Features of any clips."""
         return ClipFeatures(clips, self._front, self._device)
+
+    @torch.no_grad()
+    def made(self, waves: Tensor) -> Tensor:
+        """Features of waveforms as long as clips, (..., samples), in the range of 16 bits."""
+        found: Tensor = self._front(waves.to(self._device))
+        return found
+
+    @property
+    def samples(self) -> int:
+        """Of a clip."""
+        return self._samples
 
     def read_clips(self, folder: Path) -> Clips:
         """Clips of any classes; a `UserError` if they are not as long as the experiment's."""

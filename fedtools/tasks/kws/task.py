@@ -182,6 +182,11 @@ class KwsTask(Task[Method]):
         labels = torch.from_numpy(np.array(data.clips.labels[rows], np.int64))
         return predict(self.models.build(), self.clips.plain(split, rows)).cpu(), labels
 
+    @as_configured
+    def hear(self, features: Tensor) -> Tensor:
+        """The model's logits (clips, classes) of what `clips.made` makes of waveforms."""
+        return predict(self.models.build(), features).cpu()
+
     def speakers(self) -> dict[str, str]:
         """Client -> its speaker: a client of the keyword recipe is one."""
         return {client: client for client in self.experiment.clients}

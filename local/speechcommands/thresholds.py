@@ -1,0 +1,203 @@
+"""False rejects at given false accepts: of clips, and an hour of running speech; table and picture.
+
+A figure is the mean over seeds of what each model has at the threshold that gives it so many false
+accepts: nobody knows another one that is the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from runs import Run, Runs, network_title, title_of
+from scipy.stats import norm
+from tables import by_value, cell, varied
+
+from fedtools.federation.running_speech import COLUMNS, CURVE
+from fedtools.files.errors import UserError
+from fedtools.files.tables import count, format_markdown, number, read_tsv
+from fedtools.score.detection import AN_HOUR, DET, OF_CLIPS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DET_FILE, ALARMS, HEARD = "det_test.tsv", "false_alarms_", "curve_"
+NOTE = (
+    "A clip, or a window that slides over speech, is taken for the most probable keyword if its "
+    "log odds are above a threshold. FR: clips of keywords below the threshold that gives the "
+    "false accepts (FA) of the column, in %; FA are in % of the clips of negative classes, or an "
+    "hour of speech whose transcripts have no keyword, where at most one word is accepted within "
+    "the length of a clip."
+)
+# Axes by normal deviates, in %.
+_TICKS = (0.1, 1, 5, 20, 50, 80, 95, 99)
+_ENDS = (0.05, 99.7)
+_POINTS = 200
+
+Curve = tuple[np.ndarray, np.ndarray]
+"""False accepts, rising, and false rejects in %."""
+
+
+def speech_of(runs: Runs) -> dict[str, float]:
+    """The running speech that all those have heard that have heard any: name -> hours."""
+    found: dict[str, float] = {}
+    for run in runs.having():
+        for path in sorted(run.path.glob(f"{ALARMS}*.tsv")):
+            name = path.stem.removeprefix(ALARMS)
+            hours = float(_row(run, name)["hours"])
+            if found.setdefault(name, hours) != hours:
+                problem = f"{hours:g} hours of {name}, others have heard {found[name]:g}"
+                raise UserError(problem, path=path, remedy="run fedtools false-alarms again")
+    return found
+
+
+def threshold_table(runs: Runs) -> str:
+    """Of every row that was measured, false rejects at given false accepts; empty without any."""
+    speech, rows = speech_of(runs), []
+    for place in runs.places:
+        settings = [at for at in runs.complete if at[:3] == place]
+        for at in sorted(settings, key=lambda at: (at.option, by_value(at.value))):
+            cells = [
+                cell([value for run in runs.complete[at] for value in of(run)])
+                for of in _columns(speech)
+            ]
+            if set(cells) != {"-"}:
+                rows.append([at.task, network_title(at.network), varied(*at[2:]), *cells])
+    header = ["Task", "Network", "Method", *(f"FR at FA {share:g} %" for share in OF_CLIPS)]
+    for name, hours in speech.items():
+        header += [f"{name} ({hours:.1f} h): FR at FA {rate:g} an hour" for rate in AN_HOUR]
+    return format_markdown(header, rows, "lll" + "r" * (len(header) - 3)) if rows else ""
+
+
+def _columns(speech: Iterable[str]) -> list[Callable[[Run], list[float]]]:
+    """What gives the value of each column for a run, or nothing."""
+
+    def of_clips(share: float) -> Callable[[Run], list[float]]:
+        return lambda run: [float(at(curve, share)) for curve in _det(run)]
+
+    def an_hour(name: str, rate: float) -> Callable[[Run], list[float]]:
+        column = f"rejects_at_{rate:g}"
+        return lambda run: (
+            [float(_row(run, name)[column])] if (run.path / f"{ALARMS}{name}.tsv").exists() else []
+        )
+
+    return [
+        *(of_clips(share) for share in OF_CLIPS),
+        *(an_hour(name, rate) for name in speech for rate in AN_HOUR),
+    ]
+
+
+def _row(run: Run, name: str) -> dict[str, str]:
+    path = run.path / f"{ALARMS}{name}.tsv"
+    rows, remedy = read_tsv(path, COLUMNS), "run fedtools false-alarms again"
+    if len(rows) != 1:
+        raise UserError("not one row", path=path, remedy=remedy)
+    if count(rows[0], "round", path, 2) != run.options.rounds:
+        problem = f"of round {rows[0]['round']} of {run.options.rounds}"
+        raise UserError(problem, path=path, line=2, remedy=remedy)
+    for column in COLUMNS[3:]:
+        number(rows[0], column, path, 2)
+    return rows[0]
+
+
+def _det(run: Run) -> list[Curve]:
+    """The DET curve of a run's clips in %; nothing where it was not measured."""
+    return _read(run.path / DET_FILE, DET, 100)
+
+
+def _heard(run: Run, name: str) -> list[Curve]:
+    return _read(run.path / f"{HEARD}{name}.tsv", (CURVE[0], CURVE[1], CURVE[2]), 1)
+
+
+def _read(path: Path, columns: Sequence[str], scale: float) -> list[Curve]:
+    if not path.exists():
+        return []
+    rows = read_tsv(path, columns)
+    accepts, rejects = (
+        np.array([scale * number(row, name, path, line) for line, row in enumerate(rows, 2)])
+        for name in (columns[2], columns[1])
+    )
+    order = np.lexsort((-rejects, accepts))
+    return [(accepts[order], rejects[order])]
+
+
+def at(curve: Curve, accepts: float | np.ndarray) -> np.ndarray:
+    """False rejects at the lowest threshold with no more false accepts; 100 % where none has."""
+    places = np.searchsorted(curve[0], accepts, "right") - 1
+    return np.where(places >= 0, curve[1][places.clip(0)], 100.0)
+
+
+# --- the picture ----------------------------------------------------------------------------------
+
+
+def plot_thresholds(path: Path, runs: Runs, title: str) -> None:
+    """Draw DET curves of clips, and false rejects by false accepts an hour, of what was measured.
+
+    Args:
+        path: the PNG.
+        runs: of some `places_drawn`.
+        title: of the whole.
+    """
+    from fedtools.files.drawing import drawing
+
+    speech, columns = speech_of(runs), places_drawn(runs)
+    size = 3.2 * (1 + len(speech)) + 0.4, 2.7 * len(columns) + 0.8
+    with drawing(path, size) as figure:
+        panels = figure.subplots(len(columns), 1 + len(speech), squeeze=False)
+        for row, place in zip(panels, columns, strict=True):
+            _draw_place(row, runs, place, list(speech))
+        panels[-1][0].set_xlabel("False accepts (%)")
+        for axes in panels[-1][1:]:
+            axes.set_xlabel("False accepts an hour")
+        shown = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
+        figure.suptitle(title, fontsize=10, wrap=True)
+        figure.legend(shown.values(), list(shown), loc="outside lower center", ncols=4, fontsize=8)
+
+
+def places_drawn(runs: Runs) -> list[tuple[str, str]]:
+    """Tasks and networks of which a method without a changed option has a curve."""
+    speech, found = speech_of(runs), list[tuple[str, str]]()
+    for place in runs.columns:
+        own = [run for one in runs.places if one[:2] == place for run in runs.get(*one)]
+        if any(_det(run) or any(_heard(run, name) for name in speech) for run in own):
+            found.append(place)
+    return found
+
+
+def _draw_place(row: Sequence[Axes], runs: Runs, place: tuple[str, str], speech: list[str]) -> None:
+    """The panels of a task and a network: of clips, and of each running speech."""
+    from fedtools.files.drawing import look
+
+    for index, method in enumerate((*runs.methods(True), *runs.methods(False))):
+        seeds = runs.get(*place, method)
+        style = {"color": look(index)["color"], "label": title_of(method)}
+        if curves := [curve for run in seeds for curve in _det(run)]:
+            deviates = np.linspace(_deviate(_ENDS[0]), _deviate(_ENDS[1]), _POINTS)
+            row[0].plot(deviates, _mean(curves, 100 * norm.cdf(deviates)), **style)
+        for axes, name in zip(row[1:], speech, strict=True):
+            if curves := [curve for run in seeds for curve in _heard(run, name)]:
+                most = max(float(accepts.max()) for accepts, _ in curves)
+                accepts = np.geomspace(0.1, max(most, 1.0), _POINTS)
+                axes.plot(accepts, _mean(curves, accepts), **style)
+    ticks, texts = [_deviate(one) for one in _TICKS], [f"{one:g}" for one in _TICKS]
+    for axes, what in zip(row, ["clips", *speech], strict=True):
+        axes.set_title(f"{network_title(place[1])}, task {place[0]}: {what}", fontsize=9)
+        axes.set_ylim(_deviate(_ENDS[0]), _deviate(_ENDS[1]))
+        axes.set_yticks(ticks, texts)
+    row[0].set_xticks(ticks, texts)
+    row[0].set_ylabel("False rejects (%)")
+    for axes in row[1:]:
+        axes.set_xscale("log")
+
+
+def _mean(curves: Sequence[Curve], accepts: np.ndarray) -> np.ndarray:
+    """The mean over seeds of false rejects, as normal deviates within the picture."""
+    mean = np.mean([at(curve, accepts) for curve in curves], 0)
+    found: np.ndarray = norm.ppf(mean.clip(*_ENDS) / 100)
+    return found
+
+
+def _deviate(rate: float) -> float:
+    return float(norm.ppf(rate / 100))
