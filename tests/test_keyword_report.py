@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
+import math
 import re
 import statistics
 from pathlib import Path
@@ -26,12 +29,15 @@ from fedtools.files.ledger import COLUMNS as LEDGER
 from fedtools.files.states import load_state, save_state
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.methods.fedkws_ui import Alo, FedKwsUi
+from fedtools.models.training import load_model
 from fedtools.score.detection import COLUMNS as DETECTION
 from fedtools.tasks import facts_of
+from fedtools.tasks.kws.model import tensors_of
+from fedtools.tasks.kws.stacks import ClipBatches
 
 # After `scripts`, which says where they are:
 # isort: split
-from landscape import between, choose_clients, client_facts, train_on
+from landscape import between, choose_clients, client_facts, landscape, train_on
 from runs import read_runs
 
 PUBLISHED = ROOT / "conf" / "speechcommands" / "published.tsv"
@@ -381,6 +387,54 @@ def test_false_accepts_and_rejects_stand_beside_the_paper(recipe):
     make_run(Path("other"), "keywords/dscnn/fedavg")
     report(root="other").ok()
     assert "false accepts" not in Path("RESULTS.md").read_text()
+
+
+def heard(path: Path, name: str, hours: float, rejects: list[float]) -> None:
+    """What an experiment's model took for words in running speech."""
+    row = (ROUNDS, 40, 3, f"{hours:.3f}", *rejects)
+    columns = ("round", "utterances", "left_out", "hours")
+    columns += tuple(f"rejects_at_{rate}" for rate in (1, 10, 100))
+    write_table(path / f"false_alarms_{name}.tsv", columns, [row])
+    points = [(3.0, 80.0, 0.0), (2.0, 60.0, 5.0), (-1.0, 10.0, 50.0)]
+    write_table(
+        path / f"curve_{name}.tsv", ("threshold", "false_rejects", "accepts_an_hour"), points
+    )
+
+
+def test_false_rejects_at_given_false_accepts(recipe):
+    """At the lowest threshold that gives no more; the mean over seeds of their own thresholds."""
+    for seed, rejects in enumerate(([0.9, 0.4, 0.2, 0.0], [0.7, 0.3, 0.1, 0.0])):
+        path = make_run(Path("exp"), "keywords/dscnn/fedavg", seed=seed)
+        accepts = [0.0, 0.009, 0.04, 1.0]
+        points = [(place, a, b) for place, (a, b) in enumerate(zip(rejects, accepts, strict=True))]
+        rows = [(at, f"{a:.6f}", f"{b:.6f}") for at, a, b in reversed(points)]
+        write_table(path / "det_test.tsv", ("threshold", "false_rejects", "false_accepts"), rows)
+        heard(path, "an4", 0.8, [90.0 + seed, 50.0, 10.0])
+    path = make_run(Path("exp"), "keywords/resnet/alo.adversarial=0.0", adversarial=0.0)
+    heard(path, "an4", 0.8, [80.0, 40.0, 5.0])
+    make_run(Path("exp"), "keywords/dscnn/fedprox")
+    report().ok()
+    where = "false rejects (%) at given false accepts"
+    assert rows_of(where)[0][3:] == [
+        *(f"FR at FA {share} %" for share in ("0.1", "1", "5")),
+        *(f"an4 (0.8 h): FR at FA {rate} an hour" for rate in (1, 10, 100)),
+    ]
+    found = row_of(where, "keywords", "DSCNN", "FedAvg")
+    means = ((80, 90), (35, 40), (15, 20))
+    assert found[:3] == [
+        f"{mean:.2f} ± {statistics.stdev([first, 2 * mean - first]):.2f} (2)"
+        for mean, first in means
+    ]
+    assert found[3:] == ["90.50 ± 0.71 (2)", "50.00 ± 0.00 (2)", "10.00 ± 0.00 (2)"]
+    other = row_of(where, "keywords", "ResNet", "ALO, lambda = 0")
+    assert other == ["-", "-", "-", "80.00 (1)", "40.00 (1)", "5.00 (1)"]
+    assert len(rows_of(where)) == 3
+    check_png(Path("RESULTS-mini-detection.png"))
+    assert "RESULTS-mini-detection.png" in Path("RESULTS.md").read_text()
+    heard(path, "an4", 0.9, [80.0, 40.0, 5.0])
+    report().fails(1, "0.9 hours of an4, others have heard 0.8")
+    replaced(path / "false_alarms_an4.tsv", f"{ROUNDS}\t", "4\t")
+    report().fails(1, "of round 4 of 9", "run fedtools false-alarms again")
 
 
 def test_ablations_are_sorted_and_hold_the_method_itself_with_their_seeds(recipe):
@@ -767,6 +821,75 @@ def test_alo_works_against_the_very_model_of_the_landscape(tmp_path, centralized
         assert np.array_equal(value, first[name].numpy())
     assert any(not torch.equal(first[name], against[name]) for name in first)
     assert not (tmp_path / "a").exists()
+
+
+def test_both_panels_of_a_landscape_are_of_the_right_client_and_model(tmp_path, centralized):
+    """A corner is the accuracy of a model trained here, by the loss of its panel, on its clips."""
+    federation = Federation(centralized)
+    options = argparse.Namespace(
+        min_clips=20, epochs=4, points=13, split="test", clips=1000, experiment=centralized
+    )
+    found = landscape(federation, Alo(), options)
+    assert (found.inferior.name, found.qualified.name) == ("bob", "ann")
+    data = federation.task.clips.features("train").clips
+    starts, steps = load_state(centralized / "round_0003/global.safetensors"), {}
+    # Bob has 21 clips and Ann 24, in batches of eight: four epochs are so many steps.
+    trained = {}
+    for name, against in (("bob", None), ("ann", None), ("bob", "bob")):
+        steps[name] = math.ceil(4 * {"bob": 21, "ann": 24}[name] / 8)
+        network = federation.task.models.build()
+        load_model(tensors_of(network), starts)
+        private = trained.get((against, None))
+        key = (federation.experiment.seed, 3, "train" if against else "private")
+        batches = ClipBatches(
+            federation.task.clips.features("train"),
+            [name],
+            [data.rows(name)],
+            [steps[name]],
+            federation.task.training,
+            key,
+        )
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        network.train()
+        for (batch,) in batches.stream(0):
+            log_probs = network(batch.mfcc)[0].log_softmax(-1)
+            labels = batch.labels[0]
+            loss = torch.nn.functional.nll_loss(log_probs, labels)
+            if private is not None:
+                loss = 0.8 * loss - 0.2 * log_probs.mean()
+                with torch.no_grad():
+                    theirs = probabilities(federation, private, batch.mfcc)
+                # Negative distillation: away from what the overfitted model predicts.
+                loss = loss + 0.001 * (theirs * log_probs).sum(-1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        state = tensors_of(network)
+        trained[name, against] = {one: value.detach().clone() for one, value in state.items()}
+    accuracies = {key: accuracy_of(federation, state) for key, state in trained.items()}
+    assert len(set(accuracies.values())) > 1
+    assert found.models["theta_1"] == pytest.approx(accuracies["bob", None], abs=1e-6)
+    assert found.models["theta_2"] == pytest.approx(accuracies["ann", None], abs=1e-6)
+    assert found.models["theta_1 by ALO"] == pytest.approx(accuracies["bob", "bob"], abs=1e-6)
+    one, zero = (np.argmin(abs(found.gammas - at)) for at in (1, 0))
+    corner = {name: grid[one, zero] for name, grid in found.accuracy.items()}
+    assert corner == {
+        "overfitted": pytest.approx(accuracies["bob", None], abs=1e-6),
+        "alo": pytest.approx(accuracies["bob", "bob"], abs=1e-6),
+    }
+
+
+def probabilities(federation: Federation, state: dict, mfcc: torch.Tensor) -> torch.Tensor:
+    """What a whole private model predicts as it does in testing."""
+    network = copy.deepcopy(federation.task.models.build())
+    load_model(tensors_of(network), state)
+    return network.eval()(mfcc)[0].softmax(-1)
+
+
+def accuracy_of(federation: Federation, state: dict) -> float:
+    federation.task.load({name: value.numpy() for name, value in state.items()}, 3)
+    logits, labels = federation.task.logits("test")
+    return 100 * float((logits.argmax(1) == labels).double().mean())
 
 
 numbers = st.floats(-3, 3, width=32)

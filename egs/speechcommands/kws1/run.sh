@@ -30,6 +30,8 @@ split=official          # or paper: test clips are in training, as the paper's c
 min_clips=              # leave smaller clients out
 landscape_clips=        # figure 4: of clients with so many clips
 max_drop=0.02           # fail if more than this share of the clips is unusable
+running=                # "an4=DIR so762=DIR": speech with transcripts, to count false accepts an hour
+leave_out=know,write    # ... without what sounds like a keyword
 corpus_name="Speech Commands"   # the corpus, and ...
 release=                # ... its release, as tables shall call them
 references=             # rows that accuracies are compared with, "FedAvg; FedAvg, rounds = 450";
@@ -43,7 +45,7 @@ Stages:
   2  clips, packed into one file for each set
   3  the list of experiments: tasks x networks x methods x seeds, and the ablations, or a grid
   4  training, round by round, and accuracy on the test clips
-  5  what models say of each test clip; false accepts and false rejects
+  5  what models say of each test clip; false accepts and rejects; false accepts an hour
   6  figures 1 (clients) and 4 (landscape)
   7  the report: tables, accuracy by round, ablations"
 
@@ -65,6 +67,7 @@ if [ -z "${corpus}" ]; then
     mini=(--mini) corpus=downloads/speech_commands_mini default=conf/mini.yaml name=mini
     log "SPEECHCOMMANDS is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
 fi
+[ -z "${running}" ] || check_words running '[A-Za-z0-9][A-Za-z0-9._-]*=.+'
 name_corpora SPEECHCOMMANDS SPEECHCOMMANDS_TEST
 : "${config:=${default}}" "${release:=$(basename "${corpus}")}"
 [ "${split}" != paper ] || take_options "${config}" min_clips=clips.paper_min_clips
@@ -139,6 +142,16 @@ if begins 5 && [[ ${tasks} = *keywords* && "${silence} ${unknown}" != "false fal
     ${train_cmd} "${exp}/log/detection.log" \
         fedtools detection "${exp}"/keywords/*/*/seed* --ngpu "${ngpu}"
     cat "${exp}/log/detection.log"
+fi
+
+if begins 5 && [[ ${tasks} = *keywords* && -n ${running} ]]; then
+    for speech in ${running}; do
+        log "Stage 5: false accepts an hour of ${speech%%=*}"
+        ${train_cmd} "${exp}/log/false_alarms.${speech%%=*}.log" \
+            fedtools false-alarms "${exp}"/keywords/*/*/seed* --data "${speech}" \
+            --leave-out "${leave_out}" --ngpu "${ngpu}"
+        printed "${exp}/log/false_alarms.${speech%%=*}.log"
+    done
 fi
 
 if begins 6; then
