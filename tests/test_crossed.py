@@ -15,6 +15,8 @@ WORLDS = {
     "three seeds, seeds alone": (3, 60, 1.0, 0.0, 4.0),
     "three seeds, three clients of 60": (3, 180, 0.5, 5.0, 5.0),
     "five seeds, 250 people of clips": (5, 250, 0.5, 8.0, 8.0),
+    "five seeds, people of few clips, and silence": (5, 644, 0.5, 8.0, 8.0),
+    "three seeds, people of few clips, and silence": (3, 644, 0.5, 8.0, 8.0),
     "three seeds, 16 persons": (3, 16, 0.5, 4.0, 4.0),
     "one seed": (1, 40, 0.0, 6.0, 3.0),
 }
@@ -26,6 +28,9 @@ def simulate(name: str, random: np.random.Generator):
     """Counts of errors of two systems, whose rates differ by the truth and random effects."""
     seeds, speakers, of_seed, of_speaker, of_both = WORLDS[name]
     tokens = random.integers(80, 260, speakers)
+    if "few clips" in name:
+        # As of keywords: some words of a person, and clips of noise, which are nobody's.
+        tokens = np.where(np.arange(speakers) < 236, random.integers(4, 25, speakers), 1)
     rate = random.uniform(20, 40, speakers)
     effects = (
         TRUTH

@@ -7,12 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from conftest import ROOT
 from keyword_checkout import TINY
 from keywords import pack
 from scripts import script
+
+from fedtools.federation.federation import Federation
+from fedtools.files.states import load_state
+from fedtools.files.tables import read_tsv
 
 GRID = {
     "dscnn": {
@@ -23,7 +28,7 @@ GRID = {
         "alo.private_steps=3,adversarial=0.1": "1",
         "fedkws_ui": "0 1 2",
     },
-    "other": {"fedavg": "7"},
+    "wide": {"fedavg": "7"},
 }
 ALL = "centralized fedavg alt alo fedkws_ui"
 CHOSEN = ("--tasks", "keywords", "--networks", "dscnn")
@@ -38,7 +43,8 @@ def world(tmp_path, monkeypatch) -> Path:
         "centralized": TINY["methods"]["centralized"],
         "alt": {"method_conf": {"base_ratio": 3.5}},
     }
-    write(TINY | {"grid": GRID, "methods": methods})
+    networks = TINY["networks"] | {"wide": TINY["networks"]["dscnn"]}
+    write(TINY | {"grid": GRID, "methods": methods, "networks": networks})
     return tmp_path
 
 
@@ -96,6 +102,8 @@ def test_experiments_begin_with_what_their_row_says(world, cli):
         ({"dscnn": {"fedavg": "0 x"}}, "grid.dscnn: 'fedavg: 0 x' is no row with its seeds"),
         ({"dscnn": {"fedavg.rounds": "0"}}, "'fedavg.rounds: 0' is no row"),
         ({"dscnn": {"fedavg": ""}}, "is no row with its seeds"),
+        ({"dscn": {"fedavg": 0}}, "unknown network 'dscn', did you mean 'dscnn'?"),
+        ({"dscnn": {"fedav.rounds=6": 0}}, "unknown method 'fedav', did you mean 'fedavg'?"),
     ],
 )
 def test_what_is_no_grid_is_told(world, grid, said):
@@ -127,6 +135,37 @@ def test_a_round_of_each_row_tells_what_all_will_take(world):
     assert [path.name for path in Path("exp").iterdir()] == ["list"]
     Path("exp/list").write_text("1\texp/a\n")
     script("price.py", "exp/list", "--config", "grid.yaml").fails(1, "exp/list:1: no experiment")
+
+
+def test_private_models_are_measured_beside_the_shared_one(world, cli):
+    """Accuracies by hand of each client's newest private model, and of the shared one."""
+    data = [f"--data={split}=dump/keywords/{split}" for split in ("train", "test")]
+    more = ["--set", "method_conf.private_steps=5", "--section", "networks.dscnn"]
+    more += ["--set", "clients_per_round=2", "--set", "rounds=4"]
+    cli("init", "exp", "--config", "grid.yaml", "--method", "alo", *more, *data).ok()
+    cli("rounds", "exp").ok()
+    out = script("overfit.py", "exp").ok().out
+    federation = Federation("exp")
+    features = {split: federation.task.clips.features(split) for split in ("train", "test")}
+    values = []
+    for client in ("ann", "bob", "cat"):
+        newest = max(Path("exp/clients", client).glob("round_*/private.safetensors"))
+        row = []
+        for path in (newest, Path("exp/round_0005/global.safetensors")):
+            federation.task.load(load_state(path), 4)
+            for split in ("train", "test"):
+                clips = features[split].clips
+                rows = clips.rows(client) if split == "train" else slice(0, len(clips.labels))
+                logits = federation.task.hear(features[split].plain(rows)).numpy()
+                row.append(100 * np.mean(logits.argmax(1) == clips.labels[rows]))
+        values.append(row)
+    (found,) = read_tsv("exp/private.tsv", None)
+    assert found["round"] == "4" and found["clients"] == "3"
+    told = [float(value) for value in list(found.values())[2:]]
+    assert told == pytest.approx(np.mean(values, 0).tolist(), abs=0.01)
+    assert out.splitlines()[1].split()[1:] == list(found.values())
+    cli("init", "plain", "--config", "grid.yaml", "--method", "fedavg", *more[2:4], *data).ok()
+    script("overfit.py", "plain").fails(1, "plain: no client has kept a private model")
 
 
 def test_grids_of_the_recipe_are_of_its_networks_and_methods(world):

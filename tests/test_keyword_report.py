@@ -6,6 +6,7 @@ import argparse
 import copy
 import math
 import re
+import shutil
 import statistics
 from pathlib import Path
 
@@ -435,6 +436,22 @@ def test_false_rejects_at_given_false_accepts(recipe):
     report().fails(1, "0.9 hours of an4, others have heard 0.8")
     replaced(path / "false_alarms_an4.tsv", f"{ROUNDS}\t", "4\t")
     report().fails(1, "of round 4 of 9", "run fedtools false-alarms again")
+
+
+def test_private_models_stand_beside_the_shared_one(recipe):
+    columns = ("round", "clients", "private_own", "private_test", "shared_own", "shared_test")
+    place = "keywords/dscnn/alo.private_steps=10,adversarial=0.1"
+    for seed in (0, 1):
+        path = make_run(Path("exp"), place, seed=seed, private_steps=10, adversarial=0.1)
+        write_table(path / "private.tsv", columns, [(ROUNDS, 2, 99 + seed, 30, 60, 50)])
+    report().ok()
+    where = "private models, accuracy"
+    found = row_of(where, "keywords", "DSCNN", "ALO, private_steps = 10, lambda = 0.1")
+    assert found == ["99.50 ± 0.71 (2)"] + [f"{value}.00 ± 0.00 (2)" for value in (30, 60, 50)]
+    assert row_of("ablations, accuracy", "ALO, private_steps = 10, lambda = 0.1")
+    other = path.parents[1] / "alo.private_steps=11,adversarial=0.1" / "seed1"
+    shutil.copytree(path, other)
+    report().fails(1, "private_steps is 10, the folder says 11")
 
 
 def test_ablations_are_sorted_and_hold_the_method_itself_with_their_seeds(recipe):

@@ -126,7 +126,7 @@ def wrong(value: Any) -> Any:
 
 def is_tried(place: tuple, content: dict, small: bool) -> bool:
     """Whether a slip at a place is for a command of `check`, and is no name of the recipe's own."""
-    if place[0] in ("tuning", "sweeps") or (
+    if place[0] in ("tuning", "sweeps", "grid") or (
         place[0] in NAMES and len(place) < 3 + (place[0] == "tasks")
     ):
         return False

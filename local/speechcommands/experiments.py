@@ -31,11 +31,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from options import OF_EXPERIMENT, ROW, changes_of
 
 from fedtools.files.clips import Clips, read_classes
-from fedtools.files.config import read_yaml
+from fedtools.files.config import option_error, read_yaml, unknown
 from fedtools.files.errors import UserError, exit_with_message
 
 VARIED = {
@@ -77,11 +78,13 @@ def rows_of(path: Path) -> dict[str, dict[str, list[str]]]:
     Raises:
         UserError: if the section is not of that form.
     """
-    section, found = read_yaml(path).get("grid") or {}, dict[str, dict[str, list[str]]]()
+    content, found = read_yaml(path), dict[str, dict[str, list[str]]]()
+    section = content.get("grid") or {}
     form = "write network: {method.option=value: 0 1 2}"
     if not isinstance(section, dict):
         raise UserError("grid is no section", path=path, remedy=form)
     for network, rows in section.items():
+        _check_known(content, "networks", str(network), path)
         if not isinstance(rows, dict):
             raise UserError(f"grid.{network} is no section", path=path, remedy=form)
         for row, seeds in rows.items():
@@ -89,8 +92,14 @@ def rows_of(path: Path) -> dict[str, dict[str, list[str]]]:
             if not ROW.fullmatch(str(row)) or not said or not all(map(str.isdecimal, said)):
                 problem = f"grid.{network}: '{row}: {seeds}' is no row with its seeds"
                 raise UserError(problem, path=path, remedy=form)
+            _check_known(content, "methods", str(row).partition(".")[0], path)
             found.setdefault(str(network), {})[str(row)] = said
     return found
+
+
+def _check_known(content: Mapping[str, Any], section: str, name: str, path: Path) -> None:
+    if name not in (known := content.get(section) or {}):
+        raise option_error(f"grid: {unknown(name, known, section[:-1])}", path, name)
 
 
 def chosen_rows(

@@ -26,6 +26,7 @@ from tables import (
     clients_table,
     cost_table,
     detection_table,
+    private_table,
     settings_table,
 )
 from thresholds import NOTE, places_drawn, plot_thresholds, threshold_table
@@ -155,6 +156,14 @@ def _section(path: Path, runs: Runs, page: KeywordPage, pictures: dict[str, Path
         ]
     if "ablation" in pictures:
         parts.append(image(f"Ablations, {caption}", pictures["ablation"].name))
+    if table := private_table(runs):
+        parts += [
+            f"**{caption}: private models, accuracy (%)** after the last round, on the clips of "
+            "their client and on test clips; beside it the shared model on the same clips. A "
+            "private model overfits that is far better on its own. Means over clients that have "
+            f"one; {seeds[0].lower()}{seeds[1:]}",
+            table,
+        ]
     parts += [
         f"**{caption}: communication and computation**, means over seeds from the ledgers. Client "
         "steps, clips: gradient steps of a client in a round, and the clips of their batches; "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +39,8 @@ from fedtools.tasks import facts_of
 from fedtools.tasks.facts import data_of
 
 BY_ROUND = ("Client steps", "Clips", "Private steps", "Private clips")
+# Of the file in which accuracies of private models are kept, see overfit.py.
+PRIVATE = ("round", "clients", "private_own", "private_test", "shared_own", "shared_test")
 COSTS = (*BY_ROUND, "Client epochs", "Server epochs", "Left out", "Comm.")
 
 
@@ -115,7 +117,7 @@ class Run:
 
     @cached_property
     def method(self) -> Method:
-        """The method with its options."""
+        """With its options."""
         return make_method(self.options.method, self.options.method_conf, self.where)
 
     @cached_property
@@ -175,16 +177,26 @@ class Run:
 
     def detection(self) -> dict[str, float] | None:
         """`RATES` after the last round, in %; None if they were not measured."""
-        path = self.path / "detection_test.tsv"
+        return self.of_last("detection_test.tsv", DETECTION_COLUMNS, RATES, "fedtools detection")
+
+    def private_models(self) -> dict[str, float] | None:
+        """Accuracies, in %, of private models after the last round; None if not measured."""
+        return self.of_last("private.tsv", PRIVATE, PRIVATE[2:], "local/overfit.py")
+
+    def of_last(
+        self, file: str, columns: Sequence[str], names: Sequence[str], command: str
+    ) -> dict[str, float] | None:
+        """Figures of a file with one row, which is of the last round; None without the file."""
+        path, remedy = self.path / file, f"run {command} again"
         if not path.exists():
             return None
-        rows = read_tsv(path, DETECTION_COLUMNS)
+        rows = read_tsv(path, columns)
         if len(rows) != 1:
-            raise UserError("not one row", path=path, remedy="run fedtools detection again")
+            raise UserError("not one row", path=path, remedy=remedy)
         if count(rows[0], "round", path, 2) != self.options.rounds:
             problem = f"of round {rows[0]['round']} of {self.options.rounds}"
-            raise UserError(problem, path=path, line=2, remedy="run fedtools detection again")
-        return {name: number(rows[0], name, path, 2) for name in RATES}
+            raise UserError(problem, path=path, line=2, remedy=remedy)
+        return {name: number(rows[0], name, path, 2) for name in names}
 
 
 class Facts(NamedTuple):
@@ -241,16 +253,16 @@ class Runs:
         ]
         return [run for runs in chosen for run in runs]
 
-    def methods(self, federated: bool) -> list[str]:
-        """The methods that there are without a changed option, with or without clients."""
-        found = {setting.method for setting in self.complete if not setting.option}
+    def methods(self, federated: bool, plain: bool = True) -> list[str]:
+        """The methods that there are, with or without clients; `plain`: with no changed option."""
+        found = {setting.method for setting in self.complete if not (plain and setting.option)}
         chosen = [name for name in found if is_federated(name) == federated]
         return sorted(chosen, key=lambda name: (METHODS.get(name, name).rank, name))
 
     @property
     def places(self) -> Iterator[tuple[str, str, str]]:
         """Task, network and method of every row of a table, those without clients last."""
-        methods = self.methods(True) + self.methods(False)
+        methods = self.methods(True, False) + self.methods(False, False)
         return ((*column, method) for column in self.columns for method in methods)
 
     @cached_property

@@ -298,6 +298,21 @@ def detection_table(runs: Runs, published: Published, here: str) -> str:
     return format_markdown(header, rows, "lll" + "r" * 6) if rows else ""
 
 
+def private_table(runs: Runs) -> str:
+    """Whether private models overfit; empty if nobody measured it."""
+    rows = []
+    for place in runs.places:
+        found = {at: seeds for at, seeds in runs.complete.items() if at[:3] == place}
+        for at in sorted(found, key=lambda at: (at.option, by_value(at.value))):
+            measured = [row for run in found[at] if (row := run.private_models())]
+            if measured:
+                values = [cell([row[name] for row in measured]) for name in measured[0]]
+                rows.append([at.task, network_title(at.network), varied(*at[2:]), *values])
+    header = ["Task", "Network", "Method", "Private, own clips", "Private, test clips"]
+    header += ["Shared, own clips", "Shared, test clips"]
+    return format_markdown(header, rows, "lll" + "r" * 4) if rows else ""
+
+
 def cost_table(runs: Runs) -> str:
     """What the runs cost, from their ledgers: means over seeds, those with a changed option too."""
     rows = []

@@ -17,7 +17,7 @@ from tables import by_value, cell, varied
 
 from fedtools.federation.running_speech import COLUMNS, CURVE
 from fedtools.files.errors import UserError
-from fedtools.files.tables import count, format_markdown, number, read_tsv
+from fedtools.files.tables import format_markdown, number, read_tsv
 from fedtools.score.detection import AN_HOUR, DET, OF_CLIPS
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def speech_of(runs: Runs) -> dict[str, float]:
     for run in runs.having():
         for path in sorted(run.path.glob(f"{ALARMS}*.tsv")):
             name = path.stem.removeprefix(ALARMS)
-            hours = float(_row(run, name)["hours"])
+            hours = (_row(run, name) or {})["hours"]
             if found.setdefault(name, hours) != hours:
                 problem = f"{hours:g} hours of {name}, others have heard {found[name]:g}"
                 raise UserError(problem, path=path, remedy="run fedtools false-alarms again")
@@ -79,9 +79,7 @@ def _columns(speech: Iterable[str]) -> list[Callable[[Run], list[float]]]:
 
     def an_hour(name: str, rate: float) -> Callable[[Run], list[float]]:
         column = f"rejects_at_{rate:g}"
-        return lambda run: (
-            [float(_row(run, name)[column])] if (run.path / f"{ALARMS}{name}.tsv").exists() else []
-        )
+        return lambda run: [row[column] for row in (_row(run, name),) if row]
 
     return [
         *(of_clips(share) for share in OF_CLIPS),
@@ -89,17 +87,9 @@ def _columns(speech: Iterable[str]) -> list[Callable[[Run], list[float]]]:
     ]
 
 
-def _row(run: Run, name: str) -> dict[str, str]:
-    path = run.path / f"{ALARMS}{name}.tsv"
-    rows, remedy = read_tsv(path, COLUMNS), "run fedtools false-alarms again"
-    if len(rows) != 1:
-        raise UserError("not one row", path=path, remedy=remedy)
-    if count(rows[0], "round", path, 2) != run.options.rounds:
-        problem = f"of round {rows[0]['round']} of {run.options.rounds}"
-        raise UserError(problem, path=path, line=2, remedy=remedy)
-    for column in COLUMNS[3:]:
-        number(rows[0], column, path, 2)
-    return rows[0]
+def _row(run: Run, name: str) -> dict[str, float] | None:
+    file = f"{ALARMS}{name}.tsv"
+    return run.of_last(file, COLUMNS, COLUMNS[3:], "fedtools false-alarms")
 
 
 def _det(run: Run) -> list[Curve]:
