@@ -16,7 +16,7 @@ def clip_scores(
     split: str = typer.Option("test", help="Which data of the experiment: valid, test."),
     ngpu: int = NGPU,
 ) -> None:
-    """Keep what a model says of each clip, and count errors by speaker.
+    """Keep scores of clips, and count errors by speaker.
 
     Of the models of the last five evaluations, whose mean accuracy is the result. A vector is the
     logits of all classes; a clip of silence is a speaker of its own.

@@ -173,9 +173,8 @@ fi
 
 if begins 7; then
     compared=()
-    while IFS= read -r row; do
-        [ -z "${row}" ] || compared+=(--reference "${row}")
-    done < <(sed 's/; */\n/g' <<<"${references}")
+    IFS=';' read -r -a rows <<<"${references}"
+    for row in "${rows[@]}"; do compared+=(--reference "${row# }"); done
     local/report.py "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" --published conf/published.tsv \
         --config "${config##*/}" --command "${command_line% }" --notes "${data}/notes.txt" \
