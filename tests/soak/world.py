@@ -148,6 +148,13 @@ COMMANDS = [
     Command("rounds-kws", f"rounds {{}}/{GRID} --to 3", [GRID, "clips"]),
     Command("evaluate-kws", f"evaluate {{}}/{GRID} --split test", [GRID, "clips"]),
     Command("detection", f"detection {{}}/{GRID}", [GRID], ["clips"]),
+    Command("clip-scores", f"clip-scores {{}}/{GRID}", [GRID], ["clips"]),
+    Command(
+        "false-alarms",
+        f"false-alarms {{}}/{GRID} --data words={{}}/words",
+        [GRID, "words", "audio"],
+        ["clips"],
+    ),
     Command(
         "report-keywords",
         f"{LOCAL}/report.py {{}}/grid {{}}/R.md {REPORT}",
