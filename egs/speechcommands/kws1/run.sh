@@ -175,10 +175,11 @@ if begins 7; then
     compared=()
     IFS=';' read -r -a rows <<<"${references}"
     for row in "${rows[@]}"; do compared+=(--reference "${row# }"); done
+    # Clips may have been packed elsewhere.
+    [ ! -d "${data}" ] || compared+=(--notes "${data}/notes.txt")
     local/report.py "${exp}" "${results}" --section "${section}" --corpus "${corpus_name}" \
         --release "${release}" "${mini[@]}" --published conf/published.tsv \
-        --config "${config##*/}" --command "${command_line% }" --notes "${data}/notes.txt" \
-        "${compared[@]}"
+        --config "${config##*/}" --command "${command_line% }" "${compared[@]}"
     write_cards "${exp}" "${results}" "${seeds%% *}"
     log "Stage 7: wrote ${results}"
 fi
