@@ -27,12 +27,21 @@ from asr_world import (
     begin,
     load,
     model_of,
-    some_data,
     table,
     tokens_of,
 )
 from conftest import inside, kill_when, ledger, run
-from decouplefl_world import CUT, DECAY, EXTRACTOR, TEACHER, collapsed, final, stages
+from decouplefl_world import (
+    CUT,
+    DECAY,
+    EXTRACTOR,
+    TEACHER,
+    collapsed,
+    final,
+    learned_world,
+    stages,
+    start,
+)
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
@@ -49,25 +58,7 @@ from fedtools.tasks.asr.labels import ContinuousLabels
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Data, and a model that has learned enough of them to give labels."""
-    root = tmp_path_factory.mktemp("decouplefl")
-    some_data(root / "train", TRAIN, 0)
-    some_data(root / "valid", {"au": 2, "en": 4, "in": 3}, 1)
-    simulated.config_file(root / "plain.yaml", model=model_of(0.0), training=TRAINING)
-    simulated.config_file(root / "random.yaml", model=model_of(0.1), training=TRAINING)
-    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
-    fast = ("training.optim_conf.lr=0.01", "training.scheduler_conf.warmup_steps=20")
-    path = begin(root, root / "baseline", "centralized", *(x for o in fast for x in ("--set", o)))
-    inside("rounds", path, "--to", "60").ok()
-    state = load_file(path / "init.safetensors")
-    save_file(state | load_file(path / "round_0061/global.safetensors"), root / "start.safetensors")
-    (root / "text").write_bytes((root / "train" / "text").read_bytes())
-    return root
-
-
-def start(world: Path, path: Path, method: str, *more: str, config: str = "plain") -> Path:
-    first = ("--start", str(world / "start.safetensors"))
-    return begin(world, path, method, *first, *TEACHER, *more, config=config)
+    return learned_world(tmp_path_factory.mktemp("decouplefl"))
 
 
 class Student:
