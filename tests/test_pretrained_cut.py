@@ -16,7 +16,7 @@ import yaml
 from conftest import Result, inside, kill_when, ledger
 from decouplefl_world import stages
 from pretrained_models import IDS, save_recogniser, save_wave
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from fedtools.files.ark import write_ark
@@ -306,15 +306,37 @@ def test_whisper_itself(world, folders, tmp_path):
     inside("attack", "features", path, tmp_path / "out").fails(1, "criterion seq2seq")
 
 
+def talkative(folder: Path, out: Path) -> Path:
+    """A Whisper that writes letters, of which place and audio decide, and ends at times."""
+    shutil.copytree(folder, out)
+    state = load_file(out / "model.safetensors")
+    for name, value in state.items():
+        if name.endswith("decoder.embed_tokens.weight"):
+            value *= 5
+            end = {"<|endoftext|>": 1.1}
+            value[:, 0] = [1 if len(one) == 1 else end.get(one, -1) for one in IDS]
+        elif name.endswith("decoder.layer_norm.bias"):
+            value[0] = 9
+        elif name.endswith("decoder.embed_positions.weight"):
+            value *= 100
+        elif name.endswith(("encoder_attn.out_proj.weight", "encoder_attn.v_proj.weight")):
+            value *= 30
+    save_file(state, out / "model.safetensors", {"format": "pt"})
+    return out
+
+
 def test_whispers_decoder_labels_what_was_sent_once(world, folders, tmp_path):
     """What `transformers` writes by greedy search on the same features, and no more of it."""
     path, beam = tmp_path / "e", ("--set", "training.server_labels=beam")
     search = ("--set", "training.search={beam: 1}")
-    begin(world, folders, path, *stages(0, 2), *beam, *search, criterion="seq2seq").ok()
+    folder = talkative(folders / "seq2seq", tmp_path / "seq2seq")
+    begin(
+        world, tmp_path, path, *stages(0, 2), *beam, *search, kind="seq2seq", criterion="seq2seq"
+    ).ok()
     inside("rounds", path).ok()
-    tokens = WhisperTokens.load(folders / "seq2seq")
-    whisper = import_transformers().WhisperForConditionalGeneration
-    whole = whisper.from_pretrained(folders / "seq2seq").eval()
+    tokens = WhisperTokens.load(folder)
+    whole = import_transformers().WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    lengths = set()
     for client in ("au", "en"):
         (file,) = path.glob(f"server/labels/{client}.*")
         labels = read_table(file, values="optional")
@@ -337,6 +359,8 @@ def test_whispers_decoder_labels_what_was_sent_once(world, folders, tmp_path):
                     break
                 said.append(best)
             assert labels[name] == tokens.decode(said[len(tokens.prompt(None)) :])
+            lengths.add(len(said))
+    assert min(lengths) > len(tokens.prompt(None))
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(1.9, 1), (2.1, 0)])

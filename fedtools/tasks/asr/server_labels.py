@@ -40,6 +40,7 @@ from fedtools.models.pretrained.whisper import Generation
 from fedtools.models.training import load_model
 from fedtools.tasks.asr import SERVER_WEIGHTS
 from fedtools.tasks.asr.data import Batch, Utterances
+from fedtools.tasks.asr.labels import loops
 from fedtools.tasks.asr.model import AsrModels, generate, posteriors_of_features
 from fedtools.tasks.base import NewExperiment
 
@@ -118,7 +119,8 @@ class ServerLabels:
 
             def write(found: tuple[Tensor, Tensor], batch: Batch) -> list[Hypothesis]:
                 ((ids, score), *_), *_ = generate(model, found, batch, how)
-                return [Hypothesis(1, score, 0.0, tokens.decode(ids))]
+                # A decoder that has lost its way repeats itself: no label.
+                return [Hypothesis(1, score, 0.0, "" if loops(ids) else tokens.decode(ids))]
 
             return write
         options = _beam(self._training, self._where)
