@@ -42,7 +42,8 @@ class DecoupleFL(Method):
         bits: of a value that is sent: 32, or 16 or 8 in Kaldi's compressed matrices.
         max_hours: of speech, with all of its speeds, of which a client may send features; nothing
             is taken of one that sends more.
-        speaker_invariance: lambda of equation 3; 0 trains without speaker classifiers.
+        speaker_invariance: lambda of equation 3, of a speaker's loss that is summed over frames of
+            features as CTC's is; 0 trains without speaker classifiers.
         speaker_units: width of the hidden layer of a speaker classifier.
     """
 
