@@ -227,7 +227,7 @@ def test_a_probe_finds_speakers_in_what_hardly_varies():
     vectors[:, :4] = random.normal(0, 1e-3, (12, 4))[numbers] + random.normal(0, 1e-4, (240, 4))
     speakers = Speakers(numbers, 200, 0, "c")
     found = by_name([*probe_speakers("probe", vectors, speakers, (0, "x"))])["probe", "named%"]
-    assert found.value > 95 and found.low > found.chance == pytest.approx(100 / 12)
+    assert found.value > 80 and found.low > found.chance == pytest.approx(100 / 12)
     assert by_name(sort_speakers("II", vectors, speakers, (0, "x")))["II", "kNN%"].value < 30
     noise = random.normal(0, 1, (240, 500))
     (found,) = probe_speakers("probe", noise, speakers, (0, "x"))

@@ -50,7 +50,7 @@ def probe_speakers(
             warnings.simplefilter("ignore", ConvergenceWarning)
             model.fit(vectors[~held], numbers[~held])
         right[held] = model.predict(vectors[held]) == numbers[held]
-    chance = 100 * np.bincount(numbers).max() / len(numbers)
+    chance = 100 * float(np.bincount(numbers).max()) / len(numbers)
     yield speakers.ratio(attack, "named%", right, np.ones(len(right)), chance, 100)
 
 

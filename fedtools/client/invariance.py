@@ -90,8 +90,9 @@ def loss_of(
     found = cut.classify(model, features, lengths)
     own = losses(model, found, lengths, batch).mean()
     weights = weight * lengths.to(features.device, features.dtype)[:, None, None]
-    logits = both[_NAME](turned_round(features, weights), lengths)
-    both[_NAME].count(logits, batch["speakers"])
+    speakers: Any = both[_NAME]
+    logits = speakers(turned_round(features, weights), lengths)
+    speakers.count(logits, batch["speakers"])
     return (own + F.cross_entropy(logits, batch["speakers"]))[None]
 
 

@@ -92,6 +92,10 @@ class DecoupleFL(Method):
             self.receive, self.keep, sends=nothing, everybody=True, trains=False, may_lack=True
         )
 
+    def stage(self, number: int) -> int:
+        """1 while extractors are trained, and until the classifier is."""
+        return 1 if number <= self.stage1 + 1 else 2
+
     def train_extractor(self, client: Client) -> list[Trained]:
         """Stage 1, section 2.2.1: the classifier is fixed, the optimiser lives on."""
         if not self.speaker_invariance:

@@ -36,6 +36,9 @@ def experiments(systems: Systems, options: argparse.Namespace) -> Iterator[list[
                     train, variant = f"{train}_fixed_seed{seed}", "transcripts"
                 sections += ["--section", f"variants.{variant}"]
             begun = init(options, seed, f"methods.{method}?", method, train, "valid")
+            if "server_beam" in variants_of(system) and not systems.seq2seq:
+                # Whisper needs neither.
+                begun += ["--asset", f"lm={options.exp}/lm", "--asset", f"weights={baseline}"]
             start = ["--start", f"{baseline}/model.safetensors"]
             yield [path, baseline, *begun, *start, *sections]
 

@@ -26,6 +26,18 @@ label_train() {
     done | each "${cpu_cmd}" relabel fedtools relabel
 }
 
+# LM weight and word score of the search by which a server labels what clients send: those that suit its
+# own validation data.
+tune_server() {
+    local path
+    log "Stage 5: weights of the servers' search"
+    for path in $(listed baselines); do tabbed "${path}" server_valid; done | decode_all server
+    for path in $(listed baselines); do
+        tabbed "${path}/decode_server_valid" "${data}/server_valid" "${path}/server_weights.yaml"
+    done | each "${cpu_cmd}" server.tune fedtools tune
+    show server.tune
+}
+
 decode_sets() {
     local path set
     for path in $(listed baselines); do

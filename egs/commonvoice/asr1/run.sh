@@ -16,7 +16,8 @@ methods=                # default: client centralized fedavg fednorm fedextract 
 labels=                 # of clients: transcripts, continuous (a teacher's) or fixed (the baseline's)
 extractor=              # cnn: personal convolutions only; default: the config's
 sit=false               # true: DecoupleFL with speaker-invariant training
-tables=                 # more of the paper's tables: 2 (labels), 4 (ablations), 5 (extractors)
+tables=                 # more of the paper's tables: 2 (labels), 4 (ablations), 5 (extractors); stage2:
+                        # what DecoupleFL's server trains on
 attacks=false           # true: what the features that DecoupleFL sends give away
 clients=accent          # speaker: every speaker is a client, test speakers are newcomers
 newcomer_seconds=       # of its own speech to which a newcomer's model is adapted; default: the
@@ -77,7 +78,7 @@ check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*'
 check_word sit 'true|false' attacks 'true|false' ngpu '0|1'
 [ -z "${labels}" ] || check_word labels 'transcripts|continuous|fixed'
 [ -z "${extractor}" ] || check_word extractor 'cnn'
-[ -z "${tables}" ] || check_words tables '2|4|5'
+[ -z "${tables}" ] || check_words tables '2|4|5|stage2'
 check_tag "${tag}"
 pictures=${results%.md}-${tag}
 [ "${clients}" = accent ] && plain=train || plain=train_spk
@@ -134,6 +135,7 @@ fi
 
 if begins 5; then
     [[ ${planned} != *_fixed_seed* ]] || label_train
+    [[ ${planned} != *weights=* ]] || tune_server
     log "Stage 5: all that begins with the baseline, $(listed systems | wc -l) of ${list}"
     train_waves "${list}" train 2 0 --evaluate valid --average "${average}"
 fi
