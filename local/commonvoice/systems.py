@@ -118,13 +118,16 @@ class Systems:
     def _chosen(self, method: str) -> str:
         """The system of a word of --methods, with the variants that other options add to it."""
         options, name = self.options, method_of(method)
-        if any(variant.startswith(LABELS) for variant in variants_of(method)):
-            raise UsageError(f"--methods {method}: give labels by --labels, for all methods")
+        labels = [variant for variant in variants_of(method) if variant in LABELS]
+        if labels and not method.endswith(f"+{labels[0]}"):
+            raise UsageError(f"--methods {method}: labels stand behind all other variants")
+        if labels and (options.sit or options.extractor):
+            raise UsageError(f"--methods {method}: give +sit and +cnn by name where labels are")
         if options.extractor and name in WITH_EXTRACTOR:
             method += f"+{options.extractor}"
         if options.sit and name == "decouplefl":
             method += "+sit"
-        return method + self.labelled(self.labels)
+        return method if labels else method + self.labelled(self.labels)
 
     def _has(self, variant: str, systems: Iterable[str]) -> bool:
         return any(variant in variants_of(system) for system in systems)
