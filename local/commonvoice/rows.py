@@ -22,6 +22,10 @@ TRAINED_ON = {
     "fixed": "the baseline's hypotheses by beam search",
     "transcripts": "their transcripts",
 }
+BYTES = (
+    "Of Zhu et al.'s bytes, FedAvg's 20.70 GB fit what one client sends and gets (Comm./client), "
+    "and DecoupleFL's 2.35 GB what all three send (Comm.)."
+)
 STAGE_2 = {
     "server_beam": "Server beam: stage 2 is on what the server's own beam search heard in the "
     "features sent, once, with its n-gram and weights of its own validation data.",
@@ -47,6 +51,8 @@ def note(systems: Systems, options: argparse.Namespace) -> str:
         said.append("transcripts stay.")
     variants = {one for system in systems.all for one in variants_of(system)}
     said += [what for name, what in STAGE_2.items() if name in variants]
+    if any(method_of(system) == "decouplefl" for system in systems.main):
+        said.append(BYTES)
     if options.clients == "speaker":
         epochs = lookup(options.config, "newcomers.epochs")
         said.append("Speakers of the test are no clients: they are scored with what all clients")
