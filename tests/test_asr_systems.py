@@ -64,6 +64,46 @@ def test_the_first_of_each_extractor_leaves_others_its_decoder():
     }
 
 
+def test_a_search_of_the_server_has_its_n_gram_and_its_own_weights():
+    methods = ("--methods", "decouplefl+server_beam fedavg+transcripts", "--tables", "stage2")
+    lines = {line[0]: line[1:] for line in listed("all", *methods)}
+    assert list(lines)[1:5] == [
+        f"exp/{name}/seed0"
+        for name in (
+            "decouplefl+server_beam", "fedavg+transcripts", "decouplefl",
+            "decouplefl+server_transcripts",
+        )
+    ]  # fmt: skip
+    for seed in ("0", "7"):
+        words = lines[f"exp/decouplefl+server_beam/seed{seed}"]
+        assert options(words, "asset") == [
+            "tokens=exp/tokens", "lm=exp/lm", f"weights=exp/baseline/seed{seed}",
+        ]  # fmt: skip
+        other = lines[f"exp/decouplefl+server_transcripts/seed{seed}"]
+        assert options(other, "asset") == ["tokens=exp/tokens"]
+        assert options(lines[f"exp/fedavg+transcripts/seed{seed}"], "section") == [
+            "methods.fedavg?", "variants.transcripts",
+        ]  # fmt: skip
+
+
+def test_whisper_searches_by_its_decoder_from_what_it_is():
+    config = ("--config", ROOT / "conf/commonvoice/whisper.yaml", "--baseline", "as_it_is")
+    more = (
+        "--methods",
+        "fedavg decouplefl+server_beam",
+        "--labels",
+        "fixed",
+        "--tokens",
+        "whisper",
+    )
+    lines = {line[0]: line[1:] for line in listed("all", *config, *more)}
+    assert options(lines["exp/baseline/seed0"], "section") == ["baseline", "variants.as_it_is"]
+    words = lines["exp/decouplefl+server_beam+fixed/seed0"]
+    assert options(words, "asset") == ["tokens=whisper"]
+    assert options(words, "section")[1:] == ["variants.server_beam", "variants.transcripts"]
+    assert options(words, "data")[0] == "train=data/train_sp_fixed_seed0"
+
+
 def test_wrong_options_end_in_one_line():
     wrong = call("all", "--methods", "fedavg", "--attacks", "true").fails(2, "sends features")
     assert wrong.err.startswith("run.sh: --attacks true: ") and wrong.err.count("\n") == 1

@@ -20,6 +20,7 @@ from fedtools.attack.clustering import nearest, sort_speakers, vote
 from fedtools.attack.features import Victim, Window, one_of_each, open_victim, window
 from fedtools.attack.figures import COLUMNS, Figure, Speakers, over_clients
 from fedtools.attack.inversion import Inverter, read_server_data
+from fedtools.attack.probe import parts_of, probe_speakers
 from fedtools.attack.retrieval import find_speakers
 from fedtools.attack.run import Options, attack_speakers
 from fedtools.federation.federation import Federation
@@ -219,6 +220,30 @@ def test_what_all_have_in_common_is_taken_away_before_sorting():
     assert found["II", "NMI"].value == found["II", "ARI"].value == 1
 
 
+def test_a_probe_finds_speakers_in_what_hardly_varies():
+    """Of vectors as they are, the rest drowns it; of other utterances alone is it taught."""
+    random, numbers = np.random.default_rng(0), np.repeat(np.arange(12), 20)
+    vectors = random.normal(0, 100, (240, 16)) + 1000
+    vectors[:, :4] = random.normal(0, 1e-3, (12, 4))[numbers] + random.normal(0, 1e-4, (240, 4))
+    speakers = Speakers(numbers, 200, 0, "c")
+    found = by_name([*probe_speakers("probe", vectors, speakers, (0, "x"))])["probe", "named%"]
+    assert found.value > 80 and found.low > found.chance == pytest.approx(100 / 12)
+    assert by_name(sort_speakers("II", vectors, speakers, (0, "x")))["II", "kNN%"].value < 30
+    noise = random.normal(0, 1, (240, 500))
+    (found,) = probe_speakers("probe", noise, speakers, (0, "x"))
+    # Taught with these very vectors it would name all of them; three deviations of 240 at 8 %.
+    assert found.value == pytest.approx(100 / 12, abs=5.4)
+
+
+def test_a_probe_is_taught_with_four_fifths_of_each_speaker():
+    numbers = np.repeat([0, 1, 2], [10, 5, 1])
+    parts = parts_of(np.random.default_rng(1).permutation(numbers), np.random.default_rng(0))
+    assert sorted(np.bincount(parts, minlength=5)) == [3, 3, 3, 3, 4]
+    parts = parts_of(numbers, np.random.default_rng(0))
+    for speaker, each in ((0, 2), (1, 1)):
+        assert np.bincount(parts[numbers == speaker]).tolist() == [each] * 5
+
+
 @pytest.mark.parametrize("seed", [3, 4])
 def test_vectors_without_speakers_are_at_chance(seed):
     one, other, speakers = drawn(0.0, seed)
@@ -242,10 +267,10 @@ def test_copies_of_a_recording_are_no_other_audio(tmp_path):
     recorded = one_of_each(names, {name: name[-3:] for name in names})
     victim = Victim("c", [f"s{n}" for n in range(speakers)], numbers, None, None, None, recorded)
     found = by_name(attack_speakers(victim, kinds, tmp_path, Options(resamples=200)))
-    assert len(found) == 18
+    assert len(found) == 20
     for (_, measure), figure in found.items():
         assert figure.utterances == speakers * each
-        if measure in ("top1%", "kNN%"):
+        if measure in ("top1%", "kNN%", "named%"):
             # Three standard deviations of 240 utterances at 8 %; the copies would make 100.
             assert figure.value == pytest.approx(figure.chance, abs=5.4), figure
 
@@ -462,7 +487,8 @@ def test_transcripts_that_were_held_back_or_are_not_there(world, tmp_path, cli):
     result = cli("attack", "features", path, tmp_path / "without").ok()
     assert result.err.count("the train data have no text") == len(SPEAKERS)
     rows = read_tsv(tmp_path / "without" / "attacks.tsv", COLUMNS)
-    assert {row["measure"] for row in rows} == {"EER%", "top1%", "MRR", "kNN%", "NMI", "ARI"}
+    measures = {"EER%", "top1%", "MRR", "kNN%", "NMI", "ARI", "named%"}
+    assert {row["measure"] for row in rows} == measures
 
 
 def test_mistakes_are_told_in_one_line(done, world, tmp_path, cli):

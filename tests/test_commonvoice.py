@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import unicodedata
+from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -556,3 +557,34 @@ def test_mini_corpus_does_not_take_a_folder_that_is_not_its_own(tmp_path):
     mini(tmp_path).fails(1, "was not made by this script", "choose another OUT")
     assert content(theirs) == {"thesis.tex": b"years of work"}
     mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances are at least 1")
+
+
+def test_a_mini_corpus_for_tests_has_so_many_speakers_who_are_tested_on(tmp_path, monkeypatch):
+    """As README's command says it: seconds as words, give or take; prepare.py's own rule."""
+    pytest.importorskip("espeakng_loader")
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    plan, choose = load("mini").plan(0, 40, 60), load("choose")
+    drawn, said = random.Random(0), Counter(clip.speaker.client_id for clip in plan)
+    accents = Counter({clip.speaker.client_id: clip.speaker.accent.text for clip in plan}.values())
+    clients = [accent for accent, count in accents.items() if count == 78]
+    assert len(clients) == 3
+    for accent in clients:
+        own = [clip for clip in plan if clip.speaker.accent.text == accent]
+        assert Counter(said[who] for who in {clip.speaker.client_id for clip in own}) == {
+            40: 6,
+            15: 72,
+        }
+        rows = [
+            corpus.Row(clip.name, clip.speaker.client_id, clip.sentence, (accent,), "")
+            for clip in own
+        ]
+        for row in rows:
+            row.seconds = len(row.sentence.split()) * drawn.uniform(0.3, 0.5)
+        speakers = choose.by_speaker(rows, 0)
+        sets = choose.hold_out(accent, speakers, [16, 12, 60], Counter(), 0.02)
+        valid, test = ({row.speaker for row in rows} for rows in sets[:2])
+        assert len(test) in (59, 60, 61) and len(valid) in (11, 12, 13)
+        # All who say most, and whoever is left.
+        assert {who for who, count in said.items() if count == 40} & (valid | test) == set()
+        assert len(speakers) == 78 - len(valid) - len(test)
+    assert len({clip.sentence for clip in plan}) == len(plan)

@@ -27,12 +27,21 @@ from asr_world import (
     begin,
     load,
     model_of,
-    some_data,
     table,
     tokens_of,
 )
 from conftest import inside, kill_when, ledger, run
-from decouplefl_world import CUT, DECAY, EXTRACTOR, TEACHER, collapsed, final, stages
+from decouplefl_world import (
+    CUT,
+    DECAY,
+    EXTRACTOR,
+    TEACHER,
+    collapsed,
+    final,
+    learned_world,
+    stages,
+    start,
+)
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
 
@@ -49,25 +58,7 @@ from fedtools.tasks.asr.labels import ContinuousLabels
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
-    """Data, and a model that has learned enough of them to give labels."""
-    root = tmp_path_factory.mktemp("decouplefl")
-    some_data(root / "train", TRAIN, 0)
-    some_data(root / "valid", {"au": 2, "en": 4, "in": 3}, 1)
-    simulated.config_file(root / "plain.yaml", model=model_of(0.0), training=TRAINING)
-    simulated.config_file(root / "random.yaml", model=model_of(0.1), training=TRAINING)
-    inside("train-tokens", root / "train" / "text", root / "tokens", "--token-type", "char").ok()
-    fast = ("training.optim_conf.lr=0.01", "training.scheduler_conf.warmup_steps=20")
-    path = begin(root, root / "baseline", "centralized", *(x for o in fast for x in ("--set", o)))
-    inside("rounds", path, "--to", "60").ok()
-    state = load_file(path / "init.safetensors")
-    save_file(state | load_file(path / "round_0061/global.safetensors"), root / "start.safetensors")
-    (root / "text").write_bytes((root / "train" / "text").read_bytes())
-    return root
-
-
-def start(world: Path, path: Path, method: str, *more: str, config: str = "plain") -> Path:
-    first = ("--start", str(world / "start.safetensors"))
-    return begin(world, path, method, *first, *TEACHER, *more, config=config)
+    return learned_world(tmp_path_factory.mktemp("decouplefl"))
 
 
 class Student:
@@ -789,7 +780,7 @@ def test_the_gradient_of_equation_3():
     features = torch.randn(4, 6, 5, dtype=torch.float64, requires_grad=True)
     lengths, speakers = torch.tensor([6, 5, 4, 3]), torch.tensor([0, 1, 2, 0])
     classifier = SpeakerClassifier(5, 7, 3).double()
-    weight = 0.3
+    weight = torch.tensor([0.3, 0.5, 0.0, 2.0], dtype=torch.float64)[:, None, None]
 
     def gradients(loss: Tensor) -> list[Tensor]:
         return torch.autograd.grad(loss, [features, *classifier.parameters()], allow_unused=True)
@@ -828,29 +819,59 @@ class Invariant(Student):
 
     def backward(self) -> None:
         of_asr = torch.autograd.grad(self.loss(), self.extractor, retain_graph=True)
-        logits = self.classifier(self.features, self.lengths)
-        spoken = nn.functional.cross_entropy(logits, self.speakers)
-        of_speakers = torch.autograd.grad(spoken, self.parameters)
-        for index, parameter in enumerate(self.parameters):
-            parameter.grad = of_speakers[index]
-            if index < len(self.extractor):
-                parameter.grad = of_asr[index] - self.weight * of_speakers[index]
+        spoken = nn.functional.cross_entropy(self.logits(), self.speakers)
+        own = list(self.classifier.parameters())
+        of_features, *of_speakers = torch.autograd.grad(
+            spoken, [self.features, *own], retain_graph=True
+        )
+        # As often as an utterance has frames, which CTC sums its loss over.
+        against = -self.weight * self.lengths[:, None, None] * of_features
+        turned = torch.autograd.grad(self.features, self.extractor, against)
+        for parameter, one, other in zip(self.extractor, of_asr, turned, strict=True):
+            parameter.grad = one + other
+        for parameter, one in zip(own, of_speakers, strict=True):
+            parameter.grad = one
+
+    def logits(self) -> Tensor:
+        """Of means and deviations over each utterance's frames, normalised over the utterances."""
+        rows = [one[:length] for one, length in zip(self.features, self.lengths, strict=True)]
+        vectors = torch.stack([torch.cat([row.mean(0), row.std(0, correction=0)]) for row in rows])
+        mean, variance = vectors.mean(0), vectors.var(0, correction=0)
+        moved = {"mean": mean.detach(), "variance": vectors.var(0).detach()}
+        for name, value in moved.items():
+            kept = getattr(self.classifier, name)
+            kept.copy_(0.9 * kept + 0.1 * value)
+        vectors = (vectors - mean) / (variance + 1e-5).sqrt()
+        logits = self.classifier.output(self.classifier.hidden(vectors).relu())
+        right = logits.argmax(1) == self.speakers
+        for speaker, one in zip(self.speakers, right, strict=True):
+            self.classifier.heard[1, speaker] += 1
+            self.classifier.heard[0, speaker] += one
+        return logits
 
 
 def test_two_rounds_against_a_speaker_classifier(world, tmp_path):
     """Equation 3, and lambda in 4 steps of 20: Ganin's warm-up is a hyperbolic tangent, from 0."""
-    options = ("speaker_invariance=5.0", "speaker_units=8", "local_epochs=2")
+    options = ("speaker_invariance=0.5", "speaker_units=8", "local_epochs=2")
     more = [part for one in options for part in ("--set", f"method_conf.{one}")]
     path = start(world, tmp_path / "exp", "decouplefl", *CUT, *stages(10, 0), *more)
-    inside("rounds", path, "--to", "2").ok()
+    done = inside("rounds", path, "--to", "2").ok()
     begun = load_file(path / "init.safetensors")
     for client in ("au", "en"):
         student = Invariant(world, client, units=8)
         student.begin(begun)
         first = {name: one.numpy().copy() for name, one in student.classifier.state_dict().items()}
         for step in range(4):
-            student.weight = 5.0 * np.tanh(5 * step / 20)
+            if step % 2 == 0:
+                student.classifier.heard.zero_()
+            student.weight = 0.5 * np.tanh(5 * step / 20)
             student.step()
+            if step % 2:
+                right, heard = student.classifier.heard.tolist()
+                assert sum(heard) == 2 * TRAIN[client]
+                share, most = (100 * one / sum(heard) for one in (sum(right), max(heard)))
+                said = f"tells {share:.0f} % of utterances, chance {most:.0f} %"
+                assert f"round {1 + step // 2}, {client}: its speaker classifier {said}" in done.err
         assert_near(final(path, client, 2), student.state(), begun)
         kept = load_file(path / "clients" / client / "round_0002" / "speakers.safetensors")
         learnt = {name: one.numpy() for name, one in student.classifier.state_dict().items()}

@@ -16,15 +16,17 @@ import yaml
 from conftest import Result, inside, kill_when, ledger
 from decouplefl_world import stages
 from pretrained_models import IDS, save_recogniser, save_wave
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from fedtools.files.ark import write_ark
-from fedtools.files.datadir import DataDir
+from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError
+from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.models.adapters import Trained
 from fedtools.models.asr import build_model, outputs
 from fedtools.models.extractor import Cut
+from fedtools.models.pretrained.folder import import_transformers
 from fedtools.tasks.asr.model import cut_above
 
 BINS = simulated.BINS
@@ -302,6 +304,63 @@ def test_whisper_itself(world, folders, tmp_path):
     assert not any(is_personal(name) for name in sent)
     assert {row["status"] for row in ledger(path)} <= {"ok", "collapsed"}
     inside("attack", "features", path, tmp_path / "out").fails(1, "criterion seq2seq")
+
+
+def talkative(folder: Path, out: Path) -> Path:
+    """A Whisper that writes letters, of which place and audio decide, and ends at times."""
+    shutil.copytree(folder, out)
+    state = load_file(out / "model.safetensors")
+    for name, value in state.items():
+        if name.endswith("decoder.embed_tokens.weight"):
+            value *= 5
+            end = {"<|endoftext|>": 1.1}
+            value[:, 0] = [1 if len(one) == 1 else end.get(one, -1) for one in IDS]
+        elif name.endswith("decoder.layer_norm.bias"):
+            value[0] = 9
+        elif name.endswith("decoder.embed_positions.weight"):
+            value *= 100
+        elif name.endswith(("encoder_attn.out_proj.weight", "encoder_attn.v_proj.weight")):
+            value *= 30
+    save_file(state, out / "model.safetensors", {"format": "pt"})
+    return out
+
+
+def test_whispers_decoder_labels_what_was_sent_once(world, folders, tmp_path):
+    """What `transformers` writes by greedy search on the same features, and no more of it."""
+    path, beam = tmp_path / "e", ("--set", "training.server_labels=beam")
+    search = ("--set", "training.search={beam: 1}")
+    folder = talkative(folders / "seq2seq", tmp_path / "seq2seq")
+    begin(
+        world, tmp_path, path, *stages(0, 2), *beam, *search, kind="seq2seq", criterion="seq2seq"
+    ).ok()
+    inside("rounds", path).ok()
+    tokens = WhisperTokens.load(folder)
+    whole = import_transformers().WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    lengths = set()
+    for client in ("au", "en"):
+        (file,) = path.glob(f"server/labels/{client}.*")
+        labels = read_table(file, values="optional")
+        sent = dict(kaldiio.load_ark(str(path / f"round_0001/features.{client}.ark")))
+        assert labels.keys() == sent.keys()
+        for name, matrix in sent.items():
+            hidden = torch.tensor(matrix)[None]
+            with torch.no_grad():
+                # Zeros above adapters that have not been trained.
+                for layer in whole.model.encoder.layers[2:]:
+                    hidden = layer(hidden, None)
+                encoded = whole.model.encoder.layer_norm(hidden)
+            said = tokens.prompt(None)
+            # A second of features is 50 frames; so many tokens a second, and a few more, at most.
+            for _ in range(round(15 * len(matrix) / 50) + 10):
+                given = torch.tensor([said])
+                with torch.no_grad():
+                    out = whole(encoder_outputs=(encoded,), decoder_input_ids=given)
+                if (best := int(out.logits[0, -1].argmax())) == tokens.end:
+                    break
+                said.append(best)
+            assert labels[name] == tokens.decode(said[len(tokens.prompt(None)) :])
+            lengths.add(len(said))
+    assert min(lengths) > len(tokens.prompt(None))
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(1.9, 1), (2.1, 0)])

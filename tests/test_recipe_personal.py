@@ -30,6 +30,8 @@ def checkout(folder: Path) -> Path:
     config["variants"] = {
         "transcripts": {"training": {"labels": "transcripts"}},
         "continuous": {"training": {"labels": "continuous"}},
+        "server_beam": {"training": {"server_labels": "beam", "search": config["decode"]}},
+        "server_transcripts": {"training": {"server_labels": "transcripts"}},
         "cnn": {"method_conf": {"personal": EXTRACTOR[:1]}},
         "sit": {"method_conf": {"speaker_invariance": 1.0}},
         "no_stage1": {"method_conf": {"stage1": 0, "stage2": 2}},
@@ -156,7 +158,15 @@ ALONE = "--clients speaker: a client of one speaker has none to be invariant to"
         (("--methods", "fedavg", "--extractor", "cnn"), "none of --methods has an extractor"),
         (("--methods", "fedavg decouple"), "--methods: unknown method 'decouple'"),
         (("--methods", "fmp+no_stage2"), "--methods: fmp is for task rescore, not asr"),
-        (("--methods", "fedavg+fixed"), "give labels by --labels, for all methods"),
+        (("--methods", "fedextract+fixed+cnn"), "labels stand behind all other variants"),
+        (
+            ("--methods", "decouplefl+transcripts", "--sit", "true"),
+            "decouplefl+transcripts: give +sit and +cnn by name where labels are",
+        ),
+        (
+            ("--methods", "decouplefl+server_transcripts", "--labels", "fixed"),
+            "data of --labels fixed have no transcripts for server_transcripts",
+        ),
         (("--methods", "fedavg", "--attacks", "true"), f"--attacks true: {UNSENT}"),
         (("--methods", "fedavg decouplefl+no_stage2", "--attacks", "true"), UNSENT),
         (("--methods", "decouplefl+foo"), "unknown variant: tiny.yaml: no option 'variants.foo'"),

@@ -81,8 +81,12 @@ def test_the_tables_have_costs_rates_and_the_best_in_bold(cli, recipe):
     assert markdown_row(page, "Centralized")[:4] == ["-", "-", "-", "4"]
     assert markdown_row(page, "FedAvg")[:4] == ["16.00 MB", "48.00 MB", "2", "-"]
     # 20.01 and 20.04 look equal, so that both are the best.
-    assert markdown_row(page, "Client")[4:] == ["21.0", "**20.0**", "30.0", "**23.7**"]
-    assert markdown_row(page, "FedAvg")[4:] == ["23.0", "**20.0**", "**28.0**", "**23.7**"]
+    assert markdown_row(page, "Client")[4:8] == ["21.0", "**20.0**", "30.0", "**23.7**"]
+    assert markdown_row(page, "FedAvg")[4:8] == ["23.0", "**20.0**", "**28.0**", "**23.7**"]
+    # Three clients, four rounds, five steps each.
+    assert markdown_row(page, "Baseline")[8:] == ["-", "-", "-", "-"]
+    assert markdown_row(page, "Client")[8:] == ["100 %", "60", "-", "-"]
+    assert markdown_row(page, "FedAvg")[8:] == ["50 %", "60", "-", "-"]
     assert markdown_row(page, "FedAvg", 1)[0] == "23.0 [22.0, 24.0]"
     assert markdown_row(page, "FedAvg", 2)[0] == "11.5 [10.5, 12.5]"
     speakers = "34 speakers (australia 12, england 12, indian 12)"

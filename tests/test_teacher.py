@@ -7,6 +7,7 @@ or the test would be blind to it.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from fedtools.federation.federation import Federation
 from fedtools.files.ark import write_ark
 from fedtools.files.datadir import DataDir
 from fedtools.files.nbest import read_nbest
-from fedtools.files.tables import read_tsv
+from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.asr import build_model
 
 # Of 20 bins, the convolutions would not hear the last.
@@ -404,15 +405,35 @@ def test_clients_are_measured_with_the_classifier_of_the_round(world, decoupled)
 
 @pytest.fixture(scope="module")
 def averaged(decoupled) -> dict[str, State]:
-    """The means of the rounds that the command chose, the best four, by hand."""
+    """The means of the rounds that the command chose, by hand: four are asked for, three differ."""
     told = inside("average", decoupled, "--best", "4").ok().err
     found = {}
     for client in TRAIN:
         (line,) = [one for one in told.splitlines() if f"clients/{client}: mean of rounds" in one]
         rounds = [int(word) for word in line.partition("rounds ")[2].split()]
-        assert len(rounds) == 4 and max(rounds) > 3
+        # Those of stage 2; the last one brings the classifier back, and is the sixth once more.
+        assert rounds == [4, 5, 7]
         found[client] = mean_of([after(decoupled, client, number) for number in rounds])
     return found
+
+
+def test_the_best_round_of_stage_1_is_averaged_with_none_of_stage_2(decoupled, tmp_path):
+    path = shutil.copytree(decoupled, tmp_path / "exp")
+    rows = read_tsv(path / "evaluate_valid.tsv", None)
+    for row in rows:
+        # Ever worse, so that stage 1 would have the mean to itself; round 3 trains nothing.
+        number = int(row["round"])
+        row["loss"] = f"{2 if number == 3 else number:.6f}"
+    write_tsv(path / "evaluate_valid.tsv", list(rows[0]), rows)
+    inside("average", path, "--best", "2").ok()
+    found = {row["client"]: row["rounds"] for row in read_tsv(path / "averaged.tsv", None)}
+    assert found == dict.fromkeys(("all", *TRAIN), "4 5")
+    inside("reset", path, "--round", "4").ok()
+    assert not (path / "averaged.tsv").exists()
+    inside("average", path, "--best", "2").ok()
+    found = {row["client"]: row["rounds"] for row in read_tsv(path / "averaged.tsv", None)}
+    # The third round sends features of the second one's models.
+    assert found == dict.fromkeys(("all", *TRAIN), "1 3")
 
 
 def test_averages_are_of_the_classifiers_of_their_rounds(decoupled, averaged):

@@ -23,6 +23,7 @@ from fedtools.attack.features import (
 from fedtools.attack.figures import COLUMNS, Figure, Speakers, over_clients
 from fedtools.attack.options import SentFeatures
 from fedtools.attack.picture import draw_speakers
+from fedtools.attack.probe import probe_speakers
 from fedtools.attack.retrieval import find_speakers
 from fedtools.attack.transcripts import read_transcripts
 from fedtools.federation.federation import Federation
@@ -157,6 +158,8 @@ def attack_speakers(
     key = options.seed, "attack", victim.client
     for kind in ("personalised", "unadapted"):
         yield from sort_speakers(f"II, {kind}", kinds[kind], speakers, key)
+    for kind in ("personalised", "unadapted"):
+        yield from probe_speakers(f"probe, {kind}", kinds[kind], speakers, key)
     draw_speakers(out / f"tsne.{victim.client}.png", victim, **kinds, seed=options.seed)
 
 

@@ -274,11 +274,13 @@ def average(
 ) -> None:
     """Average the models of the best rounds on valid data.
 
+    Of DecoupleFL, rounds of its last stage.
+
     Reads: EXP/evaluate_valid.tsv, which is completed first; EXP/round_<number>/global.safetensors;
     EXP/clients/<client>/.
 
     Writes: EXP/model.safetensors; EXP/clients/<client>/model.safetensors where clients have
-    personal models.
+    personal models; EXP/averaged.tsv, which rounds these are means of.
 
     Example in egs/commonvoice/asr1: fedtools average exp/mini/fedavg/seed0 --best 3
     """

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from fedtools.audio.augment import Augment
-from fedtools.files.config import Natural, NonNegative, Positive, from_mapping
+from fedtools.files.config import Natural, NonNegative, Positive, Section, from_mapping
 from fedtools.models.training import OptimizerName, Training
 
 # Far above what is of use.
@@ -29,6 +29,11 @@ class UtteranceTraining(Training):
             teacher moves as far in an epoch of a client's data as in one of all clients' data.
         keep_teacher: whether a client's teacher lives on from round to round; otherwise each round
             begins with what the client was sent.
+        server_labels: of features that clients sent, where a server trains on these: "continuous",
+            a teacher's; "beam", fixed ones, by a search with the asset `lm` on these features, or
+            by Whisper's decoder; or "transcripts", which no client would send: a bound.
+        search: how "beam" searches, as the section `decode` of recipes' files says it; the asset
+            `weights` has other weights.
         cache_mb: features that a process keeps in memory between rounds.
         end_frames: frames of zeros, a log energy as of silence in 16 bits, behind every utterance's
             own, whatever it is read for: training, decoding, sent features, attacks.
@@ -42,8 +47,15 @@ class UtteranceTraining(Training):
     decay: Annotated[float, Ge(0), Le(1)] = 0.9998
     decay_per: Literal["step", "epoch"] = "step"
     keep_teacher: bool = True
+    server_labels: Literal["continuous", "beam", "transcripts"] = "continuous"
+    search: Section = field(default_factory=dict)
     cache_mb: Natural = 2000
     end_frames: Annotated[int, Ge(0), Le(MAX_END_FRAMES)] = 0
+
+    @property
+    def reads_transcripts(self) -> bool:
+        """Whether those of the training data are trained on."""
+        return "transcripts" in (self.labels, self.server_labels)
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,13 @@ def adapt(path: str | Path, data: str | Path, out: str | Path, epochs: int) -> N
     if not start.exists():
         raise UserError("missing", path=start, remedy="run fedtools average")
     personal = list(federation.method.personal) or ["*"]
+    # No newcomer sends features.
+    unused = ("server_labels", "search")
+    training = {name: v for name, v in experiment.options.training.items() if name not in unused}
     options = {
         "task": experiment.options.task,
         "model": experiment.options.model,
-        "training": experiment.options.training,
+        "training": training,
         "method_conf": {"personal": personal, "stage1": epochs, "stage2": 0},
         "rounds": epochs,
     }

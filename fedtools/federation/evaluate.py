@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtools.federation.evaluations import read_evaluation
+from fedtools.federation.evaluations import read_evaluation, write_averaged
 from fedtools.federation.federation import Federation
 from fedtools.files.errors import UserError
 from fedtools.files.events import write_scalars
@@ -20,6 +20,7 @@ from fedtools.files.progress import counted
 from fedtools.files.states import check_finite, load_state, save_state
 from fedtools.files.tables import read_tsv, write_tsv
 from fedtools.models.adaptation import OF_PRODUCTS, combine_of
+from fedtools.tasks.facts import ALL
 from fedtools.tasks.parts import RESCORED
 
 AVERAGE = "model.safetensors"
@@ -87,6 +88,9 @@ def average(
 ) -> list[Path]:
     """Average the models of the best rounds on validation data (Zhu et al., section 3.1: 10 best).
 
+    Of a method with stages these are rounds of the last one that has begun: the best of stage 1 may
+    be better on validation data than any of stage 2, and their mean is a model of neither.
+
     A model that is the same for all clients is chosen by its mean over clients and written to
     `EXP/model.safetensors`; a client's own by its own figure, to `EXP/clients/<client>/`. Where
     models are personal, the former is that of a newcomer: with what all share, and personal layers
@@ -96,6 +100,8 @@ def average(
         best: how many rounds; None is the number in the configuration.
         by: "loss" or "rate" (of errors, or the accuracy) of `evaluate`.
         shared: write the newcomers' model alone: thousands of clients' would fill a disk.
+
+    Which rounds these are is kept in `EXP/averaged.tsv`.
 
     Returns:
         the files written.
@@ -113,12 +119,15 @@ def average(
     rows = [row for row in evaluate(federation) if int(row["round"]) > 0]
     if not rows:
         raise UserError("no round is complete", path=federation.experiment.path)
+    stage = federation.method.stage
+    last = max(stage(int(row["round"])) for row in rows)
+    rows = [row for row in rows if stage(int(row["round"])) == last]
     lost = _lost(federation)
     # Measured with what all share since they are gone, which is nobody's model.
     rows = [row for row in rows if row["client"] not in lost] or rows
     facts = federation.facts
     column, sign = ("loss", 1) if by == "loss" else (facts.rate, facts.sign)
-    written = []
+    written, averaged = [], dict[str, list[int]]()
     with lock(federation.experiment.path, "average"):
         clients = federation.experiment.clients if federation.personal and not shared else ()
         for client in [None, *clients]:
@@ -134,7 +143,9 @@ def average(
             check_finite(state, f"{own}, mean of rounds {' '.join(map(str, chosen))}")
             save_state(own / AVERAGE, state)
             written.append(own / AVERAGE)
+            averaged[client or ALL] = chosen
             print(f"{own}: mean of rounds {' '.join(map(str, chosen))}", file=sys.stderr)
+        write_averaged(federation.experiment, averaged)
     return written
 
 

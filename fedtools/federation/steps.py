@@ -287,6 +287,7 @@ def reset(federation: Federation, number: int) -> None:
         owners = [path / "server", *clients]
         for owner in (path, *owners):
             remove(owner / "model.safetensors")
+        remove(experiment.averaged)
         # Backwards, the mark first: wherever it is killed, it goes on from there.
         for later in range(last + 1, number - 1, -1):
             folder, made = experiment.round(later), experiment.round(later + 1).global_state

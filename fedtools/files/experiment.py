@@ -21,6 +21,7 @@ EXP/clients/<client>/frozen/        with cache_frozen: what frozen layers make o
 EXP/server/                         the server's own optimiser, for methods that train there
 EXP/releases.tsv                    with privacy: all that the server has released
 EXP/resetting                       the round that a reset goes back to, until it is there
+EXP/averaged.tsv                    the rounds whose models were averaged, by client
 EXP/evaluate_<split>.tsv            how good the models are, by round and client
 """
 
@@ -103,6 +104,11 @@ class Experiment:
     def evaluation(self, split: str) -> Path:
         """Loss and rate of models by round and client, on the data of a split."""
         return self.path / f"evaluate_{split}.tsv"
+
+    @property
+    def averaged(self) -> Path:
+        """The rounds whose models were averaged, by client."""
+        return self.path / "averaged.tsv"
 
     @property
     def tensorboard(self) -> Path:

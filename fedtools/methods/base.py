@@ -155,6 +155,10 @@ class Method:
         """What round `number`, counted from 1, is; by default every round is the same."""
         return Phase(client=self.client, server=self.server)
 
+    def stage(self, number: int) -> int:
+        """The stage that round `number` is of; models of one stage alone are averaged."""
+        return 1
+
     def client(self, client: Any) -> list[Trained]:
         """Train the model that lies in `client`, whose SHARED tensors the client then sends.
 

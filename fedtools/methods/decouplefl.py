@@ -42,7 +42,8 @@ class DecoupleFL(Method):
         bits: of a value that is sent: 32, or 16 or 8 in Kaldi's compressed matrices.
         max_hours: of speech, with all of its speeds, of which a client may send features; nothing
             is taken of one that sends more.
-        speaker_invariance: lambda of equation 3; 0 trains without speaker classifiers.
+        speaker_invariance: lambda of equation 3, of a speaker's loss that is summed over frames of
+            features as CTC's is; 0 trains without speaker classifiers.
         speaker_units: width of the hidden layer of a speaker classifier.
     """
 
@@ -90,6 +91,10 @@ class DecoupleFL(Method):
         return Phase(
             self.receive, self.keep, sends=nothing, everybody=True, trains=False, may_lack=True
         )
+
+    def stage(self, number: int) -> int:
+        """1 while extractors are trained, and until the classifier is."""
+        return 1 if number <= self.stage1 + 1 else 2
 
     def train_extractor(self, client: Client) -> list[Trained]:
         """Stage 1, section 2.2.1: the classifier is fixed, the optimiser lives on."""

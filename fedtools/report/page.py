@@ -15,13 +15,16 @@ from fedtools.files.tables import format_markdown, read_tsv, with_deviation
 from fedtools.files.text_files import read_text
 from fedtools.report.differences import Compared, usable
 from fedtools.report.results import (
+    DONE,
     Interval,
     Method,
     check_comparable,
     collapse_note,
+    done_cells,
     epochs_text,
     group,
     read_run,
+    server_text,
     size_text,
 )
 from fedtools.score.bootstrap import AVERAGE, MIN_SPEAKERS
@@ -185,7 +188,10 @@ def _section(
         + f"{rate.title} is {rate.note}. "
         * bool(rate.note)
         + "Comm./client: bytes of all messages of one client in all rounds, both ways; Comm.: of "
-        "all clients. Client epochs: of training, mean over clients. AVG: mean over clients. "
+        "all clients. Client epochs: of training, mean over clients. Server epochs: with the share "
+        "of the model that it trains, if that is a part. AVG: mean over clients. Computation: "
+        "epochs of both, of the most in the table. Steps and speech: of all training. Averaged: "
+        "rounds whose models the scored one is the mean of. "
         + f"Means ± standard deviations over {len(methods[0].runs)} seeds. " * over_seeds
         + (compared.note if compared.references else "The best in bold.")
         + f" {page.note}" * bool(page.note),
@@ -324,7 +330,7 @@ def main_table(methods: Sequence[Method], compared: Compared) -> str:
             size_text(method.cost.client_bytes),
             size_text(method.cost.bytes),
             epochs_text(method.cost.client_epochs),
-            epochs_text(method.cost.server_epochs),
+            server_text(method.cost),
             *(with_deviation(method.values(rate, client), "{:.1f}".format) for client in clients),
         ]
         for method in methods
@@ -336,8 +342,10 @@ def main_table(methods: Sequence[Method], compared: Compared) -> str:
     for column in columns:
         for row, cell in zip(cells, column, strict=True):
             row.append(cell)
+    for row, method in zip(cells, methods, strict=True):
+        row += done_cells(method, methods)
     told = collapse_note(methods)
-    return format_markdown(header + names, cells) + f"\n{told}\n" * bool(told)
+    return format_markdown([*header, *names, *DONE], cells) + f"\n{told}\n" * bool(told)
 
 
 def interval_table(methods: Sequence[Method], rate: str) -> str:

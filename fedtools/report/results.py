@@ -6,10 +6,11 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from fedtools.decode.lists import TunedWeights, used_weights
+from fedtools.federation.evaluations import read_averaged
 from fedtools.files.errors import UserError, some
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
@@ -18,6 +19,7 @@ from fedtools.files.tables import count, format_table, number, read_tsv
 from fedtools.files.text_files import stream_lines
 from fedtools.files.units import Unit
 from fedtools.methods import METHODS
+from fedtools.report.done import rounds_text, seconds_of, server_share, speech_text
 from fedtools.score.bootstrap import ALL, AVERAGE
 from fedtools.score.pairs import cuts_of
 from fedtools.score.wer import columns_of, unit_of_columns
@@ -26,6 +28,7 @@ from fedtools.tasks.facts import Facts
 
 # Stands in tables after the name of a method whose pseudo-labels collapsed.
 MARK = "†"
+DONE = ("Computation", "Steps", "Speech", "Averaged")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Cost:
     """What a federation cost: bytes in both directions, epochs of training, rounds.
 
     `client_bytes` and `client_epochs` are means over the clients in the ledger of sums over rounds.
+    `steps` and `speech`, in seconds, are of all training, the server's too; `server_share` is that
+    of the model which the server trains.
     """
 
     bytes: float = 0
@@ -49,6 +54,14 @@ class Cost:
     client_epochs: float = 0.0
     server_epochs: float = 0.0
     rounds: int = 0
+    steps: float = 0
+    speech: float = 0.0
+    server_share: float = 1.0
+
+    @property
+    def computation(self) -> float:
+        """Epochs of a whole model, of a client and of the server together."""
+        return self.client_epochs + self.server_share * self.server_epochs
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,7 @@ class Run:
         scores: the folder of its scores.
         weights: of the language model and of words, if hypotheses were re-ranked by any.
         collapsed: client, or "the server" -> rounds in which its pseudo-labels collapsed.
+        averaged: client -> rounds whose models its own is the mean of, see `read_averaged`.
     """
 
     name: str
@@ -81,6 +95,7 @@ class Run:
     scores: Path
     weights: TunedWeights | None
     collapsed: dict[str, int]
+    averaged: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -172,15 +187,28 @@ def read_run(name: str, experiment: Path | None, scores: Path) -> Run:
         # The scores are newcomers', who train in an experiment of their own.
         collapsed.update(read_collapsed(Experiment(adapted)))
     return Run(
-        name, cost, opened.seed, unit, scored, rates, curve, experiment, scores, weights, collapsed
+        name,
+        cost,
+        opened.seed,
+        unit,
+        scored,
+        rates,
+        curve,
+        experiment,
+        scores,
+        weights,
+        collapsed,
+        read_averaged(opened),
     )
 
 
 def read_cost(experiment: Experiment) -> Cost:
     """Sum a ledger up; the bytes of refused updates count too, since they were sent."""
-    size, server_epochs, rounds = 0, 0.0, 0
+    size, server_epochs, rounds, steps = 0, 0.0, 0, 0
     clients: dict[str, float] = {}
-    for row in read_ledger(experiment):
+    rows = list(read_ledger(experiment))
+    for row in rows:
+        steps += row.steps
         size += row.bytes_down + row.bytes_up
         server_epochs += row.server_epochs
         rounds = max(rounds, row.round)
@@ -188,7 +216,8 @@ def read_cost(experiment: Experiment) -> Cost:
             clients[row.client] = clients.get(row.client, 0.0) + row.client_epochs
     each = max(1, len(clients))
     epochs = math.fsum(clients.values()) / each
-    return Cost(size, size / each, epochs, server_epochs, rounds)
+    share, speech = server_share(experiment), seconds_of(experiment, rows)
+    return Cost(size, size / each, epochs, server_epochs, rounds, steps, speech, share)
 
 
 def read_collapsed(experiment: Experiment) -> dict[str, int]:
@@ -275,6 +304,27 @@ def size_text(size: float) -> str:
 def epochs_text(epochs: float) -> str:
     """Epochs as short as they can be told; a dash for none."""
     return f"{round(epochs, 2):g}" if epochs else "-"
+
+
+def server_text(cost: Cost) -> str:
+    """Epochs of the server's training, with the share of the model if it trains a part."""
+    text = epochs_text(cost.server_epochs)
+    return f"{cost.server_share:.2g} * {text}" if cost.server_share < 1 and text != "-" else text
+
+
+def done_cells(method: Method, methods: Sequence[Method]) -> list[str]:
+    """What a table says beside costs of what was done for a row, the columns `DONE`.
+
+    Args:
+        methods: of the table.
+    """
+    cost, most = method.cost, max(one.cost.computation for one in methods)
+    return [
+        f"{100 * cost.computation / most:.0f} %" if cost.computation else "-",
+        f"{cost.steps:.0f}" if cost.steps else "-",
+        speech_text(cost.speech),
+        rounds_text([run.averaged for run in method.runs]),
+    ]
 
 
 def check_comparable(runs: Sequence[Run]) -> None:

@@ -39,17 +39,18 @@ def by_speaker(rows: list[Row], seed: int) -> Speakers:
     }
 
 
-def fill(speakers: Speakers, seconds: float, leave: int) -> list[Row]:
+def fill(speakers: Speakers, seconds: float, leave: int, least: float = 0.0) -> list[Row]:
     """Move speakers, whole, out of `speakers` until they come nearest to `seconds`.
 
     At least one is moved, and at least `leave` stay. Those who give little are asked first, so
     that in a large corpus no speaker makes up more than a tenth of a set: intervals that are
-    resampled by speaker would otherwise mean nothing.
+    resampled by speaker would otherwise mean nothing. Where those who say more are to be trained
+    on, `least` is the share of a set that those may have who are asked before all others.
     """
     length = {name: sum(row.seconds for row in rows) for name, rows in speakers.items()}
     taken: dict[str, None] = {}
     missing = seconds
-    for share in (0.1, 0.3, math.inf):
+    for share in (least, 0.1, 0.3, math.inf):
         for name in speakers:
             room = len(speakers) - len(taken) > leave and name not in taken
             if room and length[name] <= min(share * seconds, 2 * missing):
@@ -60,7 +61,7 @@ def fill(speakers: Speakers, seconds: float, leave: int) -> list[Row]:
 
 
 def hold_out(
-    name: str, speakers: Speakers, hours: list[float], dropped: Counter
+    name: str, speakers: Speakers, hours: list[float], dropped: Counter, least: float
 ) -> tuple[list[Row], list[Row], float]:
     """Move speakers out of `speakers` for validation and test: `hours`, or all there is in ratio.
 
@@ -79,8 +80,8 @@ def hold_out(
         )
     there = sum(row.seconds for rows in speakers.values() for row in rows)
     part = min(3600.0, there / sum(hours))
-    test = fill(speakers, hours[2] * part, leave=2)
-    valid = fill(speakers, hours[1] * part, leave=1)
+    test = fill(speakers, hours[2] * part, 2, least)
+    valid = fill(speakers, hours[1] * part, 1, least)
     return valid, test, hours[0] * part if part == 3600.0 else math.inf
 
 
@@ -157,7 +158,7 @@ def choose(
     sets: dict[str, list[Row]] = {prefix + name: [] for prefix in ("", "server_") for name in SETS}
     rest = []
     for prefix, name, speakers, hours in pools(rows, options):
-        valid, test, seconds = hold_out(name, speakers, hours, dropped)
+        valid, test, seconds = hold_out(name, speakers, hours, dropped, options.speaker_share)
         sets[prefix + "valid"] += valid
         sets[prefix + "test"] += test
         rest.append((prefix, name, speakers, seconds))

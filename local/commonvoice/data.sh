@@ -15,6 +15,7 @@ name_data() {
     options+=(${server_fraction:+--server-fraction "${server_fraction}"})
     [ "${unclear}" = server ] || options+=(--unclear "${unclear}")
     [ "${common_sentences}" = drop ] || options+=(--common-sentences "${common_sentences}")
+    [ -z "${speaker_share}" ] || options+=(--speaker-share "${speaker_share}")
     for name in {min,max}_{seconds,chars_per_second}; do
         [ -z "${!name}" ] || options+=("--${name//_/-}" "${!name}")
     done

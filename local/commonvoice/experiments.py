@@ -27,6 +27,7 @@ def experiments(systems: Systems, options: argparse.Namespace) -> Iterator[list[
         yield [
             *(baseline, "-"),
             *init(options, seed, "baseline", "centralized", options.server_train, "server_valid"),
+            *(["--section", f"variants.{options.baseline}"] if options.baseline else []),
         ]
         for system, path in paths(options.exp, systems.all, seed):
             method, train, sections = method_of(system), options.train, []
@@ -36,6 +37,9 @@ def experiments(systems: Systems, options: argparse.Namespace) -> Iterator[list[
                     train, variant = f"{train}_fixed_seed{seed}", "transcripts"
                 sections += ["--section", f"variants.{variant}"]
             begun = init(options, seed, f"methods.{method}?", method, train, "valid")
+            if "server_beam" in variants_of(system) and not systems.seq2seq:
+                # Whisper needs neither.
+                begun += ["--asset", f"lm={options.exp}/lm", "--asset", f"weights={baseline}"]
             start = ["--start", f"{baseline}/model.safetensors"]
             yield [path, baseline, *begun, *start, *sections]
 
@@ -75,6 +79,7 @@ def main() -> None:
     parser.add_argument("--data", default="data", help="the folder of the data directories")
     parser.add_argument("--train", default="train", help="clients' data")
     parser.add_argument("--server-train", default="server_train", help="the baseline's data")
+    parser.add_argument("--baseline", default="", help="the variant of the baseline, if any")
     parser.add_argument("--tokens", default="", help="default: those that stage 3 makes")
     parser.add_argument("--pretrained", default="", help="the folder of the model, if any")
     with exit_with_message("experiments.py"):

@@ -9,7 +9,8 @@ local/voices.py), about two hours. The accents of Australia, England and India h
 each who say 40 sentences, to train on, and 26 who say 6: enough speakers for validation and test
 that intervals by speaker mean something. Those of the United States, Scotland and the West Indies
 have 60 speakers of 30 sentences, and 22 of 8. (prepare.py gives validation and test those who say
-little.)
+little.) With --tests 60 each of the clients' accents has 60 speakers to test on, and 12 to
+validate on, who say 15 sentences each: another corpus, in which smaller differences can be told.
 
 The sentences come from a small grammar, and no two are the same. Its words are chosen such that
 an accent matters: they come in groups that differ by the one sound that the accents move.
@@ -43,6 +44,9 @@ SPEAKERS = {
     "scotland": ((16, 30), (6, 8)),
     "bermuda": ((12, 30), (6, 8)),
 }
+CLIENTS = ("au", "en", "in")
+# Of --tests N: what each of these speakers says, and one to validate on for so many to test on.
+SENTENCES, PER_VALID = 15, 5
 COLUMNS = (
     "client_id path sentence_id sentence sentence_domain up_votes down_votes age gender accents "
     "variant locale segment"
@@ -110,14 +114,17 @@ def sentences(seed: int) -> Iterator[str]:
             yield sentence
 
 
-def plan(seed: int, most: int) -> list[Clip]:
+def plan(seed: int, most: int, tests: int = 0) -> list[Clip]:
     """The clips of the corpus, at most so many of a speaker.
 
-    Those who say little are in dev.tsv and test.tsv by turns, the others in train.tsv.
+    With `tests`, so many speakers of each of the clients' accents are to be tested on. Those who
+    say little are in dev.tsv and test.tsv by turns, the others in train.tsv.
     """
     source = sentences(seed)
     clips = []
     for accent, ((count, many), (others, few)) in SPEAKERS.items():
+        if tests and accent in CLIENTS:
+            others, few = tests + -(-tests // PER_VALID), SENTENCES
         for number in range(count + others):
             speaker = make_speaker(accent, number, seed)
             part = "train" if number < count else ("dev", "test")[number % 2]
@@ -162,13 +169,14 @@ def write_tables(clips: list[Clip], language: Path) -> None:
     write_text(language / "clip_durations.tsv", "\n".join(lines) + "\n")
 
 
-def make(corpus: Path, seed: int, most: int, jobs: int) -> None:
+def make(corpus: Path, seed: int, most: int, jobs: int, tests: int) -> None:
     """Make the corpus, or what of it is missing or damaged."""
-    clips = plan(seed, most)
+    clips, said = plan(seed, most, tests), [f"seed {seed}", f"most {most}"]
+    said += [f"tests {tests}"] * bool(tests)
     tables = [f"en/{name}.tsv" for name in ("validated", "train", "dev", "test", "clip_durations")]
     make_corpus(
         corpus,
-        recipe_of([f"seed {seed}", f"most {most}"], __file__),
+        recipe_of(said, __file__),
         {f"en/clips/{clip.name}": clip for clip in clips},
         speak,
         tables,
@@ -179,4 +187,5 @@ def make(corpus: Path, seed: int, most: int, jobs: int) -> None:
 
 if __name__ == "__main__":
     description = "Make a small Common Voice with espeak-ng."
-    run(__file__, description, "cv-corpus-mini", 40, "sentences", make)
+    told = f"speakers of each of the clients' accents for tests, {SENTENCES} sentences each"
+    run(__file__, description, "cv-corpus-mini", 40, "sentences", make, {"tests": told})

@@ -275,6 +275,9 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         help="rows with no accent or several, of speakers who name none of --accents: with those "
         "of all other accents the server's (default), or dropped",
     )
+    share = "ask first those who make up no more than this share of a valid or test set "
+    share += "(default: 0.1), for sets of many speakers who say little"
+    add("--speaker-share", type=fraction, default=0.0, metavar="X", help=share)
     add("--seed", type=int, default=0, help="decides who is in which set (default: 0)")
     add_training_options(parser)
     jobs = "processes that open clips; no result depends on it (default: 1)"

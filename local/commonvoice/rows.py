@@ -22,6 +22,20 @@ TRAINED_ON = {
     "fixed": "the baseline's hypotheses by beam search",
     "transcripts": "their transcripts",
 }
+BYTES = (
+    "Of Zhu et al.'s bytes, FedAvg's 20.70 GB fit what one client sends and gets (Comm./client), "
+    "and DecoupleFL's 2.35 GB what all three send (Comm.)."
+)
+STAGE_2 = {
+    "server_beam": "Server beam: stage 2 is on what the server's own beam search heard in the "
+    "features sent, once, with its n-gram and weights of its own validation data.",
+    "server_transcripts": "Server transcripts: stage 2 is on transcripts, which no client would "
+    "send; a bound.",
+}
+TABLES = {
+    "stage2": "what DecoupleFL's stage 2 is trained on",
+    **{table: f"table {table} of Zhu et al." for table in "245"},
+}
 NEWCOMERS = "newcomers, on what follows their first seconds"
 ATTACKS = (
     "attacks on the features that clients send: means over clients, with 95 % intervals by "
@@ -35,6 +49,10 @@ def note(systems: Systems, options: argparse.Namespace) -> str:
     if systems.labels != "continuous" and systems.sending:
         said.append("DecoupleFL's stage 2 is trained on a teacher's labels of the features sent:")
         said.append("transcripts stay.")
+    variants = {one for system in systems.all for one in variants_of(system)}
+    said += [what for name, what in STAGE_2.items() if name in variants]
+    if any(method_of(system) == "decouplefl" for system in systems.main):
+        said.append(BYTES)
     if options.clients == "speaker":
         epochs = lookup(options.config, "newcomers.epochs")
         said.append("Speakers of the test are no clients: they are scored with what all clients")
@@ -52,7 +70,7 @@ def rows(systems: Systems, options: argparse.Namespace, seed: str) -> Iterator[t
     for system, path in paths(options.exp, systems.main, seed):
         yield "--row", f"{title(systems.unlabelled(system))}={path}:{path}/decode_test"
     for table in options.tables:
-        name = f"table {table} of Zhu et al."
+        name = TABLES[table]
         yield "--also", f"{name}=Baseline=:{baseline}/decode_test"
         for system, path in paths(options.exp, systems.of_table[table], seed):
             called = title(in_table(systems, table, system))

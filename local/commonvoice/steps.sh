@@ -11,19 +11,57 @@ listed() { # all, baselines, systems
 # Labels that do not change: the baselines' hypotheses of the training data, by beam search with the
 # n-gram and the weights that suit it on validation data.
 label_train() {
-    local path set
+    local path set weights
     log "Stage 5: the baselines' labels of ${trained}"
     for path in $(listed baselines); do
         for set in valid "${trained}"; do tabbed "${path}" "${set}"; done
     done | decode_all labels
     listed baselines | tune valid
     for path in $(listed baselines); do
-        tabbed "${path}/decode_${trained}" --weights "${path}/weights.yaml"
+        weights=(--weights "${path}/weights.yaml")
+        ! "${seq2seq}" || weights=()
+        tabbed "${path}/decode_${trained}" "${weights[@]}"
     done | each "${cpu_cmd}" labels.best fedtools best-path
     for path in $(listed baselines); do
         tabbed "${data}/${trained}" "${path}/decode_${trained}/text" \
             "${data}/${trained}_fixed_${path##*/}"
     done | each "${cpu_cmd}" relabel fedtools relabel
+}
+
+# LM weight and word score of the search by which a server labels what clients send: those that suit its
+# own validation data.
+tune_server() {
+    local path
+    log "Stage 5: weights of the servers' search"
+    for path in $(listed baselines); do tabbed "${path}" server_valid; done | decode_all server
+    for path in $(listed baselines); do
+        tabbed "${path}/decode_server_valid" "${data}/server_valid" "${path}/server_weights.yaml"
+    done | each "${cpu_cmd}" server.tune fedtools tune
+    show server.tune
+}
+
+# How long the first round of each system takes, of the first seed, one after the other, and from that
+# what all rounds of all seeds would take. The run that follows goes on from these rounds.
+time_rounds() {
+    local job jobs path rounds begun spent total=0 number
+    number=$(wc -w <<<"${seeds}")
+    log "Stage 5: one round of each system"
+    mapfile -t jobs < <(awk -F '\t' -v end="/seed${seeds%% *}" \
+        '$1 > 1 && substr($2, length($2) - length(end) + 1) == end { print NR }' "${list}")
+    for job in "${jobs[@]}"; do
+        path=$(sed -n "${job}p" "${list}" | cut -f 2)
+        [ ! -e "${path}/round_0001/.done" ] ||
+            fail 1 "${path}: round 1 is complete, so there is nothing to be timed; give another --tag"
+        begun=${EPOCHREALTIME/./}
+        ${train_cmd} "${exp}/log/time.${job}.log" utils/line.sh "${list}" "${job}" utils/train.sh \
+            --config "${config}" --ngpu "${ngpu}" --nj "${nj}" --steps "init rounds" --to 1 \
+            --evaluate valid
+        spent=$(((${EPOCHREALTIME/./} - begun) / 100000))
+        rounds=$(sed -n 's/^rounds: //p' "${path}/config.yaml")
+        total=$((total + spent * rounds * number))
+        log "${path}: a round in $((spent / 10)).$((spent % 10)) s, and there are ${rounds}"
+    done
+    log "In all $((total / 600)) minutes for ${number} seeds, without baselines, decoding and attacks"
 }
 
 decode_sets() {

@@ -13,11 +13,14 @@ import sys
 from collections.abc import Iterable
 from functools import cached_property
 
-from fedtools.files.config import lookup
+from fedtools.files.config import lookup, read_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.sections import Newcomers
+from fedtools.models.pretrained.options import is_seq2seq
 
 LABELS = ("transcripts", "continuous", "fixed")
+# What the server's stage 2 is trained on, in place of a teacher's labels.
+SERVER_LABELS = ("+server_beam", "+server_transcripts")
 # Methods whose clients have an extractor of their own.
 WITH_EXTRACTOR = ("fedextract", "decouplefl", "joint")
 
@@ -89,7 +92,7 @@ class Systems:
 
     @cached_property
     def of_table(self) -> dict[str, list[str]]:
-        """The systems of the paper's further tables."""
+        """The systems of the paper's further tables, and of one of its stage 2."""
         end = self.labelled(self.labels)
         return {
             "2": [f"centralized{self.labelled(labels)}" for labels in ("fixed", "continuous")],
@@ -98,7 +101,13 @@ class Systems:
                 for name in ("decouplefl", "decouplefl+no_stage1", "decouplefl+no_stage2", "joint")
             ],
             "5": [f"decouplefl{variant}{end}" for variant in ("+cnn", "+cnn+sit", "", "+sit")],
+            "stage2": [f"decouplefl{variant}{end}" for variant in ("", *SERVER_LABELS)],
         }
+
+    @property
+    def seq2seq(self) -> bool:
+        """Whether models have a decoder of their own, as Whisper."""
+        return is_seq2seq(read_yaml(self.options.config).get("model", {}))
 
     @cached_property
     def sending(self) -> list[str]:
@@ -109,13 +118,16 @@ class Systems:
     def _chosen(self, method: str) -> str:
         """The system of a word of --methods, with the variants that other options add to it."""
         options, name = self.options, method_of(method)
-        if any(variant.startswith(LABELS) for variant in variants_of(method)):
-            raise UsageError(f"--methods {method}: give labels by --labels, for all methods")
+        labels = [variant for variant in variants_of(method) if variant in LABELS]
+        if labels and not method.endswith(f"+{labels[0]}"):
+            raise UsageError(f"--methods {method}: labels stand behind all other variants")
+        if labels and (options.sit or options.extractor):
+            raise UsageError(f"--methods {method}: give +sit and +cnn by name where labels are")
         if options.extractor and name in WITH_EXTRACTOR:
             method += f"+{options.extractor}"
         if options.sit and name == "decouplefl":
             method += "+sit"
-        return method + self.labelled(self.labels)
+        return method if labels else method + self.labelled(self.labels)
 
     def _has(self, variant: str, systems: Iterable[str]) -> bool:
         return any(variant in variants_of(system) for system in systems)
@@ -127,6 +139,9 @@ class Systems:
             raise UsageError(problem)
         if options.sit and not self._has("sit", self.main):
             raise UsageError("--sit true: no decouplefl among --methods")
+        if self.labels == "fixed" and self._has("server_transcripts", self.all):
+            problem = "data of --labels fixed have no transcripts for server_transcripts"
+            raise UsageError(f"{problem} (--methods, --tables stage2)")
         if options.attacks and not self.sending:
             problem = "no DecoupleFL among --methods and --tables that sends features"
             raise UsageError(f"--attacks true: {problem}")

@@ -14,9 +14,12 @@ seeds=0                 # of training; with several, tables have means and stand
 split_seed=0            # decides which speakers are in which set
 methods=                # default: client centralized fedavg fednorm fedextract decouplefl; mini: fewer
 labels=                 # of clients: transcripts, continuous (a teacher's) or fixed (the baseline's)
+baseline=               # variant of the config for the baseline; as_it_is: a pretrained model, untrained
 extractor=              # cnn: personal convolutions only; default: the config's
 sit=false               # true: DecoupleFL with speaker-invariant training
-tables=                 # more of the paper's tables: 2 (labels), 4 (ablations), 5 (extractors)
+tables=                 # more of the paper's tables: 2 (labels), 4 (ablations), 5 (extractors); stage2:
+                        # what DecoupleFL's server trains on
+time_rounds=false       # true: time one round of each system, print what all would take, and end there
 attacks=false           # true: what the features that DecoupleFL sends give away
 clients=accent          # speaker: every speaker is a client, test speakers are newcomers
 newcomer_seconds=       # of its own speech to which a newcomer's model is adapted; default: the
@@ -32,6 +35,8 @@ hours=                  # train,valid,test hours of all clients, or their ratio;
 server_hours=           # the same of the server's own data; where the config has none, as hours
 server_fraction=        # take this share of every accent's speakers as the server's; the config's is
                         # of --accents any
+speaker_share=          # who makes up no more than this share of a set is asked first for valid and test
+mini_tests=             # mini corpus: 60 speakers of each accent to test on, say; default: 14 or so
 common_sentences=drop   # training leaves out sentences of valid and test; keep: closed vocabularies
 min_seconds=            # training leaves out clips that are shorter, ...
 max_seconds=            # ... or longer, ...
@@ -56,7 +61,8 @@ Stages: 1 data directories (COMMONVOICE in db.sh is empty: a mini corpus), 2 fea
 mini=() corpus=${COMMONVOICE}
 if [ -z "${COMMONVOICE}" ]; then
     mini=(--mini)
-    corpus=downloads/cv-corpus-mini/en
+    [ -z "${mini_tests}" ] || check_word mini_tests '[1-9][0-9]{0,2}'
+    corpus=downloads${mini_tests:+/tests${mini_tests}}/cv-corpus-mini/en
     : "${release:=cv-corpus-mini}" "${config:=conf/mini.yaml}"
     : "${methods:=centralized fedavg decouplefl}"
     log "COMMONVOICE is empty in db.sh: this run uses the mini corpus, spoken by a synthesiser"
@@ -74,10 +80,11 @@ data=data/${tag} dump=dump/${tag} exp=exp/${tag}
 name_data               # options
 : "${methods:=client centralized fedavg fednorm fedextract decouplefl}"
 check_words seeds '0|[1-9][0-9]*' methods '[a-z0-9_]+([+][a-z0-9_]+)*'
-check_word sit 'true|false' attacks 'true|false' ngpu '0|1'
+check_word sit 'true|false' attacks 'true|false' time_rounds 'true|false' ngpu '0|1'
 [ -z "${labels}" ] || check_word labels 'transcripts|continuous|fixed'
 [ -z "${extractor}" ] || check_word extractor 'cnn'
-[ -z "${tables}" ] || check_words tables '2|4|5'
+[ -z "${baseline}" ] || check_word baseline '[a-z0-9_]+'
+[ -z "${tables}" ] || check_words tables '2|4|5|stage2'
 check_tag "${tag}"
 pictures=${results%.md}-${tag}
 [ "${clients}" = accent ] && plain=train || plain=train_spk
@@ -92,7 +99,7 @@ chosen+=(--tables "${tables}" --attacks "${attacks}" --newcomer-seconds "${newco
 # Rather now than after hours of preparing a corpus.
 list=${exp}/experiments planned=$(local/experiments.py all "${chosen[@]}" --data "${data}" \
     --train "${trained}" --server-train "server_train${sp}" --tokens "${tokens}" \
-    --pretrained "${pretrained}")
+    --pretrained "${pretrained}" --baseline "${baseline}")
 
 # Other data need another tag: looked at for both stages before the first makes anything anew.
 corpora=${COMMONVOICE:+"COMMONVOICE=.../${above}/$(basename "${corpus}") "}
@@ -102,7 +109,7 @@ command_line=${corpora}${command_line}
 
 if begins 1; then
     log "Stage 1: data directories in ${data}"
-    [ -n "${COMMONVOICE}" ] || local/mini.py downloads
+    [ -n "${COMMONVOICE}" ] || local/mini.py "${corpus%/*/*}" ${mini_tests:+--tests "${mini_tests}"}
     local/prepare.py "${corpus}" "${data}" "${options[@]}" --max-drop "${max_drop}" --nj "${nj}"
     for set in {server_,}{train,valid,test}; do
         utils/validate_data_dir.py --no-feats "${data}/${set}"
@@ -134,6 +141,8 @@ fi
 
 if begins 5; then
     [[ ${planned} != *_fixed_seed* ]] || label_train
+    [[ ${planned} != *weights=* ]] || tune_server
+    ! "${time_rounds}" || { time_rounds && exit; }
     log "Stage 5: all that begins with the baseline, $(listed systems | wc -l) of ${list}"
     train_waves "${list}" train 2 0 --evaluate valid --average "${average}"
 fi

@@ -13,13 +13,25 @@ from fedtools.tasks import TASKS
 from fedtools.tasks.facts import Facts, check_assets, clients_of_utterances
 from fedtools.tasks.identity import of_utterances
 
+# LM weight and word score of the search that labels what clients sent; those of weights.yaml in an
+# experiment are for its own hypotheses.
+SERVER_WEIGHTS = "server_weights.yaml"
+
 
 def _files(data: Mapping[str, Path], assets: Mapping[str, Path], where: str | Path) -> list[Path]:
-    check_assets(assets, ("tokens",), where, ("denominator", "base"))
+    check_assets(assets, ("tokens",), where, ("denominator", "base", "lm", "weights"))
     files = [assets["tokens"] / name for name in (*symbols.FILES, *WHISPER_FILES)]
     files = [file for file in files if file.exists()]
     # That it is there is seen when it is read.
-    return files + [assets[name] / f"{name}.safetensors" for name in assets if name != "tokens"]
+    files += [
+        assets[name] / f"{name}.safetensors" for name in ("denominator", "base") if name in assets
+    ]
+    if "lm" in assets:
+        from fedtools.lm.ngram import NgramFolder
+
+        ngram = NgramFolder.read(assets["lm"])
+        files += [ngram.path / "lm.yaml", ngram.binary, ngram.vocabulary]
+    return files + ([assets["weights"] / SERVER_WEIGHTS] if "weights" in assets else [])
 
 
 FACTS = TASKS.register("asr")(
@@ -35,6 +47,8 @@ FACTS = TASKS.register("asr")(
         clients=clients_of_utterances,
         frozen_model=with_sum,
         by_client=True,
-        reads_labels=lambda training: training.get("labels", "transcripts") == "transcripts",
+        reads_labels=lambda training: (
+            "transcripts" in (training.get("labels", "transcripts"), training.get("server_labels"))
+        ),
     )
 )

@@ -6,12 +6,12 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedtools.files.datadir import DataDir
+from fedtools.files.datadir import DataDir, invert
 from fedtools.files.errors import UserError
 from fedtools.files.ledger import SERVER_ROW, read_round
 from fedtools.files.messages import COUNTED
 from fedtools.files.received import Seal
-from fedtools.files.sent_features import open_sent
+from fedtools.files.sent_features import open_sent, sent_names
 from fedtools.lm.tokens import Tokenizer
 from fedtools.lm.whisper_tokens import WhisperTokens
 from fedtools.methods.base import Method
@@ -20,6 +20,7 @@ from fedtools.server.shares import taken_of
 from fedtools.tasks.asr.data import Utterances, Zeros, read_data
 from fedtools.tasks.asr.frozen import keep_hidden
 from fedtools.tasks.asr.model import AsrModels
+from fedtools.tasks.asr.server_labels import ServerLabels
 from fedtools.tasks.base import Task
 from fedtools.tasks.facts import ALL
 from fedtools.tasks.frozen import open_frozen
@@ -55,7 +56,7 @@ class Corpus:
         # As of `Task.data_path`.
         asked = split, may_lack and (split, False) not in self._data
         if asked not in self._data:
-            reads = split != "train" or self.training.labels == "transcripts"
+            reads = split != "train" or self.training.reads_transcripts
             labels = ("text",) if reads else ()
             path = self._task.data_path(split, may_lack)
             self._data[asked] = self.read_folder(path, *labels, may_lack=may_lack)
@@ -102,11 +103,19 @@ class Corpus:
         return Utterances(data, names, self._tokenizer, bins, zeros, labelled)
 
     def gather_sent(
-        self, data: DataDir, names: Sequence[str], seals: Mapping[str, Seal]
+        self,
+        data: DataDir,
+        names: Sequence[str],
+        seals: Mapping[str, Seal],
+        labelled: bool = False,
     ) -> Utterances:
-        """Some utterances' features, as many in a batch as of filterbanks."""
+        """Some utterances' features, as many in a batch as of filterbanks.
+
+        Args:
+            labelled: whether each has its words in `data.text`.
+        """
         bins = max(1, round(self.training.batch_bins * self._models.cut().share))
-        return Utterances(data, names, self._tokenizer, bins, labelled=False, seals=seals)
+        return Utterances(data, names, self._tokenizer, bins, labelled=labelled, seals=seals)
 
     def _make_room(self, found: Utterances) -> None:
         limit = self.training.cache_mb << 20
@@ -132,7 +141,37 @@ class Corpus:
                 seals |= sent[client].seals
             if not data.feats_scp:
                 raise UserError("no client has sent any features", path=data.path)
-            found = self.gather_sent(data, list(data.feats_scp), seals)
+            found = self._labelled(number, data, seals)
             found.keep = found.bytes <= self.training.cache_mb << 20
             self._received = found
         return self._received
+
+    def _labelled(self, number: int, data: DataDir, seals: Mapping[str, Seal]) -> Utterances:
+        """What was sent, with the labels that `server_labels` asks for; an empty one is left out.
+
+        Raises:
+            UserError: if all are empty.
+        """
+        kind = self.training.server_labels
+        if kind == "continuous":
+            return self.gather_sent(data, list(data.feats_scp), seals)
+        labels = ServerLabels(self._experiment, self._models, self._tokenizer)
+        for client in invert(data.utt2client):
+            names = data.client_utterances(client)
+            if kind == "transcripts":
+                data.text |= self._said(client, names)
+            else:
+                data.text |= labels.of(number, client, self.gather_sent(data, names, seals))
+        if not data.text:
+            remedy = "take server_labels: continuous, or begin with a better model"
+            raise UserError(
+                "no label of what clients sent has a word", path=data.path, remedy=remedy
+            )
+        return self.gather_sent(data, list(data.text), seals, labelled=True)
+
+    def _said(self, client: str, names: Sequence[str]) -> dict[str, str]:
+        """The transcripts of what a client sent, which the server of a federation never has."""
+        own = self.utterances("train", client)
+        sent = sent_names(own.audio(0).tobytes(), client, len(own))
+        said = dict(zip(sent, own.texts, strict=True))
+        return {name: said[name] for name in names if said[name]}

@@ -171,6 +171,8 @@ class Utterances:
         self._client, self.clients = _numbered(owners), sorted(set(owners))
         self.speakers = max(self._speaker) + 1
         self._reader = FeatureReader({name: data.feats_scp[name] for name in names}, seals)
+        # Features, not audio, have frames of another length.
+        self._sent = seals is not None
         # Of each utterance, with the zeros that follow it.
         self.frames = frames_of(self._reader, names, zeros)
         for name, frames in zip(self.names, self.frames.tolist(), strict=True):
@@ -228,7 +230,8 @@ class Utterances:
         )
         if self._prompts:
             batch["prompt"] = torch.tensor([self._prompts[index] for index in indices])
-            batch["seconds"] = torch.from_numpy(self.frames[list(indices)] / FRAMES)
+            if not self._sent:
+                batch["seconds"] = torch.from_numpy(self.frames[list(indices)] / FRAMES)
         return batch
 
     def stream(self, batches: Sequence[Sequence[int]], device: torch.device) -> Iterator[Batch]:

@@ -116,9 +116,10 @@ class AsrModels(Models):
         return cut_above(self.build(), extractor, self._config, where)
 
     def objective(self, model: nn.Module, source: UtteranceSource) -> Transcripts:
-        """CTC on transcripts where these are wanted and there, otherwise on a teacher's labels."""
+        """CTC on labels that the data have, if these are wanted, otherwise on a teacher's."""
         training, posteriors = self.training, self._posteriors(model, source)
-        if training.labels == "transcripts" and source.data.labelled:
+        # Of features that clients sent, whatever `server_labels` asks for.
+        if source.data.labelled and (source.received or training.labels == "transcripts"):
             return Transcripts(posteriors)
         if isinstance(model, Joint):
             teacher: nn.Module = self.joint(len(model.models), "teacher")

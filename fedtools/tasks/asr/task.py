@@ -45,6 +45,7 @@ from fedtools.tasks.asr.fits import check_lengths
 from fedtools.tasks.asr.frozen import check_frozen
 from fedtools.tasks.asr.items import Single
 from fedtools.tasks.asr.model import AsrModels, cut_above, open_tokens, read_lattice
+from fedtools.tasks.asr.server_labels import check_server_labels
 from fedtools.tasks.base import Gone, Indicator, Items, NewExperiment, State, Task, as_configured
 from fedtools.tasks.begin import begin_with, personal_parameters, split_base, tell_what_is_trained
 from fedtools.tasks.facts import ALL
@@ -82,10 +83,11 @@ class AsrTask(Task[Method]):
             check_lengths(folder, input_kind_of(options.model), longest_input(model))
             if split != "train":
                 check_words(folder)
-            if split != "train" or training.labels == "transcripts":
+            if split != "train" or training.reads_transcripts:
                 warn_of_unspelled(tokenizer, folder / "text", new.assets["tokens"])
         check_optimizer(training, f"{where}: training")
         check_frozen(new, model, training)
+        check_server_labels(new, training, tokenizer)
         states = begin_with(new, model, model.state_dict())
         phases = map(new.method.phase, range(1, options.rounds + 1))
         if any(phase.jointly or isinstance(phase.sends, Extracted) for phase in phases):

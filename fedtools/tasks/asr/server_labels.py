@@ -1,0 +1,177 @@
+"""Labels of features that clients have sent, made once by the server's own search.
+
+    EXP/server/labels/<client>.<key>   Kaldi's text: what was sent, and the words heard in it
+
+The classifier of the round in which they were sent, and a beam search with the experiment's n-gram
+(of Whisper its own decoder), hear one utterance at a time. The key is a hash of all that the words
+depend on. The files may be removed while nothing runs: what is missing is made again, with the same
+words; a reset leaves them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedtools.client.options import UtteranceTraining
+from fedtools.decode.beam import BeamOptions, CtcBeamDecoder
+from fedtools.decode.lists import TunedWeights
+from fedtools.files.atomic import remove
+from fedtools.files.config import from_mapping, option_error, read_yaml
+from fedtools.files.datadir import read_table, write_table
+from fedtools.files.errors import UserError
+from fedtools.files.experiment import Experiment
+from fedtools.files.nbest import Hypothesis, best_text
+from fedtools.files.private import make_private
+from fedtools.files.progress import Count
+from fedtools.files.sent_features import feature_paths
+from fedtools.files.states import load_state
+from fedtools.lm.tokens import Tokenizer
+from fedtools.lm.whisper_tokens import WhisperTokens
+from fedtools.methods.base import Method
+from fedtools.models.asr import as_posteriors
+from fedtools.models.pretrained.whisper import Generation
+from fedtools.models.training import load_model
+from fedtools.tasks.asr import SERVER_WEIGHTS
+from fedtools.tasks.asr.data import Batch, Utterances
+from fedtools.tasks.asr.labels import loops
+from fedtools.tasks.asr.model import AsrModels, generate, posteriors_of_features
+from fedtools.tasks.base import NewExperiment
+
+_FOLDER, _DIGITS = "labels", 16
+# Another number where other words are made.
+_VERSION = 1
+# What the classifier makes of an utterance, and its batch, to hypotheses, the best one first.
+Hear = Callable[[tuple[Tensor, Tensor], Batch], list[Hypothesis]]
+
+
+class ServerLabels:
+    """The labels of an experiment's features.
+
+    Args:
+        experiment: opened.
+        models: of the task.
+        tokenizer: whose tokens are the models' outputs.
+    """
+
+    def __init__(
+        self, experiment: Experiment, models: AsrModels, tokenizer: Tokenizer | WhisperTokens
+    ):
+        self._experiment, self._models, self._tokenizer = experiment, models, tokenizer
+        self._training, self._where = (
+            models.training,
+            f"{experiment.path / 'config.yaml'}: training",
+        )
+
+    def of(self, number: int, client: str, data: Utterances) -> dict[str, str]:
+        """The words of what a client sent in a round, utterance -> text; none where none was heard.
+
+        Args:
+            data: what it sent.
+        """
+        path = self._path(number, client, data)
+        if not path.exists():
+            make_private(path.parent.parent)
+            make_private(path.parent)
+            write_table(path, self._heard(number, client, data))
+            for other in path.parent.glob(f"{client}.{'?' * _DIGITS}"):
+                if other != path:
+                    remove(other)
+        found = read_table(path, values="optional")
+        if found.keys() != set(data.names):
+            remedy = "remove it, and run the same command again"
+            raise UserError("not the labels of what was sent", path=path, remedy=remedy)
+        if empty := sum(not text for text in found.values()):
+            said = f"{empty} of {len(found)} labels are empty: left out"
+            print(f"round {number}, {client}: {said}", file=sys.stderr)
+        return {name: text for name, text in found.items() if text}
+
+    def _path(self, number: int, client: str, data: Utterances) -> Path:
+        folder, begun = self._experiment.round(number), sorted(self._experiment.sums.items())
+        sent = [folder.sums().get(path.name) for path in feature_paths(folder.path, client)]
+        said = [_VERSION, begun, folder.recorded_base(), sent, sorted(data.names)]
+        key = hashlib.sha256(repr(said).encode()).hexdigest()[:_DIGITS]
+        return self._experiment.path / "server" / _FOLDER / f"{client}.{key}"
+
+    def _heard(self, number: int, client: str, data: Utterances) -> dict[str, str]:
+        model, cut, hear = self._models.build(use="labels"), self._models.cut(), self._search()
+        state = load_state(self._experiment.init) | self._experiment.round(number).shared_state()
+        load_model(model.state_dict(), state)
+        lists, singles = dict[str, list[Hypothesis]](), [[index] for index in range(len(data))]
+        bar = Count(f"label what {client} sent", len(data), "utterances")
+        with bar, torch.no_grad(), self._training.settings(threads=1):
+            stream = data.stream(singles, next(model.parameters()).device)
+            for name, batch in zip(data.names, stream, strict=True):
+                lists[name] = hear(posteriors_of_features(cut, model.eval(), batch), batch)
+                bar.advance()
+        return dict(sorted(best_text(lists, **self._weights()).items()))
+
+    def _search(self) -> Hear:
+        model = self._models.build(use="labels")
+        if isinstance(self._tokenizer, WhisperTokens):
+            tokens, how = self._tokenizer, _generation(self._training, self._where)
+
+            def write(found: tuple[Tensor, Tensor], batch: Batch) -> list[Hypothesis]:
+                ((ids, score), *_), *_ = generate(model, found, batch, how)
+                # A decoder that has lost its way repeats itself: no label.
+                return [Hypothesis(1, score, 0.0, "" if loops(ids) else tokens.decode(ids))]
+
+            return write
+        options = _beam(self._training, self._where)
+        decoder = CtcBeamDecoder.load(self._tokenizer, self._experiment.path, options)
+
+        def search(found: tuple[Tensor, Tensor], batch: Batch) -> list[Hypothesis]:
+            return decoder.decode(as_posteriors(model, *found)[0].cpu().numpy())
+
+        return search
+
+    def _weights(self) -> dict[str, float]:
+        """What lists are re-ranked by; nothing where their own order stays."""
+        path = self._experiment.path / SERVER_WEIGHTS
+        if SERVER_WEIGHTS not in self._experiment.sums:
+            return {}
+        return asdict(from_mapping(TunedWeights, read_yaml(path), path))
+
+
+def check_server_labels(
+    new: NewExperiment[Method], training: UtteranceTraining, tokenizer: Tokenizer | WhisperTokens
+) -> None:
+    """Fail with a `UserError` unless an experiment can have the labels that its options ask for.
+
+    N-gram and tokens that do not belong together are told now, not after stage 1.
+    """
+    kind, where = training.server_labels, f"{new.where}: training"
+    phases = map(new.method.phase, range(1, (new.method.rounds or new.options.rounds) + 1))
+    if kind != "continuous" and not any(phase.on_features for phase in phases):
+        problem = "is of methods whose server trains on features that clients send"
+        raise option_error(f"server_labels: {kind} {problem}", where, "server_labels", kind)
+    searched, decoder = kind == "beam", isinstance(tokenizer, WhisperTokens)
+    for name in {"lm", "weights"} & new.assets.keys():
+        if not searched or decoder:
+            why = "whose decoder has words of its own" if searched else f"of server_labels: {kind}"
+            remedy = f"leave out --asset {name}"
+            raise UserError(f"asset {name} has no use {why}", path=new.where, remedy=remedy)
+    if not searched:
+        return
+    if decoder:
+        _generation(training, where)
+    elif "lm" not in new.assets:
+        remedy = "give --asset lm=FOLDER, made by fedtools train-lm"
+        raise UserError("server_labels: beam wants an n-gram", path=new.where, remedy=remedy)
+    else:
+        assert isinstance(tokenizer, Tokenizer)
+        CtcBeamDecoder.load(tokenizer, new.assets["lm"], _beam(training, where))
+
+
+def _beam(training: UtteranceTraining, where: str | Path) -> BeamOptions:
+    return from_mapping(BeamOptions, training.search, f"{where}.search")
+
+
+def _generation(training: UtteranceTraining, where: str | Path) -> Generation:
+    return from_mapping(Generation, training.search, f"{where}.search")
