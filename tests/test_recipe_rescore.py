@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -55,12 +56,15 @@ def recipe(tmp_path_factory) -> Path:
     return recipe
 
 
-def call(recipe: Path, *more: str, first: bool = False) -> Result:
+def call(
+    recipe: Path, *more: str, first: bool = False, variables: Mapping[str, str] | None = None
+) -> Result:
     """Run the recipe, with further options; the first time, it has real commands too."""
     environment = {
         **os.environ,
         "AMI": str(recipe.parents[2] / "ami"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        **(variables or {}),
     }
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--finetuning", "tuning.yaml")
     fixed += ("--rounds", "1 2", "--rates", "1e-5 1e-2", "--bonuses", "4", "--nj", "1")
@@ -70,6 +74,22 @@ def call(recipe: Path, *more: str, first: bool = False) -> Result:
         environment = forked(environment)
     environment = record(recipe.parents[2] / "recorder", environment)
     return run(recipe / "run.sh", *fixed, *more, env=environment)
+
+
+def test_annotations_that_are_spoken(recipe):
+    options = ("--tag", "spoken", "--speech", "synthetic", "--stop_stage", "1")
+    refused = call(recipe, *options)
+    assert refused.code == 1 and "no meeting 'ES2011c' in dev" in refused.err.splitlines()[-1]
+    call(recipe, *options, "--dev_meetings", "IS1008b").ok()
+    data = recipe / "data" / "spoken"
+    for name, prefix in (("train", "ES2002a"), ("dev", "IS1008b"), ("eval", "TS3003c")):
+        text = read_table(data / name / "text")
+        assert {one.split("-")[0] for one in text} == {prefix}
+        assert text == read_table(data / "text" / name / "text")
+        assert read_table(data / name / "wav.scp").keys() == text.keys()
+    call(recipe, "--speech", "sung").fails(2, "--speech")
+    no_corpus = {"AMI": ""}
+    call(recipe, *options, variables=no_corpus).fails(2, "names no AMI")
 
 
 def set_bonus(recipe: Path, bonus: int) -> None:

@@ -134,7 +134,8 @@ class Rescoring:
         dp_unit: what epsilon is promised for.
         epsilon: of all its releases together; a small one protects more.
         density_order: of the n-gram of the density ratio.
-        transcripts_order: of the n-gram of transcripts that a synthesiser speaks.
+        synthetic_order: of the n-gram where a synthesiser speaks the corpus' words.
+        dev_meetings: of dev, which it speaks.
     """
 
     rounds: tuple[Positive, ...] = (1, 2, 5, 10)
@@ -145,7 +146,8 @@ class Rescoring:
     dp_unit: Literal["word", "utterance", "user"] = "utterance"
     epsilon: AboveZero = 8
     density_order: Order = 2
-    transcripts_order: Order = 5
+    synthetic_order: Order = 5
+    dev_meetings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

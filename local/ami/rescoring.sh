@@ -52,8 +52,10 @@ settings() { # file, prefix
 tune_weights() {
     local seed
     log "Stage 7: weights by the streams of dev"
-    for seed in ${seeds}; do tabbed "${data}/dev" "${exp}/nnlm/seed${seed}/bounds.yaml"; done |
-        each "${cpu_cmd}" bounds local/bounds.py
+    # By all of dev, also where a part of it is spoken.
+    for seed in ${seeds}; do
+        tabbed "${data}${bounded}/dev" "${exp}/nnlm/seed${seed}/bounds.yaml"
+    done | each "${cpu_cmd}" bounds local/bounds.py
     choose weights
     choose scale weights
     choose "bonus density" weights scale
@@ -160,7 +162,7 @@ federation() { # name, options
 }
 
 # Options of a federation with differential privacy, beside the variant of the config. By the clock
-# one utterance more moves no other; without times, groups are even.
+# one utterance more moves no other.
 protection() {
     local option privacy=(mechanism "${dp}" unit "${dp_unit}" epsilon "${epsilon}")
     privacy+=(cap "$(fedtools config "${nnlm}/bounds.yaml" "${dp_unit}")")

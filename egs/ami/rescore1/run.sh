@@ -19,11 +19,12 @@ rates=                  # of federated fine-tuning; the best on dev is taken
 listed=                 # private words are of the transcripts of the first of so many + 1 groups
 bonuses=                # of them in the first pass; the best on dev is taken
 clients=speaker         # a client is a speaker in a meeting; or meeting
-split=conf/transcripts.split    # of AMI_TRANSCRIPTS in db.sh, which meetings are in which set
+speech=recorded         # or synthetic: AMI has no recordings, and its words are spoken by a synthesiser
+dev_meetings=           # of them in dev; default: conf/fmp.yaml, section rescoring
 background=             # text of the language models, one sentence a line; default: the mini
                         # corpus', or the training transcripts
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
-order=                  # of the n-gram; default: the config's; of AMI_TRANSCRIPTS, conf/fmp.yaml's
+order=                  # of the n-gram; default: the config's; of --speech synthetic, conf/fmp.yaml's
 finetuning=             # of the baseline that fine-tunes; default: conf/[mini_]finetuning.yaml
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 max_drop=0.02           # fail if more than this share of the segments cannot be used
@@ -43,14 +44,17 @@ Stages: 1 data directories (AMI in db.sh is empty: a mini corpus), 2 filterbanks
 . local/rescoring.sh
 take_options conf/fmp.yaml rescoring.{rounds,dp,dp_unit,epsilon,rates,listed,bonuses}
 
-corpus=${AMI} mini=()
-if [ -n "${AMI_TRANSCRIPTS}" ]; then
-    corpus=${AMI_TRANSCRIPTS}
-    : "${tag:=transcripts}" "${config:=conf/mini.yaml}" "${background:=data/${tag}/background.txt}"
+check_word speech 'recorded|synthetic'
+corpus=${AMI} mini=() speaking=--speech\ ${speech} bounded=
+if [ "${speech}" = synthetic ]; then
+    [ -n "${AMI}" ] || fail 2 "--speech synthetic: db.sh names no AMI, the annotations to be spoken"
+    : "${tag:=synthetic}" "${config:=conf/mini.yaml}" "${background:=data/${tag}/background.txt}"
     : "${finetuning:=conf/mini_finetuning.yaml}"
-    take_options conf/fmp.yaml order=rescoring.transcripts_order
+    take_options conf/fmp.yaml order=rescoring.synthetic_order rescoring.dev_meetings
+    check_words dev_meetings '[A-Za-z0-9]+'
     : "${release:=$(basename "${corpus}"), synthetic speech}"
-    log "AMI_TRANSCRIPTS is set in db.sh: its words are spoken by a synthesiser"
+    speaking+=" --dev_meetings ${dev_meetings}" bounded=/text
+    log "--speech synthetic: the words of AMI's annotations are spoken by a synthesiser"
 elif [ -z "${AMI}" ]; then
     corpus=downloads/ami-mini mini=(--mini)
     : "${tag:=mini}" "${config:=conf/mini.yaml}" "${background:=${corpus}/background.txt}"
@@ -70,15 +74,16 @@ check_word clients 'speaker|meeting' ngpu '0|1' dp 'laplace|paper|none' \
 check_tag "${tag}"
 [[ ${epsilon} = *[1-9]* ]] || fail 2 "--epsilon ${epsilon}: it must be above 0"
 most=$(tr ' ' '\n' <<<"${rounds}" | sort -n | tail -n 1) private=fmp-${dp}-${dp_unit}-${epsilon}
-name_corpora AMI AMI_TRANSCRIPTS
+name_corpora AMI
 
 if begins 1; then
-    keep_options "${exp}" "${corpora}--clients ${clients} --split ${split}"
+    keep_options "${exp}" "${corpora}--clients ${clients} ${speaking}"
     log "Stage 1: data directories in ${data}"
     prepare=(local/prepare.py --client "${clients}" --max-drop "${max_drop}")
-    if [ -n "${AMI_TRANSCRIPTS}" ]; then
-        "${prepare[@]}" "${corpus}" "${data}/text" --transcripts --split "${split}"
-        local/speak.py "${data}/text" "${data}" --nj "${nj}"
+    if [ "${speech}" = synthetic ]; then
+        "${prepare[@]}" "${corpus}" "${data}/text" --speech synthetic
+        read -r -a meetings <<<"${dev_meetings}"
+        local/speak.py "${data}/text" "${data}" --nj "${nj}" --dev "${meetings[@]}"
     else
         [ -n "${AMI}" ] || local/mini.py downloads
         "${prepare[@]}" "${corpus}" "${data}"
