@@ -16,6 +16,7 @@ SET = typer.Option([], "--set", metavar="OPTION=VALUE", help="Of FMP, of its pri
 VARY = typer.Option([], "--vary", metavar="OPTION=A,B,...", help="May come several times.")
 CONFIG = typer.Option(None, help="YAML with lists of values by option, ...")
 SECTION = typer.Option(None, help="... in this section, such as tuning.scale.")
+DRAWS = typer.Option(1, min=1, help="Of the noise of differential privacy.")
 
 
 def _kinds() -> dict[str, Any]:
@@ -31,7 +32,7 @@ def _kinds() -> dict[str, Any]:
     of_fmp = get_type_hints(FMP, include_extras=True)
     names = [*get_type_hints(Weights), *get_type_hints(Adaptation)]
     privacy = get_type_hints(Privacy, include_extras=True)
-    rest = {ROUNDS: Rounds, GROUPS: of_fmp[GROUPS], SPAN: of_fmp[SPAN]}
+    rest = {ROUNDS: Rounds, **{name: of_fmp[name] for name in (GROUPS, SPAN, "doubt")}}
     return {name: of_fmp[name] for name in names} | privacy | rest
 
 
@@ -147,10 +148,11 @@ def rescore_sweep(
     section: str = SECTION,
     fixed: list[str] = SET,
     seed: int = typer.Option(0, min=0, help="Of intervals, and of noise."),
+    draws: int = DRAWS,
 ) -> None:
     """Measure FMP's word error rate for many settings.
 
-    It needs no neural network: scores are stored.
+    It needs no neural network: scores are stored. Where there is noise, a row is one draw of it.
 
     Reads: STREAM; a section of the YAML of --config, with lists of values.
 
@@ -162,7 +164,8 @@ def rescore_sweep(
     from fedtools.federation.sweep import sweep
     from fedtools.files.tables import format_table
 
-    rows = sweep(stream, out, _values(fixed, False), _grid(vary, config, section), seed)
+    grid = _grid(vary, config, section)
+    rows = sweep(stream, out, _values(fixed, False), grid, seed, draws)
     columns = list(rows[0])
     print(format_table(columns, [list(row.values()) for row in rows], "r" * len(columns)), end="")
 
@@ -175,6 +178,10 @@ def rescore_tune(
     config: Path = CONFIG,
     section: str = SECTION,
     fixed: list[str] = SET,
+    over: list[str] = typer.Option(
+        [], metavar="OPTION=A,B,...", help="Of the mean of errors over these, in place of one."
+    ),
+    draws: int = DRAWS,
 ) -> None:
     """Choose FMP's values with the fewest word errors.
 
@@ -192,7 +199,7 @@ def rescore_tune(
     from fedtools.federation.sweep import tune
 
     varied = _grid(vary, config, section)
-    best, wer = tune(stream, out, _values(fixed, False), varied)
+    best, wer = tune(stream, out, _values(fixed, False), varied, _values(over, True), draws)
     shown = {name: f"{value:g}" if _is_number(value) else value for name, value in best.items()}
     chosen = ", ".join(f"{name} {value}" for name, value in shown.items())
     print(f"{out}: {chosen}, WER {wer:.2f} % on {stream}")

@@ -133,6 +133,7 @@ class Rescoring:
         dp: mechanism of the federation with differential privacy, or none.
         dp_unit: what epsilon is promised for.
         epsilon: of all its releases together; a small one protects more.
+        draws: of noise, for each setting of differential privacy that is tried in memory.
         density_order: of the n-gram of the density ratio.
         synthetic_order: of the n-gram where a synthesiser speaks the corpus' words.
         dev_meetings: of dev, which it speaks.
@@ -145,6 +146,7 @@ class Rescoring:
     dp: Literal["laplace", "paper", "none"] = "laplace"
     dp_unit: Literal["word", "utterance", "user"] = "utterance"
     epsilon: AboveZero = 8
+    draws: Positive = 20
     density_order: Order = 2
     synthetic_order: Order = 5
     dev_meetings: tuple[str, ...] = ()

@@ -11,10 +11,11 @@ nj=2                    # jobs at the same time; no result depends on it
 ngpu=0                  # 1: train and score on a GPU
 seeds=0                 # of the acoustic model and the neural language model: "0 1 2"
 rounds=                 # T, how often clients send their counts: "1 2 5 10"; defaults of this and of
-                        # the next six are in conf/fmp.yaml, section rescoring
+                        # the next seven are in conf/fmp.yaml, section rescoring
 dp=                     # a federation with differential privacy: laplace, paper (equations 8, 9), none
 dp_unit=                # what epsilon is promised for: word, utterance, user
 epsilon=                # of all its releases together; a small one protects more
+draws=                  # of noise, for each setting of table 4
 rates=                  # of federated fine-tuning; the best on dev is taken
 listed=                 # private words are of the transcripts of the first of so many + 1 groups
 bonuses=                # of them in the first pass; the best on dev is taken
@@ -42,7 +43,7 @@ Stages: 1 data directories (AMI in db.sh is empty: a mini corpus), 2 filterbanks
 . utils/recipe.sh
 . utils/asr_steps.sh
 . local/rescoring.sh
-take_options conf/fmp.yaml rescoring.{rounds,dp,dp_unit,epsilon,rates,listed,bonuses}
+take_options conf/fmp.yaml rescoring.{rounds,dp,dp_unit,epsilon,draws,rates,listed,bonuses}
 
 check_word speech 'recorded|synthetic'
 corpus=${AMI} mini=() speaking=--speech\ ${speech} bounded=
@@ -70,7 +71,8 @@ take_options "${config}" lm.order
 check_words seeds '0|[1-9][0-9]*' rounds '[1-9][0-9]*' rates '[0-9.]+(e-?[0-9]+)?' \
     bonuses '[0-9]+([.][0-9]+)?'
 check_word clients 'speaker|meeting' ngpu '0|1' dp 'laplace|paper|none' \
-    dp_unit 'word|utterance|user' epsilon '[0-9]+([.][0-9]+)?' listed '[1-9][0-9]*' order '[1-9]'
+    dp_unit 'word|utterance|user' epsilon '[0-9]+([.][0-9]+)?' draws '[1-9][0-9]*' \
+    listed '[1-9][0-9]*' order '[1-9]'
 check_tag "${tag}"
 [[ ${epsilon} = *[1-9]* ]] || fail 2 "--epsilon ${epsilon}: it must be above 0"
 most=$(tr ' ' '\n' <<<"${rounds}" | sort -n | tail -n 1) private=fmp-${dp}-${dp_unit}-${epsilon}
