@@ -170,6 +170,58 @@ def rescore_sweep(
     print(format_table(columns, [list(row.values()) for row in rows], "r" * len(columns)), end="")
 
 
+@command("rescore-rows", "Rescoring")
+def rescore_rows(
+    stream: Path = STREAM,
+    data: Path = typer.Argument(..., metavar="DATA_DIR", help="utt2person, utt2meeting."),
+    out: Path = typer.Argument(..., metavar="TSV", help="Words and errors of each row and person."),
+    config: Path = typer.Option(..., help="YAML with rows: name, and options, ..."),
+    section: str = typer.Option("sweeps.rows", help="... in this section."),
+    fixed: list[str] = SET,
+    static: list[Path] = typer.Option(
+        [], help="Kaldi text whose words rows of everybody: static have; may be given again."
+    ),
+    static_plain: list[Path] = typer.Option([], help="The same of text without utterance ids."),
+    without: Path = typer.Option(
+        None, help="Words, one a line, such as fillers: score without them, too."
+    ),
+    seed: int = typer.Option(0, min=0, help="Of noise, and of who stands in for whom."),
+) -> None:
+    """Measure FMP beside controls, by person.
+
+    Rows are settings of FMP, or have counts of another kind (adapted, posterior, reference), of
+    another client, or a fixed unigram.
+
+    Reads: STREAM; DATA_DIR/utt2person and utt2meeting; a section of the YAML of --config; the texts
+    of --static and --static-plain; the list of --without.
+
+    Writes: TSV with row, scored (all, without), person, words, errors.
+
+    Example in egs/ami/rescore1: fedtools rescore-rows exp/mini/nnlm/seed0/stream_eval \
+        data/mini/eval exp/mini/rows.tsv --config conf/fmp.yaml --set scale=0.5 \
+        --static data/mini/train/text --without conf/fillers.txt
+    """
+    from functools import partial
+
+    from fedtools.federation import rows as work
+    from fedtools.files.config import lookup
+    from fedtools.files.errors import UserError
+
+    listed = lookup(config, section)
+    if not isinstance(listed, dict) or not listed:
+        raise UserError("must be a mapping of rows", path=f"{config}: {section}")
+    settings = work.read_rows(listed, _values(fixed, False), f"{config}: {section}")
+    unigram = None
+    if static or static_plain:
+        unigram = partial(work.static_unigram, static, plain=static_plain)
+    found = work.Rows(stream, data, out, unigram, seed)
+    rows = work.write_rows(found, settings, out, without)
+    for name in settings:
+        own = [row for row in rows if row["row"] == name and row["scored"] == work.ALL]
+        words, errors = (sum(int(str(row[key])) for row in own) for key in ("words", "errors"))
+        print(f"{name}: WER {100 * errors / max(1, words):.2f} %")
+
+
 @command("rescore-tune", "Rescoring")
 def rescore_tune(
     stream: Path = STREAM,

@@ -42,7 +42,7 @@ ROUNDS, GROUPS, SPAN = "rounds", "groups", "span"
 # Of differential privacy, whose options are varied beside FMP's.
 PRIVACY = tuple(one.name for one in fields(Privacy))
 # Against which all else is measured, whatever the other options are.
-UNADAPTED = {"scale": 0.0, "alpha": 0.0, "beta": 0.0, "doubt": 0.0}
+UNADAPTED: dict[str, Any] = {"scale": 0.0, "alpha": 0.0, "beta": 0.0, "doubt": 0.0}
 UNADAPTED |= {"mechanism": NONE, GROUPS: "even"}
 
 

@@ -25,7 +25,7 @@ adds increments, released, to the counts that it sent last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from fedtools.privacy.releases import Releases
     from fedtools.server.server import Server
 
+# Words, and their weights, of some utterances that were rescored with these factors.
+Evidence = Callable[[slice, "np.ndarray | None"], tuple[np.ndarray, np.ndarray]]
 Part = TypeVar("Part", bound="DataclassInstance")
 
 
@@ -125,6 +127,8 @@ class ClientState:
         groups: the client's utterances, a group for each round and one more.
         method: its options.
         releases: bounds and noise, or None.
+        evidence: what is counted in place of equation 3, of utterances that have been rescored
+            before; never with `releases`.
 
     Attributes:
         number: of groups that were counted, and so, from 1, the round of the last one.
@@ -138,10 +142,13 @@ class ClientState:
         groups: Sequence[slice],
         method: FMP,
         releases: Releases | None = None,
+        evidence: Evidence | None = None,
     ):
         self.name, self.number, self.counts = name, 0, np.zeros_like(lists.background)
         self.releases = releases
         self._lists, self._groups, self._method = lists, groups, method
+        self._evidence = evidence
+        self._factors: np.ndarray | None = None
         # The first utterance that was not taken yet; what was, bounded; and how much of its bound
         # that has cost the client.
         self._first, self._taken, self._spent = groups[0].start, np.zeros_like(self.counts), 0
@@ -151,13 +158,17 @@ class ClientState:
         """The utterances that come next."""
         return self._groups[self.number]
 
-    def rescore(self, q_bar: np.ndarray) -> np.ndarray:
+    def rescore(self, q_bar: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
         """Equations 1 and 2: the best hypotheses of the next group, by their numbers among all.
 
         No utterance is in the counts that it is rescored with.
+
+        Args:
+            q_bar: (V,).
+            counts: (V,), of somebody else, in place of the client's own.
         """
-        if not self._method.continuous:
-            return self._best(self.group, q_bar, self.counts)
+        if counts is not None or not self._method.continuous:
+            return self._best(self.group, q_bar, self.counts if counts is None else counts)
         counts, best = self.counts.copy(), np.zeros(0, int)
         for at in range(self.group.start, self.group.stop):
             utterance = slice(at, at + 1)
@@ -200,13 +211,17 @@ class ClientState:
 
     def _best(self, part: slice, q_bar: np.ndarray, counts: np.ndarray) -> np.ndarray:
         u = self._lists.background
-        factors = self._method.factors(u, q_bar, self._method.smoothed(counts, u))
-        return self._lists.best(part, factors)
+        self._factors = self._method.factors(u, q_bar, self._method.smoothed(counts, u))
+        return self._lists.best(part, self._factors)
 
     def _add(self, part: slice, counts: np.ndarray) -> None:
-        words, ranks, _ = self._lists.words(part)
+        if self._evidence is not None:
+            words, weights = self._evidence(part, self._factors)
+        else:
+            words, ranks, _ = self._lists.words(part)
+            weights = self._method.kernel(ranks)
         # One by one: sums of parts that are added up have other last bits.
-        np.add.at(counts, words, self._method.kernel(ranks))
+        np.add.at(counts, words, weights)
 
 
 @METHODS.register("fmp")
