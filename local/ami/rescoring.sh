@@ -52,16 +52,21 @@ settings() { # file, prefix
 tune_weights() {
     local seed
     log "Stage 7: weights by the streams of dev"
-    # By all of dev, also where a part of it is spoken.
-    for seed in ${seeds}; do
-        tabbed "${data}${bounded}/dev" "${exp}/nnlm/seed${seed}/bounds.yaml"
-    done | each "${cpu_cmd}" bounds local/bounds.py
+    bound_all
     choose weights
     choose scale weights
     choose "bonus density" weights scale
     tune_doubt
     tune_words
     tune_finetuning
+}
+
+# By all of dev, also where a part of it is spoken.
+bound_all() {
+    local seed
+    for seed in ${seeds}; do
+        tabbed "${data}${bounded}/dev" "${exp}/nnlm/seed${seed}/bounds.yaml"
+    done | each "${cpu_cmd}" bounds local/bounds.py
 }
 
 choose() { # sections of tuning, those whose values are fixed
@@ -293,7 +298,7 @@ hear_words() { # on standard input, as of favour_words
 }
 
 sweeps() { # those of one seed
-    local fixed noise bonus density option unit
+    local fixed bonus density option
     bonus=$(bonus_of bonus)
     density=$(fedtools config "${nnlm}/density.yaml" density)
     mapfile -t fixed < <(fixed_of)
@@ -304,6 +309,12 @@ sweeps() { # those of one seed
     try eval density --vary "density=0,${density}"
     try eval words --vary "bonus=0,${bonus}"
     try "$(heard)" first --vary "bonus=0,${bonus}"
+    sweeps_of_privacy
+}
+
+# Table 4, of one seed.
+sweeps_of_privacy() {
+    local noise unit
     mapfile -t noise < <(private_of)
     try eval none "${noise[@]}" --vary mechanism=none
     # What clients count for themselves alone, which no noise touches.

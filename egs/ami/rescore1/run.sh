@@ -22,6 +22,10 @@ bonuses=                # of them in the first pass; the best on dev is taken
 clients=speaker         # a client is a speaker in a meeting; or meeting
 speech=recorded         # or synthetic: AMI has no recordings, and its words are spoken by a synthesiser
 dev_meetings=           # of them in dev; default: conf/fmp.yaml, section rescoring
+lm_text=all             # of the language models; background: without the training transcripts
+arms=                   # near, far, mix1, mix10, cross: models of nearer and farther text, and FMP beside
+                        # controls, in place of stages 6 to 10; see README.md
+am_seed=                # with --arms: of the acoustic model, while --seeds are of the neural ones
 background=             # text of the language models, one sentence a line; default: the mini
                         # corpus', or the training transcripts
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
@@ -43,9 +47,10 @@ Stages: 1 data directories (AMI in db.sh is empty: a mini corpus), 2 filterbanks
 . utils/recipe.sh
 . utils/asr_steps.sh
 . local/rescoring.sh
+. local/arms.sh
 take_options conf/fmp.yaml rescoring.{rounds,dp,dp_unit,epsilon,draws,rates,listed,bonuses}
 
-check_word speech 'recorded|synthetic'
+check_word speech 'recorded|synthetic' lm_text 'all|background'
 corpus=${AMI} mini=() speaking=--speech\ ${speech} bounded=
 if [ "${speech}" = synthetic ]; then
     [ -n "${AMI}" ] || fail 2 "--speech synthetic: db.sh names no AMI, the annotations to be spoken"
@@ -77,6 +82,16 @@ check_tag "${tag}"
 [[ ${epsilon} = *[1-9]* ]] || fail 2 "--epsilon ${epsilon}: it must be above 0"
 most=$(tr ' ' '\n' <<<"${rounds}" | sort -n | tail -n 1) private=fmp-${dp}-${dp_unit}-${epsilon}
 name_corpora AMI
+am_seeds=${seeds}
+if [ -n "${arms}" ]; then
+    check_arms
+    : "${am_seed:=0}"
+    check_word am_seed '0|[1-9][0-9]*'
+    [ -n "${background}" ] || fail 2 "--arms: --background is the text of other meetings"
+    am_seeds=${am_seed}
+elif [ -n "${am_seed}" ]; then
+    fail 2 "--am_seed goes with --arms"
+fi
 
 if begins 1; then
     keep_options "${exp}" "${corpora}--clients ${clients} ${speaking}"
@@ -99,8 +114,14 @@ if begins 2; then
 fi
 
 text=("${data}/train/text")
+if [ "${lm_text}" = background ]; then
+    text=()
+    [ -n "${background}" ] || fail 2 "--lm_text background: give --background, or --speech synthetic"
+fi
 [ -z "${background}" ] || text+=(--plain "${background}")
-if begins 3; then
+if begins 3 && [ -n "${arms}" ]; then
+    arm_ngrams
+elif begins 3; then
     log "Stage 3: tokens and n-gram"
     fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
@@ -113,10 +134,20 @@ fi
 
 if begins 4; then
     log "Stage 4: the acoustic model, ${exp}/am"
-    for seed in ${seeds}; do
+    for seed in ${am_seeds}; do
         experiment "${exp}/am/seed${seed}" - "${seed}" baseline centralized train dev
     done | utils/waves.py "${exp}/experiments"
     train_waves "${exp}/experiments" train 1 0 --evaluate valid --average own
+fi
+
+if [ -n "${arms}" ]; then
+    if begins 5; then arm_lists; fi
+    if begins 6; then arm_models; fi
+    if begins 7; then in_arms tune_arm; fi
+    if begins 8; then in_arms rows_arm; fi
+    if begins 9; then in_arms privacy_arm; fi
+    if begins 10; then report_arms; fi
+    exit 0
 fi
 
 if begins 5; then
