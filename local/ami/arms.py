@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Write a section of RESULTS.md on arms: FMP beside controls, with nearer and farther text.
 
-    arms.py ARMS RESULTS.md --arms "near far" --seeds "0 1 2" --section NAME [...]
+    arms.py ARMS RESULTS.md --arms "near far" --seeds "0 1 2" --rounds 10 [...]
 
 ARMS/<arm>/rows/seed<n>.tsv are of `fedtools rescore-rows`, ARMS/far/sweeps of the recipe's stage 9.
-Differences are paired: of the same utterances, over seeds of the neural model and persons who speak
-(see fedtools/score/crossed.py); intervals are not adjusted, and what is bold is better by a p that is
+Differences are paired: of the same utterances, over seeds of the neural model and persons (see
+fedtools/score/crossed.py); intervals are not adjusted, and what is bold is better by a p that is
 adjusted for its column of an arm.
 """
 
@@ -32,7 +32,7 @@ from fedtools.score.crossed import Difference, difference, holm
 BASE = "nnlm"
 TITLES = {
     "nnlm": "NNLM",
-    "fmp": "FMP, T = 10",
+    "fmp": "FMP",
     "alpha": "alpha alone (0.5)",
     "beta25": "beta alone (0.25)",
     "other25": "beta 0.25, another person's counts",
@@ -162,7 +162,7 @@ def verdicts(arms: Mapping[str, Arm]) -> list[str]:
 
 
 def write_report(
-    folder: Path, path: Path, page: Page, names: Sequence[str], seeds: Sequence[int],
+    folder: Path, path: Path, page: Page, names: Sequence[str], seeds: Sequence[int], rounds: int,
     experiments: Sequence[Path],
 ) -> None:  # fmt: skip
     """Write the section, and, of a far arm, the picture of privacy beside the page."""
@@ -171,18 +171,18 @@ def write_report(
     picture = path.with_name(f"{path.stem}-{page.section}-epsilon.png")
     title = f"WER and privacy, far arm, {caption}"
     pictures = [picture.name] if "far" in arms else []
-    persons, words = len(next(iter(arms.values()))[BASE, ALL].words), 0.0
-    words = float(next(iter(arms.values()))[BASE, ALL].words.sum())
+    spoken = next(iter(arms.values()))[BASE, ALL].words
+    persons, words = len(spoken), spoken.sum()
     parts = [
         f"## {caption}",
         provenance(
-            path, page, seeds=seeds, rounds=[10], pictures=pictures, experiments=experiments
+            path, page, seeds=seeds, rounds=[rounds], pictures=pictures, experiments=experiments
         ),
-        f"**{caption}: what FMP gains, and what its gain is made of** ({PAPER} has -4.8 % for T = 10 "
-        f"on AMI) on {int(words):,} words of {persons} persons. Differences are of the same "
-        "utterances, in % of that arm's NNLM, with 95 % intervals over seeds of the neural model and "
-        "persons; bold is better by Holm's adjusted p below 0.05 among the rows of an arm. Lambda "
-        "and weights were fixed on dev for each arm and seed.",
+        f"**{caption}: what FMP gains, and what its gain is made of** ({PAPER} has -4.8 % for "
+        f"T = 10 on AMI), T = {rounds}, on {int(words):,} words of {persons} persons. Differences are of the same "
+        "utterances, in % of that arm's NNLM, with 95 % intervals over seeds of the neural model "
+        "and persons; bold is better by Holm's adjusted p below 0.05 among the rows of an arm. "
+        "Lambda and weights were fixed on dev for each arm and seed.",
         "\n".join(verdicts(arms)),
     ]
     for name, arm in arms.items():
@@ -194,7 +194,7 @@ def write_report(
         base = float(np.mean(arms["far"][BASE, ALL].rates()))
         plot_epsilon(picture, far, seeds, base, title)
         parts += [
-            f"**{caption}: differential privacy in the far arm**, T = 10, sigma 0.1, groups cut by "
+            f"**{caption}: differential privacy in the far arm**, T = {rounds}, sigma 0.1, groups cut by "
             "the clock (table 4). Rows with noise are means over draws of it; the spread is the "
             "standard deviation of draws of the relative change in %, within a seed.",
             table_4(far, seeds),
@@ -210,6 +210,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, metavar="RESULTS.md")
     parser.add_argument("--arms", required=True, type=str.split)
     parser.add_argument("--seeds", required=True, type=numbers)
+    parser.add_argument("--rounds", required=True, type=int)
     parser.add_argument("--experiment", type=Path, action="append", default=[])
     add_page_options(parser)
     options = parser.parse_args()
@@ -217,6 +218,7 @@ def main() -> None:
     with exit_with_message("arms.py"):
         write_report(
             *(options.folder, options.results, page, options.arms, options.seeds),
+            options.rounds,
             options.experiment,
         )
 

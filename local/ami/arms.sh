@@ -92,7 +92,8 @@ arm_models() {
     log "Stage 6: the neural language models of ${arms}"
     for arm in $(of_kind models); do
         case ${arm} in
-            mix*) local/mix.py "${chat}" "${arm#mix}" "${exp}/arms/${arm}/meetings.txt" \
+            mix*) mkdir -p "${exp}/arms/${arm}"
+                local/mix.py "${chat}" "${arm#mix}" "${exp}/arms/${arm}/meetings.txt" \
                 "${background}" --kaldi "${data}/train/text" ;;
         esac
     done
@@ -183,7 +184,7 @@ privacy_arm() { # of arm, whose folder is exp
 
 report_arms() {
     local/arms.py "${exp}/arms" "${results}" --arms "${arms}" --seeds "${seeds}" \
-        --section "${section}" --corpus "${corpus_name}" --release "${release}" \
+        --rounds "${most}" --section "${section}" --corpus "${corpus_name}" --release "${release}" \
         --experiment "${exp}/am/seed${am_seed}" "${mini[@]}" --command "${command_line% }"
     log "Stage 10: wrote ${results}"
 }
