@@ -179,10 +179,10 @@ def write_report(
             path, page, seeds=seeds, rounds=[rounds], pictures=pictures, experiments=experiments
         ),
         f"**{caption}: what FMP gains, and what its gain is made of** ({PAPER} has -4.8 % for "
-        f"T = 10 on AMI), T = {rounds}, on {int(words):,} words of {persons} persons. Differences are of the same "
-        "utterances, in % of that arm's NNLM, with 95 % intervals over seeds of the neural model "
-        "and persons; bold is better by Holm's adjusted p below 0.05 among the rows of an arm. "
-        "Lambda and weights were fixed on dev for each arm and seed.",
+        f"T = 10 on AMI), T = {rounds}, on {int(words):,} words of {persons} persons. Differences "
+        "are of the same utterances, in % of that arm's NNLM, with 95 % intervals over seeds of the "
+        "neural model and persons; bold is better by Holm's adjusted p below 0.05 among the rows "
+        "of an arm. Lambda and weights were fixed on dev for each arm and seed.",
         "\n".join(verdicts(arms)),
     ]
     for name, arm in arms.items():
@@ -194,9 +194,9 @@ def write_report(
         base = float(np.mean(arms["far"][BASE, ALL].rates()))
         plot_epsilon(picture, far, seeds, base, title)
         parts += [
-            f"**{caption}: differential privacy in the far arm**, T = {rounds}, sigma 0.1, groups cut by "
-            "the clock (table 4). Rows with noise are means over draws of it; the spread is the "
-            "standard deviation of draws of the relative change in %, within a seed.",
+            f"**{caption}: differential privacy in the far arm**, T = {rounds}, sigma 0.1, groups "
+            "cut by the clock (table 4). Rows with noise are means over draws of it; the spread is "
+            "the standard deviation of draws of the relative change in %, within a seed.",
             table_4(far, seeds),
             image(title, picture.name),
         ]
