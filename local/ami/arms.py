@@ -180,9 +180,9 @@ def write_report(
         ),
         f"**{caption}: what FMP gains, and what its gain is made of** ({PAPER} has -4.8 % for "
         f"T = 10 on AMI), T = {rounds}, on {int(words):,} words of {persons} persons. Differences "
-        "are of the same utterances, in % of that arm's NNLM, with 95 % intervals over seeds of the "
-        "neural model and persons; bold is better by Holm's adjusted p below 0.05 among the rows "
-        "of an arm. Lambda and weights were fixed on dev for each arm and seed.",
+        "are of the same utterances, in % of that arm's NNLM, with 95 % intervals over seeds of "
+        "the neural model and persons; bold is better by Holm's adjusted p below 0.05 among the "
+        "rows of an arm. Lambda and weights were fixed on dev for each arm and seed.",
         "\n".join(verdicts(arms)),
     ]
     for name, arm in arms.items():
