@@ -36,7 +36,7 @@ from fedtools.report.page import (
 )
 from fedtools.report.results import read_cost, size_text
 from fedtools.score.align import count_errors
-from fedtools.score.bootstrap import interval, speaker_draws
+from fedtools.score.crossed import difference
 
 # AMI, WER in %.
 TABLE_2 = {"rescored": 32.83, "fmp1": 31.44, "fmp2": 31.34, "fmp5": 31.27, "fmp10": 31.24}
@@ -60,19 +60,22 @@ class Row:
 
 
 class Scores:
-    """Word errors by client.
+    """Word errors by person.
 
     Args:
-        data: what was said, and by which client.
+        data: what was said, by which client, and by which person.
     """
 
     def __init__(self, data: Path):
         self.data = DataDir.read(data, "text", "utt2client")
-        self.clients = sorted(set(self.data.utt2client.values()))
+        self.person = read_table(data / "utt2person")
+        if self.person.keys() != self.data.text.keys():
+            raise UserError("not the utterances of text", path=data / "utt2person")
+        self.persons = sorted(set(self.person.values()))
         self.words = self._sums({name: len(said.split()) for name, said in self.data.text.items()})
 
     def errors(self, folder: Path) -> np.ndarray:
-        """(clients,) of FOLDER/text."""
+        """(persons,) of FOLDER/text."""
         heard = read_table(folder / "text", values="optional")
         if heard.keys() != self.data.text.keys():
             raise UserError(f"not the utterances of {self.data.path}", path=folder / "text")
@@ -82,19 +85,21 @@ class Scores:
         })  # fmt: skip
 
     def _sums(self, values: Mapping[str, int]) -> np.ndarray:
-        sums = dict.fromkeys(self.clients, 0)
+        sums = dict.fromkeys(self.persons, 0)
         for name, value in values.items():
-            sums[self.data.utt2client[name]] += value
-        return np.array([sums[client] for client in self.clients], float)
+            sums[self.person[name]] += value
+        return np.array([sums[person] for person in self.persons], float)
 
 
-def relative(own: np.ndarray, base: np.ndarray) -> str:
-    """The change in %, with an interval by drawing clients; errors (seeds, clients)."""
-    change = 100 * (own.sum() / base.sum() - 1)
-    draws = speaker_draws(own.shape[1], 1000, 0, "relative")
-    low, high = interval(100 * (draws @ own.sum(0) / (draws @ base.sum(0)) - 1))
-    bounds = "" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
-    return f"{change:+.1f}{bounds}"
+def relative(own: np.ndarray, base: np.ndarray, words: np.ndarray) -> str:
+    """The change in %, with an interval over seeds and persons; errors (seeds, persons)."""
+    found = difference(own, base, words, np.zeros(len(words), int))
+    # Of the base's WER, in percentage points.
+    scale = 100 / (100 * base.mean(0).sum() / words.sum())
+    bounds = (
+        "" if np.isnan(found.low) else f" [{scale * found.low:+.1f}, {scale * found.high:+.1f}]"
+    )
+    return f"{scale * found.value:+.1f}{bounds}"
 
 
 def table_2(rows: Sequence[Row], scores: Scores) -> str:
@@ -113,7 +118,7 @@ def table_2(rows: Sequence[Row], scores: Scores) -> str:
         cells.append([
             row.name,
             with_deviation([100 * errors.sum() / scores.words.sum() for errors in own], PERCENT),
-            "-" if own is base else relative(own, base),
+            "-" if own is base else relative(own, base, scores.words),
             f"{published:.2f}" if published else "-",
             "-" if own is base else change,
             *cost(row.experiments),
@@ -191,18 +196,17 @@ def write_report(
     )
     counted = (
         f"{len(scores.data.text):,} utterances, {int(scores.words.sum()):,} words, "
-        f"{len(scores.clients)} clients"
+        f"{len(set(scores.data.utt2client.values()))} clients, {len(scores.persons)} persons"
     )
     parts = [
         f"## {caption}",
         head,
         f"**{caption}: second-pass rescoring** (table 2 of {PAPER}) on {counted}. Relative changes "
-        "are against NNLM rescoring alone, intervals by drawing clients, of all seeds' errors "
-        "together; means ± standard deviations over seeds. Published figures are not measured "
-        "here.",
+        "are against NNLM rescoring alone, paired, with 95 % intervals over seeds and persons; "
+        "means ± standard deviations over seeds. Published figures are not measured here.",
         table_2(rows, scores),
         f"**{caption}: settings of FMP, T = {max(rounds)}** (table 3), on the same stored scores. "
-        "Bounds of intervals, here and below, are means over the seeds.",
+        "Intervals, here and below, are by drawing clients; bounds are means over the seeds.",
         table_3(exp, seeds),
         f"**{caption}: private words and density ratio**, T = {max(rounds)}. Clients list words of "
         "what they say first, as they have corrected it, that the background text hardly has; "
