@@ -111,7 +111,7 @@ arm_model() { # of arm, seed, section
     local folder=${exp}/arms
     line=("${folder}/${arm}/nnlm/seed${seed}" --seed "${seed}")
     case ${section}.${arm} in
-        begun.near) text_of near; tabbed "${text[@]}" "${line[@]}" --config "${config}" ;;
+        begun.near) text_of near; tabbed "${text[@]}" "${line[@]}" --config conf/near.yaml ;;
         begun.far) text_of far; tabbed "${line[@]}" "${text[@]}" --config conf/far.yaml ;;
         mixed.mix*)
             tabbed "${line[@]}" --plain "${folder}/${arm}/meetings.txt" --config conf/mix.yaml \
