@@ -24,7 +24,7 @@ speech=recorded         # or synthetic: AMI has no recordings, and its words are
 dev_meetings=           # of them in dev; default: conf/fmp.yaml, section rescoring
 lm_text=all             # of the language models; background: without the training transcripts
 arms=                   # near, far, mix1, mix10, cross: models of nearer and farther text, and FMP beside
-                        # controls, in place of stages 6 to 10; see README.md
+                        # controls; stages 3 and 5 to 10 are others then, see README.md
 am_seed=                # with --arms: of the acoustic model, while --seeds are of the neural ones
 background=             # text of the language models, one sentence a line; default: the mini
                         # corpus', or the training transcripts
