@@ -13,10 +13,11 @@ from conftest import inside
 from rescored_world import CLIENTS
 from safetensors.numpy import load_file
 
+from fedtools.federation.simulation import simulate
 from fedtools.files.tables import read_tsv
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import open_stream
-from fedtools.methods.fmp import FMP, simulate
+from fedtools.methods.fmp import FMP
 
 T = 3
 # Seconds, of which the recordings of `make_stream` fill all but the last.

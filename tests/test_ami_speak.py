@@ -1,4 +1,4 @@
-"""Transcripts of meetings, spoken: which of them, and what is left as background text."""
+"""Meetings, spoken: which utterances, by which voices, and what is left as background text."""
 
 from __future__ import annotations
 
@@ -8,56 +8,88 @@ from pathlib import Path
 import pytest
 import soundfile
 from conftest import ROOT, run
+from fakes_ami import ami, plain
 
 from fedtools.files.datadir import DataDir
 
-MEETINGS = {"ES2002a": "train", "ES2003a": "train", "ES2011a": "dev", "ES2004a": "eval"}
+# Persons come again in other meetings, on other channels.
+MEETINGS = {
+    "ES2002a": ("FEE001", "MEE002"), "ES2003a": ("MEE003", "FIE004"), "ES2003b": ("FIE004",),
+    "ES2011a": ("FEE005", "MEE006"), "ES2011c": ("MEE006", "FEE005"), "IS1008c": ("MIO007",),
+    "ES2004a": ("FEE008", "MEE009"), "ES2004b": ("MEE009", "FEE008"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def spoken(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("ami")
-    (root / "tsv").mkdir()
-    for number, meeting in enumerate(MEETINGS):
-        turns = [
-            f"{role}\t{role[0]} says turn {turn} of meeting {number} ."
-            for turn in range(4)
-            for role in ("Marketing", "Project Manager")
+    meetings = {
+        meeting: [
+            plain(meeting, "ABC"[place], place, person,
+                  [(1.25 + place + 4 * turn, 2.5 + place + 4 * turn,
+                    f"person {place} says turn {turn} of {meeting[2:6]} now") for turn in range(3)])
+            for place, person in enumerate(persons)
         ]
-        (root / "tsv" / f"{meeting}.tsv").write_text("".join(f"{turn}\n" for turn in turns))
+        for meeting, persons in MEETINGS.items()
+    }  # fmt: skip
+    corpus = ami(root, meetings)
+    for wav in corpus.glob("*/audio/*.wav"):
+        wav.unlink()
     prepare = ROOT / "local" / "ami" / "prepare.py"
-    run(prepare, root / "tsv", root / "text", "--transcripts").ok()
+    run(prepare, corpus, root / "text", "--speech", "synthetic").ok()
     speak(root).ok()
     return root
 
 
 def speak(root: Path, *more: str):
     command = (ROOT / "local" / "ami" / "speak.py", root / "text", root / "data")
-    return run(*command, "--hours", "0.005", "--each", "3", "--nj", "1", *more)
+    return run(*command, "--hours", "0.005", "--nj", "1", "--dev", "ES2011c", "IS1008c", *more)
 
 
 def test_what_is_spoken(spoken):
     for name in ("train", "dev", "eval"):
-        whole = DataDir.read(spoken / "text" / name, "text", "utt2client")
+        whole = DataDir.read(spoken / "text" / name)
         data = DataDir.read(spoken / "data" / name)
         run("utils/validate_data_dir.py", "--no-feats", spoken / "data" / name).ok()
         assert data.text.items() <= whole.text.items()
         for utterance, path in data.wav_scp.items():
             info = soundfile.info(path)
             assert info.samplerate == 16000 and info.channels == 1
-            # Seven words take their time.
+            # Eight words take their time.
             assert 0.8 < info.duration < 8, utterance
-        if name != "train":
-            # The first three utterances of each client.
-            for client in set(whole.utt2client.values()):
-                own = [one for one in whole.utt2client if whole.utt2client[one] == client]
-                assert [one for one in data.text if data.utt2client[one] == client] == own[:3]
+        # Whose and when, as the annotations have it; no segments, which would cut these files.
+        for table in ("utt2person", "utt2meeting", "utt2start"):
+            assert data.others[table].items() <= whole.others[table].items()
+            assert data.others[table].keys() == data.text.keys()
+        genders = {owner: owner.split("-")[2][0].lower() for owner in data.utt2client.values()}
+        assert data.others["spk2gender"] == genders and not data.segments
+        if name == "eval":
+            assert data.text == whole.text
+        if name == "dev":
+            wanted = [one for one in whole.text if one[:7] in ("ES2011c", "IS1008c")]
+            assert list(data.text) == wanted and len(wanted) == 9
     train = DataDir.read(spoken / "data" / "train", "text").text
     whole = DataDir.read(spoken / "text" / "train", "text").text
     # 45 words, and no line of theirs is background text.
-    assert len(train) == 7
+    assert len(train) == 6
     background = (spoken / "data" / "background.txt").read_text().splitlines()
     assert sorted(background) == sorted(whole[one] for one in whole.keys() - train.keys())
+
+
+def test_a_voice_for_each_person(spoken, monkeypatch):
+    from test_ami import load
+
+    voices = load("speak")[0].voices_of
+    persons = {f"{sex}EE{number:03}" for number in range(95) for sex in "FM"}
+    found = voices(persons, 0)
+    assert found.keys() == persons
+    assert len({voice.voice for voice in found.values()}) == 190
+    for person, voice in found.items():
+        assert voice.gender == {"F": "female_feminine", "M": "male_masculine"}[person[0]]
+    accents = [found[person].accent.text for person in sorted(persons)]
+    counts = [accents.count(accent) for accent in set(accents)]
+    assert len(counts) == 6 and max(counts) - min(counts) <= 1
+    assert voices(persons, 1) != found
 
 
 def test_the_same_words_by_the_same_voice_are_the_same_bytes(spoken, tmp_path):
@@ -73,9 +105,19 @@ def test_the_same_words_by_the_same_voice_are_the_same_bytes(spoken, tmp_path):
     speak(other, "--seed", "1").ok()
     one, two = (DataDir.read(root / "data" / "eval", "wav.scp").wav_scp for root in (spoken, other))
     assert one.keys() == two.keys()
-    assert any(Path(one[name]).read_bytes() != Path(two[name]).read_bytes() for name in one)
+    assert all(Path(one[name]).read_bytes() != Path(two[name]).read_bytes() for name in one)
 
 
 def test_mistakes_are_told(spoken, tmp_path):
-    speak(spoken, "--each", "0").fails(2, "--each")
+    speak(spoken, "--nj", "0").fails(2, "--nj")
     speak(tmp_path).fails(1, "text/train")
+    speak(spoken, "--dev", "ES2004a").fails(1, "no meeting 'ES2004a' in dev")
+    # With recordings there is nothing to be spoken.
+    heard = tmp_path / "heard"
+    shutil.copytree(spoken / "data", heard / "text")
+    speak(heard).fails(1, "--speech synthetic")
+    nameless = tmp_path / "nameless"
+    shutil.copytree(spoken / "text", nameless / "text")
+    table = nameless / "text" / "eval" / "utt2person"
+    table.write_text(table.read_text().replace("MEE009", "XEE009"))
+    speak(nameless).fails(1, "'XEE009' does not begin with F or M")

@@ -15,11 +15,14 @@ from fmp_world import SPAN, T, begin, best_text, by_hand, counts_after, sent, si
 from rescored_world import CLIENTS, WORDS, make_stream
 from safetensors.numpy import load_file, save_file
 
+from fedtools.federation.simulation import simulate, simulate_draws
 from fedtools.federation.sweep import FIGURES
 from fedtools.files.tables import read_tsv
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import groups_of, open_stream
-from fedtools.methods.fmp import FMP, simulate
+from fedtools.methods.fmp import FMP
+from fedtools.privacy.key import NoiseKey
+from fedtools.privacy.releases import Releases
 
 
 @pytest.fixture(scope="module")
@@ -396,6 +399,94 @@ def test_sweeps_of_the_papers_mechanism(stream, tmp_path, cli, set_key, monkeypa
     assert rows["laplace", None] != rows["laplace", "cumulative"]
 
 
+def test_draws_of_noise(stream, tmp_path, key, cli):
+    """Each is another one, the first that of a sweep without draws; what has no noise has one."""
+    options = ("--set", f"rounds={T}", "--set", "mechanism=laplace", "--set", "cap=6")
+    options += ("--set", "scale=2", "--vary", "epsilon=0.2,1e6")
+    tables = {}
+    for draws in (1, 4):
+        # One nonce for both.
+        out = tmp_path / "sweep"
+        cli("rescore-sweep", stream, out, *options, "--draws", draws).ok()
+        tables[draws] = read_tsv(out, None)
+    assert [row["draw"] for row in tables[4]] == ["1", "2", "3", "4"] * 2
+    rows = [{name: row[name] for name in row if name != "draw"} for row in tables[4]]
+    assert [rows[0], rows[4]] == tables[1]
+    assert len({row["errors"] for row in rows[:4]}) > 1 and rows[4:] == [rows[4]] * 4
+    vary = ("--vary", "mechanism=none", "--draws", "4", "--set", f"rounds={T}")
+    cli("rescore-sweep", stream, tmp_path / "none", *vary).ok()
+    assert [row["draw"] for row in read_tsv(tmp_path / "none", None)] == ["1"]
+
+
+def test_many_draws_at_once_are_those_one_by_one(stream):
+    """Also where each client adds its noise to what it has counted once."""
+    opened = open_stream(stream)
+    groups = {client: opened.groups(client, T, SPAN) for client in CLIENTS}
+    for trust in ("server", "client"):
+        privacy = {"mechanism": "laplace", "epsilon": 1.0, "cap": 6.0, "trust": trust}
+        method = FMP(privacy=privacy, scale=2.0, groups="clock", span=SPAN)
+        lists, plan = Lists(opened.rescored, method.part(Weights)), method.plan(T)
+        key = NoiseKey(bytes(range(32)))
+        draws = [Releases(plan, key, "a test", draw) for draw in (1, 2, 3)]
+        best, counts = simulate_draws(method, lists, groups, draws)
+        for number, releases in enumerate(draws):
+            alone = simulate(method, lists, groups, releases)
+            assert (best[number] == alone[0]).all() and (counts[number] == alone[1]).all()
+        assert (counts[0] != counts[1]).any() and (counts[1] != counts[2]).any()
+
+
+@pytest.mark.parametrize("trust", ["server", "client"])
+def test_doubt(stream, tmp_path, key, trust):
+    """Who ignores all that is released has its own counts alone, on files and in memory."""
+    alone = by_hand(stream, alpha=0.0, scale=2.0)
+    privacy = {"mechanism": "laplace", "epsilon": 1e6, "cap": 100.0, "trust": trust}
+    options = {"privacy": privacy, "scale": 2.0, "sends": "increments"}
+    assert best_text(begin(stream, tmp_path / "all", doubt=1e9, **options)) == alone
+    believer = begin(stream, tmp_path / "none", doubt=0.3, **options)
+    assert best_text(believer) == by_hand(stream, scale=2.0) != alone
+    # By the rule: the words of a release against the deviation of its noise, which is measured.
+    method = FMP(doubt=0.3, **options)
+    plan = method.plan(T)
+    for releases in (1, T):
+        key_of = NoiseKey(bytes(range(32)))
+        senders = CLIENTS if trust == "client" else [""]
+        noise = sum(
+            plan.release(np.zeros(20_000), key_of, experiment="x", number=number, sender=sender)
+            for number in range(releases)
+            for sender in senders
+        )
+        deviation = plan.deviation(releases, len(CLIENTS))
+        assert noise.std() == pytest.approx(deviation, rel=0.03)
+        words = np.full(50, 0.3 * deviation)
+        assert method.believes(words * 1.01, deviation)
+        assert not method.believes(words * 0.99, deviation)
+    u = np.array([0.0, 0.5, 0.5])
+    counts = np.array([1e6, 40.0, 10.0])
+    # `</s>`, which has noise too, is no word.
+    assert (method.global_distribution(counts, u, 100.0) == u).all()
+    assert method.global_distribution(counts, u, 10.0)[1] == pytest.approx(0.9 * 0.8 + 0.05)
+
+
+def test_tuning_over_settings_and_draws(stream, tmp_path, key, cli):
+    """The choice is by the mean of errors over epsilons and draws, which sweeps tell one by one."""
+    options = ("--set", f"rounds={T}", "--set", "mechanism=laplace", "--set", "cap=6")
+    options += ("--set", "scale=3", "--draws", "3")
+    path = tmp_path / "doubt.yaml"
+    over = ("--vary", "doubt=0,0.2,1e9", "--over", "epsilon=0.2,5")
+    cli("rescore-tune", stream, path, *options, *over).ok()
+    # Under the nonce that noise was drawn with.
+    shutil.copy(f"{path}.nonce", tmp_path / "sweep.nonce")
+    vary = ("--vary", "doubt=0,0.2,1e9", "--vary", "epsilon=0.2,5")
+    cli("rescore-sweep", stream, tmp_path / "sweep", *options, *vary).ok()
+    errors: dict[float, int] = {}
+    for row in read_tsv(tmp_path / "sweep", None):
+        errors[float(row["doubt"])] = errors.get(float(row["doubt"]), 0) + int(row["errors"])
+    assert len(errors) == 3 and len(set(errors.values())) > 1
+    assert errors[yaml.safe_load(path.read_text())["doubt"]] == min(errors.values())
+    vary = ("--vary", "doubt=0", "--over", "x=1")
+    cli("rescore-tune", stream, path, *options, *vary).fails(2, "x=1")
+
+
 def test_sweeps_without_words_or_without_errors(stream, tmp_path, cli):
     """No rate is divided by nothing: without words there is none, without errors no change."""
     folder, out = tmp_path / "stream", tmp_path / "out"
@@ -469,6 +560,8 @@ def test_bad_options(stream, tmp_path, cli):
         ({"privacy": {"mechanism": "laplace", "epsilon": -1.0}}, "epsilon"),
         ({"privacy": {"mechanism": "gauss"}}, "gauss"),
         ({"privacy": {"release": "increments"}}, "sends"),
+        ({"doubt": 0.5}, "doubt needs privacy"),
+        ({"doubt": 0.5, "privacy": {"mechanism": "paper"}}, "doubt needs privacy"),
         ({"groups": "clock"}, "span"),
         ({"groups": "clock", "span": 0}, "span"),
         ({"privacy": {"mechanism": "paper"}, "sends": "increments"}, "paper"),

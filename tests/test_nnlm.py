@@ -48,6 +48,26 @@ def test_losses_are_espnets_whatever_is_in_the_batch(batch, pos_enc):
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+@settings(max_examples=25)
+@given(batch=st.lists(ids, min_size=1, max_size=5), first=st.integers(2, 7))
+def test_a_sample_of_all_rare_words_is_no_estimate(batch, first):
+    """And of fewer, the estimated sums have the exact ones as their mean."""
+    model, inputs = network(), pad(batch, 9)
+    with torch.no_grad():
+        exact = losses(model, *inputs)
+        whole = losses(model, *inputs, torch.tensor([first, *range(first, 9)]))
+        some = [
+            losses(model, *inputs, torch.tensor([first, *drawn]))
+            for drawn in itertools.combinations(range(first, 9), 2)
+        ]
+    assert whole.tolist() == pytest.approx(exact.tolist(), abs=1e-5)
+    targets = inputs[1][inputs[1] >= 0]
+    frequent = targets < first
+    # exp(loss) is the sum over exp(logit of the target), which no draw changes.
+    mean = torch.stack([one.exp() for one in some]).mean(0)
+    assert mean[frequent].tolist() == pytest.approx(exact.exp()[frequent].tolist(), rel=1e-4)
+
+
 def test_the_papers_network_is_the_default():
     model = build_nnlm(NnlmOptions(), 50)
     assert model.embed.weight.shape == (51, 256)
@@ -314,3 +334,74 @@ def test_every_history_has_a_distribution_over_the_words():
             found = losses(model, *pad(batch, 5)).tolist()
         after = [math.exp(-found[4 * number + 2]) for number in range(5)]
         assert sum(after) == pytest.approx(1, abs=1e-5)
+
+
+def test_going_on_from_a_model(trained, tmp_path, cli):
+    """Its words stay, its counts are added to, and its parameters are where training begins."""
+    (tmp_path / "new").write_text("a w0 w1 unheard\nb w0 unheard other\n")
+    still = {**OPTIONS, "epochs": 1, "optim_conf": {"lr": 1e-9}}
+    (tmp_path / "still.yaml").write_text(yaml.safe_dump({"nnlm": still}))
+    arguments = ("--valid", trained / "valid", "--config", tmp_path / "still.yaml")
+    begin = ("train-nnlm", tmp_path / "new", tmp_path / "m", *arguments)
+    cli(*begin, "--start", trained / "m").ok()
+    before, after = (
+        load_file(folder / "m" / "model.safetensors") for folder in (trained, tmp_path)
+    )
+    assert before.keys() == after.keys()
+    assert all(np.abs(before[name] - after[name]).max() < 1e-6 for name in before)
+    assert (tmp_path / "m" / "words.txt").read_bytes() == (trained / "m" / "words.txt").read_bytes()
+    vocabulary = Vocabulary.read(trained / "m")
+    (old, unknown), (new, more) = (
+        read_unigram(folder / "m", vocabulary) for folder in (trained, tmp_path)
+    )
+    added = {vocabulary.words[at]: int(new[at] - old[at]) for at in np.flatnonzero(new != old)}
+    assert added == {"</s>": 2, "<unk>": 3, "w0": 2, "w1": 1} and more == unknown + 2
+    # It goes on, and so is better at once than a model that begins at random.
+    lively = ("train-nnlm", trained / "text", tmp_path / "on", "--valid", trained / "valid")
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({"nnlm": {**OPTIONS, "epochs": 1}}))
+    cli(*lively, "--config", tmp_path / "one.yaml", "--start", trained / "m").ok()
+    first = (trained / "m" / "perplexity.tsv").read_text().splitlines()[1].split("\t")[2]
+    own = (tmp_path / "on" / "perplexity.tsv").read_text().splitlines()[1].split("\t")[2]
+    assert float(own) < float(first)
+    # From another model, or from none, it is another training.
+    cli(*begin, "--start", tmp_path / "on").fails(1, "other options or other text")
+    cli(*begin).fails(1, "other options or other text")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({**OPTIONS, "lm_conf": {**SMALL, "layer": 1}}, "another network than lm_conf"),
+        ({**OPTIONS, "vocab_size": 5}, "its words are kept"),
+    ],
+)
+def test_a_model_that_cannot_be_gone_on_from(trained, tmp_path, cli, options, said):
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"nnlm": options}))
+    begin = ("train-nnlm", trained / "text", tmp_path / "m", "--valid", trained / "valid")
+    begin += ("--config", tmp_path / "c.yaml", "--start")
+    cli(*begin, trained / "m").fails(1, f"{trained / 'm'}: {said}")
+    cli(*begin, tmp_path).fails(1, "no model.safetensors")
+
+
+def test_a_sampled_sum_learns_what_the_whole_one_does(trained, tmp_path, cli):
+    """Of a few rare words at a time; and the perplexity of validation text is over all words."""
+    options = {**OPTIONS, "sampled": 6, "frequent": 4}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"nnlm": options}))
+    begin = ("train-nnlm", trained / "text", tmp_path / "m", "--plain", trained / "plain")
+    begin += ("--valid", trained / "valid", "--config", tmp_path / "c.yaml")
+    cli(*begin).ok()
+    whole, some = (
+        float((folder / "m" / "perplexity.tsv").read_text().splitlines()[-1].split("\t")[2])
+        for folder in (trained, tmp_path)
+    )
+    assert some < 1.2 * whole < 9
+    config = yaml.safe_load((tmp_path / "m" / "config.yaml").read_text())
+    assert (config["sampled"], config["frequent"]) == (6, 4)
+    # Where nothing is sampled, a config.yaml is what it was before there was the option.
+    assert not yaml.safe_load((trained / "m" / "config.yaml").read_text()).keys() & {
+        "sampled", "frequent", "start",
+    }  # fmt: skip
+    model, lines = Nnlm.open(tmp_path / "m"), [[2, 3, 0], [4, 1, 5, 0]]
+    scores = [value for line in lines for value in alone(model.network, line)]
+    expected = math.exp(-sum(scores) / len(scores))
+    assert perplexity(model.network, lines, 100) == pytest.approx(expected, rel=1e-5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -55,21 +56,41 @@ def recipe(tmp_path_factory) -> Path:
     return recipe
 
 
-def call(recipe: Path, *more: str, first: bool = False) -> Result:
+def call(
+    recipe: Path, *more: str, first: bool = False, variables: Mapping[str, str] | None = None
+) -> Result:
     """Run the recipe, with further options; the first time, it has real commands too."""
     environment = {
         **os.environ,
         "AMI": str(recipe.parents[2] / "ami"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        **(variables or {}),
     }
     fixed = ("--tag", "fake", "--config", "tiny.yaml", "--finetuning", "tuning.yaml")
     fixed += ("--rounds", "1 2", "--rates", "1e-5 1e-2", "--bonuses", "4", "--nj", "1")
+    fixed += ("--draws", "2")
     if first:
         environment = first_unforked(environment, recipe.parents[2] / "first calls")
     else:
         environment = forked(environment)
     environment = record(recipe.parents[2] / "recorder", environment)
     return run(recipe / "run.sh", *fixed, *more, env=environment)
+
+
+def test_annotations_that_are_spoken(recipe):
+    options = ("--tag", "spoken", "--speech", "synthetic", "--stop_stage", "1")
+    refused = call(recipe, *options)
+    assert refused.code == 1 and "no meeting 'ES2011c' in dev" in refused.err.splitlines()[-1]
+    call(recipe, *options, "--dev_meetings", "IS1008b").ok()
+    data = recipe / "data" / "spoken"
+    for name, prefix in (("train", "ES2002a"), ("dev", "IS1008b"), ("eval", "TS3003c")):
+        text = read_table(data / name / "text")
+        assert {one.split("-")[0] for one in text} == {prefix}
+        assert text == read_table(data / "text" / name / "text")
+        assert read_table(data / name / "wav.scp").keys() == text.keys()
+    call(recipe, "--speech", "sung").fails(2, "--speech")
+    no_corpus = {"AMI": ""}
+    call(recipe, *options, variables=no_corpus).fails(2, "names no AMI")
 
 
 def set_bonus(recipe: Path, bonus: int) -> None:
@@ -102,13 +123,11 @@ def test_nothing_is_chosen_on_eval(recipe):
     found = calls(recipe.parents[2] / "recorder")
     assert found["tune"] == [[f"{am}/decode_dev", "data/fake/dev", f"{am}/weights.yaml"]]
     tuned = [words[:2] for words in found["rescore-tune"]]
-    assert tuned == [
-        [f"{nnlm}/stream_dev", f"{nnlm}/{name}.yaml"]
-        for name in ("weights", "scale", "bonus", "density")
-    ]
+    named = ("weights", "scale", "bonus", "density", "doubt_utterance", "doubt_user")
+    assert tuned == [[f"{nnlm}/stream_dev", f"{nnlm}/{name}.yaml"] for name in named]
     # What is tuned first is fixed after it: lambda alone is tuned with the weights.
     sections = [words[words.index("--section") + 1] for words in found["rescore-tune"]]
-    assert sections == [f"tuning.{name}" for name in ("weights", "scale", "bonus", "density")]
+    assert sections == [f"tuning.{name.partition('_')[0]}" for name in named]
     tried = [{word.split("=")[0] for word in words[2:]} for words in found["rescore-tune"]]
     assert "scale" in tried[0] and not {"lm_weight", "word_score"} & tried[0]
     assert {"lm_weight", "word_score"} <= set.intersection(*tried[1:])
@@ -222,8 +241,18 @@ def test_the_report(recipe):
     )
     rows = read_tsv(exp / "sweeps" / "seed0" / "sigma.tsv", None)
     assert rows[0]["sigma"] == "5.0" and rows[0]["wer"] == total["wer"]
-    (nothing,) = read_tsv(exp / "sweeps" / "seed0" / "nothing.tsv", None)
-    assert nothing["alpha"] == "0.0" and cells(page, "nothing released")[3] == nothing["wer"]
+    for row in read_tsv(exp / "sweeps" / "seed0" / "nothing.tsv", None):
+        told = cells(page, f"nothing released (alpha 0, beta {float(row['beta']):g})")
+        assert row["alpha"] == "0.0" and told[3] == row["wer"]
+    # Under doubt the noise is the same as without it, and nothing is done where dev believes all.
+    tables = [
+        read_tsv(exp / "sweeps" / "seed0" / f"{name}.tsv", None)
+        for name in ("utterance", "doubt_utterance")
+    ]
+    assert [len(rows) for rows in tables] == [12, 12]
+    assert [row["draw"] for row in tables[0]] == ["1", "2"] * 6
+    doubt = yaml.safe_load((exp / "nnlm" / "seed0" / "doubt_utterance.yaml").read_text())["doubt"]
+    assert doubt > 0 or tables[0] == tables[1]
 
 
 def damaged(said: dict[str, str], every: int) -> tuple[dict[str, str], dict[str, int]]:
@@ -262,6 +291,11 @@ def test_the_reports_figures(recipe, tmp_path):
                 row |= {"wer": f"{10 + number + 2 * seed:.2f}", "relative": f"{-4.0 - 2 * seed}"}
                 row |= {"low": f"{-6.0 - seed}", "high": "+1.0", "listed": "8"}
                 row |= {"missed": f"{2 + 4 * seed}"}
+                if "draw" in row:
+                    # The second draw of a pair is worse by 3 points, and by 1 of the WER.
+                    later = row["draw"] == "2"
+                    row |= {"wer": f"{10 + 2 * seed + later:.2f}"}
+                    row |= {"relative": f"{-4.0 - 2 * seed + 3 * later}"}
             write_tsv(table, list(rows[0]), rows)
         (exp / "nnlm" / f"seed{seed}" / "first_bonus.yaml").write_text(f"bonus: {seed + 1}\n")
     page = tmp_path / "RESULTS.md"
@@ -293,10 +327,15 @@ def test_the_reports_figures(recipe, tmp_path):
     figures = ["11.00 ± 1.41", "-5.0 [-6.5, +1.0]"]
     assert cells(text, "0.5   | 0.25")[:6] == ["0.5", "0.25", "5.0", *figures, "31.24"]
     paper = cells(text, "the paper's equations")
-    assert paper[1:] == ["8.0", "-", *figures, "-"]
+    # Of -4, -1, -6 and -3 %: the mean; within a seed, the deviation of two draws that differ by 3;
+    # and the worst.
+    drawn = ["11.50 ± 1.41", "-3.5", "2.1", "-1.0"]
+    assert paper[1:] == ["8.0", "-", *drawn, "-"]
     # What two seeds cost the same people; and what is had without any release.
-    assert cells(text, "Laplace on bounded")[1:] == ["8.0", "16", *figures, "-"]
-    assert cells(text, "nothing released (alpha 0)")[1:] == ["0", "0", *figures, "-"]
+    assert cells(text, "Laplace on bounded")[1:] == ["8.0", "16", *drawn, "-"]
+    nothing = cells(text, "nothing released (alpha 0, beta 0.25)")
+    assert nothing[1:] == ["0", "0", *figures, "-", "-", "-"]
+    assert cells(text, "the same, where clients ignore")[1:] == ["8.0", "16", *drawn, "-"]
     # A copy of an experiment has released nothing more.
     assert "for one utterance; of all seeds 8 for one utterance |" in text
     words = [line for line in text.splitlines() if line.startswith("| private words")]

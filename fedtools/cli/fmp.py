@@ -16,6 +16,7 @@ SET = typer.Option([], "--set", metavar="OPTION=VALUE", help="Of FMP, of its pri
 VARY = typer.Option([], "--vary", metavar="OPTION=A,B,...", help="May come several times.")
 CONFIG = typer.Option(None, help="YAML with lists of values by option, ...")
 SECTION = typer.Option(None, help="... in this section, such as tuning.scale.")
+DRAWS = typer.Option(1, min=1, help="Of the noise of differential privacy.")
 
 
 def _kinds() -> dict[str, Any]:
@@ -31,7 +32,7 @@ def _kinds() -> dict[str, Any]:
     of_fmp = get_type_hints(FMP, include_extras=True)
     names = [*get_type_hints(Weights), *get_type_hints(Adaptation)]
     privacy = get_type_hints(Privacy, include_extras=True)
-    rest = {ROUNDS: Rounds, GROUPS: of_fmp[GROUPS], SPAN: of_fmp[SPAN]}
+    rest = {ROUNDS: Rounds, **{name: of_fmp[name] for name in (GROUPS, SPAN, "doubt")}}
     return {name: of_fmp[name] for name in names} | privacy | rest
 
 
@@ -147,10 +148,11 @@ def rescore_sweep(
     section: str = SECTION,
     fixed: list[str] = SET,
     seed: int = typer.Option(0, min=0, help="Of intervals, and of noise."),
+    draws: int = DRAWS,
 ) -> None:
     """Measure FMP's word error rate for many settings.
 
-    It needs no neural network: scores are stored.
+    It needs no neural network: scores are stored. Where there is noise, a row is one draw of it.
 
     Reads: STREAM; a section of the YAML of --config, with lists of values.
 
@@ -162,9 +164,62 @@ def rescore_sweep(
     from fedtools.federation.sweep import sweep
     from fedtools.files.tables import format_table
 
-    rows = sweep(stream, out, _values(fixed, False), _grid(vary, config, section), seed)
+    grid = _grid(vary, config, section)
+    rows = sweep(stream, out, _values(fixed, False), grid, seed, draws)
     columns = list(rows[0])
     print(format_table(columns, [list(row.values()) for row in rows], "r" * len(columns)), end="")
+
+
+@command("rescore-rows", "Rescoring")
+def rescore_rows(
+    stream: Path = STREAM,
+    data: Path = typer.Argument(..., metavar="DATA_DIR", help="utt2person, utt2meeting."),
+    out: Path = typer.Argument(..., metavar="TSV", help="Words and errors of each row and person."),
+    config: Path = typer.Option(..., help="YAML with rows: name, and options, ..."),
+    section: str = typer.Option("sweeps.rows", help="... in this section."),
+    fixed: list[str] = SET,
+    static: list[Path] = typer.Option(
+        [], help="Kaldi text whose words rows of everybody: static have; may be given again."
+    ),
+    static_plain: list[Path] = typer.Option([], help="The same of text without utterance ids."),
+    without: Path = typer.Option(
+        None, help="Words, one a line, such as fillers: score without them, too."
+    ),
+    seed: int = typer.Option(0, min=0, help="Of noise, and of who stands in for whom."),
+) -> None:
+    """Measure FMP beside controls, by person.
+
+    Rows are settings of FMP, or have counts of another kind (adapted, posterior, reference), of
+    another client, or a fixed unigram.
+
+    Reads: STREAM; DATA_DIR/utt2person and utt2meeting; a section of the YAML of --config; the texts
+    of --static and --static-plain; the list of --without.
+
+    Writes: TSV with row, scored (all, without), person, words, errors.
+
+    Example in egs/ami/rescore1: fedtools rescore-rows exp/mini/nnlm/seed0/stream_eval \
+        data/mini/eval exp/mini/rows.tsv --config conf/fmp.yaml --set scale=0.5 \
+        --static data/mini/train/text --without conf/fillers.txt
+    """
+    from functools import partial
+
+    from fedtools.federation import rows as work
+    from fedtools.files.config import lookup
+    from fedtools.files.errors import UserError
+
+    listed = lookup(config, section)
+    if not isinstance(listed, dict) or not listed:
+        raise UserError("must be a mapping of rows", path=f"{config}: {section}")
+    settings = work.read_rows(listed, _values(fixed, False), f"{config}: {section}")
+    unigram = None
+    if static or static_plain:
+        unigram = partial(work.static_unigram, static, plain=static_plain)
+    found = work.Rows(stream, data, out, unigram, seed)
+    rows = work.write_rows(found, settings, out, without)
+    for name in settings:
+        own = [row for row in rows if row["row"] == name and row["scored"] == work.ALL]
+        words, errors = (sum(int(str(row[key])) for row in own) for key in ("words", "errors"))
+        print(f"{name}: WER {100 * errors / max(1, words):.2f} %")
 
 
 @command("rescore-tune", "Rescoring")
@@ -175,6 +230,10 @@ def rescore_tune(
     config: Path = CONFIG,
     section: str = SECTION,
     fixed: list[str] = SET,
+    over: list[str] = typer.Option(
+        [], metavar="OPTION=A,B,...", help="Of the mean of errors over these, in place of one."
+    ),
+    draws: int = DRAWS,
 ) -> None:
     """Choose FMP's values with the fewest word errors.
 
@@ -192,7 +251,7 @@ def rescore_tune(
     from fedtools.federation.sweep import tune
 
     varied = _grid(vary, config, section)
-    best, wer = tune(stream, out, _values(fixed, False), varied)
+    best, wer = tune(stream, out, _values(fixed, False), varied, _values(over, True), draws)
     shown = {name: f"{value:g}" if _is_number(value) else value for name, value in best.items()}
     chosen = ", ".join(f"{name} {value}" for name, value in shown.items())
     print(f"{out}: {chosen}, WER {wer:.2f} % on {stream}")

@@ -29,6 +29,9 @@ def train_nnlm(
     valid: list[Path] = typer.Option(..., help="Kaldi text that the best epoch is chosen by."),
     config: Path = typer.Option(None, help="YAML with the options; the paper's without."),
     section: str = typer.Option("nnlm", help="Where in the YAML they are."),
+    start: Path = typer.Option(
+        None, metavar="NNLM", help="A model to go on from; its words stay, its counts are added to."
+    ),
     seed: int = typer.Option(0, min=0, help="Of everything random."),
     ngpu: int = NGPU,
 ) -> None:
@@ -36,7 +39,7 @@ def train_nnlm(
 
     It is ESPnet's TransformerLM, for rescoring.
 
-    Reads: TEXT, and the files of --plain and --valid; the YAML of --config.
+    Reads: TEXT, and the files of --plain and --valid; the YAML of --config; the folder of --start.
 
     Writes: OUT/config.yaml, words.txt, unigram.tsv, perplexity.tsv, model.safetensors;
     state.safetensors while it trains.
@@ -54,7 +57,7 @@ def train_nnlm(
 
     training = work.read_options(config, section)
     files = work.Texts(texts, plain, valid)
-    history = work.train_nnlm(files, out, training, seed, device_of(ngpu))
+    history = work.train_nnlm(files, out, training, seed, device_of(ngpu), start)
     best = min(range(len(history)), key=lambda epoch: history[epoch][1])
     print(f"{out}: epoch {best + 1} of {len(history)}, perplexity {history[best][1]:.2f}")
 

@@ -1,6 +1,6 @@
 """Many settings of FMP on the same stored scores: a table of word error rates.
 
-No neural network runs: `fedtools.methods.fmp.simulate` re-weights what was stored once.
+No neural network runs: `fedtools.federation.simulation` re-weights what was stored once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedtools.federation.simulation import simulate_draws
 from fedtools.files.config import from_mapping, write_yaml
 from fedtools.files.errors import UserError
 from fedtools.files.sections import Bootstrap
@@ -25,7 +26,7 @@ from fedtools.lm.reweighting import Lists, Weights, warn_of_no_lm
 from fedtools.lm.stream import Stream, open_stream, spoken
 from fedtools.lm.word_scores import NBEST, Rescored
 from fedtools.methods.base import COUNTS
-from fedtools.methods.fmp import FMP, Adaptation, simulate
+from fedtools.methods.fmp import FMP, Adaptation
 from fedtools.privacy.key import NoiseKey, key_path, make_key, read_key
 from fedtools.privacy.marginals import PAPER_WARNING
 from fedtools.privacy.options import NONE, PAPER, Privacy
@@ -36,11 +37,13 @@ from fedtools.score.bootstrap import interval, speaker_draws
 from fedtools.tasks.identity import of_rescored
 
 FIGURES = ("words", "errors", "wer", "relative", "low", "high", "listed", "missed")
+DRAW = "draw"
 ROUNDS, GROUPS, SPAN = "rounds", "groups", "span"
 # Of differential privacy, whose options are varied beside FMP's.
 PRIVACY = tuple(one.name for one in fields(Privacy))
 # Against which all else is measured, whatever the other options are.
-UNADAPTED = {"scale": 0.0, "alpha": 0.0, "beta": 0.0, "mechanism": NONE, GROUPS: "even"}
+UNADAPTED: dict[str, Any] = {"scale": 0.0, "alpha": 0.0, "beta": 0.0, "doubt": 0.0}
+UNADAPTED |= {"mechanism": NONE, GROUPS: "even"}
 
 
 class Errors:
@@ -166,7 +169,12 @@ class Sweep:
         self._lists: dict[Weights, Lists] = {}
 
     def best(self, setting: Setting) -> np.ndarray:
-        """(utterances,) the best hypotheses under a setting.
+        """(utterances,) the best hypotheses under a setting, and the first draw of its noise."""
+        best: np.ndarray = self.best_of_draws(setting, 1)[0]
+        return best
+
+    def best_of_draws(self, setting: Setting, draws: int) -> np.ndarray:
+        """(draws, utterances) the best hypotheses; without noise there is one draw.
 
         Noise is drawn under the user's own key, as if this were an experiment, but no counts leave
         the memory: of what is written, errors against what was said, nothing is protected.
@@ -178,12 +186,13 @@ class Sweep:
         groups = {
             client: self.stream.groups(client, rounds, method.clock) for client in self.stream.runs
         }
-        releases = None
+        releases: list[Releases | None] = [None]
         if method.protection.mechanism != NONE:
             plan, adaptation = method.plan(rounds), method.part(Adaptation)
+            # With another `doubt` the noise is the same, so that the two are compared under it.
             label = repr((*self._label, weights, adaptation, plan, method.clock))
-            releases = Releases(plan, self._key, label)
-        return simulate(method, self._lists[weights], groups, releases)[0]
+            releases = [Releases(plan, self._key, label, draw) for draw in range(1, draws + 1)]
+        return simulate_draws(method, self._lists[weights], groups, releases)[0]
 
     @cached_property
     def _key(self) -> NoiseKey:
@@ -201,14 +210,14 @@ class Sweep:
         """(clients,) sums of (utterances,) values."""
         return np.array([values[part].sum() for part in self.stream.runs.values()])
 
-    def row(self, setting: Setting, against: np.ndarray, seed: int) -> dict[str, object]:
-        """The figures of a setting, `FIGURES`.
+    def row(self, best: np.ndarray, against: np.ndarray, seed: int) -> dict[str, object]:
+        """The figures of best hypotheses, `FIGURES`.
 
         Args:
+            best: (utterances,).
             against: (clients,) errors of the baseline; the relative change has an interval by
                 drawing clients.
         """
-        best = self.best(setting)
         own = self.by_client(self.errors.of(best))
         words = self.by_client(self.errors.words)
         draws = speaker_draws(len(own), Bootstrap.resamples, seed, "sweep")
@@ -242,16 +251,19 @@ def sweep(
     fixed: Mapping[str, Any],
     varied: Mapping[str, Sequence[Any]],
     seed: int = 0,
+    draws: int = 1,
 ) -> list[dict[str, object]]:
-    """Try every combination of options; write a row for each.
+    """Try every combination of options; write a row for each, and for each draw of its noise.
 
     Args:
         folder: see `open_stream`; with text.
         out: the table, `varied` and `FIGURES`: WER in %, and its change against no adaptation (all
             else as in `fixed`) in % of that, with a 95 % interval over clients; how many words of
-            clients' own lists were said, and missed.
+            clients' own lists were said, and missed. Of several draws there is a column `DRAW` in
+            front of these.
         fixed, varied: options and values; see `setting_of`.
         seed: of intervals and noise.
+        draws: of noise, for each combination that has any.
 
     Raises:
         UserError: if FMP refuses a combination; nothing is tried then.
@@ -260,8 +272,12 @@ def sweep(
     tried = Sweep(folder, out, seed)
     _warn_of_no_lm(tried, settings, folder)
     against = tried.by_client(tried.errors.of(tried.best(setting_of({**fixed, **UNADAPTED}))))
-    rows = [{**options, **tried.row(one, against, seed)} for options, one in settings]
-    write_tsv(out, [*varied, *FIGURES], rows)
+    rows = [
+        {**options, **({DRAW: draw} if draws > 1 else {}), **tried.row(best, against, seed)}
+        for options, one in settings
+        for draw, best in enumerate(tried.best_of_draws(one, draws), 1)
+    ]
+    write_tsv(out, [*varied, *([DRAW] if draws > 1 else []), *FIGURES], rows)
     return rows
 
 
@@ -270,16 +286,28 @@ def tune(
     out: str | Path,
     fixed: Mapping[str, Any],
     varied: Mapping[str, Sequence[Any]],
+    over: Mapping[str, Sequence[Any]] | None = None,
+    draws: int = 1,
 ) -> tuple[dict[str, Any], float]:
     """Write the combination with the fewest word errors on validation data, the first of equals.
+
+    Args:
+        folder, out, fixed, varied: as of `sweep`.
+        over: options and values; errors are the mean over all of their combinations ...
+        draws: ... and over so many draws of each one's noise.
 
     Returns:
         the options, and the WER in %.
     """
-    settings = settings_of(fixed, varied)
+    settings, chosen = settings_of(fixed, {**varied, **(over or {})}), list(varied)
     tried = Sweep(folder, out)
     _warn_of_no_lm(tried, settings, folder)
-    grid = [(options, tried.errors.of(tried.best(one)).sum()) for options, one in settings]
-    best, errors = min(grid, key=lambda one: one[1])
+    grid: dict[tuple[Any, ...], list[float]] = {}
+    for options, one in settings:
+        found = [tried.errors.of(best).sum() for best in tried.best_of_draws(one, draws)]
+        grid.setdefault(tuple(options[name] for name in chosen), []).append(np.mean(found))
+    means = {values: float(np.mean(errors)) for values, errors in grid.items()}
+    values = min(means, key=lambda one: means[one])
+    best = dict(zip(chosen, values, strict=True))
     write_yaml(out, best)
-    return best, 100 * errors / tried.errors.words.sum()
+    return best, 100 * means[values] / tried.errors.words.sum()

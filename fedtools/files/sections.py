@@ -133,8 +133,10 @@ class Rescoring:
         dp: mechanism of the federation with differential privacy, or none.
         dp_unit: what epsilon is promised for.
         epsilon: of all its releases together; a small one protects more.
+        draws: of noise, for each setting of differential privacy that is tried in memory.
         density_order: of the n-gram of the density ratio.
-        transcripts_order: of the n-gram of transcripts that a synthesiser speaks.
+        synthetic_order: of the n-gram where a synthesiser speaks the corpus' words.
+        dev_meetings: of dev, which it speaks.
     """
 
     rounds: tuple[Positive, ...] = (1, 2, 5, 10)
@@ -144,8 +146,10 @@ class Rescoring:
     dp: Literal["laplace", "paper", "none"] = "laplace"
     dp_unit: Literal["word", "utterance", "user"] = "utterance"
     epsilon: AboveZero = 8
+    draws: Positive = 20
     density_order: Order = 2
-    transcripts_order: Order = 5
+    synthetic_order: Order = 5
+    dev_meetings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

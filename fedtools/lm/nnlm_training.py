@@ -28,9 +28,16 @@ from fedtools.files.states import load_state, save_state
 from fedtools.files.symbols import warn_of_unknown
 from fedtools.files.tables import write_tsv
 from fedtools.lm.ngram import read_sentences
-from fedtools.lm.nnlm import CONFIG, MODEL, network_options
-from fedtools.lm.vocabulary import UNKNOWN_ID, WORDS, Vocabulary, make_vocabulary, write_unigram
-from fedtools.models.nnlm import build_nnlm, losses, pad
+from fedtools.lm.nnlm import CONFIG, MODEL, Nnlm, network_options, require_model
+from fedtools.lm.vocabulary import (
+    UNKNOWN_ID,
+    WORDS,
+    Vocabulary,
+    make_vocabulary,
+    read_unigram,
+    write_unigram,
+)
+from fedtools.models.nnlm import NnlmOptions, build_nnlm, losses, pad
 from fedtools.models.training import (
     DTYPES,
     Training,
@@ -56,6 +63,10 @@ class NnlmTraining(Training):
         epochs: passes over the training text.
         batch_words: words of a padded batch, ends of sentences among them, at most; a longer
             sentence is a batch of its own.
+        sampled: of the rarer words, so many are drawn for each batch, and stand for all in the sum
+            that probabilities are normalised by; 0 sums over all words. Validation, and whoever
+            scores with the model, sums over all words in either case.
+        frequent: so many of the most frequent words are in every sum, with `sampled`.
     """
 
     optim_conf: dict = field(default_factory=lambda: {"lr": 1e-3})
@@ -65,6 +76,8 @@ class NnlmTraining(Training):
     min_count: Positive = 1
     epochs: Positive = 10
     batch_words: Positive = 2000
+    sampled: Natural = 0
+    frequent: Positive = 1000
     save_interval_steps: Natural = 0
 
     def __post_init__(self) -> None:
@@ -87,6 +100,39 @@ class Texts:
         """Their sums, for comparison."""
         return {name: [sha256(path) for path in paths] for name, paths in asdict(self).items()}
 
+    def counted(self, training: NnlmTraining, start: Path | None) -> _Words:
+        """Read them, and make the vocabulary, or take over that of a model, and add to its counts.
+
+        Raises:
+            UserError: if a text is empty or damaged.
+        """
+        sentences = list(read_sentences(self.texts, self.plain))
+        held_out = list(read_sentences(self.valid))
+        for found, paths in ((sentences, [*self.texts, *self.plain]), (held_out, self.valid)):
+            if not found:
+                raise UserError("no words in the text", path=paths[0])
+        if start is None:
+            found = make_vocabulary(sentences, training.vocab_size, training.min_count)
+            return _Words(sentences, held_out, *found)
+        vocabulary = Vocabulary.read(start)
+        counts, unknown = read_unigram(start, vocabulary)
+        for one in _encode(vocabulary, sentences):
+            np.add.at(counts, one, 1)
+        # Which of them the other text has, too, is not known any more: it is these at most.
+        new = {word for sentence in sentences for word in sentence} - vocabulary.ids.keys()
+        return _Words(sentences, held_out, vocabulary, counts, unknown + len(new))
+
+
+@dataclass(frozen=True)
+class _Words:
+    """Texts, and what their words are; see `make_vocabulary`."""
+
+    sentences: list[list[str]]
+    held_out: list[list[str]]
+    vocabulary: Vocabulary
+    counts: np.ndarray
+    unknown: int
+
 
 def read_options(config: str | Path | None, section: str) -> NnlmTraining:
     """Read the section of a YAML file that says how to train; without a file, the defaults."""
@@ -101,9 +147,22 @@ def read_options(config: str | Path | None, section: str) -> NnlmTraining:
 
 
 def train_nnlm(
-    texts: Texts, out: Path, training: NnlmTraining, seed: int = 0, device: str = "cpu"
+    texts: Texts,
+    out: Path,
+    training: NnlmTraining,
+    seed: int = 0,
+    device: str = "cpu",
+    start: Path | None = None,
 ) -> list[tuple[float, float]]:
     """Train a model and write it to a folder, see `fedtools.lm.nnlm`.
+
+    Args:
+        texts, training: what it is trained on, and how.
+        out: the folder.
+        seed: of everything random.
+        device: where it is trained.
+        start: the folder of a model whose parameters and vocabulary it begins with; unigram.tsv
+            then counts both trainings' words.
 
     Returns:
         the perplexities of every epoch: on training text with dropout, and on validation text.
@@ -116,25 +175,49 @@ def train_nnlm(
     options = network_options(training.lm_conf, "lm_conf")
     with lock(out, "train"):
         origin = {"seed": seed, **texts.origin()}
-        content = {**asdict(training), "lm_conf": asdict(options), **origin}
+        content = {**_told(training), "lm_conf": asdict(options), **origin}
+        if start is not None:
+            content["start"] = _same_network(start, options, training)
         _freeze(out, content)
-        sentences = list(read_sentences(texts.texts, texts.plain))
-        held_out = list(read_sentences(texts.valid))
-        for found, paths in ((sentences, [*texts.texts, *texts.plain]), (held_out, texts.valid)):
-            if not found:
-                raise UserError("no words in the text", path=paths[0])
-        vocabulary, *counts = make_vocabulary(sentences, training.vocab_size, training.min_count)
+        words = texts.counted(training, start)
+        vocabulary = words.vocabulary
         vocabulary.write(out)
-        write_unigram(out, vocabulary, *counts)
-        spoken = [word for sentence in held_out for word in sentence]
+        write_unigram(out, vocabulary, words.counts, words.unknown)
+        spoken = [word for sentence in words.held_out for word in sentence]
         unknown = sum(vocabulary.ids.get(word, UNKNOWN_ID) == UNKNOWN_ID for word in spoken)
         warn_of_unknown(unknown, len(spoken), texts.valid[0], out / WORDS)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed64(seed, "nnlm"))
             model = build_nnlm(options, len(vocabulary))
+        if start is not None:
+            model = Nnlm.open(start).network
         run = _Run(model.to(device), vocabulary, training, seed, out)
         with training.settings():
-            return run.train(*(_encode(vocabulary, part) for part in (sentences, held_out)))
+            return run.train(
+                *(_encode(vocabulary, part) for part in (words.sentences, words.held_out))
+            )
+
+
+def _told(training: NnlmTraining) -> dict[str, Any]:
+    """The options as config.yaml has them; those of a sampled sum only where it is sampled."""
+    content = asdict(training)
+    if not training.sampled:
+        del content["sampled"], content["frequent"]
+    return content
+
+
+def _same_network(start: Path, options: NnlmOptions, training: NnlmTraining) -> str:
+    """The sum of the model to begin with.
+
+    Raises:
+        UserError: if it is none, or of another network, or the vocabulary is to be another one.
+    """
+    require_model(start)
+    if network_options(read_yaml(start / CONFIG).get("lm_conf"), start / CONFIG) != options:
+        raise UserError("another network than lm_conf", path=start, remedy="give the same lm_conf")
+    if training.vocab_size is not None:
+        raise UserError("its words are kept", path=start, remedy="leave vocab_size out")
+    return sha256(start / MODEL)
 
 
 def _freeze(out: Path, content: dict[str, Any]) -> None:
@@ -210,7 +293,8 @@ class _Run:
             for group, base in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = training.learning_rate(base, self.steps)
             self.optimizer.zero_grad(set_to_none=True)
-            loss = _losses(self.model, batch, DTYPES[training.train_dtype])
+            sample = self._sample(random)
+            loss = _losses(self.model, batch, DTYPES[training.train_dtype], sample)
             loss.mean().backward()
             if training.grad_clip:
                 nn.utils.clip_grad_norm_(self.model.parameters(), training.grad_clip)
@@ -218,6 +302,15 @@ class _Run:
             total += float(loss.detach().double().sum())
             progress.advance(len(loss))
         return _exp(total / sum(map(len, sentences)))
+
+    def _sample(self, random: np.random.Generator) -> torch.Tensor | None:
+        """Rare words for a batch, behind the number of the first rare one; None of none."""
+        first, number = min(self.training.frequent, len(self.vocabulary)), self.training.sampled
+        rare = len(self.vocabulary) - first
+        if not number or rare <= number:
+            return None
+        drawn = first + random.choice(rare, number, replace=False)
+        return torch.tensor([first, *drawn.tolist()])
 
     def _keep(self, train: float, valid: float) -> None:
         """Write the state after an epoch, and what is derived from it."""
@@ -266,13 +359,16 @@ class _Run:
 
 
 def _losses(
-    model: nn.Module, batch: list[list[int]], dtype: torch.dtype = torch.float32
+    model: nn.Module,
+    batch: list[list[int]],
+    dtype: torch.dtype = torch.float32,
+    sample: torch.Tensor | None = None,
 ) -> torch.Tensor:
     weight = model.decoder.weight
     inputs, targets = (part.to(weight.device) for part in pad(batch, len(weight) - 1))
     lower = torch.autocast(weight.device.type, dtype) if dtype != torch.float32 else nullcontext()
     with lower:
-        return losses(model, inputs, targets)
+        return losses(model, inputs, targets, None if sample is None else sample.to(weight.device))
 
 
 def _batches(lengths: Sequence[int], words: int) -> list[list[int]]:

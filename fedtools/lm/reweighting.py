@@ -107,8 +107,22 @@ class Lists:
             scores_of: (words of these utterances,), another model's log-probabilities instead.
         """
         first = self.rescored.first_hypothesis
+        begin = first[utterances.start]
+        scores = self.scores(utterances, factors, scores_of)
+        own = first[utterances.start : utterances.stop + 1] - begin
+        # Of equal scores the lowest rank wins.
+        return np.array(
+            [begin + at + scores[at:to].argmax() for at, to in pairwise(own)],
+            int,
+        )
+
+    def scores(
+        self, utterances: slice, factors: np.ndarray | None, scores_of: np.ndarray | None = None
+    ) -> np.ndarray:
+        """(hypotheses of these utterances,) the scores that `best` compares, natural log."""
+        first = self.rescored.first_hypothesis
         begin, end = first[utterances.start], first[utterances.stop]
-        scores = self._fixed[begin:end]
+        scores: np.ndarray = self._fixed[begin:end]
         if factors is not None:
             words = self.rescored.first_word[begin : end + 1]
             added = factors[self.rescored.word_ids[words[0] : words[-1]]]
@@ -119,12 +133,7 @@ class Lists:
             added = scores_of - self.rescored.log_probs[words[0] : words[-1]]
             sums = np.add.reduceat(added.astype(float), words[:-1] - words[0])
             scores = scores + self.weights.lm_weight * self.weights.nnlm * sums
-        own = first[utterances.start : utterances.stop + 1] - begin
-        # Of equal scores the lowest rank wins.
-        return np.array(
-            [begin + at + scores[at:to].argmax() for at, to in pairwise(own)],
-            int,
-        )
+        return scores
 
     def words(self, utterances: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The words of all hypotheses of some utterances, one after the other, without `</s>`.

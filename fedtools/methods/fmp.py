@@ -4,12 +4,13 @@ Z. Liu, F. Peng: Federated marginal personalization for ASR rescoring, ICASSP 20
 of its groups of utterances: clients rescore them with what they have, and count their words. T
 rounds serve T + 1 groups, the last of which is rescored and not sent.
 
-`simulate` is algorithm 1, in memory. A federation on disk is the same loop cut into files: what a
-client does in a round is `FMP.count_words`, with a `ClientState` that has heard again what came
-before; what the server does is `FMP.release` and `FMP.aggregate`. As in the paper, u is the
-background's distribution of words, q a client's, and q_bar that of all clients, each (V,). What is
-sent are counts, (V,), c_i q_i before the smoothing of equation 4: that is linear, so that to smooth
-each client's and to take the mean of equation 6 is the same as to smooth the sum.
+`fedtools.federation.simulation` is algorithm 1, in memory. A federation on disk is the same loop
+cut into files: what a client does in a round is `FMP.count_words`, with a `ClientState` that has
+heard again what came before; what the server does is `FMP.release` and `FMP.aggregate`. As in the
+paper, u is the background's distribution of words, q a client's, and q_bar that of all clients,
+each (V,). What is sent are counts, (V,), c_i q_i before the smoothing of equation 4: that is
+linear, so that to smooth each client's and to take the mean of equation 6 is the same as to smooth
+the sum.
 
 Words are numbers of a vocabulary that everybody knows, the language model's; what it lacks is its
 unknown word. Nobody says `</s>`: it is in the vocabulary, but in no distribution of words.
@@ -24,7 +25,7 @@ adds increments, released, to the counts that it sent last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from fedtools.privacy.releases import Releases
     from fedtools.server.server import Server
 
+# Words, and their weights, of some utterances that were rescored with these factors.
+Evidence = Callable[[slice, "np.ndarray | None"], tuple[np.ndarray, np.ndarray]]
 Part = TypeVar("Part", bound="DataclassInstance")
 
 
@@ -124,6 +127,8 @@ class ClientState:
         groups: the client's utterances, a group for each round and one more.
         method: its options.
         releases: bounds and noise, or None.
+        evidence: what is counted in place of equation 3, of utterances that have been rescored
+            before; never with `releases`.
 
     Attributes:
         number: of groups that were counted, and so, from 1, the round of the last one.
@@ -137,10 +142,13 @@ class ClientState:
         groups: Sequence[slice],
         method: FMP,
         releases: Releases | None = None,
+        evidence: Evidence | None = None,
     ):
         self.name, self.number, self.counts = name, 0, np.zeros_like(lists.background)
         self.releases = releases
         self._lists, self._groups, self._method = lists, groups, method
+        self._evidence = evidence
+        self._factors: np.ndarray | None = None
         # The first utterance that was not taken yet; what was, bounded; and how much of its bound
         # that has cost the client.
         self._first, self._taken, self._spent = groups[0].start, np.zeros_like(self.counts), 0
@@ -150,13 +158,17 @@ class ClientState:
         """The utterances that come next."""
         return self._groups[self.number]
 
-    def rescore(self, q_bar: np.ndarray) -> np.ndarray:
+    def rescore(self, q_bar: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
         """Equations 1 and 2: the best hypotheses of the next group, by their numbers among all.
 
         No utterance is in the counts that it is rescored with.
+
+        Args:
+            q_bar: (V,).
+            counts: (V,), of somebody else, in place of the client's own.
         """
-        if not self._method.continuous:
-            return self._best(self.group, q_bar, self.counts)
+        if counts is not None or not self._method.continuous:
+            return self._best(self.group, q_bar, self.counts if counts is None else counts)
         counts, best = self.counts.copy(), np.zeros(0, int)
         for at in range(self.group.start, self.group.stop):
             utterance = slice(at, at + 1)
@@ -199,13 +211,17 @@ class ClientState:
 
     def _best(self, part: slice, q_bar: np.ndarray, counts: np.ndarray) -> np.ndarray:
         u = self._lists.background
-        factors = self._method.factors(u, q_bar, self._method.smoothed(counts, u))
-        return self._lists.best(part, factors)
+        self._factors = self._method.factors(u, q_bar, self._method.smoothed(counts, u))
+        return self._lists.best(part, self._factors)
 
     def _add(self, part: slice, counts: np.ndarray) -> None:
-        words, ranks, _ = self._lists.words(part)
+        if self._evidence is not None:
+            words, weights = self._evidence(part, self._factors)
+        else:
+            words, ranks, _ = self._lists.words(part)
+            weights = self._method.kernel(ranks)
         # One by one: sums of parts that are added up have other last bits.
-        np.add.at(counts, words, self._method.kernel(ranks))
+        np.add.at(counts, words, weights)
 
 
 @METHODS.register("fmp")
@@ -223,6 +239,9 @@ class FMP(Method, Adaptation, Weights):
             belongs to the last group. It is public, such as the time that meetings are booked for,
             and must not be taken from the data that privacy is promised to.
         privacy: options of `fedtools.privacy.options.Privacy`, but for `release`, which is `sends`.
+        doubt: with the mechanism laplace, clients take no notice of what was released while its
+            words are so many times fewer than what noise alone looks like, or more; 0 believes
+            everything. See `FMP.believes`.
         noise_key: where the key of its noise is, see `fedtools.privacy.key`.
         max_words: a client is refused whose counts are more than of so many words, each in every
             hypothesis. The default is more than three hours of speech.
@@ -236,6 +255,7 @@ class FMP(Method, Adaptation, Weights):
     groups: Literal["even", "clock"] = "even"
     span: AboveZero | None = None
     privacy: Section = field(default_factory=dict)
+    doubt: NonNegative = 0.0
     noise_key: str | None = None
     max_words: AboveZero = 30_000.0
 
@@ -261,6 +281,8 @@ class FMP(Method, Adaptation, Weights):
             raise ValueError("privacy: release is the option sends")
         if self.protection.mechanism == LAPLACE and not self.smoothing:
             raise ValueError("privacy: smoothing must be above 0: noise takes words' counts away")
+        if self.doubt and self.protection.mechanism != LAPLACE:
+            raise ValueError("doubt needs privacy with the mechanism laplace, whose scale is known")
         if self.protection.mechanism == PAPER and self.adds_up:
             raise ValueError("privacy: the mechanism paper sends cumulative counts")
         if self.protection.mechanism == PAPER and self.alpha == 1:
@@ -313,10 +335,15 @@ class FMP(Method, Adaptation, Weights):
     def count_words(self, client: ClientState) -> np.ndarray:
         """A client counts its next group, equation 5, and sends what it is to send."""
         client.count()
-        counts = client.take()
-        if client.releases is not None:
-            counts = client.releases.by_client(counts, client.number, client.name)
-        return counts
+        return self.sent(client.take(), client, client.releases)
+
+    def sent(
+        self, counts: np.ndarray, client: ClientState, releases: Releases | None
+    ) -> np.ndarray:
+        """What a client sends of what it has taken; with `trust: client` there is noise on it."""
+        if releases is None:
+            return counts
+        return releases.by_client(counts, client.number, client.name)
 
     def server(self, server: Server) -> None:
         """The server's half, on files: the sum of equation 6, `release`, and `aggregate`."""
@@ -344,7 +371,22 @@ class FMP(Method, Adaptation, Weights):
         """
         return counts + released if self.adds_up else released
 
-    def global_distribution(self, counts: np.ndarray, u: np.ndarray) -> np.ndarray:
+    def believes(self, counts: np.ndarray, deviation: float) -> bool:
+        """Whether clients take notice of what the server has sent: is it more than its noise?
+
+        The words that were released, noise and all, are compared with `doubt` times those that
+        noise of this deviation has of either sign. Both are public, so that the rule costs no
+        privacy, and any client can apply it for itself.
+
+        Args:
+            counts: (words,), of words alone.
+            deviation: of the noise on each; see `fedtools.privacy.plan.Plan.deviation`.
+        """
+        return bool(counts.sum() >= self.doubt * deviation * len(counts))
+
+    def global_distribution(
+        self, counts: np.ndarray, u: np.ndarray, deviation: float = 0.0
+    ) -> np.ndarray:
         """Equation 6, of what the server has sent: q_bar, (V,).
 
         Noise may have made counts negative, and is on that of `</s>`, too, which is known to be 0.
@@ -355,45 +397,7 @@ class FMP(Method, Adaptation, Weights):
             # A distribution already, once somebody has said a word.
             return counts if counts.any() else u
         words, mended = u > 0, np.zeros(len(u))
+        if self.doubt and not self.believes(counts[words], deviation):
+            return u
         mended[words] = project(counts[words])
         return self.smoothed(mended, u)
-
-
-def simulate(
-    method: FMP,
-    lists: Lists,
-    groups: Mapping[str, Sequence[slice]],
-    releases: Releases | None = None,
-    sampled: Callable[[int], Collection[str]] | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Algorithm 1, in memory.
-
-    Args:
-        groups: the utterances of each client, T + 1 groups, the last of which is not sent; clients
-            are in C order.
-        releases: bounds and noise, with the plan of `method` and T rounds.
-        sampled: the clients of a round, counted from 1; by default all take part in each.
-
-    Returns:
-        (utterances,) the best hypothesis of each, by its number among all hypotheses; and (T + 1,
-        V) the counts that the server has sent in each round and after the last.
-    """
-    u, best = lists.background, np.zeros(len(lists.rescored.utterances), int)
-    clients = [ClientState(name, lists, own, method, releases) for name, own in groups.items()]
-    counts = [np.zeros_like(u)]
-    rounds, drawn = len(next(iter(groups.values()))) - 1, sampled or (lambda number: groups)
-    for number in range(1, rounds + 2):
-        senders = drawn(number) if number <= rounds else ()
-        q_bar, total = method.global_distribution(counts[-1], u), np.zeros_like(u)
-        for client in clients:
-            best[client.group] = client.rescore(q_bar)
-            if client.name in senders:
-                total += method.count_words(client)
-            else:
-                client.count()
-        if senders:
-            released = method.release(total, number, u, releases)
-            counts.append(method.aggregate(counts[-1], released))
-        elif number <= rounds:
-            counts.append(counts[-1])
-    return best, np.array(counts)

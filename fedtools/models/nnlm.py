@@ -90,13 +90,19 @@ def pad(sentences: list[list[int]], words: int) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-def losses(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+def losses(
+    model: nn.Module, inputs: Tensor, targets: Tensor, sample: Tensor | None = None
+) -> Tensor:
     """-ln p(target | inputs up to there), of every target that counts, one after the other.
 
     Args:
         inputs, targets: (B, T), as of `pad`.
+        sample: rare words, for `sampled_entropies`; None sums over all words.
     """
-    return entropies(model, represent(model, inputs), targets)
+    hidden = represent(model, inputs)
+    if sample is None:
+        return entropies(model, hidden, targets)
+    return sampled_entropies(model, hidden, targets, sample)
 
 
 def represent(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -109,6 +115,35 @@ def entropies(model: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
     chosen = targets != IGNORED
     logits = word_logits(model, hidden[chosen])
     return F.cross_entropy(logits.float(), targets[chosen], reduction="none")
+
+
+def sampled_entropies(model: nn.Module, hidden: Tensor, targets: Tensor, sample: Tensor) -> Tensor:
+    """As `entropies`, with an estimate of the sum that probabilities are normalised by.
+
+    Words below the least one of the sample are frequent and are summed over exactly; of the sum
+    over the others, the sample's part is scaled up. A model trained so is still normalised over all
+    words by whoever uses it.
+
+    Args:
+        sample: different words, of those from some number on to the last, drawn evenly; the first
+            is that number, and stands for no word.
+    """
+    first, rare = int(sample[0]), sample[1:]
+    weight, bias = model.decoder.weight, model.decoder.bias
+    chosen = targets != IGNORED
+    hidden, targets = hidden[chosen], targets[chosen]
+    exact = F.linear(hidden, weight[:first], bias[:first]).float()
+    drawn = F.linear(hidden, weight[rare], bias[rare]).float()
+    own = (hidden * weight[targets]).sum(-1).float() + bias[targets].float()
+    # A rare target is summed over exactly, and what is drawn stands for the others.
+    is_rare = targets >= first
+    hit = rare == targets[:, None]
+    count = len(weight) - 1 - first
+    others = count - is_rare.float()
+    scale = others / (len(rare) - hit.sum(-1)).clamp(min=1)
+    tail = drawn.masked_fill(hit, -torch.inf) + scale.log()[:, None]
+    alone = own.masked_fill(~is_rare, -torch.inf)[:, None]
+    return torch.logsumexp(torch.cat([exact, tail, alone], 1), 1) - own
 
 
 def word_logits(model: nn.Module, hidden: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import floor, frexp, ldexp
+from math import floor, frexp, ldexp, sqrt
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from fedtools.files.errors import UserError
 from fedtools.privacy.bounds import Utterances, bound_user, bound_utterances, bound_words, steps
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.noise import discrete_laplace
-from fedtools.privacy.options import CUMULATIVE, LAPLACE, USER, UTTERANCE, WORD, Privacy
+from fedtools.privacy.options import CLIENT, CUMULATIVE, LAPLACE, USER, UTTERANCE, WORD, Privacy
 
 _FINE = 20  # a cap is 2^20 to 2^21 steps
 # In steps: then sums of thousands of noisy vectors are exact in float64.
@@ -112,6 +112,19 @@ class Plan:
     def scale(self) -> float:
         """The scale of the noise, in weighted words; its standard deviation is sqrt(2) times it."""
         return float(self.scale_steps * Fraction(self.grid))
+
+    def deviation(self, releases: int, senders: int) -> float:
+        """The standard deviation of the noise on a word's count, of all that was released; public.
+
+        Args:
+            releases: how many there were; of increments, they are added up.
+            senders: how many clients there are; with `trust: client`, each has added noise.
+        """
+        if self.options.mechanism != LAPLACE:
+            return 0.0
+        summed = min(releases, 1) if self.options.release == CUMULATIVE else releases
+        each = senders if self.options.trust == CLIENT else 1
+        return self.scale * sqrt(2 * summed * each)
 
     def bound(self, new: Utterances, spent: int = 0) -> tuple[np.ndarray, int]:
         """A client's counts of what is new in a round, bounded; a client adds up cumulative ones.

@@ -25,10 +25,12 @@ class Releases:
         key: the secret.
         experiment: what tells the experiment, its data and its nonce from all others; kept as an
             attribute.
+        draw: of the noise, from 1; each has nothing to do with the others.
     """
 
-    def __init__(self, plan: Plan, key: NoiseKey, experiment: str):
+    def __init__(self, plan: Plan, key: NoiseKey, experiment: str, draw: int = 1):
         self.plan, self._known_key, self.experiment = plan, key, experiment
+        self._draw = draw
 
     @property
     def _key(self) -> NoiseKey:
@@ -72,8 +74,8 @@ class Releases:
         return self._once(number, "", noisy)
 
     def _once(self, number: int, sender: str, make: Callable[[int], np.ndarray]) -> np.ndarray:
-        """A release, made by `make` from the number of its draw; in memory, there is one draw."""
-        return make(1)
+        """A release, made by `make` from the number of its draw."""
+        return make(self._draw)
 
     def _by(self, who: str) -> bool:
         return self.plan.options.mechanism == LAPLACE and self.plan.options.trust == who

@@ -1,4 +1,4 @@
-"""Reading AMI: utterances of the headset recordings by the manual annotations, and of transcripts.
+"""Reading AMI: utterances of the headset recordings by the manual annotations.
 
 What a reader of the corpus (NXT annotations 1.6.1 and 1.6.2) trips over, and what is done about it:
 
@@ -22,20 +22,17 @@ stereo      Some recordings have two channels, which data directories and our re
 audio       A recording that is missing, empty or damaged drops its segments, each of them counted.
 gender      The first letter of a participant's name, by the owners' explanation of these names.
 
-Transcripts without audio are one file for each meeting, <MEETING>.tsv, with one turn on a line: the
-speaker's role, a tab, and the words, in which `{vocalsound}`, `{disfmarker}` and `{gap}` are no
-words. Words are normalised and turns divided as those of the annotations are.
+Without recordings the annotations alone tell what was said and when, and no utterance is outside of
+its audio.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nxt import (
-    NAME,
     Element,
     Fault,
     Speaker,
@@ -45,14 +42,12 @@ from nxt import (
     read_meetings,
     read_xml,
 )
-from split import MEETING
-from words import Sentence, Token, sentences, tokens_of
+from words import Sentence, Token, sentences
 
 from fedtools.audio.wave import AudioError, describe_recording
 from fedtools.files.datadir import MAX_OVERSHOOT, corpus_folder
 from fedtools.files.dropped import Dropped
 from fedtools.files.errors import UserError
-from fedtools.files.text_files import stream_lines
 
 ANNOTATIONS = (".", "annotations", "ami_public_manual_1.6.2", "ami_public_manual_1.6.1")
 AUDIO = (".", "amicorpus", "audio", "wav_db")
@@ -64,8 +59,7 @@ NO_WORDS = "no words"
 class Utterance:
     """One sentence of somebody in a meeting.
 
-    `start` and `end` are in hundredths of a second; of a transcript, `start` is the line of the
-    turn, and `end` the number of the sentence in it.
+    `start` and `end` are in hundredths of a second; `audio` is the recording, "" if there is none.
     """
 
     meeting: str
@@ -150,7 +144,7 @@ class Reader:
 
     Attributes:
         annotations: the folder with words, segments and corpusResources.
-        headsets: the recordings.
+        headsets: the recordings; None if the annotations are all there is.
         most: as of `words.sentences`.
         untimed: how many words without a time were met; they are kept.
         twice: how many words had the id of another one; the first is kept.
@@ -158,7 +152,7 @@ class Reader:
     """
 
     annotations: Path
-    headsets: Headsets
+    headsets: Headsets | None
     most: int
     dropped: Dropped
     untimed: int = 0
@@ -226,12 +220,14 @@ class Reader:
     ) -> None:
         if sentence.start >= sentence.end:
             raise Fault("ends before it begins")
-        sentence = self.headsets.within(sentence, meeting, speaker.channel)
-        audio = recording_of(meeting, speaker.channel)
-        name = f"{audio}-{speaker.name}"
+        if self.headsets is not None:
+            sentence = self.headsets.within(sentence, meeting, speaker.channel)
+        recording = recording_of(meeting, speaker.channel)
+        name = f"{recording}-{speaker.name}"
         key = name, sentence.start, sentence.end
         if key in found:
             raise Fault("the same times twice")
+        audio = recording if self.headsets is not None else ""
         found[key] = Utterance(meeting, *key[1:], name, speaker.name, sentence.text, audio)
 
 
@@ -254,33 +250,3 @@ def spoken(segment: Element, tokens: Sequence[Token], most: int) -> list[Sentenc
     if told and (start is None or end is None):
         raise Fault("no times")
     return told
-
-
-# --- transcripts ----------------------------------------------------------------------------------
-
-
-def read_transcript(path: Path, most: int, dropped: Dropped) -> Iterator[Utterance]:
-    """Yield the utterances of <MEETING>.tsv in order; a `UserError` if it is no text."""
-    meeting, roles = path.stem, {}
-    for number, line in enumerate(stream_lines(path), 1):
-        role, tab, turn = line.partition("\t")
-        person = re.sub("[^A-Za-z0-9]+", "", role)
-        if not tab or "\t" in turn or not NAME.fullmatch(person):
-            dropped.fault("malformed line", f"{path}:{number}")
-            continue
-        if roles.setdefault(person, role) != role:
-            problem = f"the speakers {roles[person]!r} and {role!r} cannot be told apart"
-            raise UserError(problem, path=path, line=number, remedy="rename one of them")
-        tokens = tokens_of(turn)
-        told = sentences(tokens, 0, len(tokens), most)
-        if not told:
-            dropped[NO_WORDS] += 1
-        for place, sentence in enumerate(told):
-            speaker = f"{meeting}-{person}"
-            yield Utterance(meeting, number, place, speaker, person, sentence.text)
-
-
-def transcripts_there(folder: Path) -> dict[str, Path]:
-    """Meeting -> its transcript."""
-    paths = sorted(find(folder, ["."], "*.tsv", "transcripts", "CORPUS").glob("*.tsv"))
-    return {path.stem: path for path in paths if MEETING.fullmatch(path.stem)}

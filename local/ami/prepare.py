@@ -2,7 +2,7 @@
 """AMI -> the data directories of marginal personalisation: train, dev and eval.
 
     prepare.py CORPUS OUT                       annotations and the recordings of headsets
-    prepare.py CORPUS OUT --transcripts         one <MEETING>.tsv each, without audio
+    prepare.py CORPUS OUT --speech synthetic    annotations alone, for speak.py
 
 writes OUT/train, OUT/dev and OUT/eval: the "Full-corpus-ASR" partition (see split.py), or a split
 of one's own, and of it the meetings that are there. CORPUS has `words`, `segments` and
@@ -17,14 +17,10 @@ whose order is that of their times:
     --client speaker    ES2011a-H00-FEE041-0003415-0003484      start and end in hundredths
     --client meeting    ES2011a-0003415-0003484-H00-FEE041
 
-Of transcripts, the client is ES2011a-ProjectManager or ES2011a, and an utterance has the line of
-its turn and its number in it, ES2011a-ProjectManager-00017-002 or ES2011a-00017-002-ProjectManager.
-Times are not made up: counted from the words before, each would depend on all other utterances, and
-rounds cut by such a clock would protect nobody.
-
-Beside Kaldi's tables there are utt2client, client2utt, utt2meeting, utt2person (the participant,
-or the role) and, for clients that are speakers whose names tell it, spk2gender. The audio is read
-where it lies; of a recording with two channels the first one is copied to OUT/mono.
+Beside Kaldi's tables there are utt2client, client2utt, utt2meeting, utt2person (the participant)
+and, for clients that are speakers whose names tell it, spk2gender. The audio is read where it lies;
+of a recording with two channels the first one is copied to OUT/mono. Without recordings there are
+neither wav.scp nor segments, but utt2start, when in its meeting an utterance begins (seconds).
 """
 
 from __future__ import annotations
@@ -46,8 +42,10 @@ from fedtools.files.atomic import atomic_path
 from fedtools.files.datadir import DataDir, check_id
 from fedtools.files.dropped import Dropped
 from fedtools.files.errors import UserError, exit_with_message
+from fedtools.lm.stream import STARTS
 
 MONO = "mono"
+RECORDED, SYNTHETIC = "recorded", "synthetic"
 CLIENTS = ("speaker", "meeting")
 
 
@@ -56,10 +54,7 @@ CLIENTS = ("speaker", "meeting")
 
 def ids(utterance: Utterance, client: str) -> tuple[str, str]:
     """The client, and the id of the utterance, which begins with it."""
-    if utterance.audio:
-        place = f"{utterance.start:07}-{utterance.end:07}"
-    else:
-        place = f"{utterance.start:05}-{utterance.end:03}"
+    place = f"{utterance.start:07}-{utterance.end:07}"
     if client == "speaker":
         owner, name = utterance.speaker, f"{utterance.speaker}-{place}"
     else:
@@ -70,7 +65,7 @@ def ids(utterance: Utterance, client: str) -> tuple[str, str]:
 
 def data_dir(path: Path, utterances: Iterable[Utterance], client: str, audio: dict) -> DataDir:
     """The tables of one set; `audio` is recording -> file."""
-    tables = ("utt2meeting", "utt2person", "spk2gender")
+    tables = ("utt2meeting", "utt2person", "spk2gender", STARTS)
     data = DataDir(path, others={name: {} for name in tables})
     for utterance in utterances:
         owner, name = ids(utterance, client)
@@ -78,15 +73,15 @@ def data_dir(path: Path, utterances: Iterable[Utterance], client: str, audio: di
         data.text[name] = utterance.text
         data.others["utt2meeting"][name] = utterance.meeting
         data.others["utt2person"][name] = utterance.person
+        if client == "speaker" and utterance.person[0] in "FM":
+            data.others["spk2gender"][owner] = utterance.person[0].lower()
+        start, end = (f"{time // 100}.{time % 100:02}" for time in (utterance.start, utterance.end))
         if utterance.audio:
             data.wav_scp[utterance.audio] = str(audio[utterance.audio])
-            start, end = (
-                f"{time // 100}.{time % 100:02}" for time in (utterance.start, utterance.end)
-            )
             data.segments[name] = f"{utterance.audio} {start} {end}"
             data.utt2dur[name] = f"{(utterance.end - utterance.start) / 100:.2f}"
-            if client == "speaker" and utterance.person[0] in "FM":
-                data.others["spk2gender"][owner] = utterance.person[0].lower()
+        else:
+            data.others[STARTS][name] = start
     return data
 
 
@@ -139,34 +134,26 @@ def prepare(options: argparse.Namespace) -> None:
     """Read the corpus, write the sets, and say what was kept and dropped."""
     split = read_split(options.split) if options.split else official()
     dropped, headsets = Dropped(), None
-    if options.transcripts:
-        paths = corpus.transcripts_there(options.corpus)
-        there = paths.keys() & split.keys()
-    else:
-        folder = options.annotations or options.corpus
-        places, pattern = corpus.ANNOTATIONS, "segments/*.segments.xml"
-        annotations = corpus.find(folder, places, pattern, "annotations", "--annotations")
-        there = corpus.meetings_there(annotations) & split.keys()
+    folder = options.annotations or options.corpus
+    places, pattern = corpus.ANNOTATIONS, "segments/*.segments.xml"
+    annotations = corpus.find(folder, places, pattern, "annotations", "--annotations")
+    there = corpus.meetings_there(annotations) & split.keys()
+    if options.speech == RECORDED:
         folder, pattern = options.audio or options.corpus, "*/audio/*.Headset-*.wav"
-        headsets = Headsets(corpus.find(folder, corpus.AUDIO, pattern, "recordings", "--audio"))
+        remedies = "--audio, or take --speech synthetic"
+        headsets = Headsets(corpus.find(folder, corpus.AUDIO, pattern, "recordings", remedies))
     absent = sorted(split.keys() - there)
     if not there or (absent and options.whole):
         problem = f"{len(absent)} meetings of the split are not there: {', '.join(absent[:4])}"
         raise UserError(problem + ", ..." * (len(absent) > 4), path=options.corpus)
     print(f"meetings: {census(split, there)}", file=sys.stderr)
-    if options.transcripts:
-        parts = (corpus.read_transcript(paths[name], options.most, dropped)
-                 for name in sorted(there))  # fmt: skip
-        utterances = [utterance for part in parts for utterance in part]
-    else:
-        assert headsets is not None
-        reader = Reader(annotations, headsets, options.most, dropped)
-        utterances = list(reader.read(there))
-        told = f"words: {reader.untimed} without a time, which are kept"
-        print(f"{told}; {reader.twice} twice, which are left out once", file=sys.stderr)
-        if reader.silent:
-            told = f"speakers without segments: {len(reader.silent)}"
-            print(f"{told}, the first {reader.silent[0]}", file=sys.stderr)
+    reader = Reader(annotations, headsets, options.most, dropped)
+    utterances = list(reader.read(there))
+    told = f"words: {reader.untimed} without a time, which are kept"
+    print(f"{told}; {reader.twice} twice, which are left out once", file=sys.stderr)
+    if reader.silent:
+        told = f"speakers without segments: {len(reader.silent)}"
+        print(f"{told}, the first {reader.silent[0]}", file=sys.stderr)
     check(utterances, dropped, options)
     sets = {name: [u for u in utterances if split[u.meeting] == name] for name in SETS}
     write_all(options.out, sets, options.client, headsets)
@@ -193,12 +180,11 @@ def report(name: str, utterances: list[Utterance], client: str) -> None:
     """Print one line on a set."""
     owners = {ids(utterance, client)[0] for utterance in utterances}
     words = sum(len(utterance.text.split()) for utterance in utterances)
-    hours = sum(u.end - u.start for u in utterances if u.audio) / 360_000
-    spoken = f", {hours:.2f} hours" if hours else ""
+    hours = sum(u.end - u.start for u in utterances) / 360_000
     meetings = len({utterance.meeting for utterance in utterances})
     print(
         f"{name}: {meetings} meetings, {len(owners)} clients, {len(utterances)} utterances,"
-        f" {words} words{spoken}"
+        f" {words} words, {hours:.2f} hours"
     )
 
 
@@ -226,9 +212,10 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
         description="AMI -> data directories of train, dev and eval, with clients."
     )
     add = parser.add_argument
-    add("corpus", type=Path, help="the folder with annotations and audio, or with transcripts")
+    add("corpus", type=Path, help="the folder with annotations and audio")
     add("out", type=Path, help="where the data directories are written")
-    add("--transcripts", action="store_true", help="CORPUS has <MEETING>.tsv: role, tab, words")
+    speech = "synthetic: annotations alone, whose words speak.py will say (default: recorded)"
+    add("--speech", choices=(RECORDED, SYNTHETIC), default=RECORDED, help=speech)
     add("--client", choices=CLIENTS, default="speaker", help="what a client is (default: speaker)")
     where = "the folder of {} (default: found below CORPUS)"
     add("--annotations", type=Path, metavar="DIR", help=where.format("words and segments"))
@@ -242,8 +229,8 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     drop = "fail if more than this share of the segments cannot be used (default: 0.02)"
     add("--max-drop", type=share, default=0.02, metavar="X", help=drop)
     options = parser.parse_args(arguments)
-    if options.transcripts and (options.annotations or options.audio):
-        parser.error("--transcripts takes neither --annotations nor --audio")
+    if options.speech == SYNTHETIC and options.audio:
+        parser.error("--speech synthetic takes no --audio")
     return options
 
 

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from settings import PAPER, PERCENT, cut_by, plot_epsilon, table_3, table_4, words_table
 
 from fedtools.federation.spending import spending
 from fedtools.files.atomic import write_text
-from fedtools.files.config import read_yaml
 from fedtools.files.datadir import DataDir, read_table
 from fedtools.files.errors import UserError, exit_with_message
 from fedtools.files.experiment import Experiment
 from fedtools.files.ledger import SERVER_ROW, read_ledger
-from fedtools.files.tables import format_markdown, read_tsv, with_deviation
+from fedtools.files.tables import format_markdown, with_deviation
 from fedtools.privacy.ledger import LEVELS
 from fedtools.report.options import add_page_options, page_of
 from fedtools.report.page import (
@@ -36,27 +36,10 @@ from fedtools.report.page import (
 )
 from fedtools.report.results import read_cost, size_text
 from fedtools.score.align import count_errors
-from fedtools.score.bootstrap import interval, speaker_draws
+from fedtools.score.crossed import difference
 
-PAPER = "Liu and Peng 2022"
-PERCENT = "{:.2f}".format
-# Tables 2, 3 and 4, AMI: WER in %.
+# AMI, WER in %.
 TABLE_2 = {"rescored": 32.83, "fmp1": 31.44, "fmp2": 31.34, "fmp5": 31.27, "fmp10": 31.24}
-TABLE_3 = {
-    ("0.5", "0.25", "5.0"): 31.24,
-    ("0.5", "0.25", "0.1"): 31.02,
-    ("0.5", "0.25", "1.0"): 30.96,
-    ("0.5", "0.25", "10.0"): 31.38,
-    ("0.5", "0.25", "100.0"): 31.42,
-    ("0.0", "0.75", "5.0"): 31.56,
-    ("0.75", "0.0", "5.0"): 31.31,
-}
-TABLE_4 = {"2.0": 31.09, "1.0": 31.17, "0.5": 31.26, "0.1": 31.59}
-MECHANISMS = {
-    "paper": "the paper's equations 8 and 9 (protects less than it says)",
-    "utterance": "Laplace on bounded counts, for an utterance",
-    "user": "the same, for a user",
-}
 
 
 @dataclass(frozen=True)
@@ -77,19 +60,22 @@ class Row:
 
 
 class Scores:
-    """Word errors by client.
+    """Word errors by person.
 
     Args:
-        data: what was said, and by which client.
+        data: what was said, by which client, and by which person.
     """
 
     def __init__(self, data: Path):
         self.data = DataDir.read(data, "text", "utt2client")
-        self.clients = sorted(set(self.data.utt2client.values()))
+        self.person = read_table(data / "utt2person")
+        if self.person.keys() != self.data.text.keys():
+            raise UserError("not the utterances of text", path=data / "utt2person")
+        self.persons = sorted(set(self.person.values()))
         self.words = self._sums({name: len(said.split()) for name, said in self.data.text.items()})
 
     def errors(self, folder: Path) -> np.ndarray:
-        """(clients,) of FOLDER/text."""
+        """(persons,) of FOLDER/text."""
         heard = read_table(folder / "text", values="optional")
         if heard.keys() != self.data.text.keys():
             raise UserError(f"not the utterances of {self.data.path}", path=folder / "text")
@@ -99,19 +85,21 @@ class Scores:
         })  # fmt: skip
 
     def _sums(self, values: Mapping[str, int]) -> np.ndarray:
-        sums = dict.fromkeys(self.clients, 0)
+        sums = dict.fromkeys(self.persons, 0)
         for name, value in values.items():
-            sums[self.data.utt2client[name]] += value
-        return np.array([sums[client] for client in self.clients], float)
+            sums[self.person[name]] += value
+        return np.array([sums[person] for person in self.persons], float)
 
 
-def relative(own: np.ndarray, base: np.ndarray) -> str:
-    """The change in %, with an interval by drawing clients; errors (seeds, clients)."""
-    change = 100 * (own.sum() / base.sum() - 1)
-    draws = speaker_draws(own.shape[1], 1000, 0, "relative")
-    low, high = interval(100 * (draws @ own.sum(0) / (draws @ base.sum(0)) - 1))
-    bounds = "" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
-    return f"{change:+.1f}{bounds}"
+def relative(own: np.ndarray, base: np.ndarray, words: np.ndarray) -> str:
+    """The change in %, with an interval over seeds and persons; errors (seeds, persons)."""
+    found = difference(own, base, words, np.zeros(len(words), int))
+    # Of the base's WER, in percentage points.
+    scale = 100 / (100 * base.mean(0).sum() / words.sum())
+    bounds = (
+        "" if np.isnan(found.low) else f" [{scale * found.low:+.1f}, {scale * found.high:+.1f}]"
+    )
+    return f"{scale * found.value:+.1f}{bounds}"
 
 
 def table_2(rows: Sequence[Row], scores: Scores) -> str:
@@ -130,7 +118,7 @@ def table_2(rows: Sequence[Row], scores: Scores) -> str:
         cells.append([
             row.name,
             with_deviation([100 * errors.sum() / scores.words.sum() for errors in own], PERCENT),
-            "-" if own is base else relative(own, base),
+            "-" if own is base else relative(own, base, scores.words),
             f"{published:.2f}" if published else "-",
             "-" if own is base else change,
             *cost(row.experiments),
@@ -148,129 +136,6 @@ def cost(experiments: Sequence[Path]) -> tuple[str, str]:
         rows = [row for row in read_ledger(Experiment(path)) if row.client != SERVER_ROW]
         seconds.append(sum(row.seconds for row in rows) / len({row.client for row in rows}))
     return size_text(statistics.fmean(sizes)), f"{statistics.fmean(seconds):.2f}"
-
-
-def sweep_rows(exp: Path, seeds: Sequence[int], name: str) -> list[tuple[dict[str, str], ...]]:
-    """The settings of a sweep, each a row by seed."""
-    numbers = ("wer", "relative", "low", "high")
-    paths = [exp / "sweeps" / f"seed{seed}" / f"{name}.tsv" for seed in seeds]
-    tables = [read_tsv(path, None, numbers) for path in paths]
-    return list(zip(*tables, strict=True))
-
-
-def wers(rows: Sequence[dict[str, str]]) -> list[float]:
-    return [float(row["wer"]) for row in rows]
-
-
-def figures(rows: Sequence[dict[str, str]]) -> list[str]:
-    """WER, and its change with an interval; means over seeds, of bounds too."""
-    change, low, high = (
-        statistics.fmean(float("nan") if row[name] == "-" else float(row[name]) for row in rows)
-        for name in ("relative", "low", "high")
-    )
-    bounds = "" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
-    return [with_deviation(wers(rows), PERCENT), f"{change:+.1f}{bounds}"]
-
-
-def table_3(exp: Path, seeds: Sequence[int]) -> str:
-    header = ["alpha", "beta", "sigma", "WER %", "relative % [95 %]", f"{PAPER}, WER %"]
-    cells = []
-    for name in ("sigma", "beta", "alpha"):
-        for rows in sweep_rows(exp, seeds, name):
-            key = rows[0]["alpha"], rows[0]["beta"], rows[0]["sigma"]
-            cells.append([*key, *figures(rows), TABLE_3.get(key, "-")])
-    for rows in sweep_rows(exp, seeds, "continuous"):
-        more = "refreshed after each utterance"
-        more += ", normalised" * (rows[0]["normalise"] == "True")
-        cells.append(["0.5", "0.25", f"5.0, {more}", *figures(rows), "-"])
-    return format_markdown(header, cells)
-
-
-def table_4(exp: Path, seeds: Sequence[int]) -> str:
-    """Privacy, with what seeds on the same data cost together where epsilon is a promise."""
-    header = ["Mechanism", "epsilon", f"of {len(seeds)} seeds", "WER %", "relative % [95 %]"]
-    header.append(f"{PAPER}, WER %")
-    ((without,), (nothing,)) = (sweep_rows(exp, seeds, name) for name in ("none", "nothing"))
-    cells: list[list[object]] = [
-        ["none", "-", "-", *figures(without), TABLE_3[("0.5", "0.25", "0.1")]],
-        ["nothing released (alpha 0)", "0", "0", *figures(nothing), "-"],
-    ]
-    for name, title in MECHANISMS.items():
-        for rows in sweep_rows(exp, seeds, name):
-            epsilon, promised = rows[0]["epsilon"], name != "paper"
-            published = "-" if promised else TABLE_4.get(epsilon, "-")
-            added = f"{len(seeds) * float(epsilon):g}" if promised else "-"
-            cells.append([title, epsilon, added, *figures(rows), published])
-    return format_markdown(header, cells)
-
-
-def words_table(exp: Path, seeds: Sequence[int]) -> str:
-    """What private words, in either pass, and the density ratio add to FMP."""
-    header = ["", "WER %", "relative % [95 %]", "listed words said", "of them missed %"]
-    plain, *_, second = sweep_rows(exp, seeds, "words")
-    first = sweep_rows(exp, seeds, "first")
-    bonus, in_first = values_of(second, "bonus"), first_bonuses(exp, seeds)
-    density = sweep_rows(exp, seeds, "density")[-1]
-    cells = []
-    for title, rows in (
-        ("FMP", plain),
-        (f"private words, bonus {bonus} in the second pass", second),
-        (f"private words, bonus {in_first} in the first pass", first[0]),
-        ("private words, in both", first[-1]),
-        (f"density ratio, weight {values_of(density, 'density')}", density),
-    ):
-        missed = [100 * int(row["missed"]) / max(1, int(row["listed"])) for row in rows]
-        listed = statistics.fmean(int(row["listed"]) for row in rows)
-        cells.append(
-            [title, *figures(rows), f"{listed:.0f}", with_deviation(missed, "{:.1f}".format)]
-        )
-    return format_markdown(header, cells)
-
-
-def first_bonuses(exp: Path, seeds: Sequence[int]) -> str:
-    """Bonuses of the first pass, which no sweep varies."""
-    files = [exp / "nnlm" / f"seed{seed}" / "first_bonus.yaml" for seed in seeds]
-    return ", ".join(f"{value:g}" for value in sorted({read_yaml(one)["bonus"] for one in files}))
-
-
-def cut_by(exp: Path, seeds: Sequence[int]) -> str:
-    """How stage 9 cuts groups for differential privacy: by the clock, where there are times."""
-    timed = "span" in read_yaml(exp / "nnlm" / f"seed{seeds[0]}" / "bounds.yaml")
-    return "by the clock" if timed else "evenly"
-
-
-def values_of(rows: Sequence[dict[str, str]], option: str) -> str:
-    """The values that an option has, of all seeds."""
-    return ", ".join(f"{value:g}" for value in sorted({float(row[option]) for row in rows}))
-
-
-def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title: str) -> None:
-    """WER against epsilon, with the line of the baseline without adaptation."""
-    from fedtools.files.drawing import drawing, look
-
-    with drawing(path, (5.6, 4.2)) as figure:
-        axes = figure.subplots()
-        for index, (name, label) in enumerate(MECHANISMS.items()):
-            settings = sweep_rows(exp, seeds, name)
-            epsilons = [float(rows[0]["epsilon"]) for rows in settings]
-            means = [statistics.fmean(wers(rows)) for rows in settings]
-            axes.plot(epsilons, means, label=label, **look(index))
-        (without,) = sweep_rows(exp, seeds, "none")
-        noiseless = statistics.fmean(wers(without))
-        axes.axhline(noiseless, color="0.4", linestyle=":", label="FMP without noise")
-        (nothing,) = sweep_rows(exp, seeds, "nothing")
-        alone = statistics.fmean(wers(nothing))
-        axes.axhline(alone, color="0.6", linestyle="-.", label="FMP, nothing released (alpha 0)")
-        axes.axhline(base, color="0.2", linestyle="--", label="no adaptation")
-        axes.set_xscale("log")
-        # Changes of less than a hundredth of the WER shall not fill the picture.
-        low, high = axes.get_ylim()
-        if high - low < 0.02 * base:
-            axes.set_ylim(0.98 * base, 1.02 * base)
-        axes.set_xlabel("epsilon (a small one protects more)")
-        axes.set_ylabel("WER (%)")
-        figure.legend(loc="outside lower center", ncols=1, fontsize=8)
-        axes.set_title(title, fontsize=9)
 
 
 def rows_of(
@@ -331,18 +196,17 @@ def write_report(
     )
     counted = (
         f"{len(scores.data.text):,} utterances, {int(scores.words.sum()):,} words, "
-        f"{len(scores.clients)} clients"
+        f"{len(set(scores.data.utt2client.values()))} clients, {len(scores.persons)} persons"
     )
     parts = [
         f"## {caption}",
         head,
         f"**{caption}: second-pass rescoring** (table 2 of {PAPER}) on {counted}. Relative changes "
-        "are against NNLM rescoring alone, intervals by drawing clients, of all seeds' errors "
-        "together; means ± standard deviations over seeds. Published figures are not measured "
-        "here.",
+        "are against NNLM rescoring alone, paired, with 95 % intervals over seeds and persons; "
+        "means ± standard deviations over seeds. Published figures are not measured here.",
         table_2(rows, scores),
         f"**{caption}: settings of FMP, T = {max(rounds)}** (table 3), on the same stored scores. "
-        "Bounds of intervals, here and below, are means over the seeds.",
+        "Intervals, here and below, are by drawing clients; bounds are means over the seeds.",
         table_3(exp, seeds),
         f"**{caption}: private words and density ratio**, T = {max(rounds)}. Clients list words of "
         "what they say first, as they have corrected it, that the background text hardly has; "
@@ -351,7 +215,9 @@ def write_report(
         words_table(exp, seeds),
         f"**{caption}: differential privacy, T = {max(rounds)}, sigma 0.1, groups cut "
         f"{cut_by(exp, seeds)}** (table 4, where the paper's groups are even). What each epsilon "
-        "is promised for: README.md. Seeds are of the same people, so that what they release adds "
+        "is promised for: README.md. Rows with noise are means over draws of it; the spread is "
+        "the standard deviation of draws of the relative change in %, within a seed, and the worst "
+        "draw is that of all seeds. Seeds are of the same people, so that what they release adds "
         "up, and so do the rows. Each row was tried in memory: of these WERs, which are counted "
         "against what was said, epsilon promises nothing.",
         table_4(exp, seeds),

@@ -52,13 +52,21 @@ settings() { # file, prefix
 tune_weights() {
     local seed
     log "Stage 7: weights by the streams of dev"
-    for seed in ${seeds}; do tabbed "${data}/dev" "${exp}/nnlm/seed${seed}/bounds.yaml"; done |
-        each "${cpu_cmd}" bounds local/bounds.py
+    bound_all
     choose weights
     choose scale weights
     choose "bonus density" weights scale
+    tune_doubt
     tune_words
     tune_finetuning
+}
+
+# By all of dev, also where a part of it is spoken.
+bound_all() {
+    local seed
+    for seed in ${seeds}; do
+        tabbed "${data}${bounded}/dev" "${exp}/nnlm/seed${seed}/bounds.yaml"
+    done | each "${cpu_cmd}" bounds local/bounds.py
 }
 
 choose() { # sections of tuning, those whose values are fixed
@@ -76,6 +84,42 @@ choose() { # sections of tuning, those whose values are fixed
         done
     done | each "${cpu_cmd}" "tune.${1// /.}" fedtools rescore-tune
     show "tune.${1// /.}"
+}
+
+# How much more than its noise a release has to be, over all epsilons of table 4.
+tune_doubt() {
+    local seed am nnlm unit epsilons fixed
+    epsilons=$(fedtools config conf/fmp.yaml sweeps.privacy.epsilon)
+    for seed in ${seeds}; do
+        of_seed "${seed}"
+        for unit in utterance user; do
+            mapfile -t fixed < <(fixed_of; noisy "${unit}")
+            tabbed "${nnlm}/stream_dev" "${nnlm}/doubt_${unit}.yaml" "${fixed[@]}" \
+                --config conf/fmp.yaml --section tuning.doubt --over "epsilon=${epsilons// /,}" \
+                --draws "${draws}"
+        done
+    done | each "${cpu_cmd}" tune.doubt fedtools rescore-tune
+    show tune.doubt
+}
+
+# Options of a sweep, one a line: what dev has chosen, ...
+fixed_of() {
+    settings "${nnlm}/weights.yaml"
+    settings "${nnlm}/scale.yaml"
+    printf -- '--set\nrounds=%s\n' "${most}"
+}
+
+# ... and, for table 4, of the private variant and of what is protected.
+private_of() {
+    local option
+    printf -- '--set\nsigma=%s\n' "$(fedtools config conf/fmp.yaml variants.private.method_conf.sigma)"
+    for option in $(by_clock); do printf -- '--set\n%s\n' "${option}"; done
+}
+
+noisy() { # unit
+    private_of
+    printf -- '--set\n%s\n' mechanism=laplace "unit=$1" \
+        "cap=$(fedtools config "${nnlm}/bounds.yaml" "$1")"
 }
 
 # The rate of federated fine-tuning, by validation data too.
@@ -160,7 +204,7 @@ federation() { # name, options
 }
 
 # Options of a federation with differential privacy, beside the variant of the config. By the clock
-# one utterance more moves no other; without times, groups are even.
+# one utterance more moves no other.
 protection() {
     local option privacy=(mechanism "${dp}" unit "${dp_unit}" epsilon "${epsilon}")
     privacy+=(cap "$(fedtools config "${nnlm}/bounds.yaml" "${dp_unit}")")
@@ -254,29 +298,38 @@ hear_words() { # on standard input, as of favour_words
 }
 
 sweeps() { # those of one seed
-    local fixed bonus density option unit
+    local fixed bonus density option
     bonus=$(bonus_of bonus)
     density=$(fedtools config "${nnlm}/density.yaml" density)
-    mapfile -t fixed < <(settings "${nnlm}/weights.yaml"; settings "${nnlm}/scale.yaml")
-    fixed+=(--set "rounds=${most}" --seed "${seed}")
+    mapfile -t fixed < <(fixed_of)
+    fixed+=(--seed "${seed}")
     for option in sigma beta alpha continuous; do
         try eval "${option}" --config conf/fmp.yaml --section "sweeps.${option}"
     done
     try eval density --vary "density=0,${density}"
     try eval words --vary "bonus=0,${bonus}"
     try "$(heard)" first --vary "bonus=0,${bonus}"
-    fixed+=(--set "sigma=$(fedtools config conf/fmp.yaml variants.private.method_conf.sigma)")
-    for option in $(by_clock); do fixed+=(--set "${option}"); done
-    try eval none --vary mechanism=none
+    sweeps_of_privacy
+}
+
+# Table 4, of one seed.
+sweeps_of_privacy() {
+    local noise unit
+    mapfile -t noise < <(private_of)
+    try eval none "${noise[@]}" --vary mechanism=none
     # What clients count for themselves alone, which no noise touches.
-    try eval nothing --vary alpha=0
-    try eval paper --set mechanism=paper --config conf/fmp.yaml --section sweeps.privacy
+    try eval nothing "${noise[@]}" --config conf/fmp.yaml --section sweeps.nothing
+    try eval paper "${noise[@]}" --set mechanism=paper --config conf/fmp.yaml \
+        --section sweeps.privacy --draws "${draws}"
     for unit in utterance user; do
-        try eval "${unit}" --set mechanism=laplace --set "unit=${unit}" \
-            --set "cap=$(fedtools config "${nnlm}/bounds.yaml" "${unit}")" \
-            --config conf/fmp.yaml --section sweeps.privacy
+        mapfile -t noise < <(noisy "${unit}")
+        noise+=(--config conf/fmp.yaml --section sweeps.privacy --draws "${draws}")
+        try eval "${unit}" "${noise[@]}"
+        try eval "doubt_${unit}" "${noise[@]}" --set "$(doubt_of "${unit}")"
     done
 }
+
+doubt_of() { sed -n 's/^doubt: /doubt=/p' "${nnlm}/doubt_$1.yaml"; } # unit
 
 try() { # lists, name of the table, options
     tabbed "${nnlm}/stream_$1" "${exp}/sweeps/seed${seed}/$2.tsv" "${fixed[@]}" "${@:3}"

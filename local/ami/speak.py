@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Give transcripts of meetings voices: speech for a first pass, of words that people did say.
+"""Give meetings voices: speech for a first pass, of words that people did say.
 
-    speak.py DATA OUT
+    speak.py DATA OUT --dev MEETING...
 
-DATA is what `prepare.py --transcripts` wrote; OUT/{train,dev,eval} are data directories with audio,
-spoken by espeak-ng, a voice for every client, and OUT/background.txt is the text of all train
-utterances that are not spoken, one on each line. Of train so many hours are spoken, drawn at
-random; of dev and eval the first utterances of each client.
+DATA is what `prepare.py --speech synthetic` wrote; OUT/{train,dev,eval} are data directories with
+audio, spoken by espeak-ng, and OUT/background.txt is the text of all train utterances that are not
+spoken, one on each line. Of train so many hours are spoken, drawn at random; of dev the meetings
+that are named; eval is spoken as a whole. Everybody has a voice of their own, in all meetings, of
+the sex that the first letter of the person's id tells (the owners' participants.xml lacks some).
+
+What was said when, by whom and in which meeting is as DATA has it: utt2start has the times of the
+annotations, in which an utterance of the synthesiser may be longer.
 
 The same seed gives the same bytes on the same machine. A second run checks every file by its hash
 and makes what is missing or damaged; so does the run after one that was killed.
@@ -18,7 +22,7 @@ import argparse
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,33 +47,44 @@ class Saying:
     key: str
 
 
-def voice_of(client: str, seed: int) -> Speaker:
-    """The client's voice: of all accents, one of 20 persons each."""
-    random = random_of(seed, "voice", client)
-    accents = list(ACCENTS)
-    accent = accents[int(random.integers(len(accents)))]
-    return make_speaker(accent, int(random.integers(20)), seed)
+def voices_of(persons: Collection[str], seed: int) -> dict[str, Speaker]:
+    """Person -> voice: all accents in turn over the sorted persons, and no voice twice."""
+    found, accents = {}, list(ACCENTS)
+    for place, person in enumerate(sorted(persons)):
+        if person[0] not in "FM":
+            problem = f"the id {person!r} does not begin with F or M, which tells the voice's sex"
+            raise UserError(problem, remedy="name persons as AMI does")
+        accent, turn = accents[place % len(accents)], place // len(accents)
+        # Of make_speaker's numbers, blocks of as many as there are ways to speak the accent are
+        # women's and men's in turn.
+        ways, block = len(ACCENTS[accent]), 2 * turn + (person[0] == "M")
+        found[person] = make_speaker(accent, block * ways + turn % ways, seed)
+    return found
 
 
-def chosen(data: DataDir, name: str, hours: float, each: int, seed: int) -> list[str]:
-    """The utterances of a set that are spoken, in C order."""
-    names = list(data.text)
-    if name == "train":
-        words, kept = 0, []
-        for index in random_of(seed, "spoken").permutation(len(names)):
-            if words >= hours * (3600 * WORDS_PER_SECOND):
-                break
-            kept.append(names[index])
-            words += len(data.text[names[index]].split())
-        return sorted(kept, key=lambda one: one.encode())
-    counts: dict[str, int] = {}
-    kept = []
-    for utterance in names:
-        client = data.utt2client[utterance]
-        counts[client] = counts.get(client, 0) + 1
-        if counts[client] <= each:
-            kept.append(utterance)
-    return kept
+def chosen(
+    sets: Mapping[str, DataDir], hours: float, meetings: Collection[str], seed: int
+) -> dict[str, list[str]]:
+    """The utterances of each set that are spoken, in C order.
+
+    Raises:
+        UserError: if a meeting is none of dev's.
+    """
+    train, dev = sets["train"].text, sets["dev"].others["utt2meeting"]
+    names, kept, words = list(train), [], 0
+    for index in random_of(seed, "spoken").permutation(len(names)):
+        if words >= hours * (3600 * WORDS_PER_SECOND):
+            break
+        kept.append(names[index])
+        words += len(train[names[index]].split())
+    if strange := sorted(set(meetings) - set(dev.values())):
+        problem = f"no meeting {strange[0]!r} in dev"
+        raise UserError(problem, path=sets["dev"].path / "utt2meeting", remedy="name others")
+    return {
+        "train": sorted(kept, key=lambda one: one.encode()),
+        "dev": [name for name, meeting in dev.items() if meeting in meetings],
+        "eval": list(sets["eval"].text),
+    }
 
 
 def speak(synthesiser: Synthesiser, saying: Saying, path: Path) -> None:
@@ -84,36 +99,36 @@ def speak(synthesiser: Synthesiser, saying: Saying, path: Path) -> None:
 
 
 def write_data(out: Path, data: DataDir, utterances: list[str], audio: Path) -> None:
-    """Write a data directory of the utterances that are spoken."""
-    kept = DataDir(out)
-    for name in ("text", "utt2spk", "utt2client"):
-        table: Mapping[str, str] = getattr(data, name)
-        getattr(kept, name).update({one: table[one] for one in utterances})
-    kept.wav_scp.update({one: str((audio / f"{one}.wav").absolute()) for one in utterances})
+    """Write a data directory of what is spoken, with all that DATA tells of it."""
+    kept = data.restrict(utterances, path=out)
+    kept.wav_scp = {one: str((audio / f"{one}.wav").absolute()) for one in utterances}
     kept.write(remove_others=True)
+
+
+def read(path: Path) -> dict[str, DataDir]:
+    """Set -> what prepare.py wrote of it."""
+    sets = {name: DataDir.read(path / name) for name in SETS}
+    for data in sets.values():
+        for name in ("utt2start", "utt2person", "utt2meeting"):
+            if name not in data.others or data.wav_scp:
+                remedy = "make it with prepare.py --speech synthetic"
+                raise UserError("not annotations without recordings", path=data.path, remedy=remedy)
+    return sets
 
 
 def make(options: argparse.Namespace) -> None:
     """Speak what is chosen, and write the data directories."""
-    sets = {
-        name: DataDir.read(options.data / name, "text", "utt2spk", "utt2client") for name in SETS
-    }
-    if taken := [name for name, data in sets.items() if not data.text]:
-        raise UserError("no utterance", path=options.data / taken[0])
-    utterances = {
-        name: chosen(data, name, options.hours, options.each, options.seed)
-        for name, data in sets.items()
-    }
-    voices: dict[str, Speaker] = {}
+    sets = read(options.data)
+    utterances = chosen(sets, options.hours, options.dev, options.seed)
+    persons = {name: data.others["utt2person"] for name, data in sets.items()}
+    voices = voices_of({one for own in persons.values() for one in own.values()}, options.seed)
     clips = {}
     digest = hashlib.sha256()
     for name, data in sets.items():
         for one in utterances[name]:
-            client = data.utt2client[one]
-            if client not in voices:
-                voices[client] = voice_of(client, options.seed)
-            clips[f"{name}/{one}.wav"] = Saying(voices[client], data.text[one], one)
-            digest.update(f"{name} {one} {client} {data.text[one]}\n".encode())
+            person = persons[name][one]
+            clips[f"{name}/{one}.wav"] = Saying(voices[person], data.text[one], one)
+            digest.update(f"{name} {one} {voices[person].client_id} {data.text[one]}\n".encode())
     audio = options.out / "speech"
     recipe = recipe_of([f"seed {options.seed}", digest.hexdigest()], __file__)
     make_corpus(audio, recipe, clips, speak, [], lambda: None, options.nj)
@@ -126,19 +141,19 @@ def make(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the command: 0 done, 1 bad input (one line on stderr), 2 wrong usage."""
-    parser = argparse.ArgumentParser(description="Give transcripts of meetings voices.")
-    parser.add_argument("data", type=Path, help="what prepare.py --transcripts wrote")
+    parser = argparse.ArgumentParser(description="Give meetings voices.")
+    parser.add_argument("data", type=Path, help="what prepare.py --speech synthetic wrote")
     parser.add_argument("out", type=Path, help="where the data directories are written")
     hours = "of train that are spoken, about (default: 1)"
     parser.add_argument("--hours", type=float, default=1.0, metavar="X", help=hours)
-    each = "utterances of each client of dev and eval that are spoken (default: 60)"
-    parser.add_argument("--each", type=int, default=60, metavar="N", help=each)
+    dev = "meetings of dev that are spoken"
+    parser.add_argument("--dev", nargs="+", required=True, metavar="MEETING", help=dev)
     parser.add_argument("--seed", type=int, default=0, help="another seed, other voices")
     jobs = os.cpu_count() or 1
     parser.add_argument("--nj", type=int, default=jobs, help=f"processes (default: {jobs})")
     options = parser.parse_args()
-    if min(options.nj, options.each) < 1 or not options.hours > 0:
-        parser.error("--nj and --each are at least 1, --hours is above 0")
+    if options.nj < 1 or not options.hours > 0:
+        parser.error("--nj is at least 1, --hours is above 0")
     with exit_with_message("speak.py"):
         make(options)
 

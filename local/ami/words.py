@@ -17,7 +17,6 @@ and times are rounded to hundredths, not cut off.
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,8 +25,7 @@ WORD, STOP, PAUSE, SOUND = "word", "stop", "pause", "sound"
 MARKS = {".": STOP, "?": STOP, ",": PAUSE, ":": PAUSE, "!": PAUSE}
 APOSTROPHES = str.maketrans(dict.fromkeys("\u2018\u2019\u02bc\u0060\u00b4\u2032", "'"))
 JOINED = {("MM", "HMM"), ("UH", "HUH")}
-# About what people say in a meeting, where a transcript has no times; and how much text makes an
-# hour of synthetic speech, also about.
+# About what people say in a meeting, and so how much text makes an hour of synthetic speech.
 WORDS_PER_SECOND = 2.5
 
 
@@ -35,8 +33,7 @@ WORDS_PER_SECOND = 2.5
 class Token:
     """A word, a mark, or a sound that is no word.
 
-    `start` and `end` are in hundredths of a second, or None; where there is no audio, both are the
-    token's number in its turn.
+    `start` and `end` are in hundredths of a second, or None.
     """
 
     text: str
@@ -47,7 +44,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words and their times, of the same unit as `Token`."""
+    """Words and their times, in hundredths of a second."""
 
     start: int
     end: int
@@ -68,18 +65,6 @@ def words_of(text: str) -> str:
             elif any(map(str.isalnum, word)):
                 words.append(word)
     return " ".join(words)
-
-
-def tokens_of(turn: str) -> list[Token]:
-    """The tokens of a turn without audio, in which blanks divide words and marks.
-
-    `{vocalsound}`, `{disfmarker}`, `{gap}` and the like are sounds.
-    """
-    tokens = []
-    for place, text in enumerate(turn.split()):
-        kind = SOUND if re.fullmatch(r"\{[^{}]*\}", text) else MARKS.get(text, WORD)
-        tokens.append(Token(text, kind, place, place))
-    return tokens
 
 
 def sentences(tokens: Sequence[Token], start: int, end: int, most: int) -> list[Sentence]:

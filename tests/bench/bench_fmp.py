@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedtools.federation.simulation import simulate
 from fedtools.federation.sweep import sweep
 from fedtools.files.ark import write_ark
 from fedtools.files.datadir import write_table
@@ -28,7 +29,7 @@ from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import groups_of
 from fedtools.lm.vocabulary import END, UNKNOWN, Vocabulary, write_unigram
 from fedtools.lm.word_scores import Rescored
-from fedtools.methods.fmp import FMP, simulate
+from fedtools.methods.fmp import FMP
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.releases import Releases
 

@@ -11,19 +11,25 @@ nj=2                    # jobs at the same time; no result depends on it
 ngpu=0                  # 1: train and score on a GPU
 seeds=0                 # of the acoustic model and the neural language model: "0 1 2"
 rounds=                 # T, how often clients send their counts: "1 2 5 10"; defaults of this and of
-                        # the next six are in conf/fmp.yaml, section rescoring
+                        # the next seven are in conf/fmp.yaml, section rescoring
 dp=                     # a federation with differential privacy: laplace, paper (equations 8, 9), none
 dp_unit=                # what epsilon is promised for: word, utterance, user
 epsilon=                # of all its releases together; a small one protects more
+draws=                  # of noise, for each setting of table 4
 rates=                  # of federated fine-tuning; the best on dev is taken
 listed=                 # private words are of the transcripts of the first of so many + 1 groups
 bonuses=                # of them in the first pass; the best on dev is taken
 clients=speaker         # a client is a speaker in a meeting; or meeting
-split=conf/transcripts.split    # of AMI_TRANSCRIPTS in db.sh, which meetings are in which set
+speech=recorded         # or synthetic: AMI has no recordings, and its words are spoken by a synthesiser
+dev_meetings=           # of them in dev; default: conf/fmp.yaml, section rescoring
+lm_text=all             # of the language models; background: without the training transcripts
+arms=                   # near, far, mix1, mix10, cross: models of nearer and farther text, and FMP beside
+                        # controls; stages 3 and 5 to 10 are others then, see README.md
+am_seed=                # with --arms: of the acoustic model, while --seeds are of the neural ones
 background=             # text of the language models, one sentence a line; default: the mini
                         # corpus', or the training transcripts
 config=                 # default: conf/mini.yaml, or conf/paper.yaml for a real corpus
-order=                  # of the n-gram; default: the config's; of AMI_TRANSCRIPTS, conf/fmp.yaml's
+order=                  # of the n-gram; default: the config's; of --speech synthetic, conf/fmp.yaml's
 finetuning=             # of the baseline that fine-tunes; default: conf/[mini_]finetuning.yaml
 tag=                    # where things go: data/<tag>, dump/<tag>, exp/<tag>
 max_drop=0.02           # fail if more than this share of the segments cannot be used
@@ -41,16 +47,20 @@ Stages: 1 data directories (AMI in db.sh is empty: a mini corpus), 2 filterbanks
 . utils/recipe.sh
 . utils/asr_steps.sh
 . local/rescoring.sh
-take_options conf/fmp.yaml rescoring.{rounds,dp,dp_unit,epsilon,rates,listed,bonuses}
+. local/arms.sh
+take_options conf/fmp.yaml rescoring.{rounds,dp,dp_unit,epsilon,draws,rates,listed,bonuses}
 
-corpus=${AMI} mini=()
-if [ -n "${AMI_TRANSCRIPTS}" ]; then
-    corpus=${AMI_TRANSCRIPTS}
-    : "${tag:=transcripts}" "${config:=conf/mini.yaml}" "${background:=data/${tag}/background.txt}"
+check_word speech 'recorded|synthetic' lm_text 'all|background'
+corpus=${AMI} mini=() speaking=--speech\ ${speech} bounded=
+if [ "${speech}" = synthetic ]; then
+    [ -n "${AMI}" ] || fail 2 "--speech synthetic: db.sh names no AMI, the annotations to be spoken"
+    : "${tag:=synthetic}" "${config:=conf/mini.yaml}" "${background:=data/${tag}/background.txt}"
     : "${finetuning:=conf/mini_finetuning.yaml}"
-    take_options conf/fmp.yaml order=rescoring.transcripts_order
+    take_options conf/fmp.yaml order=rescoring.synthetic_order rescoring.dev_meetings
+    check_words dev_meetings '[A-Za-z0-9]+'
     : "${release:=$(basename "${corpus}"), synthetic speech}"
-    log "AMI_TRANSCRIPTS is set in db.sh: its words are spoken by a synthesiser"
+    speaking+=" --dev_meetings ${dev_meetings}" bounded=/text
+    log "--speech synthetic: the words of AMI's annotations are spoken by a synthesiser"
 elif [ -z "${AMI}" ]; then
     corpus=downloads/ami-mini mini=(--mini)
     : "${tag:=mini}" "${config:=conf/mini.yaml}" "${background:=${corpus}/background.txt}"
@@ -66,19 +76,31 @@ take_options "${config}" lm.order
 check_words seeds '0|[1-9][0-9]*' rounds '[1-9][0-9]*' rates '[0-9.]+(e-?[0-9]+)?' \
     bonuses '[0-9]+([.][0-9]+)?'
 check_word clients 'speaker|meeting' ngpu '0|1' dp 'laplace|paper|none' \
-    dp_unit 'word|utterance|user' epsilon '[0-9]+([.][0-9]+)?' listed '[1-9][0-9]*' order '[1-9]'
+    dp_unit 'word|utterance|user' epsilon '[0-9]+([.][0-9]+)?' draws '[1-9][0-9]*' \
+    listed '[1-9][0-9]*' order '[1-9]'
 check_tag "${tag}"
 [[ ${epsilon} = *[1-9]* ]] || fail 2 "--epsilon ${epsilon}: it must be above 0"
 most=$(tr ' ' '\n' <<<"${rounds}" | sort -n | tail -n 1) private=fmp-${dp}-${dp_unit}-${epsilon}
-name_corpora AMI AMI_TRANSCRIPTS
+name_corpora AMI
+am_seeds=${seeds}
+if [ -n "${arms}" ]; then
+    check_arms
+    : "${am_seed:=0}"
+    check_word am_seed '0|[1-9][0-9]*'
+    [ -n "${background}" ] || fail 2 "--arms: --background is the text of other meetings"
+    am_seeds=${am_seed}
+elif [ -n "${am_seed}" ]; then
+    fail 2 "--am_seed goes with --arms"
+fi
 
 if begins 1; then
-    keep_options "${exp}" "${corpora}--clients ${clients} --split ${split}"
+    keep_options "${exp}" "${corpora}--clients ${clients} ${speaking}"
     log "Stage 1: data directories in ${data}"
     prepare=(local/prepare.py --client "${clients}" --max-drop "${max_drop}")
-    if [ -n "${AMI_TRANSCRIPTS}" ]; then
-        "${prepare[@]}" "${corpus}" "${data}/text" --transcripts --split "${split}"
-        local/speak.py "${data}/text" "${data}" --nj "${nj}"
+    if [ "${speech}" = synthetic ]; then
+        "${prepare[@]}" "${corpus}" "${data}/text" --speech synthetic
+        read -r -a meetings <<<"${dev_meetings}"
+        local/speak.py "${data}/text" "${data}" --nj "${nj}" --dev "${meetings[@]}"
     else
         [ -n "${AMI}" ] || local/mini.py downloads
         "${prepare[@]}" "${corpus}" "${data}"
@@ -92,8 +114,14 @@ if begins 2; then
 fi
 
 text=("${data}/train/text")
+if [ "${lm_text}" = background ]; then
+    text=()
+    [ -n "${background}" ] || fail 2 "--lm_text background: give --background, or --speech synthetic"
+fi
 [ -z "${background}" ] || text+=(--plain "${background}")
-if begins 3; then
+if begins 3 && [ -n "${arms}" ]; then
+    arm_ngrams
+elif begins 3; then
     log "Stage 3: tokens and n-gram"
     fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
         --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
@@ -106,10 +134,20 @@ fi
 
 if begins 4; then
     log "Stage 4: the acoustic model, ${exp}/am"
-    for seed in ${seeds}; do
+    for seed in ${am_seeds}; do
         experiment "${exp}/am/seed${seed}" - "${seed}" baseline centralized train dev
     done | utils/waves.py "${exp}/experiments"
     train_waves "${exp}/experiments" train 1 0 --evaluate valid --average own
+fi
+
+if [ -n "${arms}" ]; then
+    if begins 5; then arm_lists; fi
+    if begins 6; then arm_models; fi
+    if begins 7; then in_arms tune_arm; fi
+    if begins 8; then in_arms rows_arm; fi
+    if begins 9; then in_arms privacy_arm; fi
+    if begins 10; then report_arms; fi
+    exit 0
 fi
 
 if begins 5; then

@@ -115,9 +115,15 @@ class RescoreTask(Task[FMP]):
         if state["counts"] is self._counts:
             return
         self._counts = state["counts"]
-        self._q_bar = self.method.global_distribution(
-            state["counts"], self.clients.lists.background
-        )
+        self._q_bar = self._global_distribution(state["counts"], number)
+
+    def _global_distribution(self, counts: np.ndarray, number: int) -> np.ndarray:
+        """q_bar of what the server sends after a round, (V,)."""
+        deviation = 0.0
+        if self._releases:
+            deviation = self._releases.plan.deviation(number, len(self.experiment.clients))
+        u = self.clients.lists.background
+        return self.method.global_distribution(counts, u, deviation)
 
     def measure(self, split: str, client: str) -> dict[str, object]:
         """The group after the round that is loaded, rescored with that round's counts."""
@@ -134,7 +140,7 @@ class RescoreTask(Task[FMP]):
         """The distributions after the last round, (V,) each: every client's, and "-", all's."""
         last, u = self.experiment.last_round(), self.clients.lists.background
         counts = self.experiment.round(last + 1).shared_state()["counts"]
-        found = {SERVER_ROW: self.method.global_distribution(counts, u)}
+        found = {SERVER_ROW: self._global_distribution(counts, last)}
         for client in self.experiment.clients:
             found[client] = self.method.smoothed(self.clients.state(client, last + 1).counts, u)
         return {name: value.astype(np.float32) for name, value in found.items()}

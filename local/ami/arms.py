@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""Write a section of RESULTS.md on arms: FMP beside controls, with nearer and farther text.
+
+    arms.py ARMS RESULTS.md --arms "near far" --seeds "0 1 2" --rounds 10 [...]
+
+ARMS/<arm>/rows/seed<n>.tsv are of `fedtools rescore-rows`, ARMS/far/sweeps of the recipe's stage 9.
+Differences are paired: of the same utterances, over seeds of the neural model and persons (see
+fedtools/score/crossed.py); intervals are not adjusted, and what is bold is better by a p that is
+adjusted for its column of an arm.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from report import numbers
+from settings import PAPER, PERCENT, plot_epsilon, table_4
+
+from fedtools.federation.rows import ALL, COLUMNS, SOME
+from fedtools.files.atomic import write_text
+from fedtools.files.errors import UserError, exit_with_message
+from fedtools.files.tables import count, format_markdown, read_tsv, with_deviation
+from fedtools.report.options import add_page_options, page_of
+from fedtools.report.page import Page, image, provenance, with_section
+from fedtools.score.crossed import Difference, difference, holm
+
+# Rows of conf/fmp.yaml, section sweeps.rows, as tables call them.
+BASE = "nnlm"
+TITLES = {
+    "nnlm": "NNLM",
+    "fmp": "FMP",
+    "alpha": "alpha alone (0.5)",
+    "beta25": "beta alone (0.25)",
+    "other25": "beta 0.25, another person's counts",
+    "beta75": "beta alone (0.75)",
+    "other75": "beta 0.75, another person's counts",
+    "static": "static unigram of the training meetings, no federation",
+    "refreshed": "FMP, refreshed after each utterance",
+    "adapted": "FMP, counts of the best hypothesis after adaptation",
+    "posterior": "FMP, counts by posterior weights",
+    "reference": "a bound: FMP, counts of the reference text",
+}
+ARMS = {
+    "near": "near: both models of other meetings",
+    "far": "far: both models of open chat",
+    "cross": "the neural model of open chat, the n-gram of other meetings",
+}
+# What was decided on before any figure: of the row "fmp" of the far arm, in % of its NNLM.
+REPRODUCED = -2.0
+OWN = (("beta25", "other25"), ("beta75", "other75"))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A row of an arm: words (persons,), and errors (seeds, persons)."""
+
+    words: np.ndarray
+    errors: np.ndarray
+
+    def rates(self) -> list[float]:
+        """WER in %, by seed."""
+        return [100 * one.sum() / self.words.sum() for one in self.errors]
+
+    def less(self, other: Counts) -> Difference:
+        """How much larger the WER is than another row's, in percentage points."""
+        if (self.words != other.words).any():
+            raise ValueError("rows of other words")
+        return difference(self.errors, other.errors, self.words, np.zeros(len(self.words), int))
+
+
+Arm = Mapping[tuple[str, str], Counts]
+
+
+def read_arm(folder: Path, seeds: Sequence[int]) -> dict[tuple[str, str], Counts]:
+    """Row and way of scoring -> counts; a `UserError` if seeds have other rows or persons."""
+    tables: list[dict[tuple[str, str], dict[str, tuple[int, int]]]] = []
+    for seed in seeds:
+        path, found = folder / "rows" / f"seed{seed}.tsv", {}
+        for line, row in enumerate(read_tsv(path, COLUMNS), 2):
+            counts = count(row, "words", path, line), count(row, "errors", path, line)
+            found.setdefault((row["row"], row["scored"]), {})[row["person"]] = counts
+        if tables and {one: list(found[one]) for one in found} != {
+            one: list(tables[0][one]) for one in tables[0]
+        }:
+            raise UserError("other rows or persons than those of the first seed", path=path)
+        tables.append(found)
+    return {
+        key: Counts(
+            np.array([words for words, _ in tables[0][key].values()], float),
+            np.array([[errors for _, errors in one[key].values()] for one in tables], float),
+        )
+        for key in tables[0]
+    }
+
+
+def relative(found: Difference, base: Counts, bold: bool = False) -> str:
+    """A difference in % of the base's WER, with its interval."""
+    rate = float(np.mean(base.rates()))
+    text = f"{100 * found.value / rate:+.1f}"
+    if not np.isnan(found.low):
+        text += f" [{100 * found.low / rate:+.1f}, {100 * found.high / rate:+.1f}]"
+    return f"**{text}**" if bold else text
+
+
+def arm_table(arm: Arm, ways: Sequence[str]) -> str:
+    """WER, and its difference to the neural model alone, as it is and without fillers."""
+    names = [name for name in TITLES if (name, ALL) in arm]
+    header, columns = ["Method"], [[TITLES[name] for name in names]]
+    for way in ways:
+        base = arm[BASE, way]
+        found = [arm[name, way].less(base) for name in names]
+        tested = [one.p if name != BASE else np.nan for name, one in zip(names, found, strict=True)]
+        better = [p < 0.05 and one.value < 0 for p, one in zip(holm(tested), found, strict=True)]
+        header += ["WER %" if way == ALL else "without fillers, WER %", "to NNLM, relative %"]
+        columns.append([with_deviation(arm[name, way].rates(), PERCENT) for name in names])
+        columns.append([
+            "-" if name == BASE else relative(one, base, bold)
+            for name, one, bold in zip(names, found, better, strict=True)
+        ])  # fmt: skip
+    return format_markdown(header, [list(row) for row in zip(*columns, strict=True)])
+
+
+def own_counts(arms: Mapping[str, Arm]) -> str:
+    """Beta alone against another person's counts at the same round."""
+    cells = []
+    for name, arm in arms.items():
+        cells.append([ARMS.get(name, name)])
+        for own, other in OWN:
+            found = arm[own, ALL].less(arm[other, ALL])
+            cells[-1].append(relative(found, arm[BASE, ALL]))
+    header = ["Arm", *(f"{TITLES[own]}, own counts to another person's, %" for own, _ in OWN)]
+    return format_markdown(header, cells)
+
+
+def decide(found: Difference, base: Counts, limit: float) -> str:
+    """Whether the whole interval is below a limit, in % of the base's WER."""
+    rate = float(np.mean(base.rates()))
+    if np.isnan(found.low):
+        return "undecided (too few persons)"
+    if 100 * found.high / rate < limit:
+        return "yes"
+    return "no" if 100 * found.low / rate >= limit else "undecided"
+
+
+def verdicts(arms: Mapping[str, Arm]) -> list[str]:
+    """What the rows say by the rules that were written down before."""
+    if "far" not in arms:
+        return ["- The far arm, by which the paper is judged, is not among these."]
+    far = arms["far"]
+    base, beta = far[BASE, ALL], far["beta25", ALL].less(far["other25", ALL])
+    fmp = far["fmp", ALL].less(base)
+    return [
+        f"- Reproduced ({TITLES['fmp']}, far arm: the whole interval is below {REPRODUCED:g} % of "
+        f"NNLM): **{decide(fmp, base, REPRODUCED)}**, {relative(fmp, base)} %.",
+        f"- Personalised ({TITLES['beta25']}, far arm: the whole interval against another person's "
+        f"counts is below 0): **{decide(beta, base, 0.0)}**, {relative(beta, base)} %.",
+    ]
+
+
+def write_report(
+    folder: Path, path: Path, page: Page, names: Sequence[str], seeds: Sequence[int], rounds: int,
+    experiments: Sequence[Path],
+) -> None:  # fmt: skip
+    """Write the section, and, of a far arm, the picture of privacy beside the page."""
+    arms = {name: read_arm(folder / name, seeds) for name in names}
+    caption, far = page.corpus.caption, folder / "far"
+    picture = path.with_name(f"{path.stem}-{page.section}-epsilon.png")
+    title = f"WER and privacy, far arm, {caption}"
+    pictures = [picture.name] if "far" in arms else []
+    spoken = next(iter(arms.values()))[BASE, ALL].words
+    persons, words = len(spoken), spoken.sum()
+    parts = [
+        f"## {caption}",
+        provenance(
+            path, page, seeds=seeds, rounds=[rounds], pictures=pictures, experiments=experiments
+        ),
+        f"**{caption}: what FMP gains, and what its gain is made of** ({PAPER} has -4.8 % for "
+        f"T = 10 on AMI), T = {rounds}, on {int(words):,} words of {persons} persons. Differences "
+        "are of the same utterances, in % of that arm's NNLM, with 95 % intervals over seeds of "
+        "the neural model and persons; bold is better by Holm's adjusted p below 0.05 among the "
+        "rows of an arm. Lambda and weights were fixed on dev for each arm and seed.",
+        "\n".join(verdicts(arms)),
+    ]
+    for name, arm in arms.items():
+        ways = [way for way in (ALL, SOME) if (BASE, way) in arm]
+        told = ARMS.get(name, f"far, with meetings as {name.removeprefix('mix')} % of the words")
+        parts += [f"**{caption}: arm {told}.**", arm_table(arm, ways)]
+    parts += [f"**{caption}: whose counts they are.**", own_counts(arms)]
+    if "far" in arms:
+        base = float(np.mean(arms["far"][BASE, ALL].rates()))
+        plot_epsilon(picture, far, seeds, base, title)
+        parts += [
+            f"**{caption}: differential privacy in the far arm**, T = {rounds}, sigma 0.1, groups "
+            "cut by the clock (table 4). Rows with noise are means over draws of it; the spread is "
+            "the standard deviation of draws of the relative change in %, within a seed.",
+            table_4(far, seeds),
+            image(title, picture.name),
+        ]
+    section = "\n\n".join(part.strip() for part in parts)
+    write_text(path, with_section(path, page.section, section))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("folder", type=Path, metavar="ARMS")
+    parser.add_argument("results", type=Path, metavar="RESULTS.md")
+    parser.add_argument("--arms", required=True, type=str.split)
+    parser.add_argument("--seeds", required=True, type=numbers)
+    parser.add_argument("--rounds", required=True, type=int)
+    parser.add_argument("--experiment", type=Path, action="append", default=[])
+    add_page_options(parser)
+    options = parser.parse_args()
+    page = page_of(parser, options, Page)
+    with exit_with_message("arms.py"):
+        write_report(
+            *(options.folder, options.results, page, options.arms, options.seeds),
+            options.rounds,
+            options.experiment,
+        )
+
+
+if __name__ == "__main__":
+    main()

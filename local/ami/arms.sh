@@ -1,0 +1,190 @@
+# shellcheck shell=bash
+# Sourced by run.sh after local/rescoring.sh, whose functions work on an arm where exp is its folder:
+# the same meetings rescored with language models of nearer and farther text, and FMP beside controls.
+#
+#   near    both models of the text of other meetings
+#   far     both of open chat (local/chat.sh)
+#   mixN    far's lists and words; the neural model goes on with sentences of meetings that are N % of
+#           the mix's words, and the background distribution is the mix's
+#   cross   the neural model of far with the lists of near
+#
+# All have one acoustic model, and the seeds are those of the neural models.
+# shellcheck disable=SC2030,SC2031,SC2034  # exp and what of_seed sets are of the loop around them
+# shellcheck disable=SC2154  # run.sh's options and folders, and the commands of cmd.sh
+
+chat=downloads/chitchat.txt
+
+# The arm whose n-gram made the lists of an arm, and the one whose neural model rescores them.
+lists_of() { case $1 in near | cross) echo near ;; *) echo far ;; esac }
+model_of() { case $1 in cross) echo far ;; *) echo "$1" ;; esac }
+
+# The arms whose lists, or whose neural models, are made; the one that a mix begins with comes first.
+of_kind() { # lists or models
+    local arm kind=$1
+    for arm in ${arms}; do
+        if [ "${kind}" = lists ]; then lists_of "${arm}"; else model_of "${arm}"; fi
+    done | awk '!seen[$0]++'
+}
+
+check_arms() {
+    local arm needed
+    check_words arms 'near|far|cross|mix([1-9]|[1-9][0-9])'
+    for arm in ${arms}; do
+        case ${arm} in cross) needed="near far" ;; mix*) needed=far ;; *) needed= ;; esac
+        for needed in ${needed}; do
+            [[ " ${arms} " = *" ${needed} "* ]] || fail 2 "--arms: ${arm} needs ${needed}"
+        done
+    done
+}
+
+# Run a command for each arm, as if it were a run of its own.
+in_arms() { # command...
+    local arm top=${exp} exp
+    for arm in ${arms}; do
+        exp=${top}/arms/${arm}
+        mkdir -p "${exp}/log"
+        "$@"
+    done
+}
+
+text_of() { # arm; sets text
+    text=(--plain "${chat}")
+    [ "$1" != near ] || text=("${data}/train/text" --plain "${background}")
+}
+
+arm_ngrams() {
+    local arm text
+    log "Stage 3: tokens, n-grams of ${arms}"
+    local/chat.sh "${chat}"
+    fedtools train-tokens "${data}/train/text" "${exp}/tokens" \
+        --token-type "$(setting tokens.token_type)" --vocab-size "$(setting tokens.vocab_size)"
+    for arm in $(of_kind lists); do
+        text_of "${arm}"
+        fedtools train-lm "${text[@]}" "${exp}/arms/${arm}/lm" --order "${order}" \
+            --valid "${data}/dev/text" --valid "${data}/eval/text"
+    done
+}
+
+arm_lists() {
+    local arm part am=${exp}/am/seed${am_seed} logs=${exp}/log
+    log "Stage 5: N-best lists by ${am}"
+    for arm in $(of_kind lists); do
+        for set in dev eval; do
+            for part in $(seq "${nj}"); do
+                tabbed "${am}" "${data}/${set}" "${exp}/arms/${arm}/lists/decode_${set}" \
+                    --lm "${exp}/arms/${arm}/lm" --job "${part}"
+            done
+        done
+    done | each "${decode_cmd}" decode fedtools decode --config "${config}" --nj "${nj}" \
+        --ngpu "${ngpu}"
+    for arm in $(of_kind lists); do
+        for set in dev eval; do
+            tabbed "${exp}/arms/${arm}/lists/decode_${set}" "${data}/${set}"
+        done
+    done | each "${cpu_cmd}" decode.merge fedtools merge-nbest --nj "${nj}"
+    for arm in $(of_kind lists); do echo "${exp}/arms/${arm}/lists"; done | tune dev
+    for arm in $(of_kind lists); do tabbed "${exp}/arms/${arm}/lists" decode_eval eval; done |
+        score score
+}
+
+arm_models() {
+    local arm seed text section line
+    log "Stage 6: the neural language models of ${arms}"
+    for arm in $(of_kind models); do
+        case ${arm} in
+            mix*) mkdir -p "${exp}/arms/${arm}"
+                local/mix.py "${chat}" "${arm#mix}" "${exp}/arms/${arm}/meetings.txt" \
+                "${background}" --kaldi "${data}/train/text" ;;
+        esac
+    done
+    for section in begun mixed; do
+        for arm in $(of_kind models); do
+            for seed in ${seeds}; do arm_model; done
+        done | each "${train_cmd}" "nnlm.${section}" fedtools train-nnlm \
+            --valid "${data}/dev/text" --ngpu "${ngpu}"
+    done
+    in_arms rescore_arm
+}
+
+# A line of those to be trained: first the models of a text, then those that go on from one.
+arm_model() { # of arm, seed, section
+    local folder=${exp}/arms
+    line=("${folder}/${arm}/nnlm/seed${seed}" --seed "${seed}")
+    case ${section}.${arm} in
+        begun.near) text_of near; tabbed "${text[@]}" "${line[@]}" --config conf/near.yaml ;;
+        begun.far) text_of far; tabbed "${line[@]}" "${text[@]}" --config conf/far.yaml ;;
+        mixed.mix*)
+            tabbed "${line[@]}" --plain "${folder}/${arm}/meetings.txt" --config conf/mix.yaml \
+                --start "${folder}/far/nnlm/seed${seed}" ;;
+    esac
+}
+
+rescore_arm() { # of arm, whose folder is exp
+    local seed set part lists models
+    lists=${exp}/../$(lists_of "${arm}")/lists
+    models=${exp}/../$(model_of "${arm}")/nnlm
+    log "Scores of every word, ${exp}"
+    for seed in ${seeds}; do
+        for set in dev eval; do
+            for part in $(seq "${nj}"); do
+                tabbed "${lists}/decode_${set}" "${models}/seed${seed}" \
+                    "${exp}/nnlm/seed${seed}/rescored_${set}" --job "${part}"
+            done
+        done
+    done | each "${train_cmd}" rescore fedtools rescore --nj "${nj}" --ngpu "${ngpu}"
+    for seed in ${seeds}; do
+        for set in dev eval; do
+            tabbed "${lists}/decode_${set}" "${models}/seed${seed}" \
+                "${exp}/nnlm/seed${seed}/rescored_${set}"
+        done
+    done | each "${cpu_cmd}" rescored fedtools merge-rescored --nj "${nj}"
+    for seed in ${seeds}; do
+        for set in dev eval; do
+            tabbed "${data}/${set}" "${exp}/nnlm/seed${seed}/rescored_${set}" \
+                "${exp}/nnlm/seed${seed}/stream_${set}"
+        done
+    done | each "${cpu_cmd}" stream fedtools rescore-stream
+}
+
+# Weights without adaptation, and then lambda, by dev, before eval is read.
+tune_arm() { # of arm, whose folder is exp
+    log "Stage 7: weights and lambda of ${arm} by dev"
+    bound_all
+    choose weights
+    choose scale weights
+    [ "${arm}" != far ] || tune_doubt
+}
+
+rows_arm() { # of arm, whose folder is exp
+    local seed am nnlm fixed
+    log "Stage 8: rows of ${arm}"
+    for seed in ${seeds}; do
+        of_seed "${seed}"
+        mapfile -t fixed < <(fixed_of)
+        tabbed "${nnlm}/stream_eval" "${data}/eval" "${exp}/rows/seed${seed}.tsv" "${fixed[@]}" \
+            --seed "${seed}"
+    done | each "${cpu_cmd}" rows fedtools rescore-rows --config conf/fmp.yaml \
+        --static "${data}${bounded}/train/text" --without conf/fillers.txt
+    show rows
+}
+
+# Table 4.
+privacy_arm() { # of arm, whose folder is exp
+    local seed am nnlm fixed
+    [ "${arm}" = far ] || return 0
+    log "Stage 9: ${exp}/sweeps"
+    for seed in ${seeds}; do
+        of_seed "${seed}"
+        mapfile -t fixed < <(fixed_of)
+        fixed+=(--seed "${seed}")
+        sweeps_of_privacy
+    done | each "${cpu_cmd}" sweep fedtools rescore-sweep
+    show sweep
+}
+
+report_arms() {
+    local/arms.py "${exp}/arms" "${results}" --arms "${arms}" --seeds "${seeds}" \
+        --rounds "${most}" --section "${section}" --corpus "${corpus_name}" --release "${release}" \
+        --experiment "${exp}/am/seed${am_seed}" "${mini[@]}" --command "${command_line% }"
+    log "Stage 10: wrote ${results}"
+}

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Write the Chit Chat Challenge dataset as text of language models, one sentence a line.
+
+    chat.py DATASET.json OUT.txt
+
+Messages are divided after full stops, question marks and exclamation marks, as the sentences of
+meetings are after the first two; words are normalised as those of meetings are (see words.py), so
+that spelling alone differs where people type. Sentences without a word are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from words import words_of
+
+from fedtools.files.atomic import write_text
+from fedtools.files.errors import UserError, exit_with_message
+from fedtools.files.text_files import read_bytes
+
+# The dataset has 40 MB.
+MOST = 1 << 28
+
+
+def sentences(dataset: Any, path: Path) -> Iterator[str]:
+    """Yield the sentences of all messages, in order; a `UserError` if it is another dataset."""
+    try:
+        messages = [
+            message["text"]
+            for conversation in dataset.values()
+            for turn in conversation["messages"]
+            for message in turn
+        ]
+        parts = [part for text in messages for part in re.split(r"(?<=[.?!])\s+", text)]
+    except (AttributeError, KeyError, TypeError):
+        problem = "not conversations with messages that have a text"
+        raise UserError(problem, path=path, remedy="give chitchat-dataset's dataset.json") from None
+    for part in parts:
+        if words := words_of(part):
+            yield words
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("dataset", type=Path, metavar="DATASET.json")
+    parser.add_argument("out", type=Path, metavar="OUT.txt")
+    options = parser.parse_args()
+    with exit_with_message("chat.py"):
+        path = options.dataset
+        try:
+            dataset = json.loads(read_bytes(path, MOST, "run chat.sh"))
+        except ValueError as error:
+            raise UserError(f"not JSON: {error}", path=path, remedy="run chat.sh") from None
+        lines = list(sentences(dataset, path))
+        if not lines:
+            raise UserError("no words", path=path)
+        write_text(options.out, "".join(f"{line}\n" for line in lines))
+        words = sum(len(line.split()) for line in lines)
+        print(f"{options.out}: {len(lines):,} sentences, {words:,} words")
+
+
+if __name__ == "__main__":
+    main()

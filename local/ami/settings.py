@@ -1,0 +1,195 @@
+"""Tables and the picture of settings of FMP, and of privacy, from what sweeps have left."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedtools.files.config import read_yaml
+from fedtools.files.tables import format_markdown, read_tsv, with_deviation
+
+PAPER = "Liu and Peng 2022"
+PERCENT = "{:.2f}".format
+# Tables 3 and 4, AMI: WER in %.
+TABLE_3 = {
+    ("0.5", "0.25", "5.0"): 31.24,
+    ("0.5", "0.25", "0.1"): 31.02,
+    ("0.5", "0.25", "1.0"): 30.96,
+    ("0.5", "0.25", "10.0"): 31.38,
+    ("0.5", "0.25", "100.0"): 31.42,
+    ("0.0", "0.75", "5.0"): 31.56,
+    ("0.75", "0.0", "5.0"): 31.31,
+}
+TABLE_4 = {"2.0": 31.09, "1.0": 31.17, "0.5": 31.26, "0.1": 31.59}
+MECHANISMS = {
+    "paper": "the paper's equations 8 and 9 (protects less than it says)",
+    "utterance": "Laplace on bounded counts, for an utterance",
+    "doubt_utterance": "the same, where clients ignore what is mostly noise",
+    "user": "Laplace on bounded counts, for a user",
+    "doubt_user": "the same, where clients ignore what is mostly noise",
+}
+
+
+def table_3(exp: Path, seeds: Sequence[int]) -> str:
+    header = ["alpha", "beta", "sigma", "WER %", "relative % [95 %]", f"{PAPER}, WER %"]
+    cells = []
+    for name in ("sigma", "beta", "alpha"):
+        for rows in sweep_rows(exp, seeds, name):
+            key = rows[0]["alpha"], rows[0]["beta"], rows[0]["sigma"]
+            cells.append([*key, *figures(rows), TABLE_3.get(key, "-")])
+    for rows in sweep_rows(exp, seeds, "continuous"):
+        more = "refreshed after each utterance"
+        more += ", normalised" * (rows[0]["normalise"] == "True")
+        cells.append(["0.5", "0.25", f"5.0, {more}", *figures(rows), "-"])
+    return format_markdown(header, cells)
+
+
+def table_4(exp: Path, seeds: Sequence[int]) -> str:
+    """Privacy, with what seeds on the same data cost together where epsilon is a promise."""
+    header = ["Mechanism", "epsilon", f"of {len(seeds)} seeds", "WER %", "relative %"]
+    header += ["spread of draws", "worst draw", f"{PAPER}, WER %"]
+    (without,) = sweep_rows(exp, seeds, "none")
+    published: object = TABLE_3[("0.5", "0.25", "0.1")]
+    cells: list[list[object]] = [["none", "-", "-", *undrawn(without), published]]
+    for rows in sweep_rows(exp, seeds, "nothing"):
+        title = f"nothing released (alpha 0, beta {float(rows[0]['beta']):g})"
+        cells.append([title, "0", "0", *undrawn(rows), "-"])
+    for name, title in MECHANISMS.items():
+        told = doubt_of(exp, seeds, name)
+        for epsilon, by_seed in drawn(exp, seeds, name).items():
+            promised = name != "paper"
+            published = "-" if promised else TABLE_4.get(epsilon, "-")
+            added = f"{len(seeds) * float(epsilon):g}" if promised else "-"
+            cells.append([title + told, epsilon, added, *over_draws(by_seed), published])
+    return format_markdown(header, cells)
+
+
+def drawn(exp: Path, seeds: Sequence[int], name: str) -> dict[str, list[list[dict[str, str]]]]:
+    """The rows of a sweep over epsilon: epsilon -> by seed, a row for each draw of noise."""
+    found: dict[str, list[list[dict[str, str]]]] = {}
+    for rows in sweep_rows(exp, seeds, name):
+        by_seed = found.setdefault(rows[0]["epsilon"], [[] for _ in seeds])
+        for own, row in zip(by_seed, rows, strict=True):
+            own.append(row)
+    return found
+
+
+def over_draws(by_seed: Sequence[Sequence[dict[str, str]]]) -> list[str]:
+    """WER and its change, means over draws and seeds; how the change varies, and its worst draw."""
+    changes = [[float(row["relative"]) for row in rows] for rows in by_seed]
+    everything = [one for rows in changes for one in rows]
+    means = [statistics.fmean(wers(rows)) for rows in by_seed]
+    # Within seeds, whose own differences are no matter of noise.
+    spread = statistics.fmean(statistics.pvariance(rows) for rows in changes)
+    draws = len(changes[0])
+    spread *= draws / max(1, draws - 1)
+    found = [with_deviation(means, PERCENT), f"{statistics.fmean(everything):+.1f}"]
+    return [*found, f"{spread**0.5:.1f}" if draws > 1 else "-", f"{max(everything):+.1f}"]
+
+
+def undrawn(rows: Sequence[dict[str, str]]) -> list[str]:
+    """The figures of a row without noise, by seed, with an interval over clients."""
+    return [*figures(rows), "-", "-"]
+
+
+def doubt_of(exp: Path, seeds: Sequence[int], name: str) -> str:
+    """What dev has chosen for the rule by which clients ignore a release."""
+    if not name.startswith("doubt"):
+        return ""
+    files = [exp / "nnlm" / f"seed{seed}" / f"{name}.yaml" for seed in seeds]
+    values = sorted({read_yaml(one)["doubt"] for one in files})
+    return f" (doubt {', '.join(f'{value:g}' for value in values)})"
+
+
+def words_table(exp: Path, seeds: Sequence[int]) -> str:
+    """What private words, in either pass, and the density ratio add to FMP."""
+    header = ["", "WER %", "relative % [95 %]", "listed words said", "of them missed %"]
+    plain, *_, second = sweep_rows(exp, seeds, "words")
+    first = sweep_rows(exp, seeds, "first")
+    bonus, in_first = values_of(second, "bonus"), first_bonuses(exp, seeds)
+    density = sweep_rows(exp, seeds, "density")[-1]
+    cells = []
+    for title, rows in (
+        ("FMP", plain),
+        (f"private words, bonus {bonus} in the second pass", second),
+        (f"private words, bonus {in_first} in the first pass", first[0]),
+        ("private words, in both", first[-1]),
+        (f"density ratio, weight {values_of(density, 'density')}", density),
+    ):
+        missed = [100 * int(row["missed"]) / max(1, int(row["listed"])) for row in rows]
+        listed = statistics.fmean(int(row["listed"]) for row in rows)
+        cells.append(
+            [title, *figures(rows), f"{listed:.0f}", with_deviation(missed, "{:.1f}".format)]
+        )
+    return format_markdown(header, cells)
+
+
+def first_bonuses(exp: Path, seeds: Sequence[int]) -> str:
+    """Bonuses of the first pass, which no sweep varies."""
+    files = [exp / "nnlm" / f"seed{seed}" / "first_bonus.yaml" for seed in seeds]
+    return ", ".join(f"{value:g}" for value in sorted({read_yaml(one)["bonus"] for one in files}))
+
+
+def cut_by(exp: Path, seeds: Sequence[int]) -> str:
+    """How stage 9 cuts groups for differential privacy: by the clock, where there are times."""
+    timed = "span" in read_yaml(exp / "nnlm" / f"seed{seeds[0]}" / "bounds.yaml")
+    return "by the clock" if timed else "evenly"
+
+
+def values_of(rows: Sequence[dict[str, str]], option: str) -> str:
+    """The values that an option has, of all seeds."""
+    return ", ".join(f"{value:g}" for value in sorted({float(row[option]) for row in rows}))
+
+
+def sweep_rows(exp: Path, seeds: Sequence[int], name: str) -> list[tuple[dict[str, str], ...]]:
+    """The settings of a sweep, each a row by seed."""
+    numbers = ("wer", "relative", "low", "high")
+    paths = [exp / "sweeps" / f"seed{seed}" / f"{name}.tsv" for seed in seeds]
+    tables = [read_tsv(path, None, numbers) for path in paths]
+    return list(zip(*tables, strict=True))
+
+
+def wers(rows: Sequence[dict[str, str]]) -> list[float]:
+    return [float(row["wer"]) for row in rows]
+
+
+def figures(rows: Sequence[dict[str, str]]) -> list[str]:
+    """WER, and its change with an interval; means over seeds, of bounds too."""
+    change, low, high = (
+        statistics.fmean(float("nan") if row[name] == "-" else float(row[name]) for row in rows)
+        for name in ("relative", "low", "high")
+    )
+    bounds = "" if np.isnan(low) else f" [{low:+.1f}, {high:+.1f}]"
+    return [with_deviation(wers(rows), PERCENT), f"{change:+.1f}{bounds}"]
+
+
+def plot_epsilon(path: Path, exp: Path, seeds: Sequence[int], base: float, title: str) -> None:
+    """WER against epsilon, with the line of the baseline without adaptation."""
+    from fedtools.files.drawing import drawing, look
+
+    with drawing(path, (5.6, 4.2)) as figure:
+        axes = figure.subplots()
+        for index, (name, label) in enumerate(MECHANISMS.items()):
+            settings = drawn(exp, seeds, name)
+            means = [statistics.fmean(map(statistics.fmean, map(wers, rows)))
+                     for rows in settings.values()]  # fmt: skip
+            axes.plot([float(one) for one in settings], means, label=label, **look(index))
+        (without,) = sweep_rows(exp, seeds, "none")
+        noiseless = statistics.fmean(wers(without))
+        axes.axhline(noiseless, color="0.4", linestyle=":", label="FMP without noise")
+        # Of its rows the one that dev would have is not known: the better one flatters it.
+        alone = min(statistics.fmean(wers(rows)) for rows in sweep_rows(exp, seeds, "nothing"))
+        axes.axhline(alone, color="0.6", linestyle="-.", label="FMP, nothing released (best beta)")
+        axes.axhline(base, color="0.2", linestyle="--", label="no adaptation")
+        axes.set_xscale("log")
+        # Changes of less than a hundredth of the WER shall not fill the picture.
+        low, high = axes.get_ylim()
+        if high - low < 0.02 * base:
+            axes.set_ylim(0.98 * base, 1.02 * base)
+        axes.set_xlabel("epsilon (a small one protects more)")
+        axes.set_ylabel("WER (%)")
+        figure.legend(loc="outside lower center", ncols=1, fontsize=8)
+        axes.set_title(title, fontsize=9)

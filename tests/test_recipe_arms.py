@@ -1,0 +1,199 @@
+"""The AMI recipe's arms on a fake corpus: nearer and farther text, and FMP beside controls."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from conftest import ROOT, run
+from fakes_ami import ami, plain, some_meetings
+from test_ami import load
+from test_recipe_rescore import TINY, call
+
+from fedtools.files.datadir import read_table
+from fedtools.files.tables import read_tsv, write_tsv
+
+ARMS = ("near", "far", "mix10", "cross")
+CHAT = "I LIKE WHAT SAYS THE DOG\nNOW HELLO THERE SO WHAT IS NEW\n"
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("arms") / "a checkout"
+    made = shutil.ignore_patterns("data", "dump", "exp", "downloads")
+    shutil.copytree(ROOT / "egs" / "ami", root / "egs" / "ami", symlinks=True, ignore=made)
+    for name in ("conf", "fedtools", "local", "utils", "setup.py"):
+        (root / name).symlink_to(ROOT / name)
+    meetings = some_meetings()
+    # Another series of eval, in which somebody can be found to stand in.
+    meetings["EN2002a"] = [
+        plain("EN2002a", agent, place, f"MEE9{place}0",
+              [(1.0 + place + 4 * turn, 1.9 + place + 4 * turn, f"so says {agent} too")
+               for turn in range(4)])
+        for place, agent in enumerate("AB")
+    ]  # fmt: skip
+    ami(root, meetings)
+    recipe = root / "egs" / "ami" / "rescore1"
+    (recipe / "downloads").mkdir()
+    (recipe / "downloads" / "chitchat.txt").write_text(30 * CHAT)
+    (recipe / "meetings.txt").write_text(20 * "NOW SAYS THE MEETING\n")
+    (recipe / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    options = ("--arms", " ".join(ARMS), "--background", "meetings.txt", "--order", "2")
+    call(recipe, *options, "--rounds", "2", "--seeds", "0 1").ok()
+    return recipe
+
+
+def test_what_each_arm_is_made_of(recipe):
+    """Lists and neural models of near and far text, and the words of mixes."""
+    arms = recipe / "exp" / "fake" / "arms"
+    words = {
+        arm: (arms / arm / "nnlm" / "seed0" / "stream_eval" / "words.txt").read_text().split()
+        for arm in ARMS
+    }
+    assert "MEETING" in words["near"] and "DOG" not in words["near"]
+    assert "DOG" in words["far"] and "MEETING" not in words["far"]
+    assert words["mix10"] == words["far"] == words["cross"]
+    lists = {
+        arm: (arms / arm / "nnlm" / "seed0" / "stream_eval" / "nbest.tsv").read_bytes()
+        for arm in ARMS
+    }
+    assert lists["cross"] == lists["near"] and lists["mix10"] == lists["far"] != lists["near"]
+    config = yaml.safe_load((arms / "mix10" / "nnlm" / "seed1" / "config.yaml").read_text())
+    assert config["start"] and config["seed"] == 1
+    # A tenth of the words of the mix is of meetings: 360 of chat, and 40 or a sentence more.
+    mixed = (arms / "mix10" / "meetings.txt").read_text().split()
+    assert 40 <= len(mixed) < 45
+    counts = {
+        arm: {row["word"]: int(row["count"]) for row in
+              read_tsv(arms / arm / "nnlm" / "seed0" / "unigram.tsv", None)}
+        for arm in ("far", "mix10")
+    }  # fmt: skip
+    assert counts["mix10"]["SAYS"] == counts["far"]["SAYS"] + mixed.count("SAYS")
+    assert not (arms / "cross" / "nnlm" / "seed0" / "model.safetensors").exists()
+    # One acoustic model, whose seed is none of those of neural models.
+    assert [path.name for path in (recipe / "exp" / "fake" / "am").iterdir()] == ["seed0"]
+
+
+def test_rows_of_all_arms(recipe):
+    arms, data = recipe / "exp" / "fake" / "arms", recipe / "data" / "fake" / "eval"
+    named = yaml.safe_load((ROOT / "conf" / "ami" / "fmp.yaml").read_text())["sweeps"]["rows"]
+    total = sum(len(words.split()) for words in read_table(data / "text").values())
+    persons = set(read_table(data / "utt2person").values())
+    for arm in ARMS:
+        for seed in (0, 1):
+            rows = read_tsv(arms / arm / "rows" / f"seed{seed}.tsv", None)
+            assert {row["row"] for row in rows} == named.keys()
+            own = [row for row in rows if (row["row"], row["scored"]) == ("fmp", "all")]
+            assert {row["person"] for row in own} == persons
+            assert sum(int(row["words"]) for row in own) == total
+    # Lambda is of dev, and table 4 of the far arm alone.
+    assert (arms / "far" / "sweeps" / "seed1" / "doubt_user.tsv").exists()
+    assert not (arms / "near" / "sweeps").exists()
+    page = (recipe / "exp" / "fake" / "RESULTS.md").read_text()
+    assert page.count("| NNLM ") == 4 and "| nothing released (alpha 0, beta 0.75)" in page
+    assert "undecided (too few persons)" in page
+
+
+def test_the_reports_differences(recipe, tmp_path):
+    """Of many persons with known errors: the verdicts, and figures in % of the arm's NNLM."""
+    persons = [f"P{number:02}" for number in range(12)]
+    random = np.random.default_rng(0)
+    rates = {"nnlm": 20, "fmp": 18, "alpha": 19, "beta25": 19, "other25": 20, "beta75": 20}
+    rates |= {"other75": 20, "static": 20, "refreshed": 18, "adapted": 18, "posterior": 18}
+    rates |= {"reference": 15}
+    for seed in (0, 1):
+        rows = []
+        for row, rate in rates.items():
+            for scored in ("all", "without"):
+                for person in persons:
+                    errors = 10 * rate + int(random.integers(-2, 3))
+                    figures = (row, scored, person, 1000, errors)
+                    names = ("row", "scored", "person", "words", "errors")
+                    rows.append(dict(zip(names, figures, strict=True)))
+        write_tsv(tmp_path / "arms" / "far" / "rows" / f"seed{seed}.tsv", list(rows[0]), rows)
+    shutil.copytree(
+        recipe / "exp" / "fake" / "arms" / "far" / "sweeps", tmp_path / "arms" / "far" / "sweeps"
+    )
+    for seed in (0, 1):
+        folder = tmp_path / "arms" / "far" / "nnlm" / f"seed{seed}"
+        folder.mkdir(parents=True)
+        for unit in ("utterance", "user"):
+            (folder / f"doubt_{unit}.yaml").write_text("doubt: 0.5\n")
+    page = tmp_path / "RESULTS.md"
+    options = (
+        "--arms",
+        "far",
+        "--seeds",
+        "0 1",
+        "--rounds",
+        "10",
+        "--section",
+        "x",
+        "--corpus",
+        "AMI",
+    )
+    options += ("--release", "x", "--command", "run.sh")
+    run(ROOT / "local" / "ami" / "arms.py", tmp_path / "arms", page, *options, cwd=recipe).ok()
+    text = page.read_text()
+    assert "below -2 % of NNLM): **yes**, -10." in text or "NNLM): **yes**, -9." in text
+    assert "counts is below 0): **yes**, -" in text and "12,000 words of 12 persons" in text
+    (line,) = (line for line in text.splitlines() if line.startswith("| a bound"))
+    assert "**-25." in line or "**-24." in line
+    (line,) = (line for line in text.splitlines() if line.startswith("| beta alone (0.75)"))
+    assert "**" not in line
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [(-9.0, -2.1, "yes"), (-9.0, -1.9, "undecided"), (-1.9, 3.0, "no"), (np.nan, np.nan, "undec")],
+)
+def test_verdicts(low, high, told):
+    arms = load("arms")[0]
+    # A WER of 20 %, so that a point is 5 % of it.
+    base = arms.Counts(np.array([100.0]), np.array([[20.0]]))
+    found = arms.Difference((low + high) / 10, low / 5, high / 5, 0.5)
+    assert arms.decide(found, base, -2.0).startswith(told)
+
+
+def test_arms_that_need_others(recipe):
+    options = ("--background", "meetings.txt", "--tag", "other")
+    call(recipe, *options, "--arms", "near mix10").fails(2, "mix10 needs far")
+    call(recipe, *options, "--arms", "far cross").fails(2, "cross needs near")
+    call(recipe, *options, "--arms", "wide").fails(2, "'wide'")
+    call(recipe, "--tag", "other", "--arms", "near").fails(2, "--background")
+    call(recipe, "--tag", "other", "--am_seed", "0").fails(2, "--am_seed goes with --arms")
+    call(recipe, "--tag", "other", "--lm_text", "background").fails(2, "give --background")
+
+
+def test_text_of_chat(tmp_path):
+    """Sentences of messages, normalised as words of meetings are; other JSON is refused."""
+    chat = ROOT / "local" / "ami" / "chat.py"
+    message = '{"text": "Hi! I\'m ok... you? T.V. 4 me", "sender": "x"}'
+    (tmp_path / "a.json").write_text(f'{{"1": {{"messages": [[{message}, {{"text": ":-)"}}]]}}}}')
+    run(chat, tmp_path / "a.json", tmp_path / "out").ok()
+    assert (tmp_path / "out").read_text() == "HI\nI'M OK\nYOU\nT V\n4 ME\n"
+    for content, told in (("[1]", "not conversations"), ("{", "not JSON"), ("{}", "no words")):
+        (tmp_path / "b.json").write_text(content)
+        run(chat, tmp_path / "b.json", tmp_path / "none").fails(1, "b.json", told)
+    # What is there is not fetched again.
+    run(ROOT / "local" / "ami" / "chat.sh", tmp_path / "out").ok()
+    run(ROOT / "local" / "ami" / "chat.sh").fails(2, "wants a file")
+
+
+def test_shares_of_a_mix(tmp_path):
+    mix = ROOT / "local" / "ami" / "mix.py"
+    (tmp_path / "far").write_text("A B C D E F G H I\n" * 100)
+    (tmp_path / "near").write_text("".join(f"N{number} X\n" for number in range(200)))
+    (tmp_path / "text").write_text("u1 LAST ONE\n")
+    more = (tmp_path / "near", "--kaldi", tmp_path / "text")
+    for seed in (0, 1, 0):
+        run(mix, tmp_path / "far", "10", tmp_path / f"{seed}.txt", *more, "--seed", seed).ok()
+    lines = (tmp_path / "0.txt").read_text().splitlines()
+    # 100 of 1,000 words.
+    assert len(lines) == len(set(lines)) == 50 and lines != sorted(lines, key=len)[:0]
+    assert lines != (tmp_path / "1.txt").read_text().splitlines()
+    run(mix, tmp_path / "far", "60", tmp_path / "no", *more).fails(1, "take a smaller share")
+    run(mix, tmp_path / "far", "100", tmp_path / "no", *more).fails(2, "PERCENT")
