@@ -86,7 +86,18 @@ def test_the_same_attack_differs_by_nothing(scores, tmp_path):
     assert {row[name] for name in ("difference", "dlow", "dhigh")} == {"0.00"}
 
 
-@pytest.mark.parametrize("damage", ["short", "word", "order", "trials", "owners"])
+def test_trials_without_a_score_are_left_out(scores, tmp_path):
+    path = decided(tmp_path / "one", "a1.h1", scores["good"])
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = np.arange(len(lines)) % 3 > 0
+    path.write_text("".join(np.array(lines)[kept][::-1]), encoding="utf-8")
+    inside("attack", "compare", tmp_path / "out.tsv", f"a={path}").ok()
+    (row,) = read_tsv(tmp_path / "out.tsv", None)
+    assert row["EER%"] == f"{equal_error_rate(scores['good'][kept], SAME[kept]):.2f}"
+    assert (row["targets"], row["others"]) == (str(SAME[kept].sum()), str((~SAME[kept]).sum()))
+
+
+@pytest.mark.parametrize("damage", ["twice", "word", "others", "trials", "owners"])
 def test_what_does_not_fit_is_one_line(scores, tmp_path, damage):
     path = decided(tmp_path / "one", "a1.h1", scores["good"])
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -95,7 +106,8 @@ def test_what_does_not_fit_is_one_line(scores, tmp_path, damage):
     elif damage == "owners":
         (path.parent / "model2speaker").write_text("s00-m1 s00\n", encoding="utf-8")
     else:
-        changed = {"short": lines[:-1], "word": ["a b c\n", *lines[1:]], "order": lines[::-1]}
+        targets = [line for line, same in zip(lines, SAME, strict=True) if same]
+        changed = {"twice": [*lines, lines[0]], "word": ["a b c\n", *lines[1:]], "others": targets}
         path.write_text("".join(changed[damage]), encoding="utf-8")
     inside("attack", "compare", tmp_path / "out.tsv", f"a={path}").fails(1, str(path.parent))
     assert not (tmp_path / "out.tsv").exists()

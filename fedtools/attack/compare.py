@@ -40,22 +40,33 @@ class Decided(NamedTuple):
 def read_decided(path: Path) -> Decided:
     """A file of scores, with trials.<kind> and model2speaker beside it, as attacks write them.
 
+    Trials without a score are left out: behind `mean`, those of models that share an update.
+
     Raises:
-        UserError: if one of the three is missing or malformed, or the trials are others.
+        UserError: if one of the three is missing or malformed, or a score is of no trial.
     """
     owners = read_table(path.parent / "model2speaker")
     trials = Trials.read(path.with_name(f"trials.{path.name.rpartition('.')[2]}"), owners)
-    pairs, scores = [], []
+    pairs = zip(trials.enrolled, trials.test, strict=True)
+    places = {pair: place for place, pair in enumerate(pairs)}
+    scores: dict[int, float] = {}
     for number, line in enumerate(stream_lines(path), 1):
-        fields = line.split(" ")
         try:
-            pairs.append(tuple(fields[:2]))
-            scores.append(float(fields[2]))
-        except (IndexError, ValueError):
+            enrolled, test, score = line.split(" ")
+            value = float(score)
+        except ValueError:
             raise UserError("expected `<model> <model> <score>`", path=path, line=number) from None
-    if pairs != list(zip(trials.enrolled, trials.test, strict=True)):
-        raise UserError(f"other trials than those of {path.name.rpartition('.')[2]}", path=path)
-    return Decided(np.array(scores), trials.targets, trials.speakers(owners))
+        place = places.get((enrolled, test))
+        if place is None or place in scores:
+            which = "a second score of" if place in scores else "no trial:"
+            raise UserError(f"{which} {enrolled} {test}", path=path, line=number)
+        scores[place] = value
+    scored = np.array(list(scores), int)
+    if len(set(trials.targets[scored])) < 2:
+        raise UserError("no scores of target trials, or none of others", path=path)
+    return Decided(
+        np.array(list(scores.values())), trials.targets[scored], trials.speakers(owners)[scored]
+    )
 
 
 def compare(
