@@ -617,3 +617,22 @@ def test_every_shell_file_is_clean():
             assert text.startswith("#!/usr/bin/env bash\n"), name
             assert os.access(ROOT / name, os.X_OK), name
             assert "\nset -euo pipefail\n" in text, name
+
+
+def test_the_reports_command_names_no_folder_of_this_machine(tmp_path):
+    """Of a corpus and of a pretrained model, whose folder may have a blank in its name."""
+    script = """
+        cd "$0" && set -euo pipefail
+        words=(run.sh --pretrained "/my models/tiny.en" --nj 2)
+        printf -v command_line '%q ' "${words[@]}"
+        ngpu=0 train_cmd= pretrained=${words[2]}
+        . utils/recipe.sh
+        TEDLIUM="/my corpora/TEDLIUM_release-3"
+        name_corpora TEDLIUM
+        echo "${command_line}"
+    """
+    recipe = ROOT / "egs" / "tedlium3" / "attack1"
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = run("bash", "-c", script, recipe, env=environment).ok()
+    expected = "TEDLIUM=.../TEDLIUM_release-3 run.sh --pretrained .../tiny.en --nj 2"
+    assert done.out.strip() == expected

@@ -88,7 +88,16 @@ name_corpora() { # variables of db.sh
     for name in "$@"; do
         [ -z "${!name}" ] || corpora+="${name}=.../$(basename "${!name}") "
     done
+    show_corpora
+}
+
+# Put `corpora` before the report's command, in which a pretrained model stands without its folder.
+show_corpora() {
+    local name
     command_line=${corpora}${command_line}
+    [ -n "${pretrained:-}" ] || return 0
+    printf -v name '%q' "${pretrained}"
+    command_line=${command_line/"--pretrained ${name}"/"--pretrained .../${name##*/}"}
 }
 
 # Refuse to make data anew, with other options, below experiments that began with them.

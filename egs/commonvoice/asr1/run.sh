@@ -103,7 +103,7 @@ list=${exp}/experiments planned=$(local/experiments.py all "${chosen[@]}" --data
 
 # Other data need another tag: looked at for both stages before the first makes anything anew.
 corpora=${COMMONVOICE:+"COMMONVOICE=.../${above}/$(basename "${corpus}") "}
-command_line=${corpora}${command_line}
+show_corpora
 ! begins 2 || keep_options "${exp}" "--clients ${clients}${speeds:+" --speeds ${speeds}"}" 2
 ! begins 1 || keep_options "${exp}" "${corpora}${options[*]}"
 
