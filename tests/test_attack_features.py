@@ -537,7 +537,7 @@ def test_speakers_are_looked_for_in_one_copy_of_a_recording(unchanged, world, tm
     once, copied = (attack(one, tmp_path / one.name) for one in (unchanged, path))
     assert once.keys() == copied.keys()
     for key, row in once.items():
-        speakers = key[1].startswith(("I,", "II,"))
+        speakers = key[1].startswith(("I,", "II,", "probe,"))
         expected = row if speakers else row | {"utterances": f"{2 * int(row['utterances'])}"}
         assert copied[key] == expected
 

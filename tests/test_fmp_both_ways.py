@@ -14,9 +14,10 @@ from fmp_world import best_text
 from rescored_world import WORDS, make_stream
 from safetensors.numpy import load_file
 
+from fedtools.federation.simulation import simulate
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import open_stream
-from fedtools.methods.fmp import FMP, simulate
+from fedtools.methods.fmp import FMP
 from fedtools.privacy.key import read_key
 from fedtools.privacy.releases import Releases
 

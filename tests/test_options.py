@@ -79,6 +79,10 @@ def check_experiment(config: dict[str, Any], method: str, path: Path, build: boo
     where = f"{path}: training"
     if options.task in TRAINING:
         check_optimizer(from_mapping(TRAINING[options.task], options.training, where), where)
+    if search := options.training.get("search"):
+        # Of server_labels.
+        kind = Generation if is_seq2seq(options.model) else OTHERS["decode"]
+        from_mapping(kind, search, f"{where}.search")
     where, known = f"{path}: model", repr((options.task, options.model))
     if known in RIGHT or not options.model:
         return

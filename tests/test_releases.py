@@ -16,10 +16,11 @@ from rescored_world import make_stream
 from safetensors.numpy import load_file, save_file
 
 from fedtools.federation.rounds import run_rounds
+from fedtools.federation.simulation import simulate
 from fedtools.files.tables import read_tsv
 from fedtools.lm.reweighting import Lists, Weights
 from fedtools.lm.stream import open_stream
-from fedtools.methods.fmp import FMP, simulate
+from fedtools.methods.fmp import FMP
 from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.ledger import Spent, together
 from fedtools.privacy.releases import Releases

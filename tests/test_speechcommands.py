@@ -326,7 +326,8 @@ def test_googles_names_of_the_tasks(tmp_path):
         prepare(corpus, tmp_path / name, "--task", name).ok()
         prepare(corpus, tmp_path / old, "--task", old).ok()
         assert content(tmp_path / name) == content(tmp_path / old)
-        assert {path.name for path in (tmp_path / old).iterdir()} == {name, "noise.scp"}
+        made = {path.name for path in (tmp_path / old).iterdir()}
+        assert made == {name, "noise.scp", "notes.txt"}
 
 
 # --- the constructions ---------------------------------------------------------------------------
