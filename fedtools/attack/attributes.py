@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -226,7 +227,12 @@ def _permuted(
 
 
 def cross_validated(
-    learnt: np.ndarray, features: np.ndarray, labels: np.ndarray, classes: int, parts: np.ndarray
+    learnt: np.ndarray,
+    features: np.ndarray,
+    labels: np.ndarray,
+    classes: int,
+    parts: np.ndarray,
+    **options: Any,
 ) -> np.ndarray:
     """What a classifier that was trained on the other parts says of each item.
 
@@ -236,6 +242,7 @@ def cross_validated(
         labels: (items,), numbers of classes from 0.
         classes: how many there are.
         parts: (items,), the part of each.
+        options: of scikit-learn's LogisticRegression, in place of those for few people.
 
     Returns:
         (items, classes), probabilities; 0 of a class that none of the other parts has.
@@ -245,11 +252,14 @@ def cross_validated(
     from sklearn.preprocessing import StandardScaler
 
     told = np.zeros((len(labels), classes))
+    chosen = options or {"C": 0.01, "class_weight": "balanced"}
     for part in np.unique(parts):
         tested = parts == part
-        model = make_pipeline(
-            StandardScaler(), LogisticRegression(C=0.01, class_weight="balanced", max_iter=1000)
-        )
+        if len(known := np.unique(labels[~tested])) < 2:
+            # Of one class alone all are this one's.
+            told[np.ix_(tested, known)] = 1
+            continue
+        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, **chosen))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(learnt[~tested], labels[~tested])

@@ -7,11 +7,11 @@ those of the last fifth: what it finds is there, whatever other attacks make of 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 
 import numpy as np
 
+from fedtools.attack.attributes import cross_validated
 from fedtools.attack.figures import Figure, Speakers
 from fedtools.files.seeds import generator
 
@@ -32,24 +32,11 @@ def probe_speakers(
         speakers: of these.
         key: (seed, ...) of everything random.
     """
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
     numbers = speakers.numbers
-    parts, right = parts_of(numbers, generator(*key, "probe")), np.zeros(len(numbers))
-    for part in range(_PARTS):
-        held = parts == part
-        if not held.any() or len(np.unique(numbers[~held])) < 2:
-            # Of one speaker alone all are this one's.
-            right[held] = numbers[held] == (numbers[~held][0] if (~held).any() else -1)
-            continue
-        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            model.fit(vectors[~held], numbers[~held])
-        right[held] = model.predict(vectors[held]) == numbers[held]
+    parts = parts_of(numbers, generator(*key, "probe"))
+    told = cross_validated(vectors, vectors, numbers, speakers.count, parts, C=1.0)
+    # A lone utterance has nobody to be told by.
+    right = told.any(1) & (told.argmax(1) == numbers)
     chance = 100 * float(np.bincount(numbers).max()) / len(numbers)
     yield speakers.ratio(attack, "named%", right, np.ones(len(right)), chance, 100)
 
