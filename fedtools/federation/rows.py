@@ -35,7 +35,7 @@ from fedtools.files.symbols import words_of
 from fedtools.files.tables import write_tsv
 from fedtools.files.text_files import read_words
 from fedtools.lm.ngram import read_sentences
-from fedtools.lm.reweighting import Lists, Weights
+from fedtools.lm.reweighting import Lists
 from fedtools.lm.stream import spoken
 from fedtools.lm.vocabulary import END_ID, Vocabulary
 from fedtools.methods.fmp import Evidence
@@ -212,13 +212,11 @@ class Rows:
         """(utterances,) best hypotheses under a row's setting."""
         if other == Other():
             return self._tried.best(setting)
-        method, rounds = setting
-        weights, stream = method.part(Weights), self._tried.stream
-        lists = Lists(stream.rescored, weights, stream.covered())
-        groups = {client: stream.groups(client, rounds, method.clock) for client in stream.runs}
+        method, (lists, groups) = setting.method, self._tried.clients(setting)
         evidence, stand_ins, everybody = evidence_of(lists, other.counts, self._text), None, None
         if other.clients == "another":
-            stand_ins = self.people.stand_ins(stream.runs, self._names, self._seed, self._data)
+            runs = self._tried.stream.runs
+            stand_ins = self.people.stand_ins(runs, self._names, self._seed, self._data)
         if other.everybody == "static":
             if self._static is None:
                 raise UserError("no text for rows of everybody: static", remedy="give --static")

@@ -179,6 +179,17 @@ class Sweep:
         Noise is drawn under the user's own key, as if this were an experiment, but no counts leave
         the memory: of what is written, errors against what was said, nothing is protected.
         """
+        (method, rounds), (lists, groups) = setting, self.clients(setting)
+        releases: list[Releases | None] = [None]
+        if method.protection.mechanism != NONE:
+            plan, adaptation = method.plan(rounds), method.part(Adaptation)
+            # With another `doubt` the noise is the same, so that the two are compared under it.
+            label = repr((*self._label, method.part(Weights), adaptation, plan, method.clock))
+            releases = [Releases(plan, self._key, label, draw) for draw in range(1, draws + 1)]
+        return simulate_draws(method, lists, groups, releases)[0]
+
+    def clients(self, setting: Setting) -> tuple[Lists, dict[str, list[slice]]]:
+        """The lists under a setting's weights, and each client's groups of utterances."""
         method, rounds = setting
         weights = method.part(Weights)
         if weights not in self._lists:
@@ -186,13 +197,7 @@ class Sweep:
         groups = {
             client: self.stream.groups(client, rounds, method.clock) for client in self.stream.runs
         }
-        releases: list[Releases | None] = [None]
-        if method.protection.mechanism != NONE:
-            plan, adaptation = method.plan(rounds), method.part(Adaptation)
-            # With another `doubt` the noise is the same, so that the two are compared under it.
-            label = repr((*self._label, weights, adaptation, plan, method.clock))
-            releases = [Releases(plan, self._key, label, draw) for draw in range(1, draws + 1)]
-        return simulate_draws(method, self._lists[weights], groups, releases)[0]
+        return self._lists[weights], groups
 
     @cached_property
     def _key(self) -> NoiseKey:
