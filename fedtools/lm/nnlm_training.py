@@ -186,11 +186,12 @@ def train_nnlm(
         spoken = [word for sentence in words.held_out for word in sentence]
         unknown = sum(vocabulary.ids.get(word, UNKNOWN_ID) == UNKNOWN_ID for word in spoken)
         warn_of_unknown(unknown, len(spoken), texts.valid[0], out / WORDS)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed64(seed, "nnlm"))
-            model = build_nnlm(options, len(vocabulary))
         if start is not None:
             model = Nnlm.open(start).network
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed64(seed, "nnlm"))
+                model = build_nnlm(options, len(vocabulary))
         run = _Run(model.to(device), vocabulary, training, seed, out)
         with training.settings():
             return run.train(
