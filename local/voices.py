@@ -145,7 +145,7 @@ def resample(samples: np.ndarray) -> np.ndarray:
 
 
 class Synthesiser:
-    """espeak-ng, initialised once in this process and used only in its forked children."""
+    """espeak-ng, initialised in this process and used only in its forked children."""
 
     def __init__(self) -> None:
         import espeakng_loader
@@ -155,11 +155,12 @@ class Synthesiser:
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         self._callback = kind(self._collect)
         data = espeakng_loader.get_data_path().encode()
+        # Initialised twice, it loses its phoneme tables.
+        self._library.espeak_Terminate()
         synchronous = 2  # AUDIO_OUTPUT_SYNCHRONOUS: no sound card, and no thread to fork
         rate = self._library.espeak_Initialize(synchronous, 0, data, 0)
         if rate != 22050:
             raise RuntimeError(f"espeak-ng does not start as expected: {rate}")
-        self._library.espeak_SetSynthCallback(self._callback)
         self._library.espeak_TextToPhonemes.restype = ctypes.c_char_p
         # It reads every voice's file the first time: here, and not in every child.
         if self._library.espeak_SetVoiceByName(b"en"):
@@ -239,6 +240,7 @@ class Synthesiser:
 
     def _speak_here(self, text: str, speaker: Speaker, seed: int, pitch: int | None) -> None:
         library = self._library
+        library.espeak_SetSynthCallback(self._callback)
         library.espeak_ng_SetRandSeed(ctypes.c_long(seed))
         sounds = f"[[{self.phonemes(text, speaker.accent)}]]".encode()
         with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from conftest import Result, inside, run
+from conftest import ROOT, Result, inside, run
 from fakes import Clip, common_voice, some_clips, speaker_id
 from hypothesis import given
 from hypothesis import strategies as st
@@ -557,6 +557,19 @@ def test_mini_corpus_does_not_take_a_folder_that_is_not_its_own(tmp_path):
     mini(tmp_path).fails(1, "was not made by this script", "choose another OUT")
     assert content(theirs) == {"thesis.tex": b"years of work"}
     mini(tmp_path, "--nj", "0").fails(2, "--nj and --utterances are at least 1")
+
+
+def test_two_synthesisers_of_a_process_speak_alike(monkeypatch):
+    pytest.importorskip("espeakng_loader")
+    monkeypatch.syspath_prepend(str(ROOT / "local"))
+    import voices
+
+    speaker = voices.make_speaker("us", 0, 0)
+    first = voices.Synthesiser()
+    alone = first.speak("an empty kitchen", speaker, "key").tobytes()
+    second = voices.Synthesiser()
+    for each in (second, first):
+        assert each.speak("an empty kitchen", speaker, "key").tobytes() == alone
 
 
 def test_a_mini_corpus_for_tests_has_so_many_speakers_who_are_tested_on(tmp_path, monkeypatch):
