@@ -149,7 +149,7 @@ def test_chunks_that_tell_another_length_are_refused(tmp_path, name):
     for change in (2 * width, 1000 * width, 1_000_000 * width):
         refused(tmp_path, with_length(name, change), "cut off")
     for change in (-1000 * width, -10_000 * width):
-        refused(tmp_path, with_length(name, change), "its header tells")
+        refused(tmp_path, with_length(name, change), "its header reports")
 
 
 @pytest.mark.parametrize("name", ["wav", "aiff"])
@@ -213,7 +213,7 @@ def test_w64_and_au_that_tell_another_length_are_refused(tmp_path, name):
     place, size, order = (raw.index(b"data") + 16, 8, "little") if name == "w64" else (8, 4, "big")
     told = int.from_bytes(raw[place : place + size], order)
     filled = raw + bytes(-len(raw) % 8 if name == "w64" else 0)
-    for change, said in ((2, "cut off"), (10**6, "cut off"), (-2000, "its header tells")):
+    for change, said in ((2, "cut off"), (10**6, "cut off"), (-2000, "its header reports")):
         field = (told + change).to_bytes(size, order)
         refused(tmp_path, patched(raw, (place, field)), said)
     for end in (bytes(300), b"TAG".ljust(128, b"\0")):
@@ -221,7 +221,7 @@ def test_w64_and_au_that_tell_another_length_are_refused(tmp_path, name):
     if name == "w64":
         chunk = b"levl" + raw[place - 12 : place] + (40).to_bytes(8, "little") + bytes(range(16))
         assert len(read(tmp_path, filled + chunk).samples) == COUNT
-    refused(tmp_path, filled + b"junkjunk" * 9, "its header tells")
+    refused(tmp_path, filled + b"junkjunk" * 9, "its header reports")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -237,7 +237,7 @@ def test_a_tag_of_an_mp3_before_any_format_is_left_out(tmp_path, name):
 def test_the_count_of_samples_of_an_aiff_is_compared(tmp_path):
     raw = encoded("aiff")
     place = raw.index(b"COMM") + 10
-    for told, said in ((COUNT + 1, "cut off"), (COUNT - 1, "tells"), (0, "tells")):
+    for told, said in ((COUNT + 1, "cut off"), (COUNT - 1, "reports"), (0, "reports")):
         changed = raw[:place] + struct.pack(">I", told) + raw[place + 4 :]
         refused(tmp_path, changed, said)
 
@@ -246,7 +246,7 @@ def test_the_count_of_samples_of_a_sphere_is_compared(tmp_path):
     raw = encoded("sphere")
     told = f"sample_count -i {COUNT}".encode()
     assert raw.count(told) == 1
-    for change, said in ((1, "cut off"), (5000, "cut off"), (-5000, "tells")):
+    for change, said in ((1, "cut off"), (5000, "cut off"), (-5000, "reports")):
         other = f"sample_count -i {COUNT + change}".encode().ljust(len(told))
         refused(tmp_path, raw.replace(told, other), said)
     # What fills the last block of 1,024 bytes is no audio.
@@ -264,8 +264,8 @@ def test_the_count_of_samples_of_a_flac_is_compared(tmp_path, name):
     for told, said in (
         (COUNT + 1, "cut off"),
         (10**9, "cut off"),
-        (COUNT - 1, "tells"),
-        (1, "tells"),
+        (COUNT - 1, "reports"),
+        (1, "reports"),
     ):
         refused(tmp_path, raw[:18] + struct.pack(">Q", word - COUNT + told) + raw[26:], said)
     # 0 is of a length that is not known: written into a pipe.

@@ -1,1 +1,1 @@
-"""Audio files to samples, samples to features."""
+"""Reading audio, and computing features from it."""

@@ -1,7 +1,7 @@
 """Random time shifts and background noise, as in Google's training code of Speech Commands.
 
 P. Warden, Speech Commands: a dataset for limited-vocabulary speech recognition, 2018; TensorFlow's
-examples/speech_commands. The draws of a client in a round are a function of its key alone, so that
+examples/speech_commands. A client's draws in a round depend on seed, round and client alone, so
 they are the same for any number of jobs and any stack of clients.
 """
 
@@ -24,12 +24,12 @@ INT16_MIN, INT16_MAX = -32768, 32767
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done to training clips; all zero does nothing.
+    """Options of the augmentation of training clips; zeros leave the clips as they are.
 
     Attributes:
-        time_shift_ms: a clip is moved by up to so many milliseconds, earlier or later.
+        time_shift_ms: largest shift of a clip in milliseconds, earlier or later.
         noise_volume: noise is scaled by a factor uniform in [0, noise_volume].
-        noise_probability: how often there is noise.
+        noise_probability: probability that noise is added to a clip.
     """
 
     time_shift_ms: Annotated[int, Ge(0), Le(CLIP_SAMPLES * 1000 // RATE)] = 100
@@ -39,11 +39,11 @@ class Augment:
 
 @dataclass(frozen=True)
 class Plan:
-    """A client's clips in a round, and what is done to them: arrays (steps, B).
+    """A client's batches of one round and their augmentation, as arrays (steps, B).
 
     Attributes:
-        clips: int64, which of the client's clips, from 0.
-        shift: int64, in samples; above 0 is later.
+        clips: int64, index of the client's clip, from 0.
+        shift: int64, in samples; positive is later.
         noise_start: int64, the first sample of the noise, or -1 for none.
         volume: float32, the factor of the noise; 0 without noise.
     """
@@ -65,26 +65,26 @@ def plan(
     options: Augment,
     clip_samples: int = CLIP_SAMPLES,
 ) -> Plan:
-    """Draw the batches of one client in one round: a function of these arguments alone.
+    """Draw the batches of one client in one round; the result depends on the arguments alone.
 
-    Batches run through one shuffle of all clips after another, so that no clip is ever two uses
-    ahead of another; no clip comes twice in a batch.
+    Batches are cut from successive shuffles of all clips, so that the uses of any two clips differ
+    by at most one; no clip comes twice in a batch.
 
     Args:
-        seed: of the experiment.
-        round: the number of the round.
-        client: its id.
-        size: the number of its clips, at least 1.
-        steps: the number of batches.
+        seed: seed of the experiment.
+        round: number of the round.
+        client: id of the client.
+        size: number of the client's clips, at least 1.
+        steps: number of batches.
         batch_size: B is this, or `size` if that is smaller.
-        noise_samples: the length of all background noise; 0 for none, else at least a clip's.
+        noise_samples: length of all background noise; 0 for none, else at least a clip's.
         options: the augmentation.
-        clip_samples: the length of a clip.
+        clip_samples: length of a clip.
     """
     random = generator(seed, round, client, "augment")
     width = min(batch_size, size)
     clips = _shuffles(random, size, steps, width)
-    # Drawn alike whatever the options are: switching one off leaves the others as they were.
+    # All four are drawn whatever the options are: switching one off leaves the others unchanged.
     moved, noisy, place, loudness = random.random((4, steps, width))
     largest = options.time_shift_ms * RATE // 1000
     shift = (moved * (2 * largest + 1)).astype(np.int64) - largest
@@ -97,21 +97,21 @@ def plan(
 def apply(
     waves: Tensor, shift: Tensor, noise_start: Tensor, volume: Tensor, noise: Tensor
 ) -> Tensor:
-    """Shift clips, filling with zeros, and add noise; all at once, on the device of the clips.
+    """Shift clips, filling with zeros, and add noise, as one batch on the device of the clips.
 
     Args:
         waves: int16 or float (..., samples).
-        shift: whole numbers (...), by no more than a clip's samples; above 0 is later.
-        noise_start: whole numbers (...), the first sample of the noise, or -1 for none.
+        shift: integers (...), at most a clip's samples; positive is later.
+        noise_start: integers (...), the first sample of the noise, or -1 for none.
         volume: floats (...), the factor of the noise.
-        noise: int16 or float (samples,), all background noise; may be empty where nothing uses it.
+        noise: int16 or float (samples,), all background noise; may be empty if no clip uses it.
 
     Returns:
         float32 (..., samples), within the range of 16-bit integers.
     """
     samples = waves.shape[-1]
     count = shift.numel()
-    # Before and after each clip lies one of zeros; a window that is moved is a clip that is moved.
+    # Clips alternate with clips of zeros: a shifted window over this tensor is a shifted clip.
     spread = waves.new_zeros(2 * count + 1, samples)
     spread[1::2] = waves.reshape(count, samples)
     begin = torch.arange(1, 2 * count, 2, device=waves.device) * samples - shift.reshape(-1)
@@ -125,12 +125,12 @@ def apply(
 
 
 def _shuffles(random: np.random.Generator, size: int, steps: int, width: int) -> np.ndarray:
-    """Clip numbers (steps, width) from shuffles end to end, without a clip twice in a batch."""
+    """Return clip numbers (steps, width) from successive shuffles, no clip twice in a batch."""
     rounds = math.ceil(steps * width / size)
     shuffles = random.permuted(np.tile(np.arange(size), (rounds, 1)), axis=1)
     for number in range(1, rounds):
-        # A batch that straddles two shuffles has begun with these clips: the second shuffle gets
-        # them last.
+        # A batch that spans two shuffles already has these clips from the first one: they are moved
+        # to the end of the second.
         if begun := number * size % width:
             late = np.zeros(size, dtype=bool)
             late[shuffles[number - 1, -begun:]] = True

@@ -1,10 +1,10 @@
 """Features on disk: Kaldi's make_fbank.sh and make_mfcc.sh, for data directories with clients.
 
 Every job writes `feats.J.ark` and `feats.J.scp` (and the small tables `utt2dur.J`, `mixed.J` and
-`dropped.J`) under the ark directory; merging checks that all are whole and makes them `feats.scp`
-of the data directory. Utterances are written client by client, so that the data of one client are
-one read. A matrix' bytes depend on its audio and on the options alone, not on the number of jobs. A
-job that was killed leaves no scp, and is done again from its start.
+`dropped.J`) to the ark directory; merging checks that all are complete and joins them to the data
+directory's `feats.scp`. Utterances are written client by client, so that a client's data can be
+read in one go. The bytes of a matrix depend on its audio and on the options alone, not on the
+number of jobs. A job that was killed leaves no scp, and starts again from the beginning.
 """
 
 from __future__ import annotations
@@ -34,26 +34,28 @@ from fedtools.files.errors import UserError, some
 from fedtools.files.perturb import speed_of, volume_of
 from fedtools.files.progress import counted
 
-# Kaldi computes on 16-bit integers, soundfile gives them divided by this.
+# Kaldi computes on 16-bit integers; soundfile returns them divided by this.
 INT16_SCALE = 32768.0
 MESSAGES_SHOWN = 10
-# Hz, to half the sample rate.
+# Upper edge of the mel filters, in Hz relative to half the sample rate.
 MFCC_HIGH = -400.0
-# Kinds that pretrained models take, and the most seconds that Whisper hears.
+# Kinds of features for pretrained models, and the longest input of Whisper in seconds.
 PRETRAINED = ("log_mel", "wave")
 WHISPER_SECONDS = 30
 
 
 @dataclass(frozen=True)
 class FeatureConfig:
-    """What decides the features; the rest is Kaldi's default: 25 ms Povey windows every 10 ms,
-    pre-emphasis 0.97, from 20 Hz to half the sample rate, but without dither.
+    """Options of feature extraction.
+
+    All others are Kaldi's defaults (25 ms Povey windows every 10 ms, pre-emphasis 0.97, from 20 Hz
+    to half the sample rate), except that there is no dither.
 
     Attributes:
         kind: "fbank", natural logs of mel energies; or "mfcc", as many cepstra as mel filters, as
             in the mfcc_hires.conf of Kaldi's recipes (no energy, up to 400 Hz below half the rate);
-            or what pretrained models take: "log_mel", see `fedtools.audio.log_mel`, or "wave", the
-            samples themselves, one to a frame.
+            or the input of pretrained models: "log_mel", see `fedtools.audio.log_mel`, or "wave",
+            the samples themselves, one per frame.
     """
 
     num_mel_bins: int = 80
@@ -63,9 +65,7 @@ class FeatureConfig:
 
 @dataclass
 class Extraction:
-    """What became of the utterances: how many were kept, how many of these were mixed down from
-    two channels, and the counts of dropped ones by reason.
-    """
+    """Counts of utterances: kept, mixed down from two channels, and dropped by reason."""
 
     kept: int
     mixed: int
@@ -79,15 +79,15 @@ class Extraction:
 
 
 def compute(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
-    """Kaldi's compute-fbank-feats, or compute-mfcc-feats, with dither 0.
+    """Compute features as Kaldi's compute-fbank-feats or compute-mfcc-feats with dither 0.
 
     Args:
         samples: float32 (N,) in [-1, 1), at `config.sample_rate`.
         config: the options.
 
     Returns:
-        float32 (T, num_mel_bins), one frame for each 10 ms whose whole 25 ms window is in the
-        samples; T may be 0.
+        float32 (T, num_mel_bins), one frame every 10 ms as long as its whole 25 ms window is within
+        the samples; T may be 0.
     """
     if config.kind in PRETRAINED:
         return _of_pretrained(samples, config)
@@ -113,7 +113,7 @@ def compute(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
 
 @cache
 def _front_end(kind: str, bins: int) -> Callable[[Any], Any]:
-    """That of a kind, made once for all utterances."""
+    """Return the front end of a kind of features, made once for all utterances."""
     from fedtools.audio.front_end import front_end
 
     return front_end(kind, bins)
@@ -126,7 +126,7 @@ def _of_pretrained(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
         return np.empty((0, 1), np.float32)
     seconds = len(samples) / config.sample_rate
     if config.kind == "log_mel" and seconds > WHISPER_SECONDS:
-        problem = f"{seconds:.3f} s of audio, Whisper hears {WHISPER_SECONDS}"
+        problem = f"{seconds:.3f} s of audio; Whisper takes at most {WHISPER_SECONDS} s"
         raise AudioError("too long", problem)
     front = _front_end(config.kind, config.num_mel_bins)
     found: np.ndarray = front(torch.from_numpy(samples * INT16_SCALE)[None])[0].numpy()
@@ -134,10 +134,10 @@ def _of_pretrained(samples: np.ndarray, config: FeatureConfig) -> np.ndarray:
 
 
 def client_order(data: DataDir) -> list[str]:
-    """Utterances client by client, in C order within each; in C order where there are no clients.
+    """Return utterances client by client, in C order within each and where there are no clients.
 
     Raises:
-        UserError: if an utterance has no client though others have.
+        UserError: if some utterances have a client and others have none.
     """
     if not data.utt2client:
         return data.utterances
@@ -159,16 +159,16 @@ def extract_features(
 ) -> Extraction:
     """Compute the features of one job's share of a data directory.
 
-    Utterances whose audio cannot be used are dropped and counted; `merge_features` says how many
-    of them are too many.
+    Utterances whose audio cannot be used are dropped and counted; `merge_features` decides how many
+    are too many.
 
     Args:
         data_dir: needs utt2spk and wav.scp; segments, utt2client, utt2speed and utt2volume are used
-            where there are any.
+            if they exist.
         ark_dir: receives feats.JOB.ark, feats.JOB.scp, utt2dur.JOB, mixed.JOB and dropped.JOB.
         config: the options of the features.
-        job: which share, from 1 to `jobs`: consecutive utterances of `client_order`.
-        jobs: into how many shares of equal length the data directory is cut.
+        job: number of the share, from 1 to `jobs`: consecutive utterances of `client_order`.
+        jobs: number of equal shares that the data directory is cut into.
         compress: see `write_ark`.
 
     Raises:
@@ -180,7 +180,7 @@ def extract_features(
     places = audio_places(data, share)
     speeds = {utt: speed_of(data, utt) for utt in share}
     volumes = {utt: volume_of(data, utt) for utt in share}
-    # What a killed run of this job left; one job is never run twice at the same time.
+    # Left by a killed run of this job; a job never runs twice at the same time.
     for left_over in ark_dir.glob(f".feats.{job}.*.tmp"):
         left_over.unlink()
     (ark_dir / f"feats.{job}.scp").unlink(missing_ok=True)
@@ -195,7 +195,7 @@ def extract_features(
         for utt in counted(share, f"extract {data.path.name}", "utterances"):
             try:
                 samples, recorded, channels = read_wave(*places[utt])
-                # As sox' `speed`: samples that come faster, which then are resampled once.
+                # As sox' `speed`: another sample rate for the same samples, then one resampling.
                 rate = recorded * speeds[utt]
                 heard = resample(samples, rate, config.sample_rate) * np.float32(volumes[utt])
                 features = compute(heard, config)
@@ -216,7 +216,7 @@ def extract_features(
     kind = AUTOMATIC if compress else None
     scp = write_ark(ark_dir / f"feats.{job}.ark", matrices(), compress=kind)
     if upsampled:
-        below = f"recorded below {config.sample_rate} Hz, so that the upper filters are empty"
+        below = f"recorded below {config.sample_rate} Hz, so their upper filters are empty"
         print(f"warning: {upsampled} utterances were {below}", file=sys.stderr)
     write_table(ark_dir / f"utt2dur.{job}", durations)
     write_table(ark_dir / f"mixed.{job}", mixed)
@@ -228,20 +228,20 @@ def extract_features(
 def merge_features(
     data_dir: str | Path, ark_dir: str | Path, *, jobs: int, max_drop: float = 0.02
 ) -> Extraction:
-    """Make the features of all jobs the features of the data directory.
+    """Join the features of all jobs to those of the data directory.
 
-    Checks every matrix against its file, takes the dropped utterances out of all tables of the
-    data directory, and writes feats.scp, utt2num_frames, and utt2dur as it was measured.
+    Checks every matrix against its file, removes the dropped utterances from all tables of the data
+    directory, and writes feats.scp, utt2num_frames, and utt2dur as measured.
 
     Args:
         data_dir: as for `extract_features`.
         ark_dir: as for `extract_features`.
-        jobs: how many jobs there were.
-        max_drop: the largest share of utterances that may have been dropped, 0 to 1.
+        jobs: number of jobs.
+        max_drop: largest share of utterances that may have been dropped, 0 to 1.
 
     Raises:
         UserError: if a job is missing or was run on other data, an ark is damaged, or more than
-            `max_drop` or all utterances were dropped. The data directory is then as it was.
+            `max_drop` or all utterances were dropped. The data directory then stays unchanged.
     """
     data, ark_dir = DataDir.read(data_dir), Path(ark_dir)
     scp: dict[str, str] = {}
@@ -250,7 +250,7 @@ def merge_features(
     mixed: dict[str, str] = {}
     for job in range(1, jobs + 1):
         if not (path := ark_dir / f"feats.{job}.scp").exists():
-            raise UserError("not there", path=path, remedy=f"job {job} of {jobs} has to run first")
+            raise UserError("missing", path=path, remedy=f"job {job} of {jobs} has to run first")
         scp.update(read_table(path))
         durations.update(read_table(ark_dir / f"utt2dur.{job}"))
         mixed.update(read_table(ark_dir / f"mixed.{job}"))
@@ -263,8 +263,8 @@ def merge_features(
     frames = _frames(scp)
     clients = set(data.utt2client.values())
     data = data.restrict(scp)
-    if gone := byte_order(clients - set(data.utt2client.values())):
-        print(f"{data_dir}: no usable utterance of {some(gone)}: left out", file=sys.stderr)
+    if lost := byte_order(clients - set(data.utt2client.values())):
+        print(f"{data_dir}: no usable utterance of {some(lost)}: left out", file=sys.stderr)
     data.feats_scp = scp
     data.utt2num_frames = {utt: str(count) for utt, count in frames.items()}
     data.utt2dur = durations
@@ -273,7 +273,7 @@ def merge_features(
 
 
 def audio_places(data: DataDir, utts: list[str]) -> dict[str, tuple]:
-    """utterance -> the arguments of `read_wave`."""
+    """Return the arguments of `read_wave` by utterance."""
     for number, spec in enumerate(data.wav_scp.values(), 1):
         audio_place(spec, data.path / "wav.scp", number)
     line = {utt: number for number, utt in enumerate(data.segments, 1)}
@@ -295,9 +295,9 @@ def audio_places(data: DataDir, utts: list[str]) -> dict[str, tuple]:
 def _check_complete(
     data: DataDir, ark_dir: Path, scp: dict[str, str], dropped: dict[str, str], jobs: int
 ) -> None:
-    """Every utterance is in one job's output, and nothing else is.
+    """Check that the jobs' outputs hold exactly the utterances of the data directory.
 
-    Dropped utterances may be gone from the data directory: an earlier merge took them out.
+    Dropped utterances may be missing from the directory: an earlier merge removed them.
     """
     remedy = f"run all {jobs} jobs of extract-features again on this data directory"
     for utt in data.utterances:
@@ -309,13 +309,13 @@ def _check_complete(
 
 
 def _frames(scp: dict[str, str]) -> dict[str, int]:
-    """utterance -> number of frames, all of one dimension."""
+    """Return the number of frames by utterance; raise a `UserError` if dimensions differ."""
     reader = FeatureReader(scp)
     shapes = {utt: reader.shape(utt) for utt in scp}
     first, (_, wanted) = next(iter(shapes.items()))
     for utt, (_, dimension) in shapes.items():
         if dimension != wanted:
-            problem = f"{dimension} filters, but {wanted} in {scp[first]}"
+            problem = f"{dimension} values per frame, but {wanted} in {scp[first]}"
             remedy = "run all jobs of extract-features with the same options"
             raise UserError(problem, path=scp[utt], remedy=remedy)
     return {utt: frames for utt, (frames, _) in shapes.items()}

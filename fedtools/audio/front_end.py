@@ -1,4 +1,4 @@
-"""What keyword networks take of a clip's waveform."""
+"""Front ends of keyword networks: the waveform of a clip to the network's input."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from fedtools.audio.log_mel import LogMel
 from fedtools.audio.mfcc import Mfcc
 
-# Speech at usual levels comes near to zero mean and unit variance; the same constants for
-# everybody, since nobody knows the statistics of all clients.
+# These bring speech at usual levels near zero mean and unit variance. All clients use the same
+# constants, since no party knows the statistics over all clients.
 ENERGY, SCALE = 100.0, 16.0
 
 
 class ScaledMfcc(Mfcc):
-    """MFCC near zero mean and unit variance: (..., samples) -> (..., frames, 40)."""
+    """MFCC near zero mean and unit variance, (..., samples) -> (..., frames, 40)."""
 
     @torch.no_grad()
     def forward(self, waves: Tensor) -> Tensor:
@@ -24,18 +24,18 @@ class ScaledMfcc(Mfcc):
 
 
 class Wave(nn.Module):
-    """The waveform from -1 to 1, (..., samples) -> (..., samples, 1)."""
+    """The waveform itself in [-1, 1], (..., samples) -> (..., samples, 1)."""
 
     def forward(self, waves: Tensor) -> Tensor:
         return (waves / 32768)[..., None]
 
 
 def front_end(inputs: str, bins: int) -> nn.Module:
-    """What makes the inputs of a network of waveforms in the range of 16-bit integers.
+    """Return the module that turns waveforms in the range of 16-bit integers into inputs.
 
     Args:
         inputs: "mfcc", "log_mel" or "wave".
-        bins: values of a frame.
+        bins: values per frame.
     """
     if inputs == "log_mel":
         return LogMel(bins)

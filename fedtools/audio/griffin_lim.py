@@ -1,7 +1,7 @@
-"""Speech again of its features: cepstra to mel energies, these to spectra, and those to sound.
+"""Speech reconstructed from features: cepstra to mel energies, to spectra, to samples.
 
 D. Griffin, J. Lim: Signal estimation from modified short-time Fourier transform, IEEE TASSP 1984.
-What mel filters leave out does not come back: judge it beside the same of true features.
+What the mel filters discard cannot be restored: compare with a reconstruction from true features.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from fedtools.audio.front_end import ENERGY, SCALE
 
 RATE = 16_000
 _ITERATIONS = 32
-# Natural logs of energies of 16-bit samples: silence, and louder than any.
+# Range of the natural logs of energies of 16-bit samples: silence, and louder than any recording.
 _QUIET, _LOUD = -16.0, 40.0
 
 
 @dataclass(frozen=True)
 class Front:
-    """How features were made of sound at 16 kHz.
+    """The front end that computed features from audio at 16 kHz.
 
     Attributes:
-        bank: (frequencies, mel filters).
-        length: of a window, in samples.
-        size: of its transform.
-        cepstra: (mel filters, cepstra) of log energies; None: features are these logs.
+        bank: the mel filters, (frequencies, mel filters).
+        length: window length in samples.
+        size: size of the Fourier transform.
+        cepstra: cosine transform (mel filters, cepstra) of log energies; None if the features are
+            the log energies.
         factor, offset: features times `factor` plus `offset` are natural logs, or cepstra.
-        emphasis: of high frequencies before the transform.
-        scale: of samples.
+        emphasis: pre-emphasis coefficient.
+        scale: factor by which samples in [-1, 1] were multiplied.
     """
 
     bank: np.ndarray
@@ -45,11 +46,11 @@ class Front:
 
     @classmethod
     def of(cls, kind: str, bins: int) -> Front:
-        """That of a kind of features: of a clip's "clip_mfcc", or of `extract-features`.
+        """Return the front end of a kind of features.
 
         Args:
-            kind: "clip_mfcc", "fbank", "mfcc" or "log_mel".
-            bins: values of a frame.
+            kind: "clip_mfcc" for keyword clips; "fbank", "mfcc" or "log_mel" of `extract-features`.
+            bins: values per frame.
         """
         if kind == "log_mel":
             bank, ten = log_mel.slaney_bank(bins).T, np.log(10)
@@ -67,17 +68,17 @@ class Front:
         return cls(bank, 480, 512, cepstra, SCALE, offset)
 
     def energies(self, features: np.ndarray) -> np.ndarray:
-        """The natural logs of mel energies, (frames, mel filters), of features."""
+        """Return the natural logs of the features' mel energies, (frames, mel filters)."""
         values = features.astype(np.float64) * self.factor + self.offset
         return values if self.cepstra is None else values @ np.linalg.inv(self.cepstra)
 
     def sound(self, features: np.ndarray) -> np.ndarray:
-        """Samples in [-1, 1] at 16 kHz, float32, whose features are near to those given."""
+        """Return float32 samples in [-1, 1] at 16 kHz whose features are close to those given."""
         import librosa
         from scipy.signal import lfilter
 
         energies = np.exp(self.energies(features).clip(_QUIET, _LOUD))
-        # Of all spectra with these energies the shortest, whose power may be negative.
+        # The least-norm power spectra with these energies, which may have negative values.
         spectra = np.sqrt((energies @ np.linalg.pinv(self.bank)).clip(min=0)).T
         samples = librosa.griffinlim(
             spectra, n_iter=_ITERATIONS, hop_length=log_mel.SHIFT, win_length=self.length,

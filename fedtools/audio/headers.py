@@ -1,17 +1,17 @@
-"""How much audio a file's header tells, against how much there is.
+"""Checks of the audio length in a file's header against the audio in the file.
 
-One rule for all formats: less than the header tells is "cut off", more is a header of other audio,
-and both are refused. A header that does not know, because it was written into a pipe or its writer
-was killed, is no fault: all that is there is read. It tells a length of 0, with audio behind it, or
-one that no file has. What is compared:
+One rule holds for all formats: less audio than the header reports is "cut off", more means that the
+header belongs to other audio, and both are refused. A header without a length, because it was
+written to a pipe or its writer was killed, is accepted, and all audio is read: it reports 0
+although audio follows, or a length that no file has. What is compared:
 
 WAV, RF64   bytes of the data chunk; other chunks, a tag, or the file's end have to follow it
 W64         the same
-AIFF        the same, and its count of samples
-AU          bytes of the audio
-SPHERE      its count of samples, with the bytes
-FLAC        its count of samples, with the number that the last frame has
-Ogg         the last page is whole, and ends the stream
+AIFF        the same, and the sample count
+AU          bytes of audio
+SPHERE      the sample count, with the bytes
+FLAC        the sample count, with the number in the last frame
+Ogg         the last page is complete, and ends the stream
 MP3         see `fedtools.audio.mpeg`
 """
 
@@ -25,16 +25,16 @@ from typing import BinaryIO
 
 from fedtools.files.audio_files import UNKNOWN_LENGTH
 
-# SPHERE files consist of blocks of so many bytes: what fills the last one is no audio.
+# Block size of SPHERE files in bytes; the last block is padded.
 _SPHERE_BLOCK = 1024
-# More than the longest frame of two channels has, of 65,535 samples of 32 bits.
+# More bytes than the longest FLAC frame: two channels of 65,535 samples of 32 bits.
 _FLAC_TAIL = 1 << 20
 _FLAC_FRAME = re.compile(rb"\xff[\xf8\xf9]")
-# Where a FLAC's header has the last four bits of something else, and 36 of the number of samples.
+# Offset in a FLAC file of five bytes: four bits of another field, and 36 of the sample count.
 _FLAC_SAMPLES = 21
-# What programs put behind a file that has no place for it.
+# Tags that programs append to a file whose format has no place for them.
 _TAGS = (b"TAG", b"ID3", b"APET", b"LYRI")
-# By its first bytes: a decoder that begins in the middle gives other samples.
+# First bytes of formats that decode to other samples when the decoder starts in the middle.
 LOSSY = {b"OggS"}
 
 Checked = tuple[BinaryIO, int | None]
@@ -44,26 +44,26 @@ class LengthError(Exception):
     """A header and its audio differ in length, or the header is damaged."""
 
 
-def compare(told: int, there: int, unit: str) -> None:
-    """Raise a `LengthError` unless as much is there as the header tells."""
-    if there < told:
-        raise LengthError(f"cut off: {there} {unit} of {told}")
-    if there > told:
-        raise LengthError(f"its header tells {told} {unit}, and there are {there}")
+def compare(declared: int, there: int, unit: str) -> None:
+    """Raise a `LengthError` unless there is as much audio as the header declares."""
+    if there < declared:
+        raise LengthError(f"cut off: {there} {unit} of {declared}")
+    if there > declared:
+        raise LengthError(f"its header reports {declared} {unit}, but there are {there}")
 
 
 # --- chunks ---------------------------------------------------------------------------------------
 
 
 def _chunk(file: BinaryIO, place: int, order: str) -> tuple[bytes, int]:
-    """Name and length of the chunk at a place; the name is short at the end of the file."""
+    """Return name and length of the chunk at an offset; the name is empty at the file's end."""
     file.seek(place)
     head = file.read(8)
     return (head[:4], int.from_bytes(head[4:], order)) if len(head) == 8 else (b"", 0)
 
 
 def _check_wav(file: BinaryIO) -> Checked:
-    """WAV and RF64: the data chunk is whole, and what follows it are chunks or the end."""
+    """Check that the data chunk of a WAV or RF64 file is whole, with chunks or the end after it."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     order = "big" if file.read(4) == b"RIFX" else "little"
@@ -86,15 +86,18 @@ def _check_wav(file: BinaryIO) -> Checked:
     if not length:
         if not _is_audio(file, begin, size, order):
             return file, 0
-        told = (size - begin).to_bytes(8, "little") if field < place else b"\xff" * 4
-        return _amended(file, field, told), None
+        amended = (size - begin).to_bytes(8, "little") if field < place else b"\xff" * 4
+        return _amended(file, field, amended), None
     if length < UNKNOWN_LENGTH or begin + length <= size:
         _compare_chunk(file, begin, length, whole, size, order)
     return file, None
 
 
 def _check_aiff(file: BinaryIO) -> Checked:
-    """AIFF: the sound chunk is as long as it and COMM tell; what follows are chunks or the end."""
+    """Check that the sound chunk of an AIFF file is as long as its own header and COMM report.
+
+    Chunks or the file's end have to follow it.
+    """
     size = file.seek(0, os.SEEK_END)
     file.seek(4)
     whole, kind, place = 8 + int.from_bytes(file.read(4), "big"), file.read(4), 12
@@ -109,25 +112,26 @@ def _check_aiff(file: BinaryIO) -> Checked:
             raise LengthError(f"no {'sound' if common else 'COMM'} chunk")
         place += 8 + length + length % 2
     begin, length = sound
-    told, source = int.from_bytes(common[2:6], "big"), file
+    declared, source = int.from_bytes(common[2:6], "big"), file
     # The samples follow two numbers of four bytes.
     if length in (0, 8) and _is_audio(file, begin + 8, size, "big"):
         length = size - begin
         source = _amended(file, begin - 4, length.to_bytes(4, "big"))
-        if not told:
+        if not declared:
             return source, None
     _compare_chunk(file, begin, length, whole, size, "big")
     if kind == b"AIFF" or common[18:] in (b"NONE", b"sowt"):
         channels, bits = int.from_bytes(common[:2], "big"), int.from_bytes(common[6:8], "big")
         there = (length - 8) // max(1, channels * -(-bits // 8))
-        compare(told, there, "samples")
+        compare(declared, there, "samples")
     return source, None
 
 
 def _check_w64(file: BinaryIO) -> Checked:
-    """W64: as of WAV. Names have 16 bytes, and lengths 8, count themselves, and are filled up to 8.
+    """Check a W64 file as `_check_wav` checks WAV (Sony Pictures Digital, Sony Wave64).
 
-    (Sony Pictures Digital, Sony Wave64.)
+    Chunk names have 16 bytes. Lengths have 8 bytes, include name and length, and are padded to a
+    multiple of 8.
     """
     size, place, begin, width = file.seek(0, os.SEEK_END), 40, 0, 0
     while place < size:
@@ -136,12 +140,12 @@ def _check_w64(file: BinaryIO) -> Checked:
         length = int.from_bytes(file.read(8), "little") - 24
         if name.startswith(b"fmt "):
             fields = file.read(14)
-            # Of PCM, floats and the G.711 laws: what has no blocks of several samples.
+            # PCM, floats and the G.711 laws: the formats without blocks of several samples.
             if int.from_bytes(fields[:2], "little") in (1, 3, 6, 7, 0xFFFE):
                 width = int.from_bytes(fields[12:], "little")
         if name.startswith(b"data") and not begin:
-            told, begin = length, place + 24
-            # ffmpeg tells 2^63 - 1 before it knows.
+            declared, begin = length, place + 24
+            # ffmpeg writes 2^63 - 1 until it knows the length.
             if length <= 0 or length >> 62:
                 return file, None
         if length < 0 or place + 24 + length > size:
@@ -151,21 +155,21 @@ def _check_w64(file: BinaryIO) -> Checked:
         raise LengthError("no data chunk")
     file.seek(place)
     rest = file.read()
-    # As of WAV: zeros fill up a file, and a tag may follow.
+    # As in WAV, zeros may pad the file, and a tag may follow.
     is_whole = not rest.strip(b"\0") or rest.startswith(_TAGS)
-    compare(told, told if is_whole else size - begin, "bytes of audio")
-    # libsndfile takes what follows for audio.
-    return file, told // width if width else None
+    compare(declared, declared if is_whole else size - begin, "bytes of audio")
+    # libsndfile would read what follows as audio.
+    return file, declared // width if width else None
 
 
 def _is_audio(file: BinaryIO, begin: int, size: int, order: str) -> bool:
-    """Whether what follows the head of a chunk of length 0 is audio: some bytes, and no chunks."""
+    """Return whether a chunk of length 0 is followed by audio: by bytes that are not chunks."""
     name, _ = _chunk(file, begin, order)
     return begin < size and not (any(name) and _are_chunks(file, begin, 0, size, order))
 
 
 def _amended(file: BinaryIO, place: int, field: bytes) -> BinaryIO:
-    """The content of a file with another field in its header: where libsndfile needs one."""
+    """Return a copy of a file with one field of its header replaced, for libsndfile."""
     file.seek(0)
     raw = bytearray(file.read())
     raw[place : place + len(field)] = field
@@ -175,10 +179,10 @@ def _amended(file: BinaryIO, place: int, field: bytes) -> BinaryIO:
 def _compare_chunk(
     file: BinaryIO, begin: int, length: int, whole: int, size: int, order: str
 ) -> None:
-    """Compare the length of a chunk of audio with what is there.
+    """Compare the length of an audio chunk with the bytes in the file.
 
-    If no chunk follows where one should, all the rest of the file is audio. `whole` is where the
-    outer chunk ends by its header.
+    If no chunk follows where one should, all the rest of the file counts as audio. `whole` is the
+    end of the outer chunk according to its header.
     """
     there = min(length, size - begin)
     if there == length and not _are_chunks(file, begin + length, whole, size, order):
@@ -187,7 +191,7 @@ def _compare_chunk(
 
 
 def _are_chunks(file: BinaryIO, place: int, whole: int, size: int, order: str) -> bool:
-    """Whether chunks follow each other from a place to the file's end, or a tag, or nothing."""
+    """Return whether an offset is followed by chunks up to the file's end, by a tag, or nothing."""
     while place + 8 <= size:
         name, length = _chunk(file, place, order)
         is_name = all(0x20 <= byte < 0x7F for byte in name)
@@ -197,11 +201,11 @@ def _are_chunks(file: BinaryIO, place: int, whole: int, size: int, order: str) -
             place += 1
             continue
         if not is_name:
-            # Zeros fill up a file.
+            # Zeros may pad the file.
             file.seek(place)
             return not file.read().strip(b"\0")
         if place + 8 + length > size:
-            # The end of a file that is cut off after its audio is not there.
+            # The file may be cut off after its audio.
             return whole > size
         place += 8 + length
     return True
@@ -211,7 +215,7 @@ def _are_chunks(file: BinaryIO, place: int, whole: int, size: int, order: str) -
 
 
 def _check_sphere(file: BinaryIO) -> Checked:
-    """SPHERE: as many samples as are told; what fills the last block is left out."""
+    """Check the sample count of a SPHERE file; the padding of the last block is left out."""
     size = file.seek(0, os.SEEK_END)
     file.seek(8)
     begin = file.read(8).strip()
@@ -221,37 +225,37 @@ def _check_sphere(file: BinaryIO) -> Checked:
     header = file.read(int(begin)).partition(b"end_head")[0]
     fields = dict(re.findall(rb"^(\w+) -\w+ (.*?)\s*$", header, re.MULTILINE))
     try:
-        told, channels, width = (
+        declared, channels, width = (
             int(fields[name]) if name in fields else None
             for name in (b"sample_count", b"channel_count", b"sample_n_bytes")
         )
     except ValueError:
         raise LengthError("a damaged header") from None
-    if not told or not channels or not width:
+    if not declared or not channels or not width:
         return file, None
     there = (size - int(begin)) // (channels * width)
-    if not told < there < told + _SPHERE_BLOCK // (channels * width):
-        compare(told, there, "samples")
-    return file, told
+    if not declared < there < declared + _SPHERE_BLOCK // (channels * width):
+        compare(declared, there, "samples")
+    return file, declared
 
 
 def _check_flac(file: BinaryIO) -> Checked:
-    """FLAC: the samples told are those up to the last frame's end, or libsndfile is told them."""
+    """Check the sample count of a FLAC header against the last frame, or add a missing count."""
     size = file.seek(0, os.SEEK_END)
     file.seek(4)
     info = file.read(38)
     if len(info) < 38 or info[0] & 0x7F:
         raise LengthError("no STREAMINFO block")
     info = info[4:]
-    told = int.from_bytes(info[13:18], "big") & 0xF_FFFF_FFFF
+    declared = int.from_bytes(info[13:18], "big") & 0xF_FFFF_FFFF
     largest = int.from_bytes(info[7:10], "big")
     tail = max(42, size - min(2 * largest + 16 if largest else _FLAC_TAIL, _FLAC_TAIL))
     file.seek(tail)
     there = _last_sample(file.read(), info)
     if there is None:
         raise LengthError("cut off: no frame at its end")
-    if told:
-        compare(told, there, "samples")
+    if declared:
+        compare(declared, there, "samples")
         return file, None
     file.seek(_FLAC_SAMPLES)
     field = (file.read(1)[0] << 32) + there
@@ -259,7 +263,7 @@ def _check_flac(file: BinaryIO) -> Checked:
 
 
 def _last_sample(raw: bytes, info: bytes) -> int | None:
-    """The number of samples up to the end of the last FLAC frame that begins in `raw`."""
+    """Return the sample count up to the end of the last FLAC frame that begins in `raw`."""
     fixed = int.from_bytes(info[2:4], "big")
     for place in reversed([match.start() for match in _FLAC_FRAME.finditer(raw)]):
         if found := _flac_frame(raw[place : place + 16]):
@@ -269,14 +273,14 @@ def _last_sample(raw: bytes, info: bytes) -> int | None:
 
 
 def _flac_frame(head: bytes) -> tuple[int, int, bool] | None:
-    """Number and length of a FLAC frame, and whether it is the first sample's number that is told.
+    """Return number and length of a FLAC frame, and whether the number counts samples, not frames.
 
-    None is of what is no header (RFC 9639, 9.1), as its checksum tells.
+    Returns None if the bytes are not a frame header (RFC 9639, 9.1) or its checksum is wrong.
     """
     if len(head) < 6 or head[3] & 1:
         return None
     size, rate = head[2] >> 4, head[2] & 15
-    # The number is written as UTF-8 writes characters, in up to seven bytes.
+    # The number is coded like a character in UTF-8, in up to seven bytes.
     more = max(0, 8 - (head[4] ^ 0xFF).bit_length() - 1)
     end = 5 + more
     explicit = {6: 1, 7: 2}.get(size, 0)
@@ -303,7 +307,7 @@ def _crc8(raw: bytes) -> int:
 
 
 def _check_ogg(file: BinaryIO) -> Checked:
-    """Ogg: the last page is whole, and is told to be the last (RFC 3533, 6)."""
+    """Check that the last page of an Ogg file is complete and marked as the last (RFC 3533, 6)."""
     file.seek(0)
     raw, place, last = file.read(), 0, 0
     while (place := raw.find(b"OggS", place)) >= 0:
@@ -320,7 +324,7 @@ def _check_ogg(file: BinaryIO) -> Checked:
 
 
 def _check_au(file: BinaryIO) -> Checked:
-    """AU: as many bytes as are told follow its header; 0xffffffff is of what is not known."""
+    """Check the byte count of an AU file; 0xffffffff stands for an unknown length."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     order = "big" if file.read(4) == b".snd" else "little"
@@ -344,8 +348,9 @@ CHECKS: dict[bytes, Callable[[BinaryIO], Checked]] = {
     b"NIST": _check_sphere,
     b"OggS": _check_ogg,
 }
-"""A format's first four bytes -> what compares the length that an opened file's header tells.
+"""Check of the header's length, by the first four bytes of a format.
 
-It returns what libsndfile is to read, which is the file itself unless the header does not know, and
-how many samples of each channel, None for all. A `LengthError` is of a header that is wrong.
+A check takes the opened file and returns the source for libsndfile, which is the file itself unless
+its header has no length, and the number of samples per channel to read, None for all. It raises a
+`LengthError` if the header is wrong.
 """

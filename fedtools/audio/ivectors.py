@@ -1,7 +1,7 @@
-"""I-vectors as features of acoustic models: trained on a data directory, and put beside its frames.
+"""I-vectors as input of acoustic models: training an extractor, and appending to feature frames.
 
-As Kaldi's recipes do it for TDNNs (`train_diag_ubm.sh`, `train_ivector_extractor.sh`,
-`extract_ivectors_online.sh`), but on the features as they are: there is no splicing, LDA or
+This follows Kaldi's recipes for TDNNs (`train_diag_ubm.sh`, `train_ivector_extractor.sh`,
+`extract_ivectors_online.sh`), but on the features as they are, without splicing, LDA or
 normalisation of means.
 """
 
@@ -33,13 +33,13 @@ Group = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What decides an extractor.
+    """Options of the training of an extractor.
 
     Attributes:
-        gaussians: of the background model.
-        dimension: of i-vectors.
-        hours: of speech that both are trained on, at most; utterances are drawn at random.
-        seed: of the draw, and of both trainings.
+        gaussians: number of Gaussians in the background model.
+        dimension: dimension of i-vectors.
+        hours: most hours of speech to train both models on; utterances are drawn at random.
+        seed: random seed of the draw and of both trainings.
     """
 
     gaussians: int = Ivectors.gaussians
@@ -49,7 +49,7 @@ class Sizes:
 
 
 class _Frames:
-    """The features of some utterances, which can be read again and again."""
+    """The features of some utterances, as an iterable that can be read repeatedly."""
 
     def __init__(self, data: DataDir, utterances: Sequence[str]):
         self._reader = FeatureReader(data.feats_scp)
@@ -63,10 +63,10 @@ class _Frames:
 def train_ivectors(data_dir: str | Path, out: Path, sizes: Sizes) -> tuple[float, float]:
     """Train a background model and an extractor on features; write OUT/ivectors.safetensors.
 
-    Each utterance is a set of frames with an i-vector of its own.
+    Each utterance has an i-vector of its own.
 
     Returns:
-        the mean log-likelihood of a frame under the background model, and under the extractor.
+        mean log-likelihoods per frame, of the background model and of the extractor.
 
     Raises:
         UserError: if there are too few frames.
@@ -75,7 +75,7 @@ def train_ivectors(data_dir: str | Path, out: Path, sizes: Sizes) -> tuple[float
     chosen = _some(data, sizes)
     frames = _Frames(data, chosen)
     ubm, ubm_history = train_ubm(frames, sizes.gaussians, seed=sizes.seed)
-    # Moments are small beside frames: each utterance's are kept.
+    # Moments are small compared with frames, so those of all utterances fit in memory.
     sets = [ubm.moments(matrix)[0] for matrix in frames]
     extractor, history = train_extractor(ubm, sets, sizes.dimension, seed=sizes.seed)
     out.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def train_ivectors(data_dir: str | Path, out: Path, sizes: Sizes) -> tuple[float
 
 
 def _some(data: DataDir, sizes: Sizes) -> list[str]:
-    """Utterances in an order that the seed decides, up to the hours asked for; in C order."""
+    """Return a random sample of utterances with the requested hours of speech, in C order."""
     data.check_features(data.utterances)
     reader, left = FeatureReader(data.feats_scp), sizes.hours * FRAMES_PER_HOUR
     chosen = []
@@ -106,23 +106,24 @@ def append_ivectors(
     online: bool = True,
     every: int = 10,
 ) -> DataDir:
-    """Write a data directory whose features have an i-vector behind each frame.
+    """Write a data directory whose feature frames have an i-vector appended.
 
     Args:
-        data_dir: with the features that the extractor was trained on.
+        data_dir: data directory with features of the kind that the extractor was trained on.
         extractor_dir: see `train_ivectors`.
-        out_dir: another data directory, with the same tables.
-        ark_dir: gets feats.ark.
-        per: whose speech an i-vector is of: the utterance's, or what its speaker says in the same
-            recording or at all. What another client has of the same speaker is left out, since no
-            client knows it; a copy at another speed is another voice.
-        online: of what was said so far, a new one every so many frames, with utterances in C order;
-            as in Kaldi no more than `REMEMBERED` frames of those before count. Otherwise one of
-            all frames.
-        every: frames.
+        out_dir: data directory to write, with the same tables.
+        ark_dir: receives feats.ark.
+        per: speech that an i-vector is computed from: the utterance, or all of its speaker in the
+            same recording, or all of its speaker. Speech of the same speaker at another client is
+            left out, since the client has no access to it; a copy at another speed counts as
+            another speaker.
+        online: compute i-vectors from the speech so far, a new one every `every` frames, with
+            utterances in C order; as in Kaldi at most `REMEMBERED` frames of earlier utterances
+            count. Otherwise one i-vector is computed from all frames.
+        every: frames between two online i-vectors.
 
     Raises:
-        UserError: if the features are of another size, or a directory would be overwritten.
+        UserError: if the features have another dimension, or a directory would be overwritten.
     """
     data, out, ark = DataDir.read(data_dir), Path(out_dir), Path(ark_dir) / "feats.ark"
     if out.exists() and out.samefile(data.path):
@@ -141,21 +142,21 @@ def append_ivectors(
 
 
 def _reader(data: DataDir, extractor: IvectorExtractor) -> FeatureReader:
-    """A reader of features of the size that the extractor is for."""
+    """Return a feature reader; raise a `UserError` if the extractor is for another dimension."""
     data.check_features(data.utterances)
     reader, size = FeatureReader(data.feats_scp), extractor.means.shape[1]
     for utt in data.utterances[:1]:
         found = reader.shape(utt)[1]
         if found != size:
-            problem = f"{found} values in a frame of {utt!r}, the extractor is for {size}"
+            problem = f"{found} values per frame of {utt!r}, but the extractor is for {size}"
             raise UserError(problem, path=data.path / "feats.scp")
     return reader
 
 
 def _groups(data: DataDir, per: Per) -> dict[Group, list[str]]:
-    """Whose statistics are one: client, speaker, recording and utterance -> utterances in C order.
+    """Return utterances in C order by the group that shares an i-vector.
 
-    What does not tell groups apart is "".
+    A group's key is client, speaker, recording and utterance; parts that `per` does not use are "".
     """
     groups: dict[Group, list[str]] = {}
     for utt in data.utterances:
@@ -177,7 +178,7 @@ def _so_far(
     extractor: IvectorExtractor,
     every: int,
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Utterances with i-vectors of all that the group has said until then."""
+    """Yield utterances with i-vectors of their group's speech up to each frame."""
     group_of = {utt: group for group, utts in groups.items() for utt in utts}
     carried: dict[Group, Moments] = {}
     for utt in order:
@@ -189,9 +190,9 @@ def _so_far(
         yield utt, _beside(frames, rows[np.arange(len(frames)) // every])
 
 
-def _remember(before: Moments | None, said: Moments) -> Moments:
-    """The moments that the next utterance begins with: those of fewer frames, if there are many."""
-    both = said if before is None else before.plus(said)
+def _remember(before: Moments | None, current: Moments) -> Moments:
+    """Return the moments for the next utterance, scaled down to at most `REMEMBERED` frames."""
+    both = current if before is None else before.plus(current)
     share = min(1.0, REMEMBERED / max(float(both.counts.sum()), 1.0))
     return Moments(*(share * one for one in both))
 
@@ -202,7 +203,7 @@ def _whole(
     reader: FeatureReader,
     extractor: IvectorExtractor,
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Utterances with the i-vector of all frames of the group."""
+    """Yield utterances with the i-vector of all frames of their group."""
 
     def moments() -> Iterator[Moments]:
         for utts in groups.values():

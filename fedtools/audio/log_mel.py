@@ -1,8 +1,8 @@
 """Whisper's log mel energies in torch: batched, on any device.
 
-Of A. Radford et al.: Robust speech recognition via large-scale weak supervision, ICML 2023, section
-2.2, and as transformers' WhisperFeatureExtractor computes them; but a clip is padded to its next
-full second, not to 30 s.
+A. Radford et al.: Robust speech recognition via large-scale weak supervision, ICML 2023, section
+2.2, as transformers' WhisperFeatureExtractor computes them, except that a clip is padded to its
+next full second, not to 30 s.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 RATE, WINDOW, SHIFT = 16_000, 400, 160
-# Frames of a second.
+# Frames per second.
 FRAMES = RATE // SHIFT
-# Waveforms whose spectra lie in a CPU's cache.
+# Waveforms per batch, so that their spectra fit a CPU's cache.
 _AT_ONCE = 16
 
 
@@ -23,7 +23,7 @@ class LogMel(nn.Module):
     """Log mel energies of windows of 25 ms every 10 ms.
 
     Args:
-        bins: mel filters.
+        bins: number of mel filters.
     """
 
     def __init__(self, bins: int = 80):
@@ -33,13 +33,13 @@ class LogMel(nn.Module):
         self.register_buffer("bank", bank, persistent=False)
 
     def forward(self, waves: Tensor) -> Tensor:
-        """Energies of waveforms of equal length.
+        """Compute the log mel energies of waveforms of equal length.
 
         Args:
             waves: floats in the range of 16-bit integers, (..., samples).
 
         Returns:
-            float32 (..., frames, bins); 100 frames of each second that has begun.
+            float32 (..., frames, bins), with 100 frames for each second, a partial one included.
         """
         flat = waves.reshape(-1, waves.shape[-1])
         found = torch.cat([self._slice(part) for part in flat.split(_AT_ONCE)])
@@ -48,7 +48,7 @@ class LogMel(nn.Module):
     def _slice(self, waves: Tensor) -> Tensor:
         padded = F.pad(waves / 32768, (0, -waves.shape[-1] % RATE))
         spectrum = torch.stft(padded, WINDOW, SHIFT, window=self.window, return_complex=True)
-        # The last frame begins where the audio ends.
+        # As in Whisper, the last frame, centred on the end of the audio, is dropped.
         power = torch.view_as_real(spectrum[..., :-1]).square().sum(-1)
         energies = (self.bank @ power).clamp_(min=1e-10).log10_()
         energies = torch.maximum(energies, energies.amax((1, 2), keepdim=True) - 8)
@@ -56,7 +56,7 @@ class LogMel(nn.Module):
 
 
 def slaney_bank(bins: int) -> np.ndarray:
-    """Triangular filters of unit area, 0 to 8 kHz, even on Slaney's mel scale: (bins, 201)."""
+    """Return triangular filters of unit area, even on Slaney's mel scale to 8 kHz: (bins, 201)."""
     frequencies = np.linspace(0, RATE / 2, WINDOW // 2 + 1)
     edges = _hertz(np.linspace(0, _mel(RATE / 2), bins + 2))
     slopes = edges[:, None] - frequencies
@@ -65,7 +65,7 @@ def slaney_bank(bins: int) -> np.ndarray:
     return np.maximum(0, np.minimum(rise, fall)) * (2 / (edges[2:] - edges[:-2]))[:, None]
 
 
-# Linear to 1 kHz, where 15 mels are, and then 27 mels for each factor of 6.4.
+# Slaney's scale is linear up to 1 kHz, which is 15 mels, then has 27 mels per factor of 6.4.
 _BREAK, _MELS, _STEP = 1000.0, 15.0, np.log(6.4) / 27
 
 

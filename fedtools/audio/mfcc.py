@@ -1,4 +1,4 @@
-"""Kaldi's MFCC in torch: batched, on any device, for waveforms that change at every step."""
+"""Kaldi's MFCC in torch, batched and on any device, for clips augmented anew at every step."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor, nn
 LOW_FREQUENCY = 20.0
 PREEMPHASIS = 0.97
 LIFTER = 22.0
-# On a CPU, the frames of so many clips stay in its cache: about three times as fast as all at once.
+# Clips per batch on a CPU: their frames stay in its cache, about three times as fast as one batch.
 CPU_SLICE = 8
-# On a GPU, a slice bounds the memory: about 1 MB for each clip of a second.
+# Clips per batch on a GPU: this bounds the memory, about 1 MB for each clip of a second.
 GPU_SLICE = 2048
 
 
 class Mfcc(nn.Module):
     """Mel-frequency cepstral coefficients as Kaldi's compute-mfcc-feats defines them.
 
-    With its defaults (DC offset removed, pre-emphasis 0.97, Povey window, power spectrum, mel
-    filters from 20 Hz to half the sample rate, lifter 22, whole windows only), but no dither, and
-    no energy in place of the first coefficient.
+    Options are Kaldi's defaults (DC offset removed, pre-emphasis 0.97, Povey window, power
+    spectrum, mel filters from 20 Hz to half the sample rate, lifter 22, whole windows only), except
+    that there is no dither, and the first coefficient is not replaced by the energy.
 
     Args:
-        num_ceps: coefficients, and as many mel filters.
-        frame_length_ms: the window.
-        frame_shift_ms: from one window to the next.
+        num_ceps: number of coefficients and of mel filters.
+        frame_length_ms: window length in milliseconds.
+        frame_shift_ms: milliseconds from one window to the next.
         rate: sample rate in Hz.
     """
 
@@ -42,22 +42,23 @@ class Mfcc(nn.Module):
         self.length = rate * frame_length_ms // 1000
         self.shift = rate * frame_shift_ms // 1000
         self.size = 1 << (self.length - 1).bit_length()
-        # Pairs of rows: the real and the imaginary part of a bin have the same weight.
+        # Each row twice: the real and the imaginary part of a bin have the same weight.
         bank = mel_bank(num_ceps, self.size, rate).repeat_interleave(2, dim=0)
-        # Not in the state: these are no part of a model.
+        # Not persistent: these are not part of a model's state.
         self.register_buffer("window", _povey(self.length)[1:].float(), persistent=False)
         self.register_buffer("bank", bank.float().contiguous(), persistent=False)
         self.register_buffer("cosine", cosine(num_ceps).float(), persistent=False)
 
     def forward(self, waves: Tensor) -> Tensor:
-        """Coefficients of waveforms of equal length.
+        """Compute the coefficients of waveforms of equal length.
 
         Args:
             waves: floats in the range of 16-bit integers (..., samples), at least one window long.
 
         Returns:
-            float32 (..., frames, num_ceps), frames = (samples - window) // shift + 1; one second
-            at the defaults has 98. Digital silence is finite: energies are floored at 2**-23.
+            float32 (..., frames, num_ceps), frames = (samples - window) // shift + 1, which is 98
+            for a second at the defaults. Energies are floored at 2**-23, so that digital silence
+            gives finite values.
         """
         flat = waves.reshape(-1, waves.shape[-1])
         slice_size = CPU_SLICE if flat.device.type == "cpu" else GPU_SLICE
@@ -65,11 +66,11 @@ class Mfcc(nn.Module):
         return found.view(*waves.shape[:-1], *found.shape[1:])
 
     def _slice(self, waves: Tensor) -> Tensor:
-        """(N, samples) -> (N, frames, num_ceps)."""
+        """Compute coefficients (N, frames, num_ceps) of waveforms (N, samples)."""
         frames = waves.unfold(-1, self.length, self.shift)
         frames = frames - frames.mean(-1, keepdim=True)
         padded = frames.new_zeros(*frames.shape[:-1], self.size)
-        # The first sample of a frame has none before it, and its weight in the window is 0.
+        # A frame's first sample has no predecessor, but its weight in the window is 0.
         inner = padded[..., 1 : self.length]
         torch.sub(frames[..., 1:], frames[..., :-1], alpha=PREEMPHASIS, out=inner)
         inner.mul_(self.window)
@@ -80,21 +81,21 @@ class Mfcc(nn.Module):
 
 @cache
 def frames_of(samples: int) -> int:
-    """Return how many frames `Mfcc` makes of a clip at its defaults."""
+    """Return the number of frames of a clip's `Mfcc` with default options."""
     default = Mfcc()
     return (samples - default.length) // default.shift + 1
 
 
 def _povey(length: int) -> Tensor:
-    """Kaldi's default window: Hann's to the power of 0.85."""
+    """Return Kaldi's default window, Hann's to the power of 0.85."""
     times = torch.arange(length, dtype=torch.float64)
     return (0.5 - 0.5 * torch.cos(2 * math.pi * times / (length - 1))) ** 0.85
 
 
 def mel_bank(count: int, size: int, rate: int, high: float = 0.0) -> Tensor:
-    """Triangular filters, evenly spaced in mel: (size / 2 + 1 bins, count).
+    """Return triangular filters, evenly spaced in mel: (size / 2 + 1 bins, count).
 
-    Up to `high` Hz; 0: to half the sample rate.
+    They end at `high` Hz, or at half the sample rate if that is 0.
     """
 
     def mel(frequency: Tensor) -> Tensor:
@@ -106,13 +107,13 @@ def mel_bank(count: int, size: int, rate: int, high: float = 0.0) -> Tensor:
     rise = (place - edges[:-2]) / (edges[1:-1] - edges[:-2])
     fall = (edges[2:] - place) / (edges[2:] - edges[1:-1])
     bank = torch.minimum(rise, fall).clamp(min=0)
-    # Kaldi leaves out the bin of half the sample rate, whatever rounding made of its weight.
+    # Kaldi leaves out the bin of half the sample rate; rounding may have given it a weight here.
     bank[-1] = 0
     return bank
 
 
 def cosine(count: int) -> Tensor:
-    """The orthonormal cosine transform, its outputs scaled by the lifter: (filters, num_ceps)."""
+    """Return the orthonormal cosine transform, scaled by the lifter: (filters, num_ceps)."""
     order = torch.arange(count, dtype=torch.float64)
     matrix = math.sqrt(2 / count) * torch.cos(math.pi / count * torch.outer(order + 0.5, order))
     matrix[:, 0] = math.sqrt(1 / count)

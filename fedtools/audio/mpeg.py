@@ -1,12 +1,12 @@
-"""MPEG audio, layer III: its frames are counted, and handed on behind a header that tells how many.
+"""MPEG audio, layer III: its frames, counted and preceded by an Info frame with their number.
 
-An MP3 has no length of its own. An encoder may write an Info (or Xing, or VBRI) frame before the
-others that tells how many there are; ffmpeg into a pipe, and so Common Voice, writes none, and
-libsndfile then estimates the length from the first bit rate and the file's size, and never reads
-beyond it. Here every frame is found by its header (ISO 11172-3, 2.4.1.3 and 2.4.2.3; ISO 13818-3;
-MPEG 2.5 as decoders have it), and what is between frames has to be tags, as of joined files: else
-frames were lost. What a decoder is given are an Info frame and these frames, nothing else; where
-the file's own Info frame tells their number, it gives the samples that it gives of the file.
+An MP3 has no length field. An encoder may write an Info (or Xing, or VBRI) frame before the others
+that holds their number; ffmpeg writing to a pipe, and therefore Common Voice, has none. libsndfile
+then estimates the length from the first bit rate and the file size, and never reads beyond it. Here
+every frame is found by its header (ISO 11172-3, 2.4.1.3 and 2.4.2.3; ISO 13818-3; MPEG 2.5 as
+decoders implement it). Only tags, as in joined files, may stand between frames: other bytes mean
+lost frames. The decoder receives an Info frame and the frames found, nothing else. If the file's
+own Info frame has the right number, the decoded samples are those of the file itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-# Bit rates in kbit/s by index: of MPEG 1, and of MPEG 2 and 2.5. Index 0 is "free format".
+# Bit rates in kbit/s by index, for MPEG 1, and for MPEG 2 and 2.5. Index 0 is "free format".
 _BIT_RATES = (
     (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
     (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
@@ -30,20 +30,20 @@ _RATES = {
 }
 _LAYER_3 = 0b01
 _MONO = 0b11
-# Samples by which decoders are late, which mpg123 adds to what an Info frame says.
+# Decoder delay in samples, which mpg123 adds to the delay in an Info frame.
 _DELAY = 529
-# Samples of silence to be left out: whole frames, after which mpg123 rounds as from the beginning.
+# Samples of silence that the decoder skips: whole frames, so that mpg123 rounds as at the start.
 _SILENCE = 4608
-# Valid headers at the right distances, that many in a row, are audio: of a file, and after a gap.
+# Valid headers in a row, at the right distances, that count as audio: at the start, after a gap.
 _ROW, _ROW_AGAIN = 3, 2
-# What may be a frame or a tag.
+# The start of a possible frame or tag.
 _MARK = re.compile(rb"\xff|ID3|TAG(?!EX)")
-# So many zeros fill up a file to a block of its disk; more are a part that is not there.
+# Up to this many zeros may pad a file to a disk block; more are a missing part.
 _BLOCK = 4096
 
 
 class MpegError(Exception):
-    """The bytes are no MP3 that can be read, or one that is cut off."""
+    """The bytes are not a readable MP3, or are cut off."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Stream:
     """The audio of an MP3.
 
     Attributes:
-        raw: an Info frame that tells `frames`, and the frames, nothing else.
-        frames: how many frames of audio there are.
-        told: how many the file's own Info, Xing or VBRI frame tells; None without one.
+        raw: an Info frame with the number `frames`, and the frames, nothing else.
+        frames: number of audio frames.
+        told: number of frames in the file's own Info, Xing or VBRI frame; None without one.
     """
 
     raw: bytes
@@ -63,7 +63,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What all frames of a stream have in common."""
+    """The properties that all frames of a stream share."""
 
     version: int
     rate: int
@@ -71,49 +71,49 @@ class _Kind:
 
     @property
     def lsf(self) -> bool:
-        """Low sampling frequencies: MPEG 2 and 2.5, which have half the samples in a frame."""
+        """Return whether it is MPEG 2 or 2.5 (low sampling frequencies), with half the samples."""
         return self.version != 0b11
 
     @property
     def samples(self) -> int:
-        """How many samples a frame has of each channel."""
+        """Return the number of samples per channel in a frame."""
         return 576 if self.lsf else 1152
 
     @property
     def side(self) -> int:
-        """Bytes of a header and its side information, after which an Info frame says so."""
+        """Return the bytes of header and side information; an Info frame's mark follows them."""
         return 4 + ((32, 17), (17, 9))[self.lsf][self.mono]
 
 
 def read_stream(raw: bytes) -> Stream:
     """Find the frames of an MP3.
 
-    An Info frame that tells fewer frames than there are is not believed: so are files that were
-    joined. Nor is then what it says of samples to leave out at both ends. Behind the last frame,
-    zeros up to `_BLOCK` and less than a frame of anything are let pass.
+    An Info frame with fewer frames than there are, as in joined files, is ignored, and so are its
+    numbers of samples to skip at both ends. After the last frame, up to `_BLOCK` zeros and anything
+    shorter than a frame are allowed.
 
     Args:
         raw: the content of the file, with any tags.
 
     Raises:
-        MpegError: if there is no audio of layer III, it is of free format, its rate or number of
+        MpegError: if there is no layer III audio, it has free format, its rate or number of
             channels changes, its last frame is incomplete, bytes between frames are neither frames
-            nor tags, or an Info frame tells more frames.
+            nor tags, or an Info frame reports more frames than there are.
     """
     place, end = after_id3(raw), _before_tags(raw)
     kind, place = _begin(raw, place, end)
     frames: list[bytes] = []
-    info, told, surplus, size = b"", None, 0, 0
+    info, declared, surplus, size = b"", None, 0, 0
     while place + 4 <= end:
         found = _frame_at(raw, place)
         if not found or found[0] != kind or not found[1]:
             if found and (place + found[1] > end or _row(raw, place, end, found[0]) >= _ROW):
                 raise MpegError("the sample rate or the number of channels changes")
             place, lost = _gap(raw, place, end, kind)
-            # Fewer bytes than any frame has are not what is left of one.
+            # Fewer bytes than a frame needs are not the rest of a lost one.
             if lost >= (size if place == end else kind.side):
                 where = "after the last frame" if place == end else "between frames"
-                raise MpegError(f"damaged: {lost} bytes {where} are no audio")
+                raise MpegError(f"damaged: {lost} bytes {where} are not audio")
             continue
         size = found[1]
         if place + size > end:
@@ -123,23 +123,24 @@ def read_stream(raw: bytes) -> Stream:
         if not (tag := _tag(frame, kind)):
             frames.append(frame)
         elif not frames and not info:
-            info, (told, surplus) = frame, tag
+            info, (declared, surplus) = frame, tag
     if place < end and raw[place] == 0xFF:
         raise MpegError(f"cut off: {end - place} bytes of a header at the end")
     if not frames:
         raise MpegError("no frame of audio")
-    if told is not None and told > len(frames) + surplus:
-        raise MpegError(f"cut off: {len(frames)} frames of {told}")
-    if told != len(frames) or surplus:
+    if declared is not None and declared > len(frames) + surplus:
+        raise MpegError(f"cut off: {len(frames)} frames of {declared}")
+    if declared != len(frames) or surplus:
         info = _lead(kind, len(frames))
-    return Stream(info + b"".join(frames), len(frames), told)
+    return Stream(info + b"".join(frames), len(frames), declared)
 
 
 @lru_cache(maxsize=4096)
 def _parse(second: int, third: int, fourth: int) -> tuple[_Kind, int] | None:
-    """The kind and size in bytes of a frame by the last three bytes of its header.
+    """Return kind and size in bytes of a frame from the last three bytes of its header.
 
-    The size is 0 in free format, which tells none; None is of what is no header of layer III.
+    The size is 0 in free format, which does not report it. Returns None if the bytes are not a
+    header of layer III.
     """
     version, layer = second >> 3 & 3, second >> 1 & 3
     bit_rate, rate = third >> 4, third >> 2 & 3
@@ -152,16 +153,16 @@ def _parse(second: int, third: int, fourth: int) -> tuple[_Kind, int] | None:
 
 
 def _frame_at(raw: bytes, place: int) -> tuple[_Kind, int] | None:
-    """What `_parse` says of the four bytes at `place`."""
+    """Return `_parse` of the four bytes at `place`."""
     if raw[place] != 0xFF:
         return None
     return _parse(raw[place + 1], raw[place + 2], raw[place + 3])
 
 
 def _row(raw: bytes, place: int, end: int, kind: _Kind) -> int:
-    """How many frames of a kind follow each other from `place`, up to `_ROW`.
+    """Return the number of successive frames of a kind from `place`, up to `_ROW`.
 
-    It is `_ROW`, too, if at least one whole frame and the audio's end are reached.
+    It is `_ROW`, too, if the audio ends after at least one whole frame.
     """
     for done in range(_ROW):
         if done and place + 4 > end:
@@ -176,10 +177,10 @@ def _row(raw: bytes, place: int, end: int, kind: _Kind) -> int:
 
 
 def _gap(raw: bytes, begin: int, end: int, kind: _Kind) -> tuple[int, int]:
-    """The place of the next frame after a gap, or `end`; and how many bytes are lost.
+    """Return the place of the next frame after a gap, or `end`, and the number of bytes lost.
 
-    The frame may be of another kind, if more follow. The bytes are neither tags, nor zeros beside a
-    tag or at the end.
+    The frame may be of another kind if more of that kind follow. Tags, and zeros next to a tag or
+    at the end, do not count as lost.
     """
     place, lost, joined = begin, 0, False
     while found := _MARK.search(raw, place, end):
@@ -198,7 +199,7 @@ def _gap(raw: bytes, begin: int, end: int, kind: _Kind) -> tuple[int, int]:
 
 
 def _again(raw: bytes, place: int, end: int, kind: _Kind) -> bool:
-    """Whether frames begin at `place`: two of a kind, or more of another."""
+    """Return whether frames begin at `place`: two of the stream's kind, or more of another."""
     found = _frame_at(raw, place) if place + 4 <= end else None
     if not found:
         return False
@@ -206,20 +207,20 @@ def _again(raw: bytes, place: int, end: int, kind: _Kind) -> bool:
 
 
 def _leading_tag(raw: bytes, place: int, end: int) -> int:
-    """How many bytes the ID3 tag at `place` has; 0 of none that is whole."""
+    """Return the size of the ID3 tag at `place`; 0 if there is none or it is incomplete."""
     size = 128 if raw[place : place + 3] == b"TAG" else _id3_size(raw, place)
     return size if place + size <= end else 0
 
 
 def _untagged(raw: bytes, padded: bool) -> int:
-    """How many bytes are not of tags at the end; zeros beside a tag, or if `padded`, are none."""
+    """Count the bytes before trailing tags, without zeros next to a tag or, if `padded`, any."""
     rest = raw[: _before_tags(raw)]
     bare = rest.strip(b"\0") if padded or len(rest) < len(raw) else rest
     return len(bare if len(rest) - len(bare) <= _BLOCK else rest)
 
 
 def _begin(raw: bytes, first: int, end: int) -> tuple[_Kind, int]:
-    """The kind of a file's frames, and the place of the first."""
+    """Return the kind of a file's frames, and the place of the first."""
     place = first
     while (place := raw.find(0xFF, place, max(end - 3, 0))) >= 0:
         found = _frame_at(raw, place)
@@ -227,7 +228,7 @@ def _begin(raw: bytes, first: int, end: int) -> tuple[_Kind, int]:
             return found[0], place
         if found and place == first:
             if not found[1]:
-                raise MpegError("an MP3 of free format")
+                raise MpegError("an MP3 in free format")
             if place + found[1] > end:
                 raise MpegError("cut off within its first frame")
         place += 1
@@ -235,7 +236,7 @@ def _begin(raw: bytes, first: int, end: int) -> tuple[_Kind, int]:
 
 
 def after_id3(raw: bytes) -> int:
-    """Where what follows ID3v2 tags begins; after the header of one that would leave nothing."""
+    """Return the end of leading ID3v2 tags; for a tag that leaves nothing, that of its header."""
     place = 0
     while size := _id3_size(raw, place):
         place += size if place + size < len(raw) else 10
@@ -243,7 +244,7 @@ def after_id3(raw: bytes) -> int:
 
 
 def _id3_size(raw: bytes, place: int) -> int:
-    """How many bytes the ID3v2 tag at `place` has by its header; 0 if there is none."""
+    """Return the size of the ID3v2 tag at `place` from its header; 0 if there is none."""
     if raw[place : place + 3] != b"ID3" or len(raw) < place + 10:
         return 0
     size = sum(
@@ -254,13 +255,13 @@ def _id3_size(raw: bytes, place: int) -> int:
 
 
 def _before_tags(raw: bytes) -> int:
-    """Where the tags at a file's end begin: ID3v1, APE and Lyrics3, in any order."""
+    """Return the start of the tags at a file's end: ID3v1, APE and Lyrics3, in any order."""
     end = len(raw)
     while True:
         if raw[max(end - 128, 0) : end][:3] == b"TAG" and end >= 128:
             size = 128
         elif raw[max(end - 32, 0) : end][:8] == b"APETAGEX" and end >= 32:
-            # The size leaves out the tag's header, which a flag promises.
+            # The size does not include the tag's header, whose presence is a flag.
             size = int.from_bytes(raw[end - 20 : end - 16], "little")
             size += 32 * (raw[end - 9] >> 7)
         elif raw[end - 9 : end] == b"LYRICS200" and raw[end - 15 : end - 9].isdigit():
@@ -273,24 +274,26 @@ def _before_tags(raw: bytes) -> int:
 
 
 def _tag(frame: bytes, kind: _Kind) -> tuple[int | None, int] | None:
-    """What an Info, Xing or VBRI frame tells: the number of frames, and by how many it may be
-    too large because it counts itself; None if the frame is audio.
+    """Return the frame count of an Info, Xing or VBRI frame, and by how much it may be too large.
+
+    A VBRI frame may count itself. The count is None if the frame has none; the result is None if
+    the frame is audio.
     """
     side = kind.side
     if frame[side : side + 4] in (b"Info", b"Xing") and not any(frame[6:side]):
         flags, number = frame[side + 7 : side + 8], frame[side + 8 : side + 12]
-        told = int.from_bytes(number, "big") if flags and flags[0] & 1 else None
-        return told, 0
+        count = int.from_bytes(number, "big") if flags and flags[0] & 1 else None
+        return count, 0
     if frame[36:40] == b"VBRI":
         return int.from_bytes(frame[50:54], "big"), 1
     return None
 
 
 def _lead(kind: _Kind, frames: int) -> bytes:
-    """An Info frame and a few of silence, after which a decoder gives all samples of the frames.
+    """Return an Info frame and silent frames that make a decoder return all samples that follow.
 
-    By an Info frame, a decoder leaves out what the encoder says it has added, and its own delay:
-    mpg123 at least that. The frames of silence are there to be left out in its place.
+    With an Info frame, a decoder skips the samples that the encoder reports as padding, and its own
+    delay (mpg123 at least the delay). The silent frames are there to be skipped instead of audio.
     """
     index = _ROOMY[kind.lsf] << 4 | _RATES[kind.version].index(kind.rate) << 2
     header = bytes(
@@ -298,8 +301,8 @@ def _lead(kind: _Kind, frames: int) -> bytes:
     )
     _, size = _parse(*header[1:])
     silent = _SILENCE // kind.samples
-    told = b"Xing" + (1).to_bytes(4, "big") + (frames + silent).to_bytes(4, "big")
-    # LAME's name, 12 bytes of other things, and two numbers of 12 bits: samples at both ends.
+    count = b"Xing" + (1).to_bytes(4, "big") + (frames + silent).to_bytes(4, "big")
+    # LAME's name and other fields, 21 bytes, then two 12-bit numbers: samples to skip at both ends.
     added = (_SILENCE - _DELAY << 12 | _DELAY).to_bytes(3, "big")
-    info = header.ljust(kind.side, b"\0") + told + b"LAME".ljust(21, b"\0") + added
+    info = header.ljust(kind.side, b"\0") + count + b"LAME".ljust(21, b"\0") + added
     return info.ljust(size, b"\0") + silent * header.ljust(size, b"\0")

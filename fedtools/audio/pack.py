@@ -1,4 +1,4 @@
-"""Data directories of short clips packed into the files of `fedtools.files.clips`."""
+"""Packing of data directories of short clips into the files of `fedtools.files.clips`."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from fedtools.files.errors import UserError
 from fedtools.files.perturb import SPEED_TABLE
 from fedtools.files.progress import counted
 
-# Of a corpus of clips as long as they should be, this share of them is too long at most.
+# With a suitable clip length, at most this share of a corpus' clips is longer.
 MAY_LOSE = 0.1
 
 
 @dataclass
 class Packing:
-    """What `pack_clips` has written: counts of clips, and samples of noise and of a clip.
+    """The result of `pack_clips`: counts of clips, and samples of noise and of a clip.
 
-    Of clips that were cut and lost speech by it, `ends` has the samples at which that ends.
+    `ends` has, for each clip that lost speech when it was cut, the sample at which its speech ends.
     """
 
     length: int
@@ -57,7 +57,7 @@ class Packing:
     ends: list[int] = field(default_factory=list)
 
     def warn(self, path: Path) -> None:
-        """Say on stderr where more than `MAY_LOSE` of the clips lose speech, and what helps."""
+        """Warn on stderr, with a remedy, if more than `MAY_LOSE` of the clips lose speech."""
         allowed = int(MAY_LOSE * self.clips)
         if len(self.ends) > allowed:
             needed = sorted(self.ends)[len(self.ends) - allowed - 1]
@@ -68,7 +68,7 @@ class Packing:
 
     @property
     def extraction(self) -> Extraction:
-        """How many clips were kept, mixed down, and dropped by reason."""
+        """Return the counts of clips: kept, mixed down, and dropped by reason."""
         return Extraction(self.clips, self.mixed, self.dropped)
 
 
@@ -83,29 +83,29 @@ def pack_clips(
 ) -> Packing:
     """Pack a data directory of one-word utterances as clips of equal length.
 
-    Longer ones are cut, shorter ones filled up with zeros; where more than `MAY_LOSE` of the clips
-    lose speech so (see `fedtools.audio.speech_end`), a warning goes to stderr.
+    Longer ones are cut, shorter ones padded with zeros. If more than `MAY_LOSE` of the clips lose
+    speech when cut (see `fedtools.audio.speech_end`), a warning goes to stderr.
 
     Clips whose audio cannot be used are dropped and counted. Other sample rates are resampled.
 
     Args:
         data_dir: needs utt2spk, wav.scp and text, whose words are the labels; segments are used
-            where there are any. Clients are those of utt2client, or the speakers without it.
+            if they exist. Clients are those of utt2client, or the speakers without it.
         folder: receives the files that `fedtools.files.clips` describes.
-        classes: the labels, one a line; the line is the class index.
+        classes: file of the labels, one per line; the line is the class index.
         noise: a Kaldi table, name and path, of recordings of background noise.
-        max_drop: the largest share of clips that may be dropped, 0 to 1.
-        clip_seconds: the length of a clip.
+        max_drop: largest share of clips that may be dropped, 0 to 1.
+        clip_seconds: length of a clip in seconds.
 
     Raises:
         UserError: if the tables do not fit together, a label is no class, noise cannot be read or
-            is shorter than a clip, or more than `max_drop` or all clips were dropped. What lies in
-            `folder` is then as it was.
+            is shorter than a clip, or more than `max_drop` or all clips were dropped. `folder` then
+            stays unchanged.
     """
     data, names = DataDir.read(data_dir), read_classes(classes)
     data.utt2client = data.utt2client or data.utt2spk
     if SPEED_TABLE in data.others:
-        problem, remedy = "clips are packed at the speed of the audio", "pack the data without it"
+        problem, remedy = "clips cannot be packed at another speed", "pack the data without it"
         raise UserError(problem, path=data.path / SPEED_TABLE, remedy=remedy)
     if not data.utterances:
         raise UserError("no utterances", path=data.path / "utt2spk")
@@ -129,7 +129,7 @@ def pack_clips(
 
 
 def _clips(data: DataDir, done: Packing) -> Iterator[Clip]:
-    """The clips of all utterances that can be used, client by client, counted in `done`."""
+    """Yield the clips of all usable utterances, client by client, and count them in `done`."""
     order = client_order(data)
     places = audio_places(data, order)
     upsampled, clients = 0, set()
@@ -157,19 +157,19 @@ def _clips(data: DataDir, done: Packing) -> Iterator[Clip]:
 
 
 def _check_labels(data: DataDir, classes: list[str], path: str | Path) -> None:
-    """Every utterance has a label that is a class."""
+    """Raise a `UserError` unless every utterance has a label that is a class."""
     known = set(classes)
     for utt in data.utterances:
         if utt not in data.text:
             raise UserError(f"{utt!r} has no label", path=data.path / "text", remedy="add it")
         if data.text[utt] not in known:
             problem = f"the label {data.text[utt]!r} of {utt!r} is not in {path}"
-            line, remedy = list(data.text).index(utt) + 1, "add it there, or take the utterance out"
+            line, remedy = list(data.text).index(utt) + 1, "add it there, or remove the utterance"
             raise UserError(problem, path=data.path / "text", line=line, remedy=remedy)
 
 
 def _noise(table: str | Path | None, length: int) -> list[Wave]:
-    """All recordings of background noise, a few minutes in all, as of `clip_wave`."""
+    """Read all recordings of background noise, a few minutes in total, by `clip_wave`."""
     recordings = []
     for line, spec in enumerate(read_table(table).values() if table else (), 1):
         audio_place(spec, table, line)
@@ -179,7 +179,10 @@ def _noise(table: str | Path | None, length: int) -> list[Wave]:
 
 
 def clip_wave(spec: str, *interval: float) -> Wave:
-    """int16 (N,) at `RATE`, N > 0, with the file's rate and channels; errors as of `read_wave`."""
+    """Read audio as int16 (N,) at `RATE`, N > 0, with the file's own rate and channels.
+
+    Errors are those of `read_wave`.
+    """
     wave = read_wave(spec, *interval)
     samples, rate = wave.samples, wave.rate
     samples = np.rint(resample(samples, rate, RATE) * INT16_SCALE)

@@ -1,9 +1,9 @@
-"""Where speech ends in a clip, by its energy: tells a cut that loses speech from one of silence.
+"""The end of speech in a clip, by energy, to see whether a cut loses speech or silence.
 
-Levels are those of frames of 30 ms, every 10 ms, in dB. A frame is speech if it comes up to the
-middle between the clip's noise (the level that a tenth of its frames stay below) and its loudest
-frame. That is never more than 30 dB below the loudest, for clips without noise, nor less than 6 dB,
-for clips of speech alone. Speech in fewer than five frames, such as a click, is none.
+Levels are computed on frames of 30 ms, every 10 ms, in dB. A frame is speech if its level reaches
+the middle between the clip's noise (the 10 % quantile of levels) and its loudest frame. This
+threshold is at most 30 dB below the loudest frame, for clips without noise, and at least 6 dB, for
+clips of speech alone. Speech in fewer than five frames, such as a click, does not count.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _NEAREST, _FARTHEST = 6.0, 30.0
 
 
 def end_of_speech(wave: np.ndarray, start: int = 0) -> int:
-    """Return the sample at which speech ends, if any is after `start`, else 0.
+    """Return the sample at which speech ends, or 0 if there is no speech after `start`.
 
     Args:
-        wave: (samples,), of any scale.
-        start: only what comes after this sample counts.
+        wave: (samples,), on any scale.
+        start: only speech after this sample counts.
     """
     if len(wave) < _FRAME:
         return 0

@@ -1,9 +1,10 @@
 """Reading audio, whole or a segment, as mono: WAV, W64, AIFF, AU, FLAC, MP3, SPHERE and Ogg.
 
-libsndfile decodes; how much there is to decode is checked first, for every format by one rule (see
-`fedtools.audio.headers` and `fedtools.audio.mpeg`). Two channels become their mean, and the caller
-is told, to count them. A recording of more than two (microphone arrays, surround sound) is refused:
-in which of them the speech is, only the corpus' owner knows, and a mean of all would blur it.
+libsndfile decodes. The length is checked before, by one rule for every format (see
+`fedtools.audio.headers` and `fedtools.audio.mpeg`). Two channels are averaged, and the result
+reports their number, so that the caller can count such recordings. A recording of more than two
+channels (microphone arrays, surround sound) is refused: only the corpus' owner knows which of them
+has the speech, and a mean of all would blur it.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from fedtools.files.datadir import MAX_OVERSHOOT
 from fedtools.files.errors import UserError
 from fedtools.files.text_files import open_input
 
-# A damaged header must not make us allocate more than 2 GiB (9 hours at 16 kHz).
+# A damaged header must not cause an allocation of more than 2 GiB (9 hours at 16 kHz).
 MAX_SAMPLES = 1 << 29
-# Nor a file that is read whole before it is decoded.
+# Nor must a file that is read completely before it is decoded.
 MAX_BYTES = 1 << 31
 SAMPLE_RATES = range(4_000, 384_001)
 
 
 class AudioError(UserError):
-    """One recording or segment cannot be used; `reason` is the name to count it under."""
+    """A recording or segment cannot be used; `reason` is the name under which it is counted."""
 
     def __init__(self, reason: str, problem: str, *, path: str | Path | AudioPlace | None = None):
         super().__init__(problem, path=path)
@@ -49,9 +50,9 @@ class Wave(NamedTuple):
     """Audio as it was recorded, mixed down to one channel.
 
     Attributes:
-        samples: float32 (N,); in [-1, 1) but for what a lossy format overshoots.
-        rate: in Hz.
-        channels: how many there were, 1 or 2.
+        samples: float32 (N,), in [-1, 1) except where a lossy format overshoots.
+        rate: sample rate in Hz.
+        channels: number of recorded channels, 1 or 2.
     """
 
     samples: np.ndarray
@@ -60,7 +61,7 @@ class Wave(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What is known of a recording before it is decoded."""
+    """Length and channels of a recording that is not decoded."""
 
     seconds: float
     channels: int
@@ -71,22 +72,22 @@ def read_wave(spec: str, start: float | None = None, end: float | None = None) -
 
     Args:
         spec: the value in wav.scp: a file name, relative to the current directory if not absolute,
-            or a place in an ark.
+            or an offset in an ark.
         start: the segment's start in seconds; None for the whole recording.
-        end: the segment's end in seconds; None or -1 for the recording's end. Up to
-            `MAX_OVERSHOOT` beyond the recording, it is the recording's end.
+        end: the segment's end in seconds; None or -1 for the recording's end. An end up to
+            `MAX_OVERSHOOT` beyond the recording is taken as its end.
 
     Raises:
-        AudioError: if this recording is missing, empty, unreadable, cut off or of more than two
+        AudioError: if the recording is missing, empty, unreadable, cut off or has more than two
             channels, or the segment is not within it.
-        UserError: if `spec` is a pipe, or otherwise no place of audio.
+        UserError: if `spec` is a pipe, or otherwise not a place of audio.
     """
     place = audio_place(spec)
     if start is None:
         return _read_whole(place)
     if not _seeks(place):
-        # A decoder that jumps into an MP3 lacks the bits kept in earlier frames, and says so on
-        # stderr for every segment: decode from the start, once for the segments of a recording.
+        # A decoder that seeks in an MP3 lacks the bits stored in earlier frames, and reports that
+        # on stderr for every segment: decode the recording once, from the start, for all segments.
         wave = _last_whole(place)
         first, last = _interval(place, start, end, wave.rate, len(wave.samples))
         return wave._replace(samples=wave.samples[first:last].copy())
@@ -95,26 +96,26 @@ def read_wave(spec: str, start: float | None = None, end: float | None = None) -
 
 
 def describe_recording(spec: str) -> Recording:
-    """The length and channels of a recording, not decoded; errors as of `read_wave`."""
+    """Return length and channels of a recording without decoding it; errors as in `read_wave`."""
     with _opened(audio_place(spec)) as (sound, frames):
         return Recording(frames / sound.samplerate, sound.channels)
 
 
 def recording_seconds(spec: str) -> float:
-    """The length of a recording in seconds, as of `describe_recording`."""
+    """Return the length of a recording in seconds; errors as in `describe_recording`."""
     return describe_recording(spec).seconds
 
 
 def resample(samples: np.ndarray, rate: float, target: int) -> np.ndarray:
-    """Samples (N,) at `rate` Hz to about N * target / rate samples at `target` Hz, float32."""
+    """Resample (N,) at `rate` Hz to about N * target / rate float32 samples at `target` Hz."""
     return samples if rate == target else soxr.resample(samples, rate, target, quality="HQ")
 
 
 def _interval(
     place: AudioPlace, start: float, end: float | None, rate: int, frames: int
 ) -> tuple[int, int]:
-    """First sample of a segment, and the one after its last."""
-    # Truncation towards zero, as Kaldi's extract-segments does it.
+    """Return the first sample of a segment, and the one after its last."""
+    # Truncation towards zero, as in Kaldi's extract-segments.
     first = int(start * rate)
     last = frames if end is None or end == -1 else int(end * rate)
     if not 0 <= first < last or first >= frames or last > frames + MAX_OVERSHOOT * rate:
@@ -127,7 +128,7 @@ def _interval(
 
 
 def _seeks(place: AudioPlace) -> bool:
-    """Whether a segment is read without what comes before it."""
+    """Return whether a segment can be read without decoding the audio before it."""
     if place.offset is not None:
         return False
     with _file(place) as file:
@@ -136,7 +137,7 @@ def _seeks(place: AudioPlace) -> bool:
 
 @contextmanager
 def _file(place: AudioPlace) -> Iterator[BinaryIO]:
-    """Open a file of audio, or the content of an ark at a place."""
+    """Open an audio file, or an entry of an ark."""
     try:
         if place.offset is None:
             file = open_input(place.path)
@@ -153,7 +154,7 @@ def _file(place: AudioPlace) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _opened(place: AudioPlace) -> Iterator[tuple[soundfile.SoundFile, int]]:
-    """Open a recording, and say how many samples of each channel there are."""
+    """Open a recording, and return it with its number of samples per channel."""
     with _file(place) as file:
         if not file.read(1):
             raise AudioError("empty file", "the audio file has no bytes", path=place)
@@ -174,17 +175,19 @@ def _opened(place: AudioPlace) -> Iterator[tuple[soundfile.SoundFile, int]]:
 
 
 def _source(file: BinaryIO) -> tuple[int | BinaryIO, int | None]:
-    """What libsndfile is to read, and how many samples of it; None for all that it knows of.
+    """Return the source for libsndfile and the number of samples per channel, None for all.
 
-    It is the opened file itself wherever the header is right. `LengthError` and `MpegError` are of
-    a length that is not, and of what is no audio.
+    The source is the opened file itself if its header is right.
+
+    Raises:
+        LengthError, MpegError: if the header's length is wrong, or the file is not audio.
     """
     file.seek(0)
     check = CHECKS.get(file.read(4))
     if check is None:
         file.seek(0)
         raw = file.read(MAX_BYTES)
-        # Some programs put an MP3's tag before any format.
+        # Some programs write an MP3's tag before other formats, too.
         begin = after_id3(raw)
         check = CHECKS.get(raw[begin : begin + 4])
         if check is None:
@@ -207,12 +210,12 @@ _last_whole = functools.lru_cache(maxsize=1)(_read_whole)
 
 
 def _read(sound: soundfile.SoundFile, place: AudioPlace, first: int, last: int) -> Wave:
-    """Decode some samples of each channel, and mix them."""
+    """Decode a range of samples of each channel, and mix the channels."""
     count = last - first
     if count * sound.channels > MAX_SAMPLES:
         raise _unreadable(f"{count} samples are too many", path=place)
     try:
-        # To the start, too: an MP3's decoder that was asked to gives samples that differ by 1e-7.
+        # Seek to the start, too: after a seek an MP3's samples differ by 1e-7, so always seek.
         if first or sound.seekable():
             sound.seek(first)
         samples = sound.read(count, dtype="float32", always_2d=True)
@@ -221,6 +224,6 @@ def _read(sound: soundfile.SoundFile, place: AudioPlace, first: int, last: int) 
     if len(samples) < count:
         raise _unreadable(f"cut off: {len(samples)} samples of {count}", path=place)
     if not np.isfinite(samples).all():
-        raise _unreadable("samples that are not finite", path=place)
+        raise _unreadable("some samples are not finite", path=place)
     mixed = samples[:, 0] if sound.channels == 1 else samples.mean(axis=1)
     return Wave(mixed, sound.samplerate, sound.channels)
