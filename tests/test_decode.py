@@ -385,7 +385,7 @@ def test_words_that_the_tokens_cannot_spell_are_left_out(corpus, tmp_path):
 
 def test_what_does_not_belong_together_is_refused(corpus, tmp_path):
     char = Tokenizer.load(corpus / "char")
-    with pytest.raises(UserError, match="is no token of this model"):
+    with pytest.raises(UserError, match="is not a token of this model"):
         CtcBeamDecoder.load(char, corpus / "bpe_lm")
     with pytest.raises(UserError, match="not an n-gram's folder"):
         CtcBeamDecoder.load(char, tmp_path)
@@ -458,7 +458,7 @@ def test_tune_warns_at_an_edge_and_best_path_keeps_what_it_used(cli, tmp_path, g
     weights = tmp_path / "w.yaml"
     done = cli("tune", out, data, weights).ok()
     assert f"word_score {8.0 if edge else 6.5}, WER 0.00 %" in done.out
-    warning = "word score 8: at an edge of what was tried (0 to 5, -4 to 8)"
+    warning = "word score 8: at an edge of the values tried (0 to 5, -4 to 8)"
     assert (warning in done.err) == edge
     cli("best-path", out, "--weights", weights).ok()
     assert (out / "weights.yaml").read_text() == weights.read_text()

@@ -1,17 +1,18 @@
 """CTC beam search with an n-gram language model: N-best lists with separate scores.
 
-A hypothesis W with token sequence C(W) maximises (Graves et al. 2006 for the CTC lattice)
+The search maximises over hypotheses W with token sequences C(W) (Graves et al. 2006 for the CTC
+lattice)
 
     max over alignments a of C(W): sum over t of log p(a_t | t)     acoustic
         + lm_weight * ln P(W, end of sentence)                      lm
         + word_score * |W|
 
 The search is flashlight's (https://github.com/flashlight/text). Its lexicon decoder differs from
-CTC at the ends of words: having finished a word, it lets the word's last token last for one frame
-only, and it takes `x blank x` for one token where we give a word two spellings to mend that (see
-`_insert`). The search therefore only proposes; where the alignment that it found is not one of the
-words' token sequence, `alignment_score` computes the exact acoustic score. Every score that leaves
-this module is exact.
+CTC at the ends of words: it lets the last token of a finished word last for one frame only. A
+second spelling of each word works around that (see `_insert`), but makes the decoder read `x blank
+x` as one token. The search therefore only proposes hypotheses: if the alignment found does not
+belong to the words' token sequence, `alignment_score` computes the exact acoustic score. Every
+score that leaves this module is exact.
 """
 
 from __future__ import annotations
@@ -33,32 +34,32 @@ from fedtools.lm.ngram import NgramFolder
 from fedtools.lm.tokens import Tokenizer
 
 LN10 = math.log(10.0)
-# Below every posterior that matters, and finite, so that every score is.
+# Floor of log posteriors: below all that matter, and finite, so that every score is finite.
 _FLOOR = np.float32(-1e4)
-# For the search alone: a word that has ended comes before itself with its last token going on, of
-# equal score. Of equals flashlight keeps what lies first in memory, and so another list each time.
+# Used in the search only: prefers a finished word to the same word with its last token continuing,
+# which has an equal score. flashlight breaks ties by memory address, so lists varied between runs.
 _FINISHED = 1e-6
-# For the search alone: what an unfinished word costs at the end. Where nothing in the beam can end,
-# everything costs this, and keeps its order.
+# Used in the search only: the cost of an unfinished word at the end. If no hypothesis in the beam
+# can end, all of them pay it, and keep their order.
 _UNFINISHED = np.float32(-1e6)
-# For what must not happen: far below any sum of floors, and so of one value for all.
+# Score of what must not happen: so far below any sum of floors that rounding hides the rest.
 _NEVER = np.float32(-1e30)
 
 
 @dataclass(frozen=True)
 class BeamOptions:
-    """How to search.
+    """Options of the search.
 
     Attributes:
         beam_size: hypotheses kept from frame to frame; at least 100 for a list of 20.
         beam_threshold: hypotheses this much (natural log) below the best one are dropped.
-        beam_size_token: tokens of each frame that may extend a hypothesis.
+        beam_size_token: tokens per frame that may extend a hypothesis.
         lm_weight: weight of the language model; both scores are natural logarithms.
-        word_score: added for each word. The search for an n-gram of tokens does not know words:
-            there it only orders the list.
+        word_score: score added for each word. The search with an n-gram of tokens has no words, so
+            that there it only affects the order of the list.
         nbest: hypotheses returned.
-        bonus: added for each favoured word, natural log, in the search and in the order of the
-            list; scores that are written are without it.
+        bonus: score (natural log) added for each favoured word, in the search and in the order of
+            the list; written scores do not include it.
     """
 
     beam_size: Positive = 100
@@ -71,7 +72,7 @@ class BeamOptions:
 
     def __post_init__(self):
         if self.bonus and not self.lm_weight > 0:
-            raise UserError("bonus wants an lm_weight above 0, whose scores carry it")
+            raise UserError("bonus requires an lm_weight above 0: it is added to scores of the LM")
         if self.nbest > self.beam_size:
             problem = f"nbest {self.nbest} is more than beam_size {self.beam_size}"
             remedy = "widen the beam, to about five times nbest"
@@ -81,17 +82,17 @@ class BeamOptions:
 class CtcBeamDecoder:
     """Beam search over CTC posteriors with an n-gram of words or of tokens.
 
-    With words, only words of the vocabulary are found, spelled as the tokenizer does it; with
-    tokens, any token sequence.
+    With an n-gram of words, only words of the vocabulary are found, spelled as by the tokenizer;
+    with one of tokens, any token sequence.
 
     Args:
-        tokenizer: the tokens that the posteriors are over.
+        tokenizer: tokenizer of the tokens that the posteriors are over.
         lm_binary: KenLM's binary (or ARPA) file.
-        vocabulary: the words, or tokens, that the n-gram was estimated on, one a line.
-        options: how to search.
-        unit: "word" or "token", of the n-gram.
-        favoured: words that have `BeamOptions.bonus`; those that the n-gram does not know can be
-            found too, with its probability of an unknown word.
+        vocabulary: file of the words, or tokens, that the n-gram was estimated on, one per line.
+        options: options of the search.
+        unit: unit of the n-gram, "word" or "token".
+        favoured: words that get `BeamOptions.bonus`; those missing from the n-gram can be found
+            too, with its probability of an unknown word.
 
     Attributes:
         left_out: words of the vocabulary that the tokens cannot spell.
@@ -113,8 +114,8 @@ class CtcBeamDecoder:
         self.options = options
         self.unit = unit
         self.left_out: list[str] = []
-        # flashlight begins every utterance with its silence token. A column of our own that never
-        # occurs keeps that from being any real token; see `_emissions`.
+        # flashlight begins every utterance with its silence token. An added column that never
+        # occurs stands for it instead of a real token; see `_emissions`.
         self._silence = len(tokenizer)
         units = read_words(vocabulary, "make it with fedtools train-lm")
         self._favoured = set(favoured) if options.bonus else set()
@@ -122,7 +123,7 @@ class CtcBeamDecoder:
             units += sorted(self._favoured.difference(units))
             self._make_word_decoder(units, Path(lm_binary), Path(vocabulary))
         elif self._favoured:
-            raise UserError("an n-gram of tokens favours no words", path=vocabulary)
+            raise UserError("an n-gram of tokens cannot favour words", path=vocabulary)
         else:
             self._make_token_decoder(units, Path(lm_binary), Path(vocabulary))
 
@@ -139,18 +140,18 @@ class CtcBeamDecoder:
         return cls(tokenizer, ngram.binary, ngram.vocabulary, options, ngram.unit, favoured)
 
     def decode(self, log_probs: np.ndarray) -> list[Hypothesis]:
-        """The N-best list of one utterance.
+        """Return the N-best list of one utterance.
 
         Args:
             log_probs: (frames, tokens) natural logarithms of CTC posteriors.
 
         Returns:
-            1 to `nbest` hypotheses with different words, best total first. Where the search ends
-            with nothing, one hypothesis without words.
+            1 to `nbest` hypotheses with different words, best total first. If the search finds
+            none, one hypothesis without words.
 
         Raises:
-            UserError: if there is a NaN in the posteriors.
-            ValueError: if they have another number of tokens than the tokenizer.
+            UserError: if the posteriors have a NaN.
+            ValueError: if the posteriors and the tokenizer have different numbers of tokens.
         """
         log_probs = np.maximum(np.asarray(log_probs, dtype=np.float32), _FLOOR)
         if log_probs.ndim != 2 or log_probs.shape[1] != len(self.tokenizer):
@@ -178,13 +179,13 @@ class CtcBeamDecoder:
         return total
 
     def _propose(self, log_probs: np.ndarray) -> Iterator[tuple[float, float, str]]:
-        """Acoustic score, LM score and words of whatever the search ends with."""
+        """Yield acoustic score, LM score and words of each hypothesis at the end of the search."""
         if not len(log_probs):
             return
         emissions = self._emissions(log_probs)
         results = self._decoder.decode(emissions.ctypes.data, *emissions.shape)
         for result in results:
-            # The alignment: one token a frame, between a state for the start and one for the end.
+            # The alignment has one token per frame, between a start state and an end state.
             alignment = np.asarray(result.tokens[1 : len(log_probs) + 1])
             tokens = _collapse(alignment)
             acoustic = result.emittingModelScore
@@ -200,8 +201,11 @@ class CtcBeamDecoder:
                 yield acoustic, self._lm_score(indices), words
 
     def _emissions(self, log_probs: np.ndarray) -> np.ndarray:
-        """The posteriors as flashlight takes them: a column that never occurs is added, and where
-        words end with <space>, a frame that lets the last word end without one."""
+        """Return the posteriors in the form that flashlight takes.
+
+        A column that never occurs is added. Where words end with <space>, a frame is added that
+        lets the last word end without one.
+        """
         frames, tokens = log_probs.shape
         space = self._word_end is not None
         emissions = np.full((frames + space, tokens + 1), _NEVER, dtype=np.float32)
@@ -210,12 +214,12 @@ class CtcBeamDecoder:
         emissions[:, tokens - 1] = _NEVER
         if space:
             emissions[-1, self._word_end] = 0.0
-            # At no cost, flashlight would keep either of the two.
+            # Without this cost, the two would tie, and flashlight might keep either.
             emissions[-1, self.tokenizer.blank] = _UNFINISHED
         return emissions
 
     def _lm_score(self, indices: Sequence[int]) -> float:
-        """ln P of a sequence of words or tokens, with its end."""
+        """Return ln P of a sequence of words or tokens, including the end of the sentence."""
         state, log10 = self._lm.start(False), 0.0
         for index in indices:
             state, score = self._lm.score(state, index)
@@ -261,7 +265,7 @@ class CtcBeamDecoder:
         self._decoder = flashlight.LexiconDecoder(options, trie, lm, *places, [], False)
 
     def _search_options(self) -> dict[str, object]:
-        """What flashlight's two searches have in common."""
+        """Return the options that flashlight's two searches share."""
         from flashlight.lib.text.decoder import CriterionType
 
         given = ("beam_size", "beam_size_token", "beam_threshold")
@@ -274,12 +278,12 @@ class CtcBeamDecoder:
         }
 
     def _insert(self, trie, ids: list[int], index: int, score: float) -> None:
-        """Put a word into the lexicon.
+        """Add a word to the lexicon.
 
-        Characters: <space> ends the word, and lasts as long as it likes, because it is what
-        flashlight takes for silence. BPE: a second spelling with the last token doubled stands
-        for that token lasting longer than one frame, because flashlight ends a word with the first
-        frame of its last token and asks for no blank before the last token of a spelling.
+        Characters: <space> ends the word, and may last any number of frames, because flashlight
+        treats it as silence. BPE: a second spelling with the last token doubled lets that token
+        last longer than one frame, because flashlight ends a word with the first frame of its last
+        token and requires no blank before the last token of a spelling.
         """
         if self._word_end is not None:
             trie.insert([*ids, self._word_end], index, score)
@@ -293,11 +297,11 @@ class CtcBeamDecoder:
         tokens, blank = self.tokenizer.tokens, self.tokenizer.blank
         if strange := set(units).difference(tokens):
             line, token = next(place for place in enumerate(units, 1) if place[1] in strange)
-            problem = f"{token!r} is no token of this model"
+            problem = f"{token!r} is not a token of this model"
             remedy = "train the n-gram with the model's own --tokens"
             raise UserError(problem, path=vocabulary, line=line, remedy=remedy)
         self._word_end = None
-        # flashlight may look up our silence column; no token is a blank.
+        # flashlight may look up the added silence column; no token equals " ".
         self._lm = _load_lm(lm_binary, [*tokens, " "])
         options = flashlight.LexiconFreeDecoderOptions(**self._search_options())
         places = (self._silence, blank)
@@ -305,9 +309,9 @@ class CtcBeamDecoder:
 
 
 def alignment_score(log_probs: np.ndarray, tokens: Sequence[int], blank: int = 0) -> float:
-    """The log-probability of the best CTC alignment of a token sequence.
+    """Return the log-probability of the best CTC alignment of a token sequence.
 
-    Graves et al. 2006, equations 6 and 7, with the maximum in the place of the sum.
+    Graves et al. 2006, equations 6 and 7, with a maximum instead of the sum.
 
     Args:
         log_probs: (frames, tokens) natural logarithms, at least one frame.
@@ -319,10 +323,10 @@ def alignment_score(log_probs: np.ndarray, tokens: Sequence[int], blank: int = 0
     """
     labels = np.full(2 * len(tokens) + 1, blank)
     labels[1::2] = tokens
-    # A state may be entered from two before it unless that would drop a blank that must be there.
+    # A transition may skip a state unless that is the blank between two equal tokens.
     skip = np.zeros(len(labels), dtype=bool)
     skip[3::2] = labels[3::2] != labels[1:-2:2]
-    best = np.full(len(labels) + 2, -np.inf)  # with two states in front that are never reached
+    best = np.full(len(labels) + 2, -np.inf)  # preceded by two unreachable states
     best[2:4] = log_probs[0, labels[:2]]
     for frame in log_probs[1:]:
         skipped = np.where(skip, best[:-2], -np.inf)
@@ -354,7 +358,7 @@ def _load_lm(path: Path, entries: Sequence[str]):
 
 
 def _favouring(lm, bonus: Mapping[int, float]):
-    """A language model that scores some words higher, by their numbers; log10 as KenLM's."""
+    """Return a language model that adds a bonus (log10, as KenLM's scores) to words by number."""
     from flashlight.lib.text.decoder import LM
 
     class Favouring(LM):

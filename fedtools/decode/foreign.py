@@ -1,14 +1,14 @@
-"""N-best lists of other toolkits, taken over into ours.
+"""Import of N-best lists from other toolkits.
 
-Kaldi: text archives of `lattice-to-nbest` and `nbest-to-linear`, as the scripts in steps/ that
-rescore leave them: `ac_cost` and `lm_cost`, negative natural logarithms, and `words_text`; lines
-are `<utterance>-<rank> ...`, in any order. The folder may also hold such folders of several jobs,
+Kaldi: text archives of `lattice-to-nbest` and `nbest-to-linear`, as written by the rescoring
+scripts in steps/: `ac_cost` and `lm_cost`, negative natural logarithms, and `words_text`; lines are
+`<utterance>-<rank> ...`, in any order. The folder may also hold such folders of several jobs,
 `archives.1`, `archives.2`, ...
 
-ESPnet: `<n>best_recog/text` and `<n>best_recog/score` for each n, of one decoding folder or of the
-jobs' folders `output.1`, `output.2`, ... (in it or in its `logdir`). Its one score is the weighted
-sum of all that its beam search used, attention decoder and language model among them: with it
-alone, only `nnlm: 1` gives a neural model all of `lm_weight`.
+ESPnet: `<n>best_recog/text` and `<n>best_recog/score` for each n, in one decoding folder or in the
+jobs' folders `output.1`, `output.2`, ... (directly or in `logdir`). Its only score is the weighted
+sum of all scores of its beam search, including attention decoder and language model. There is then
+no separate LM score, and only `nnlm: 1` gives a neural model all of `lm_weight`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from fedtools.files.text_files import stream_lines
 
 _RANKED = re.compile(r"(?P<utterance>.+)-(?P<rank>[1-9][0-9]{0,8})")
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-# torch writes its scalars so, on a GPU with the device.
+# torch prints scalars as tensor(...), with the device on a GPU.
 _SCORE = re.compile(rf"(?:tensor\()?({_NUMBER})(?:(?:, [^()]*)?\))?")
 _NBEST_FOLDER = re.compile(r"([1-9][0-9]{0,8})best_recog")
 
 
 class _Found(NamedTuple):
-    """A hypothesis, and where its words are: what is wrong with it is said of that line."""
+    """A hypothesis, and the file and line of its words, for messages."""
 
     acoustic: float
     lm: float
@@ -47,8 +47,8 @@ class _Found(NamedTuple):
 _Lists = dict[str, dict[int, _Found]]
 
 
-# What may be done to words, by the rules of a language: vocabularies are in one case, and other
-# toolkits' lists in another.
+# Case conversions of words by the rules of a language: other toolkits' lists may have another case
+# than the vocabulary.
 NORMALISE: Mapping[str, Callable[[str, str], str]] = {"lower": lower, "upper": upper}
 
 
@@ -62,19 +62,19 @@ def import_kaldi(
     """Write Kaldi's lists to OUT/nbest.tsv.
 
     Args:
-        source: the folder, see above.
-        out: gets nbest.tsv.
-        acoustic_scale: what acoustic scores are multiplied by, Kaldi's acwt.
-        normalise: one of `NORMALISE`, done to all words; None leaves them.
-        language: the code of the language of these words; "" for no rules of its own.
+        source: the folder, see the module's description.
+        out: receives nbest.tsv.
+        acoustic_scale: factor of acoustic scores, Kaldi's acwt.
+        normalise: key of `NORMALISE` to apply to all words; None leaves them unchanged.
+        language: language code of the words; "" for general rules.
 
     Returns:
-        how many utterances.
+        number of utterances.
 
     Raises:
-        UserError: naming the file of the source, and the line where there is one, if a file is
-            missing, the three do not fit each other, an utterance's name is not usable as an id, a
-            score is no number, a rank is missing or comes twice, or a word is reserved.
+        UserError: naming the source file, and the line if there is one, if a file is missing, the
+            three files do not match, an utterance's name cannot be used as an id, a score is not a
+            number, a rank is missing or repeated, or a word is reserved.
     """
     folders = [source] if (source / "words_text").exists() else _numbered(source, "archives")
     if not folders:
@@ -105,9 +105,9 @@ def import_kaldi(
 
 
 def import_espnet(source: Path, out: Path, normalise: str | None = None, language: str = "") -> int:
-    """Write ESPnet's lists to OUT/nbest.tsv; arguments, result and errors as of `import_kaldi`.
+    """Write ESPnet's lists to OUT/nbest.tsv; arguments, result and errors as in `import_kaldi`.
 
-    The score is the acoustic one of our lists; that of the language model is 0.
+    ESPnet's score becomes the acoustic score; the language model score is 0.
     """
     jobs = [source]
     if not _recognised(source):
@@ -128,19 +128,19 @@ def import_espnet(source: Path, out: Path, normalise: str | None = None, languag
 
 
 def _recognised(folder: Path) -> dict[int, Path]:
-    """Rank -> its folder, in the order of the ranks."""
+    """Return the folders of a decoding by rank, in the order of the ranks."""
     found = ((_NBEST_FOLDER.fullmatch(path.name), path) for path in folder.glob("*best_recog"))
     return dict(sorted((int(match[1]), path) for match, path in found if match))
 
 
 def _numbered(folder: Path, name: str) -> list[Path]:
-    """The folders name.1, name.2, ... in a folder."""
+    """Return the folders name.1, name.2, ... in a folder."""
     found = (re.fullmatch(rf"{name}\.([0-9]+)", path.name) for path in folder.glob(f"{name}.*"))
     return [folder / match[0] for match in sorted(filter(None, found), key=lambda m: int(m[1]))]
 
 
 def _read(path: Path) -> dict[str, tuple[int, str]]:
-    """Key -> line number and the rest, of lines in any order; Kaldi ends many with a blank."""
+    """Read line number and value by key; lines may have any order and trailing blanks."""
     table: dict[str, tuple[int, str]] = {}
     for line, text in enumerate(stream_lines(path), 1):
         key, *words = text.split() or [""]
@@ -163,12 +163,12 @@ def _score(line: int, text: str, path: Path, scale: float = 1.0) -> float:
 
 
 def _add(lists: _Lists, utterance: str, rank: int, one: _Found, twice: str) -> None:
-    """Add a hypothesis to its list; `twice` says what it is if its rank is there already."""
+    """Add a hypothesis to its list; `twice` begins the message if the rank exists already."""
     check_id(utterance, "utterance", one.path, one.line)
     check_sentence(one.words, one.path, one.line)
     ranks = lists.setdefault(utterance, {})
     if rank in ranks:
-        problem = f"{twice}, too: {ranks[rank].path}:{ranks[rank].line}"
+        problem = f"{twice} already: {ranks[rank].path}:{ranks[rank].line}"
         raise UserError(problem, path=one.path, line=one.line)
     ranks[rank] = one
 
@@ -196,7 +196,7 @@ def _write(lists: _Lists, source: Path, out: Path, normalise: str | None, langua
         ordered = []
         for rank, (place, found) in enumerate(sorted(lists[utterance].items()), 1):
             if place != rank:
-                problem = f"rank {rank} of {utterance!r} is missing, this is rank {place}"
+                problem = f"rank {rank} of {utterance!r} is missing; this is rank {place}"
                 raise UserError(problem, path=found.path, line=found.line)
             ordered.append(Hypothesis(rank, found.acoustic, found.lm, changed(found.words)))
         return ordered

@@ -9,22 +9,22 @@ from fedtools.files.errors import UserError
 
 
 def greedy(log_probs: ArrayLike, lengths: ArrayLike, blank: int = 0) -> list[list[int]]:
-    """Best-path decoding of a batch (Graves et al. 2006, section 3.2).
+    """Decode a batch by the best path (Graves et al. 2006, section 3.2).
 
     Args:
-        log_probs: (utterances, frames, tokens), of any scale: only the order counts.
-        lengths: (utterances,) valid frames; those after them are ignored.
+        log_probs: (utterances, frames, tokens), on any scale: only the order counts.
+        lengths: (utterances,) numbers of valid frames; later frames are ignored.
         blank: id of the CTC blank.
 
     Returns:
         Token ids of each utterance; empty where every frame is blank.
 
     Raises:
-        UserError: if there is a NaN within the valid frames.
+        UserError: if a valid frame has a NaN.
     """
     log_probs, lengths = np.asarray(log_probs), np.asarray(lengths)
     best = log_probs.argmax(-1)
-    # argmax takes a NaN for the largest, so the best score tells whether there was one.
+    # argmax treats a NaN as the largest value, so the best score is NaN if any is.
     score = np.take_along_axis(log_probs, best[..., None], -1)[..., 0]
     inside = np.arange(best.shape[1]) < lengths[:, None]
     refuse_nan(score[inside])
@@ -35,7 +35,7 @@ def greedy(log_probs: ArrayLike, lengths: ArrayLike, blank: int = 0) -> list[lis
 
 
 def refuse_nan(scores: np.ndarray) -> None:
-    """Raise a `UserError` if posteriors hold a NaN: a model that diverged must not look silent."""
+    """Raise a `UserError` if posteriors have a NaN: a diverged model must not pass for silence."""
     if np.isnan(scores).any():
         problem = "the acoustic model's posteriors are NaN: its training diverged"
         remedy = "decode an earlier checkpoint, or train with a smaller learning rate"

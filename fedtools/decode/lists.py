@@ -1,4 +1,4 @@
-"""N-best lists after decoding: joining jobs, choosing weights, taking the best. Needs no torch."""
+"""N-best lists after decoding: joining jobs, tuning weights, taking the best. Needs no torch."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from fedtools.files.nbest import Hypothesis, best_text, read_nbest, write_nbest
 from fedtools.files.units import WORD, Unit, read_unit
 from fedtools.score.align import count_errors
 
-# What `tune` tries on validation data; of N-best lists, so that even this many take seconds.
+# Values that `tune` tries on validation data; on N-best lists the whole grid takes seconds.
 LM_WEIGHTS = [round(0.1 * step, 1) for step in range(51)]
 WORD_SCORES = [0.5 * step for step in range(-8, 17)]
-# Beside hypotheses: the weights that chose them.
+# File next to the hypotheses, with the weights that selected them.
 WEIGHTS = "weights.yaml"
 
 
 @dataclass(frozen=True)
 class TunedWeights:
-    """What `tune` writes: see `Hypothesis.total`."""
+    """The weights that `tune` writes, see `Hypothesis.total`."""
 
     lm_weight: float
     word_score: float
 
     @property
     def at_edge(self) -> list[str]:
-        """What lies at an edge of the values that `tune` tries, in words; an LM weight of 0 does
-        not count, since there is no use in less."""
+        """Return the weights at an edge of the values that `tune` tries, for messages.
+
+        An LM weight of 0 does not count, since a lower one makes no sense.
+        """
         found = []
         if self.lm_weight >= LM_WEIGHTS[-1]:
             found.append(f"LM weight {self.lm_weight:g}")
@@ -43,10 +45,10 @@ class TunedWeights:
 
 
 def merge(out: str | Path, data_path: str | Path, jobs: int) -> Path:
-    """Join the jobs' N-best lists to `OUT/nbest.tsv`; every utterance must be there, once.
+    """Join the jobs' N-best lists to `OUT/nbest.tsv`, checking that each utterance has one.
 
     Raises:
-        UserError: naming the first utterance that is missing or too many.
+        UserError: naming the first utterance that is missing, or not in the data directory.
     """
     out = Path(out)
     lists: dict[str, list[Hypothesis]] = {}
@@ -71,21 +73,21 @@ def best_weights(
     where: str | Path | None = None,
     unit: Unit = WORD,
 ) -> tuple[TunedWeights, float]:
-    """The weights whose rescored N-best lists have the fewest errors; the first on a tie.
+    """Return the weights whose rescored N-best lists have the fewest errors; the first on a tie.
 
     Args:
-        nbest: utterance -> hypotheses.
-        reference: utterance -> words, the very same utterances.
-        lm_weights: candidates; the LM's scores are natural logarithms.
-        word_scores: candidates for what is added for each word.
+        nbest: hypotheses by utterance.
+        reference: words by utterance, for the same utterances.
+        lm_weights: candidate LM weights; the LM's scores are natural logarithms.
+        word_scores: candidate scores per word.
         where: the file of the hypotheses, for messages.
-        unit: what errors are counted of; the word score is of words all the same.
+        unit: unit in which errors are counted; the word score always counts words.
 
     Returns:
-        The weights, and the error rate (a fraction) that they give.
+        The weights, and their error rate (a fraction).
 
     Raises:
-        UserError: if the two have other utterances, or the reference has no words.
+        UserError: if hypotheses and reference differ in utterances, or the reference has no words.
     """
     if different := sorted(set(nbest) ^ set(reference)):
         place = "reference" if different[0] in nbest else "N-best list"
@@ -119,20 +121,21 @@ def best_weights(
 def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
     """Choose LM weight and word score on validation N-best lists, and write them as YAML.
 
+    A warning goes to stderr if a chosen value is at an edge of the values tried.
+
     Returns:
-        one line that says what was chosen. A warning goes to stderr where that is at an edge of
-        what was tried.
+        one line that reports the choice.
     """
     reference = DataDir.read(data_path, "text").text
     nbest = _read_merged(out)
     where = Path(out) / "nbest.tsv"
-    # On a tie the word score nearest to 0 is taken: an edge is chosen only where it is better.
+    # On a tie the word score nearest to 0 is taken: an edge is chosen only if it is better.
     tried, unit = sorted(WORD_SCORES, key=abs), read_unit(data_path)
     best, rate = best_weights(nbest, reference, LM_WEIGHTS, tried, where, unit)
     write_yaml(weights, asdict(best))
     if best.at_edge:
         spans = (f"{tried[0]:g} to {tried[-1]:g}" for tried in (LM_WEIGHTS, WORD_SCORES))
-        edge = f"{', '.join(best.at_edge)}: at an edge of what was tried ({', '.join(spans)})"
+        edge = f"{', '.join(best.at_edge)}: at an edge of the values tried ({', '.join(spans)})"
         print(f"warning: {weights}: {edge}; a better value may lie beyond", file=sys.stderr)
     return (
         f"{weights}: lm_weight {best.lm_weight}, word_score {best.word_score}, "
@@ -141,9 +144,9 @@ def tune(out: str | Path, data_path: str | Path, weights: str | Path) -> str:
 
 
 def best_path(out: str | Path, weights: str | Path | None) -> Path:
-    """Write the best hypotheses to `OUT/text`, re-ranked by `weights` where they are given.
+    """Write the best hypotheses to `OUT/text`, re-ranked by `weights` if given.
 
-    The weights are kept in `OUT/weights.yaml`, for the report.
+    The weights are copied to `OUT/weights.yaml`, for the report.
     """
     nbest = _read_merged(out)
     chosen = asdict(_read_weights(weights)) if weights else {}
@@ -156,7 +159,7 @@ def best_path(out: str | Path, weights: str | Path | None) -> Path:
 
 
 def used_weights(out: str | Path) -> TunedWeights | None:
-    """The weights that `best_path` used in a folder; None for rank 1, or for other hypotheses."""
+    """Return the weights that `best_path` used in a folder; None if it wrote rank 1, or nothing."""
     path = Path(out) / WEIGHTS
     return _read_weights(path) if path.exists() else None
 
