@@ -232,7 +232,8 @@ def test_a_tdnn_is_not_cut_in_two(world, tmp_path):
     chosen = ("--set", "method_conf.personal=['encoder.layers.0.*']")
     done = adapted(world, tmp_path / "e", {"rank": 2}, *start(world, "tdnn"), *chosen,
                    method="decouplefl", base="tdnn")  # fmt: skip
-    done.fails(1, "method_conf.personal: an encoder without blocks, as tdnn, is not cut in two")
+    problem = "an encoder without blocks, such as tdnn, cannot be cut in two"
+    done.fails(1, f"method_conf.personal: {problem}")
 
 
 @pytest.mark.parametrize(
@@ -457,7 +458,7 @@ def test_what_is_frozen_whole_is_measured_and_not_trained(world, tmp_path):
     said = adapted(world, path, {"kind": "none"}, *start(world)).ok().err
     assert said.startswith("trains 0.0 of ")
     inside("evaluate", path).ok()
-    inside("rounds", path, "--to", "1").fails(1, "the model has no parameter that is trained")
+    inside("rounds", path, "--to", "1").fails(1, "the model has no trainable parameters")
 
 
 def test_newcomers_begin_with_adapters(world, tmp_path):

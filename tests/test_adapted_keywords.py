@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_refused(world, tmp_path):
     said = begin(world, path, {"kind": "none"}).ok().err
     assert said.startswith("trains 0.0 of ")
     inside("evaluate", path, "--split", "test").ok()
-    inside("rounds", path, "--to", "1").fails(1, "the model has no parameter that is trained")
+    inside("rounds", path, "--to", "1").fails(1, "the model has no trainable parameters")
     config = yaml.safe_load((path / "config.yaml").read_text())
     assert config["model"]["adapt"] == {"kind": "none"}
     (path / "base.safetensors").unlink()

@@ -176,7 +176,7 @@ def test_all_of_a_model_is_trained_as_without_adapters():
     assert count(ours) == (sum(one.numel() for one in plain.parameters()),) * 2
     assert merged(ours).keys() == plain.state_dict().keys()
     # Such a layer's parameters cannot be every client's own.
-    with pytest.raises(ValueError, match=r"pos_bias_u is of no layer that a stack can train"):
+    with pytest.raises(ValueError, match=r"pos_bias_u belongs to no layer that a stack can train"):
         adapt(plain, Adapt(kind="full"), 2)
 
 
@@ -288,5 +288,5 @@ def test_a_pattern_that_matches_nothing_says_what_there_is():
         adapt(nn.Sequential(nn.Linear(2, 2)), Adapt(targets=("*q",)), None)
     with pytest.raises(ValueError, match=r"targets: .* there is none"):
         adapt(nn.Sequential(nn.GRU(2, 2)), Adapt(), None)
-    with pytest.raises(ValueError, match="combine: svd is of kind lora, not bias"):
+    with pytest.raises(ValueError, match="combine: svd requires kind lora, not bias"):
         Adapt(kind="bias", combine="svd")

@@ -369,7 +369,7 @@ def test_a_token_that_is_a_space_of_another_kind(cli, world, tmp_path, space):
 
 def test_a_token_list_in_a_file(cli, world, tmp_path):
     foreign(tmp_path, token_list="data/token_list/char/tokens.txt")
-    take_over(cli, tmp_path).fails(1, "tokens.txt: cannot be read", "put it beside config.yaml")
+    take_over(cli, tmp_path).fails(1, "tokens.txt: cannot be read", "put it next to config.yaml")
     (tmp_path / "tokens.txt").write_text("".join(f"{token}\n" for token in CHARACTERS))
     take_over(cli, tmp_path).ok()
     assert begun(cli, world, tmp_path).task.tokenizer.tokens == CHARACTERS
@@ -378,9 +378,9 @@ def test_a_token_list_in_a_file(cli, world, tmp_path):
 REFUSED = [
     ({"token_type": "whisper_multilingual"}, "token_type 'whisper_multilingual': only tokens of"),
     ({"token_type": "hugging_face"}, "token_type 'hugging_face'"),
-    ({"token_type": "phn", "g2p": "g2p_en"}, "g2p 'g2p_en' makes phones"),
+    ({"token_type": "phn", "g2p": "g2p_en"}, "g2p 'g2p_en' is not supported"),
     ({"token_type": "bpe"}, "bpemodel is None"),
-    ({"token_type": "bpe", "bpemodel": "none.model"}, "put it beside config.yaml"),
+    ({"token_type": "bpe", "bpemodel": "none.model"}, "put it next to config.yaml"),
     ({"token_list": 3}, "token_list is not a list"),
     ({"token_list": [*CHARACTERS[:3], "a", *CHARACTERS[3:]]}, "token 5: 'a' comes twice"),
     ({"token_list": ["<unk>", "<blank>", *CHARACTERS[2:]]}, "token 1: '<blank>' belongs there"),

@@ -146,18 +146,18 @@ def test_what_does_not_go_with_it_is_refused(world, trained, tmp_path):
     begin(world, path, *method).fails(1, "a model of criterion lfmmi is not cut in two")
     assert not path.exists()
     inside("average", trained).ok()
-    inside("export", trained, path).fails(1, "ESPnet has no model of criterion lfmmi")
+    inside("export", trained, path).fails(1, "ESPnet does not support the model's criterion, lfmmi")
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda graph: graph.pop("final"), "no denominator"),
-        (lambda graph: graph.update(pdf=graph["pdf"][:-1]), "no denominator"),
-        (lambda graph: graph.update(pdf=graph["pdf"].astype("float32")), "no denominator"),
+        (lambda graph: graph.pop("final"), "not a denominator"),
+        (lambda graph: graph.update(pdf=graph["pdf"][:-1]), "not a denominator"),
+        (lambda graph: graph.update(pdf=graph["pdf"].astype("float32")), "not a denominator"),
         (lambda graph: graph["target"].__setitem__(3, 10**6), "target: no such state"),
         (lambda graph: graph["source"].__setitem__(3, -1), "source: no such state"),
-        (lambda graph: graph["pdf"].__setitem__(3, 10**6), "not of"),
+        (lambda graph: graph["pdf"].__setitem__(3, 10**6), "not for"),
         (lambda graph: graph["weight"].__setitem__(3, np.nan), "a weight is NaN"),
     ],
 )

@@ -252,7 +252,7 @@ def test_other_options_or_text_are_refused_in_a_folder_that_has_a_model(cli, tra
     "options, said",
     [
         ({"epoch": 3}, "did you mean 'epochs'?"),
-        ({"lm_conf": {"att_unit": 10, "head": 4}}, "att_unit is 10, no multiple of 4"),
+        ({"lm_conf": {"att_unit": 10, "head": 4}}, "att_unit is 10, not a multiple of 4"),
         ({"lm_conf": {"layers": 1}}, "did you mean 'layer'?"),
         ({"lm_conf": {"pos_enc": "rotary"}}, "pos_enc"),
         ({"lm_conf": {"dropout_rate": 1.0}}, "dropout_rate"),

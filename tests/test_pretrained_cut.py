@@ -127,8 +127,8 @@ REFUSED = {
     "a layer is left out": ("whisper", {}, "encoder.layers.1.", "encoder.layers.1", "layers.0"),
     "a half layer": ("whisper", {}, "encoder.layers.0.fc1.", "encoder.layers.0.fc1", "layers.0."),
     "the head": ("whisper", {}, "ctc.", "ctc.ctc_lo.weight is personal", "encoder.layers.0"),
-    "nothing": ("whisper", {}, "nothing", "nothing that is trained is personal"),
-    "all": ("whisper", {}, "", "all that is trained is personal"),
+    "nothing": ("whisper", {}, "nothing", "no trained parameter is personal"),
+    "all": ("whisper", {}, "", "all trained parameters are personal"),
     "a bias of all layers": (
         "wavlm",
         {"targets": ["layers.*"], "also": ["*rel_attn_embed*"]},

@@ -239,17 +239,20 @@ def test_encoders_of_waveforms_go_back(tmp_path, kind, norm, how):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"kind": "bias"}, "adapt: kind bias: peft's files hold adapters of kind lora alone"),
+        ({"kind": "bias"}, "adapt: kind bias: peft's files hold only adapters of kind lora"),
         (
             LORA | {"also": ["*layer_norm*"]},
-            "adapt: also: peft's files hold adapters of kind lora alone",
+            "adapt: also: peft's files hold only adapters of kind lora",
         ),
         (
             LORA | {"combine": "residual"},
-            "adapt: combine residual: peft's files hold adapters of kind lora alone",
+            "adapt: combine residual: peft's files hold only adapters of kind lora",
         ),
-        (LORA | {"targets": ["pos_conv_embed.*"]}, "are not ours of encoder.pos_conv_embed.conv"),
-        (LORA, "transformers' WavLM goes past an adapter of encoder.layers.0.attention."),
+        (
+            LORA | {"targets": ["pos_conv_embed.*"]},
+            "differ from ours for encoder.pos_conv_embed.conv",
+        ),
+        (LORA, "transformers' WavLM ignores an adapter of encoder.layers.0.attention."),
     ],
 )
 def test_what_is_no_adapter_is_not_exported_as_one(tmp_path, how, said):

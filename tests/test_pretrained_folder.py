@@ -186,7 +186,7 @@ REFUSED = {
     "lacking": (without(NORM), ("its weights lack", NORM)),
     "wider": (edit(CONFIG, hidden_size=64), ("by config.json",)),
     "deeper": (edit(CONFIG, num_hidden_layers=2), ("its weights lack", "layers.1")),
-    "flatter": (edit(CONFIG, num_hidden_layers=0), ("config.json has not", "layers.0")),
+    "flatter": (edit(CONFIG, num_hidden_layers=0), ("config.json does not", "layers.0")),
     "odd heads": (edit(CONFIG, num_attention_heads=5), ("no model can be built", "divisible")),
     "no number": (edit(CONFIG, hidden_size="x"), ("no model can be built",)),
     "rate": (edit("preprocessor_config.json", sampling_rate=8000), ("8000 Hz",)),
@@ -194,7 +194,7 @@ REFUSED = {
     "shard": (sharded("a.safetensors", "b.safetensors"), (INDEX, "'b.safetensors' is missing")),
     "outside": (sharded("../a.safetensors"), (INDEX, "'../a.safetensors'", "of this folder")),
     "root": (sharded("/etc/a.safetensors"), (INDEX, "of this folder")),
-    "pickled shard": (sharded("a.bin"), (INDEX, "'a.bin' is no safetensors file")),
+    "pickled shard": (sharded("a.bin"), (INDEX, "'a.bin' is not a safetensors file")),
     "no names": (sharded(""), (INDEX, "''", "of this folder")),
 }
 

@@ -207,7 +207,7 @@ def form(rank: int, size: int, kind: int, count: int) -> bytes:
 
 TRUE = form(1, 8, 0, 32)
 LYING = {
-    "a variable of 4 GB": (TRUE, form(1, 0x3FFFFFFF, 0, 0xFFFFFFFC), "bytes are wanted where"),
+    "a variable of 4 GB": (TRUE, form(1, 0x3FFFFFFF, 0, 0xFFFFFFFC), "bytes are expected where"),
     "more bytes than the shape": (TRUE, form(1, 8, 0, 36), f"{CONV}' of shape [8] has 36 bytes"),
     "a shape of no element": (TRUE, form(1, 0, 0, 0), f"{CONV}' of shape [0] has 0 bytes"),
     "200 dimensions": (TRUE, form(200, 8, 0, 32), "200 dimensions"),
@@ -265,20 +265,20 @@ BAD = {
     "a layer between": (
         lambda v: {name.replace("layer_1", "layer_7"): one for name, one in v.items()},
         "layers.1."),
-    "another shape": (lambda v: tiny.model_bin(v | {CONV: torch.ones(9)}), "is of shape (9,)"),
+    "another shape": (lambda v: tiny.model_bin(v | {CONV: torch.ones(9)}), "has shape (9,)"),
     "a NaN": (lambda v: tiny.model_bin(v | {CONV: torch.full((8,), math.nan)}), "has a NaN"),
     "a bias of keys": (
         lambda v: tiny.model_bin(v | {f"{LAYER}/attention/linear_1/bias": torch.ones(16)}),
         "bias for keys"),
     "q, k and v that are not three": (
         lambda v: tiny.model_bin(v | {f"{LAYER}/self_attention/linear_0/bias": torch.ones(23)}),
-        "is of shape (23,)"),
+        "has the wrong shape (23,)"),
     "an output layer of its own": (
         lambda v: tiny.model_bin(v | {"decoder/projection/weight": torch.ones(tiny.SMALL, 8)}, {}),
-        "not the matrix of embeddings"),
+        "not the embedding matrix"),
     "16 bits": (
         lambda v: tiny.model_bin(v | {CONV: torch.ones(8, dtype=torch.int16)}),
-        f"{CONV} is of int16"),
+        f"{CONV} has type int16"),
     "8 bits without a scale": (
         lambda v: tiny.model_bin(v | {CONV: torch.ones(8, dtype=torch.int8)}), "_scale is missing"),
     "8 bits with a scale of 0": (
@@ -347,21 +347,27 @@ POINT = torch.ones(1)
 CHECKPOINTS = {
     "a state alone": (lambda c: c["model_state_dict"], "no dims and model_state_dict"),
     "no mapping": (lambda c: [1, 2], "no dims and model_state_dict"),
-    "a size that is no number": (lambda c: change(c, n_mels="80"), "n_mels is no whole number"),
+    "a size that is no number": (lambda c: change(c, n_mels="80"), "n_mels is not a whole number"),
     "a billion layers": (lambda c: change(c, n_text_layer=10**9), "too few for its layers"),
     "a negative size": (lambda c: change(c, n_text_layer=-1), "decoder_layers is -1"),
-    "a wrong size": (lambda c: change(c, n_vocab=7), "of shape", "expected (7, 8)"),
+    "a wrong size": (lambda c: change(c, n_vocab=7), "has shape", "expected (7, 8)"),
     "two widths": (lambda c: change(c, n_text_state=16), "n_text_state"),
-    "a tensor of numbers": (lambda c: with_tensor(c, [1.0]), "'encoder.conv1.bias' is no tensor"),
-    "whole numbers": (lambda c: with_tensor(c, torch.ones(8, dtype=torch.int64)), "is no tensor"),
-    "few elements": (lambda c: with_tensor(c, torch.ones(8).to_sparse()), "is no tensor"),
+    "a tensor of numbers": (
+        lambda c: with_tensor(c, [1.0]),
+        "'encoder.conv1.bias' is not a tensor",
+    ),
+    "whole numbers": (
+        lambda c: with_tensor(c, torch.ones(8, dtype=torch.int64)),
+        "is not a tensor",
+    ),
+    "few elements": (lambda c: with_tensor(c, torch.ones(8).to_sparse()), "is not a tensor"),
     "an unknown tensor": (lambda c: with_tensor(c, POINT, "encoder.gate"), "'model.encoder.gate'"),
     "one number for a million": (
         lambda c: change(
             with_tensor(c, POINT.expand(1 << 24, 8), "decoder.token_embedding.weight"),
             n_vocab=1 << 24,
         ),
-        "tensors of more bytes than the file",
+        "its tensors have more bytes than the file",
     ),
     "a tensor by two names": (
         lambda c: with_tensor(c, torch.ones(8), "encoder.layer_norm.bias"),
@@ -390,13 +396,13 @@ def test_a_damaged_checkpoint_and_a_packed_one(whisper, folder, tmp_path, cli):
     with packed:
         for name, part in parts.items():
             packed.writestr(name, part + b"\0" * (1 << 20) * name.endswith("data/0"))
-    refused(cli, source, "a packed archive", tokenizer=folder)
+    refused(cli, source, "a compressed archive", tokenizer=folder)
 
 
 def test_a_checkpoint_wants_a_tokenizer(whisper, tmp_path, cli):
     (tmp_path / "pt").mkdir()
     source = save_pt(tmp_path / "pt/tiny.pt", tiny.checkpoint(whisper))
-    refused(cli, source, "holds no tokenizer", "--tokenizer")
+    refused(cli, source, "has no tokenizer", "--tokenizer")
     refused(cli, source, "tokenizer.json: cannot be read", tokenizer=tmp_path)
 
 
@@ -413,13 +419,13 @@ TOKENIZERS = {
         lambda path: set_json(path, added_tokens=[{"content": "a", "id": "1"}]), "added_tokens"),
     "no special tokens": (lambda path: set_json(path, added_tokens=[]), "no token <|endoftext|>"),
     "a token above the vocabulary": (
-        lambda path: set_json(path, model={"vocab": {"a": tiny.SMALL}}), "a token above"),
+        lambda path: set_json(path, model={"vocab": {"a": tiny.SMALL}}), "is not below"),
     "that of another model": (
         lambda path: tiny.tokenizer(path.parent, 51_865),
-        f"above the model's {tiny.SMALL}"),
+        f"not below the model's vocabulary size {tiny.SMALL}"),
     "that of a smaller model": (
         lambda path: tiny.tokenizer(path.parent, tiny.SMALL - 1),
-        f"of a model of {tiny.SMALL - 1} tokens", "--tokenizer"),
+        f"for a model of {tiny.SMALL - 1} tokens", "--tokenizer"),
 }  # fmt: skip
 
 
@@ -434,10 +440,10 @@ def test_a_tokenizer_that_is_damaged_or_of_another_model(what, tmp_path, cli):
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("suppress_ids", [1, tiny.SMALL], "suppress_ids are no tokens"),
-        ("suppress_ids_begin", "220", "suppress_ids_begin are no tokens"),
-        ("suppress_ids", [True], "suppress_ids are no tokens"),
-        ("alignment_heads", [[1]], "alignment_heads are no pairs"),
+        ("suppress_ids", [1, tiny.SMALL], "suppress_ids are not tokens"),
+        ("suppress_ids_begin", "220", "suppress_ids_begin are not tokens"),
+        ("suppress_ids", [True], "suppress_ids are not tokens"),
+        ("alignment_heads", [[1]], "alignment_heads are not pairs"),
     ],
 )
 def test_a_config_that_is_damaged(key, value, said, tmp_path, cli):

@@ -1,1 +1,1 @@
-"""Networks, built from configurations; they know no federation."""
+"""Networks built from configurations, without any knowledge of the federation."""

@@ -1,4 +1,4 @@
-"""Options: what is trained of a model that was trained before."""
+"""Options of the adaptation of a pretrained model: which part of it is trained."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Any, Literal
 
 from fedtools.files.config import AboveZero, Positive
 
-# How the names of an adapter's tensors end: its factors, and what the server adds to the weight.
+# Suffixes of an adapter's tensors: its factors, and the matrix that the server adds to the weight.
 FACTORS = (".lora_a", ".lora_b")
 DELTA = ".lora_delta"
 
-# The name, in an experiment, of the state of the model that is adapted.
+# File in an experiment with the state of the model that is adapted.
 BASE = "base.safetensors"
-# `network` of a model whose base is a folder.
+# Value of `network` of a model whose base is a Hugging Face folder.
 NETWORK = "hf"
 
 Combine = Literal["mean", "fixed_a", "svd", "residual"]
-# Those in which the server needs the products of the factors that clients send.
+# Values of `combine` for which the server needs the products of the factors that clients send.
 OF_PRODUCTS = ("svd", "residual")
 
 
 @dataclass(frozen=True)
 class Adapt:
-    """What of a pretrained model is trained, beside its head.
+    """The part of a pretrained model that is trained, in addition to its head.
 
     Attributes:
-        kind: "lora", adapters of low rank; "bias", all biases; "head", the head alone; "none",
-            nothing, the head neither; "full", everything.
-        rank, alpha: of LoRA; the adapter's output is multiplied by alpha / rank.
-        targets: patterns of the linear layers that get one; a pattern that matches none is one of
-            convolutions.
+        kind: "lora", low-rank adapters; "bias", all biases; "head", only the head; "none", nothing,
+            not even the head; "full", everything.
+        rank, alpha: rank and scale of LoRA; the adapter's output is multiplied by alpha / rank.
+        targets: patterns of the linear layers that get an adapter; a pattern that matches no linear
+            layer selects convolutions.
         also: patterns of parameters that are trained as they are, such as "*layer_norm*".
-        combine: what the server makes of clients' adapters B_k A_k, whose mean is not the product
-            of the means of B_k and A_k: "mean", that product all the same (J. Zhang et al.: FedIT,
-            ICASSP 2024); "fixed_a", A is drawn once, the same for all, and neither trained nor
-            sent, so that the product is the mean (Y. Sun et al.: FFA-LoRA, ICLR 2024); "svd", the
-            product of this rank that is nearest to the mean (J. Bai et al.: FlexLoRA, NeurIPS
-            2024); "residual", the means, and what their product lacks is added to the frozen
-            weight, so that the sum is the mean; it is sent down whole (R. Singhal et al.:
-            FedEx-LoRA, ACL 2025).
+        combine: how the server combines clients' adapters B_k A_k, whose mean is not the product of
+            the means of B_k and A_k: "mean", that product nevertheless (J. Zhang et al.: FedIT,
+            ICASSP 2024); "fixed_a", A is drawn once, the same for all clients, and neither trained
+            nor sent, so that the product is the mean (Y. Sun et al.: FFA-LoRA, ICLR 2024); "svd",
+            the product of this rank that is nearest to the mean (J. Bai et al.: FlexLoRA, NeurIPS
+            2024); "residual", the means of the factors, and the mean product minus the product of
+            means is added to the frozen weight, so that the sum is exact; the server sends this
+            matrix at full size (R. Singhal et al.: FedEx-LoRA, ACL 2025).
     """
 
     kind: Literal["lora", "bias", "head", "none", "full"] = "lora"
@@ -53,28 +53,28 @@ class Adapt:
 
     def __post_init__(self) -> None:
         if self.combine != "mean" and self.kind != "lora":
-            raise ValueError(f"combine: {self.combine} is of kind lora, not {self.kind}")
+            raise ValueError(f"combine: {self.combine} requires kind lora, not {self.kind}")
 
     def trains(self, name: str) -> bool:
-        """Whether a parameter of the model is trained as it is."""
+        """Return whether a parameter of the model is trained as it is, without an adapter."""
         if self.kind == "full" or (self.kind == "bias" and _is_bias(name)):
             return True
         return any(fnmatchcase(name, pattern) for pattern in self.also)
 
 
 def _is_bias(name: str) -> bool:
-    # Those of recurrent layers are bias_ih and bias_hh.
+    # Recurrent layers have bias_ih and bias_hh.
     return name.rpartition(".")[2].startswith("bias")
 
 
 def combine_of(model: Mapping[str, Any]) -> Combine:
-    """`Adapt.combine` of the section `model` of a configuration."""
+    """Return `Adapt.combine` of the section `model` of a configuration."""
     adapt = model.get("adapt")
-    # Whether it is one is seen where the section is typed, which knows the file.
+    # Values are checked where the section is parsed, where the file is known for messages.
     found: Combine = adapt.get("combine", "mean") if isinstance(adapt, Mapping) else "mean"
     return found
 
 
 def has_base(model: Mapping[str, Any]) -> bool:
-    """Whether the section `model` is of a model that adapts what `--start` gave, a `BASE`."""
+    """Return whether the section `model` describes a model that adapts a `BASE`, from `--start`."""
     return "adapt" in model and model.get("network") != NETWORK

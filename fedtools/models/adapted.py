@@ -1,6 +1,6 @@
-"""ESPnet models of which a part is trained, on top of the model that they begin with: their base.
+"""ESPnet models of which only a part is trained, starting from a base model.
 
-What is frozen, BatchNorm's statistics included, is the base's and works as in testing.
+Frozen tensors, including BatchNorm's statistics, are those of the base, in evaluation mode.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from fedtools.models.base import adapt_to
 
 
 class AdaptedModel(ESPnetASRModel):
-    """ESPnet's model; its encoder never works as in training, SpecAugment does."""
+    """ESPnet's model with its encoder always in evaluation mode; SpecAugment follows the mode."""
 
     def train(self, mode: bool = True) -> AdaptedModel:
-        """As of any module."""
+        """Set training mode for all but the encoder."""
         super().train(mode)
         self.encoder.eval()
         return self
 
 
 def adapt_model(base: Path | None, model: nn.Module, config: Mapping[str, Any], where: str) -> None:
-    """Give an `AdaptedModel` the tensors of its base, and freeze them, but for what is trained.
+    """Load the base's tensors into an `AdaptedModel`, and freeze all that is not trained.
 
-    That is what `Adapt` says of the encoder, and the last layer, except with kind "none".
-    Arguments and errors as of `adapt_to`.
+    Trained are the parts of the encoder that `Adapt` selects, and the last layer, except with kind
+    "none". Arguments and errors are those of `adapt_to`.
     """
     how = adapt_to(base, model.state_dict(), model.encoder, config, where)
     if isinstance(model.normalize, nn.Module):

@@ -1,20 +1,20 @@
 """Adapters: train a small part of a pretrained model, and share the frozen rest among clients.
 
-What is frozen is no parameter and in no state: its tensors are buffers that `state_dict` leaves
-out, so that they are neither sent, nor checkpointed, nor kept for a client. What is trained keeps
-the name that it has in the model; of LoRA (E. Hu et al.: LoRA: low-rank adaptation of large
-language models, ICLR 2022) these are `lora_a` and `lora_b` of a linear layer or a convolution:
+Frozen tensors are not parameters and not in any state: they are buffers that `state_dict` leaves
+out, so that they are neither sent, nor checkpointed, nor stored per client. Trained parameters keep
+the names that they have in the model. LoRA (E. Hu et al.: LoRA: low-rank adaptation of large
+language models, ICLR 2022) adds `lora_a` and `lora_b` to a linear layer or a convolution:
 
     y = W x + b + alpha / rank * B A x
 
-Of a convolution W is the matrix whose rows are its kernels, (outputs, inputs of a group x places),
-and x what a kernel sees: A is then a convolution to `rank` channels, with the stride and dilation
-of W, and B one of a single place, as in peft where there are neither groups nor dilation.
+For a convolution, W is the matrix whose rows are its kernels, (outputs, inputs of a group x
+places), and x is the receptive field: A is then a convolution to `rank` channels, with the stride
+and dilation of W, and B a convolution of kernel size 1. Without groups and dilation this is peft's.
 
-`Adapt.combine` makes A a constant, or adds a constant D to B A that the server sends.
+`Adapt.combine` may make A a constant, or add to B A a constant D that the server sends.
 
-In a stack, what is trained has a leading client dimension, and the frozen rest has none: a batch of
-all clients, (K x B, ...), goes through it as one.
+In a stack, trained parameters have a leading client dimension, and the frozen rest has none: a
+batch of all clients, (K x B, ...), passes through it at once.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from torch.func import functional_call
 from fedtools.models import stacked
 from fedtools.models.adaptation import Adapt, Combine
 
-# Layers of torch, of these types alone; those of `fedtools.models.stacked`.
+# Layers of torch, exactly of these types; layers of `fedtools.models.stacked`.
 _LINEAR = (nn.Linear,), stacked.Linear
 _CONVOLUTION = (nn.Conv1d, nn.Conv2d), stacked.Conv2d
 
 
 class Rows:
-    """How many clients the rows of a batch belong to, in equal parts; set before each pass."""
+    """The number of clients whose rows are in a batch, in equal parts; set before each pass."""
 
     def __init__(self) -> None:
         self.clients = 1
 
 
 def freeze(model: nn.Module) -> None:
-    """Turn all parameters and buffers into buffers that no state holds; tied ones stay tied."""
+    """Turn all parameters and buffers into non-persistent buffers; tied ones stay tied."""
     frozen: dict[int, Tensor] = {}
     for layer in model.modules():
         there = (name for name, value in layer._parameters.items() if value is not None)
@@ -59,19 +59,21 @@ def freeze(model: nn.Module) -> None:
 
 
 def adapt(model: nn.Module, how: Adapt, clients: int | None) -> Rows:
-    """Freeze a model in place, but for what is trained.
+    """Freeze a model in place, except for the part that is trained.
 
     Args:
-        clients: of a stack; None for a model without client dimension.
+        model: the model.
+        how: options that select the trained part.
+        clients: number of clients in a stack; None for a model without client dimension.
 
     Returns:
-        what must know, before each pass, how many clients there are.
+        the object whose number of clients has to be set before each pass.
 
     Raises:
         ValueError: if a pattern matches nothing.
     """
     every = model.named_parameters(remove_duplicate=False)
-    # Tables of sines and cosines are parameters too, which nobody trains.
+    # Some parameters are never trained, such as tables of sines and cosines.
     names = [name for name, value in every if value.requires_grad]
     low_rank = _targets(model, how.targets) if how.kind == "lora" else set()
     _check_patterns("also", how.also, names, "parameter")
@@ -82,7 +84,7 @@ def adapt(model: nn.Module, how: Adapt, clients: int | None) -> Rows:
         trained = [name for name in full if full[name] in names and how.trains(full[name])]
         if trained and any(layer.children()):
             if clients:
-                raise ValueError(f"{full[trained[0]]} is of no layer that a stack can train")
+                raise ValueError(f"{full[trained[0]]} belongs to no layer that a stack can train")
             _thaw(layer, trained)
         elif trained or path in low_rank:
             own = _kind_of(layer)(layer, trained, clients, rows, tied)
@@ -93,7 +95,7 @@ def adapt(model: nn.Module, how: Adapt, clients: int | None) -> Rows:
 
 
 def _targets(model: nn.Module, patterns: Iterable[str]) -> set[str]:
-    """The layers that get an adapter of low rank, see `Adapt.targets`."""
+    """Return the layers that get a low-rank adapter, see `Adapt.targets`."""
     linear, convolutions = (
         [
             path
@@ -111,7 +113,7 @@ def _targets(model: nn.Module, patterns: Iterable[str]) -> set[str]:
 
 
 def _thaw(layer: nn.Module, names: Iterable[str]) -> None:
-    """Make parameters of frozen tensors, of a layer whose other parts are layers themselves."""
+    """Turn frozen tensors of a layer that contains other layers back into parameters."""
     for name in names:
         value = layer._buffers.pop(name)
         layer._non_persistent_buffers_set.discard(name)
@@ -127,11 +129,11 @@ def _check_patterns(option: str, patterns: Iterable[str], names: list[str], what
 
 
 def count(model: nn.Module) -> tuple[int, int]:
-    """How many parameters of a model of one client are trained, and how many it has in all."""
+    """Return the numbers of trained parameters and of all parameters in one client's model."""
     trained = sum(value.numel() for value in model.parameters() if value.requires_grad)
     others = {id(value): value for value in model.parameters() if not value.requires_grad}
     for layer in model.modules():
-        # Of a `Trained` those that the layer below it has frozen are trained in their place.
+        # A `Trained` layer's own parameters replace frozen ones of the layer that it wraps.
         if not isinstance(layer, Trained):
             frozen = getattr(layer, "frozen_parameters", ())
             others |= {id(layer._buffers[name]): layer._buffers[name] for name in frozen}
@@ -143,7 +145,7 @@ def count(model: nn.Module) -> tuple[int, int]:
 
 
 def merged(model: nn.Module) -> dict[str, Tensor]:
-    """All tensors of a model of one client under the names that they had before it was adapted."""
+    """Return all tensors of one client's model, under their names before it was adapted."""
     found: dict[str, Tensor] = {}
     below = {id(layer.layer) for layer in model.modules() if isinstance(layer, Trained)}
     for path, layer in model.named_modules():
@@ -155,7 +157,7 @@ def merged(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tensors(layer: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers of a layer, without those of layers in it."""
+    """Return the parameters and buffers of a layer, without those of its sublayers."""
     everything = {**layer._parameters, **layer._buffers}
     return {name: value.detach() for name, value in everything.items() if value is not None}
 
@@ -166,18 +168,18 @@ def _replace(model: nn.Module, path: str, layer: nn.Module) -> None:
 
 
 class Trained(nn.Module):
-    """A layer of which some parameters are trained, by each client of a stack its own.
+    """A layer of which some parameters are trained, separately by each client of a stack.
 
     Args:
-        layer: frozen.
-        names: of its parameters that are trained.
-        clients: of a stack, or None.
-        rows: says how many clients a batch has.
-        tied: trained parameters by the id of the frozen tensor in whose place they are: what two
-            layers have in common is trained, counted and sent once, under its first name.
+        layer: the frozen layer.
+        names: names of its trained parameters.
+        clients: number of clients in a stack, or None.
+        rows: holds the number of clients in a batch.
+        tied: trained parameters by the id of the frozen tensor that they replace: a tensor that two
+            layers share is trained, counted and sent once, under its first name.
 
     Attributes:
-        scale: by which B A is multiplied; 0 without an adapter of low rank.
+        scale: factor of B A; 0 without a low-rank adapter.
     """
 
     scale = 0.0
@@ -196,7 +198,7 @@ class Trained(nn.Module):
         for name in names:
             value = getattr(layer, name)
             if id(value) in tied:
-                # In a list: torch would register it under a second name.
+                # In a list, because torch would register it under a second name.
                 self._tied[name] = [tied[id(value)]]
                 continue
             own = value[None].repeat_interleave(clients or 1, 0)
@@ -209,11 +211,11 @@ class Trained(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            # Such as the stride of a convolution, which others ask for.
+            # Such as the stride of a convolution, which other modules read.
             return getattr(super().__getattr__("layer"), name)
 
     def own(self, name: str) -> Tensor:
-        """A tensor of each client, (K, ...), of those of the batch."""
+        """Return a tensor for each client of the batch, (K, ...)."""
         value: Tensor = self._tied[name][0] if name in self._tied else getattr(self, name)
         return value[: self._rows.clients] if self._clients else value[None]
 
@@ -221,15 +223,15 @@ class Trained(nn.Module):
         return value[None].repeat_interleave(self._clients, 0) if self._clients else value
 
     def add_low_rank(self, rank: int, scale: float, combine: Combine = "mean") -> None:
-        """Give it an adapter that does nothing yet: A is drawn as torch draws weights, B is 0.
+        """Add an adapter that has no effect yet: A is drawn like weights in torch, B is 0.
 
         Args:
-            rank: rows of A.
-            scale: by which B A is multiplied.
-            combine: see `Adapt`. A constant is a buffer: it is in states, and is not trained.
+            rank: number of rows of A.
+            scale: factor of B A.
+            combine: see `Adapt`. A constant is a buffer: it is in states, but is not trained.
         """
         weight = self.layer.weight
-        # Layers of keyword networks have a client dimension themselves.
+        # Layers of keyword networks already have a client dimension.
         ahead = isinstance(self.layer, (_LINEAR[1], _CONVOLUTION[1]))
         clients, (outputs, *self._seen) = weight.shape[:ahead], weight.shape[ahead:]
         inputs = math.prod(self._seen)
@@ -248,7 +250,7 @@ class Trained(nn.Module):
         self.scale = scale
 
     def weights(self) -> dict[str, Tensor]:
-        """What is trained of each client, (K, ...), with its adapter in the weight."""
+        """Return each client's trained tensors, (K, ...), with its adapter merged into weights."""
         found = {name: self.own(name) for name in self._names}
         if self.scale:
             product = self.own("lora_b") @ self.own("lora_a")
@@ -259,13 +261,13 @@ class Trained(nn.Module):
         return found
 
     def merged(self) -> dict[str, Tensor]:
-        """The tensors of the layer, with what was trained, of a model of one client."""
+        """Return the layer's tensors in one client's model, including the trained ones."""
         own = {name: value[0].detach() for name, value in self.weights().items()}
         return _tensors(self.layer) | own
 
     def forward(self, values: Tensor, *others: Any, **options: Any) -> Tensor:
         clients, weights = self._rows.clients if self._clients else 1, self.weights()
-        # Such as the lengths of the rows.
+        # Other arguments may be tensors with one entry per row, such as lengths.
         split = [
             one.chunk(clients) if isinstance(one, Tensor) else [one] * clients
             for one in (values, *others)
@@ -280,7 +282,7 @@ class Trained(nn.Module):
 
 
 class TrainedLinear(Trained):
-    """A linear layer, with or without an adapter of low rank."""
+    """A linear layer, with or without a low-rank adapter."""
 
     layer: nn.Linear
 

@@ -1,7 +1,8 @@
-"""The acoustic model: ESPnet's convolutions and encoder blocks with CTC, in ESPnet's keys.
+"""The acoustic model: ESPnet's convolutions and encoder blocks with CTC, configured by its keys.
 
 Zhu et al. (Interspeech 2022), section 3.1: two convolutions and 14 transformer blocks. ESPnet's
-own classes are built directly: `espnet2.tasks` would import audio packages that are not needed.
+own classes are built directly, since `espnet2.tasks` would import audio packages that are not
+needed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fedtools.models.tdnn import TdnnEncoder
 if TYPE_CHECKING:
     from fedtools.models.lfmmi.lattice import Lattice
 
-# What a key of the configuration may name; the first where a model must have one.
+# Values of the keys of a configuration; the first is the default where a model must have one.
 _CLASSES = {
     "encoder": {
         "transformer": "espnet2.asr.encoder.transformer_encoder:TransformerEncoder",
@@ -54,10 +55,10 @@ _OPTIONAL = ("normalize", "specaug")
 _DEFAULTS = {"model": {"ctc_weight": 1.0, "report_cer": False, "report_wer": False}}
 # Long enough for every convolution, and for SpecAugment's masks and warping to have room.
 TRIAL_FRAMES = 200
-# ESPnet's default of input_size: values of a frame.
+# ESPnet's default of input_size, the values per frame.
 INPUT_SIZE = 80
 
-# The keys of ESPnet's config.yaml that make a CTC model on features from disk.
+# Keys of ESPnet's config.yaml that define a CTC model on features from disk.
 KEYS = (
     "input_size",
     "init",
@@ -72,7 +73,7 @@ KEYS = (
 )
 
 
-# Beside ESPnet's keys: what a model is trained with, CTC or lattice-free MMI; and which part.
+# Keys in addition to ESPnet's: the training criterion, and the part that is trained.
 _OWN_KEYS = ("criterion", "adapt")
 CRITERIA = ("ctc", "lfmmi")
 
@@ -84,21 +85,21 @@ def build_model(
     lattice: Lattice | None = None,
     base: Path | None = None,
 ) -> nn.Module:
-    """Build ESPnet's ASR model with CTC alone; parameters are drawn from torch's generator.
+    """Build ESPnet's ASR model with CTC only; parameters are drawn from torch's generator.
 
     Args:
         config: ESPnet's keys, see `KEYS`.
         tokens: the token list, "<blank>" first.
-        where: what the configuration was read from, for messages.
-        lattice: of criterion "lfmmi"; the layer of CTC then has its scores.
-        base: of a model with `adapt`: the state of the model that is adapted.
+        where: source of the configuration, for messages.
+        lattice: lattice of criterion "lfmmi", whose scores the CTC layer then computes.
+        base: state of the model that is adapted, for a model with `adapt`.
 
     Returns:
-        an `espnet2.asr.espnet_model.ESPnetASRModel` without decoder, or a pretrained one; what it
-        is trained with is `model.criterion`, see `fedtools.models.criteria`.
+        an `espnet2.asr.espnet_model.ESPnetASRModel` without decoder, or a pretrained model; its
+        criterion is `model.criterion`, see `fedtools.models.criteria`.
 
     Raises:
-        UserError: for an unknown key, class or argument, or one with which nothing can be trained.
+        UserError: for an unknown key, class or argument, or one with which training is impossible.
     """
     if is_pretrained(config):
         return _build_pretrained(config, tokens, where, lattice)
@@ -111,11 +112,11 @@ def build_model(
         raise UserError(f"criterion {criterion}", path=where, remedy=remedy)
     input_size = config.get("input_size", INPUT_SIZE)
     if type(input_size) is not int or not 0 < input_size <= 1 << 16:
-        problem = f"option 'input_size' is {input_size!r}, no number of filters"
+        problem = f"option 'input_size' is {input_size!r}, not a number of filters"
         raise option_error(problem, where, "input_size", input_size)
     conf = config.get("model_conf")
     if isinstance(conf, Mapping) and (weight := conf.get("interctc_weight")):
-        problem = "interctc_weight: no loss of intermediate layers is trained"
+        problem = "interctc_weight: losses of intermediate layers are not supported"
         raise option_error(problem, where, "interctc_weight", weight)
     with _quiet():
         encoder = _make(config, "encoder", where, input_size=input_size)
@@ -156,7 +157,7 @@ def _build_pretrained(
     from fedtools.models.pretrained.whisper import Whisper
 
     if lattice:
-        problem = "a denominator is of criterion lfmmi, which models of network hf have not"
+        problem = "a denominator requires criterion lfmmi, which models of network hf do not have"
         raise option_error(problem, where, "network")
     specaug = _make(config, "specaug", where)
     if is_seq2seq(config):
@@ -167,7 +168,7 @@ def _build_pretrained(
 
 
 def input_size_of(config: Mapping[str, Any]) -> int:
-    """Values of a frame of a model's input."""
+    """Return the number of values per frame of a model's input."""
     if is_pretrained(config):
         return Folder.open(config.get("path", "")).bins
     size: int = config.get("input_size", INPUT_SIZE)
@@ -175,12 +176,12 @@ def input_size_of(config: Mapping[str, Any]) -> int:
 
 
 def input_kind_of(config: Mapping[str, Any]) -> str | None:
-    """The kind of features that a pretrained model takes, of `extract-features`; None: any."""
+    """Return the kind of features (of `extract-features`) that a model takes; None for any."""
     return Folder.open(config.get("path", "")).inputs if is_pretrained(config) else None
 
 
 def criterion_of(config: Mapping[str, Any], where: str | Path) -> str:
-    """What a model is trained with, one of `CRITERIA`."""
+    """Return the training criterion of a model, one of `CRITERIA`."""
     criterion = config.get("criterion", CRITERIA[0])
     if criterion not in CRITERIA:
         problem = f"criterion: {unknown(str(criterion), CRITERIA)}"
@@ -191,9 +192,10 @@ def criterion_of(config: Mapping[str, Any], where: str | Path) -> str:
 def log_posteriors(
     model: nn.Module, batch: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log posteriors as of CTC, natural log: (batch, frames', tokens), and numbers of frames'.
+    """Return CTC log posteriors, natural log: (batch, frames', tokens), and numbers of frames'.
 
     Args:
+        model: the model.
         batch: `speech` (batch, frames, bins), zero-padded, and `speech_lengths`.
     """
     values, lengths = outputs(model, batch)
@@ -203,9 +205,9 @@ def log_posteriors(
 def outputs(
     model: nn.Module, batch: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the criterion is of, and numbers of frames': CTC's log posteriors, or LF-MMI's scores.
+    """Return the criterion's input, CTC log posteriors or LF-MMI scores, and numbers of frames'.
 
-    Arguments and shapes as of `log_posteriors`.
+    Arguments and shapes are those of `log_posteriors`.
     """
     features, lengths = represent(model, batch)
     return classify(model, features), lengths
@@ -214,28 +216,29 @@ def outputs(
 def represent(
     model: nn.Module, batch: Mapping[str, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the encoder makes of a batch: (batch, frames', size), and numbers of frames'.
+    """Return the encoder's output for a batch, (batch, frames', size), and numbers of frames'.
 
-    Arguments as of `log_posteriors`; or `hidden`, what a frozen bottom made of `speech`.
+    Arguments are those of `log_posteriors`; `hidden`, the output of frozen bottom layers, may
+    replace `speech`.
     """
     if "hidden" in batch:
         lengths = batch["speech_lengths"]
         return model.encoder.upper(batch["hidden"], lengths, model.depth), lengths
-    # SpecAugment and global_mvn work in place: without the copy a second pass over the same batch
-    # would see another input.
+    # SpecAugment and global_mvn work in place: without the copy, a second pass over the same batch
+    # would get another input.
     encoded, lengths, *_ = model.encode(batch["speech"].clone(), batch["speech_lengths"])
     # With intermediate CTC, its layers' outputs come after the encoder's.
     return encoded[0] if isinstance(encoded, tuple) else encoded, lengths
 
 
 def classify(model: nn.Module, features: torch.Tensor) -> torch.Tensor:
-    """What the criterion is of, of what `represent` gave: (batch, frames', outputs)."""
+    """Return the criterion's input, (batch, frames', outputs), from the output of `represent`."""
     found: torch.Tensor = model.criterion.classify(features)
     return found
 
 
 def as_posteriors(model: nn.Module, values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """What `log_posteriors` gives, of what `outputs` gave."""
+    """Return the result of `log_posteriors` from that of `outputs`."""
     found: torch.Tensor = model.criterion.posteriors(values, lengths)
     return found
 
@@ -246,10 +249,11 @@ def losses(
     lengths: torch.Tensor,
     batch: Mapping[str, torch.Tensor],
 ) -> torch.Tensor:
-    """The criterion of each utterance, natural log, summed over its frames: shape (batch,).
+    """Return each utterance's loss, natural log, summed over its frames: (batch,).
 
     Args:
-        values, lengths: what `outputs` gave.
+        model: the model.
+        values, lengths: the result of `outputs`.
         batch: `text` (batch, tokens; padded with -1) and `text_lengths`.
     """
     found: torch.Tensor = model.criterion.losses(values, lengths, batch)
@@ -257,7 +261,7 @@ def losses(
 
 
 def shortest_input(model: nn.Module) -> int:
-    """The smallest number of frames that the convolutions still accept."""
+    """Return the smallest number of frames that the convolutions accept."""
     from espnet.nets.pytorch_backend.transformer.subsampling import check_short_utt
 
     if shortest := getattr(model.encoder, "shortest", 0):
@@ -267,12 +271,12 @@ def shortest_input(model: nn.Module) -> int:
 
 
 def longest_input(model: nn.Module) -> int | None:
-    """The largest number of frames that the encoder accepts; None: any."""
+    """Return the largest number of frames that the encoder accepts; None for any."""
     return getattr(model.encoder, "longest", None)
 
 
 def _make(config: Mapping, key: str, where: str, **given):
-    """Build the class that `config[key]` names, `given` arguments and `config[key + "_conf"]`."""
+    """Build the class named `config[key]` from `given` and `config[key + "_conf"]`."""
     registry = _CLASSES[key]
     name = config.get(key, None if key in _OPTIONAL else next(iter(registry)))
     if name is None and key in _OPTIONAL:
@@ -290,7 +294,7 @@ def _make(config: Mapping, key: str, where: str, **given):
         if argument not in known:
             problem = f"{key}_conf: {unknown(argument, known)}"
             raise option_error(problem, where, argument, arguments[argument])
-    # ESPnet takes true for 1, and leaves many arguments to whoever uses them.
+    # ESPnet accepts true for 1, and leaves many arguments unchecked until they are used.
     hints = typing.get_type_hints(kind.__init__)
     for argument in arguments.keys() & hints.keys():
         checked(argument, arguments[argument], hints[argument], f"{where}: {key}_conf")
@@ -301,9 +305,9 @@ def _make(config: Mapping, key: str, where: str, **given):
 
 
 def _try(model: nn.Module, input_size: int, where: str) -> None:
-    """Compute one loss: some odd options show only then. Model and generators stay as they are."""
+    """Compute one loss, as some bad options fail only then; keep the model and generators as is."""
     before = {name: value.clone() for name, value in model.named_buffers()}
-    # Of waveforms a position alone has more samples.
+    # With waveforms as input, one position alone needs more samples than the default.
     frames = max(TRIAL_FRAMES, getattr(model.encoder, "shortest", 0))
     length, speech = torch.tensor([frames]), torch.zeros(1, frames, input_size)
     text = torch.ones(1, 1, dtype=torch.long)
@@ -313,22 +317,22 @@ def _try(model: nn.Module, input_size: int, where: str) -> None:
             batch["text_lengths"] = torch.tensor([1])
             losses(model, *outputs(model, batch), batch)
         except Exception as error:
-            problem = f"no model can be trained with these options: {_first_line(error)}"
+            problem = f"training fails with these options: {_first_line(error)}"
             raise option_error(problem, where, "model") from None
     for name, value in model.named_buffers():
         value.copy_(before[name])
 
 
 def _first_line(error: Exception) -> str:
-    """ESPnet checks types and values by several exceptions; the user needs one line."""
-    said = str(error).splitlines()
-    return said[0] if said else type(error).__name__
+    """Return the first line of an ESPnet error's message, or the error's type."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence ESPnet's notices while it builds: nothing in them could be mended by a user."""
-    # One deprecation comes at every forward pass, long after the building.
+    """Silence ESPnet's notices while it builds a model: users could do nothing about them."""
+    # One deprecation warning comes at every forward pass, long after the model is built.
     warnings.filterwarnings("ignore", category=FutureWarning, module="espnet2")
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""The base of a model that is adapted: the state of a whole model, which it begins with."""
+"""The base of an adapted model: the state of a complete model that it starts from."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ def adapt_to(
     config: Mapping[str, Any],
     where: str,
 ) -> Adapt:
-    """Give a model the tensors of its base, and freeze its body, but for what is trained.
+    """Load the base's tensors into a model, and freeze its body except for the trained part.
 
     Args:
-        base: the state of a whole model.
-        tensors: those of the model, to be overwritten.
-        body: what of the model `Adapt` is about.
+        base: file with the state of a complete model.
+        tensors: the model's tensors, which are overwritten.
+        body: the part of the model that `Adapt` applies to.
         config: the section `model`, with options `adapt`.
-        where: what `config` was read from, for messages.
+        where: source of `config`, for messages.
+
+    Returns:
+        the options `adapt`.
 
     Raises:
-        UserError: without a base, if it is of another model, or if the options do not fit.
+        UserError: if there is no base, it belongs to another model, or the options do not fit.
     """
     how = from_mapping(Adapt, config["adapt"], f"{where}: adapt")
     if base is None:

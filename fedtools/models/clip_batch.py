@@ -1,4 +1,4 @@
-"""A batch of keyword clips, as networks and their losses take it."""
+"""A batch of keyword clips, the input of networks and losses."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ClipBatch:
-    """One step's clips of the first K clients of a stack.
+    """The clips of one step, for the first K clients of a stack.
 
     Attributes:
         mfcc: (K, B, frames, coefficients).
         labels: (K, B) class indices.
-        weights: (K, B); each client's sum to 1, and those of padding clips are 0.
-        valid: (K, B), 1 or 0 where smaller batches were padded, or None if none was.
+        weights: (K, B); the weights of each client sum to 1, and padding clips have 0.
+        valid: (K, B), 0 for padding clips and 1 for others, or None if no batch was padded.
     """
 
     mfcc: Tensor
@@ -24,19 +24,19 @@ class ClipBatch:
     weights: Tensor
     valid: Tensor | None
 
-    # Every batch of a client has as many clips, so that each counts alike in its mean loss.
+    # All batches of a client have the same number of clips, so they count alike in its mean loss.
     amount: ClassVar[int] = 1
 
     @property
     def frames(self) -> int:
-        """Of all clips."""
+        """Return the number of frames in all clips."""
         return self.labels.numel() * self.mfcc.shape[2]
 
     @property
     def active(self) -> int:
-        """Clients that still train."""
+        """Return the number of clients that are still training."""
         return len(self.labels)
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over each client's clips: (K, B) -> (K,)."""
+        """Return the mean over each client's clips: (K, B) -> (K,)."""
         return (values * self.weights).sum(1)

@@ -1,4 +1,4 @@
-"""Models of one base, which have what is frozen in common, and what is trained of their own."""
+"""Copies of a model that share its frozen tensors and have trained tensors of their own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def copy_of(model: Model, clients: int | None = None) -> Model:
-    """A model with states of its own, and the other tensors of another.
+    """Return a copy of a model with its own state; all other tensors are shared.
 
     Args:
-        model: to be copied; its buffers that are in no state are frozen.
-        clients: of a stack; the copy has so many, each like the first of `model`.
+        model: model to copy; its non-persistent buffers are the frozen tensors.
+        clients: number of clients in the copied stack, each like the first of `model`; None keeps
+            the number.
     """
     shared = frozen_tensors(model)
     copied = copy.deepcopy(model, shared)
@@ -25,7 +26,7 @@ def copy_of(model: Model, clients: int | None = None) -> Model:
 
 
 def frozen_tensors(model: nn.Module) -> dict[int, Tensor]:
-    """The buffers that are in no state, by their id."""
+    """Return the non-persistent buffers, which no state holds, by their id."""
     return {
         id(layer._buffers[name]): layer._buffers[name]
         for layer in model.modules()
@@ -35,7 +36,7 @@ def frozen_tensors(model: nn.Module) -> dict[int, Tensor]:
 
 
 def _resize(model: nn.Module, clients: int, shared: set[int]) -> None:
-    """Give the tensors of a stack's states another client dimension, in place."""
+    """Change the client dimension of the tensors in a stack's state, in place."""
     resized: dict[int, Tensor] = {}
     for layer in model.modules():
         for tensors in (layer._parameters, layer._buffers):

@@ -1,6 +1,6 @@
-"""What acoustic models are trained with: what each has of its encoder's output, and its loss.
+"""Training criteria of acoustic models: scores from the encoder's output, and the loss.
 
-A model has its own as `criterion`.
+A model has its criterion as `criterion`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 class Criterion(Protocol):
-    """What `fedtools.models.asr` asks of a model above its encoder."""
+    """The part of a model above its encoder, as `fedtools.models.asr` uses it."""
 
     def classify(self, features: Tensor) -> Tensor:
-        """What the loss is of: (B, T', size) to (B, T', outputs)."""
+        """Return the input of the loss: (B, T', size) to (B, T', outputs)."""
 
     def posteriors(self, values: Tensor, lengths: Tensor) -> Tensor:
-        """Log posteriors as of CTC, of what `classify` gave and numbers of frames.
+        """Return CTC log posteriors, from the output of `classify` and numbers of frames.
 
         Raises:
             UserError: if the model has none.
         """
 
     def losses(self, values: Tensor, lengths: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of each utterance, natural log, summed over its frames: (B,).
+        """Return each utterance's loss, natural log, summed over its frames: (B,).
 
         Args:
-            values, lengths: what `classify` gave, and numbers of frames.
+            values, lengths: the output of `classify`, and numbers of frames.
             batch: `text` (B, tokens; padded with -1) and `text_lengths`.
         """
 
@@ -40,26 +40,25 @@ class Ctc:
     """Connectionist temporal classification (Graves et al., ICML 2006).
 
     Args:
-        layer: ESPnet's, of the model.
+        layer: ESPnet's CTC layer of the model.
     """
 
     def __init__(self, layer: Any):
         self._layer = layer
 
     def classify(self, features: Tensor) -> Tensor:
-        """Log posteriors."""
+        """Return log posteriors."""
         found: Tensor = self._layer.log_softmax(features)
         return found.float()
 
     def posteriors(self, values: Tensor, lengths: Tensor) -> Tensor:
-        """What they are."""
+        """Return the values, which are log posteriors already."""
         return values
 
     def losses(self, values: Tensor, lengths: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """See `Criterion`."""
+        """Return each utterance's loss; see `Criterion`."""
         targets = batch["text"][batch["text"] >= 0]
-        # An utterance with more tokens than frames has no alignment; it must not turn the rest to
-        # inf.
+        # An utterance with more tokens than frames has no alignment: its infinite loss counts as 0.
         return nn.functional.ctc_loss(
             values.transpose(0, 1),
             targets,
@@ -74,22 +73,22 @@ class LatticeFree:
     """Lattice-free MMI, see `fedtools.models.lfmmi`.
 
     Args:
-        layer: ESPnet's of CTC, whose scores it takes.
-        lattice: has the denominator.
+        layer: ESPnet's CTC layer, whose scores are used without softmax.
+        lattice: the denominator, and numerators of transcripts.
     """
 
     def __init__(self, layer: Any, lattice: Lattice):
         self._layer, self._lattice = layer, lattice
 
     def classify(self, features: Tensor) -> Tensor:
-        """Scores."""
+        """Return the scores of the last layer, not normalised."""
         found: Tensor = self._layer.ctc_lo(features)
         return found
 
     def posteriors(self, values: Tensor, lengths: Tensor) -> Tensor:
-        """See `Criterion`."""
+        """Return log posteriors of tokens; see `Criterion`."""
         return self._lattice.log_posteriors(values, lengths)
 
     def losses(self, values: Tensor, lengths: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """See `Criterion`."""
+        """Return each utterance's loss; see `Criterion`."""
         return self._lattice.losses(values, lengths, batch)

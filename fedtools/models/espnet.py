@@ -1,8 +1,8 @@
-"""ESPnet's own model files: `espnet2.bin.asr_inference` decodes ours, and theirs begin ours.
+"""Export of models for ESPnet's `espnet2.bin.asr_inference`, and import of ESPnet's models.
 
-A model folder of ESPnet holds config.yaml and a .pth of tensors. Only what works on features from
-disk can be taken over: `frontend: null` (ESPnet's feats_type fbank), an encoder, and CTC. Every
-option that changes what an encoder sees, or what tokens mean, is honoured or refused by its name.
+A model folder of ESPnet holds config.yaml and a .pth file of tensors. Only models on features from
+disk can be imported: `frontend: null` (ESPnet's feats_type fbank), an encoder, and CTC. Every
+option that changes the encoder's input, or the meaning of tokens, is honoured or refused by name.
 """
 
 from __future__ import annotations
@@ -33,23 +33,22 @@ from fedtools.files.text_files import read_bytes, read_lines
 from fedtools.models.asr import INPUT_SIZE, KEYS, build_model
 from fedtools.models.torch_files import load_tensors
 
-# What of ESPnet's options is not honoured: the values with which nothing is lost, and why others
-# are refused.
+# ESPnet's options that are not supported: values that have no effect, and why others are refused.
 _REFUSED = {
     "model": (("espnet",), "is another kind of model"),
     "preencoder": ((), "changes what the encoder sees"),
-    "postencoder": ((), "is one more network after the encoder"),
+    "postencoder": ((), "adds a network after the encoder"),
     "preprocessor": (("default",), "changes speech or transcripts"),
     "speech_volume_normalize": ((), "changes what the encoder sees"),
     "cleaner": ((), "changes transcripts before they become tokens"),
     "use_lang_prompt": ((False,), "changes what tokens mean"),
     "use_nlp_prompt": ((False,), "changes what tokens mean"),
-    "use_adapter": ((False,), "is tensors beside the encoder's own"),
-    "aux_ctc_tasks": (([],), "is further layers of CTC"),
+    "use_adapter": ((False,), "adds tensors to the encoder"),
+    "aux_ctc_tasks": (([],), "adds layers of CTC"),
 }
-# ESPnet's token types, and ours; phones without a g2p are words of the transcripts.
+# ESPnet's token types to ours; without a g2p, phones are the words of the transcripts.
 _TOKEN_TYPES = {"bpe": BPE, "char": CHAR, "word": WORD, "phn": WORD}
-# What belongs to decoders that CTC does without.
+# Prefixes of tensors of decoders, which CTC does not need.
 _DECODERS = ("decoder.", "joint_network.")
 
 
@@ -61,20 +60,20 @@ def export_espnet(
     token_type: str,
     bpe_model: bytes | None,
 ) -> list[Path]:
-    """Write a model as ESPnet's `Speech2Text(asr_train_config, asr_model_file)` reads it.
+    """Write a model for ESPnet's `Speech2Text(asr_train_config, asr_model_file)`.
 
     Args:
-        out: the folder to be made.
+        out: folder to create.
         config: the experiment's `model` section.
-        state: the full model.
-        tokens, token_type, bpe_model: as of `fedtools.files.symbols.read_tokens`.
+        state: the state of the full model.
+        tokens, token_type, bpe_model: as returned by `fedtools.files.symbols.read_tokens`.
 
     Returns:
-        the configuration and the model file.
+        paths of the configuration and of the model file.
     """
     out = Path(out)
     if config.get("criterion", "ctc") != "ctc":
-        raise UserError("ESPnet has no model of criterion lfmmi, which this one is", path=out)
+        raise UserError("ESPnet does not support the model's criterion, lfmmi", path=out)
     out.mkdir(parents=True, exist_ok=True)
     model = {key: config.get(key) for key in KEYS}
     for key in ("specaug_conf", "normalize_conf", "encoder_conf", "ctc_conf"):
@@ -84,7 +83,7 @@ def export_espnet(
     model["model_conf"] = {"ctc_weight": 1.0} | dict(config.get("model_conf") or {})
     write_tokens(out, tokens, token_type, bpe_model)
     with atomic_write(out / "model.pth", "wb") as file:
-        # Not by its name, which torch would write into the file.
+        # As an open file: given a path, torch would write the file's name into it.
         torch.save({name: torch.as_tensor(value) for name, value in state.items()}, file)
     units = {
         "token_type": token_type,
@@ -101,17 +100,17 @@ def export_espnet(
 
 
 def import_espnet(config_path: str | Path, model_path: str | Path, out: str | Path) -> list[str]:
-    """Take over the encoder and the CTC layer of an ESPnet model; strictly, by name and shape.
+    """Import the encoder and the CTC layer of an ESPnet model; names and shapes have to match.
 
     Writes `OUT/model.safetensors` for `fedtools init --start`, `OUT/model.yaml` for its
-    configuration, and its tokens as `fedtools.files.symbols` has them.
+    configuration, and the tokens in the format of `fedtools.files.symbols`.
 
     Returns:
-        what is left out, a sentence for each: an attention decoder, intermediate losses.
+        one sentence for each part that is left out, such as an attention decoder.
 
     Raises:
-        UserError: if the model cannot work on features from disk, has an option that would be
-            lost, does not fit its own configuration, or is no file of tensors.
+        UserError: if the model does not work on features from disk, has an option that is not
+            supported, does not fit its own configuration, or is not a file of tensors.
     """
     config_path, model_path, out = Path(config_path), Path(model_path), Path(out)
     config = read_yaml(config_path)
@@ -119,7 +118,7 @@ def import_espnet(config_path: str | Path, model_path: str | Path, out: str | Pa
     tokens, token_type, bpe_model = _tokens_of(config, config_path)
     state = _load_tensors(model_path)
     if not any(name.startswith("ctc.") for name in state):
-        remedy = "only models with a CTC layer can be taken over"
+        remedy = "only models with a CTC layer can be imported"
         raise UserError("no tensor of a CTC layer", path=model_path, remedy=remedy)
     model_config = {key: config[key] for key in KEYS if config.get(key) not in (None, {})}
     model_config["model_conf"] = {}
@@ -134,29 +133,29 @@ def import_espnet(config_path: str | Path, model_path: str | Path, out: str | Pa
     write_tokens(out, tokens, token_type, bpe_model)
     save_state(out / "model.safetensors", found)
     write_yaml(out / "model.yaml", {"model": model_config})
-    said = []
+    notes = []
     if left_out:
         kind = "transducer" if config.get("decoder") == "transducer" else "attention decoder"
-        said.append(f"left out: {len(left_out)} tensors of the {kind}; CTC alone is taken over")
+        notes.append(f"left out: {len(left_out)} tensors of the {kind}; CTC alone is imported")
     if weight := _model_conf(config).get("interctc_weight"):
-        said.append(f"left out: interctc_weight {weight}, the loss of intermediate layers")
-    return said
+        notes.append(f"left out: interctc_weight {weight}, the loss of intermediate layers")
+    return notes
 
 
 def _check_options(config: Mapping[str, Any], path: Path) -> None:
-    """Raise a `UserError` for an option that would be lost."""
+    """Raise a `UserError` for an option that is not supported."""
     frontend = config.get("frontend")
     if frontend is not None or config.get("input_size") is None:
         name = "input_size" if frontend is None else "frontend"
         problem = f"{name} {config.get(name)!r}: the model works on waveforms"
-        remedy = "only models trained on filterbanks (frontend: null) can be taken over"
+        remedy = "only models trained on filterbanks (frontend: null) can be imported"
         raise UserError(problem, path=path, remedy=remedy)
     for name, (harmless, reason) in _REFUSED.items():
         if (value := config.get(name)) is not None and value not in harmless:
-            remedy = "such a model cannot be taken over"
+            remedy = "such a model cannot be imported"
             raise option_error(f"{name} {value!r} {reason}; {remedy}", path, name, value)
     if _model_conf(config).get("ctc_weight") == 0:
-        problem = "ctc_weight 0: a model without CTC cannot be taken over"
+        problem = "ctc_weight 0: a model without CTC cannot be imported"
         raise option_error(problem, path, "ctc_weight")
     if (blank := _model_conf(config).get("sym_blank", BLANK)) != BLANK:
         problem = f"sym_blank {blank!r}: the blank must be {BLANK}"
@@ -169,19 +168,19 @@ def _model_conf(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tokens_of(config: Mapping[str, Any], path: Path) -> tuple[list[str], str, bytes | None]:
-    """The tokens of a configuration, as of `fedtools.files.symbols.read_tokens`."""
+    """Return the tokens of a configuration, in the form of `fedtools.files.symbols.read_tokens`."""
     name = config.get("token_type", "bpe")
     if name not in _TOKEN_TYPES:
-        problem = f"token_type {name!r}: only tokens of {', '.join(_TOKEN_TYPES)} can be taken over"
+        problem = f"token_type {name!r}: only types {', '.join(_TOKEN_TYPES)} can be imported"
         raise option_error(problem, path, "token_type", name)
     g2p = config.get("g2p")
     if name == "phn" and g2p not in (None, "none"):
-        problem = f"g2p {g2p!r} makes phones of transcripts; only transcripts of phones are read"
+        problem = f"g2p {g2p!r} is not supported; only transcripts of phones are read"
         raise option_error(problem, path, "g2p", g2p)
     listed = config.get("token_list")
     if isinstance(listed, str):
         source = _beside(listed, path)
-        tokens = check_tokens(read_lines(source, "put it beside config.yaml"), source)
+        tokens = check_tokens(read_lines(source, "put it next to config.yaml"), source)
     elif isinstance(listed, list):
         tokens = check_tokens(listed, path, lines=False)
     else:
@@ -192,29 +191,29 @@ def _tokens_of(config: Mapping[str, Any], path: Path) -> tuple[list[str], str, b
     if not isinstance(bpe, str):
         raise option_error(f"bpemodel is {bpe!r}, not a file", path, "bpemodel")
     source = _beside(bpe, path)
-    content = read_bytes(source, remedy="put it beside config.yaml")
+    content = read_bytes(source, remedy="put it next to config.yaml")
     check_pieces(content, tokens, source, path)
     return tokens, token_type, content
 
 
 def _beside(name: str, path: Path) -> Path:
-    """A file that a configuration names: where it says, or else beside it."""
+    """Return a file named in a configuration: at its path if it exists, else next to `path`."""
     return Path(name) if Path(name).exists() else path.parent / Path(name).name
 
 
 def _symbols(tokens: list[str]) -> list[str] | None:
-    """What ESPnet calls non-linguistic symbols: tokens of several characters among characters."""
+    """Return ESPnet's non-linguistic symbols: the multi-character tokens among characters."""
     return [token for token in tokens[2:-1] if len(token) > 1 and token != SPACE] or None
 
 
 def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a .pth file, by their names."""
+    """Read the tensors of a .pth file, by name."""
     state = load_tensors(path)
     if not isinstance(state, dict):
         raise UserError("not a mapping of names to tensors", path=path)
     for name, value in state.items():
         if not (isinstance(name, str) and torch.is_tensor(value)):
-            raise UserError(f"{name!r} is no tensor", path=path)
+            raise UserError(f"{name!r} is not a tensor", path=path)
         if value.is_floating_point() and not value.isfinite().all():
             raise UserError(f"tensor {name!r} has a NaN or infinity", path=path)
     return state
@@ -223,11 +222,14 @@ def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
 def _statistics(
     config: Mapping[str, Any], state: dict[str, torch.Tensor], out: Path, path: Path
 ) -> dict[str, Any]:
-    """ESPnet reads mean and variance from a file, though they are in the model: write that file."""
+    """Write the file from which ESPnet reads mean and variance, and return its options.
+
+    Mean and variance are also in the model's state, where they become float32.
+    """
     names = ("normalize.mean", "normalize.std")
     if not state.keys() >= set(names):
         raise UserError(f"no {' and '.join(names)}", path=path)
-    # They are of the type of the file's sums, of which float64 is one.
+    # They may be float64, the type of the sums in the original statistics file.
     state.update({name: state[name].float() for name in names})
     mean, std = (state[name].double().numpy() for name in names)
     with atomic_path(out / "feats_stats.npz") as temporary, open(temporary, "wb") as file:

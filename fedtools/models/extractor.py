@@ -1,7 +1,7 @@
 """The acoustic model cut in two: an extractor at the bottom, and a classifier on its features.
 
 Zhu et al. (Interspeech 2022), section 2.2: the extractor is the two convolutions and the first
-blocks of the encoder, the classifier all that follows.
+blocks of the encoder, and the classifier is everything above.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedtools.models.padding import embed
 from fedtools.models.pooling import inside
 from fedtools.models.pretrained.encoders import Encoder
 
-# Long enough for every convolution.
+# Enough frames for every convolution.
 _TRIAL_FRAMES = 200
 # Above all levels of an encoder, see `Encoder.levels`.
 _HEAD = 1 << 30
@@ -26,13 +26,13 @@ _HEAD = 1 << 30
 
 @dataclass(frozen=True)
 class Cut(ABC):
-    """A place in the encoder.
+    """A cut through the encoder.
 
     Attributes:
-        blocks: those of the encoder that are below it, beside the convolutions.
-        size: values of a frame of features.
-        share: values of features for each of the model's input.
-        step: frames of input from one frame of features to the next.
+        blocks: number of encoder blocks below the cut, in addition to the convolutions.
+        size: values per frame of features.
+        share: ratio of the number of feature values to the number of input values.
+        step: input frames from one frame of features to the next.
     """
 
     blocks: int
@@ -42,25 +42,27 @@ class Cut(ABC):
 
     @staticmethod
     def above(model: nn.Module, extractor: Collection[str], bins: int) -> Cut:
-        """The cut above the parameters of an extractor.
+        """Return the cut above the parameters of an extractor.
 
         Args:
-            extractor: their names.
-            bins: values of a frame of input.
+            model: the model.
+            extractor: names of the extractor's parameters.
+            bins: values per frame of the input.
 
         Raises:
-            ValueError: if they are not just the parameters of the encoder's bottom, or the encoder
-                does more than to run one block after the other.
+            ValueError: if these are not exactly the parameters of the encoder's bottom, or the
+                encoder does more than run its blocks in sequence.
         """
         kind = LayerCut if isinstance(model.encoder, Encoder) else BlockCut
         return kind.find(model, extractor, bins)
 
     @abstractmethod
     def extract(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """What is below the cut, of audio; in training with SpecAugment.
+        """Compute the features below the cut, with SpecAugment in training.
 
         Args:
-            batch: as of `fedtools.models.asr.represent`.
+            model: the model.
+            batch: see `fedtools.models.asr.represent`.
 
         Returns:
             features (B, T, D), and their numbers of frames (B,).
@@ -68,14 +70,14 @@ class Cut(ABC):
 
     @abstractmethod
     def classify(self, model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
-        """What `fedtools.models.asr.classify` gives, from what `extract` gave."""
+        """Return the result of `fedtools.models.asr.classify` from the features of `extract`."""
 
     @abstractmethod
     def positions(self, model: nn.Module, frames: int) -> int:
-        """How many frames of features so many frames of input have."""
+        """Return the number of feature frames for a number of input frames."""
 
     def _try(self, model: nn.Module, bins: int, frames: int) -> Tensor:
-        """Features of a trial batch; refuses encoders of which the two parts are not the whole."""
+        """Return features of a trial batch; raise a `ValueError` if the parts are not the whole."""
         training, device = model.training, next(model.parameters()).device
         random = torch.Generator().manual_seed(0)
         speech = torch.randn(2, frames, bins, generator=random).to(device)
@@ -86,18 +88,18 @@ class Cut(ABC):
             whole, _ = outputs(model, batch)
         model.train(training)
         if whole.shape != parts.shape or not torch.allclose(whole, parts, atol=1e-4):
-            raise ValueError("this encoder does more than to run one block after the other")
+            raise ValueError("this encoder does more than run its blocks in sequence")
         return features
 
 
 class BlockCut(Cut):
-    """Of ESPnet's encoders."""
+    """A cut through one of ESPnet's encoders."""
 
     @classmethod
     def find(cls, model: nn.Module, extractor: Collection[str], bins: int) -> BlockCut:
-        """See `Cut.above`."""
+        """Find the cut; see `Cut.above`."""
         if not hasattr(model.encoder, "encoders"):
-            raise ValueError("an encoder without blocks, as tdnn, is not cut in two")
+            raise ValueError("an encoder without blocks, such as tdnn, cannot be cut in two")
         parameters = {name for name, _ in model.named_parameters()}
         bottom = {name for name in parameters if name.startswith("encoder.embed.")}
         blocks = len(model.encoder.encoders)
@@ -115,7 +117,7 @@ class BlockCut(Cut):
         )
 
     def extract(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """See `Cut.extract`."""
+        """Compute the features; see `Cut.extract`."""
         encoder = model.encoder
         speech, lengths = batch["speech"].clone(), batch["speech_lengths"]
         with torch.autocast(speech.device.type, enabled=False):
@@ -126,12 +128,12 @@ class BlockCut(Cut):
         hidden, mask = embed(encoder, speech, lengths)
         for block in encoder.encoders[: self.blocks]:
             hidden, mask = block(hidden, mask)
-        # With relative positions, these go beside the features from block to block.
+        # Relative positions, if any, are passed from block to block together with the features.
         features = hidden[0] if isinstance(hidden, tuple) else hidden
         return features, mask.squeeze(1).sum(1)
 
     def classify(self, model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
-        """CTC log posteriors, natural log, (B, T, tokens)."""
+        """Return CTC log posteriors, natural log, (B, T, tokens)."""
         encoder = model.encoder
         mask = inside(features, lengths)[:, None]
         positions = _relative_positions(encoder, features)
@@ -144,16 +146,16 @@ class BlockCut(Cut):
         return model.ctc.log_softmax(hidden).float()
 
     def positions(self, model: nn.Module, frames: int) -> int:
-        """See `Cut.positions`."""
+        """Return the number of feature frames; see `Cut.positions`."""
         return (frames - shortest_input(model)) // self.step + 1
 
 
 class LayerCut(Cut):
-    """Of pretrained encoders; what is frozen is on the side of its layer."""
+    """A cut through a pretrained encoder; frozen parameters belong to the side of their layer."""
 
     @classmethod
     def find(cls, model: nn.Module, extractor: Collection[str], bins: int) -> LayerCut:
-        """See `Cut.above`."""
+        """Find the cut; see `Cut.above`."""
         encoder, personal, shared = model.encoder, dict[str, int](), dict[str, int]()
         for name, _ in model.named_parameters():
             part, _, rest = name.partition(".")
@@ -163,14 +165,14 @@ class LayerCut(Cut):
             else:
                 shared[name] = first
         if not personal:
-            raise ValueError("nothing that is trained is personal, which leaves no extractor")
+            raise ValueError("no trained parameter is personal, so there is no extractor")
         if not shared:
-            raise ValueError("all that is trained is personal, which leaves no classifier")
+            raise ValueError("all trained parameters are personal, so there is no classifier")
         highest, lowest = max(personal, key=personal.__getitem__), min(shared, key=shared.get)
         if personal[highest] >= shared[lowest]:
             raise ValueError(
-                f"{highest} is personal and {lowest} is shared, which is no higher in the model: "
-                "an extractor is a bottom of it, such as encoder.layers.[0-1].*"
+                f"{highest} is personal, but {lowest}, which is no higher in the model, is shared: "
+                "an extractor has to be the bottom of the model, such as encoder.layers.[0-1].*"
             )
         cut = cls(
             personal[highest], encoder.size, encoder.size / (encoder.step * bins), encoder.step
@@ -179,7 +181,7 @@ class LayerCut(Cut):
         return cut
 
     def extract(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """See `Cut.extract`."""
+        """Compute the features; see `Cut.extract`."""
         speech, lengths = batch.get("speech"), batch["speech_lengths"]
         if speech is None:
             hidden = batch["hidden"]
@@ -188,16 +190,16 @@ class LayerCut(Cut):
         return model.encoder.lower(speech.clone(), lengths, self.blocks, specaug)
 
     def classify(self, model: nn.Module, features: Tensor, lengths: Tensor) -> Tensor:
-        """CTC log posteriors; with a decoder, what it reads."""
+        """Return CTC log posteriors, or the decoder's input if the model has a decoder."""
         return classify(model, model.encoder.upper(features, lengths, self.blocks))
 
     def positions(self, model: nn.Module, frames: int) -> int:
-        """See `Cut.positions`."""
+        """Return the number of feature frames; see `Cut.positions`."""
         return int(model.encoder.positions(frames))
 
 
 def _relative_positions(encoder: nn.Module, features: Tensor) -> Tensor | None:
-    """The table that an encoder with relative positions gives its blocks; other kinds have none."""
+    """Return the table of relative positions that an encoder gives its blocks; None without one."""
     for module in encoder.modules():
         if "RelPositionalEncoding" in type(module).__name__:
             return module(features)[1]

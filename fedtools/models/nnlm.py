@@ -1,9 +1,9 @@
 """The neural language model: ESPnet's TransformerLM over words, at the size of the FMP paper.
 
 Liu and Peng, "Federated marginal personalization for ASR rescoring", section 3.2: embedding 256,
-feed-forward 1024, 3 blocks, 4 heads, dropout 0.1. A model has V words and V + 1 ids: the last id
-is the start of a sentence, which is an input only, and no probability goes to it. Id 0 is the end,
-which is an output only; ESPnet takes it for padding among the inputs.
+feed-forward 1024, 3 blocks, 4 heads, dropout 0.1. A model has V words and V + 1 ids. The last id is
+the start of a sentence, which is only an input, and has no probability. Id 0 is the end of a
+sentence, which is only an output; among the inputs, ESPnet treats it as padding.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from torch import Tensor, nn
 from fedtools.files.config import Positive, Share
 
 PADDING = 0
-# Of a target that does not count.
+# Target where the input is padded.
 IGNORED = -100
 
 
 @dataclass(frozen=True)
 class NnlmOptions:
-    """The network, in ESPnet's names of `lm_conf`.
+    """Options of the network, with ESPnet's names in `lm_conf`.
 
     Attributes:
-        pos_enc: "sinusoidal", or None as in ESPnet's recipes: a causal network can tell positions
-            by what it attends to.
+        pos_enc: "sinusoidal", or None as in ESPnet's recipes: a causal network can infer positions
+            from what it attends to.
         embed_unit: size of a word's embedding.
         att_unit: size of the blocks, a multiple of `head`.
-        head: heads of attention.
+        head: number of attention heads.
         unit: size of the feed-forward layers.
         layer: number of blocks.
-        dropout_rate: of layers, of attention and of positions.
+        dropout_rate: dropout of layers, attention and positions.
     """
 
     pos_enc: Literal["sinusoidal"] | None = None
@@ -49,19 +49,19 @@ class NnlmOptions:
 
     def __post_init__(self) -> None:
         if self.att_unit % self.head:
-            raise ValueError(f"att_unit is {self.att_unit}, no multiple of {self.head} heads")
+            raise ValueError(f"att_unit is {self.att_unit}, not a multiple of {self.head} heads")
         if self.pos_enc and self.att_unit % 2:
-            raise ValueError(f"att_unit is {self.att_unit}: sines and cosines need an even number")
+            raise ValueError(f"att_unit is {self.att_unit}: pos_enc sinusoidal needs an even one")
 
 
 def build_nnlm(options: NnlmOptions, words: int) -> nn.Module:
-    """An `espnet2.lm.transformer_lm.TransformerLM`; parameters are drawn from torch's generator.
+    """Build a `TransformerLM` of `espnet2.lm`; parameters are drawn from torch's generator.
 
     Args:
-        options: the network.
-        words: V, the lines of the vocabulary.
+        options: options of the network.
+        words: V, the number of lines in the vocabulary.
     """
-    # ESPnet says on import which packages it can do without.
+    # On import, ESPnet prints which optional packages are missing.
     with contextlib.redirect_stdout(io.StringIO()):
         from espnet2.lm.transformer_lm import TransformerLM
 
@@ -71,11 +71,11 @@ def build_nnlm(options: NnlmOptions, words: int) -> nn.Module:
 
 
 def pad(sentences: list[list[int]], words: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of sentences.
+    """Return padded inputs and targets of sentences.
 
     Args:
-        sentences: ids of each, with the end.
-        words: V; the id of the start.
+        sentences: ids of each sentence, including its end.
+        words: V, which is also the id of the start.
 
     Returns:
         inputs (B, T), the start and all ids but the end, padded; targets (B, T), `IGNORED` where
@@ -93,11 +93,12 @@ def pad(sentences: list[list[int]], words: int) -> tuple[Tensor, Tensor]:
 def losses(
     model: nn.Module, inputs: Tensor, targets: Tensor, sample: Tensor | None = None
 ) -> Tensor:
-    """-ln p(target | inputs up to there), of every target that counts, one after the other.
+    """Return -ln p(target | inputs so far) of all targets that are not `IGNORED`: (targets,).
 
     Args:
-        inputs, targets: (B, T), as of `pad`.
-        sample: rare words, for `sampled_entropies`; None sums over all words.
+        model: the network.
+        inputs, targets: (B, T), from `pad`.
+        sample: sample of rare words, for `sampled_entropies`; None sums over all words.
     """
     hidden = represent(model, inputs)
     if sample is None:
@@ -106,27 +107,27 @@ def losses(
 
 
 def represent(model: nn.Module, inputs: Tensor) -> Tensor:
-    """What the last layer sees at each place of the inputs (B, T): (B, T, att_unit)."""
+    """Return the input of the last layer at each place of the inputs (B, T): (B, T, att_unit)."""
     return model.encoder(model.embed(inputs), model._target_mask(inputs))[0]
 
 
 def entropies(model: nn.Module, hidden: Tensor, targets: Tensor) -> Tensor:
-    """-ln p of every target (B, T) that counts, of what `represent` gave."""
+    """Return -ln p of all targets (B, T) that are not `IGNORED`, from the output of `represent`."""
     chosen = targets != IGNORED
     logits = word_logits(model, hidden[chosen])
     return F.cross_entropy(logits.float(), targets[chosen], reduction="none")
 
 
 def sampled_entropies(model: nn.Module, hidden: Tensor, targets: Tensor, sample: Tensor) -> Tensor:
-    """As `entropies`, with an estimate of the sum that probabilities are normalised by.
+    """Return `entropies` with an estimate of the normalising sum over words.
 
-    Words below the least one of the sample are frequent and are summed over exactly; of the sum
-    over the others, the sample's part is scaled up. A model trained so is still normalised over all
-    words by whoever uses it.
+    The sum is exact over frequent words, those with lower ids than the rare ones; over rare words
+    it is the sample's sum, scaled up. In use, models trained with it are normalised over all words.
 
     Args:
-        sample: different words, of those from some number on to the last, drawn evenly; the first
-            is that number, and stands for no word.
+        model: the network.
+        hidden, targets: see `entropies`.
+        sample: the id of the first rare word, then distinct rare words, drawn uniformly.
     """
     first, rare = int(sample[0]), sample[1:]
     weight, bias = model.decoder.weight, model.decoder.bias
@@ -135,7 +136,7 @@ def sampled_entropies(model: nn.Module, hidden: Tensor, targets: Tensor, sample:
     exact = F.linear(hidden, weight[:first], bias[:first]).float()
     drawn = F.linear(hidden, weight[rare], bias[rare]).float()
     own = (hidden * weight[targets]).sum(-1).float() + bias[targets].float()
-    # A rare target is summed over exactly, and what is drawn stands for the others.
+    # A rare target has an exact term of its own, and the sample stands for all other rare words.
     is_rare = targets >= first
     hit = rare == targets[:, None]
     count = len(weight) - 1 - first
@@ -147,6 +148,6 @@ def sampled_entropies(model: nn.Module, hidden: Tensor, targets: Tensor, sample:
 
 
 def word_logits(model: nn.Module, hidden: Tensor) -> Tensor:
-    """(..., att_unit) to unnormalised log-probabilities of the V words, (..., V)."""
-    # The row of the start is left out: the words' probabilities sum to one without it.
+    """Return unnormalised log-probabilities of the V words, (..., V), from (..., att_unit)."""
+    # The row of the start is left out, so that the words' probabilities sum to one.
     return F.linear(hidden, model.decoder.weight[:-1], model.decoder.bias[:-1])

@@ -1,15 +1,16 @@
-"""An utterance in a padded batch as ESPnet's encoder hears it alone, with the same length.
+"""Fixes of ESPnet's encoders, so that an utterance's output does not depend on padding.
 
-ESPnet's encoders do not keep to that: lengths behind the convolutions of the input layer count
-frames that reach into the padding (101 frames are 24 alone, 25 or 26 in a batch), the convolutions
-of a conformer's or branchformer's blocks hear what padding has become there where a lone utterance
-has zeros, the variance of `utterance_mvn` counts padding, and the older relative positions
-("legacy") depend on the length of the batch. Here each of these keeps to an utterance's own frames,
-for a model as `fedtools.models.asr.build_model` makes it; parameters and their names stay ESPnet's.
+ESPnet's own output depends on the batch in four ways. Lengths after the convolutions of the input
+layer count frames that reach into the padding (101 frames become 24 alone, 25 or 26 in a batch).
+The convolutions in the blocks of a conformer or branchformer read transformed padding where a
+single utterance has zeros. The variance of `utterance_mvn` includes padding. The older relative
+positions ("legacy") depend on the length of the batch. Here, all of these use only an utterance's
+own frames, for models of `fedtools.models.asr.build_model`; parameters and their names stay
+ESPnet's.
 
-In training, BatchNorm's mean and variance are those of all frames of a padded batch, as in ESPnet:
-padding counts there with what the masked convolution makes of zeros, and so do running statistics.
-Batches hold utterances of similar length, so that its share is small.
+In training, BatchNorm's statistics are over all frames of a padded batch, as in ESPnet, including
+the masked convolution's output for padding; so are the running statistics. Batches hold utterances
+of similar length, so that the share of padding is small.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from fedtools.models.pooling import inside
 
 
 class OwnUtteranceMVN(UtteranceMVN):
-    """ESPnet's normalisation of each utterance; its variance is of the utterance's own frames."""
+    """ESPnet's normalisation of each utterance, with the variance over its own frames."""
 
     def forward(self, x: Tensor, ilens: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(B, T, D), which is left as it is, and (B,) to the same; padding becomes zeros."""
+        """Normalise (B, T, D) with lengths (B,), not in place; padding becomes zeros."""
         ilens = x.new_full([len(x)], x.shape[1], dtype=torch.long) if ilens is None else ilens
         own = inside(x, ilens)[..., None]
         count = ilens.to(x).view(-1, 1, 1)
@@ -44,12 +45,12 @@ class OwnUtteranceMVN(UtteranceMVN):
 
 
 def keep_to_own_frames(encoder: nn.Module) -> None:
-    """Make one of ESPnet's encoders hear an utterance in a batch as it hears it alone.
+    """Make the output of an ESPnet encoder for an utterance independent of padding.
 
-    Raises, when it is used: ESPnet's TooShortUttError if any utterance, not the longest one alone,
-    is too short for the convolutions of the input layer.
+    When used, the encoder raises ESPnet's TooShortUttError if any utterance, not only the longest
+    one, is too short for the convolutions of the input layer.
     """
-    # It says at once that a package is missing which no CPU needs: not before a model is built.
+    # Imported late: on import it warns of a missing package that only GPUs need.
     from espnet.nets.pytorch_backend.transformer.attention import (
         LegacyRelPositionMultiHeadedAttention,
     )
@@ -71,16 +72,17 @@ def keep_to_own_frames(encoder: nn.Module) -> None:
 
 
 def is_convolutional(encoder: nn.Module) -> bool:
-    """Whether the input layer has convolutions, and is given a mask."""
+    """Return whether the input layer has convolutions, and takes a mask."""
     return hasattr(getattr(encoder, "embed", None), "conv")
 
 
 def embed(encoder: nn.Module, speech: Tensor, lengths: Tensor) -> tuple:
-    """What the first block is given: hidden frames, with positions if these are relative; a mask.
+    """Return the first block's input, with positions if these are relative, and the mask.
 
     Args:
+        encoder: an encoder changed by `keep_to_own_frames`.
         speech: (B, frames, bins), normalised.
-        lengths: (B,) their numbers of frames.
+        lengths: (B,) numbers of frames.
     """
     encoder.own_frames.begin(encoder, (speech, lengths))
     mask = encoder.own_frames.mask
@@ -90,48 +92,51 @@ def embed(encoder: nn.Module, speech: Tensor, lengths: Tensor) -> tuple:
 
 
 class _Own:
-    """Which frames of the batch that an encoder works on are an utterance's own.
+    """The mask of an encoder's current batch: which frames are an utterance's own.
 
     Attributes:
-        mask: (B, 1, T), behind the input layer.
+        mask: (B, 1, T), after the input layer.
     """
 
     mask: Tensor | None = None
 
     def begin(self, encoder: nn.Module, given: tuple) -> None:
-        """Before the encoder: the input's frames."""
+        """Set the mask to the input's frames, before the encoder runs."""
         self.mask = inside(*given[:2])[:, None]
 
     def shorten(self, layer: nn.Module, given: tuple) -> None:
-        """Before the convolutions of the input layer: of their frames, those all of whose input is
-        the utterance's own. (ESPnet takes those whose first frame is.)"""
+        """Shorten the mask, before the convolutions of the input layer, to their output frames.
+
+        A frame remains if all of its input is the utterance's own. (In ESPnet, if its first input
+        frame is.)
+        """
         mask = _mask_of(*given)
         shortest = int(mask.sum(2).min())
         too_short, least = check_short_utt(layer, shortest)
         if too_short:
-            said = f"has {shortest} frames and is too short: the input layer needs {least}"
-            raise TooShortUttError(said, shortest, least)
+            problem = f"has {shortest} frames and is too short: the input layer needs {least}"
+            raise TooShortUttError(problem, shortest, least)
         for one in layer.conv:
             if hasattr(one, "kernel_size"):
                 mask = mask[:, :, one.kernel_size[0] - 1 :: one.stride[0]]
         self.mask = mask
 
     def put_mask(self, layer: nn.Module, given: tuple, output: tuple) -> tuple:
-        """After the input layer: its output with that mask."""
+        """Replace the mask in the input layer's output."""
         return output[0], self.mask
 
     def enter(self, block: nn.Module, given: tuple) -> None:
-        """Before a block, which may be the first one to be used."""
+        """Set the mask to that of a block, which may be the first one in use."""
         self.mask = _mask_of(*given)
 
     def hide(self, convolution: nn.Module, given: tuple) -> tuple:
-        """Before a convolution over time: zeros after the end, as those that it pads with."""
+        """Set frames after the end to zero before a convolution over time, like its own padding."""
         return (given[0].masked_fill(~self.mask, 0.0),)
 
     def shift(self, zero_triu: bool, scores: Tensor) -> Tensor:
-        """What ESPnet's `rel_shift` makes of each utterance's own (heads, length, length).
+        """Apply ESPnet's `rel_shift` to each utterance's own (heads, length, length).
 
-        It reads rows of `length` values from rows of one more, whose first is zero.
+        It prepends a zero to each row, and reads rows of `length` from the flattened result.
         """
         frames = scores.shape[-1]
         length = self.mask.sum((1, 2))[:, None, None]
@@ -145,11 +150,11 @@ class _Own:
 
 
 def _mask_of(hidden: Tensor | tuple, mask: Tensor | None) -> Tensor:
-    """The mask that a layer is given; ESPnet's mean by none that there is no padding."""
+    """Return the mask that a layer is given; none means that there is no padding."""
     frames = hidden[0] if isinstance(hidden, tuple) else hidden
     return frames.new_ones(len(frames), 1, frames.shape[1], dtype=bool) if mask is None else mask
 
 
 def _shorten_table(size: int, layer: nn.Module, given: tuple, output: tuple) -> None:
-    """After an utterance longer than the table of positions: as it was, for those that follow."""
+    """Restore the table of positions after an utterance longer than the table."""
     layer.pe = layer.pe[:, -size:]

@@ -1,8 +1,7 @@
-"""CTC of plain operations, whose gradient can be differentiated again, as torch's cannot.
+"""CTC in plain torch operations, whose gradient can be differentiated again, unlike torch's CTC.
 
 A. Graves, S. Fernandez, F. Gomez, J. Schmidhuber: Connectionist temporal classification, ICML 2006,
-section 4.1: the forward variables, in logs. It is slow, and for those alone who need the gradient
-of a gradient.
+section 4.1: the forward variables, in logs. It is slow; use it only for second derivatives.
 """
 
 from __future__ import annotations
@@ -13,33 +12,33 @@ import torch
 from torch import Tensor
 
 _BLANK = 0
-# A logarithm of nothing whose gradient is a number.
+# Stands for -inf, whose gradient would be NaN.
 _NEVER = -1e30
 
 
 def ctc_losses(log_probs: Tensor, lengths: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
-    """The loss of each utterance, nats: (B,); 0 where no alignment is possible.
+    """Return the loss of each utterance, nats: (B,); 0 where no alignment is possible.
 
     Args:
         log_probs: (B, T, tokens), blank first.
         lengths: (B,) numbers of frames.
-        texts: the tokens of each.
+        texts: tokens of each utterance.
     """
     rows = zip(log_probs, lengths.tolist(), texts, strict=True)
     return torch.stack([_loss(frames[:length], text) for frames, length, text in rows])
 
 
 def _loss(frames: Tensor, text: Sequence[int]) -> Tensor:
-    # A blank before, between and behind all tokens.
+    # A blank before, between and after all tokens.
     states = torch.full((2 * len(text) + 1,), _BLANK)
     states[1::2] = torch.tensor(text, dtype=torch.long)
     # Two different tokens may follow one another without a blank.
     skips = torch.zeros(len(states), dtype=torch.bool)
     skips[2:] = (states[2:] != _BLANK) & (states[2:] != states[:-2])
-    said = frames[:, states.to(frames.device)]
-    never = said.new_full((2,), _NEVER)
-    forward = torch.cat([said[0, :2], never.repeat(len(text))[: max(len(states) - 2, 0)]])
-    for frame in said[1:]:
+    scores = frames[:, states.to(frames.device)]
+    never = scores.new_full((2,), _NEVER)
+    forward = torch.cat([scores[0, :2], never.repeat(len(text))[: max(len(states) - 2, 0)]])
+    for frame in scores[1:]:
         behind = torch.cat([never, forward])
         jump = torch.where(skips.to(frame.device), behind[:-2], never[0])
         ways = torch.stack([behind[2:], behind[1:-1], jump])

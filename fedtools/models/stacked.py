@@ -1,15 +1,16 @@
-"""Layers whose every parameter has a leading client dimension: K networks that run as one.
+"""Layers whose parameters have a leading client dimension: K networks that run as one.
 
-A network for one client is the case K = 1, so there is one definition of every network, and what
-is trained alone and what is trained in a stack differ by rounding only. That grows: after twenty
-steps of SGD in single precision up to 1e-3 of an update was measured, with AdamW more.
+A network for one client is the case K = 1, so there is one definition of every network, and
+training alone and in a stack differs by rounding only. The difference grows: after twenty steps of
+SGD in single precision it was up to 1e-3 of an update, with AdamW more.
 
 Images of K clients are folded into the channels, (B, K x C, H, W), where a convolution of K groups
 keeps clients apart; sequences are (K, B, T, D), where a batched matrix product does.
 
-Fewer clients may come in than a layer has: then the first ones' parameters are used. A stack whose
-clients are sorted by their number of steps so drops those that have finished. A tensor with a
-client dimension of one is every client's, as what is frozen of a network that is adapted.
+An input may have fewer clients than a layer: then the parameters of the first ones are used. A
+stack with clients sorted by their number of steps can thus drop those that have finished. All
+clients share a tensor with a client dimension of one, such as the frozen part of an adapted
+network.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from torch import Tensor, nn
 
 
 def uniform(clients: int, *shape: int, fan_in: int) -> nn.Parameter:
-    """A parameter (clients, *shape) drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as torch does.
+    """Return a parameter (clients, *shape) from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), as in torch.
 
-    All clients have the same values: a federation begins with one model.
+    All clients have the same values, since a federation begins with one model.
     """
     bound = 1 / math.sqrt(fan_in)
     return nn.Parameter(
@@ -33,14 +34,14 @@ def uniform(clients: int, *shape: int, fan_in: int) -> nn.Parameter:
 
 
 def constant(clients: int, *shape: int, value: float) -> Tensor:
-    """A tensor (clients, *shape) of one value."""
+    """Return a tensor (clients, *shape) filled with one value."""
     return torch.full((clients, *shape), value)
 
 
 def first(parameter: Tensor, clients: int) -> Tensor:
-    """What the first clients have of (K, ...), or all of (1, ...).
+    """Return the part of (K, ...) for the first clients; (1, ...) is expanded to all of them.
 
-    All of it as it is: a slice's gradient is a copy.
+    With all K clients the parameter itself is returned, because a slice's gradient is a copy.
     """
     if clients == len(parameter):
         return parameter
@@ -50,7 +51,7 @@ def first(parameter: Tensor, clients: int) -> Tensor:
 
 
 def working_dtype(value: Tensor) -> torch.dtype:
-    """What a product of `value` is computed in: autocast's type where that is enabled."""
+    """Return the type in which products of `value` are computed: autocast's if enabled."""
     device = value.device.type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -85,7 +86,7 @@ class Conv2d(nn.Module):
         weight = first(self.weight, clients).flatten(0, 1)
         bias = None if self.bias is None else first(self.bias, clients).flatten()
         if images.is_contiguous(memory_format=torch.channels_last):
-            # In one go, where autocast and the convolution would take a copy each.
+            # One copy, where autocast and the convolution would each make one.
             weight = weight.to(working_dtype(weight), memory_format=torch.channels_last)
         return F.conv2d(images, weight, bias, groups=clients * self.groups, **self.options)
 
@@ -93,8 +94,8 @@ class Conv2d(nn.Module):
 class Conv1d(Conv2d):
     """K convolutions over time: (B, K x in, T) -> (B, K x out, T').
 
-    Channels lie beside each other in memory (channels last), where torch's convolutions of many
-    groups and their gradients need no reordering on a CPU, and what follows keeps that order.
+    Channels are adjacent in memory (channels last): on a CPU, torch's convolutions of many groups
+    and their gradients then need no reordering, and later layers keep that order.
     """
 
     def __init__(
@@ -118,7 +119,10 @@ class Conv1d(Conv2d):
 
 
 class Pointwise(Conv2d):
-    """K convolutions of one place, without bias, as products: half the time of groups on a CPU."""
+    """K convolutions of kernel size 1, without bias, as matrix products.
+
+    On a CPU this takes half the time of a convolution in groups.
+    """
 
     def __init__(self, clients: int, inputs: int, outputs: int):
         super().__init__(clients, inputs, outputs, (1, 1), bias=False)
@@ -130,9 +134,9 @@ class Pointwise(Conv2d):
 
 
 class ManyToMany(Conv2d):
-    """K convolutions from as many channels to as many, without bias: on a CPU one by one.
+    """K convolutions with equal numbers of inputs and outputs, without bias; on a CPU one by one.
 
-    There the gradient of channels in groups takes up to twice as long.
+    On a CPU, the gradient of a convolution in groups takes up to twice as long.
     """
 
     def __init__(self, clients: int, channels: int, side: int, *, dilation: int):
@@ -152,8 +156,8 @@ class ManyToMany(Conv2d):
 class OneToMany(Conv2d):
     """K square convolutions of one channel each, without bias, as products over shifted images.
 
-    Their input is data, without a gradient. On a CPU, torch's gradient for the weights of few
-    outputs alone takes several times as long as all of this.
+    The input is data, without a gradient. On a CPU, torch's gradient for the weights of few
+    outputs takes several times as long as all of this.
     """
 
     def __init__(self, clients: int, outputs: int, side: int):
@@ -173,8 +177,8 @@ class OneToMany(Conv2d):
 class FramesToOne(Conv2d):
     """K convolutions over frames into one channel each: (B, K x in, T, W) -> (B, K, T, W).
 
-    As products over the channels whose rows are shifted and added: at most half the time that
-    torch's convolution and its gradient take for a single output.
+    They are computed as products over the channels, whose rows are shifted and added. For a single
+    output, this takes at most half the time of torch's convolution and its gradient.
     """
 
     def __init__(self, clients: int, inputs: int, length: int):
@@ -195,9 +199,9 @@ class FramesToOne(Conv2d):
 
 
 class BatchNorm2d(nn.Module):
-    """K batch normalisations: statistics are each client's own, over its valid clips only.
+    """K batch normalisations, each with a client's own statistics over its valid clips.
 
-    The running statistics are buffers, which a federation's method shares like parameters, keeps
+    The running statistics are buffers, which the federated method shares like parameters, keeps
     or resets; there is no count of batches.
     """
 
@@ -212,7 +216,7 @@ class BatchNorm2d(nn.Module):
     def forward(self, images: Tensor, valid: Tensor | None = None) -> Tensor:
         """Normalise (B, K x C, H, W); `valid` (K, B) is 0 where a smaller batch was padded."""
         clients = images.shape[1] // self.channels
-        # Of a client's own, views, which are changed in training.
+        # Views of the clients' own statistics: training updates these in place.
         mean, var = (
             first(value, clients).flatten() for value in (self.running_mean, self.running_var)
         )
@@ -235,7 +239,7 @@ class BatchNorm2d(nn.Module):
 class _Normalise(torch.autograd.Function):
     """Batch normalisation over the valid clips, with its gradient, in few passes over memory.
 
-    Memory is what it costs: the same without this gradient takes more than twice as long.
+    Memory access dominates the time: with autograd's gradient it takes more than twice as long.
     """
 
     @staticmethod
@@ -247,9 +251,9 @@ class _Normalise(torch.autograd.Function):
         share: Tensor,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalise (B, C, H, W) with `share` (B, C), what a place of each clip has in a mean.
+        """Normalise (B, C, H, W), and return also means and biased variances, each (C,).
 
-        Returns also the means and biased variances, each (C,).
+        `share` (B, C) is the weight of each place of a clip in a mean.
         """
         mean = (images.sum((2, 3)) * share).sum(0)
         centred = images - mean[:, None, None]
@@ -282,13 +286,13 @@ class _Normalise(torch.autograd.Function):
 
 
 class GroupNorm2d(nn.Module):
-    """K group normalisations, which know neither other clips nor running statistics."""
+    """K group normalisations, without dependence on other clips or running statistics."""
 
     def __init__(self, clients: int, channels: int, *, affine: bool = True, groups: int = 0):
         super().__init__()
         self.channels = channels
-        # The most groups, up to 8, of at least two channels: in a group of one the mean over all
-        # places is 0, and ResNet's features are such means.
+        # The largest number of groups, up to 8, with at least two channels each: in a group of one,
+        # the mean over all places is 0, and ResNet's features are such means.
         self.groups = groups or max(
             [1, *(n for n in range(1, 9) if channels % n == 0 and n < channels)]
         )
@@ -346,8 +350,8 @@ class LayerNorm(nn.Module):
 class BiGru(nn.Module):
     """K bidirectional GRU layers with torch's equations and gate order: (K, B, T, in) -> 2 x size.
 
-    Both directions of all clients take a step together: at a few dozen units a step costs its
-    calls, not its multiplications.
+    Both directions of all clients are stepped together, because with a few dozen units the calls
+    take longer than the multiplications.
     """
 
     def __init__(self, clients: int, inputs: int, size: int):
@@ -365,7 +369,7 @@ class BiGru(nn.Module):
         weight = first(self.weight_ih, clients).flatten(0, 1).transpose(1, 2)
         bias = first(self.bias_ih, clients).reshape(both, 1, 3 * size)
         gates = torch.baddbmm(bias, ways, weight).view(both, batch, frames, 3 * size)
-        # unbind, not indexing: the gradient of one index is a tensor of the whole's size.
+        # unbind, not indexing: the gradient of a single index has the size of the whole tensor.
         by_frame = gates.permute(2, 0, 1, 3).contiguous()
         reset_update, new = (part.unbind(0) for part in by_frame.split([2 * size, size], -1))
         weight = first(self.weight_hh, clients).flatten(0, 1).transpose(1, 2)

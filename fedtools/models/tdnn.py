@@ -16,12 +16,12 @@ from fedtools.models.pooling import inside
 
 
 class TdnnLayer(nn.Module):
-    """An affine map of three frames, ReLU, and BatchNorm without parameters, as Kaldi's.
+    """An affine map of three frames, ReLU, and BatchNorm without parameters, as in Kaldi.
 
     Args:
-        before, size: values of a frame before and after it.
-        context: frames from the middle one to the other two.
-        step: of how many frames one is kept.
+        before, size: values per frame of input and output.
+        context: distance in frames of the outer two frames from the middle one.
+        step: one of `step` frames is kept.
     """
 
     def __init__(self, before: int, size: int, context: int, step: int = 1):
@@ -32,25 +32,25 @@ class TdnnLayer(nn.Module):
         self.norm = nn.BatchNorm1d(size, affine=False)
 
     def forward(self, hidden: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, before, T), and which frames are an utterance's own (B, T), to the same of it."""
-        # Frames beyond an utterance's end are zeros to every layer, as those before its beginning.
+        """Apply the layer to (B, before, T) and the mask of an utterance's own frames (B, T)."""
+        # For every layer, frames after an utterance's end are zeros, like those before its start.
         hidden = self.norm(self.relu(self.affine(hidden * own[:, None])))
         return hidden, own[:, :: self.step]
 
 
 class TdnnEncoder(AbsEncoder):
-    """Layers of a TDNN; an utterance is the same in any batch, but for BatchNorm in training.
+    """The layers of a TDNN; only BatchNorm in training depends on the rest of a batch.
 
     Args:
-        input_size: values of a frame, an i-vector included.
-        output_size: of each layer.
-        contexts: of each layer, in frames of the input.
-        subsampling: the first layer with a context that it divides keeps one of so many frames; it
-            divides those of the layers behind, too, which see these frames only.
-        dropout_rate: behind each layer.
-        fixed_scale: values of the input are scaled by what is known of them, and training does not
-            change that, as Kaldi's transform of the input is fixed; a model that is adapted to a
-            speaker would otherwise hold the mean of the speaker's features.
+        input_size: values per frame, including an i-vector.
+        output_size: output size of each layer.
+        contexts: context of each layer, in frames of the input.
+        subsampling: one of this many frames is kept before the first layer whose context it
+            divides. It has to divide the contexts of all later layers, too.
+        dropout_rate: dropout after each layer.
+        fixed_scale: keep the statistics that scale the input fixed in training, like Kaldi's fixed
+            transform of the input; otherwise a model adapted to a speaker would hold the mean of
+            the speaker's features.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class TdnnEncoder(AbsEncoder):
         first = wide.index(True) if True in wide else len(contexts)
         if not contexts or not all(wide[first:]) or (subsampling > 1 and first in (0, len(wide))):
             raise ValueError(
-                f"contexts {list(contexts)}: some that {subsampling}, the subsampling, does not "
-                "divide, then some that it divides"
+                f"contexts {list(contexts)}: first come some that are no multiple of subsampling "
+                f"({subsampling}), then multiples only"
             )
-        # Cepstra and i-vectors are of very different scales (Kaldi's recipes have an LDA there).
+        # Cepstra and i-vectors have very different scales (Kaldi's recipes use an LDA).
         self.scale = nn.BatchNorm1d(input_size, affine=False)
         layers = []
         for index, context in enumerate(contexts):
@@ -83,19 +83,19 @@ class TdnnEncoder(AbsEncoder):
         self.dropout = nn.Dropout(dropout_rate)
 
     def train(self, mode: bool = True) -> TdnnEncoder:
-        """As of any module; the scale of the input may be beyond training."""
+        """Set training mode, except for a fixed scale of the input."""
         super().train(mode)
         self.scale.train(mode and not self._fixed_scale)
         return self
 
     def output_size(self) -> int:
-        """Values of a frame of what `forward` gives."""
+        """Return the number of values per frame of the output."""
         return self._output_size
 
     def forward(
         self, xs_pad: Tensor, ilens: Tensor, prev_states: Tensor | None = None
     ) -> tuple[Tensor, Tensor, None]:
-        """(B, T, input_size) and (B,) to (B, T / subsampling, output_size) and (B,)."""
+        """Encode (B, T, input_size) and (B,) to (B, T / subsampling, output_size) and (B,)."""
         own = inside(xs_pad, ilens)
         hidden = self.scale(xs_pad.transpose(1, 2))
         for layer in self.layers:

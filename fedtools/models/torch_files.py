@@ -1,4 +1,4 @@
-"""Files of `torch.save` that come from outside: tensors are read, and no code is run."""
+"""Reading of untrusted `torch.save` files: only tensors are read, and no code is run."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fedtools.files.text_files import open_input
 
 
 def load_tensors(path: Path) -> Any:
-    """What a file holds: tensors, numbers and names, in lists and mappings.
+    """Read a file of tensors, numbers and names, in lists and mappings.
 
     Raises:
-        UserError: if it cannot be read, is damaged, or holds anything else.
+        UserError: if the file cannot be read, is damaged, or holds anything else.
     """
     with open_input(path) as file:
         try:
             if zipfile.is_zipfile(file):
-                # Stored, not packed, as torch.save does: what fits the disk fits the memory.
+                # torch.save does not compress; a compressed file might not fit in memory.
                 with zipfile.ZipFile(file) as archive:
                     size = sum(entry.file_size for entry in archive.infolist())
                 if size > os.fstat(file.fileno()).st_size:
-                    raise ValueError(f"a packed archive of {size} bytes")
+                    raise ValueError(f"a compressed archive of {size} bytes")
             file.seek(0)
-            # Nothing but tensors: a pickle could run anything.
+            # Tensors only: a pickle could run any code.
             return torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,4 +1,4 @@
-"""How any model is trained: options, optimisers, the learning rate, settings of torch."""
+"""Training options shared by all models: optimisers, the learning rate, settings of torch."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from fedtools.files.errors import UserError
 
 OptimizerName = Literal["adam", "adamw", "sgd"]
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-# Far above what is of use.
+# Far above any useful number.
 MAX_THREADS = 1024
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained, in ESPnet's names.
+    """Options of training, with ESPnet's names.
 
     Attributes:
         optim, optim_conf: torch's optimiser and its options.
         scheduler, scheduler_conf: None, or "warmuplr" with `warmup_steps`.
         grad_clip: largest norm of each model's gradient; 0 does not clip.
         train_dtype: "float32", or "bfloat16" for autocast to it.
-        num_threads: of each process; part of the configuration because the order of sums, and with
-            it the last bit, depends on it.
+        num_threads: threads of each process; part of the configuration because the order of sums,
+            and with it the last bit, depends on it.
         save_interval_steps: steps between two checkpoints; 0 for none.
-        use_tf32: convolutions and products with 10 bits of mantissa, on GPUs that are faster so;
-            without, a stack is as near to its clients one after the other as on a CPU.
+        use_tf32: compute convolutions and products with 10 bits of mantissa, which is faster on
+            some GPUs. Without it, training in a stack and one by one differ no more than on a CPU.
     """
 
     optim: OptimizerName = "adam"
@@ -66,31 +66,34 @@ class Training:
 
     @property
     def warmup_steps(self) -> float:
-        """Steps until the learning rate is at its largest (ESPnet's default)."""
+        """Return the steps until the learning rate peaks; the default is ESPnet's."""
         return self.scheduler_conf.get("warmup_steps", 25000)
 
     def learning_rate(self, base: float, step: int) -> float:
-        """That of a step, counted from 1; "warmuplr" is ESPnet's WarmupLR (Noam)."""
+        """Return the learning rate of a step, counted from 1.
+
+        Scheduler "warmuplr" is ESPnet's WarmupLR (Noam).
+        """
         if self.scheduler is None:
             return base
         warmup = self.warmup_steps
         return base * warmup**0.5 * min(step**-0.5, step * warmup**-1.5)
 
     def settings(self, threads: int | None = None) -> AbstractContextManager[None]:
-        """Compute as these options say; with `threads` in the place of `num_threads`."""
+        """Return a context of torch's settings by these options, with `threads` if given."""
         return torch_settings(threads or self.num_threads, self.use_tf32)
 
 
 @contextmanager
 def torch_settings(threads: int, tf32: bool = False) -> Iterator[None]:
-    """Set what torch keeps for the whole process, and put back what was there before.
+    """Set torch's process-wide settings, and restore the previous ones at the end.
 
-    Results depend on it to the last bit, so that it is set around work, not where an experiment is
-    opened: a process may open several.
+    On a GPU, reruns are made deterministic. Results depend on the settings to the last bit. They
+    are set around work, not when an experiment is opened, because a process may open several.
 
     Args:
-        threads: of an operation.
-        tf32: see `Training.use_tf32`. On a GPU, reruns are made alike.
+        threads: threads of an operation.
+        tf32: see `Training.use_tf32`.
     """
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = torch.get_num_threads(), cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic
@@ -100,7 +103,7 @@ def torch_settings(threads: int, tf32: bool = False) -> Iterator[None]:
         cudnn.allow_tf32, matmul.allow_tf32 = convolutions, products
         cudnn.deterministic = deterministic
 
-    # torch's default of TF32 is True for convolutions alone.
+    # By default, torch uses TF32 for convolutions, but not for products.
     use(threads, tf32, tf32, True)
     try:
         yield
@@ -109,30 +112,30 @@ def torch_settings(threads: int, tf32: bool = False) -> Iterator[None]:
 
 
 def make_optimizer(model: nn.Module, training: Training) -> torch.optim.Optimizer:
-    """The optimiser of the configuration over the trainable parameters.
+    """Return the configured optimiser over the trainable parameters.
 
     Raises:
-        UserError: if there is none, as of a model that is frozen whole.
+        UserError: if there are no trainable parameters, as in a model that is completely frozen.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        remedy = "take another kind of adapt than none, which can be measured only"
-        raise UserError("the model has no parameter that is trained", remedy=remedy)
+        remedy = "take another kind of adapt than none, which is for evaluation only"
+        raise UserError("the model has no trainable parameters", remedy=remedy)
     # One kernel for all parameters, on the CPU as on a GPU.
     return OPTIMIZERS[training.optim](parameters, fused=True, **training.optim_conf)
 
 
 def check_optimizer(training: Training, where: str | Path) -> None:
-    """Fail with a `UserError` unless the optimiser, whose options are of `where`, takes steps.
+    """Raise a `UserError` unless the optimiser, with options from `where`, can take steps.
 
-    Whatever torch makes of wrong options, it says when it uses them.
+    torch reports wrong options only when it uses them.
     """
     known = dict(inspect.signature(OPTIMIZERS[training.optim]).parameters)
     del known["params"]
     for name, given in training.optim_conf.items():
         if name not in known:
             raise option_error(f"optim_conf: {unknown(name, known)}", where, name, given)
-        # torch takes true for 1.
+        # torch accepts true for 1.
         if type(known[name].default) in (int, float):
             checked(name, given, float, f"{where}: optim_conf")
     value = nn.Parameter(torch.ones(1))
@@ -141,7 +144,7 @@ def check_optimizer(training: Training, where: str | Path) -> None:
         for _ in range(2):
             value.grad = torch.ones(1)
             optimizer.step()
-        problem = "" if value.isfinite() else "a step of the optimiser is not finite"
+        problem = "" if value.isfinite() else "the optimiser's step is not finite"
     except (
         ArithmeticError,
         AssertionError,
@@ -158,7 +161,7 @@ def check_optimizer(training: Training, where: str | Path) -> None:
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimiser's tensors as "<its name>.<parameter's name>"."""
+    """Return the optimiser's tensors by "<tensor's name>.<parameter's name>"."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {
         f"{kind}.{names[parameter]}": value
@@ -171,20 +174,20 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 def load_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, np.ndarray]
 ) -> None:
-    """Put back what `optimizer_state` gave."""
+    """Restore an optimiser's tensors from the result of `optimizer_state`."""
     parameters = dict(model.named_parameters())
     for name, value in state.items():
         kind, _, parameter_name = name.partition(".")
         parameter = parameters[parameter_name]
         tensor = torch.as_tensor(np.array(value))
-        # Fused optimisers keep their step counts beside the parameters.
+        # Fused optimisers keep their step counts on the parameters' device.
         optimizer.state[parameter][kind] = tensor.to(parameter.device)
 
 
 def load_model(
     tensors: Mapping[str, torch.Tensor], state: Mapping[str, np.ndarray | torch.Tensor]
 ) -> None:
-    """Copy a state into a model's tensors, by name; those that `state` lacks stay as they are.
+    """Copy a state into a model's tensors, by name; tensors missing in `state` are unchanged.
 
     A tensor of a stack, with a leading client dimension, gives every client the same values.
     """

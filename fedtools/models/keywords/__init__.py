@@ -1,9 +1,9 @@
-"""The keyword networks, each for K clients at once; a network is found by its name.
+"""Keyword networks, each for K clients at once, registered by name.
 
-Those of table 2 in X.-C. Li et al.: Avoid overfitting user specific information in federated
-keyword spotting, Interspeech 2022. All take MFCC (K, B, frames, coefficients). Where the paper
-leaves a size open, the one that meets its number of parameters was taken; the defaults are the
-paper's networks:
+They are the networks in table 2 of X.-C. Li et al.: Avoid overfitting user specific information in
+federated keyword spotting, Interspeech 2022. All take MFCC (K, B, frames, coefficients). Sizes that
+the paper leaves open were chosen to match its numbers of parameters; the defaults are the paper's
+networks:
 
                         12 classes          35 classes       (table 2)
     DSCNN               168.6 k             172.6 k          169 k, 173 k
@@ -38,19 +38,19 @@ def build_network(
     frames: int = 98,
     base: Path | None = None,
 ) -> Network:
-    """Make a network from its section of a configuration.
+    """Build a network from its section of a configuration.
 
     Args:
         config: `network`, a name in `NETWORKS`; `network_conf`, fields of its `...Sizes`; `adapt`,
-            fields of `Adapt`, where a part is trained.
-        classes: the number of labels.
-        where: what `config` was read from, for messages.
-        clients: how many clients it trains at once.
-        bins, frames: coefficients and frames of its input.
-        base: of a network with `adapt`: the state of the network that is adapted.
+            fields of `Adapt`, if only a part is trained.
+        classes: number of labels.
+        where: source of `config`, for messages.
+        clients: number of clients to train at once.
+        bins, frames: numbers of coefficients and frames of the input.
+        base: state of the network that is adapted, for a network with `adapt`.
 
     Raises:
-        UserError: for options that are unknown or do not fit each other.
+        UserError: for options that are unknown or incompatible.
     """
     if is_pretrained(config):
         from fedtools.models.keywords.pretrained import build_pretrained
@@ -62,7 +62,7 @@ def build_network(
     kind = NETWORKS.get(config.get("network"), where)
     sizes = from_mapping(kind, config.get("network_conf"), where)
     is_adapted = "adapt" in config
-    # What is frozen has a client dimension of one.
+    # Frozen tensors have a client dimension of one.
     made = 1 if is_adapted else clients
     try:
         network = sizes.network(sizes, made, bins, frames, classes)
@@ -78,7 +78,7 @@ def build_network(
 
 
 def inputs_of(config: Mapping[str, Any]) -> tuple[str, int]:
-    """What a network takes, see `fedtools.audio.front_end`, and how many values of a frame."""
+    """Return a network's kind of input, see `fedtools.audio.front_end`, and values per frame."""
     if is_pretrained(config):
         folder = Folder.open(config.get("path", ""))
         return folder.inputs, folder.bins

@@ -1,4 +1,4 @@
-"""Keyword networks of which a part is trained, on top of the network that they begin with."""
+"""Keyword networks of which only a part is trained, starting from a base network."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from fedtools.models.keywords.base import HEADS, Network
 def adapt_network(
     base: Path | None, network: Network, config: Mapping[str, Any], where: str | Path, clients: int
 ) -> Network:
-    """A network for so many clients that has a base, frozen but for what is trained.
+    """Return a network for several clients that starts from a base, frozen but for a part.
 
-    That is what `Adapt` says of all but the heads, and the heads, except with kind "none". What is
-    frozen is held once.
+    Trained are the parameters that `Adapt` selects outside the heads, and the heads, except with
+    kind "none". Frozen tensors are held once for all clients.
 
     Args:
-        network: for one client.
-        base, config, where: as of `adapt_to`, as are the errors.
+        network: the network for one client.
+        clients: number of clients.
+        base, config, where: see `adapt_to`, whose errors are raised.
     """
     tensors = {name: value[0] for name, value in network.state_dict().items()}
     heads = {name: child for name, child in network.named_children() if name in HEADS}

@@ -1,4 +1,4 @@
-"""What all keyword networks have in common."""
+"""Base classes of all keyword networks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedtools.files.config import Share
 from fedtools.files.errors import UserError
 from fedtools.models.stacked import Linear
 
-# The parts of a network that are no encoder.
+# The parts of a network above its encoder.
 HEADS = ("head", "private_head")
 
 
@@ -19,29 +19,32 @@ class Network(nn.Module):
     """A network for K clients: an encoder, whose features a linear head classifies.
 
     Attributes:
-        is_adapted: a part is trained; then it works as in testing, as what is frozen does.
-        has_fixed_head: its heads are not trained.
+        is_adapted: only a part is trained; the whole network is then always in evaluation mode.
+        has_fixed_head: the heads are not trained.
     """
 
     head: nn.Module
     is_adapted = has_fixed_head = False
 
     def features(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
-        """(K, B, frames, coefficients) -> (K, B, D); `valid` (K, B) is 0 for padding clips."""
+        """Return features (K, B, D) of MFCC (K, B, frames, coefficients).
+
+        `valid` (K, B) is 0 for padding clips.
+        """
         raise NotImplementedError
 
     def forward(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
-        """(K, B, frames, coefficients) -> logits (K, B, classes)."""
-        # A loss is taken in full precision, whatever the layers before it were computed in.
+        """Return logits (K, B, classes) of MFCC (K, B, frames, coefficients)."""
+        # Losses are computed in full precision, whatever the precision of the layers.
         return self.head(self.features(mfcc, valid)).to(mfcc.dtype)
 
     def train(self, mode: bool = True) -> Network:
-        """As of any module."""
+        """Set training mode, unless the network is adapted."""
         super().train(mode and not self.is_adapted)
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> Network:
-        """As of any module; heads that are not trained stay so."""
+        """Set `requires_grad` of all parameters, except that fixed heads stay fixed."""
         super().requires_grad_(requires_grad)
         for name in HEADS if self.has_fixed_head else ():
             if name in self._modules:
@@ -49,21 +52,21 @@ class Network(nn.Module):
         return self
 
     def private(self, features: Tensor) -> Tensor:
-        """The private head's logits (K, B, classes) of features (K, B, D)."""
+        """Return the private head's logits (K, B, classes) of features (K, B, D)."""
         if "private_head" not in self._modules:
             raise UserError("the network has no private head", remedy="set network_conf.head_share")
         return self.private_head(features)
 
     def split_head(self, clients: int, share: float) -> None:
-        """Give it two heads, each with a projection without bias: `head` and `private_head`.
+        """Replace the head by `head` and `private_head`, each with a projection without bias.
 
-        Of 2 D projected features `share` go to `head`: what the paper's authors' public code adds
-        to a network for FedKWS-UI.
+        `head` gets the share `share` of 2 D projected features. The public code of the paper's
+        authors adds this to a network for FedKWS-UI.
         """
         classes, width = self.head.weight.shape[1:]
         sizes = int(2 * width * share), int(2 * width * (1 - share))
         if not all(sizes):
-            raise ValueError(f"head_share {share} leaves a head without any of {width} features")
+            raise ValueError(f"head_share {share} of {width} features leaves a head without any")
         self.head, self.private_head = (
             nn.Sequential(
                 Linear(clients, width, size, bias=False), nn.ReLU(), Linear(clients, size, classes)
@@ -74,13 +77,13 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class Sizes:
-    """A network's options; a subclass has more, and says what they are of.
+    """Options of a network; subclasses add their own, and name the network.
 
     Attributes:
-        network: the class, made of (sizes, clients, bins, frames, classes).
-        title: the network's name in tables.
-        norm: "batch" or "group", for the networks that have such layers.
-        head_share: 0, or the share of the features that the head has beside a private head.
+        network: class of the network, called with (sizes, clients, bins, frames, classes).
+        title: name of the network in tables.
+        norm: kind of normalisation, "batch" or "group", for networks with such layers.
+        head_share: share of the features for `head` next to a private head; 0 for a single head.
     """
 
     norm: Literal["batch", "group"] = "batch"
@@ -97,5 +100,5 @@ class Sizes:
 
 
 def pooled(images: Tensor, clients: int) -> Tensor:
-    """The mean over all places of (B, K x C, H, W), as (K, B, C)."""
+    """Return the mean over all places of (B, K x C, H, W), as (K, B, C)."""
     return images.mean((2, 3)).view(len(images), clients, -1).transpose(0, 1)

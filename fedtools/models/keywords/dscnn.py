@@ -13,7 +13,7 @@ from fedtools.models.stacked import NORMS, Conv2d, Linear, Pointwise
 
 
 class DsCnn(Network):
-    """DSCNN."""
+    """Convolution, then blocks of depthwise and pointwise convolutions (DSCNN)."""
 
     def __init__(self, sizes: DsCnnSizes, clients: int, bins: int, frames: int, classes: int):
         super().__init__()
@@ -43,7 +43,7 @@ class DsCnn(Network):
 @NETWORKS.register("dscnn")
 @dataclass(frozen=True)
 class DsCnnSizes(Sizes):
-    """The paper's DSCNN; five blocks meet its number of parameters."""
+    """Options of the paper's DSCNN; five blocks match its number of parameters."""
 
     channels: int = 172
     blocks: int = 5

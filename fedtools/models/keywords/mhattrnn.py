@@ -1,8 +1,8 @@
 """Convolutions, two bidirectional GRU layers, multi-head attention from the middle frame.
 
 O. Rybakov et al.: Streaming keyword spotting on mobile devices, Interspeech 2020. Queries and
-keys have projections without bias, and values are the projected keys: that meets the paper's
-number of parameters, and is what its authors' public code does.
+keys have projections without bias, and values are the projected keys: this matches the paper's
+number of parameters and its authors' public code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedtools.models.stacked import NORMS, BiGru, Conv2d, FramesToOne, Linear
 
 
 class MhAttRnn(Network):
-    """MHAttRNN."""
+    """Convolutions, bidirectional GRU layers and multi-head attention (MHAttRNN)."""
 
     def __init__(self, sizes: MhAttRnnSizes, clients: int, bins: int, frames: int, classes: int):
         super().__init__()
@@ -54,7 +54,7 @@ class MhAttRnn(Network):
 @NETWORKS.register("mhattrnn")
 @dataclass(frozen=True)
 class MhAttRnnSizes(Sizes):
-    """The paper's MHAttRNN: 4 heads, 80 units; filters and layers are those of Rybakov et al."""
+    """Options of the paper's MHAttRNN; filters and layers are those of Rybakov et al."""
 
     heads: int = 4
     units: int = 80

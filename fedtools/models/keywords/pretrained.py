@@ -1,4 +1,4 @@
-"""A pretrained encoder that tells keywords apart, for many clients at once."""
+"""A pretrained encoder with a head for keywords, for many clients at once."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fedtools.models.stacked import Linear
 
 
 class PretrainedNetwork(Network):
-    """A linear head on the mean over time of what an encoder makes of a clip.
+    """A linear head on the mean over time of an encoder's output.
+
+    If outputs of frozen layers are cached, these are the network's inputs; see `lower`.
 
     Args:
-        folder: of the encoder.
-        options: what of it is trained.
-        clients: of the stack.
-        classes: of the head.
-        where: what the options were read from, for messages.
-
-    Where outputs of frozen layers are kept, these are its inputs: see `lower`.
+        folder: the encoder's folder.
+        options: options of the pretrained model.
+        clients: number of clients in the stack.
+        classes: number of classes of the head.
+        where: source of the options, for messages.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PretrainedNetwork(Network):
         self.has_fixed_head = options.adaptation.kind == "none"
 
     def features(self, mfcc: Tensor, valid: Tensor | None = None) -> Tensor:
-        """(K, B, frames, bins) -> (K, B, D)."""
+        """Return features (K, B, D) of clips (K, B, frames, bins)."""
         self._rows.clients = len(mfcc)
         frames = mfcc.flatten(0, 1)
         if self.depth is None:
@@ -54,16 +54,16 @@ class PretrainedNetwork(Network):
 
     @torch.no_grad()
     def lower(self, frames: Tensor) -> Tensor:
-        """What the frozen bottom makes of clips: (N, frames, bins) -> (N, positions, D).
+        """Return the output of the frozen bottom layers: (N, frames, bins) -> (N, positions, D).
 
-        There is a single position where all is frozen but the head: the mean over time.
+        If all but the head is frozen, there is a single position: the mean over time.
         """
         assert self.depth is not None
         hidden: Tensor = self.encoder.lower(frames, None, self.depth)[0]
         return hidden.mean(1, keepdim=True) if self.depth > len(self.encoder.layers) else hidden
 
     def train(self, mode: bool = True) -> PretrainedNetwork:
-        """Work as in training; what is frozen always works as in testing."""
+        """Set training mode for all but the encoder."""
         super().train(mode)
         self.encoder.eval()
         return self
@@ -76,7 +76,7 @@ def _lengths(frames: Tensor) -> Tensor:
 def build_pretrained(
     config: Mapping[str, Any], classes: int, where: str | Path, clients: int
 ) -> PretrainedNetwork:
-    """Build a network of its section of a configuration; errors as of `build_network`."""
+    """Build a network from its section of a configuration; errors as in `build_network`."""
     options = from_mapping(Pretrained, config, where)
     folder = open_known(options.path, options.sum)
     try:

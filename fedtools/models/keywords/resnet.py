@@ -16,7 +16,7 @@ from fedtools.models.stacked import NORMS, Linear, ManyToMany, OneToMany
 
 
 class ResNet(Network):
-    """res15."""
+    """Residual blocks of dilated convolutions (res15)."""
 
     def __init__(self, sizes: ResNetSizes, clients: int, bins: int, frames: int, classes: int):
         super().__init__()
@@ -46,8 +46,7 @@ class ResNet(Network):
 @NETWORKS.register("resnet")
 @dataclass(frozen=True)
 class ResNetSizes(Sizes):
-    """The paper's ResNet; it may first average over frames and bins, as Tang and Lin's
-    res8 does."""
+    """Options of the paper's ResNet; pooling over frames and bins is as in Tang and Lin's res8."""
 
     channels: int = 45
     layers: int = 15

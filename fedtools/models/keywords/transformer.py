@@ -1,4 +1,4 @@
-"""Every frame is a token (A. Berg et al.: Keyword transformer, arXiv 2104.00769), post-norm."""
+"""A post-norm transformer with a token per frame (A. Berg et al., arXiv 2104.00769)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedtools.models.stacked import LayerNorm, Linear, constant, first
 
 
 class Transformer(Network):
-    """Keyword transformer."""
+    """The keyword transformer."""
 
     def __init__(self, sizes: TransformerSizes, clients: int, bins: int, frames: int, classes: int):
         super().__init__()
@@ -63,10 +63,10 @@ class Transformer(Network):
 @NETWORKS.register("transformer")
 @dataclass(frozen=True)
 class TransformerSizes(Sizes):
-    """The paper's Transformer: 4 layers of 96; its feed-forward width is not given.
+    """Options of the paper's Transformer, 4 layers of width 96; it has no feed-forward width.
 
-    With the authors' public code (patches of 8 x 8, feed-forward layers of twice the width) the
-    number of parameters in table 2 is that of a width of 80.
+    In the authors' public code (patches of 8 x 8, feed-forward layers of twice the width), a width
+    of 80 has the number of parameters in table 2.
     """
 
     layers: int = 4

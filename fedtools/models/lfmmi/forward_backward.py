@@ -1,8 +1,8 @@
-"""Sums and best paths over graphs, in log space, for a batch, with the same operations on a GPU.
+"""Sums and best paths over graphs, in log space, for batches, with the same operations on a GPU.
 
-Either all utterances have one graph (the denominator), and states have a column for each utterance;
-or each has its own (numerators), and these make one large graph. Sums are over runs of neighbouring
-arcs, always in the same order: results are the same bit for bit.
+Either all utterances share one graph (the denominator), and states have a column for each
+utterance; or each has its own (numerators), and these are joined to one large graph. Sums are over
+runs of neighbouring arcs, always in the same order, so that results are reproducible bit for bit.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch.autograd.function import once_differentiable
 
 from fedtools.models.lfmmi.graph import Graph, begun
 
-# Loss and gradient are small differences of sums over hundreds of frames, each of large scores.
+# Loss and gradient are small differences between large sums of scores over hundreds of frames.
 _FLOAT = torch.float64
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Arcs in an order in which those that are summed are neighbours.
+    """Arcs, ordered so that arcs summed together are neighbours (a run).
 
-    `run` is the number of the sum that each arc is in, `lengths` are those of all runs.
+    `run` is the run number of each arc, `lengths` are the lengths of all runs.
     """
 
     source: Tensor
@@ -36,25 +36,25 @@ class Runs:
     lengths: Tensor
 
     def sum(self, values: Tensor) -> Tensor:
-        """The logarithm of each run's sum, from logarithms of its terms; -inf if it has none."""
+        """Return the logarithm of each run's sum from log terms; -inf for an empty run."""
         return _log_sums(values, self.run, self.lengths)[0]
 
     def max(self, values: Tensor) -> Tensor:
-        """The largest value of each run; -inf if it has none."""
+        """Return the largest value of each run; -inf for an empty run."""
         return _reduce("max", values, self.lengths)
 
 
 def _log_sums(values: Tensor, run: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As `Runs.sum`; also each run's largest value, and terms as multiples of its exponential."""
+    """Return `Runs.sum`, each run's largest value, and the terms divided by its exponential."""
     largest = _reduce("max", values, lengths)
-    # -inf - -inf would not be a number.
+    # -inf minus -inf would be NaN.
     base = largest.clamp(min=torch.finfo(values.dtype).min)
     terms = (values - base.index_select(0, run)).exp_()
     return _reduce("sum", terms, lengths).log_().add_(base), largest, terms
 
 
 def _reduce(kind: str, values: Tensor, lengths: Tensor) -> Tensor:
-    # Atomic additions, as of scatter_add on a GPU, would come in any order.
+    # Atomic additions, as in scatter_add on a GPU, would have no fixed order.
     return torch.segment_reduce(values, kind, lengths=lengths, axis=0, unsafe=True)
 
 
@@ -63,14 +63,14 @@ class Packed:
     """Graphs as tensors on a device; see `pack`.
 
     Attributes:
-        graphs: how many, if each utterance has its own; 0 for one graph of all utterances.
-        stations: states that are no targets of epsilon arcs; they come first.
-        forward, backward: emitting arcs by target and by source. The pdf of several graphs' arcs
+        graphs: number of graphs, if each utterance has its own; 0 for one graph of all utterances.
+        stations: number of states that are not targets of epsilon arcs; they come first.
+        forward, backward: emitting arcs by target and by source. With several graphs, an arc's pdf
             is `pdf * graphs + graph`.
-        by_pdf, pdf_counts: the order of `backward` by pdf, and how many arcs each pdf has.
+        by_pdf, pdf_counts: the order of `backward` by pdf, and the number of arcs of each pdf.
         into, out: epsilon arcs by target; and by source, with one from each station to itself.
         initial, final: natural logarithms, (states,), or (states, 1) for one graph.
-        graph, states: which graph each state is of, (states,); how many each has.
+        graph, states: the graph of each state, (states,); the number of states of each graph.
     """
 
     graphs: int
@@ -87,12 +87,12 @@ class Packed:
     states: Tensor
 
     def of_states(self, values: Tensor) -> Tensor:
-        """Values of utterances, (B,), in a shape that goes with values of states."""
+        """Return values of utterances, (B,), in a shape that broadcasts with values of states."""
         return values[self.graph] if self.graphs else values[None]
 
 
 def pack(graphs: Graph | Sequence[Graph], device: torch.device | str = "cpu") -> Packed:
-    """Make tensors of one graph for all utterances, or of several, one for each.
+    """Convert one graph for all utterances, or one for each, to tensors.
 
     Raises:
         ValueError: for several graphs with epsilon arcs, which numerators do not have.
@@ -106,7 +106,7 @@ def pack(graphs: Graph | Sequence[Graph], device: torch.device | str = "cpu") ->
         return values[:, None] if values.is_floating_point() and not own else values
 
     def runs(chosen: np.ndarray, end: np.ndarray, first: int, count: int) -> Runs:
-        """Arcs, all numbers of states in order at one of their ends."""
+        """Return arcs sorted by the state at one end, `end`, in runs numbered from `first`."""
         chosen = chosen[np.argsort(end[chosen], kind="stable")]
         run = end[chosen] - first
         chosen_arcs = (field[chosen] for field in arcs)
@@ -135,7 +135,7 @@ def pack(graphs: Graph | Sequence[Graph], device: torch.device | str = "cpu") ->
 
 
 def _join(graphs: Sequence[Graph]) -> Graph:
-    """One graph of several, in which each keeps to itself."""
+    """Join several graphs to one graph in which they are not connected."""
     if any((graph.pdf < 0).any() for graph in graphs):
         raise ValueError("only a graph for all utterances may have epsilon arcs")
     first, counts = np.cumsum([0, *(len(g.final) for g in graphs)]), [len(g.pdf) for g in graphs]
@@ -153,17 +153,17 @@ def log_totals(scores: Tensor, lengths: Tensor, packed: Packed) -> Tensor:
     Args:
         scores: natural logarithms, not normalised, (B, T, pdfs); padded frames may be anything.
         lengths: frames of each utterance, (B,), at most T.
-        packed: one graph, or B.
+        packed: one graph, or B graphs.
 
     Returns:
-        the natural logarithm of each utterance's sum, float64, (B,); -inf, with gradient 0, where
-        no path has that many frames.
+        natural logarithm of each utterance's sum, float64, (B,); -inf, with gradient 0, where no
+        path has that many frames.
     """
     return _LogTotals.apply(scores, lengths, packed)
 
 
 class _LogTotals(torch.autograd.Function):
-    """The forward-backward algorithm as one function, whose gradient is known when it is done."""
+    """The forward-backward algorithm as one function, which also computes its own gradient."""
 
     @staticmethod
     def forward(ctx, scores: Tensor, lengths: Tensor, packed: Packed) -> Tensor:
@@ -179,7 +179,7 @@ class _LogTotals(torch.autograd.Function):
 
 
 def posteriors(scores: Tensor, lengths: Tensor, packed: Packed) -> Tensor:
-    """The probability of each pdf at each frame, (B, T, pdfs); 0 where there is no path.
+    """Return the probability of each pdf at each frame, (B, T, pdfs); 0 where there is no path.
 
     Arguments are those of `log_totals`.
     """
@@ -189,7 +189,7 @@ def posteriors(scores: Tensor, lengths: Tensor, packed: Packed) -> Tensor:
 def _forward_backward(
     scores: Tensor, lengths: Tensor, packed: Packed, both: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Totals, (B,), and if both are wanted posteriors of pdfs, like the scores."""
+    """Return totals, (B,), and if `both`, posteriors of pdfs in the shape of the scores."""
     lengths = lengths.to(scores.device)
     frames = _frames(scores, lengths, packed)
     table = _table(frames, packed, Runs.sum)
@@ -204,12 +204,12 @@ def _forward_backward(
 
 
 def _frames(scores: Tensor, lengths: Tensor, packed: Packed) -> Tensor:
-    """Scores as (T, pdfs, B), or (T, pdfs * B) for several graphs; 0 after the end."""
+    """Return scores as (T, pdfs, B), or (T, pdfs * B) for several graphs; 0 in padded frames."""
     batch, _, pdfs = scores.shape
     if packed.graphs not in (0, batch):
         raise ValueError(f"{packed.graphs} graphs for {batch} utterances")
     if len(packed.pdf_counts) > pdfs * max(1, packed.graphs):
-        raise ValueError(f"the graphs have more pdfs than there are scores of a frame, {pdfs}")
+        raise ValueError(f"the graphs have more pdfs than a frame has scores, {pdfs}")
     padded = torch.arange(scores.shape[1], device=scores.device) >= lengths[:, None]
     scores = scores.to(_FLOAT).masked_fill(padded[..., None], 0.0)
     frames = scores.permute(1, 2, 0).contiguous()
@@ -217,7 +217,10 @@ def _frames(scores: Tensor, lengths: Tensor, packed: Packed) -> Tensor:
 
 
 def _table(frames: Tensor, packed: Packed, combine: Callable[[Runs, Tensor], Tensor]) -> Tensor:
-    """The sum (or best) of all beginnings of paths: (T + 1, states), and B for one graph."""
+    """Return sums (or maxima) over partial paths to each state: (T + 1, states[, B]).
+
+    The last dimension exists for one graph of all utterances.
+    """
     forward, into, stations = packed.forward, packed.into, packed.stations
     table = frames.new_empty(len(frames) + 1, len(packed.initial), *frames.shape[2:])
     table[0] = packed.initial
@@ -235,12 +238,12 @@ def _table(frames: Tensor, packed: Packed, combine: Callable[[Runs, Tensor], Ten
 def _occupy(
     found: Tensor, table: Tensor, frames: Tensor, packed: Packed, last: Tensor, totals: Tensor
 ) -> None:
-    """Fill in posteriors, (T, pdfs, B), from the end of the frames to the beginning."""
+    """Fill in posteriors, (T, pdfs, B), from the last frame to the first."""
     backward, out = packed.backward, packed.out
-    # With no path all terms are -inf; taking away 0 leaves probabilities of 0.
+    # Without any path all terms are -inf; subtracting 0 gives probabilities of 0.
     totals = packed.of_states(totals.masked_fill(totals == -torch.inf, 0.0))
     ends, never = set(last.unique().tolist()), frames.new_tensor(-torch.inf)
-    # Sums over all endings of paths: of states, and of stations with their epsilon arcs.
+    # Sums over all path endings: from states (`endings`), and with epsilon arcs first (`after`).
     endings = torch.where(last == len(frames), packed.final, never)
     for time in reversed(range(len(frames))):
         after = endings
@@ -259,15 +262,15 @@ def _occupy(
 
 
 def viterbi(scores: Tensor, lengths: Tensor, packed: Packed) -> list[list[int]]:
-    """The units of each utterance's best path, silence left out; arguments as of `log_totals`."""
+    """Return the units of each utterance's best path without silence; see `log_totals`."""
     paths = best_paths(scores, lengths, packed)
     return [[begun(pdf) for pdf in path if begun(pdf)] for path in paths]
 
 
 def best_paths(scores: Tensor, lengths: Tensor, packed: Packed) -> list[list[int]]:
-    """The pdfs, one for each frame, of each utterance's best path; none where there is no path.
+    """Return the pdfs of each utterance's best path, one per frame; none where there is no path.
 
-    With numerators it is a forced alignment. Arguments are those of `log_totals`.
+    With numerators this is a forced alignment. Arguments are those of `log_totals`.
     """
     frames = _frames(scores.detach(), lengths.to(scores.device), packed)
     table = _table(frames, packed, Runs.max)
@@ -291,7 +294,7 @@ def best_paths(scores: Tensor, lengths: Tensor, packed: Packed) -> list[list[int
 
 
 def _incoming(runs: Runs) -> Callable[[int], tuple[np.ndarray, ...]]:
-    """A function from a run to the sources, pdfs and weights of its arcs."""
+    """Return a function from a run's number to the sources, pdfs and weights of its arcs."""
     arcs = [field.cpu().numpy().ravel() for field in (runs.source, runs.pdf, runs.weight)]
     bounds = np.append(0, np.cumsum(runs.lengths.cpu().numpy()))
     return lambda run: tuple(field[bounds[run] : bounds[run + 1]] for field in arcs)

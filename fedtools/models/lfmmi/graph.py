@@ -1,13 +1,13 @@
 """Graphs of hidden Markov models for lattice-free MMI, with an n-gram of units as their prior.
 
 Units are numbers 1, 2, ..: characters, pieces of words or phones. Unit 0, a tokenizer's CTC blank,
-is silence here. Unit u has two scores ("pdfs"): 2u of its first frame and 2u + 1 of each further
-one, so that one frame is the least it lasts (Kaldi's chain topology, Povey et al. 2016), and "ll"
-is not a long "l". Units do not depend on their context (Hadian et al. 2018, "mono").
+is silence here. Unit u has two scores ("pdfs"), 2u for its first frame and 2u + 1 for each further
+one, so that it lasts at least one frame (Kaldi's chain topology, Povey et al. 2016), and "ll"
+differs from a long "l". Units do not depend on their context (Hadian et al. 2018, "mono").
 
-The n-gram's backoff is a graph's epsilon arc, as in every decoder: having backed off, a path has
-forgotten the older units. All paths, with their weights, are a probability distribution over unit
-sequences and durations; every sequence of units has a path, whether it was seen or not.
+The n-gram's backoff is an epsilon arc, as in every decoder: it shortens the path's history. All
+paths with their weights form a probability distribution over unit sequences and durations; every
+sequence of units has a path, whether it was seen or not.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from functools import cached_property
 import numpy as np
 
 SILENCE = 0
-START, END = -2, -1  # of a transcript, in n-grams
-# Of staying in a unit for another frame. Leaving has the same, and so all paths through an
-# utterance have the same factor of it: a constant that does not matter to training.
+START, END = -2, -1  # start and end of a transcript, in n-grams
+# Log-probability of staying in a unit for another frame. Leaving has the same probability, so that
+# all paths through an utterance have the same factor, which does not affect training.
 _STAY = math.log(0.5)
 History = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """States and arcs. A path starts at an initial state and takes one emitting arc each frame.
+    """States and arcs; a path starts at an initial state and takes one emitting arc per frame.
 
-    Before an emitting arc, and at the end, it may take one epsilon arc. These lead from the first
-    states to the last ones, where no other arc leads and no path starts.
+    Before an emitting arc, and at the end, it may take one epsilon arc. Epsilon arcs lead from the
+    first states to the last ones, which no other arc enters and where no path starts.
 
     Attributes:
         source, target: states of each arc, int64, (arcs,).
-        pdf: whose score of the frame an arc takes, int64, (arcs,); -1 for an epsilon arc.
+        pdf: pdf whose score of the frame an arc takes, int64, (arcs,); -1 for an epsilon arc.
         weight: natural logarithms, float64, (arcs,).
         initial, final: natural logarithms, float64, (states,); -inf where no path starts or ends.
     """
@@ -53,16 +53,19 @@ class Graph:
         between, first = self.pdf < 0, self.stations
         apart = (self.target >= first) == between
         if not apart.all() or (self.source[between] >= first).any():
-            raise ValueError("epsilon arcs must lead from the first states to the last, others not")
+            raise ValueError("only epsilon arcs may, and must, lead from first states to last ones")
 
     @cached_property
     def stations(self) -> int:
-        """How many states are not targets of epsilon arcs: the first ones."""
+        """Return the number of states that are not targets of epsilon arcs; they come first."""
         return len(self.final) - len(np.unique(self.target[self.pdf < 0]))
 
     @cached_property
     def leaving(self) -> list[dict[int, list[tuple[int, int, float]]]]:
-        """Of each state, its arcs (target, pdf, weight) by unit; 0 if they begin none, else -1."""
+        """Return each state's arcs (target, pdf, weight) by the unit that they begin.
+
+        The key is 0 for other emitting arcs, and -1 for epsilon arcs.
+        """
         found = [defaultdict(list) for _ in self.final]
         arcs = zip(self.source, self.target, self.pdf, self.weight, strict=True)
         for source, target, pdf, weight in arcs:
@@ -71,17 +74,20 @@ class Graph:
         return found
 
     def closure(self, state: int) -> list[tuple[int, float]]:
-        """Where a path at a state may go on from, and at which weight: itself, or after epsilon."""
+        """Return a state and the targets of its epsilon arcs, with the weights to get there."""
         return [(state, 0.0), *((to, weight) for to, _, weight in self.leaving[state].get(-1, ()))]
 
 
 def begun(pdf: int) -> int:
-    """The unit that begins with a pdf; 0 for one that goes on, and for silence."""
+    """Return the unit that begins with a pdf; 0 if the pdf continues a unit or is silence."""
     return 0 if pdf % 2 else int(pdf) // 2
 
 
 class _Arcs:
-    """A graph that grows; states are any keys, numbered as they come. All paths start at one."""
+    """A graph under construction; states are any keys, numbered in order of appearance.
+
+    All paths start at the state `start`.
+    """
 
     def __init__(self, start: object):
         self.numbers: dict[object, int] = {start: 0}
@@ -92,12 +98,12 @@ class _Arcs:
         return self.numbers.setdefault(key, len(self.numbers))
 
     def add(self, source: object, target: object, pdf: int, weight: float) -> None:
-        """Add an arc, or to the probability of the one of the same states and pdf."""
+        """Add an arc, or add to the probability of an arc with the same states and pdf."""
         key = self.state(source), self.state(target), pdf
         self.arcs[key] = np.logaddexp(self.arcs.get(key, -np.inf), weight)
 
     def end(self, key: object, weight: float) -> None:
-        """Let paths end at a state, or add to the probability that they do."""
+        """Add to the probability that paths end at a state."""
         state = self.state(key)
         self.final[state] = np.logaddexp(self.final.get(state, -np.inf), weight)
 
@@ -116,9 +122,9 @@ class Ngram:
 
     Attributes:
         order: length of the longest n-grams.
-        seen: of each history that has any, the units (and END) seen after it: their probabilities,
-            without what comes by backing off. The empty history has all units.
-        backoff: of each history but the empty one, the probability of backing off.
+        seen: probabilities of the units (and END) seen after each history, without those reached by
+            backing off. The empty history has all units.
+        backoff: probability of backing off from each history but the empty one.
     """
 
     order: int
@@ -126,14 +132,14 @@ class Ngram:
     backoff: dict[History, float]
 
     def longest(self, history: History) -> History:
-        """The longest known end of a history."""
+        """Return the longest known suffix of a history."""
         history = history[max(0, len(history) - self.order + 1) :]
         while history not in self.seen:
             history = history[1:]
         return history
 
     def shorter(self, history: History) -> Iterable[tuple[History, float]]:
-        """A known history and what it backs off to, with natural logarithms of probabilities."""
+        """Yield a known history and those it backs off to, with log-probabilities of backoff."""
         weight = 0.0
         while history:
             yield history, weight
@@ -142,7 +148,10 @@ class Ngram:
         yield (), weight
 
     def probability(self, units: Collection[int], history: History) -> float:
-        """That one of some units, or END, comes after a history, by all ways of backing off."""
+        """Return the probability that a history is followed by one of some units, or END.
+
+        The sum is over all ways of backing off.
+        """
         return sum(
             math.exp(weight) * sum(p for unit, p in self.seen[known].items() if unit in units)
             for known, weight in self.shorter(self.longest(history))
@@ -152,22 +161,22 @@ class Ngram:
 def estimate(
     transcripts: Iterable[Sequence[int]], units: int, order: int, max_histories: int
 ) -> Ngram:
-    """Estimate an n-gram, interpolated as by Witten and Bell (Chen and Goodman 1999, section 2.4).
+    """Estimate an n-gram with Witten-Bell interpolation (Chen and Goodman 1999, section 2.4).
 
-    With c counts of a history, of which t kinds of units follow it, P(u | h) is
-    count(h, u) / (c + t), plus t / (c + t) times that of the shorter history; beneath the empty one
-    all are equal. Small alphabets have no counts of counts, which other discounts need.
+    For a history h with count c, followed by t different units, P(u | h) is count(h, u) / (c + t),
+    plus t / (c + t) times the probability after the shorter history; below the empty history, all
+    units are equally likely. Other discounts need counts of counts, which small alphabets lack.
 
     Args:
         transcripts: unit numbers, from 1 to units - 1.
         units: one more than the largest number; for a `Tokenizer`, len(tokenizer) - 1, as
             <sos/eos> is never spoken.
         order: 2 to 4 (1 for no history at all).
-        max_histories: of two units and more, so many are kept, the most frequent ones; the others
-            are taken for their shorter ones (in the spirit of Kaldi's chain-est-phone-lm).
+        max_histories: number of histories of two and more units to keep, the most frequent ones;
+            others fall back to shorter ones (in the spirit of Kaldi's chain-est-phone-lm).
 
     Raises:
-        ValueError: for a number that is no unit, or no transcripts.
+        ValueError: for a number that is not a unit, or if there are no transcripts.
     """
     counts: dict[History, Counter[int]] = defaultdict(Counter)
     for transcript in transcripts:
@@ -177,7 +186,7 @@ def estimate(
                 counts[tuple(line[place - length : place])][line[place]] += 1
     if not counts:
         raise ValueError("no transcripts")
-    # Shorter ones first among equals: of every history that is kept, its beginning is too.
+    # Among equal counts shorter ones come first: if a history is kept, its beginning is, too.
     long = [history for history in counts if len(history) > 1]
     long.sort(key=lambda history: (-counts[history].total(), len(history), history))
     seen, backoff = {}, {}
@@ -198,25 +207,25 @@ def _checked(transcript: Sequence[int], units: int) -> list[int]:
 
 
 def word_starts(tokens: Sequence[str]) -> set[int]:
-    """The numbers of tokens before which a speaker may pause: a space, or what begins a word."""
+    """Return the numbers of tokens that a pause may precede: a space, first pieces of words."""
     return {i for i, token in enumerate(tokens) if token == "<space>" or token.startswith("▁")}
 
 
 def denominator(ngram: Ngram, pauses: Collection[int] = (), silence: float = 0.5) -> Graph:
-    """The graph of all unit sequences, weighted by an n-gram.
+    """Return the graph of all unit sequences, weighted by an n-gram.
 
-    There is a state for each history with which a unit may end, and one to go on from each known
-    history, at the end of epsilon arcs. A pause leaves of the history only the last unit.
+    There is a state for each history at the end of a unit, and one for each known history, entered
+    by epsilon arcs, to continue from. A pause shortens the history to the last unit.
 
     Args:
-        ngram: of units.
-        pauses: units before which there may be silence; before the first unit and after the last
-            one there always may.
-        silence: the probability that there is, where there may be; below 1.
+        ngram: n-gram of units.
+        pauses: units that may be preceded by silence; silence is always possible before the first
+            unit and after the last one.
+        silence: probability of silence where it is possible; below 1.
     """
     arcs, pauses = _Arcs("start"), frozenset(pauses) | {END}
     speak, wait = math.log1p(-silence), math.log(silence or 1)
-    # States get numbers as they come, and those after epsilon arcs must be the last.
+    # States are numbered in order of appearance, and targets of epsilon arcs must come last.
     pairs = [(history, unit) for history, seen in ngram.seen.items() for unit in seen]
     ends = {_after(ngram, history, unit): unit for history, unit in pairs if unit != END}
     for history, unit in ends.items():
@@ -256,14 +265,14 @@ def denominator(ngram: Ngram, pauses: Collection[int] = (), silence: float = 0.5
 
 
 def _after(ngram: Ngram, history: History, unit: int) -> History:
-    """The state in which a unit is, that followed a history: it knows its unit at least."""
+    """Return the state of a unit that follows a history; it contains at least the unit."""
     return ngram.longest((*history, unit)) or (unit,)
 
 
 def numerator(denominator: Graph, transcript: Sequence[int]) -> Graph:
-    """The graph of one transcript: all paths of the denominator's that say it, at their weights.
+    """Return the graph of one transcript: all paths of the denominator for it, with their weights.
 
-    The sum over it is therefore at most that over the denominator, for any scores.
+    The sum over it is therefore at most the sum over the denominator, for any scores.
 
     Raises:
         ValueError: for a unit that the denominator does not have.
@@ -290,7 +299,7 @@ def numerator(denominator: Graph, transcript: Sequence[int]) -> Graph:
 
 
 def _goes_on(graph: Graph, state: int, unit: int) -> bool:
-    """Whether a unit can begin, or a path end, after a state, but for silence in between."""
+    """Return whether a unit can begin, or a path end, after a state, without silence in between."""
     after = [state for state, _ in graph.closure(state)]
     ends = unit == END and (graph.final[after] > -np.inf).any()
     return bool(ends) or any(unit in graph.leaving[state] for state in after if unit != END)

@@ -1,4 +1,4 @@
-"""Lattice-free MMI as a model's criterion: its loss, and posteriors of tokens for decoding."""
+"""Lattice-free MMI as a model's criterion: the loss, and posteriors of tokens for decoding."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedtools.models.lfmmi.forward_backward import Packed, pack, posteriors
 from fedtools.models.lfmmi.graph import Graph, denominator, estimate, numerator, word_starts
 from fedtools.models.lfmmi.loss import OUTPUT_L2, lfmmi_losses
 
-# What `fedtools train-denominator` writes, and an experiment keeps.
+# File that `fedtools train-denominator` writes, also in an experiment.
 FILE = "denominator.safetensors"
 _ARRAYS = ("source", "target", "pdf", "weight", "initial", "final")
-# A token's posterior is at least that: a decoder adds up logarithms.
+# Floor of a token's posterior, because a decoder adds logarithms.
 _LEAST = 1e-10
-# Numerators of the transcripts that were met last.
+# Size of the cache of transcripts' numerators.
 _NUMERATORS = 20_000
 
 
@@ -30,7 +30,7 @@ class Lattice:
 
     Args:
         graph: the denominator.
-        tokens: of the tokenizer, the CTC blank and <sos/eos> included.
+        tokens: number of the tokenizer's tokens, including the CTC blank and <sos/eos>.
         output_l2: see `lfmmi_losses`.
     """
 
@@ -41,15 +41,15 @@ class Lattice:
 
     @property
     def outputs(self) -> int:
-        """Scores of a frame: two for each unit and for silence; <sos/eos> is never spoken."""
+        """Return the scores per frame: two for each unit and for silence, none for <sos/eos>."""
         return 2 * (self.tokens - 1)
 
     def losses(self, scores: Tensor, lengths: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of each utterance, nats, (B,); 0 for one too short for its transcript.
+        """Return the loss of each utterance, nats, (B,); 0 for one too short for its transcript.
 
         Args:
-            scores: (B, T, outputs), as the last layer gives them.
-            lengths: (B,).
+            scores: (B, T, outputs), output of the last layer.
+            lengths: (B,) numbers of frames.
             batch: `text` (B, tokens; padded with -1) and `text_lengths`.
         """
         texts = zip(batch["text"].tolist(), batch["text_lengths"].tolist(), strict=True)
@@ -60,10 +60,10 @@ class Lattice:
         return losses
 
     def log_posteriors(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """Natural logarithms of what CTC has, (B, T, tokens), among all paths of the denominator.
+        """Return log posteriors in CTC's form, (B, T, tokens), over all paths of the denominator.
 
-        A token's is that of its first frame, the blank's is all the rest: silence, and units that
-        go on.
+        A token's posterior is that of its first frame. The blank has all the rest: silence, and
+        units that continue.
         """
         found = posteriors(scores.float(), lengths, self._denominator(scores))
         begins = found[..., 2::2].clamp(0, 1)
@@ -77,18 +77,18 @@ class Lattice:
         return self._packed[scores.device]
 
     def __deepcopy__(self, memo: dict) -> Lattice:
-        # Models that are copied have the same one.
+        # Copies of a model share the lattice.
         return self
 
 
 def train_denominator(
     transcripts: Sequence[Sequence[int]], tokens: Sequence[str], order: int, max_histories: int
 ) -> Graph:
-    """The denominator of an n-gram of transcripts' tokens.
+    """Return the denominator of an n-gram that is estimated on transcripts.
 
     Args:
-        transcripts: token ids of each.
-        tokens: of the tokenizer, the CTC blank first and <sos/eos> last.
+        transcripts: token ids of each transcript.
+        tokens: the tokenizer's tokens, the CTC blank first and <sos/eos> last.
         order, max_histories: see `estimate`.
     """
     ngram = estimate(transcripts, len(tokens) - 1, order, max_histories)
@@ -101,12 +101,12 @@ def save_denominator(path: Path, graph: Graph) -> None:
 
 
 def load_denominator(path: Path, tokens: int) -> Graph:
-    """Read what `save_denominator` wrote.
+    """Read a denominator that `save_denominator` wrote.
 
     Raises:
-        UserError: naming the file, if it is anything else, or of other tokens.
+        UserError: naming the file, if it is not a denominator, or is for other tokens.
     """
-    remedy = "make it with fedtools train-denominator, of the same tokens"
+    remedy = "make it with fedtools train-denominator and the same tokens"
     arrays = load_state(path)
     sizes = {name: value.shape for name, value in arrays.items()}
     arcs, states = sizes.get("pdf"), sizes.get("final")
@@ -114,12 +114,12 @@ def load_denominator(path: Path, tokens: int) -> Graph:
     wanted |= dict.fromkeys(("initial", "final"), states)
     whole = all(arrays[name].dtype == np.int64 for name in _ARRAYS[:3] if name in arrays)
     if sizes != wanted or not whole or arcs is None or len(arcs) != 1 or len(states) != 1:
-        raise UserError("no denominator", path=path, remedy=remedy)
+        raise UserError("not a denominator", path=path, remedy=remedy)
     for name, least, most in (("source", 0, *states), ("target", 0, *states)):
         if not ((arrays[name] >= least) & (arrays[name] < most)).all():
             raise UserError(f"{name}: no such state", path=path, remedy=remedy)
     if not ((arrays["pdf"] >= -1) & (arrays["pdf"] < 2 * (tokens - 1))).all():
-        raise UserError(f"it is not of {tokens} tokens", path=path, remedy=remedy)
+        raise UserError(f"it is not for {tokens} tokens", path=path, remedy=remedy)
     if any(np.isnan(arrays[name]).any() for name in ("weight", "initial", "final")):
         raise UserError("a weight is NaN", path=path, remedy=remedy)
     try:

@@ -1,4 +1,4 @@
-"""The loss of lattice-free MMI, for whole utterances and without alignments.
+"""The loss of lattice-free MMI, on whole utterances without alignments.
 
 Hadian et al.: End-to-end speech recognition using lattice-free MMI, Interspeech 2018; Povey et al.:
 Purely sequence-trained neural networks for ASR based on lattice-free MMI, Interspeech 2016.
@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtools.models.lfmmi.forward_backward import Packed, log_totals, pack
 from fedtools.models.lfmmi.graph import Graph
 
-# Kaldi's recipes have this chain.l2-regularize.
+# The value of chain.l2-regularize in Kaldi's recipes.
 OUTPUT_L2 = 5e-5
 
 
@@ -25,36 +25,36 @@ def lfmmi_losses(
     numerators: Sequence[Graph] | Packed,
     output_l2: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each utterance: -ln of its transcript's probability among all unit sequences.
+    """Return each utterance's loss, -ln of its transcript's probability among all unit sequences.
 
         loss = -ln (sum over paths of the transcript / sum over all paths) + l2 / 2 * |scores|^2
 
-    The first term is at least 0 with numerators of that denominator; units have the n-gram's
-    probabilities in both sums.
+    The first term is at least 0 if the numerators come from the denominator; both sums include the
+    n-gram's probabilities of units.
 
     Args:
-        scores: the network's last layer as it is, without softmax, (B, T, pdfs); two for each unit,
+        scores: output of the network's last layer without softmax, (B, T, pdfs); two for each unit,
             and T after all subsampling. Padded frames may be anything.
         lengths: frames of each utterance, (B,).
-        denominator: packed on the device of the scores.
+        denominator: the denominator, packed on the device of the scores.
         numerators: the graph of each utterance's transcript.
-        output_l2: weight of the squares of all scores (Kaldi's l2-regularize, see `OUTPUT_L2`):
-            nothing else keeps scores from drifting, as sums over all paths normalise them.
+        output_l2: weight of the squared scores (Kaldi's l2-regularize, see `OUTPUT_L2`). Nothing
+            else keeps scores from drifting, because the sum over all paths normalises them.
 
     Returns:
         losses, nats summed over frames, (B,); and whether each utterance could be used, (B,).
-        One with fewer frames than its transcript has units has no path: its loss is 0, as is its
-        gradient.
+        An utterance with fewer frames than its transcript has units has no path: its loss and its
+        gradient are 0.
     """
     if not isinstance(numerators, Packed):
         numerators = pack(numerators, scores.device)
     lengths = lengths.to(scores.device)
-    said = log_totals(scores, lengths, numerators)
-    losses = log_totals(scores, lengths, denominator) - said
+    correct = log_totals(scores, lengths, numerators)
+    losses = log_totals(scores, lengths, denominator) - correct
     if output_l2:
         padded = torch.arange(scores.shape[1], device=scores.device) >= lengths[:, None]
         squares = scores.masked_fill(padded[..., None], 0.0).double().square().sum((1, 2))
         losses = losses + output_l2 / 2 * squares
-    # A model that diverged has sums that are no numbers; these must not pass for short utterances.
-    usable = said != -torch.inf
+    # A diverged model has NaN sums, which must not pass for utterances that are too short.
+    usable = correct != -torch.inf
     return losses.where(usable, 0.0).to(torch.promote_types(scores.dtype, torch.float32)), usable

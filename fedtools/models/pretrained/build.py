@@ -1,4 +1,4 @@
-"""Encoders of pretrained models, of any kind, frozen but for what is trained."""
+"""Encoders of pretrained models of all kinds, frozen except for the part that is trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedtools.models.pretrained.wave import WaveEncoder
 
 
 class Recogniser(nn.Module):
-    """What `fedtools.models.asr` asks of ESPnet's models below their last layer, of an encoder.
+    """A model with the interface of ESPnet's that `fedtools.models.asr` uses.
 
     Derived classes have `encoder`, `criterion` and `specaug`, ESPnet's SpecAugment or None.
     """
@@ -26,37 +26,37 @@ class Recogniser(nn.Module):
     specaug: nn.Module | None
 
     def encode(self, speech: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T, bins) and (B,) to (B, T', D) and (B,); in training with SpecAugment."""
+        """Encode (B, T, bins) and (B,) to (B, T', D) and (B,), with SpecAugment in training."""
         specaug = self.specaug if self.training else None
         encoded: tuple[Tensor, Tensor] = self.encoder(speech, lengths, specaug)
         return encoded
 
     def train(self, mode: bool = True) -> Recogniser:
-        """Work as in training; what is pretrained always works as in testing."""
+        """Set training mode for all but the pretrained encoder."""
         super().train(mode)
         self.encoder.eval()
         return self
 
 
 def depth_of(encoder: Encoder, options: Pretrained, where: str | Path) -> int | None:
-    """The most layers of a bottom that is frozen, see `Encoder.lower`.
-
-    None where its outputs are not to be kept.
+    """Return the number of frozen layers at the bottom, see `Encoder.lower`; None without a cache.
 
     Args:
-        where: what the options were read from, for messages.
+        encoder: the encoder.
+        options: options of the pretrained model, which decide whether outputs are cached.
+        where: source of the options, for messages.
 
     Raises:
-        UserError: if there is no such bottom.
+        UserError: if no layer at the bottom is frozen.
     """
     if not options.cache_frozen:
         return None
     depth = len(encoder.layers) + 1
-    # What is in no state is frozen.
+    # The state holds only what is trained.
     for name in encoder.state_dict():
         level, _ = encoder.levels(name)
         if not level:
-            problem = f"cache_frozen: no layer at the bottom is frozen: adapt trains {name}"
+            problem = f"cache_frozen: no layer at the bottom is frozen, as adapt trains {name}"
             raise option_error(problem, where, "cache_frozen", True)
         depth = min(depth, level - 1)
     return depth
@@ -76,15 +76,17 @@ _ENCODERS = {"whisper": _whisper, "wav2vec2": _wave, "hubert": _wave, "wavlm": _
 def build_encoder(
     folder: Folder, how: Adapt, clients: int | None, window: int = 1
 ) -> tuple[Encoder, Rows]:
-    """The encoder of a folder's model, frozen but for what is trained.
+    """Return the encoder of a folder's model, frozen except for the part that is trained.
 
     Args:
-        clients: of a stack, or None.
+        folder: the model's folder.
+        how: options that select the trained part.
+        clients: number of clients in a stack, or None.
         window: see `Pretrained`.
 
     Raises:
-        UserError: if the folder holds no such model.
-        ValueError: if `how` does not fit it.
+        UserError: if the model cannot be loaded.
+        ValueError: if `how` does not fit the model.
     """
     encoder = _ENCODERS[folder.kind](folder, window)
     return encoder, adapt(encoder, how, clients)

@@ -1,4 +1,4 @@
-"""A pretrained encoder below a layer of CTC, with what `fedtools.models.asr` asks of ESPnet's."""
+"""A pretrained encoder with a CTC layer, and ESPnet's interface for `fedtools.models.asr`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedtools.models.pretrained.options import Pretrained
 
 
 class PretrainedCtc(Recogniser):
-    """What ESPnet's model has of it: `encode`, `criterion`, `specaug`, `normalize`.
+    """A pretrained encoder with a CTC layer; see `Recogniser`.
 
     Args:
         config: the section `model`.
-        tokens: how many.
-        where: what `config` was read from, for messages.
+        tokens: number of tokens.
+        where: source of `config`, for messages.
         specaug: ESPnet's SpecAugment, or None.
     """
 
@@ -37,7 +37,7 @@ class PretrainedCtc(Recogniser):
             self.encoder, _ = build_encoder(folder, options.adaptation, None, window)
         except ValueError as error:
             raise option_error(f"adapt: {error}", where, "adapt") from None
-        # Of the bottom whose outputs are kept.
+        # Number of bottom layers whose outputs are cached.
         self.depth = depth_of(self.encoder, options, where)
         self.specaug = specaug
         self.ctc = CTC(odim=tokens, encoder_output_size=self.encoder.size)

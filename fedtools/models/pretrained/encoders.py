@@ -1,8 +1,8 @@
-"""Encoders of pretrained models over batches of any length, in which padding changes nothing.
+"""Encoders of pretrained models over batches of any length, independent of padding.
 
-transformers' Whisper takes windows of 30 s alone, and ignores masks. Here the positions are cut to
-the length of the batch, and what lies behind an utterance's own frames is zero before each
-convolution, as behind a lone utterance, and masked in attention.
+transformers' Whisper takes only windows of 30 s, and ignores masks. Here the positions are cut to
+the length of the batch, and frames after an utterance's end are set to zero before each
+convolution, as for an utterance without padding, and masked in attention.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fedtools.models.pooling import inside
 
 
 class Encoder(nn.Module):
-    """Layers over what `embed` makes of audio; derived classes say what that is.
+    """Layers over the output of `embed`, which derived classes define.
 
     Attributes:
-        size: values of a position.
-        step: frames of its input to a position.
-        shortest, longest: the fewest and the most frames of an utterance; None: no bound.
+        size: values per position.
+        step: input frames per position.
+        shortest, longest: the fewest and the most frames of an utterance; None for no bound.
     """
 
     size: int
@@ -36,25 +36,26 @@ class Encoder(nn.Module):
     def embed(
         self, frames: Tensor, lengths: Tensor | None, specaug: nn.Module | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What is below the first layer: hidden values, their lengths, the mask of attention."""
+        """Return the first layer's input, its lengths, and the attention mask."""
         raise NotImplementedError
 
     def run(
         self, hidden: Tensor, mask: Tensor | None, first: int = 0, last: int | None = None
     ) -> Tensor:
-        """The layers from `first` to before `last`."""
+        """Run the layers from `first` to before `last`."""
         for layer in self.layers[first:last]:
             hidden = layer(hidden, mask)
         return hidden
 
     def positions(self, frames: Any) -> Any:
-        """How many positions so many frames have; of a number, or an array of them."""
+        """Return the number of positions for a number of frames, or for an array of them."""
         raise NotImplementedError
 
     def levels(self, name: str) -> tuple[int, int]:
-        """Where a parameter is used first, and last.
+        """Return the first and the last level at which a parameter is used.
 
-        0 is below the first layer; layers have numbers from 1, and the last normalisation the next.
+        Level 0 is below the first layer; layers are numbered from 1, and the last normalisation
+        follows.
         """
         part, _, rest = name.partition(".")
         if part == "layers":
@@ -69,8 +70,8 @@ class Encoder(nn.Module):
         """Encode audio.
 
         Args:
-            frames: (N, T, bins), padded with anything.
-            lengths: (N,), numbers of frames; by default all are T long.
+            frames: (N, T, bins), padded with any values.
+            lengths: (N,), numbers of frames; by default all are T.
             specaug: ESPnet's SpecAugment, or None.
 
         Returns:
@@ -81,11 +82,11 @@ class Encoder(nn.Module):
     def lower(
         self, frames: Tensor, lengths: Tensor | None, depth: int, specaug: nn.Module | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What the bottom makes of audio: hidden values, and numbers of positions.
+        """Return the bottom layers' output for audio, and numbers of positions.
 
         Args:
-            frames, lengths, specaug: as of `forward`.
-            depth: layers of the bottom; of one more than there are, the last normalisation, too.
+            frames, lengths, specaug: see `forward`.
+            depth: number of layers; one more than there are includes the last normalisation.
         """
         hidden, lengths, mask = self.embed(frames, lengths, specaug)
         hidden = self.run(hidden, mask, 0, depth)
@@ -94,7 +95,7 @@ class Encoder(nn.Module):
     def upper(
         self, hidden: Tensor, lengths: Tensor, depth: int, until: int | None = None
     ) -> Tensor:
-        """The rest of `forward`, of what `lower` gave; or what `lower` gives of depth `until`."""
+        """Continue from the output of `lower` up to level `until`, by default to the end."""
         count = len(self.layers)
         until = count + 1 if until is None else until
         if depth > count:
@@ -109,36 +110,35 @@ class WhisperEncoder(Encoder):
     """The encoder of Whisper (Radford et al., ICML 2023), (N, frames, bins) -> (N, positions, D).
 
     Args:
-        encoder: of transformers.
-        window: seconds; silence is put behind an utterance up to a multiple of it, if it is more
-            than one.
+        encoder: the encoder of transformers.
+        window: seconds; if over 1, silence is appended to utterances up to a multiple of it.
     """
 
-    # Frames of its input to a position, and the fewest of an utterance, a second.
+    # Input frames per position, and the fewest frames of an utterance, which is a second.
     step, shortest = 2, 100
 
     def __init__(self, encoder: nn.Module, window: int = 1):
         super().__init__()
         self._window = window * self.shortest if window > 1 else 1
         self.conv1, self.conv2 = encoder.conv1, encoder.conv2
-        # Sines and cosines.
+        # Sinusoidal, never trained.
         self.embed_positions = encoder.embed_positions.requires_grad_(False)
         self.layers, self.layer_norm = encoder.layers, encoder.layer_norm
         self.size: int = encoder.config.d_model
         self.longest: int = encoder.config.max_source_positions * self.step
 
     def positions(self, frames: Any) -> Any:
-        """How many positions so many frames have; of a number, or an array of them."""
+        """Return the number of positions for a number of frames, or for an array of them."""
         return (self._with_silence(frames) + 1) // self.step
 
     def _with_silence(self, frames: Any) -> Any:
         whole = -(-frames // self._window) * self._window
-        # What is too long stays so, and fails.
+        # An utterance that is too long stays so, and fails later.
         most = frames + (self.longest - frames) * (frames < self.longest)
         return whole - (whole - most) * (whole > most)
 
     def _pad(self, frames: Tensor, lengths: Tensor, silence: Tensor) -> tuple[Tensor, Tensor]:
-        """Put silence, (N, 1, 1), behind each utterance; frames, and their numbers."""
+        """Append silence, (N, 1, 1), to each utterance, and return frames and their numbers."""
         whole = self._with_silence(lengths)
         padded = silence.expand(-1, int(whole.max()), frames.shape[2]).clone()
         own = inside(frames, lengths)[..., None]
@@ -149,7 +149,7 @@ class WhisperEncoder(Encoder):
     def embed(
         self, frames: Tensor, lengths: Tensor | None, specaug: nn.Module | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What is below the first layer: hidden values, their lengths, the mask of attention."""
+        """Return the first layer's input, its lengths, and the attention mask."""
         if lengths is None:
             lengths = torch.full((len(frames),), frames.shape[1], device=frames.device)
         lengths = lengths.to(frames.device)
@@ -171,18 +171,18 @@ class WhisperEncoder(Encoder):
         return hidden, lengths, attention_mask(hidden, lengths) if padded else None
 
 
-# By how much the largest and the smallest value of Whisper's log mel energies differ at most.
+# Largest difference between two values of Whisper's log mel energies.
 _RANGE = 2.0
 
 
 def _silence(frames: Tensor, lengths: Tensor) -> Tensor:
-    """What a front end makes of silence behind each utterance, (N, 1, 1)."""
+    """Return the front end's value for silence after each utterance, (N, 1, 1)."""
     own = inside(frames, lengths)[..., None]
     return frames.masked_fill(~own, -math.inf).amax((1, 2), keepdim=True) - _RANGE
 
 
 def attention_mask(hidden: Tensor, lengths: Tensor) -> Tensor:
-    """What is added to the scores of attention, (N, 1, 1, T): none looks behind an end."""
+    """Return the additive attention mask (N, 1, 1, T) that hides positions after an end."""
     seen = inside(hidden, lengths)[:, None, None]
     return torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(
         ~seen, torch.finfo(hidden.dtype).min

@@ -1,4 +1,4 @@
-"""Models that were trained on a Hugging Face folder, as such a folder, or as adapters of peft's."""
+"""Export of models based on a Hugging Face folder, as such a folder or as adapters for peft."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedtools.models.adapters import Trained, merged
 from fedtools.models.pretrained.folder import PREFIXES, PREPROCESSOR, WEIGHTS, Folder
 
 HEAD = "head.safetensors"
-# Beside weights and configuration, what transformers writes of a model that hears.
+# Files that transformers writes for audio models, in addition to weights and configuration.
 _COPIED = (
     PREPROCESSOR,
     "processor_config.json",
@@ -33,7 +33,7 @@ _COPIED = (
     "vocab.json",
     "merges.txt",
 )
-# Of waveforms' encoders: how names begin here, and in transformers.
+# Prefixes of names in encoders of waveforms, here and in transformers.
 _WAVE = (
     ("conv_layers.", "feature_extractor.conv_layers."),
     ("pos_conv_embed.", "encoder.pos_conv_embed."),
@@ -41,14 +41,14 @@ _WAVE = (
     ("layer_norm.", "encoder.layer_norm."),
     ("embed_layer_norm.", "encoder.layer_norm."),
 )
-# What the weight of the positional convolution is the product of: its norm, and its direction.
+# Names of the factors of the positional convolution's weight: its norm, and its direction.
 _CONV = "encoder.pos_conv_embed.conv."
 _FACTORS = (
     ("weight_g", "weight_v"),
     ("parametrizations.weight.original0", "parametrizations.weight.original1"),
 )
 _EMBEDDING, _OUTPUT = "model.decoder.embed_tokens.weight", "proj_out.weight"
-# Layers whose weights transformers' WavLM takes past the layers themselves, and past adapters.
+# Layers whose weights transformers' WavLM uses directly, so that adapters of them have no effect.
 _PASSED = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
@@ -60,21 +60,21 @@ def export_folder(
     labels: Iterable[Path],
     as_base: bool = False,
 ) -> list[str]:
-    """Write the whole model, adapters in its weights, as a folder that transformers loads.
+    """Write the complete model, with adapters merged, as a folder that transformers loads.
 
     Args:
-        out: the folder to be made; it appears when it is whole.
-        folder: that the model began with.
-        model: of one client.
-        state: what is trained of it, without client dimension.
-        labels: files that say what the outputs of its head are, copied with the head.
-        as_base: in the precision of the base's weights, not in single precision.
+        out: folder to create; it appears only when it is complete.
+        folder: the folder that the model was built from.
+        model: the model of one client.
+        state: its trained tensors, without client dimension.
+        labels: files that name the outputs of the head, copied with the head.
+        as_base: keep the precision of the base's weights instead of single precision.
 
     Returns:
-        what is to be known of the result, a sentence for each.
+        notes on the result, a sentence each.
 
     Raises:
-        UserError: if there is something at `out` already, or the base's weights have other names.
+        UserError: if `out` exists already, or the base's weights have other names.
     """
     check_new(out)
     tensors, untied = _whole(folder, model, as_base)
@@ -100,35 +100,34 @@ def export_adapters(
     labels: Iterable[Path],
     how: Adapt,
 ) -> list[str]:
-    """Write the adapters as peft does, for transformers' class of the base model.
+    """Write the adapters in peft's format, for transformers' class of the base model.
 
     Args:
-        out, folder, model, state, labels: as of `export_folder`.
-        how: the model was adapted.
+        out, folder, model, state, labels: see `export_folder`.
+        how: options of the adaptation.
 
     Returns:
-        what is to be known of the result, a sentence for each.
+        notes on the result, a sentence each.
 
     Raises:
-        UserError: if there is something at `out` already, or something is trained that is no
-            adapter.
+        UserError: if `out` exists already, or other tensors than adapters are trained.
     """
     check_new(out)
     remedy = "leave out --adapters: the whole model is written"
     if how.kind != "lora" or how.also or how.combine == "residual":
         more = "also" if how.also else f"combine {how.combine}"
         what = f"kind {how.kind}" if how.kind != "lora" else more
-        problem = f"adapt: {what}: peft's files hold adapters of kind lora alone"
+        problem = f"adapt: {what}: peft's files hold only adapters of kind lora"
         raise UserError(problem, path=out, remedy=remedy)
     tensors, places = {}, []
     for path, layer in model.named_modules():
         if isinstance(layer, Trained) and layer.scale:
             place = _theirs(folder.kind, path)
             if folder.kind == "wavlm" and place.endswith(tuple(f"attention.{n}" for n in _PASSED)):
-                problem = f"transformers' WavLM goes past an adapter of {place}"
+                problem = f"transformers' WavLM ignores an adapter of {place}"
                 raise UserError(problem, path=out, remedy=remedy)
             if getattr(layer.layer, "groups", 1) > 1:
-                problem = f"peft's adapters are not ours of {place}, a convolution of groups"
+                problem = f"peft's adapters differ from ours for {place}, a convolution in groups"
                 raise UserError(problem, path=out, remedy=remedy)
             places.append(place)
             for name, factor in zip(("lora_A", "lora_B"), _factors_of(layer), strict=True):
@@ -152,14 +151,14 @@ def export_adapters(
 
 
 def _factors_of(layer: Trained) -> tuple[Tensor, Tensor]:
-    """A and B of an adapter; of a convolution, A is one as large, and B one of a single place."""
+    """Return A and B of an adapter; for a convolution, as kernels of its size and of size 1."""
     down, up = (layer.own(name)[0].detach() for name in ("lora_a", "lora_b"))
     around = layer.layer.weight.shape[2:]
     return down.view(len(down), -1, *around), up.view(*up.shape, *(1 for _ in around))
 
 
 def _theirs(kind: str, name: str) -> str:
-    """The name that a layer or a tensor has in transformers' class of the base model."""
+    """Return the name of a layer or a tensor in transformers' class of the base model."""
     if kind == "whisper":
         return name if name.startswith("proj_out") else f"model.{name}"
     name = name.removeprefix("encoder.").replace("gru_rel_pos_const.weight", "gru_rel_pos_const")
@@ -174,14 +173,14 @@ def _is_head(name: str) -> bool:
 
 
 def _bare(name: str) -> str:
-    """A name without what models with a head put before it."""
+    """Return a name without the prefix that models with a head add."""
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
     return name
 
 
 def _whole(folder: Folder, model: nn.Module, as_base: bool) -> tuple[dict[str, Tensor], bool]:
-    """The base's tensors with what was trained, and whether an output layer came to be untied."""
+    """Return the base's tensors with trained ones, and whether training untied the output layer."""
     from safetensors.torch import load_file
 
     base: dict[str, Tensor] = {}
@@ -216,7 +215,7 @@ def _whole(folder: Folder, model: nn.Module, as_base: bool) -> tuple[dict[str, T
 def _factors(
     weight: Tensor, base: Mapping[str, Tensor], there: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """Norm and direction of the positional convolution's weight; those of the base where equal."""
+    """Return norm and direction of the positional convolution's weight, or {} if unchanged."""
     for names in _FACTORS:
         norm, direction = (there.get(_CONV + name) for name in names)
         if norm is not None and direction is not None:
@@ -230,7 +229,7 @@ def _factors(
 def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
-    # Tied tensors are one, which the library refuses.
+    # safetensors refuses tied tensors, which share memory.
     own: dict[str, Any] = {
         name: value.cpu().clone().contiguous() for name, value in tensors.items()
     }

@@ -1,7 +1,7 @@
-"""A Hugging Face folder on this machine: what it holds, checked before anything of it is built.
+"""A local Hugging Face folder, checked before any model is built from it.
 
-Nothing is fetched, nothing is unpickled, and no code of the folder runs: weights are safetensors,
-and the architecture is one of `KINDS`.
+Nothing is downloaded or unpickled, and no code in the folder runs: weights are safetensors, and the
+architecture is one of `KINDS`.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# What each takes: log mel energies, or the waveform itself.
+# Input of each kind of model: log mel energies, or the waveform itself.
 KINDS = {"whisper": "log_mel", "wav2vec2": "wave", "hubert": "wave", "wavlm": "wave"}
 PREPROCESSOR = "preprocessor_config.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _REMEDY = "give a folder that save_pretrained wrote, or that fedtools import made"
 _AGAIN = "download the folder again"
-# Of config.json, what is not done: key, problem, remedy.
+# Unsupported keys of config.json: key, problem, remedy.
 _REFUSED = (
-    ("auto_map", "the model brings its own code", "take out auto_map: it is never run"),
+    ("auto_map", "the model has its own code", "remove auto_map: such code is never run"),
     ("quantization_config", "the weights are quantised", "save the model unquantised"),
-    ("add_adapter", "layers above the encoder (add_adapter) are not known", "take another model"),
+    ("add_adapter", "layers above the encoder (add_adapter) are unsupported", "take another model"),
 )
-# Of transformers' names, what every weight below must be one of the model's.
+# Prefixes, in transformers' names, of weights that have to be in the model.
 _PARTS = ("encoder.", "decoder.", "feature_extractor.", "feature_projection.")
-# Names of some parts of models that were saved with a head.
+# Prefixes of names in models that were saved with a head.
 PREFIXES = ("model.", "wav2vec2.", "hubert.", "wavlm.")
 
 
-# Masks and dropped layers would be drawn from streams of transformers' own. Without probabilities
-# there is no vector in place of what is masked, which some folders lack.
+# transformers would draw masks and dropped layers from its own random generators. With masking
+# probabilities of 0, the model has no mask vector, which some folders lack.
 _DRAWS_NOTHING = {
     "apply_spec_augment": False,
     "layerdrop": 0.0,
@@ -58,7 +58,7 @@ class Folder:
 
     Attributes:
         path: the folder.
-        config: of its config.json.
+        config: content of its config.json.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class Folder:
 
     @classmethod
     def open(cls, path: str | Path) -> Folder:
-        """Look at a folder without building its model.
+        """Check a folder without building its model.
 
         Raises:
             UserError: if it holds no model of `KINDS` in safetensors.
@@ -83,9 +83,9 @@ class Folder:
             if config.get(key):
                 raise UserError(problem, path=where, remedy=remedy)
         if type(bins := config.get("num_mel_bins", 80)) is not int or not 1 <= bins <= 256:
-            raise UserError(f"num_mel_bins is {bins!r}, no number of filters", path=where)
+            raise UserError(f"num_mel_bins is {bins!r}, not a number of filters", path=where)
         if (folder / "adapter_config.json").exists():
-            remedy = "merge it into its model, and save that"
+            remedy = "merge the adapter into its model, and save that"
             raise UserError("an adapter, not a model", path=folder, remedy=remedy)
         found = cls(folder, config)
         found.files()
@@ -93,42 +93,42 @@ class Folder:
 
     @property
     def kind(self) -> str:
-        """A key of `KINDS`."""
+        """Return the kind of model, a key of `KINDS`."""
         return str(self.config["model_type"])
 
     @property
     def inputs(self) -> str:
-        """What it takes: "log_mel" or "wave"."""
+        """Return the kind of input, "log_mel" or "wave"."""
         return KINDS[self.kind]
 
     @property
     def bins(self) -> int:
-        """Values of a frame of its input."""
+        """Return the number of values per input frame."""
         return int(self.config.get("num_mel_bins", 80)) if self.inputs == "log_mel" else 1
 
     @cached_property
     def normalized(self) -> bool:
-        """Whether it takes waveforms of zero mean and unit variance.
+        """Return whether the model takes waveforms of zero mean and unit variance.
 
         Raises:
-            UserError: if it takes another sample rate than 16 kHz.
+            UserError: if the model takes another sample rate than 16 kHz.
         """
         where = self.path / PREPROCESSOR
         if not where.is_file():
-            # As of transformers.
+            # The default of transformers.
             return True
         read = _read_json(where)
         if (rate := read.get("sampling_rate", RATE)) != RATE:
-            raise UserError(f"audio at {rate!r} Hz; models here take {RATE}", path=where)
+            raise UserError(f"audio at {rate!r} Hz; only {RATE} Hz is supported", path=where)
         if not isinstance(chosen := read.get("do_normalize", True), bool):
             raise UserError(f"do_normalize is {chosen!r}, neither true nor false", path=where)
         return chosen
 
     def files(self) -> list[Path]:
-        """The files of its weights.
+        """Return the paths of the weight files.
 
         Raises:
-            UserError: if one is missing or cut off, or they are pickled.
+            UserError: if a file is missing or cut off, or the weights are pickled.
         """
         found = self._named()
         for path in found:
@@ -145,7 +145,7 @@ class Folder:
                 raise UserError("not an index of weights", path=where, remedy=_AGAIN)
             for name in (shards := sorted(set(map(str, names.values())))):
                 if Path(name).name != name or not name.endswith(".safetensors"):
-                    problem = f"{name!r} is no safetensors file of this folder"
+                    problem = f"{name!r} is not a safetensors file of this folder"
                     raise UserError(problem, path=where, remedy=_REMEDY)
                 if not (self.path / name).is_file():
                     raise UserError(f"its file {name!r} is missing", path=where, remedy=_AGAIN)
@@ -158,7 +158,7 @@ class Folder:
 
     @cached_property
     def sum(self) -> str:
-        """What tells this model from others: the SHA-256 of weights and configuration."""
+        """Return the SHA-256 of weights and configuration, which identifies the model."""
         import hashlib
 
         digest = hashlib.sha256(_sum_of(self.path / "config.json").encode())
@@ -169,10 +169,10 @@ class Folder:
         return digest.hexdigest()
 
     def load(self) -> PreTrainedModel:
-        """Build the model in single precision, in evaluation mode, without what draws numbers.
+        """Build the model in single precision and evaluation mode, without random masks or drops.
 
         Raises:
-            UserError: without transformers, or if the weights are not those of the architecture.
+            UserError: if transformers is missing, or the weights do not match the architecture.
         """
         import torch
 
@@ -181,7 +181,7 @@ class Folder:
         names |= {"hubert": "HubertModel", "wavlm": "WavLMModel"}
         quiet = {} if self.kind == "whisper" else _DRAWS_NOTHING
         try:
-            model, said = getattr(transformers, names[self.kind]).from_pretrained(
+            model, info = getattr(transformers, names[self.kind]).from_pretrained(
                 self.path,
                 local_files_only=True,
                 use_safetensors=True,
@@ -189,26 +189,26 @@ class Folder:
                 dtype=torch.float32,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
-                # Not what config.json may name: an implementation that would be fetched.
+                # Overrides config.json, which may name an implementation to download.
                 attn_implementation="eager" if self.kind == "wavlm" else "sdpa",
                 **quiet,
             )
         except Exception as error:
             problem = f"no model can be built: {' '.join(str(error).split())[:300]}"
             raise UserError(problem, path=self.path) from None
-        for name, there, wanted in sorted(said["mismatched_keys"]):
-            problem = f"{name!r} is of {tuple(there)} values, {tuple(wanted)} by config.json"
+        for name, there, wanted in sorted(info["mismatched_keys"]):
+            problem = f"{name!r} has shape {tuple(there)}, but {tuple(wanted)} by config.json"
             raise UserError(problem, path=self.path, remedy=_AGAIN)
-        if lacking := sorted(said["missing_keys"]):
+        if lacking := sorted(info["missing_keys"]):
             raise UserError(f"its weights lack {lacking[0]!r}", path=self.path, remedy=_AGAIN)
-        if more := sorted(filter(_is_of_model, said["unexpected_keys"])):
-            problem = f"its weights have {more[0]!r}, which config.json has not"
+        if more := sorted(filter(_is_of_model, info["unexpected_keys"])):
+            problem = f"its weights have {more[0]!r}, which config.json does not"
             raise UserError(problem, path=self.path, remedy=_AGAIN)
         return model.eval()
 
 
 def _sum_of(path: Path) -> str:
-    """A file's SHA-256, which a process computes once of what has not changed."""
+    """Return a file's SHA-256, computed once per process unless the file changes."""
     stat = path.stat()
     return _hashed(path.resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
@@ -229,26 +229,27 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_whole(path: Path) -> None:
-    """Raise a `UserError` unless a safetensors file is as long as its header says."""
+    """Raise a `UserError` unless a safetensors file has the length in its header."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, "np"):
             pass
     except (SafetensorError, OSError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise UserError(f"not a whole safetensors file: {said}", path=path, remedy=_AGAIN) from None
+        reason = " ".join(str(error).split())[:200]
+        problem = f"not a whole safetensors file: {reason}"
+        raise UserError(problem, path=path, remedy=_AGAIN) from None
 
 
 def _is_of_model(name: str) -> bool:
-    """Whether a weight is of a part that the model has, not of a head above it."""
+    """Return whether a weight belongs to a part of the model, not to a head above it."""
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
     return name.startswith(_PARTS)
 
 
 def open_known(path: str | Path, known: str | None) -> Folder:
-    """A folder whose `sum` is known; None: whatever there is."""
+    """Open a folder, and raise a `UserError` if `known` is given and is not its `sum`."""
     folder = Folder.open(path)
     if known not in (None, folder.sum):
         remedy = "put the original back, or begin another experiment"
@@ -258,14 +259,14 @@ def open_known(path: str | Path, known: str | None) -> Folder:
 
 
 def with_sum(model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The section `model` of a configuration, with the sum of the pretrained model it names."""
+    """Return the section `model` of a configuration with the sum of its pretrained model added."""
     if not is_pretrained(model):
         return model
     return {**model, "sum": open_known(str(model.get("path", "")), model.get("sum")).sum}
 
 
 def import_transformers() -> Any:
-    """The library; a `UserError` says what to install."""
+    """Return the transformers library; raise a `UserError` that says what to install without it."""
     try:
         import transformers
     except ImportError:

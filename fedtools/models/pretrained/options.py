@@ -16,24 +16,24 @@ from fedtools.models.adaptation import NETWORK, Adapt
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What `model: {network: hf, ...}` may say.
+    """Options of the section `model: {network: hf, ...}`.
 
     Attributes:
         path: a Hugging Face folder.
-        sum: its `Folder.sum`, which `fedtools init` writes.
+        sum: the folder's `Folder.sum`, which `fedtools init` writes.
         adapt: fields of `Adapt`.
-        criterion: of speech recognition, what is trained: "ctc", a layer on the encoder; "seq2seq",
-            Whisper itself with its decoder and its tokens.
-        language: of Whisper of many languages, that of speech whose utt2lang says none.
-        window: of Whisper, seconds: silence is put behind an utterance up to a multiple of it. In
-            short windows its decoder repeats itself, until it was trained in them. By default 10
-            of criterion "seq2seq", otherwise 1.
-        head_share: of keywords, see `fedtools.models.keywords.base.Sizes`.
-        specaug, specaug_conf: of speech recognition, in ESPnet's keys.
-        cache_frozen: the outputs of the layers at the bottom that are all frozen are computed once
-            and kept on disk, see `fedtools.files.frozen`.
-        cache_dtype: of what is kept.
-        cache_limit: megabytes that may be kept, of all splits together.
+        criterion: for speech recognition, "ctc", a layer on the encoder; or "seq2seq", Whisper
+            itself with its decoder and its tokens.
+        language: for multilingual Whisper, the language of speech without one in utt2lang.
+        window: for Whisper, seconds; silence is appended to an utterance up to a multiple of it. In
+            short windows, Whisper's decoder repeats itself unless it was trained on them. The
+            default is 10 for criterion "seq2seq", and 1 otherwise.
+        head_share: for keywords, see `fedtools.models.keywords.base.Sizes`.
+        specaug, specaug_conf: for speech recognition, with ESPnet's keys.
+        cache_frozen: compute the outputs of the frozen layers at the bottom once, and cache them on
+            disk, see `fedtools.files.frozen`.
+        cache_dtype: type of the cached outputs.
+        cache_limit: largest size of the cache in megabytes, for all splits together.
     """
 
     network: Literal["hf"]
@@ -53,29 +53,29 @@ class Pretrained:
     def __post_init__(self) -> None:
         from_mapping(Adapt, self.adapt, "adapt")
         if self.cache_frozen and self.specaug:
-            raise ValueError("cache_frozen: specaug changes what would be kept: leave one out")
+            raise ValueError("cache_frozen: specaug changes the cached outputs: leave one out")
 
     @cached_property
     def adaptation(self) -> Adapt:
-        """What is trained."""
+        """Return the options that select the trained part."""
         return from_mapping(Adapt, self.adapt, "adapt")
 
     def seconds(self, kind: str, where: str | Path) -> int:
-        """The window of a model of this kind; see `Folder.kind`.
+        """Return the window, in seconds, of a model of this kind (see `Folder.kind`).
 
         Raises:
-            UserError: if one is given for a model that has none.
+            UserError: if a window is given for a kind of model without one.
         """
         if self.window and kind != "whisper":
-            raise option_error(f"window: {kind} has none", where, "window", self.window)
+            raise option_error(f"window: {kind} has no window", where, "window", self.window)
         return self.window or (10 if self.criterion == "seq2seq" else 1)
 
 
 def is_pretrained(config: Mapping[str, Any]) -> bool:
-    """Whether the section `model` is of a pretrained model."""
+    """Return whether the section `model` describes a pretrained model."""
     return config.get("network") == NETWORK
 
 
 def is_seq2seq(config: Mapping[str, Any]) -> bool:
-    """Whether it is of a model with a decoder and tokens of its own."""
+    """Return whether the section `model` describes a model with its own decoder and tokens."""
     return is_pretrained(config) and config.get("criterion") == "seq2seq"

@@ -1,8 +1,8 @@
-"""Encoders of waveforms, wav2vec 2.0, HuBERT and WavLM, in which padding changes nothing.
+"""Encoders of waveforms, wav2vec 2.0, HuBERT and WavLM, independent of padding.
 
-transformers normalises the first convolution's output over the whole padded batch where
-feat_extract_norm is "group", even under a mask; here only an utterance's own frames count. What
-lies behind them is zero before the positional convolution, and masked in attention.
+If feat_extract_norm is "group", transformers normalises the first convolution's output over
+padding, too, even with a mask; here only an utterance's own frames count. Padding is set to zero
+before the positional convolution, and masked in attention.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fedtools.models.pretrained.encoders import Encoder, attention_mask
 
 
 class WaveEncoder(Encoder):
-    """The encoder of wav2vec 2.0 (Baevski et al., NeurIPS 2020), HuBERT (Hsu et al., TASLP 2021)
-    or WavLM (Chen et al., JSTSP 2022), (N, samples, 1) -> (N, positions, D).
+    """The encoder of wav2vec 2.0, HuBERT or WavLM, (N, samples, 1) -> (N, positions, D).
 
-    SpecAugment masks what the convolutions make of the waveform, as in wav2vec 2.0. The weight
-    normalisation of the positional convolution is folded into its weight.
+    Baevski et al., NeurIPS 2020; Hsu et al., TASLP 2021; Chen et al., JSTSP 2022. SpecAugment masks
+    the convolutions' output, as in wav2vec 2.0. The weight normalisation of the positional
+    convolution is folded into its weight.
 
     Args:
-        model: of transformers.
-        normalized: whether waveforms are brought to zero mean and unit variance.
+        model: the model of transformers.
+        normalized: whether waveforms are normalised to zero mean and unit variance.
     """
 
-    # Samples: there is no table of positions that would end.
+    # No table of positions limits the length.
     longest = None
 
     def __init__(self, model: nn.Module, normalized: bool):
@@ -49,19 +49,19 @@ class WaveEncoder(Encoder):
         if config.model_type == "wavlm":
             for layer in self.layers:
                 layer.attention = GatedAttention(layer.attention)
-        # One of two places.
+        # The norm is either before the first layer or after the last one.
         stable, norm = config.do_stable_layer_norm, model.encoder.layer_norm
         self.embed_layer_norm = nn.Identity() if stable else norm
         self.layer_norm = norm if stable else nn.Identity()
         self._kernels = list(zip(config.conv_kernel, config.conv_stride, strict=True))
         self.size: int = config.hidden_size
-        # Samples from one position to the next, and the fewest, of a single position.
+        # Samples from one position to the next, and the fewest samples, for a single position.
         self.step, self.shortest = math.prod(config.conv_stride), 1
         for kernel, stride in reversed(self._kernels):
             self.shortest = (self.shortest - 1) * stride + kernel
 
     def positions(self, samples: Any) -> Any:
-        """How many positions so many samples have; of a number, or an array of them."""
+        """Return the number of positions for a number of samples, or for an array of them."""
         for kernel, stride in self._kernels:
             samples = (samples - kernel) // stride + 1
         return samples
@@ -69,7 +69,7 @@ class WaveEncoder(Encoder):
     def embed(
         self, waves: Tensor, lengths: Tensor | None, specaug: nn.Module | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What is below the first layer: hidden values, their lengths, the mask of attention."""
+        """Return the first layer's input, its lengths, and the attention mask."""
         waves = waves.squeeze(-1)
         if lengths is None:
             lengths = torch.full((len(waves),), waves.shape[1])
@@ -80,7 +80,7 @@ class WaveEncoder(Encoder):
         hidden = self._convolve(waves, lengths if padded else None)
         lengths = self.positions(lengths)
         projected = self.feature_projection(hidden)
-        # HuBERT's gives no second value.
+        # HuBERT's projection returns a single tensor.
         hidden = projected if isinstance(projected, Tensor) else projected[0]
         if specaug is not None:
             hidden, _ = specaug(hidden.clone(), lengths)
@@ -91,14 +91,14 @@ class WaveEncoder(Encoder):
         return hidden, lengths, attention_mask(hidden, lengths) if padded else None
 
     def levels(self, name: str) -> tuple[int, int]:
-        """Where a parameter is used first, and last; the first layer's bias of positions in all."""
+        """Return the levels of first and last use; all layers use the first's position bias."""
         first, last = super().levels(name)
         return first, len(self.layers) if ".rel_attn_embed." in name else last
 
     def run(
         self, hidden: Tensor, mask: Tensor | None, first: int = 0, last: int | None = None
     ) -> Tensor:
-        """The layers from `first` to before `last`."""
+        """Run the layers from `first` to before `last`."""
         attention = self.layers[0].attention
         if not isinstance(attention, GatedAttention):
             return super().run(hidden, mask, first, last)
@@ -108,7 +108,7 @@ class WaveEncoder(Encoder):
         return hidden
 
     def _convolve(self, waves: Tensor, lengths: Tensor | None) -> Tensor:
-        """(N, samples) to (N, positions, channels); None if all are as long as the batch."""
+        """Convolve (N, samples) to (N, positions, channels); lengths are None without padding."""
         hidden = waves[:, None]
         for layer, (kernel, stride) in zip(self.conv_layers, self._kernels, strict=True):
             hidden = layer.conv(hidden)
@@ -121,7 +121,7 @@ class WaveEncoder(Encoder):
         return hidden.transpose(1, 2)
 
     def _placed(self, hidden: Tensor, own: Tensor) -> Tensor:
-        """What the positional convolution adds."""
+        """Return the output of the positional convolution."""
         place = self.pos_conv_embed
         if getattr(place, "batch_norm", None) is not None:
             hidden = place.batch_norm(hidden.transpose(1, 2)).transpose(1, 2) * own
@@ -130,11 +130,11 @@ class WaveEncoder(Encoder):
 
 
 def normalize(waves: Tensor, lengths: Tensor) -> Tensor:
-    """Bring each to zero mean and unit variance over its own samples, as transformers does.
+    """Normalise waveforms to zero mean and unit variance over their own samples, as transformers.
 
     Args:
         waves: (N, samples).
-        lengths: (N,).
+        lengths: (N,) numbers of samples.
     """
     own, count = inside(waves, lengths), lengths[:, None]
     waves = waves * own
@@ -146,7 +146,7 @@ class TimeNorm(nn.Module):
     """A group normalisation with a group for each channel, over an utterance's own frames.
 
     Args:
-        norm: whose parameters it takes.
+        norm: normalisation that provides the parameters.
     """
 
     def __init__(self, norm: nn.GroupNorm):
@@ -154,7 +154,7 @@ class TimeNorm(nn.Module):
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
 
     def forward(self, values: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(N, channels, frames), and numbers of frames (N,) where not all are whole."""
+        """Normalise (N, channels, frames), with numbers of frames (N,) if there is padding."""
         if lengths is None:
             return F.group_norm(values, values.shape[1], self.weight, self.bias, self.eps)
         own, count = inside(values.transpose(1, 2), lengths)[:, None], lengths[:, None, None]
@@ -166,7 +166,7 @@ class TimeNorm(nn.Module):
 
 
 class Gate(nn.Module):
-    """What scales the second of the two gates, as a layer: adapters are of layers."""
+    """The scale of the second gate, as a layer, because only layers can be adapted."""
 
     def __init__(self, constant: nn.Parameter):
         super().__init__()
@@ -177,12 +177,13 @@ class Gate(nn.Module):
 
 
 class GatedAttention(nn.Module):
-    """WavLM's attention with a gated bias of relative positions, sections III.A of its paper.
+    """WavLM's attention with a gated bias of relative positions, section III.A of its paper.
 
-    That of transformers takes its layers' weights and goes past the layers, and so past adapters.
+    The implementation in transformers uses the weights without calling the layers, and so ignores
+    adapters.
 
     Args:
-        attention: of transformers, whose layers it takes.
+        attention: attention of transformers that provides the layers.
     """
 
     def __init__(self, attention: nn.Module):
@@ -195,14 +196,14 @@ class GatedAttention(nn.Module):
         self.gru_rel_pos_const = Gate(attention.gru_rel_pos_const)
 
     def position_bias(self, hidden: Tensor) -> Tensor:
-        """Of the first layer, for all: (N or 1, heads, T, T) for hidden values (N, T, D)."""
+        """Return the position bias for all layers, (N or 1, heads, T, T), of inputs (N, T, D)."""
         places = torch.arange(hidden.shape[1], device=hidden.device)
         apart = places - places[:, None]
         exact = self.buckets // 2
         far = torch.log(apart.abs().float() / exact) / math.log(self.distance / exact)
         far = (exact + far * (self.buckets - exact)).long().clamp(max=self.buckets - 1)
         bucket = torch.where(apart.abs() < exact, apart.abs(), far) + (apart > 0) * self.buckets
-        # Of a stack, each client may have its own.
+        # In a stack, each client may have its own embedding.
         rows = 1 if type(self.rel_attn_embed) is nn.Embedding else len(hidden)
         found: Tensor = self.rel_attn_embed(bucket.expand(rows, -1, -1)).permute(0, 3, 1, 2)
         return found

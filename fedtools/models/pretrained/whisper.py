@@ -1,4 +1,4 @@
-"""Whisper itself: an encoder, and a decoder that writes what it hears token by token."""
+"""Whisper itself: an encoder, and a decoder that generates tokens."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fedtools.models.pretrained.encoders import WhisperEncoder, attention_mask
 from fedtools.models.pretrained.folder import import_transformers, open_known
 from fedtools.models.pretrained.options import Pretrained
 
-# Tokens of a second of speech, far above what is spoken, and beside them.
+# Most tokens per second of speech, far above real speech, and a number added to them.
 _TOKENS_PER_SECOND, _MORE = 15, 10
-# Of Whisper's encoder.
+# Positions per second in Whisper's encoder.
 POSITIONS_PER_SECOND = 50
 
 
 @dataclass(frozen=True)
 class Generation:
-    """How hypotheses are searched for.
+    """Options of the search for hypotheses.
 
     Attributes:
-        beam: hypotheses that are followed; 1 is greedy.
-        nbest: of these, those that are written.
+        beam: beam size; 1 is greedy search.
+        nbest: number of hypotheses that are written, at most `beam`.
     """
 
     beam: Annotated[int, Ge(1), Le(100)] = 5
@@ -43,11 +43,11 @@ class Generation:
 
 
 class Whisper(Recogniser):
-    """Whisper with what `fedtools.models.asr` asks of a model and of its criterion.
+    """Whisper with the interfaces of a model and of its criterion, for `fedtools.models.asr`.
 
     Args:
         config: the section `model`.
-        where: what it was read from, for messages.
+        where: source of `config`, for messages.
         specaug: ESPnet's SpecAugment, or None.
     """
 
@@ -56,7 +56,7 @@ class Whisper(Recogniser):
         options = from_mapping(Pretrained, config, where)
         folder = open_known(options.path, options.sum)
         if folder.kind != "whisper":
-            problem = f"criterion seq2seq is of Whisper, and {folder.path} holds {folder.kind}"
+            problem = f"criterion seq2seq requires Whisper, but {folder.path} holds {folder.kind}"
             raise option_error(problem, where, "criterion", "seq2seq")
         whole = folder.load()
         window = options.seconds(folder.kind, where)
@@ -66,53 +66,53 @@ class Whisper(Recogniser):
             adapt(self, options.adaptation, None)
         except ValueError as error:
             raise option_error(f"adapt: {error}", where, "adapt") from None
-        # Of the bottom whose outputs are kept.
+        # Number of bottom layers whose outputs are cached.
         self.depth = depth_of(self.encoder, options, where)
         whole.proj_out = self.proj_out
-        # transformers asks the first parameter for device and type.
+        # transformers reads device and type from the first parameter.
         whole.register_parameter("place", nn.Parameter(torch.zeros(0), requires_grad=False))
-        # In a list: its layers are registered above.
+        # In a list, to register no layer a second time.
         self._whole = [whole]
         self.longest = int(whole.config.max_target_positions)
         end = whole.generation_config.eos_token_id
         self.end = end[0] if isinstance(end, list) else end
 
     def _apply(self, fn: Any, recurse: bool = True) -> Whisper:
-        """Move also what transformers holds of it."""
+        """Apply a function, such as a move to a device, also to transformers' model."""
         self._whole[0]._apply(fn)
         return super()._apply(fn, recurse)
 
     def train(self, mode: bool = True) -> Whisper:
-        """As of `Recogniser`; the decoder is pretrained, too."""
+        """Set training mode for all but the pretrained encoder and decoder."""
         super().train(mode)
         self.decoder.eval()
         return self
 
     @property
     def criterion(self) -> Whisper:
-        """Itself: its decoder wants the tokens, too."""
+        """Return the model itself, because the loss needs its decoder."""
         return self
 
     def classify(self, features: Tensor) -> Tensor:
-        """The encoder's output as it is."""
+        """Return the encoder's output unchanged."""
         return features
 
     def posteriors(self, encoded: Tensor, lengths: Tensor) -> Tensor:
-        """Fail."""
+        """Raise a `UserError`: there are no posteriors of frames."""
         remedy = "take a model of criterion ctc"
         raise UserError("a model of criterion seq2seq has no posteriors of frames", remedy=remedy)
 
     def losses(self, encoded: Tensor, lengths: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Cross-entropy of each utterance's tokens and of its end, nats, summed: (B,).
+        """Return the cross-entropy of each utterance's tokens and its end, nats, summed: (B,).
 
         Args:
-            encoded, lengths: what `encode` gave.
+            encoded, lengths: the output of `encode`.
             batch: `prompt` (B, P), and `text` (B, L), padded with -1.
         """
         prompt, text = batch["prompt"], batch["text"]
         labels = F.pad(text, (0, 1), value=-1)
         labels[torch.arange(len(text)), batch["text_lengths"]] = self.end
-        # The labels that follow the prompt's last token and each token of the text.
+        # Labels are predicted after the prompt's last token and after each token of the text.
         given = torch.cat([prompt, text.clamp(min=0)], 1)
         logits = self._decode(given, encoded, lengths)[:, prompt.shape[1] - 1 :]
         entropies = F.cross_entropy(
@@ -121,7 +121,7 @@ class Whisper(Recogniser):
         return entropies.sum(1)
 
     def _decode(self, tokens: Tensor, encoded: Tensor, lengths: Tensor) -> Tensor:
-        """Logits (B, L, tokens) of what follows each of `tokens` (B, L)."""
+        """Return logits (B, L, tokens) of the token after each of `tokens` (B, L)."""
         places = torch.arange(tokens.shape[1], device=tokens.device)[None]
         hidden = self.decoder.embed_tokens(tokens)
         hidden = hidden + self.decoder.embed_positions(tokens, position_ids=places)
@@ -135,15 +135,17 @@ class Whisper(Recogniser):
     def generate(
         self, encoded: Tensor, prompt: Tensor, options: Generation, seconds: float
     ) -> list[tuple[list[int], float]]:
-        """The best hypotheses of one utterance, the best one first.
+        """Return the best hypotheses of one utterance, the best one first.
 
         Args:
             encoded: (1, T', D), without padding.
             prompt: (1, P).
-            seconds: of audio, which bound what is written.
+            options: options of the search.
+            seconds: length of the audio, which bounds the number of tokens.
 
         Returns:
-            tokens without prompt and end, and the sum of their log probabilities and the end's.
+            for each hypothesis, tokens without prompt and end, and the sum of their and the end's
+            log-probabilities.
         """
         transformers = import_transformers()
         whole = self._whole[0]

@@ -15,37 +15,37 @@ from fedtools.models.whisper_import.tokens import read_suppressed, read_tokenize
 def import_whisper(source: Path, out: Path, tokenizer: Path | None = None) -> list[str]:
     """Convert a Whisper model to a folder that `transformers` loads.
 
-    Nothing of the source is executed or unpickled, and its tensors keep their precision; tensors of
-    8 bits get that of the tensors beside them.
+    Nothing in the source is executed or unpickled. Tensors keep their precision; 8-bit tensors get
+    the precision of the model's other tensors.
 
     Args:
         source: a CTranslate2 folder, or OpenAI's .pt file.
-        out: the folder to be made; it appears when it is whole.
-        tokenizer: a folder of the same vocabulary, of CTranslate2 or Hugging Face, whose tokenizer
-            is taken; a .pt file has none of its own.
+        out: folder to create; it appears only when it is complete.
+        tokenizer: a CTranslate2 or Hugging Face folder with the same vocabulary, whose tokenizer is
+            used; a .pt file has no tokenizer.
 
     Returns:
-        what is to be known of the result, a sentence for each.
+        notes on the result, a sentence each.
 
     Raises:
-        UserError: if the source is damaged, is not Whisper, or does not fit its tokenizer, or there
-            is something at `out` already.
+        UserError: if the source is damaged, is not Whisper, or does not fit its tokenizer, or `out`
+            exists already.
     """
     check_new(out)
     if source.is_dir():
         if not (source / "model.bin").exists():
             problem = "no model.bin: not a CTranslate2 folder"
-            remedy = "a folder of Hugging Face's needs no import"
+            remedy = "a Hugging Face folder needs no import"
             raise UserError(problem, path=source, remedy=remedy)
         read, tokenizer = read_ctranslate2, tokenizer or source
         source = source / "model.bin"
     elif tokenizer is None:
-        problem = "a checkpoint of OpenAI's holds no tokenizer"
-        raise UserError(problem, path=source, remedy="name a folder that has it in --tokenizer")
+        problem = "an OpenAI checkpoint has no tokenizer"
+        raise UserError(problem, path=source, remedy="give a folder that has it by --tokenizer")
     else:
         read = read_openai
     whisper = read(source)
     tokens = read_tokenizer(tokenizer, whisper.sizes.vocabulary)
-    suppressed, said = read_suppressed(tokenizer, tokens)
+    suppressed, notes = read_suppressed(tokenizer, tokens)
     write_folder(out, whisper, tokens, suppressed)
-    return [*whisper.said, *said]
+    return [*whisper.said, *notes]

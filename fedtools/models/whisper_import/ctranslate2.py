@@ -1,8 +1,9 @@
-"""CTranslate2's model.bin, as faster-whisper has it, read without the library.
+"""Reading of CTranslate2's model.bin, which faster-whisper uses, without the library.
 
-The file, in little-endian numbers: the format's version; name and revision of the kind of model; a
-number of variables, each of them name, rank, dimensions, type, bytes; a number of aliases, each of
-them name and variable. Source: `ModelSpec._serialize` of CTranslate2's Python package.
+The file has, in little-endian numbers: the format's version; name and revision of the kind of
+model; the number of variables, and for each its name, rank, dimensions, type and bytes; the number
+of aliases, and for each its name and variable. Source: `ModelSpec._serialize` of CTranslate2's
+Python package.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from fedtools.files.text_files import open_input
 from fedtools.models.whisper_import.network import EMBEDDING, Sizes, Whisper, check
 
 _VERSION = 6
-# By the numbers that the file has for them.
+# Types in the order of their numbers in the file.
 _TYPES = (
     torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16,
 )  # fmt: skip
-# The library has no tensor of more dimensions than a convolution's weight.
+# No tensor has more dimensions than a convolution's weight.
 _MAX_RANK = 3
-_DAMAGED = "the file is cut off, damaged, or not of CTranslate2"
+_DAMAGED = "the file is cut off, damaged, or not from CTranslate2"
 
-# What a Whisper of the library's own converter has, beside tensors: any other value would be a
-# model that computes something else. Those of None do not change what is computed.
+# Flags that the library's own converter writes for Whisper, in addition to tensors. Any other value
+# means a model that computes something else, except for flags with None here, which have no effect.
 _FLAGS = {
     "decoder/activation": 3,  # GELU
     "decoder/alibi": 0,
@@ -44,7 +45,7 @@ _FLAGS = {
 }
 _PLAIN = {"gamma": "weight", "beta": "bias", "weight": "weight", "bias": "bias"}
 _LAYER = re.compile(r"(encoder|decoder)/layer_(0|[1-9][0-9]{0,3})/(.+)/(gamma|beta|weight|bias)")
-# Within a layer: one tensor here is one there, or several there, from top to bottom.
+# Tensors within a layer: each corresponds to one in Hugging Face's names, or to several in order.
 _PARTS = {
     "self_attention/layer_norm": ("self_attn_layer_norm",),
     "self_attention/linear_0": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -80,34 +81,34 @@ def read_ctranslate2(path: Path) -> Whisper:
     """Read a model.bin.
 
     Raises:
-        UserError: naming the file and what of it is damaged, of another version or kind of model,
-            quantised in a way that is not read, or no part of Whisper.
+        UserError: naming the file and the part of it that is damaged, has another version or kind
+            of model, an unsupported quantisation, or does not belong to Whisper.
     """
     with open_input(path) as file:
         variables = _Reader(file, path).variables()
     heads = [_scalar(variables, f"{half}/num_heads", path) for half in ("encoder", "decoder")]
     for name, value in _FLAGS.items():
         if name in variables and (found := _scalar(variables, name, path)) != value is not None:
-            problem = f"{name} is {found}, and {value} in Whisper"
+            problem = f"{name} is {found}, but {value} in Whisper"
             raise UserError(problem, path=path, remedy="such a model cannot be converted")
     quantised = any(value.dtype == torch.int8 for value in variables.values())
     _dequantise(variables, path)
     output = variables.pop("decoder/projection/weight", None)
     embedding = variables.get("decoder/embeddings/weight")
     if output is not None and (embedding is None or not torch.equal(output, embedding)):
-        problem = "decoder/projection/weight is not the matrix of embeddings, as it is in Whisper"
+        problem = "decoder/projection/weight is not the embedding matrix, as it is in Whisper"
         raise UserError(problem, path=path, remedy="such a model cannot be converted")
     tensors: dict[str, torch.Tensor] = {}
     for name in list(variables):
         tensors.update(_renamed(name, variables.pop(name), path))
     sizes = _sizes(tensors, heads[0], heads[1], path)
     check(sizes, tensors, path)
-    said = "weights of 8 bits: the model that they were made from had others"
-    return Whisper(sizes, tensors, [said] if quantised else [])
+    note = "8-bit weights: they differ from those of the model before quantisation"
+    return Whisper(sizes, tensors, [note] if quantised else [])
 
 
 class _Reader:
-    """A model.bin that is open, read with every size checked against what is left of the file."""
+    """Reader of an open model.bin that checks every size against the rest of the file."""
 
     def __init__(self, file: BinaryIO, path: Path):
         self._file = file
@@ -115,16 +116,17 @@ class _Reader:
         self._left = os.fstat(file.fileno()).st_size
 
     def variables(self) -> dict[str, torch.Tensor]:
-        """All variables by name, an alias under its own too."""
+        """Read all variables by name, including aliases."""
         version = self._number("I")
         if version != _VERSION:
-            problem = f"version {version} of CTranslate2's format, or none; only {_VERSION} is read"
-            raise UserError(problem, path=self._path, remedy="convert the model again")
+            problem = f"version {version} of CTranslate2's format, or another format"
+            remedy = f"convert the model again; only version {_VERSION} is supported"
+            raise UserError(problem, path=self._path, remedy=remedy)
         if (kind := self._text()) != "WhisperSpec":
             problem = f"a model of kind {kind[:40]!r}, not WhisperSpec"
             raise UserError(problem, path=self._path, remedy="only Whisper can be converted")
         if (revision := self._number("I")) != 3:
-            problem = f"revision {revision} of WhisperSpec; only 3 is read"
+            problem = f"revision {revision} of WhisperSpec; only 3 is supported"
             raise UserError(problem, path=self._path, remedy="convert the model again")
         found: dict[str, torch.Tensor] = {}
         for _ in range(self._number("I")):
@@ -137,7 +139,7 @@ class _Reader:
             name, of = self._text(), self._text()
             if name in found or name in aliases or of not in found:
                 self._fail(f"alias {name!r} of {of!r} is wrong")
-            # The library takes a scale along; safetensors wants no tensors that share memory.
+            # An alias includes the variable's scale. safetensors refuses tensors that share memory.
             for end in ("", "_scale")[: 1 + (f"{of}_scale" in found)]:
                 aliases[f"{name}{end}"] = found[f"{of}{end}"].clone()
         if self._left:
@@ -151,7 +153,7 @@ class _Reader:
         shape = [self._number("I") for _ in range(rank)]
         kind, size = self._number("B"), self._number("I")
         if kind >= len(_TYPES):
-            self._fail(f"variable {name!r} is of the unknown type {kind}")
+            self._fail(f"variable {name!r} has the unknown type {kind}")
         if size == 0 or size != math.prod(shape) * _TYPES[kind].itemsize:
             self._fail(f"variable {name!r} of shape {shape} has {size} bytes")
         return torch.frombuffer(bytearray(self._take(size)), dtype=_TYPES[kind]).reshape(shape)
@@ -170,13 +172,13 @@ class _Reader:
         return int(struct.unpack(f"<{kind}", self._take(struct.calcsize(f"<{kind}")))[0])
 
     def _take(self, size: int) -> bytes:
-        # Before anything is allocated.
+        # Checked before memory is allocated.
         if size > self._left:
-            self._fail(f"{size} bytes are wanted where {self._left} are left")
+            self._fail(f"{size} bytes are expected where {self._left} are left")
         raw = self._file.read(size)
         self._left -= size
         if len(raw) != size:
-            self._fail("it became shorter while it was read")
+            self._fail("the file became shorter while it was read")
         return raw
 
     def _fail(self, problem: str) -> NoReturn:
@@ -186,25 +188,25 @@ class _Reader:
 def _scalar(variables: dict[str, torch.Tensor], name: str, path: Path) -> int:
     value = variables.pop(name, None)
     if value is None or value.numel() != 1 or value.is_floating_point():
-        problem = f"{name} is missing" if value is None else f"{name} is no whole number"
+        problem = f"{name} is missing" if value is None else f"{name} is not a whole number"
         raise UserError(problem, path=path, remedy=_DAMAGED)
     return int(value.item())
 
 
 def _dequantise(variables: dict[str, torch.Tensor], path: Path) -> None:
-    """Turn weights of 8 bits, which have a scale for each row, into numbers of their model's type.
+    """Turn 8-bit weights, which have a scale for each row, into numbers of the model's type.
 
-    Rounded to it, they are off by far less than by the step of 8 bits.
+    The rounding to this type is far smaller than a step of 8 bits.
     """
     norm = variables.get("decoder/layer_norm/gamma")
     precision = torch.float32 if norm is None else norm.dtype
     for name, value in list(variables.items()):
-        # A flag that is not known is refused by its name elsewhere.
+        # Unknown flags are refused by name elsewhere.
         if value.is_floating_point() or value.dim() == 0:
             continue
         if value.dtype != torch.int8:
             kind = str(value.dtype).removeprefix("torch.")
-            problem = f"{name} is of {kind}; float32, float16, bfloat16 and int8 are read"
+            problem = f"{name} has type {kind}; float32, float16, bfloat16 and int8 are supported"
             raise UserError(problem, path=path, remedy="convert the model again, to one of these")
         scale = variables.pop(f"{name}_scale", None)
         if scale is None or not scale.is_floating_point() or scale.shape != value.shape[:1]:
@@ -215,7 +217,7 @@ def _dequantise(variables: dict[str, torch.Tensor], path: Path) -> None:
 
 
 def _renamed(name: str, value: torch.Tensor, path: Path) -> dict[str, torch.Tensor]:
-    """A variable as one tensor or several, by Hugging Face's names."""
+    """Return a variable as one tensor or several, by Hugging Face's names."""
     if name in _OTHERS:
         return {_OTHERS[name]: value}
     found = _LAYER.fullmatch(name)
@@ -225,15 +227,15 @@ def _renamed(name: str, value: torch.Tensor, path: Path) -> dict[str, torch.Tens
     half, number, part, kind = found.groups()
     targets = _PARTS[part]
     if value.shape[0] % len(targets):
-        problem = f"variable {name!r} is of shape {tuple(value.shape)}"
+        problem = f"variable {name!r} has the wrong shape {tuple(value.shape)}"
         raise UserError(problem, path=path, remedy=_DAMAGED)
     layer = f"model.{half}.layers.{number}"
     tensors = dict(zip(targets, value.chunk(len(targets)), strict=True))
     if kind == "bias":
-        # Whisper's keys have none, and zeros stand for it.
+        # Whisper has no bias for keys; the file has zeros in its place.
         for target in [target for target in targets if target.endswith("k_proj")]:
             if tensors.pop(target).any():
-                problem = f"variable {name!r} has a bias for keys, and Whisper has none"
+                problem = f"variable {name!r} has a bias for keys, but Whisper has none"
                 raise UserError(problem, path=path, remedy="such a model cannot be converted")
     return {f"{layer}.{target}.{_PLAIN[kind]}": tensor for target, tensor in tensors.items()}
 
@@ -241,7 +243,7 @@ def _renamed(name: str, value: torch.Tensor, path: Path) -> dict[str, torch.Tens
 def _sizes(
     tensors: dict[str, torch.Tensor], encoder_heads: int, decoder_heads: int, path: Path
 ) -> Sizes:
-    """What the shapes say; whether all of them do is for `check`."""
+    """Return the model's sizes from some of the shapes; `check` compares all shapes with them."""
 
     def rows(name: str, dimension: int = 0) -> int:
         value = tensors.get(name)

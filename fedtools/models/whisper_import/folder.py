@@ -1,4 +1,4 @@
-"""A Hugging Face folder of Whisper: what `transformers` writes, written without it."""
+"""Writing of Hugging Face folders of Whisper, as `transformers` does, but without that package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedtools.models.whisper_import.tokens import (
 
 
 def write_folder(out: Path, whisper: Whisper, tokens: Tokens, suppressed: Suppressed) -> None:
-    """Write the folder under a temporary name, and rename it when it is whole."""
+    """Write the folder under a temporary name, and rename it when it is complete."""
     dtype = str(whisper.tensors[EMBEDDING].dtype).removeprefix("torch.")
     ids = _ids(tokens) | {
         "suppress_tokens": suppressed.always,
@@ -39,7 +39,7 @@ def write_folder(out: Path, whisper: Whisper, tokens: Tokens, suppressed: Suppre
             write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         write_text(folder / "tokenizer.json", tokens.text)
         with atomic_path(folder / "model.safetensors") as temporary:
-            # The output layer is the embedding, and transformers ties them.
+            # The output layer is not written: transformers ties it to the embedding.
             save_file(whisper.tensors, temporary, {"format": "pt"})
 
 

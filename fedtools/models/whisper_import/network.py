@@ -1,4 +1,4 @@
-"""Whisper as tensors: its sizes, and the names and shapes that follow from them."""
+"""Whisper as tensors: its sizes, and the names and shapes of tensors for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EMBEDDING = "model.decoder.embed_tokens.weight"
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the shapes of a Whisper model follow from; Hugging Face's names are in `config`."""
+    """The sizes of a Whisper model, which determine all shapes of its tensors."""
 
     mels: int
     width: int
@@ -30,7 +30,7 @@ class Sizes:
     target_positions: int
 
     def config(self) -> dict[str, int]:
-        """The keys of `transformers.WhisperConfig`."""
+        """Return the sizes with the keys of `transformers.WhisperConfig`."""
         return {
             "vocab_size": self.vocabulary,
             "num_mel_bins": self.mels,
@@ -48,7 +48,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Whisper:
-    """A model that was read: its sizes, its tensors by Hugging Face's names, what is to be said."""
+    """A model that was read: sizes, tensors by Hugging Face's names, and notes for users."""
 
     sizes: Sizes
     tensors: dict[str, torch.Tensor]
@@ -56,7 +56,7 @@ class Whisper:
 
 
 def check(sizes: Sizes, tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Fail with a `UserError` for the first thing that keeps tensors from being this Whisper."""
+    """Raise a `UserError` unless the tensors are those of a Whisper model of these sizes."""
     for name, value in sizes.config().items():
         if not 0 < value < 1 << 31:
             raise UserError(f"{name} is {value}", path=path, remedy="the file is damaged")
@@ -75,14 +75,14 @@ def check(sizes: Sizes, tensors: Mapping[str, torch.Tensor], path: Path) -> None
             problem = f"tensor {name!r} does not belong to Whisper"
             raise UserError(problem, path=path, remedy="such a model cannot be converted")
         if (found := tuple(tensors[name].shape)) != expected[name]:
-            problem = f"tensor {name!r} is of shape {found}, expected {expected[name]}"
-            raise UserError(problem, path=path, remedy="the file is damaged, or no Whisper model")
+            problem = f"tensor {name!r} has shape {found}, expected {expected[name]}"
+            raise UserError(problem, path=path, remedy="the file is damaged, or not from Whisper")
         if not tensors[name].isfinite().all():
             raise UserError(f"tensor {name!r} has a NaN or infinity", path=path)
 
 
 def _shapes(sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of `WhisperForConditionalGeneration`, whose output layer is tied."""
+    """Yield names and shapes of `WhisperForConditionalGeneration`, whose output layer is tied."""
     width = sizes.width
     yield EMBEDDING, (sizes.vocabulary, width)
     for layer, inputs in (("conv1", sizes.mels), ("conv2", width)):

@@ -1,4 +1,4 @@
-"""OpenAI's checkpoints of Whisper: a .pt file of sizes and tensors, of which no code is run."""
+"""Reading of OpenAI's Whisper checkpoints, .pt files of sizes and tensors, without running code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedtools.files.errors import UserError
 from fedtools.models.torch_files import load_tensors
 from fedtools.models.whisper_import.network import Sizes, Whisper, check
 
-# Theirs and Hugging Face's, in this order.
+# Patterns in OpenAI's names and replacements for Hugging Face's, applied in this order.
 _NAMES = (
     (r"blocks\.", "layers."),
     (r"cross_attn_ln\.", "encoder_attn_layer_norm."),
@@ -54,7 +54,7 @@ def read_openai(path: Path) -> Whisper:
         raise UserError(problem, path=path, remedy="only checkpoints of Whisper can be converted")
     for name in _SIZES:
         if type(sizes.get(name)) is not int:
-            raise UserError(f"dims: {name} is no whole number", path=path)
+            raise UserError(f"dims: {name} is not a whole number", path=path)
     if sizes["n_audio_state"] != sizes["n_text_state"]:
         problem = "dims: n_audio_state is not n_text_state, as it is in Whisper"
         raise UserError(problem, path=path, remedy="such a model cannot be converted")
@@ -62,17 +62,17 @@ def read_openai(path: Path) -> Whisper:
     for name, value in state.items():
         sound = torch.is_tensor(value) and value.dtype in _KINDS and value.layout == torch.strided
         if not isinstance(name, str) or not sound:
-            problem = f"{name!r} is no tensor of float16, bfloat16 or float32"
+            problem = f"{name!r} is not a tensor of float16, bfloat16 or float32"
             raise UserError(problem, path=path)
         if (ours := _renamed(name)) in tensors:
             raise UserError(f"tensor {ours!r} comes twice", path=path)
         tensors[ours] = value
-    # A view of one number may say that it is of any size.
+    # A view of a single number can have any size.
     if sum(value.nbytes for value in tensors.values()) > path.stat().st_size:
-        raise UserError("tensors of more bytes than the file has", path=path)
+        raise UserError("its tensors have more bytes than the file", path=path)
     found = _sizes(sizes)
     check(found, tensors, path)
-    # In memory of their own: safetensors wants no part of a storage that several share.
+    # Copied, because safetensors refuses tensors that share memory.
     return Whisper(found, {name: value.contiguous().clone() for name, value in tensors.items()})
 
 

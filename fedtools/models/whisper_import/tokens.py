@@ -1,4 +1,4 @@
-"""Whisper's tokenizer and the tokens that it never writes, read from a folder that has them."""
+"""Reading of Whisper's tokenizer, and of the tokens that decoding suppresses, from a folder."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ START = "<|startoftranscript|>"
 TASKS = ("translate", "transcribe")
 PREVIOUS = "<|startofprev|>"
 NO_TIMESTAMPS = "<|notimestamps|>"
-# From 0 to 30 seconds in steps of 0.02, behind all other tokens.
+# Number of timestamps from 0 to 30 seconds in steps of 0.02, which follow all other tokens.
 _TIMESTAMPS = 1501
 # OpenAI's own rule: English-only models have GPT-2's vocabulary, which is one token shorter.
 _MULTILINGUAL = 51_865
 _LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
-_DAMAGED = "the file is damaged, or not of Whisper"
+_DAMAGED = "the file is damaged, or not from Whisper"
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A tokenizer: its file as it is, and the numbers of its special tokens."""
+    """A tokenizer: the text of its file, the ids of its special tokens, and its size."""
 
     text: str
     special: dict[str, int]
@@ -34,18 +34,18 @@ class Tokens:
 
     @property
     def multilingual(self) -> bool:
-        """Whether a language is chosen by a token."""
+        """Return whether the language is selected by a token."""
         return self.vocabulary >= _MULTILINGUAL
 
     @property
     def languages(self) -> dict[str, int]:
-        """Tokens of languages, such as <|en|>, and their numbers."""
+        """Return the ids of language tokens such as <|en|>."""
         return {name: one for name, one in self.special.items() if _LANGUAGE.fullmatch(name)}
 
 
 @dataclass(frozen=True)
 class Suppressed:
-    """Tokens that are never written, those that are not written first, heads that know time."""
+    """Suppressed tokens: always, and at the start; and the attention heads that align with time."""
 
     always: list[int]
     first: list[int]
@@ -53,13 +53,13 @@ class Suppressed:
 
 
 def read_tokenizer(folder: Path, vocabulary: int) -> Tokens:
-    """Read the tokenizer.json of a folder, for a model of so many tokens.
+    """Read the tokenizer.json of a folder, for a model with a vocabulary of the given size.
 
     Raises:
-        UserError: if it is missing or damaged, or belongs to a model of another vocabulary.
+        UserError: if the file is missing or damaged, or belongs to a model of another vocabulary.
     """
     path = folder / "tokenizer.json"
-    remedy = "name a folder that has it in --tokenizer"
+    remedy = "give a folder that has it by --tokenizer"
     text, content = _read_json(path, remedy)
     model, added = content.get("model"), content.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, dict) else None
@@ -69,23 +69,24 @@ def read_tokenizer(folder: Path, vocabulary: int) -> Tokens:
     for token in added:
         sound = isinstance(token, dict) and isinstance(token.get("content"), str)
         if not sound or type(token.get("id")) is not int:
-            raise UserError("added_tokens are not what they should be", path=path, remedy=_DAMAGED)
+            raise UserError("added_tokens have no content or id", path=path, remedy=_DAMAGED)
         if token.get("special"):
             special[token["content"]] = token["id"]
     for name in (END, START, *(f"<|{task}|>" for task in TASKS), PREVIOUS, NO_TIMESTAMPS):
         if name not in special:
             raise UserError(f"no token {name}", path=path, remedy=_DAMAGED)
     if any(type(one) is not int or not 0 <= one < vocabulary for one in vocab.values()):
-        raise UserError(f"a token above the model's {vocabulary}", path=path, remedy=_DAMAGED)
+        problem = f"a token's id is not below the model's vocabulary size {vocabulary}"
+        raise UserError(problem, path=path, remedy=_DAMAGED)
     if (expected := special[NO_TIMESTAMPS] + 1 + _TIMESTAMPS) != vocabulary:
-        problem = f"the tokenizer of a model of {expected} tokens; this one has {vocabulary}"
+        problem = f"the tokenizer is for a model of {expected} tokens; this one has {vocabulary}"
         raise UserError(problem, path=path, remedy=remedy)
     ordered = dict(sorted(special.items(), key=lambda item: item[1]))
     return Tokens(text, ordered, vocabulary)
 
 
 def read_suppressed(folder: Path, tokens: Tokens) -> tuple[Suppressed, list[str]]:
-    """The tokens that decoding leaves out, and what is to be said of them.
+    """Read the tokens that decoding suppresses, and return them with notes for users.
 
     CTranslate2 has them in config.json, Hugging Face in generation_config.json.
     """
@@ -97,9 +98,9 @@ def read_suppressed(folder: Path, tokens: Tokens) -> tuple[Suppressed, list[str]
     always, first = (_numbers(content, key, tokens.vocabulary, path) for key in keys)
     heads = content.get("alignment_heads")
     if heads is not None and not _are_heads(heads):
-        raise UserError("alignment_heads are no pairs of numbers", path=path)
-    said = [] if always else [f"{folder} names no token to suppress: decoding may write any"]
-    return Suppressed(always, first or [tokens.special[END]], heads), said
+        raise UserError("alignment_heads are not pairs of numbers", path=path)
+    notes = [] if always else [f"{folder} names no token to suppress: decoding may write any"]
+    return Suppressed(always, first or [tokens.special[END]], heads), notes
 
 
 def _numbers(content: dict[str, Any], key: str, vocabulary: int, path: Path) -> list[int]:
@@ -107,7 +108,7 @@ def _numbers(content: dict[str, Any], key: str, vocabulary: int, path: Path) -> 
     if not isinstance(found, list) or any(
         type(one) is not int or not 0 <= one < vocabulary for one in found
     ):
-        raise UserError(f"{key} are no tokens of the model", path=path)
+        raise UserError(f"{key} are not tokens of the model", path=path)
     return found
 
 
