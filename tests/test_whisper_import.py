@@ -79,7 +79,7 @@ def test_float16_of_the_librarys_own_converter_is_exact(whisper, tmp_path, cli):
 def test_int8_of_the_librarys_own_converter_is_as_near_as_it_is(whisper, tmp_path, cli):
     source = tiny.ct2_folder(tmp_path / "ct2", (HERE / "whisper.int8.bin").read_bytes())
     said = cli("import", source, tmp_path / "hf").ok().out.splitlines()
-    assert len(said) == 2 and "8 bits" in said[0]
+    assert len(said) == 2 and "8-bit" in said[0]
     found = tiny.state(load(tmp_path / "hf"))
     inexact = 0
     for name, value in tiny.state(whisper).items():

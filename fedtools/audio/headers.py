@@ -205,7 +205,7 @@ def _are_chunks(file: BinaryIO, place: int, whole: int, size: int, order: str) -
             file.seek(place)
             return not file.read().strip(b"\0")
         if place + 8 + length > size:
-            # The file may be cut off after its audio.
+            # A chunk may be incomplete if the file is cut off after its audio.
             return whole > size
         place += 8 + length
     return True

@@ -42,7 +42,7 @@ _FINISHED = 1e-6
 # Used in the search only: the cost of an unfinished word at the end. If no hypothesis in the beam
 # can end, all of them pay it, and keep their order.
 _UNFINISHED = np.float32(-1e6)
-# Score of what must not happen: so far below any sum of floors that rounding hides the rest.
+# Score of what must not happen: far below any sum of floors, and unchanged by adding other scores.
 _NEVER = np.float32(-1e30)
 
 
