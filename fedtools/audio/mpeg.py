@@ -213,7 +213,7 @@ def _leading_tag(raw: bytes, place: int, end: int) -> int:
 
 
 def _untagged(raw: bytes, padded: bool) -> int:
-    """Count the bytes before trailing tags, without zeros next to a tag or, if `padded`, any."""
+    """Count the bytes before trailing tags, without padding zeros if `padded` or next to a tag."""
     rest = raw[: _before_tags(raw)]
     bare = rest.strip(b"\0") if padded or len(rest) < len(raw) else rest
     return len(bare if len(rest) - len(bare) <= _BLOCK else rest)
