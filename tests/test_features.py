@@ -378,7 +378,7 @@ def test_merging_refuses_what_does_not_fit(data, tmp_path, cli):
     cli("merge-features", data, ark, "--nj", 2).fails(1, "feats.2.scp", "job 2 of 2")
     cli("merge-features", data, ark, "--nj", 1).fails(1, "no job has utterance")
     cli("extract-features", data, ark, "--job", 2, "--nj", 2, "--num-mel-bins", 40).ok()
-    cli("merge-features", data, ark, "--nj", 2).fails(1, "40 filters", "same options")
+    cli("merge-features", data, ark, "--nj", 2).fails(1, "40 values per frame", "same options")
     cli("extract-features", data, ark, "--job", 2, "--nj", 2).ok()
     tables = DataDir.read(data)
     tables.restrict(tables.utterances[1:], tmp_path / "less").write()
