@@ -294,7 +294,7 @@ def test_intermediate_losses_are_not_trained_and_that_is_told(cli, world, tmp_pa
     cli(
         "init", tmp_path / "exp", "--config", tmp_path / "c.yaml", "--method", "fedavg",
         "--data", f"train={world / 'train'}", "--asset", f"tokens={world / 'tokens'}",
-    ).fails(1, "interctc_weight: no loss of intermediate layers")  # fmt: skip
+    ).fails(1, "interctc_weight: losses of intermediate layers")  # fmt: skip
 
 
 def test_non_linguistic_symbols_are_one_token(cli, world, tmp_path):
@@ -376,7 +376,7 @@ def test_a_token_list_in_a_file(cli, world, tmp_path):
 
 
 REFUSED = [
-    ({"token_type": "whisper_multilingual"}, "token_type 'whisper_multilingual': only tokens of"),
+    ({"token_type": "whisper_multilingual"}, "token_type 'whisper_multilingual': only types"),
     ({"token_type": "hugging_face"}, "token_type 'hugging_face'"),
     ({"token_type": "phn", "g2p": "g2p_en"}, "g2p 'g2p_en' is not supported"),
     ({"token_type": "bpe"}, "bpemodel is None"),
