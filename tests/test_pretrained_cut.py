@@ -423,5 +423,5 @@ def test_extractors_that_are_no_bottom_are_refused_before_anything_is_made(
 ):
     more = ("--set", "method_conf.personal=[encoder.layers.1.*]")
     said = begin(world, folders, tmp_path / "e", *more)
-    said.fails(1, "method_conf.personal: encoder.layers.1", "is personal and encoder.layers.0")
+    said.fails(1, "method_conf.personal: encoder.layers.1", "is personal, but encoder.layers.0")
     assert not (tmp_path / "e").exists()
