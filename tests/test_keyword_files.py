@@ -108,7 +108,7 @@ def test_bad_options(world, cli, tmp_path):
     refused(
         "method_conf.keep_optimizer=true", said="keep_optimizer: clients of task kws train together"
     )
-    refused(method="client", said="Client needs optimizer, which task kws has not")
+    refused(method="client", said="Client needs optimizer, which task kws does not have")
     refused("clients_per_round=half", said="clients_per_round")
     refused("training.grad_clip=-1", said="grad_clip")
     refused(
