@@ -870,8 +870,8 @@ def test_two_rounds_against_a_speaker_classifier(world, tmp_path):
                 right, heard = student.classifier.heard.tolist()
                 assert sum(heard) == 2 * TRAIN[client]
                 share, most = (100 * one / sum(heard) for one in (sum(right), max(heard)))
-                said = f"tells {share:.0f} % of utterances, chance {most:.0f} %"
-                assert f"round {1 + step // 2}, {client}: its speaker classifier {said}" in done.err
+                said = f"accuracy {share:.0f} %, chance {most:.0f} %"
+                assert f"round {1 + step // 2}, {client}: speaker classifier {said}" in done.err
         assert_near(final(path, client, 2), student.state(), begun)
         kept = load_file(path / "clients" / client / "round_0002" / "speakers.safetensors")
         learnt = {name: one.numpy() for name, one in student.classifier.state_dict().items()}
@@ -885,7 +885,7 @@ def test_training_against_a_speaker_classifier(world, tmp_path):
         more = ("--set", f"method_conf.speaker_invariance={weight}")
         path = start(world, tmp_path / f"{weight}", "decouplefl", *CUT, *stages(3, 0), *more)
         done = inside("rounds", path).ok()
-        said = "round 1, in: one speaker, so nothing to be invariant to"
+        said = "round 1, in: only one speaker, trained without speaker invariance"
         assert (said in done.err) == bool(weight)
         found[weight] = {client: final(path, client, 3) for client in TRAIN}
         kept = sorted(one.parent.name for one in path.glob("clients/au/round_*/speakers.*"))
