@@ -263,7 +263,7 @@ def test_all_clients_diverge(world, cli, tmp_path):
     path = begin(world, tmp_path / "exp", "fedavg", "training.optim_conf.lr=1e30")
     cli("sample", path).ok()
     cli("train-local", path).ok()
-    said = "round_0001: 0 of 5 updates can be used", "begin anew with a lower learning rate"
+    said = "round_0001: 0 of 5 updates can be used", "experiment with a lower learning rate"
     cli("aggregate", path).fails(1, *said)
 
 
