@@ -233,7 +233,7 @@ def test_a_server_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path
     done = inside("rounds", path).ok()
     said = [line for line in done.err.splitlines() if "empty" in line]
     everybody = ", ".join(f"{client} (100 %)" for client in TRAIN)
-    assert said == [f"round {at}, server: its labels are empty of {everybody}" for at in rounds]
+    assert said == [f"round {at}, server: empty labels for {everybody}" for at in rounds]
     told = {(int(row["round"]), row["client"]) for row in ledger(path) if row["status"] != "ok"}
     assert told == {(at, client) for at in rounds for client in TRAIN}
     shown = [line.split() for line in inside("show", path).ok().out.splitlines()]
@@ -262,7 +262,7 @@ def test_of_the_clients_at_a_server_those_without_labels_are_told(world, tmp_pat
     path = start(root, root / "exp", "centralized", "--set", "rounds=1")
     done = inside("rounds", path).ok()
     said = [line for line in done.err.splitlines() if "empty" in line]
-    assert said == ["round 1, server: its labels are empty of en (100 %)"]
+    assert said == ["round 1, server: empty labels for en (100 %)"]
     assert [row["client"] for row in ledger(path) if row["status"] == "collapsed"] == ["en"]
 
 
@@ -275,7 +275,7 @@ def test_a_collapse_is_told_where_data_have_no_clients(world, tmp_path):
     more = (*silent(world, tmp_path), *TEACHER, "--set", "rounds=1")
     path = begin(tmp_path, tmp_path / "exp", "centralized", *more)
     done = inside("rounds", path).ok()
-    assert "round 1, server: its labels are empty of all (100 %)" in done.err
+    assert "round 1, server: empty labels for all (100 %)" in done.err
     assert [(row["client"], row["status"]) for row in ledger(path)] == [("-", "collapsed")]
     inside("show", path).ok()
 

@@ -572,7 +572,7 @@ def test_experiments_on_the_same_people_add_up(stream, tmp_path, key, cli):
     assert summed(0, 0) == [2, 1, alone[0]["user"]]
     # Who gives one is told of the others, and of one that is gone.
     told = cli("privacy", paths[0], paths[3]).ok().err
-    assert told == f"warning: not counted, though of the same clients: {paths[2]}\n"
+    assert told == f"warning: experiments on the same clients not counted: {paths[2]}\n"
     shutil.rmtree(paths[3])
     told = cli("privacy", paths[0]).ok().err
     assert f"{paths[2]}, {paths[3]}\n" in told
