@@ -104,10 +104,10 @@ class Federation:
         assert phase.client is not None
         try:
             return self._work(clients, number, phase)
-        except Gone as gone:
+        except Gone as error:
             if not phase.may_lack:
                 raise
-            return Sent([Report(client, reason=gone.reason) for client in clients])
+            return Sent([Report(client, reason=error.reason) for client in clients])
 
     def _work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
         half = phase.client
