@@ -162,7 +162,7 @@ class FedKwsUi(FedAvg):
 @METHODS.register("alo")
 @dataclass(frozen=True)
 class Alo(FedKwsUi):
-    """Adversarial learning against overfitted models without ALT: clients take equal steps."""
+    """ALO alone: adversarial learning against overfitted models; all clients take equal steps."""
 
     title: ClassVar[str] = "ALO"
     rank: ClassVar[int] = 8
@@ -173,7 +173,7 @@ class Alo(FedKwsUi):
 @METHODS.register("alt")
 @dataclass(frozen=True)
 class Alt(FedKwsUi):
-    """Adaptive local training without ALO: mu = lambda = 0, as in the paper's ablation."""
+    """ALT alone: adaptive local training, with mu = lambda = 0 as in the paper's ablation."""
 
     title: ClassVar[str] = "ALT"
     rank: ClassVar[int] = 9
