@@ -266,8 +266,8 @@ def test_a_part_is_personal(request, world, tmp_path, personal, shared):
     [
         ({"combine": "svd"}, ["method_conf.personal=['*lora*']"], "fedavg", "lora_a stays at its"),
         ({"combine": "residual"}, ["method_conf.personal=['*lora_b']"], "fedavg", "lora_b stays"),
-        ({"combine": "svd"}, [], "fedopt", "combine: FedOpt cannot have svd; it has mean, fixed_a"),
-        ({"combine": "residual"}, [], "fedopt", "combine: FedOpt cannot have residual"),
+        ({"combine": "svd"}, [], "fedopt", "FedOpt does not support svd, only mean, fixed_a"),
+        ({"combine": "residual"}, [], "fedopt", "combine: FedOpt does not support residual"),
         ({"combine": "svd"}, ["method_conf.keep_optimizer=true"], "fedavg", "keep_optimizer"),
         ({"combine": "median"}, [], "fedavg", "combine"),
         ({"targets": ["*q_proj"]}, [], "fedavg", "or convolution matches '*q_proj'; there are"),
@@ -306,7 +306,7 @@ def test_a_base_is_needed_and_of_the_same_model(world, tmp_path):
         *("init", tmp_path / "e", "--config", tmp_path / "plain.yaml", "--method", "fedavg"),
         *("--data", f"train={world / 'train'}", "--asset", f"tokens={world / 'tokens'}"),
         *("--asset", f"base={world}", *start(world)),
-    ).fails(1, "asset base is of a model with adapt")
+    ).fails(1, "asset base needs a model with adapt")
     assert not (tmp_path / "e").exists()
 
 
@@ -450,7 +450,7 @@ def test_the_whole_model_is_exported(world, tmp_path):
     exported = load(build_model(MODEL, tokens_of(world)), ours).eval()
     found, expected = (outputs(one, batch)[0] for one in (exported, model_after(path, world, 2)))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    inside("average", path, "--best", "2").fails(1, "adapters of 2 rounds have no mean")
+    inside("average", path, "--best", "2").fails(1, "adapters of 2 rounds cannot be averaged")
 
 
 def test_what_is_frozen_whole_is_measured_and_not_trained(world, tmp_path):

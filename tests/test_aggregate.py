@@ -215,7 +215,7 @@ def test_files_that_change_after_they_were_checked(tmp_path):
         file.truncate(messages[2].offset("scalar"))
     path = tmp_path / "update.2.safetensors"
     expected = [
-        Refusal(client, "update.2.safetensors is gone, or has changed")
+        Refusal(client, "update.2.safetensors is missing or has changed")
         for client in ("c002", "c003")
     ]
     assert combine(messages, [1] * 4, tmp_path / "mean", SHAPES) == expected
@@ -679,7 +679,7 @@ def test_weights_over_a_multiple_of_the_median_are_lowered(world, tmp_path, rati
     status = {row["client"]: row["status"] for row in ledger(tmp_path / "exp")}
     for client, size in sizes.items():
         lowered = bool(ratio) and size > 18
-        assert (f"{client}: its weight {size} counts as 18" in told) == lowered
+        assert (f"{client}: weight {size} lowered to 18" in told) == lowered
         assert status[client] == ("weight lowered" if lowered else "ok")
 
 

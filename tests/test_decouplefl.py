@@ -233,7 +233,7 @@ def test_a_server_whose_labels_are_all_empty_is_told_and_goes_on(world, tmp_path
     done = inside("rounds", path).ok()
     said = [line for line in done.err.splitlines() if "empty" in line]
     everybody = ", ".join(f"{client} (100 %)" for client in TRAIN)
-    assert said == [f"round {at}, server: its labels are empty of {everybody}" for at in rounds]
+    assert said == [f"round {at}, server: empty labels for {everybody}" for at in rounds]
     told = {(int(row["round"]), row["client"]) for row in ledger(path) if row["status"] != "ok"}
     assert told == {(at, client) for at in rounds for client in TRAIN}
     shown = [line.split() for line in inside("show", path).ok().out.splitlines()]
@@ -262,7 +262,7 @@ def test_of_the_clients_at_a_server_those_without_labels_are_told(world, tmp_pat
     path = start(root, root / "exp", "centralized", "--set", "rounds=1")
     done = inside("rounds", path).ok()
     said = [line for line in done.err.splitlines() if "empty" in line]
-    assert said == ["round 1, server: its labels are empty of en (100 %)"]
+    assert said == ["round 1, server: empty labels for en (100 %)"]
     assert [row["client"] for row in ledger(path) if row["status"] == "collapsed"] == ["en"]
 
 
@@ -275,7 +275,7 @@ def test_a_collapse_is_told_where_data_have_no_clients(world, tmp_path):
     more = (*silent(world, tmp_path), *TEACHER, "--set", "rounds=1")
     path = begin(tmp_path, tmp_path / "exp", "centralized", *more)
     done = inside("rounds", path).ok()
-    assert "round 1, server: its labels are empty of all (100 %)" in done.err
+    assert "round 1, server: empty labels for all (100 %)" in done.err
     assert [(row["client"], row["status"]) for row in ledger(path)] == [("-", "collapsed")]
     inside("show", path).ok()
 
@@ -870,8 +870,8 @@ def test_two_rounds_against_a_speaker_classifier(world, tmp_path):
                 right, heard = student.classifier.heard.tolist()
                 assert sum(heard) == 2 * TRAIN[client]
                 share, most = (100 * one / sum(heard) for one in (sum(right), max(heard)))
-                said = f"tells {share:.0f} % of utterances, chance {most:.0f} %"
-                assert f"round {1 + step // 2}, {client}: its speaker classifier {said}" in done.err
+                said = f"accuracy {share:.0f} %, chance {most:.0f} %"
+                assert f"round {1 + step // 2}, {client}: speaker classifier {said}" in done.err
         assert_near(final(path, client, 2), student.state(), begun)
         kept = load_file(path / "clients" / client / "round_0002" / "speakers.safetensors")
         learnt = {name: one.numpy() for name, one in student.classifier.state_dict().items()}
@@ -885,7 +885,7 @@ def test_training_against_a_speaker_classifier(world, tmp_path):
         more = ("--set", f"method_conf.speaker_invariance={weight}")
         path = start(world, tmp_path / f"{weight}", "decouplefl", *CUT, *stages(3, 0), *more)
         done = inside("rounds", path).ok()
-        said = "round 1, in: one speaker, so nothing to be invariant to"
+        said = "round 1, in: only one speaker, trained without speaker invariance"
         assert (said in done.err) == bool(weight)
         found[weight] = {client: final(path, client, 3) for client in TRAIN}
         kept = sorted(one.parent.name for one in path.glob("clients/au/round_*/speakers.*"))

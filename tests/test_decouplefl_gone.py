@@ -46,7 +46,7 @@ def lose_archive(world: Path, path: Path, client: str) -> str:
 
 def lose_own(world: Path, path: Path, client: str) -> str:
     shutil.rmtree(path / "clients" / client)
-    return "the personal parameters that it trained are gone"
+    return "its trained personal parameters are missing"
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_one_that_is_gone_is_scored_with_what_all_share(mended, without_en, tmp_
     lose_own(mended, path, "en")
     inside("rounds", path, "--evaluate", "valid").ok()
     told = inside("average", path).ok().err
-    assert f"{path}/clients/en: its personal parameters are gone: not averaged\n" in told
+    assert f"{path}/clients/en: personal parameters missing, not averaged\n" in told
     assert not (path / "clients" / "en" / "model.safetensors").exists()
     shared = load_file(path / "model.safetensors")
     assert {one.parent.name for one in path.glob("clients/*/model.safetensors")} == {"au", "in"}
@@ -115,7 +115,7 @@ def test_one_that_is_gone_is_scored_with_what_all_share(mended, without_en, tmp_
     for model in ("average", f"round:{LAST}"):
         out = tmp_path / model.replace(":", "")
         err = inside("decode", path, mended / "valid", out, "--model", model).ok().err
-        said = f"en: their personal parameters in {path} are gone, and decoded with what all share"
+        said = f"en: personal parameters missing in {path}, decoded with the shared model"
         assert f"{mended / 'valid'}: {said}\n" in err
 
 
@@ -168,12 +168,12 @@ def test_one_that_is_gone_after_all_were_trained_jointly(world, tmp_path):
     inside("rounds", path, "--to", "2", "--evaluate", "valid").ok()
     shutil.rmtree(path / "clients" / "en")
     told = inside("average", path).ok().err
-    assert f"{path}/clients/en: its personal parameters are gone: not averaged\n" in told
+    assert f"{path}/clients/en: personal parameters missing, not averaged\n" in told
     assert {one.parent.name for one in path.glob("clients/*/model.safetensors")} == {"au", "in"}
     for model in ("average", "round:2"):
         out = tmp_path / model.replace(":", "")
         err = inside("decode", path, world / "valid", out, "--model", model).ok().err
-        assert f"en: their personal parameters in {path} are gone" in err
+        assert f"en: personal parameters missing in {path}" in err
 
 
 def test_a_client_that_never_trained_has_nothing_to_lose(mended, tmp_path):

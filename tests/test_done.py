@@ -62,7 +62,7 @@ def test_speech_steps_computation_and_rounds_stand_in_the_row(cli, recipe):
 @pytest.mark.parametrize("numbers", ["", "2 x", "1  2"])
 def test_rounds_that_are_none_are_refused(cli, recipe, numbers):
     averaged("fedavg", {"all": numbers or "-1"})
-    said = cli(*arguments(**ROWS)).fails(1, "exp/fedavg/averaged.tsv:2: ", "are no rounds")
+    said = cli(*arguments(**ROWS)).fails(1, "exp/fedavg/averaged.tsv:2: ", "not a list of rounds")
     assert "run fedtools average" in said.err
 
 

@@ -133,7 +133,7 @@ def test_a_round_that_is_cut_stays_so(world, reference, tmp_path):
     table = path / "round_0001" / "update.2.tsv"
     before = table.read_bytes(), table.stat().st_mtime_ns
     said = counts.fedtools(world, "sample", path, "--nj", "1").ok().err
-    assert "round 1 is cut into 3 jobs already" in said
+    assert "round 1 is already cut into 3 jobs" in said
     assert (table.read_bytes(), table.stat().st_mtime_ns) == before
     counts.fedtools(world, "rounds", path).ok()
     assert counts.states(path) == counts.states(reference)
@@ -147,7 +147,7 @@ def test_who_was_sampled_is_computed_again(world, tmp_path):
     first, *others = listed.read_text().splitlines()
     listed.write_text("".join(f"{name}\n" for name in others))
     counts.fedtools(world, "train-local", path).ok()
-    counts.fedtools(world, "aggregate", path).fails(1, "not the clients that seed and round draw")
+    counts.fedtools(world, "aggregate", path).fails(1, "not the clients drawn for this seed")
     assert not (path / "round_0002" / ".done").exists()
     counts.fedtools(world, "reset", path, "--round", "2").ok()
     counts.fedtools(world, "rounds", path, "--to", "2").ok()
@@ -270,7 +270,7 @@ def test_a_round_is_taken_back_and_done_again(world, reference, copied):
         and not path.name.endswith(".tsv") and ".tfevents." not in path.name
     }  # fmt: skip
     for wrong in ("6", "9"):
-        counts.fedtools(world, "reset", copied, "--round", wrong).fails(1, "4 are complete")
+        counts.fedtools(world, "reset", copied, "--round", wrong).fails(1, "4 rounds are complete")
     counts.fedtools(world, "reset", copied, "--round", "2").ok()
     assert Experiment(copied).last_round() == 1
     assert not (copied / "round_0003").exists()
@@ -292,7 +292,7 @@ def test_no_round_is_done_again_without_what_was_kept_before_it(tmp_path, method
     inside("rounds", path, "--to", "3").ok()
     whole = kept(path)
     for number in range(2, nearest):
-        inside("reset", path, "--round", number).fails(1, "nothing is left of what was kept here")
+        inside("reset", path, "--round", number).fails(1, "the state kept before round")
         assert kept(path) == whole and Experiment(path).last_round() == 3
     for number in (nearest, 1):
         inside("reset", path, "--round", number).ok()

@@ -354,7 +354,7 @@ def test_sweeps_check_options_as_experiments_do(stream, tmp_path, cli):
     """Of all combinations, before any is tried."""
     out = tmp_path / "sweep.tsv"
     for options, told in (
-        (("--set", "alpha=0.9", "--vary", "beta=0.05,0.2"), "over 1 together"),
+        (("--set", "alpha=0.9", "--vary", "beta=0.05,0.2"), "alpha + beta is over 1"),
         (("--vary", "smoothing=0.5,2"), "smoothing"),
         (("--vary", "span=0", "--set", "groups=clock"), "span"),
         (("--vary", "epsilon=1e-9", "--set", "mechanism=laplace"), "epsilon"),

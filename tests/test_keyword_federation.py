@@ -101,7 +101,7 @@ def test_a_round_that_is_cut_into_jobs_stays_so(world, reference, cli, tmp_path)
     cli("train-local", path, "--job", 2).ok()
     before = sorted((file, file.stat().st_mtime_ns) for file in path.glob("round_0001/update.*"))
     said = cli("sample", path, "--nj", 1).ok().err
-    assert "round 1 is cut into 3 jobs already, and stays so" in said
+    assert "round 1 is already cut into 3 jobs, which are kept" in said
     assert (
         sorted((file, file.stat().st_mtime_ns) for file in path.glob("round_0001/update.*"))
         == before

@@ -108,7 +108,7 @@ def test_bad_options(world, cli, tmp_path):
     refused(
         "method_conf.keep_optimizer=true", said="keep_optimizer: clients of task kws train together"
     )
-    refused(method="client", said="Client needs optimizer, which task kws has not")
+    refused(method="client", said="Client needs optimizer, which task kws does not have")
     refused("clients_per_round=half", said="clients_per_round")
     refused("training.grad_clip=-1", said="grad_clip")
     refused(
@@ -263,7 +263,7 @@ def test_all_clients_diverge(world, cli, tmp_path):
     path = begin(world, tmp_path / "exp", "fedavg", "training.optim_conf.lr=1e30")
     cli("sample", path).ok()
     cli("train-local", path).ok()
-    said = "round_0001: 0 of 5 updates can be used", "begin anew with a lower learning rate"
+    said = "round_0001: 0 of 5 updates can be used", "experiment with a lower learning rate"
     cli("aggregate", path).fails(1, *said)
 
 

@@ -169,7 +169,7 @@ def test_mistakes_are_told(world, tuned, tmp_path, cli):
     cli("init", tmp_path / "a", *data, "--method", "fedavg").fails(1, "--start")
     start = ("--start", world / "nnlm" / "model.safetensors")
     cli("init", tmp_path / "a", *data, *start, "--method", "fmp").fails(
-        1, "FMP needs counts, which task lm has not"
+        1, "FMP needs counts, which task lm does not have"
     )
     config["model"] = {**LM, "unit": 32}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))

@@ -113,14 +113,14 @@ def test_a_way_that_writes_otherwise_is_told(tmp_path):
             (self.exp("killed") / "round_0001" / "ledger.tsv").write_text("other\n")
 
         def ranks(self) -> None:
-            raise Failed("exit 1: rank 1 is seen no more")
+            raise Failed("exit 1: rank 1 stopped responding")
 
         def after(self) -> None:
             pass
 
     found = Written(CASE, tmp_path / "net").run()
     assert net.compared(found, None) == [
-        (CASE, "exit 1: rank 1 is seen no more", "ranks"),
+        (CASE, "exit 1: rank 1 stopped responding", "ranks"),
         (CASE, "exp/round_0001/global.safetensors", "three"),
         (CASE, "exp/round_0001/ledger.tsv", "killed"),
     ]

@@ -224,5 +224,5 @@ def test_a_client_without_labels_is_named_when_it_vanishes_and_when_it_is_scored
         cli("init", path, "--method", method, "--data", f"train={left}", *options).ok()
         out = tmp_path / "decoded" / method
         found[method] = cli("decode", path, world / "valid", out, "--model", "start").ok().err
-    said = f"en: no clients of {tmp_path / 'fedextract'}, and decoded with what all share\n"
+    said = f"en: not a client of {tmp_path / 'fedextract'}, decoded with the shared model\n"
     assert found == {"fedextract": f"{world / 'valid'}: {said}", "centralized": ""}

@@ -217,7 +217,7 @@ def test_a_key_that_others_can_read_or_write_is_refused(home, mode):
     path = home / "key"
     make_key(path)
     path.chmod(mode)
-    with pytest.raises(UserError, match=rf"others can read.*{mode:o}.*chmod 600 {path}"):
+    with pytest.raises(UserError, match=rf"other users can access.*{mode:o}.*chmod 600 {path}"):
         open_key(home / "exp", path)
 
 

@@ -490,7 +490,7 @@ def test_options_are_checked_by_name():
 
 
 def test_an_epsilon_too_small_for_exact_noise():
-    with pytest.raises(UserError, match="epsilon is 1e-06, too small for 10 releases; take"):
+    with pytest.raises(UserError, match="epsilon is 1e-06, too small for 10 releases; use"):
         plan_of(10, release="cumulative", epsilon=1e-6)
     plan_of(10, release="cumulative", epsilon=1e-3)
 
@@ -525,7 +525,7 @@ def test_the_ledger_of_increments_and_of_cumulative_counts(tmp_path):
     # Three utterances twice, and one once.
     assert [row["epsilon_user"] for row in rows] == ["0.75", "1", "1.75"]
     assert {row["scale"] for row in rows} == {"32"}
-    with pytest.raises(ValueError, match="2 releases, planned were 3"):
+    with pytest.raises(ValueError, match="2 releases instead of 3"):
         ledger_rows(plan_of(3), amounts)
 
 

@@ -122,7 +122,7 @@ def test_the_residual_loses_nothing_round_after_round(tmp_path, states, capsys):
     for name in SPEC:
         np.testing.assert_allclose(found[name], mean_of(states, name), rtol=1e-6)
     share = 100 * np.square(dense - product(found)).sum() / np.square(dense).sum()
-    said = f"round 1: {share:.2f} % of the mean of the adapters goes into the base\n"
+    said = f"round 1: {share:.2f} % of the mean of the adapters is added to the base\n"
     assert capsys.readouterr().err == said
 
 
@@ -145,7 +145,7 @@ def test_who_is_refused_is_in_no_product(tmp_path, states, how):
     found, refused = combined(tmp_path / "r", states, how)
     assert [(one.client, one.reason) for one in refused] == [
         ("c1", "NaN or Inf in tensor 'low.lora_b'"),
-        ("c2", "too large a product in adapter 'low'"),
+        ("c2", "product too large in adapter 'low'"),
     ]
     alone, _ = combined(tmp_path / "alone", left, how, [3.0, 1.0, 5.0])
     for name, value in alone.items():

@@ -159,7 +159,7 @@ def test_other_words_for_a_nonce(stream, tmp_path, key, monkeypatch):
     make(stream, tmp_path / "one", **LAPLACE)
     assert (tmp_path / "one/nonce").read_text() != NONCE
     monkeypatch.setenv("FEDTOOLS_NONCE", NONCE)
-    inside("rounds", tmp_path / "one").fails(1, "its nonce is not the one of FEDTOOLS_NONCE")
+    inside("rounds", tmp_path / "one").fails(1, "its nonce differs from FEDTOOLS_NONCE")
     monkeypatch.setenv("FEDTOOLS_NONCE", "zero")
     config = ("--config", tmp_path / "one.yaml", "--method", "fmp", "--data", f"train={stream}")
     inside("init", tmp_path / "two", *config).fails(1, "FEDTOOLS_NONCE", "32 hexadecimal digits")
@@ -195,7 +195,7 @@ def test_an_experiment_that_was_begun_before_there_were_nonces(stream, tmp_path,
     (path / "nonce").unlink()
     for command in ("rounds", "privacy", "train-local", "aggregate"):
         told = inside(command, path)
-        told.fails(1, f"{path}: an experiment with privacy", "had a nonce", "begin another one")
+        told.fails(1, f"{path}: an experiment with privacy", "had no nonce", "begin another one")
     make(stream, plain, T)
     assert not (plain / "nonce").exists() and not (plain / "releases.tsv").exists()
 
@@ -251,7 +251,7 @@ def test_a_release_that_was_changed_is_refused(stream, tmp_path, key, monkeypatc
     found = load_file(file)
     found["counts"][3] += 1
     save_file(found, file)
-    inside("rounds", path).fails(1, f"{file}: not as it was released", "reset --round 1")
+    inside("rounds", path).fails(1, f"{file}: changed since its release", "reset --round 1")
     inside("reset", path, "--round", 1).ok()
     inside("rounds", path).ok()
 
@@ -394,7 +394,7 @@ def test_a_moved_folder_is_the_same_and_a_backup_is_a_copy(stream, tmp_path, key
     assert beside.stat().st_mode & 0o077 == 0
     beside.rename(tmp_path / "elsewhere")
     inside("reset", path, "--round", T).ok()
-    inside("rounds", path).fails(1, "missing: the record of what", "put it back beside the key")
+    inside("rounds", path).fails(1, "the record of the releases of", "put it back next to the key")
     assert "copies are not counted" in inside("privacy", path).ok().err
     (tmp_path / "elsewhere").rename(beside)
     inside("rounds", path).ok()
@@ -572,7 +572,7 @@ def test_experiments_on_the_same_people_add_up(stream, tmp_path, key, cli):
     assert summed(0, 0) == [2, 1, alone[0]["user"]]
     # Who gives one is told of the others, and of one that is gone.
     told = cli("privacy", paths[0], paths[3]).ok().err
-    assert told == f"warning: not counted, though of the same clients: {paths[2]}\n"
+    assert told == f"warning: experiments on the same clients not counted: {paths[2]}\n"
     shutil.rmtree(paths[3])
     told = cli("privacy", paths[0]).ok().err
     assert f"{paths[2]}, {paths[3]}\n" in told

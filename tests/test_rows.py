@@ -207,7 +207,7 @@ def test_who_stands_in(stream, tmp_path):
         ("utt2meeting", dict.fromkeys(CLIENTS, "EN2001a")),
     ):
         write_table(alone / "data" / name, {one: value[own] for one, own in owner.items()})
-    compare(alone / "stream", tmp_path, rows).fails(1, "nobody in another series", "'ann'")
+    compare(alone / "stream", tmp_path, rows).fails(1, "no client in another series", "'ann'")
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Training at one place: a client with its private data, or the server with its own."""
+"""Training at one site: a client on its private data, or the server on its own data."""

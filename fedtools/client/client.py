@@ -1,4 +1,4 @@
-"""What the client half of a method works with: a client, a stack of clients, or the server."""
+"""The interface to local training that methods use: a client, a stack of clients or the server."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedtools.models.training import load_model
 
 
 class Client:
-    """Who trains in a round, and the data and the models for it.
+    """A training unit in a round, with its data and models.
 
     Args:
-        unit: a client, clients who train as a stack, or the server.
-        source: their data.
-        models: of the task.
-        model: what each begins the round with; `train` changes it in place.
+        unit: a client, a stack of clients, or the server.
+        source: the data of the unit.
+        models: the models of the task.
+        model: the model at the start of the round; `train` changes it in place.
     """
 
     def __init__(self, unit: Unit, source: Source, models: Models, model: nn.Module):
@@ -34,21 +34,21 @@ class Client:
 
     @property
     def facts(self) -> Mapping[str, np.ndarray]:
-        """What the method's `prepare` said of each client, arrays of shape (K,)."""
+        """Return the values of the method's `prepare` for each client, arrays of shape (K,)."""
         return self.source.facts
 
     @cached_property
     def objective(self) -> Objective:
-        """What the task minimises; it begins with the model as it is when this is asked for."""
+        """Return the task's objective, created from the model as it is at the first access."""
         return self.models.objective(self.model, self.source)
 
     @cached_property
     def start(self) -> dict[str, Tensor]:
-        """The parameters as they are when this is first asked for."""
+        """Return a copy of the parameters as they are at the first access."""
         return {name: value.detach().clone() for name, value in self.model.named_parameters()}
 
     def copy(self) -> nn.Module:
-        """A second model for every client, with what `model` holds now."""
+        """Return a second model for every client, with the current tensors of `model`."""
         model = self.models.build(len(self.unit.names), "copy")
         load_model(model.state_dict(), self.model.state_dict())
         return model
@@ -68,19 +68,18 @@ class Client:
         """Train every client's model on its data.
 
         Args:
-            objective: what is minimised; by default the task's.
-            epochs, steps: how long; by default as the round says.
-            model: what is trained; by default the client's.
-            only: chooses parameters by name; by default all are trained.
-            fix_statistics: a BatchNorm whose parameters are not trained keeps its statistics, and
-                normalises by them as in testing.
-            keep_optimizer: take up the optimiser of the last round, and keep it for the next; of
-                one client, or the server.
-            purpose: a second training in a round needs another name, for other random numbers.
+            objective: the objective; by default the task's.
+            epochs, steps: length of the training; by default that of the round.
+            model: the model to train; by default the client's.
+            only: selects the parameters to train by name; by default all.
+            fix_statistics: whether a BatchNorm without trained parameters keeps its statistics
+                and normalises with them, as in evaluation mode.
+            keep_optimizer: whether to restore the optimiser state of the last round and keep it
+                for the next; only for one client or the server.
+            purpose: key of the random numbers; a second training in a round needs another one.
 
         Returns:
-            what it came to, for each client; one whose training diverged leaves the others as
-            they are.
+            the result of each client; a client whose training diverged does not affect others.
         """
         model, objective = model or self.model, objective or self.objective
         others = [
@@ -97,7 +96,7 @@ class Client:
         done = trainer.train(self.source.batches(epochs, steps, purpose), fixed)
         for parameter in others:
             parameter.requires_grad_(True)
-        # Who diverged begins the next round as the last one.
+        # A client that diverged starts the next round from the optimiser state of the last one.
         if not any(reason for *_, reason in done):
             trainer.keep(keep_optimizer)
         empty = {str(self.facts["clients"][at]): x for at, x in objective.empty_labels.items()}
@@ -107,13 +106,13 @@ class Client:
         ]
 
     def rest(self) -> list[Trained]:
-        """Do nothing."""
+        """Return results without training."""
         return [Trained(0, 0.0, size) for size in self.source.sizes]
 
     def send_features(self) -> list[Trained]:
-        """Send features of one client's utterances, which are computed while they are written.
+        """Send the features of one client's utterances, computed while they are written.
 
-        They go without their names, which tell speakers, in an order of their own: `sent_names`.
+        The utterance names, which identify speakers, are replaced and reordered: `sent_names`.
         """
         (client,), (size,) = self.unit.names, self.source.sizes
         names, cut = sent_names(self.source.secret, client, size), self.models.cut()
@@ -130,19 +129,19 @@ class Client:
         return [Trained(0, 0.0, size, features=features())]
 
     def tensors(self, model: nn.Module | None = None, client: int = 0) -> dict[str, Tensor]:
-        """One client's parameters and buffers, not copied."""
+        """Return one client's parameters and buffers, not copied."""
         return self.models.tensors(model or self.model, client)
 
     def recall(self, name: str, model: nn.Module) -> None:
-        """Put into `model` what each client kept under `name`; newcomers keep what is there."""
+        """Load into `model` what each client kept under `name`; new clients are left unchanged."""
         for client, own in enumerate(self.unit.own):
             views = self.tensors(model, client)
             load_model(views, own.load(name, spec_of(views)) or {})
 
     def keep(self, name: str, model: nn.Module) -> None:
-        """Keep each client's tensors, under `name`, for a later round.
+        """Keep each client's tensors under `name` for a later round.
 
-        Of a client whose tensors are not finite nothing is kept: it begins again another time.
+        A client with tensors that are not finite keeps its previous ones.
         """
         usable = finite(model, self.models.stacked)
         for client, own in enumerate(self.unit.own):
@@ -150,7 +149,7 @@ class Client:
                 own.save(name, self.tensors(model, client))
 
     def keep_personal(self, usable: Sequence[bool]) -> None:
-        """Keep what stays at each client whose result can be used."""
+        """Keep the personal tensors of each client whose result is usable."""
         for client, own in enumerate(self.unit.own) if self.unit.personal else ():
             if usable[client]:
                 state = self.tensors(client=client)
@@ -158,6 +157,6 @@ class Client:
 
 
 def untrained_norms(model: nn.Module) -> list[nn.Module]:
-    """The layers of BatchNorm of which no parameter is trained."""
+    """Return the BatchNorm layers without trained parameters."""
     norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
     return [one for one in norms if not any(value.requires_grad for value in one.parameters())]

@@ -1,10 +1,11 @@
-"""Training that takes the speaker out of features: Zhu et al. 2022, equation 3.
+"""Speaker-invariant training of the extractor: Zhu et al. 2022, equation 3.
 
-A classifier of the client's own speakers learns to tell them by the features; its gradient, turned
-round, makes the extractor unlearn what it finds (Ganin and Lempitsky, ICML 2015). The classifier
-stays at the client. It sees an utterance as mean and standard deviation over its frames, each value
-of which is normalised over the batch: without, it stays at chance, and nothing is unlearned. What
-it tells in a round is printed: if that is chance from the beginning, it is no adversary.
+A classifier learns to identify the client's own speakers from the features, and its reversed
+gradient removes speaker information from the extractor (Ganin and Lempitsky, ICML 2015). The
+classifier stays at the client. Its input is the mean and standard deviation of an utterance's
+frames, normalised over the batch; without this normalisation it stays at chance and removes
+nothing. Its accuracy in each round is printed: an adversary that is at chance from the start has no
+effect.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ def speaker_invariant(
     """Train a client's extractor on its labels and against a classifier of its speakers.
 
     Args:
-        is_extractor: which parameters of the model are trained.
-        weight: lambda of equation 3, after so large a share of this round's steps.
-        units: width of the hidden layer of the classifier.
+        client: the client.
+        is_extractor: selects the model's parameters to train by name.
+        weight: function from the share of the round's steps taken to lambda of equation 3.
+        units: width of the classifier's hidden layer.
     """
     unit, cut, speakers = client.unit, client.models.cut(), int(client.facts["speakers"][0])
     if speakers < 2:
         who = f"round {unit.number}, {unit.names[0]}"
-        print(f"{who}: one speaker, so nothing to be invariant to", file=sys.stderr)
+        print(f"{who}: only one speaker, trained without speaker invariance", file=sys.stderr)
         return client.train(only=is_extractor, fix_statistics=True, keep_optimizer=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed64(unit.seed, _NAME, unit.names[0]))
@@ -55,7 +57,7 @@ def speaker_invariant(
     def loss(_: nn.Module, batch: Any) -> Tensor:
         return loss_of(objective, cut, weight(objective.done), both, batch)
 
-    # The labels stay the task's, and so does their teacher.
+    # Only the loss is replaced; labels and teacher remain those of the task.
     objective = client.objective.replaced(loss)
     trained = client.train(
         objective,
@@ -73,17 +75,18 @@ def speaker_invariant(
 def loss_of(
     objective: Objective, cut: Cut, weight: float, both: nn.ModuleDict, batch: Any
 ) -> Tensor:
-    """The model's loss and the speaker classifier's, its gradient turned round, nats, (1,).
+    """Compute the sum of the model's loss and the speaker classifier's, in nats, (1,).
 
-    CTC's loss of an utterance is a sum over its frames, and so is the speaker's whose gradient is
-    turned round: that of the utterance, as often as it has frames of features. The classifier
-    itself learns from each utterance once.
+    The CTC loss of an utterance is a sum over its frames. To match, the speaker loss whose reversed
+    gradient reaches the extractor counts an utterance once per feature frame; the classifier itself
+    learns from each utterance once.
 
     Args:
-        objective: says what utterances are labelled with.
+        objective: labels the utterances.
         cut: where the extractor ends.
         weight: lambda.
-        both: the model, and the classifier.
+        both: the model and the classifier.
+        batch: the utterances.
     """
     model, batch = both["model"], objective.labelled(batch)
     features, lengths = cut.extract(model, batch)
@@ -97,16 +100,16 @@ def loss_of(
 
 
 class SpeakerClassifier(nn.Module):
-    """Utterances' features to logits of speakers.
+    """Classifier from the features of an utterance to speaker logits.
 
     Args:
-        size: values of a frame.
+        size: values per frame.
         units: width of the hidden layer.
-        speakers: how many there are.
+        speakers: number of speakers.
 
     Attributes:
-        heard: (2, speakers), of a round's utterances of each speaker: told rightly, and all. Kept
-            with the parameters, so that a round that goes on after a kill counts them once.
+        heard: (2, speakers), utterances of each speaker in this round: correctly classified, and
+            all. A buffer, so that a round resumed from a checkpoint counts each of them once.
     """
 
     mean: Tensor
@@ -115,7 +118,7 @@ class SpeakerClassifier(nn.Module):
 
     def __init__(self, size: int, units: int, speakers: int):
         super().__init__()
-        # BatchNorm without parameters; no layer of torch's, whose statistics stage 1 would fix.
+        # BatchNorm without parameters. Not torch's layer, whose statistics stage 1 would freeze.
         self.register_buffer("mean", torch.zeros(2 * size))
         self.register_buffer("variance", torch.ones(2 * size))
         self.register_buffer("heard", torch.zeros(2, speakers, dtype=torch.long))
@@ -123,31 +126,31 @@ class SpeakerClassifier(nn.Module):
         self.output = nn.Linear(units, speakers)
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """(B, T, D) and (B,) to (B, speakers)."""
+        """Compute logits (B, speakers) from features (B, T, D) and lengths (B,)."""
         vectors = pooled(features, lengths).to(self.mean.dtype)
-        # One utterance has no deviation: it is normalised by those before it.
+        # A single utterance has no variance, so it is normalised by the running statistics.
         several = self.training and len(vectors) > 1
         vectors = F.batch_norm(vectors, self.mean, self.variance, training=several)
         logits: Tensor = self.output(self.hidden(vectors).relu())
         return logits
 
     def count(self, logits: Tensor, speakers: Tensor) -> None:
-        """Count the utterances whose speakers are told rightly."""
+        """Count all utterances and those whose speaker was identified."""
         own = F.one_hot(speakers, self.heard.shape[1])
         right = (logits.detach().argmax(1) == speakers)[:, None]
         self.heard += torch.stack([(own * right).sum(0), own.sum(0)])
 
     @property
     def told(self) -> str:
-        """What it told in the round, in words."""
+        """Return a message with the classifier's accuracy in this round."""
         right, heard = self.heard.tolist()
         share, most = (100 * count / max(1, sum(heard)) for count in (sum(right), max(heard)))
-        return f"its speaker classifier tells {share:.0f} % of utterances, chance {most:.0f} %"
+        return f"speaker classifier accuracy {share:.0f} %, chance {most:.0f} %"
 
 
 def turned_round(features: Tensor, weights: Tensor) -> Tensor:
-    """The same values; their gradient is turned round, and scaled by `weights`."""
+    """Return the features, with a gradient that is reversed and scaled by `weights`."""
     turned = features.view_as(features)
-    # torch gives this no types.
+    # torch does not annotate this method.
     turned.register_hook(lambda gradient: -weights * gradient)  # type: ignore[no-untyped-call]
     return turned

@@ -1,4 +1,4 @@
-"""What training minimises: a loss, what follows a step, and a state that checkpoints keep."""
+"""Training objectives: a loss, an action after each step, and a state kept in checkpoints."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-# The loss of each model of a batch, shape (K,); K is 1 for a model that is no stack.
+# (model, batch) -> the loss of each model, shape (K,); K is 1 for a single model.
 Loss = Callable[[nn.Module, Any], Tensor]
 State = dict[str, "Tensor | np.ndarray"]
 
 
 class Objective:
-    """What training minimises; tasks derive from it where a loss alone does not say it.
+    """Training objective; tasks subclass it where they need more than a loss.
 
-    `objective + penalty` has a term more, and `objective.replaced(loss)` another loss; the labels,
-    the state and what follows a step stay the first one's.
+    `objective + penalty` adds a term to the loss, and `objective.replaced(loss)` replaces it;
+    labels, state and the action after each step are kept.
 
     Args:
-        loss: of each model, shape (K,).
+        loss: the loss of each model, shape (K,).
     """
 
-    # Whether its state lives on from round to round; of one client, or the server.
+    # Whether the state is kept between rounds; only for one client or the server.
     keep = False
-    # The share of the training's steps taken so far, for what grows or falls along it.
+    # The share of the training's steps taken so far, for schedules.
     done = 0.0
 
     def __init__(self, loss: Loss):
@@ -37,39 +37,40 @@ class Objective:
         return self.replaced(lambda model, batch: self.loss(model, batch) + penalty(model, batch))
 
     def replaced(self, loss: Loss) -> Objective:
-        """The same objective with another loss."""
+        """Return the same objective with another loss."""
         return _Replaced(self, loss)
 
     def labelled(self, batch: Any) -> Any:
-        """The batch with the labels to be trained on."""
+        """Return the batch with the labels to train on."""
         return batch
 
     def new_round(self) -> None:
-        """Begin the next round with a state that was kept."""
+        """Start a new round with the state kept from the last one."""
 
     @property
     def empty_labels(self) -> Mapping[int, float]:
-        """Each client's share of utterances trained on with an empty label in this round."""
+        """Return each client's share of utterances with an empty label in this round's training."""
         return {}
 
     def after_step(self, model: nn.Module, active: int) -> None:
-        """Follow a step of the optimiser, such as with an update of a teacher.
+        """Act after a step of the optimiser, such as by updating a teacher.
 
         Args:
-            active: of a stack, how many models took this step, the first ones; momentum moves the
-                others on too, but not to where they will end.
+            model: the model or stack.
+            active: how many models of a stack, counted from the first, took this step. Momentum
+                also changes the others, but their results were saved before.
         """
 
     def state(self) -> State:
-        """The tensors that checkpoints keep, and `load` puts back."""
+        """Return the tensors to keep in checkpoints, for `load`."""
         return {}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Put back what `state` gave."""
+        """Restore the tensors returned by `state`."""
 
 
 class _Replaced(Objective):
-    """An objective whose loss is another; all else is the first one's."""
+    """An objective with another loss; everything else is delegated to the original objective."""
 
     def __init__(self, first: Objective, loss: Loss):
         super().__init__(loss)
@@ -97,15 +98,18 @@ class _Replaced(Objective):
 
 
 def total(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of tensors, one after the other; there is at least one."""
+    """Return the sum of one or more tensors, added in order."""
     return reduce(add, parts)
 
 
 def squared_distance(model: nn.Module, start: Mapping[str, Tensor], active: int | None) -> Tensor:
-    """The squared distance of each model's parameters from those of `start`, (K,).
+    """Compute the squared distance of each model's parameters from `start`, (K,).
 
     Args:
-        active: of a stack, how many models still train, the first ones; None: it is no stack.
+        model: the model or stack.
+        start: the parameters to measure from.
+        active: how many models of a stack, counted from the first, still train; None for a single
+            model.
     """
     rows = [
         (value[:active] - start[name][:active]) if active else (value - start[name])[None]

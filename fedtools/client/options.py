@@ -1,4 +1,4 @@
-"""How clients train: what utterances and clips add to the options of any model."""
+"""Training options for utterances and clips, in addition to those of every model."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from fedtools.audio.augment import Augment
 from fedtools.files.config import Natural, NonNegative, Positive, Section, from_mapping
 from fedtools.models.training import OptimizerName, Training
 
-# Far above what is of use.
+# Far above any useful value.
 MAX_STACK, MAX_END_FRAMES = 1 << 16, 1000
 
 
 @dataclass(frozen=True)
 class UtteranceTraining(Training):
-    """Of speech recognition.
+    """Training options of speech recognition.
 
     Attributes:
         batch_bins: the largest frames x bins of a padded batch.
-        accum_grad: batches of a step.
-        labels: "transcripts", or "continuous" pseudo-labels of a teacher, without transcripts.
-        decay: of the teacher, alpha in equation 7 of Zhu et al. 2022.
-        decay_per: "step", as in the paper, or "epoch": of all steps of an epoch together, so that a
-            teacher moves as far in an epoch of a client's data as in one of all clients' data.
-        keep_teacher: whether a client's teacher lives on from round to round; otherwise each round
-            begins with what the client was sent.
-        server_labels: of features that clients sent, where a server trains on these: "continuous",
-            a teacher's; "beam", fixed ones, by a search with the asset `lm` on these features, or
-            by Whisper's decoder; or "transcripts", which no client would send: a bound.
-        search: how "beam" searches, as the section `decode` of recipes' files says it; the asset
-            `weights` has other weights.
-        cache_mb: features that a process keeps in memory between rounds.
-        end_frames: frames of zeros, a log energy as of silence in 16 bits, behind every utterance's
-            own, whatever it is read for: training, decoding, sent features, attacks.
+        accum_grad: batches per step.
+        labels: "transcripts", or "continuous": pseudo-labels of a teacher, without transcripts.
+        decay: decay of the teacher, alpha in equation 7 of Zhu et al. 2022.
+        decay_per: "step", as in the paper, or "epoch": the decay of all steps of an epoch together,
+            so that a teacher moves equally far in an epoch of little data and of much data.
+        keep_teacher: whether a client keeps its teacher between rounds; otherwise the teacher of
+            each round starts from the model that the client received.
+        server_labels: labels for the features that clients sent, where the server trains on them:
+            "continuous", from a teacher; "beam", fixed ones from a search with the asset `lm` or
+            with Whisper's decoder; or "transcripts", an upper bound, since clients would not send
+            them.
+        search: options of "beam", as in the section `decode` of recipe files; the asset `weights`
+            overrides its weights.
+        cache_mb: megabytes of features that a process keeps in memory between rounds.
+        end_frames: frames of zeros, the log energy of silence in 16 bits, appended to every
+            utterance for training, decoding, sent features and attacks.
     """
 
     grad_clip: NonNegative = 5.0
@@ -54,20 +55,20 @@ class UtteranceTraining(Training):
 
     @property
     def reads_transcripts(self) -> bool:
-        """Whether those of the training data are trained on."""
+        """Return whether training uses the transcripts of the training data."""
         return "transcripts" in (self.labels, self.server_labels)
 
 
 @dataclass(frozen=True)
 class ClipTraining(Training):
-    """Of keyword networks.
+    """Training options of keyword networks.
 
     Attributes:
-        batch_size: clips of a step; a client with fewer takes all it has.
-        stack: clients trained at once; 1 trains them one after the other. Part of the
-            configuration because the order of sums, and with it the last bit, depends on it.
-        stack_mb: a stack gets smaller if the activations of a step would need more memory, in each
-            process.
+        batch_size: clips per step; a client with fewer clips uses all of them.
+        stack: clients trained at once; 1 trains them one after the other. It is part of the
+            configuration because the order of sums, and so the last bit, depends on it.
+        stack_mb: the most megabytes that the activations of a step may need in each process;
+            stacks are made smaller to fit.
         augment: fields of `fedtools.audio.augment.Augment`.
     """
 
@@ -80,13 +81,13 @@ class ClipTraining(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scheduler is not None:
-            # A client's steps are counted from the round that it is sampled in.
+            # A client's steps are counted anew in each round.
             problem = "scheduler: keyword networks would warm up again in each round"
-            raise ValueError(f"{problem}; set null, and optim_conf.lr to a rate that stays")
-        # A slip is told now, and not when the first batch is made.
+            raise ValueError(f"{problem}; set it to null, and optim_conf.lr to a constant rate")
+        # Checks the options here instead of at the first batch.
         _ = self.augmentation
 
     @cached_property
     def augmentation(self) -> Augment:
-        """What happens to training audio."""
+        """Return the augmentation of training audio."""
         return from_mapping(Augment, self.augment, "augment")

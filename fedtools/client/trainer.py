@@ -1,12 +1,13 @@
-"""The training loop: of one model, or of a stack of models at once; resumable at every step.
+"""The training loop, for one model or a stack of models; resumable at every step.
 
-A stack is one network whose every parameter has a leading dimension, one model after another.
-Clients that trained one after the other would each pay for starting every operation on a batch of a
-few clips; a stack pays once for all. Sorted by their number of steps, those that have finished drop
-out at its end.
+A stack is one network whose parameters all have a leading dimension with one entry per model.
+Clients that train one by one each pay the overhead of launching every operation on a batch of a
+few clips; a stack pays it once for all. Models are sorted by their number of steps, so that those
+that finish first are at the end of the stack and drop out there.
 
-All randomness of a step (dropout, SpecAugment) is drawn after seeding torch by the step's own key,
-so that a run resumed from a checkpoint is the same, bit for bit, as one that was left alone.
+Torch is seeded before each step with the step's own key, from which all its randomness (dropout,
+SpecAugment) follows, so that a run resumed from a checkpoint has the same bits as an uninterrupted
+one.
 """
 
 from __future__ import annotations
@@ -34,25 +35,25 @@ from fedtools.models.training import (
     optimizer_state,
 )
 
-# What the home of a unit keeps: its optimiser, with the count of steps that it has taken, and what
-# an objective keeps from round to round.
+# Names of what a unit keeps between rounds: its optimiser, with the number of steps taken, and the
+# state of its objective.
 _OPTIMIZER, _STEPS, _OBJECTIVE = "optimizer", "steps", "objective"
 
 
 class Trainer:
-    """A training in progress: what it changes, and what a checkpoint holds.
+    """A training in progress, with all the state that a checkpoint holds.
 
     Args:
-        model: a network, or a stack of them; parameters that need no gradient stay.
+        model: a network, or a stack of them; parameters that need no gradient are not trained.
         objective: what is minimised.
         training: the options.
-        unit: whose training it is.
-        stacked: whether the model's tensors have a leading dimension.
-        purpose: a second training in a round needs another name, for other random numbers.
+        unit: the unit that trains.
+        stacked: whether the model's tensors have a leading model dimension.
+        purpose: key of the random numbers; a second training in a round needs another one.
 
     Attributes:
-        steps: taken so far.
-        before: taken before, in rounds whose optimiser was kept.
+        steps: steps taken so far.
+        before: steps taken in earlier rounds, if their optimiser was kept.
     """
 
     def __init__(
@@ -70,21 +71,22 @@ class Trainer:
         self._training, self._stacked, self._purpose = training, stacked, purpose
         self.optimizer = make_optimizer(model, training)
         self._device = next(model.parameters()).device
-        # Sums of each model's loss and of the batches' weights, (K,).
+        # Sums of each model's weighted losses and of the batch weights, (K,).
         self._totals = self._amounts = torch.zeros(0)
-        # The results of models that have fewer steps than the first: tensors (K, ...).
+        # The results of models that finished before the first: tensors (K, ...).
         self._finished: dict[str, Tensor] = {}
 
     def train(
         self, batches: Batches, fixed: Iterable[nn.Module] = ()
     ) -> list[tuple[int, float, str]]:
-        """Train to the end of the batches, from a checkpoint where there is one.
+        """Train on all batches, from a checkpoint if there is one.
 
         Args:
-            fixed: layers that work as in testing.
+            batches: the batches of all steps.
+            fixed: layers to keep in evaluation mode.
 
         Returns:
-            (steps, mean loss, reason why it cannot be used or "") of each model.
+            (steps, mean loss, reason why the result is unusable or "") of each model.
         """
         counts = batches.steps
         if not self._resume():
@@ -105,7 +107,7 @@ class Trainer:
                 if (left := sum(count > self.steps for count in counts)) < active and left:
                     self._keep_finished(left, active)
                 progress.advance(sum(batch.frames for batch in parts), self._mean)
-                # The last state is kept too, until the whole job's results are on disk.
+                # The last state is saved too: it is needed until the job's results are on disk.
                 if interval and (self.steps % interval == 0 or self.steps == counts[0]):
                     self._save()
         self._put_back(sum(count == counts[0] for count in counts))
@@ -124,7 +126,7 @@ class Trainer:
             self._keep_finished(counts.index(0), len(counts))
 
     def _step(self, parts: Sequence[Batch], active: int) -> None:
-        """Take a step of the optimiser along the mean gradient of some batches."""
+        """Take an optimiser step with the mean gradient of the batches."""
         for batch in parts:
             losses = self._backward(batch, len(parts))
             self._totals[:active] += losses * batch.amount
@@ -146,10 +148,10 @@ class Trainer:
         return losses.detach().double()
 
     def take_up(self, optimizer: bool) -> None:
-        """Go on with what was kept in the last round, by one client or the server.
+        """Restore the state kept in the last round by one client or the server.
 
         Args:
-            optimizer: the optimiser too, beside what the objective keeps.
+            optimizer: whether to restore the optimiser in addition to the objective.
         """
         if optimizer and (state := self._home().load(_OPTIMIZER)) is not None:
             self.before = int(state.pop(_STEPS))
@@ -159,7 +161,7 @@ class Trainer:
             self.objective.new_round()
 
     def keep(self, optimizer: bool) -> None:
-        """Keep for the next round what `take_up` looks for."""
+        """Keep the state that `take_up` restores in the next round."""
         if optimizer:
             state = optimizer_state(self.model, self.optimizer)
             self._home().save(_OPTIMIZER, state | {_STEPS: np.array(self.before + self.steps)})
@@ -172,7 +174,7 @@ class Trainer:
         return self.unit.home
 
     def state(self) -> State:
-        """All tensors, for a checkpoint."""
+        """Return all tensors of a checkpoint."""
         run = {"steps": np.array(self.steps), "totals": self._totals, "amounts": self._amounts}
         parts = {
             "model": self.model.state_dict(),
@@ -184,7 +186,7 @@ class Trainer:
         return {f"{part}/{name}": parts[part][name] for part in parts for name in parts[part]}
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
-        """Put back what `state` gave."""
+        """Restore the tensors returned by `state`."""
         parts: dict[str, dict[str, np.ndarray]] = {}
         for name, value in state.items():
             part, _, rest = name.partition("/")
@@ -206,7 +208,7 @@ class Trainer:
             self.unit.home.save_checkpoint({**self.state(), "key": self.unit.key(self._purpose)})
 
     def _resume(self) -> bool:
-        """Go on from a checkpoint of this round and purpose; whether there was one."""
+        """Load the checkpoint of this round and purpose; return whether there was one."""
         if self.unit.home is None or not self.unit.home.checkpoint.exists():
             return False
         state = load_state(self.unit.home.checkpoint)
@@ -222,13 +224,13 @@ class Trainer:
                 group["lr"] = self._training.learning_rate(base, step)
 
     def _keep_finished(self, first: int, last: int) -> None:
-        """Take the results of a stack's models `first` to `last` - 1: momentum would move them."""
+        """Save the results of models `first` to `last` - 1, which momentum would change."""
         for name, value in self.model.state_dict().items():
             kept = self._finished.setdefault(name, torch.zeros_like(value))
             kept[first:last] = value[first:last]
 
     def _put_back(self, first: int) -> None:
-        """Put the results of models from `first` on back into the model."""
+        """Restore the saved results of models `first` and later."""
         for name, value in self.model.state_dict().items() if self._finished else ():
             value[first:] = self._finished[name][first:]
 
@@ -237,11 +239,11 @@ class Trainer:
 
 
 def finite(model: nn.Module, stacked: bool) -> list[bool]:
-    """Whether the tensors of each model of a stack are finite, as are their sums."""
+    """Return for each model of a stack whether its tensors and their sums are finite."""
     values = list(model.state_dict().values())
     rows = len(values[0]) if stacked else 1
     floats = [value.detach() for value in values if value.is_floating_point()]
-    # Mostly all are, and then a look at all models at once will do.
+    # Usually all are finite, which one check of all models together shows.
     if torch.stack(torch._foreach_norm(floats)).isfinite().all():
         return [True] * rows
     sums = total(_rows(value if stacked else value[None]).sum(1) for value in floats)
@@ -250,7 +252,7 @@ def finite(model: nn.Module, stacked: bool) -> list[bool]:
 
 
 def clip(model: nn.Module, largest: float, stacked: bool) -> None:
-    """Shrink each model's gradient, over all parameters, to a norm of at most `largest`."""
+    """Clip each model's gradient, over all parameters, to a norm of at most `largest`."""
     if not stacked:
         nn.utils.clip_grad_norm_(list(model.parameters()), largest)
         return
@@ -258,17 +260,17 @@ def clip(model: nn.Module, largest: float, stacked: bool) -> None:
     norms = total(_rows(gradient).square().sum(1) for _, gradient in found).sqrt()
     factors = (largest / (norms + 1e-6)).clamp(max=1)
     for value, gradient in found:
-        # Not in place: of one client's one clip, two gradients can be views of the same memory.
+        # Not in place: with one client and one clip, two gradients can share memory.
         value.grad = gradient * factors.view(-1, *[1] * (value.ndim - 1))
 
 
 def _rows(value: Tensor) -> Tensor:
-    """A tensor (K, ...) as a matrix of K rows."""
+    """Reshape a tensor (K, ...) to a matrix of K rows."""
     return value[..., None].flatten(1)
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    # torch.manual_seed() would keep a stack trace for each kind of device that was not used yet.
+    # torch.manual_seed() keeps a stack trace for each device type that was not used yet.
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(seed)

@@ -1,4 +1,4 @@
-"""Who trains together, on what, and how: what tasks tell the training of a client."""
+"""Training units, and the interfaces of the data and models that tasks provide for them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from fedtools.models.training import Training
 
 SERVER = "server"
-# (seed, round, name) of everything random, and the purpose of a second training in a round.
+# Key of random numbers: (seed, round, name), and the purpose of a second training in a round.
 Key = tuple[int, int, str] | tuple[int, int, str, str]
-_NO_FEATURES = "only tasks with the part features have this: a method names it in `needs`"
+_NO_FEATURES = "needs a task with the part features, which a method lists in `needs`"
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Who trains together in a round: a client, a stack of clients, or the server.
+    """A training unit of a round: a client, a stack of clients, or the server.
 
     Attributes:
-        names: the clients, those with the most steps first; or "server".
+        names: the clients, in order of decreasing steps; or "server".
         number: the round.
-        seed: the experiment's.
-        home: where checkpoints and an optimiser are kept; None where several clients train.
-        own: each client's private files; of a server that trains models for all clients, theirs.
+        seed: the experiment's seed.
+        home: private files for checkpoints and optimiser; None for a stack of clients.
+        own: each client's private files, also where the server trains a model per client.
         personal: names of the tensors that stay at each client.
-        experiment: what progress lines call it; nothing where one is trained beside it.
+        experiment: the experiment's title in progress lines; may be empty.
     """
 
     names: Sequence[str]
@@ -49,18 +49,18 @@ class Unit:
 
     @property
     def title(self) -> str:
-        """What progress lines call its training."""
+        """Return the title of this training in progress lines."""
         first, *others = self.names
         more = f" and {len(others)} more" if others else ""
         where = f"{self.experiment}: " if self.experiment else ""
         return f"{where}round {self.number}, {first}{more}"
 
     def key(self, purpose: str) -> np.ndarray:
-        """What tells a training's checkpoint from that of another round or purpose."""
+        """Return a key that identifies a checkpoint's round and purpose."""
         return np.array([self.number, zlib.crc32(purpose.encode())])
 
     def random(self, purpose: str) -> int:
-        """What a training's random numbers are drawn from, beside the number of their step."""
+        """Return the random seed of a training, to which the number of a step is added."""
         first = self.names[0]
         key = first if purpose == "train" else f"{purpose}/{first}"
         return seed64(self.seed, "step", self.number, key)
@@ -68,12 +68,13 @@ class Unit:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a round came to at a client: optimiser steps, mean loss, the size of the data.
+    """Result of a round at a client: optimiser steps, mean loss, data size.
 
-    `reason` says why the result cannot be used: loss or parameters are not finite. It may carry
-    what a phase sends in place of the shared tensors: tensors of no model, or features.
-    `empty_labels` is each client's share of utterances that had an empty label; a server trains on
-    those of many clients.
+    Attributes:
+        reason: why the result is unusable, such as a diverged loss; "" if it is usable.
+        tensors, features: what the phase sends instead of the model's shared tensors, if anything.
+        empty_labels: each client's share of utterances with an empty label; the server trains on
+            utterances of many clients.
     """
 
     steps: int
@@ -86,9 +87,9 @@ class Trained:
 
 
 class Batch(Protocol):
-    """What a loss is given; `amount` is its weight in the mean loss, `frames` its size.
+    """A batch: `amount` is its weight in the mean loss, `frames` its size in progress lines.
 
-    `active` says how many models of a stack the batch has data for; None: there is no stack.
+    `active` is the number of models of a stack that it has data for; None without a stack.
     """
 
     @property
@@ -102,21 +103,21 @@ class Batch(Protocol):
 
 
 class Batches(Protocol):
-    """The batches of a training; `steps` are those of each model, not growing along the stack."""
+    """The batches of a training; `steps` is the number of steps per model, in decreasing order."""
 
     steps: list[int]
 
     def stream(self, first: int) -> Iterator[Sequence[Batch]]:
-        """The batches of each step from number `first`, of which the gradient is the mean."""
+        """Yield the batches of each step from `first`; a step uses their mean gradient."""
 
 
 class Source(Protocol):
     """A unit's data.
 
     Attributes:
-        sizes: of each client.
-        facts: what the method's `prepare` said of each client, arrays of shape (K,); of utterances
-            the number of their "speakers", and the "clients" that batches number.
+        sizes: the data size of each client.
+        facts: the values of the method's `prepare` for each client, arrays of shape (K,); for
+            utterances, the number of "speakers" and the "clients" that batches refer to by index.
     """
 
     sizes: Sequence[int]
@@ -125,59 +126,59 @@ class Source(Protocol):
     def batches(
         self, epochs: int | None, steps: int | Sequence[int] | None, purpose: str
     ) -> Batches:
-        """The batches of a training, by default as many as a round has."""
+        """Return the batches of a training, by default those of one round."""
 
     @property
     def secret(self) -> bytes:
-        """What nobody else has, see `sent_names`; where a task has the part "features"."""
+        """Return the client's secret for `sent_names`, for tasks with the part "features"."""
         raise TypeError(_NO_FEATURES)
 
     def items(self, order: Sequence[int]) -> Iterator[tuple[list[int], Any]]:
-        """One item at a time, with its number; where a task has the part "features"."""
+        """Yield one item at a time, with its index in a list, for tasks with "features"."""
         raise TypeError(_NO_FEATURES)
 
 
 class Models(Protocol):
-    """A task's models: how they are built, what they compute, what they minimise.
+    """A task's models: construction, computation and objective.
 
-    Networks, sources and batches are the task's own.
+    The types of networks, sources and batches are the task's own.
 
     Attributes:
-        training: the options.
-        stacked: whether a model has a client dimension, always.
+        training: the training options.
+        stacked: whether models have a client dimension, even for one client.
     """
 
     training: Training
     stacked: bool
 
     def build(self, clients: int = 1, use: str = "") -> nn.Module:
-        """A model, or a stack; made once for each use, whose user loads tensors into it."""
+        """Return a model or stack, created once per use; the caller loads its tensors."""
 
     def tensors(self, model: nn.Module, client: int = 0) -> dict[str, Tensor]:
-        """One client's parameters and buffers, not copied."""
+        """Return one client's parameters and buffers, not copied."""
 
     def objective(self, model: nn.Module, source: Any) -> Objective:
-        """What training minimises, unless a method says otherwise."""
+        """Return the training objective, unless the method defines another one."""
 
     def represent(self, model: Any, batch: Any) -> Any:
-        """The features below the last layer."""
+        """Return the input features of the last layer."""
 
     def classify(self, model: Any, features: Any) -> Any:
-        """What the last layer makes of features."""
+        """Return the output of the last layer for `features`."""
 
     def loss_of(self, found: Any, batch: Any) -> Tensor:
-        """Each client's loss, (K,), of what `classify` gave."""
+        """Compute each client's loss, (K,), from the output of `classify`."""
 
     def vectors(self, features: Any, batch: Any) -> tuple[Tensor, Tensor]:
-        """Features as vectors of clips, utterances or sentences, (K, B, D); their weights (K, B).
+        """Return vectors (K, B, D) of clips, utterances or sentences, and their weights (K, B).
 
         Each client's weights sum to 1.
         """
 
     def cut(self) -> Cut:
-        """Where the personal extractor ends; where a task has the part "features"."""
+        """Return where the personal extractor ends, for tasks with the part "features"."""
         raise TypeError(_NO_FEATURES)
 
     def joint(self, clients: int, use: str = "") -> nn.Module:
-        """The models of all clients, with what is shared in common; as of `cut`."""
+        """Return all clients' models with common shared parameters, for tasks with "features"."""
         raise TypeError(_NO_FEATURES)

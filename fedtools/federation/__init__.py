@@ -1,1 +1,1 @@
-"""A federation from its first file to its last: what the commands call."""
+"""Federated experiments from initialisation to evaluation, as the commands run them."""

@@ -1,4 +1,4 @@
-"""Newcomers: clients that were not there in training adapt a model to the little that they have."""
+"""Adaptation by newcomers: clients that were not in training adapt a model to little data."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from fedtools.models.adaptation import has_base
 
 
 def adapt(path: str | Path, data: str | Path, out: str | Path, epochs: int) -> None:
-    """Make an experiment in which every client of a data directory adapts for itself.
+    """Create an experiment in which every client of a data directory adapts a model on its own.
 
-    It begins with the averaged model of a newcomer. What an experiment's clients keep for
-    themselves is trained, all else stays as it is; where they keep nothing, all is trained. Labels
-    and optimiser are those of the experiment. There is no speaker-invariant training, for which one
-    newcomer's speech is too little: it is said if the experiment has it.
+    It starts from the averaged newcomer model of a complete experiment. Only the parameters that
+    are personal in that experiment are trained, or all if none are. Labels and optimiser are those
+    of the experiment. Speaker-invariant training, for which one newcomer has too little speech, is
+    left out with a message.
 
     Args:
-        path: an experiment that is complete, after `fedtools average`.
+        path: a complete experiment, after `fedtools average`.
         data: a data directory with features and clients.
         out: the new experiment; `fedtools rounds` trains it.
-        epochs: so many rounds of one epoch.
+        epochs: the number of rounds, of one epoch each.
 
     Raises:
-        UserError: if there is no averaged model, or the data are of no use.
+        UserError: if there is no averaged model, or the data are unusable.
     """
     experiment = (federation := Federation(path)).experiment
     start = experiment.path / "model.safetensors"
     if not start.exists():
         raise UserError("missing", path=start, remedy="run fedtools average")
     personal = list(federation.method.personal) or ["*"]
-    # No newcomer sends features.
+    # Newcomers do not send features, so these options do not apply.
     unused = ("server_labels", "search")
     training = {name: v for name, v in experiment.options.training.items() if name not in unused}
     options = {

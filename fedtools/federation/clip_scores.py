@@ -1,4 +1,4 @@
-"""What the models of an experiment's last evaluations say of each clip, kept beside accuracy."""
+"""Logits of every clip, and errors by speaker, for the models of the last evaluations."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ SILENCE = NEGATIVE[0]
 
 
 def score_clips(federation: Federation, split: str = "test") -> list[int]:
-    """Keep the logits of every clip, and count clips and errors by speaker.
+    """Write the logits of every clip, and count clips and errors by speaker.
 
     Writes `EXP/scores_<split>/round_<number>.ark` and `.scp`, a vector of all classes for each
-    utterance, and `EXP/speakers_<split>.tsv`. Nobody speaks a clip of silence: each is a speaker of
-    its own there, since it tells of others no more than another speaker's clip does.
+    utterance, and `EXP/speakers_<split>.tsv`. Clips of silence have no speaker; each counts as a
+    speaker of its own, since they are as independent as clips of different speakers.
 
     Args:
-        federation: of keyword spotting.
-        split: which of its data.
+        federation: a federation of keyword spotting.
+        split: the data to score.
 
     Returns:
-        the rounds, those that accuracy is the mean of.
+        the rounds over which accuracy is averaged.
 
     Raises:
-        UserError: if the experiment is of another task.
+        UserError: if the experiment has another task.
     """
     experiment = federation.experiment
     measured = filter(experiment.is_measured, range(experiment.result_round() + 1))
@@ -53,7 +53,7 @@ def score_clips(federation: Federation, split: str = "test") -> list[int]:
 
 
 def logits_after(federation: Federation, split: str, number: int) -> np.ndarray:
-    """Logits (clips, classes) of all clips of a split by the models of a round, in their order."""
+    """Compute the logits (clips, classes) of a split's clips by the models of a round."""
     logits_of, found = federation.task.need(LOGITS), []
     for client in federation.groups(split):
         federation.load_result(federation.states.known(client, number), number)
@@ -66,8 +66,8 @@ def _by_speaker(clips: Clips, wrong: np.ndarray, number: int) -> Iterator[dict[s
     for place, label in enumerate(clips.labels.tolist()):
         if clips.classes[label] == SILENCE:
             names[place] = clips.utterances[place]
-    said = Counter(names)
+    clip_counts = Counter(names)
     errors = Counter(name for name, one in zip(names, wrong.tolist(), strict=True) if one)
-    for name in byte_order(said):
-        row = (number, name, said[name], errors[name])
+    for name in byte_order(clip_counts):
+        row = (number, name, clip_counts[name], errors[name])
         yield dict(zip(SPEAKER_COLUMNS, row, strict=True))

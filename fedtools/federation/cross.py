@@ -1,4 +1,4 @@
-"""Each client's model on each client's data: how personal personal models are."""
+"""Cross-evaluation of each client's model on each client's data."""
 
 from __future__ import annotations
 
@@ -17,31 +17,30 @@ from fedtools.tasks.parts import CORPUS, MEASURED
 
 
 def columns_of(unit: Unit) -> tuple[str, ...]:
-    """The columns of the table."""
+    """Return the columns of the table."""
     return "name", "model", "data", unit.plural, "errors", unit.rate
 
 
 def cross(
     experiments: Sequence[tuple[str, Federation]], data_path: str | Path, out: str | Path
 ) -> bool:
-    """Write WER by greedy search of every client's averaged model on every client's utterances.
+    """Write the WER of every client's averaged model on every client's utterances.
 
-    CER where the language is written without spaces (`fedtools.files.units`).
-
-    Figure 3 of Zhu et al. (Interspeech 2022) is of such rates.
+    Decoding is greedy. Languages written without spaces have CER instead of WER
+    (`fedtools.files.units`). Figure 3 of Zhu et al. (Interspeech 2022) shows these rates.
 
     Args:
-        experiments: each with its name, in which {} stands for the method's title; those of one
-            name are seeds, and those of which all clients have the same model are left out.
+        experiments: experiments with their names, in which {} stands for the method's title.
+            Experiments of the same name differ in their seed. Experiments without personal models
+            are left out.
         data_path: a data directory with features, transcripts and clients.
-        out: the table; a row for each experiment, model and data.
+        out: the table, with a row for each experiment, model and data.
 
     Returns:
-        whether there were personal models; otherwise nothing is written, and what was there is
-        removed.
+        whether there were personal models; otherwise an existing table is removed.
 
     Raises:
-        UserError: if the data are of no client.
+        UserError: if the data have no client of an experiment.
     """
     rows, columns = [], columns_of(read_unit(data_path))
     for name, federation in experiments:
@@ -55,7 +54,7 @@ def cross(
         heard = set(data.utt2client.values())
         owners = [client for client in clients if client in heard]
         if not owners:
-            raise UserError(f"no client of {path}", path=data.path / "utt2client")
+            raise UserError(f"no clients of {path}", path=data.path / "utt2client")
         own = {one: corpus.gather(data, data.client_utterances(one)) for one in owners}
         for model in counted(owners, f"cross {path.name}", "models"):
             load_average(federation, model)
@@ -72,7 +71,7 @@ def cross(
 
 
 def read_cross(path: Path) -> dict[str, dict[tuple[str, str], float]]:
-    """name -> (model's client, data's client) -> WER or CER, %, the mean over seeds."""
+    """Read name -> (model's client, data's client) -> WER or CER in %, averaged over seeds."""
     found: dict[str, dict[tuple[str, str], list[float]]] = {}
     header = read_lines(path)[:1]
     unit = CHARACTER if header == ["\t".join(columns_of(CHARACTER))] else WORD

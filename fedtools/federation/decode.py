@@ -1,4 +1,4 @@
-"""Decoding of a data directory by the models of an experiment, each client's by its own."""
+"""Decoding of a data directory with an experiment's models, each client with its own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ class Search:
     """A beam search with the n-gram in the folder `lm`.
 
     Attributes:
-        phrases: client -> words of its own, which `BeamOptions.bonus` favours.
+        lm: the folder of the n-gram.
+        options: the options of the search.
+        phrases: client -> its own phrases, whose words `BeamOptions.bonus` favours.
     """
 
     lm: Path
@@ -55,11 +57,13 @@ class Search:
         phrases: str | Path | None = None,
         bonus: float = 0.0,
     ) -> Search:
-        """Take the options from the section `decode` of a YAML file, where it has one.
+        """Read the options from the section `decode` of a YAML file, if it has one.
 
         Args:
-            phrases: a table of clients' own words, see `fedtools.lm.private_words`.
-            bonus: of these, in place of the file's.
+            lm: the folder of the n-gram.
+            config: the YAML file; None for the defaults.
+            phrases: a table of clients' own phrases, see `fedtools.lm.private_words`.
+            bonus: the bonus of their words, instead of that in the file.
         """
         options = read_yaml(config).get("decode") if config else None
         where = f"{config}: decode" if config else "decode"
@@ -69,12 +73,12 @@ class Search:
         return cls(Path(lm), found, read_phrases(phrases) if phrases else {})
 
     def decoder(self, tokenizer: Tokenizer, client: str) -> CtcBeamDecoder:
-        """Load the n-gram, for a client with its own words."""
+        """Load the n-gram into a decoder with a client's own words."""
         words = {word for one in self.phrases.get(client, ()) for word in words_of(one)}
         return CtcBeamDecoder.load(tokenizer, self.lm, self.options, words)
 
     def origin(self, clients: Iterable[str]) -> dict[str, object]:
-        """What hypotheses of some clients depend on, for comparison."""
+        """Return everything in the search that hypotheses of some clients depend on."""
         found = {"lm": sha256(NgramFolder.read(self.lm).binary), **asdict(self.options)}
         bonus = found.pop("bonus")
         own = {one: list(self.phrases[one]) for one in clients if one in self.phrases}
@@ -88,13 +92,13 @@ def read_search(
     phrases: str | Path | None = None,
     bonus: float = 0.0,
 ) -> Search | Generation | None:
-    """How an experiment's models are searched; None is greedy decoding, as without an n-gram.
+    """Read the search options for an experiment's models; None means greedy decoding.
 
-    Of a model with a decoder the section `decode` of a YAML file holds a `Generation`.
+    For a model with a decoder the section `decode` of the YAML file holds a `Generation`.
     """
     if is_seq2seq(federation.experiment.options.model):
         if lm:
-            problem = "a model of criterion seq2seq has a language model of its own"
+            problem = "models with criterion seq2seq have their own language model"
             raise UserError(problem, path=federation.experiment.path, remedy="leave out --lm")
         options = read_yaml(config).get("decode") if config else None
         return from_mapping(Generation, options, f"{config}: decode") if options else None
@@ -113,14 +117,17 @@ def decode(
 ) -> Path:
     """Decode one job's share of a data directory to `OUT/nbest.<job>.tsv`.
 
-    What it was made from is kept beside it, in `nbest.<job>.yaml`; a file that was made from the
-    same models, features and search is not made again, and any other is replaced.
+    `nbest.<job>.yaml` records models, features and search; a file from the same ones is kept, and
+    any other is replaced.
 
     Args:
-        search: of the beam search with an n-gram, or how Whisper's decoder searches; None is
+        federation: the federation.
+        data_path: the data directory.
+        out: the folder of the output.
+        search: options of the beam search with an n-gram, or of Whisper's decoder; None means
             greedy decoding.
         model: "average", "start", or "round:7" (the model after that round).
-        job, jobs: which of how many contiguous parts of the utterances.
+        job, jobs: which of how many contiguous parts of the utterances to decode.
 
     Returns:
         the file written.
@@ -146,7 +153,7 @@ def decode(
     read = _reader(federation, data, search)
     lists: dict[str, list[Hypothesis]] = {}
     bar = Count(f"decode {data.path.name}", len(share), "utterances")
-    # Jobs are what runs at the same time here; threads of several would wait for each other.
+    # Jobs run in parallel, so each uses one thread; more threads would wait for each other.
     with bar, federation.task.need(TRAINING).settings(threads=1):
         for client, names in by_client.items():
             states.load(client)
@@ -160,7 +167,7 @@ def decode(
 def _tell_strangers(
     federation: Federation, data: DataDir, clients: Iterable[str], model: str
 ) -> None:
-    """Say whose model is nobody's own: clients that the experiment has not, or has lost."""
+    """Report clients without a personal model: unknown ones, and those whose tensors are lost."""
     if not federation.method.federated:
         return
     where, asked = federation.experiment.path, [one for one in clients if one != ALL]
@@ -171,17 +178,17 @@ def _tell_strangers(
         number = 0 if model == "start" else _round(model)
         lost = [one for one in own if not federation.states.known(one, number)]
     reasons = {
-        f"no clients of {where}": [one for one in asked if one not in own],
-        f"their personal parameters in {where} are gone": lost,
+        f"not a client of {where}": [one for one in asked if one not in own],
+        f"personal parameters missing in {where}": lost,
     }
     for reason, named in reasons.items():
         if named:
-            said = f"{some(named)}: {reason}, and decoded with what all share"
-            print(f"{data.path}: {said}", file=sys.stderr)
+            problem = f"{some(named)}: {reason}, decoded with the shared model"
+            print(f"{data.path}: {problem}", file=sys.stderr)
 
 
 class _States:
-    """What clients' utterances are decoded with; a state that clients share is loaded once."""
+    """The states for decoding clients' utterances; a state of several clients is loaded once."""
 
     def __init__(self, federation: Federation, model: str):
         self._federation, self._average, self._number = federation, model == "average", 0
@@ -194,7 +201,7 @@ class _States:
         self._digests: dict[str | None, str] = {}
 
     def load(self, client: str) -> None:
-        """Put the state of a client into the model."""
+        """Load the state of a client into the model."""
         owner = self._owner(client)
         if owner == self._loaded:
             return
@@ -205,7 +212,7 @@ class _States:
         self._loaded = owner
 
     def digest(self, client: str) -> str:
-        """The SHA-256 of the tensors of a client's state."""
+        """Compute the SHA-256 of the tensors of a client's state."""
         owner = self._owner(client)
         if owner not in self._digests:
             self.load(client)
@@ -218,7 +225,7 @@ class _States:
         return self._digests[owner]
 
     def _owner(self, client: str) -> str | None:
-        """Whose state it is; None: that of all."""
+        """Return the client whose personal state is used, or None for the shared one."""
         if not self._federation.personal:
             return None
         if self._average:
@@ -230,12 +237,12 @@ def _round(model: str) -> int:
     return int(model.removeprefix("round:"))
 
 
-# (client, utterances) to each utterance with its hypotheses.
+# (client, utterances) -> each utterance with its hypotheses.
 Reader = Callable[[str, Sequence[str]], Iterator[tuple[str, list[Hypothesis]]]]
 
 
 def _reader(federation: Federation, data: DataDir, search: Search | Generation | None) -> Reader:
-    """What decodes a client's utterances by the models that were loaded."""
+    """Return a function that decodes a client's utterances with the loaded model."""
     if is_seq2seq(federation.experiment.options.model):
         assert not isinstance(search, Search), "see read_search"
         return partial(_written, federation, data, search or Generation(beam=1))
@@ -270,7 +277,7 @@ def _written(
     client: str,
     names: Sequence[str],
 ) -> Iterator[tuple[str, list[Hypothesis]]]:
-    """What Whisper's decoder writes: the score of words is that of all ways to write them."""
+    """Decode with Whisper's decoder; a word sequence gets the total score of its tokenisations."""
     model, tokens = federation.task.need(MODELS).build().eval(), federation.task.need(TOKENIZER)
     for name, batch in _singles(federation, data, names):
         scores: dict[str, float] = {}
@@ -287,9 +294,10 @@ def _written(
 def _singles(
     federation: Federation, data: DataDir, names: Sequence[str]
 ) -> Iterator[tuple[str, Batch]]:
-    """The utterances in batches of one: the order of sums follows a batch's shape.
+    """Yield the utterances in batches of one.
 
-    A hypothesis must not depend on which others share its job, not by its last bit.
+    The order of sums depends on the shape of a batch, but not even the last bit of a score may
+    depend on the other utterances of a job.
     """
     utterances = federation.task.need(CORPUS).gather(data, names, labelled=False)
     singles = [[index] for index in range(len(utterances))]
@@ -306,7 +314,7 @@ def _posteriors(
         log_probs = log_posteriors(model, batch)[0][0].cpu().numpy()
         if np.isnan(log_probs).any():
             problem = f"the acoustic model's posteriors of {name!r} are NaN"
-            remedy = "if validate_data_dir.py finds its features right, the training diverged"
+            remedy = "if validate_data_dir.py finds no problem in its features, training diverged"
             raise UserError(problem, path=data.path / "feats.scp", remedy=remedy)
         yield name, log_probs
 

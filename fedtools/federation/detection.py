@@ -1,4 +1,4 @@
-"""False accepts and rejects of an experiment's last model, written beside its accuracies."""
+"""False accepts and false rejects of an experiment's last model."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fedtools.tasks.parts import CLIPS
 def measure_detection(federation: Federation, split: str = "test") -> dict[str, object]:
     """Count false accepts and rejects after the last configured round, or the last complete one.
 
-    Writes `EXP/detection_<split>.tsv`, one row without a threshold, and `EXP/det_<split>.tsv`, the
-    rates at all thresholds; `fedtools.score.detection` defines them.
+    Writes `EXP/detection_<split>.tsv`, one row for decisions without a threshold, and
+    `EXP/det_<split>.tsv`, the rates at all thresholds; `fedtools.score.detection` defines both.
 
     Args:
-        federation: of keyword spotting.
-        split: which of its data.
+        federation: a federation of keyword spotting.
+        split: the data to score.
 
     Returns:
         the row, see `fedtools.score.detection.COLUMNS`; rates in %.
 
     Raises:
-        UserError: if the experiment is of another task, or its data have no negative class.
+        UserError: if the experiment has another task, or its data have no negative class.
     """
     experiment = federation.experiment
     number = experiment.result_round()

@@ -1,4 +1,4 @@
-"""The models of a federation on validation data, round by round, and the mean of the best."""
+"""Evaluation of a federation's models by round, and the average of the best models."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ AVERAGE = "model.safetensors"
 def evaluate(
     federation: Federation, rounds: Sequence[int] | None = None, split: str = "valid"
 ) -> list[dict[str, str]]:
-    """Measure every client's model after every complete round.
+    """Evaluate every client's model after every complete round.
 
-    Writes `EXP/evaluate_<split>.tsv`; rows that are there are not computed again.
+    Writes `EXP/evaluate_<split>.tsv`; existing rows are not computed again.
 
     Args:
-        rounds: which rounds; None is all complete ones, and 0, the beginning.
-        split: which data.
+        federation: the federation.
+        rounds: the rounds; None means all complete ones and 0, the initial state.
+        split: the data.
 
     Returns:
-        the rows of the file, see `Facts.header`; loss in nats per utterance, rates in %. Where a
-        language is written without spaces, its words are characters (`fedtools.files.units`).
+        the rows of the file, see `Facts.header`; loss in nats per utterance, rates in %. The words
+        of languages written without spaces are characters (`fedtools.files.units`).
     """
     experiment = federation.experiment
     path, facts = experiment.evaluation(split), federation.facts
@@ -55,7 +56,7 @@ def evaluate(
         figures = {name: str(value) for name, value in measured.items()}
         rows[number, client] = {"round": str(number), "client": client} | figures
         if all((number, other) in rows for other in groups):
-            # Before the last row: a run that is killed between the two does both again.
+            # Before the last row: a run killed between the two writes both again.
             scalars = {
                 f"{what}/{other}": float(rows[number, other][what])
                 for what in {"loss", facts.rate} & set(facts.columns)
@@ -63,17 +64,17 @@ def evaluate(
             }
             write_scalars(experiment.tensorboard, split, number, scalars)
         with lock(experiment.path, f"evaluate-{split}", wait=True):
-            # What another command has written meanwhile stays.
+            # Keeps rows that another command has written meanwhile.
             rows = read_evaluation(path, facts) | rows
             write_tsv(path, facts.header, [rows[key] for key in sorted(rows)])
     return read_tsv(path, facts.header)
 
 
 def best_text(federation: Federation) -> dict[str, str]:
-    """Utterance -> words, what every client makes of all it has said, the last group included.
+    """Return each utterance's words after rescoring by its client, including the last group.
 
     Raises:
-        UserError: if the task's clients rescore nothing.
+        UserError: if the clients of this task do not rescore.
     """
     rescored, found = federation.task.need(RESCORED), dict[str, str]()
     for number in range(federation.experiment.last_round() + 1):
@@ -88,34 +89,36 @@ def average(
 ) -> list[Path]:
     """Average the models of the best rounds on validation data (Zhu et al., section 3.1: 10 best).
 
-    Of a method with stages these are rounds of the last one that has begun: the best of stage 1 may
-    be better on validation data than any of stage 2, and their mean is a model of neither.
+    For a method with stages only rounds of the latest stage are used: models of stage 1 may be
+    better on validation data than those of stage 2, and a mean over both stages is a model of
+    neither.
 
-    A model that is the same for all clients is chosen by its mean over clients and written to
-    `EXP/model.safetensors`; a client's own by its own figure, to `EXP/clients/<client>/`. Where
-    models are personal, the former is that of a newcomer: with what all share, and personal layers
-    as they were at the beginning. A client whose personal layers are gone gets no model.
+    The rounds of the model for all clients are chosen by the mean over clients, and the model is
+    written to `EXP/model.safetensors`. Those of a client's own model are chosen by the client's
+    rate, and the model is written to `EXP/clients/<client>/`. With personal models, the former is
+    the model of a newcomer: shared tensors, and personal layers of the initial state. A client
+    whose personal layers are missing gets no model. The rounds are written to `EXP/averaged.tsv`.
 
     Args:
-        best: how many rounds; None is the number in the configuration.
-        by: "loss" or "rate" (of errors, or the accuracy) of `evaluate`.
-        shared: write the newcomers' model alone: thousands of clients' would fill a disk.
-
-    Which rounds these are is kept in `EXP/averaged.tsv`.
+        federation: the federation.
+        best: the number of rounds; None means that of the configuration.
+        by: "loss" or "rate" (error rate or accuracy) of `evaluate`.
+        shared: whether to write only the newcomers' model; those of thousands of clients would fill
+            a disk.
 
     Returns:
         the files written.
 
     Raises:
-        UserError: if no round is complete, or the task has no loss, which tells models apart.
+        UserError: if no round is complete, or the task has no loss by which to choose models.
     """
     if "loss" not in federation.facts.columns:
         problem = f"models of task {federation.experiment.options.task} are not averaged"
         raise UserError(problem, path=federation.experiment.path)
     best = best or federation.experiment.options.average
     if best > 1 and (combine := combine_of(federation.experiment.options.model)) in OF_PRODUCTS:
-        problem = f"adapters of {best} rounds have no mean, with combine {combine}"
-        raise UserError(problem, path=federation.experiment.path, remedy="take --best 1")
+        problem = f"adapters of {best} rounds cannot be averaged with combine {combine}"
+        raise UserError(problem, path=federation.experiment.path, remedy="use --best 1")
     rows = [row for row in evaluate(federation) if int(row["round"]) > 0]
     if not rows:
         raise UserError("no round is complete", path=federation.experiment.path)
@@ -123,7 +126,7 @@ def average(
     last = max(stage(int(row["round"])) for row in rows)
     rows = [row for row in rows if stage(int(row["round"])) == last]
     lost = _lost(federation)
-    # Measured with what all share since they are gone, which is nobody's model.
+    # Clients without their personal layers were evaluated with a mixed model, which is not theirs.
     rows = [row for row in rows if row["client"] not in lost] or rows
     facts = federation.facts
     column, sign = ("loss", 1) if by == "loss" else (facts.rate, facts.sign)
@@ -133,7 +136,7 @@ def average(
         for client in [None, *clients]:
             if client in lost:
                 folder = federation.experiment.client_dir(client)
-                print(f"{folder}: its personal parameters are gone: not averaged", file=sys.stderr)
+                print(f"{folder}: personal parameters missing, not averaged", file=sys.stderr)
                 continue
             chosen = sorted(_best_rounds(rows, client, column, sign)[:best])
             own = federation.experiment.client_dir(client) if client else federation.experiment.path
@@ -150,7 +153,7 @@ def average(
 
 
 def _lost(federation: Federation) -> set[str]:
-    """Clients whose personal parameters are gone."""
+    """Return the clients whose personal parameters are missing."""
     last = federation.experiment.last_round()
     return {one for one in federation.experiment.clients if federation.states.lost(one, last + 1)}
 
@@ -158,9 +161,9 @@ def _lost(federation: Federation) -> set[str]:
 def _best_rounds(
     rows: Sequence[Mapping[str, str]], client: str | None, column: str, sign: int
 ) -> list[int]:
-    """The rounds, best first; `sign` is -1 where more is better."""
+    """Return the rounds, best first; `sign` is -1 if larger values are better."""
     if client not in {row["client"] for row in rows}:
-        # Nothing was measured of this client: what is best for the others is taken.
+        # The client was not evaluated, so rounds are chosen by the mean over the others.
         client = None
     scores: dict[int, list[float]] = {}
     found: dict[int, list[str]] = {}
@@ -168,8 +171,8 @@ def _best_rounds(
         if client in (None, row["client"]):
             scores.setdefault(int(row["round"]), []).append(sign * float(row[column]))
             found.setdefault(int(row["round"]), []).append(row["loss"])
-    # Rounds in which nobody trained leave the model of the round before, which counts once. Of
-    # equals the later round is taken: it has seen more.
+    # A round without training leaves the model of the previous round, which counts only once. Ties
+    # go to the later round, whose model has seen more data.
     latest = {tuple(losses): number for number, losses in sorted(found.items())}
     scores = {number: scores[number] for number in latest.values()}
     return sorted(scores, key=lambda number: (_mean(scores[number]), -number))
@@ -178,7 +181,7 @@ def _best_rounds(
 def _mean_state(
     federation: Federation, client: str | None, rounds: Sequence[int]
 ) -> dict[str, np.ndarray]:
-    """The mean of the models of some rounds; of integers the last is taken."""
+    """Return the mean of the models of some rounds; integer tensors are taken from the last."""
     sums: dict[str, np.ndarray] = {}
     for number in rounds:
         for name, array in federation.states.result(client, number).items():
@@ -193,7 +196,7 @@ def _mean_state(
 
 
 def has_average(federation: Federation, client: str) -> bool:
-    """Whether a client has an averaged model, its own or that of all, or could have one."""
+    """Return whether a client has an averaged model, its own or the shared one, or can have one."""
     experiment = federation.experiment
     if not experiment.knows(client):
         return False
@@ -202,7 +205,7 @@ def has_average(federation: Federation, client: str) -> bool:
 
 
 def load_average(federation: Federation, client: str) -> None:
-    """Put the averaged model of `client`, or that of a newcomer, into the model."""
+    """Load the averaged model of `client`, or that of a newcomer, into the task."""
     folder = federation.experiment.path
     if federation.personal and has_average(federation, client):
         folder = federation.experiment.client_dir(client)

@@ -1,4 +1,4 @@
-"""How far an experiment has come, and what was measured of it; without its models."""
+"""Progress and evaluation results of an experiment, read without its models."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ AVERAGED = ("client", "rounds")
 
 
 def is_finished(path: str | Path, last: int | None = None, split: str | None = None) -> bool:
-    """Whether `run_rounds` of the same arguments would find nothing to do.
+    """Return whether `run_rounds` with these arguments would have nothing to do.
 
     Raises:
-        UserError: if the data of the split are not those that the experiment began with.
+        UserError: if the data of the split have changed since the experiment began.
     """
     experiment = Experiment(path)
     options = experiment.options
@@ -36,14 +36,14 @@ def is_finished(path: str | Path, last: int | None = None, split: str | None = N
         return False
     data_of(experiment, split)
     done = read_evaluation(table, facts_of(options.task, experiment.path / "config.yaml"))
-    # A model that was measured by client always is.
+    # A model evaluated by client is evaluated by client in all rounds.
     clients = {client for _, client in done}
     numbers = filter(experiment.is_measured, range(complete + 1))
     return bool(done) and all((number, client) in done for number in numbers for client in clients)
 
 
 def write_averaged(experiment: Experiment, rounds: Mapping[str, Sequence[int]]) -> None:
-    """Keep which rounds' models were averaged: those of `ALL`, and of each client with its own."""
+    """Write the rounds whose models were averaged, for `ALL` and for clients with their own."""
     rows = [
         {"client": client, "rounds": " ".join(map(str, numbers))}
         for client, numbers in rounds.items()
@@ -52,20 +52,20 @@ def write_averaged(experiment: Experiment, rounds: Mapping[str, Sequence[int]]) 
 
 
 def read_averaged(experiment: Experiment) -> dict[str, list[int]]:
-    """What `write_averaged` wrote; {} where nothing was averaged, or before it was written."""
+    """Read the table of `write_averaged`; return {} if there is none."""
     path, found = experiment.averaged, dict[str, list[int]]()
     for line, row in enumerate(read_tsv(path, AVERAGED) if path.exists() else [], 2):
         numbers = row["rounds"].split(" ")
         if not all(re.fullmatch(r"[0-9]{1,9}", number) for number in numbers):
-            problem = f"{row['rounds']!r} are no rounds"
+            problem = f"{row['rounds']!r} is not a list of rounds"
             raise UserError(problem, path=path, line=line, remedy="run fedtools average")
         found[row["client"]] = [int(number) for number in numbers]
     return found
 
 
 def read_evaluation(path: Path, facts: Facts) -> dict[tuple[int, str], dict[str, str]]:
-    """The rows of `Experiment.evaluation` by round and client; none if it is not there."""
-    # Of data without a word or a clip there is no rate.
+    """Read the rows of `Experiment.evaluation` by round and client; return {} if it is missing."""
+    # Data without words or clips have no rate.
     unknown = ("nan", "inf")
     rows = read_tsv(path, facts.header, facts.columns, unknown) if path.exists() else []
     return {

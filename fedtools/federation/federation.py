@@ -1,4 +1,4 @@
-"""An experiment opened for work: its configuration, its method and its task."""
+"""An open experiment, with its configuration, method and task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sent:
-    """What some clients send: a row of each tensor for each client; features of a single one."""
+    """What clients send: tensors with a row for each client, or features of a single client."""
 
     reports: Sequence[Report]
     tensors: Mapping[str, Any] | None = None
@@ -40,10 +40,10 @@ class Sent:
 
 
 class Federation:
-    """An experiment opened for work; all that it began with must be as it was.
+    """An open experiment; its initial files must be unchanged.
 
     Args:
-        path: its folder.
+        path: the experiment's folder.
         device: "cpu", "cuda" or "cuda:1".
     """
 
@@ -59,7 +59,7 @@ class Federation:
 
     @cached_property
     def states(self) -> States:
-        """What everybody begins a round with, and what is each client's own."""
+        """Return the shared and personal states of the experiment."""
         task, models = self.task, self.task.models
         named = models.build().named_parameters() if models else ()
         try:
@@ -68,16 +68,16 @@ class Federation:
             raise UserError(f"method_conf.{error}", path=self.where) from None
 
     def settings(self) -> AbstractContextManager[None]:
-        """What of the process' state the experiment's results depend on, while it works."""
+        """Return a context that sets the process state on which the experiment's results depend."""
         return self.task.settings()
 
     @property
     def personal(self) -> bool:
-        """Whether each client has a state of its own."""
+        """Return whether each client has a state of its own."""
         return bool(self.task.models) and bool(self.states.personal)
 
     def groups(self, split: str) -> list[str]:
-        """The clients by which the data of a split are measured, or `ALL`."""
+        """Return the clients for which the data of a split are evaluated separately, or `ALL`."""
         if split not in self._groups:
             path = self.task.data_path(split)
             by_client = self.facts.by_client or self.personal
@@ -85,28 +85,29 @@ class Federation:
         return self._groups[split]
 
     def payload(self, phase: Phase) -> Payload:
-        """What each client of a phase sends."""
+        """Return the description of what each client of a phase sends."""
         if phase.sends != SHARED:
             return self.task.payload(phase)
         return Payload(self.states.shared_spec, values=of_model(self.states.shared_spec))
 
     def load_result(self, client: str | None, number: int) -> None:
-        """Let the task have what `client` uses after round `number` (0: the beginning).
+        """Load the state that `client` uses after round `number` (0: initial) into the task.
 
         Args:
-            client: whose personal state; None takes the initial one, as a newcomer has it.
+            client: the client with the personal state; None for a newcomer's initial one.
+            number: the round.
         """
         self.task.load(self.states.result(client, number), number)
 
     def work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
-        """Do the clients' part of a round for one unit; `finish` is called when it is on disk."""
+        """Run the client update of a unit; the caller then writes the result and calls `finish`."""
         assert phase.client is not None
         try:
             return self._work(clients, number, phase)
-        except Gone as gone:
+        except Gone as error:
             if not phase.may_lack:
                 raise
-            return Sent([Report(client, reason=gone.reason) for client in clients])
+            return Sent([Report(client, reason=error.reason) for client in clients])
 
     def _work(self, clients: Sequence[str], number: int, phase: Phase) -> Sent:
         half = phase.client
@@ -121,7 +122,7 @@ class Federation:
         return Sent(_reports(clients, trained), tensors, trained[0].features)
 
     def client(self, clients: Sequence[str], number: int) -> Client:
-        """The clients of a unit, with their data and what they begin the round with."""
+        """Create the training unit of some clients, with their data and initial state."""
         from fedtools.client.client import Client
         from fedtools.client.unit import Unit
         from fedtools.models.training import load_model
@@ -141,7 +142,7 @@ class Federation:
         return Client(unit, source, models, model)
 
     def server(self, number: int) -> Client:
-        """The server as one who trains, with the shared state of the round."""
+        """Create the training unit of the server, with the shared state of the round."""
         from fedtools.client.client import Client
         from fedtools.client.unit import SERVER, Unit
         from fedtools.models.training import load_model
@@ -164,25 +165,25 @@ class Federation:
         return Client(unit, self.task.source([], number, phase), models, model)
 
     def _models(self, client: Client) -> Mapping[str, Any]:
-        """The shared tensors of a unit, a row for each of its clients."""
+        """Return the shared tensors of a unit, with a row for each client."""
         shared = self.states.of_kind(SHARED, client.model.state_dict())
         if client.models.stacked:
             return shared
         return {name: value[None] for name, value in shared.items()}
 
     def _rows(self, trained: Sequence[Trained], phase: Phase) -> Mapping[str, Any]:
-        """What clients send that is of no model, a row for each."""
+        """Return the tensors that clients send instead of a model, with a row for each client."""
         return {
             name: np.stack([as_array(name, one.tensors[name]) for one in trained])
             for name in self.payload(phase).tensors
         }
 
     def finish(self, client: str, number: int) -> None:
-        """A client's result is on disk: what was kept in case of a kill is no longer needed."""
+        """Remove a client's checkpoints, once its result is on disk."""
         self.experiment.own(client, number).finish()
 
     def closed(self, number: int, clients: Sequence[str]) -> None:
-        """A round is complete: what clients kept in case of its repetition is no longer needed."""
+        """Remove what clients kept for repeating a round, once it is complete."""
         for client in clients:
             self.experiment.own(client, number).drop_old(keep=1)
         if self.task.protection:

@@ -1,4 +1,4 @@
-"""The start of an experiment: a frozen configuration and the first round's shared tensors."""
+"""Initialisation of an experiment: frozen configuration and first round's shared tensors."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from fedtools.tasks import facts_of
 from fedtools.tasks.base import NewExperiment, State, task_of
 from fedtools.tasks.facts import Facts
 
-# The state that round 1 begins with.
+# The state at the start of round 1.
 FIRST = "round_0001/global.safetensors"
-# What a command line says of an experiment, and its data.
+# Options that are set by the command line or the data.
 _SAID = ("method", "seed", "start", "data", "clients")
-# What else recipes' files hold: variants of the options, and options of other commands.
+# Other sections of recipe files: variants of the options, and options of other commands.
 _SECTIONS = ("networks", "methods", "variants", "tasks", "baseline", *SECTIONS)
 _SECTIONS += ("decode", "a1", "a2", "updates", "features", "nnlm", "tuning", "sweeps", "grid")
 
@@ -53,25 +53,27 @@ def init(
     start: str | Path | None = None,
     seed: int = 0,
 ) -> None:
-    """Make an experiment: freeze its configuration, and write the first round's shared tensors.
+    """Create an experiment: freeze its configuration and write the first round's shared tensors.
 
     Args:
+        path: the folder of the experiment.
         method: a name in `fedtools.methods.METHODS`.
         config: the other `fedtools.files.options.Options`.
-        where: what `config` was read from, for messages.
-        data: split -> data directory, of keyword spotting those of `fedtools pack-clips`; that of
-            "train" names the clients.
-        assets: name -> folder; "tokens" is what `fedtools train-tokens` made, for "asr".
-        start: a full model to begin with; None draws one from `seed`.
+        where: the source of `config`, for messages.
+        data: split -> data directory, for keyword spotting a folder of `fedtools pack-clips`;
+            "train" defines the clients.
+        assets: name -> folder; for "asr", "tokens" is a folder of `fedtools train-tokens`.
+        start: a full initial model; None draws one from `seed`.
+        seed: the random seed of the experiment.
 
     Raises:
-        UserError: for bad options, or if the folder was made with other ones.
+        UserError: for bad options, or if the folder was created with other ones.
     """
     path = Path(path)
     folders = {split: Path(folder) for split, folder in data.items()}
     others = {name: Path(folder) for name, folder in (assets or {}).items()}
     if "train" not in folders:
-        raise UserError("no train data", path=path, remedy="give --data train=FOLDER")
+        raise UserError("no training data", path=path, remedy="give --data train=FOLDER")
     for split in folders:
         check_id(split, "split")
     options = read_options(config, where, method, seed, start, data)
@@ -80,20 +82,20 @@ def init(
     if has_base(options.model) and start:
         files.setdefault(BASE, Path(start))
     elif BASE in files and not has_base(options.model):
-        raise UserError("asset base is of a model with adapt", path=where)
+        raise UserError("asset base needs a model with adapt", path=where)
     made = make_method(method, options.method_conf, where)
-    # Read whatever the method, since that checks the data.
+    # Read for every method, since this also checks the data.
     clients = byte_order(
         check_id(name, "client", data["train"]) for name in facts.clients(folders["train"])
     )
     clients = clients if made.federated else []
     if made.federated and not clients:
         remedy = "add utt2client to it, or take --method centralized"
-        raise UserError("the data name no client", path=folders["train"], remedy=remedy)
+        raise UserError("the data have no clients", path=folders["train"], remedy=remedy)
     known: dict[str, Any] = {"clients": len(clients), "rounds": made.rounds or options.rounds}
     known["model"] = facts.frozen_model(options.model)
     options = from_mapping(Options, vars(options) | known, where)
-    # Apart from the options: data of the same name can be made again from something else.
+    # Frozen separately from the options, since data of the same path can be replaced.
     reads_labels = facts.reads_labels(options.training)
     identities = {
         split: facts.identity(folder, split != "train" or reads_labels)
@@ -106,7 +108,7 @@ def init(
     begun = (path / FIRST).exists() and (path / "sha256sums").exists()
     states: tuple[State, State] = ({}, {})
     if not begun:
-        # Before anything is frozen: a model that cannot be made leaves nothing behind.
+        # Before anything is frozen, so that a failure to create the model leaves no files.
         start_from = Path(start) if start else None
         new = NewExperiment(options, made, folders, others, start_from, where)
         states = _begin(facts, new, seed)
@@ -121,7 +123,7 @@ def init(
 
 
 def _begin(facts: Facts, new: NewExperiment[Method], seed: int) -> tuple[State, State]:
-    """The states that the experiment begins with."""
+    """Return the states that the experiment begins with."""
     if task_of(facts).needs_torch:
         import torch
 
@@ -132,9 +134,9 @@ def _begin(facts: Facts, new: NewExperiment[Method], seed: int) -> tuple[State, 
 def _write(
     path: Path, files: Mapping[str, Path], clients: Sequence[str], states: tuple[State, State]
 ) -> None:
-    """Write what the experiment begins with.
+    """Write the files that the experiment begins with.
 
-    What somebody removed is written again, and must then be the same.
+    A file that was removed is written again, and must then be the same.
     """
     record(path)
     for name, file in files.items():
@@ -146,9 +148,9 @@ def _write(
 
 
 def _close(path: Path, files: Iterable[str], facts: Facts, made: Method) -> None:
-    """Write the sums of what the experiment begins with, which mark it as begun.
+    """Write the SHA-256 sums of the initial files, which mark the experiment as begun.
 
-    What was drawn at random is of the first time alone.
+    Random files, such as a nonce, are drawn only the first time.
     """
     if (path / "sha256sums").exists():
         return
@@ -165,7 +167,7 @@ def read_options(
     start: str | Path | None,
     data: Mapping[str, str],
 ) -> Options:
-    """The options, checked as far as that needs no data and no model."""
+    """Read the options, with all checks that need neither data nor model."""
     asked = [name for name in NAMES if name not in _SAID]
     for name in config:
         if name not in asked and name not in _SECTIONS:
@@ -180,13 +182,13 @@ def read_config(path: Path, sections: Sequence[str], settings: Sequence[str]) ->
     """Read the options of an experiment.
 
     Args:
-        path: YAML with `model`, `training`, ...
-        sections: mappings in it that are laid over the top level in this order, such as
-            "baseline" or "networks.dscnn"; one that ends in "?" may be missing.
-        settings: "a.b=value" changes, made last.
+        path: a YAML file with `model`, `training`, ...
+        sections: mappings in it that override the top level, in this order, such as "baseline" or
+            "networks.dscnn"; a section whose name ends in "?" may be missing.
+        settings: "a.b=value" changes, applied last.
 
     Raises:
-        UserError: if the file is not YAML, or has no such section.
+        UserError: if the file is not YAML, or a section is missing.
     """
     whole = config = read_yaml(path)
     for section in sections:

@@ -1,19 +1,19 @@
-"""One federation over processes that a launcher started, on any number of machines.
+"""Rounds distributed over the processes of a launcher, on any number of machines.
 
-`srun -n 8 fedtools rounds EXP`, or `mpirun`, `torchrun`, or processes by hand that have RANK and
-WORLD_SIZE. Rank 0 samples and aggregates; every rank trains its jobs of a round. They meet in the
-experiment's folder alone, which all see (a network file system will do), so that what they do is
-what single commands would:
+Started by `srun -n 8 fedtools rounds EXP`, `mpirun` or `torchrun`, or by hand with RANK and
+WORLD_SIZE set. Rank 0 samples and aggregates; every rank trains its jobs of a round. Ranks
+communicate only through files in the experiment's folder, which all can access (a network file
+system is enough), so that the results are those of single commands:
 
-    EXP/ranks/<rank>      JSON of a rank: host, process, a random word, when it began, and the word
-                          of the rank 0 that it follows; written every few seconds
+    EXP/ranks/<rank>      JSON of a rank: host, process, a random word, start time, and the word of
+                          the rank 0 that it follows; written every few seconds
     EXP/ranks/run         JSON of rank 0: the words of the ranks it has accepted, its last round,
                           and whether it has ended
     EXP/ranks/<rank>.err  the same as EXP/ranks/<rank>, and why the rank stopped
 
-A rank that is seen no more ends the run with one line; the same command goes on from there. Ranks
-that outlive a killed run do not count in the next: they follow another rank 0, and of two processes
-with one rank the younger stays.
+A rank that stops responding ends the run with one message; the same command resumes it. Ranks that
+outlive a killed run are not part of the next one, since they follow another rank 0. Of two
+processes with the same rank the younger one continues.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from fedtools.files.atomic import is_running, machine, write_text
 from fedtools.files.errors import UserError
 from fedtools.files.experiment import Experiment
 
-# How each launcher tells a process its rank, the number of ranks, and its rank on the machine.
+# The variables in which launchers give a process its rank, the number of ranks, and its rank on the
+# machine.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -43,7 +44,7 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
 _BEAT = 2.0
-# A network file system may show a file that late; a rank may begin that much later than another.
+# The most seconds until a network file system shows a file, and until all ranks have started.
 _PATIENCE, _COMING = 60.0, 600.0
 _POLL = 0.01
 _POLL_AT_MOST = 0.2
@@ -51,7 +52,7 @@ _POLL_AT_MOST = 0.2
 
 @dataclass(frozen=True)
 class Rank:
-    """Which of `size` processes this is, and which of those on this machine."""
+    """The rank of a process among `size` processes, and among those on its machine."""
 
     number: int
     size: int
@@ -59,7 +60,7 @@ class Rank:
 
 
 def find_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
-    """The rank that a launcher gave this process; None if there is a single one."""
+    """Return the rank that a launcher gave this process; None for a single process."""
     for names in _LAUNCHERS:
         values = [environment.get(name, "") for name in names]
         if values[0].isdecimal() and values[1].isdecimal() and int(values[1]) > 1:
@@ -71,11 +72,11 @@ def find_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
 
 
 class _Sign:
-    """A rank's sign of life, given by a thread as long as a block lasts.
+    """A rank's heartbeat, written by a thread while a block runs.
 
     Attributes:
-        leader: the word of the rank 0 that this one follows, "" before it has met one.
-        replaced: whether a younger process has this rank.
+        leader: the word of the rank 0 that this rank follows, "" before it has found one.
+        replaced: whether a younger process has taken this rank.
     """
 
     def __init__(self, folder: Path, rank: int):
@@ -86,8 +87,8 @@ class _Sign:
         self._thread = threading.Thread(target=self._beat, daemon=True)
 
     def _told(self, **more: str) -> str:
-        told = {"host": machine(), "process": os.getpid(), "word": self.word}
-        return json.dumps({**told, "begun": self._begun, "leader": self.leader, **more}) + "\n"
+        status = {"host": machine(), "process": os.getpid(), "word": self.word}
+        return json.dumps({**status, "begun": self._begun, "leader": self.leader, **more}) + "\n"
 
     def _beat(self) -> None:
         while True:
@@ -95,7 +96,7 @@ class _Sign:
             if isinstance(begun, float) and begun > self._begun:
                 self.replaced = True
                 return
-            # Anew each time: rank 0 clears away what an earlier run has left.
+            # Written completely each time, since rank 0 removes files of earlier runs.
             with contextlib.suppress(OSError):
                 self._path.write_text(self._told())
             if self._stop.wait(_BEAT):
@@ -118,20 +119,22 @@ class _Sign:
 
 
 class _Ended(Exception):
-    """Rank 0 has ended the run."""
+    """Raised when rank 0 has ended the run."""
 
 
 class _Watch:
-    """Whether another rank is alive: its file changes, and on this machine its process exists.
+    """Monitor of another rank: its file must change, and on this machine its process must exist.
 
     Args:
-        leader: the word of the rank 0 that it is to follow, or "" of rank 0 itself; what follows
-            another one is left of an earlier run.
+        folder: the folder of the ranks' files.
+        rank: the rank to monitor.
+        leader: the word of the rank 0 that it must follow, "" if it is rank 0; a file with another
+            word is left from an earlier run.
     """
 
     def __init__(self, folder: Path, rank: int, leader: str = ""):
         self.rank = rank
-        # Whether it is known to be of this run: before that nobody misses it.
+        # Whether the rank has joined this run; before that it may be absent.
         self.met = False
         self._leader = leader
         self._path, self._error = folder / str(rank), folder / f"{rank}.err"
@@ -140,13 +143,13 @@ class _Watch:
         self._looked = 0.0
 
     def read(self) -> dict[str, Any]:
-        """What the rank wrote, {} if nothing."""
+        """Return the last content of the rank's file, {} if there is none."""
         with contextlib.suppress(OSError):
             status = self._path.stat()
             if status.st_mtime_ns != self._changed[1]:
                 self._changed = time.monotonic(), status.st_mtime_ns
                 found = _read_json(self._path)
-                # It is written in place, and may be empty for a moment.
+                # The file is written in place, and may briefly be empty.
                 if found and found.get("leader") in ("", self._leader):
                     self._content = found
         return self._content
@@ -162,13 +165,13 @@ class _Watch:
             raise UserError(f"rank {self.rank} stopped: {error.get('reason')}")
         if not self.met:
             return
-        gone = now - self._changed[0] > _PATIENCE
+        stopped = now - self._changed[0] > _PATIENCE
         if found.get("host") == machine():
             process = found.get("process")
-            gone = gone or not (isinstance(process, int) and is_running(process))
-        if gone:
+            stopped = stopped or not (isinstance(process, int) and is_running(process))
+        if stopped:
             raise UserError(
-                f"rank {self.rank} is seen no more",
+                f"rank {self.rank} stopped responding",
                 path=experiment,
                 remedy="the same command goes on from here",
             )
@@ -176,7 +179,7 @@ class _Watch:
 
 @contextlib.contextmanager
 def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], None]]:
-    """As rank 0, yield a function that trains all jobs of a round: (round, number of jobs)."""
+    """Yield rank 0's function that trains all jobs of a round: (round, number of jobs)."""
     path = federation.experiment.path
     folder = path / "ranks"
     folder.mkdir(exist_ok=True)
@@ -192,7 +195,7 @@ def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], No
         def announce(number: int, ended: bool = False) -> None:
             words = {str(one.rank): one.read().get("word") for one in others}
             run = {"words": words, "round": number, "ended": ended}
-            # Again where a rank of an earlier run had answered in another's place.
+            # Written again if words change: a rank of an earlier run may have answered first.
             if run != announced:
                 write_text(folder / "run", json.dumps(run) + "\n")
                 announced.update(run)
@@ -217,7 +220,7 @@ def lead(federation: Federation, rank: Rank) -> Iterator[Callable[[int, int], No
 
 
 def follow(path: str | Path, rank: Rank, device: str) -> None:
-    """As another rank, train this rank's jobs of every round until rank 0 has ended the run."""
+    """Train this rank's jobs of every round until rank 0 has ended the run; for other ranks."""
     folder = Path(path) / "ranks"
     leader = _Watch(folder, 0)
     with contextlib.suppress(_Ended), _Sign(_made(folder), rank.number) as sign:
@@ -232,7 +235,7 @@ def follow(path: str | Path, rank: Rank, device: str) -> None:
                     words.add(leader.read().get("word"))
                     sign.leader = sign.leader or leader.read().get("word", "")
                 elif time.monotonic() - begun > _COMING:
-                    raise UserError("rank 0 has not come", path=path)
+                    raise UserError("rank 0 did not start", path=path)
                 if len(words) > 1 or sign.replaced:
                     raise UserError("another run has begun", path=path)
                 if run.get("ended"):
@@ -254,21 +257,21 @@ def _made(folder: Path) -> Path:
 
 
 def _needed(experiment: Experiment, number: int) -> list[Path]:
-    """What rank 0 has written before a round can be trained."""
+    """Return the files that rank 0 writes before a round can be trained."""
     before, folder = experiment.round(number - 1), experiment.round(number)
     marks = [before.done] if number > 1 else []
     return [*marks, folder.global_state, folder.path / "jobs"]
 
 
 def _read_run(folder: Path, rank: int, word: str) -> dict[str, Any]:
-    """What rank 0 has announced to this very process; {} before that."""
+    """Read rank 0's announcement to this process; return {} before there is one."""
     run = _read_json(folder / "run")
     words = run.get("words")
     return run if isinstance(words, dict) and words.get(str(rank)) == word else {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a file; {} if there is none, or it is half-written."""
+    """Read the mapping in a file; return {} if the file is missing or incomplete."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text())
         return found if isinstance(found, dict) else {}
@@ -278,7 +281,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _appears(path: Path) -> bool:
     if path.exists():
         return True
-    # A listing makes a network file system look again.
+    # Listing the folder refreshes the cache of a network file system.
     with contextlib.suppress(OSError):
         list(path.parent.iterdir())
     return path.exists()
@@ -287,12 +290,12 @@ def _appears(path: Path) -> bool:
 def _await(
     ready: Callable[[], bool], patience: float | None, others: list[_Watch], path: Path
 ) -> None:
-    """Wait until something is so; a `UserError` if another rank stops, or patience ends."""
+    """Wait until `ready()`; raise a `UserError` if another rank stops or patience runs out."""
     begun, pause = time.monotonic(), _POLL
     while not ready():
         for other in others:
             other.check(path)
         if patience is not None and time.monotonic() - begun > patience:
-            raise UserError("not all ranks came", path=path, remedy="look into their logs")
+            raise UserError("not all ranks started", path=path, remedy="look into their logs")
         time.sleep(pause)
         pause = min(1.2 * pause, _POLL_AT_MOST)

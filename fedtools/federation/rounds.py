@@ -1,7 +1,7 @@
-"""Many rounds in one go: Python, the model and the data are set up once.
+"""Consecutive rounds in one command, which sets up Python, model and data once.
 
-Clients train in this process, in processes of its own (`--nj`), or in those that a launcher started
-beside it, on other machines perhaps: `fedtools.federation.ranks`.
+Clients train in this process, in its worker processes (`--nj`), or in processes that a launcher
+started along with it, possibly on other machines: `fedtools.federation.ranks`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedtools.files.locks import lock
 from fedtools.files.progress import Lines
 from fedtools.files.units import read_unit
 
-# Trains the clients of all jobs of a round: (round, number of jobs).
+# Function that trains the clients of all jobs of a round: (round, number of jobs).
 Train = Callable[[int, int], None]
 
 
@@ -44,14 +44,15 @@ def run_rounds(
     """Run the rounds up to `last` that are not complete yet.
 
     Args:
-        last: the last round; None is the number in the configuration.
-        jobs: how many processes train clients at the same time; it does not change any result.
+        path: the folder of the experiment.
+        last: the last round; None means the number in the configuration.
+        jobs: the number of processes that train clients in parallel; it does not change results.
         device: "cpu" or "cuda".
-        split: data on which the models are measured, as `Experiment.is_measured` has it.
-        rank: which of several processes that a launcher started this is; `jobs` does not count.
+        split: data for evaluation, in the rounds of `Experiment.is_measured`.
+        rank: the rank of this process among those of a launcher, which then replace `jobs`.
 
     Raises:
-        UserError: if another process runs its rounds at the same time.
+        UserError: if another process is running rounds of this experiment.
     """
     if rank is not None and rank.number > 0:
         follow(path, rank, device)
@@ -89,7 +90,7 @@ def _run(
 
 
 def _measured(federation: Federation, number: int, split: str) -> str:
-    """Measure a round's models; the mean over those by which they are measured, in words."""
+    """Evaluate a round's models, and return a message with their mean rate."""
     rate = federation.facts.rate
     rows = evaluate(federation, [number], split)
     values = [float(row[rate]) for row in rows if int(row["round"]) == number]
@@ -108,7 +109,7 @@ def _trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
 
         yield train_here
         return
-    # "spawn": a forked child would share the parent's threads' locks and could hang.
+    # "spawn", since a forked child inherits locks held by the parent's threads and could hang.
     context = multiprocessing.get_context("spawn")
     path, pipes = federation.experiment.path, list[Connection]()
     with contextlib.ExitStack() as stack:
@@ -132,8 +133,8 @@ def _trainer(federation: Federation, jobs: int, device: str) -> Iterator[Train]:
 def _worker(context: SpawnContext, path: str, device: str) -> Iterator[Connection]:
     """Yield a pipe to a process that trains.
 
-    A pipe, not an executor's queues: those have semaphores, which a killed run would leave behind,
-    and Python would warn of them.
+    An executor's queues would have semaphores, which a killed run leaves behind and of which Python
+    warns.
     """
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, path, device), daemon=True)
@@ -148,7 +149,7 @@ def _worker(context: SpawnContext, path: str, device: str) -> Iterator[Connectio
 
 
 def _share_out(pipes: Sequence[Connection], number: int, parts: int) -> None:
-    """Give each process another job of a round when it is done with one; raise what it raised."""
+    """Distribute the jobs of a round to idle processes, and raise the first of their errors."""
     jobs, idle = list(range(parts, 0, -1)), list(pipes)
     busy, errors = list[Connection](), list[Exception]()
     while busy or (jobs and not errors):
@@ -166,15 +167,15 @@ def _share_out(pipes: Sequence[Connection], number: int, parts: int) -> None:
 
 
 def _serve(pipe: Connection, path: str, device: str) -> None:
-    """Train whatever (round, job) comes; after an error the parent gives no more."""
-    # tqdm's own lock has a semaphore too.
+    """Train each (round, job) from the pipe; after an error the parent sends no more."""
+    # tqdm's default lock has a semaphore.
     tqdm.set_lock(threading.RLock())
-    # The terminal interrupts the parent too, which ends this process.
+    # Ctrl-C also reaches the parent, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A worker that outlives its killed parent would write into a rerun's files.
     threading.Thread(target=_die_with_parent, daemon=True).start()
     federation = error = None
-    # Until the parent has ended, or died.
+    # Stops when the parent has ended or died.
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             number, job = pipe.recv()

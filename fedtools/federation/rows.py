@@ -1,16 +1,17 @@
-"""FMP beside what it has to be told from, on the same stored scores: word errors by person.
+"""FMP and control experiments on the same stored scores: word errors by person.
 
-A row is a setting of FMP's options, as in a sweep, or of one of these, which are no federation that
-anybody would run and tell what a gain is made of:
+A row is a setting of FMP's options, as in a sweep, or one of these control experiments, which show
+where a gain comes from:
 
-    counts: adapted     words of the best hypothesis after adaptation, in place of equation 3
-    counts: posterior   each hypothesis by its probability after adaptation among its list's
-    counts: reference   what was said: a bound, which tells whether method or counts are at fault
-    clients: another    the counts of a client of another person in another series of meetings, at
-                        the same round, drawn by a seed: what of a gain is the person's own
-    everybody: static   a fixed unigram of other text in place of all clients' counts
+    counts: adapted     counts words of the best hypothesis after adaptation instead of equation 3
+    counts: posterior   weights each hypothesis by its probability in its list after adaptation
+    counts: reference   counts the reference words: a bound, which separates errors of the counts
+                        from those of the method
+    clients: another    uses the counts of a client of another person in another series of meetings,
+                        at the same round, drawn by a seed; shows which gain is specific to a person
+    everybody: static   uses a fixed unigram of other text instead of all clients' counts
 
-Meetings whose names differ in a last small letter alone are a series.
+Meetings whose names differ only in a final lower-case letter are a series.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from fedtools.privacy.options import NONE
 from fedtools.score.align import count_errors
 
 COLUMNS = ("row", "scored", "person", "words", "errors")
-# How a row is scored: all words, or without some that are listed.
+# Ways of scoring: all words, or all except listed words.
 ALL, SOME = "all", "without"
 
 
 @dataclass(frozen=True)
 class Other:
-    """What a row has other than algorithm 1, see above."""
+    """The control experiment of a row; see the module docstring."""
 
     counts: Literal["kernel", "adapted", "posterior", "reference"] = "kernel"
     clients: Literal["own", "another"] = "own"
@@ -61,7 +62,7 @@ OTHER = tuple(one.name for one in fields(Other))
 
 @dataclass(frozen=True)
 class People:
-    """Who speaks in which meeting.
+    """The person and meeting of each utterance.
 
     Attributes:
         person: utterance -> person.
@@ -73,7 +74,7 @@ class People:
 
     @classmethod
     def read(cls, data: Path, utterances: Collection[str]) -> People:
-        """Read utt2person and utt2meeting, which must have these utterances."""
+        """Read utt2person and utt2meeting; raise a `UserError` if an utterance is missing."""
         tables = []
         for name in ("utt2person", "utt2meeting"):
             tables.append(read_table(data / name))
@@ -84,7 +85,7 @@ class People:
     def stand_ins(
         self, runs: Mapping[str, slice], utterances: Sequence[str], seed: int, where: Path
     ) -> dict[str, str]:
-        """Client -> one of another person in another series of meetings, drawn by the seed."""
+        """Draw for each client one of another person in another series of meetings."""
         persons = {
             client: {self.person[one] for one in utterances[run]} for client, run in runs.items()
         }
@@ -100,7 +101,7 @@ class People:
                 if not persons[one] & persons[client] and not series[one] & series[client]
             ]
             if not strangers:
-                problem = f"nobody in another series of meetings than those of client {client!r}"
+                problem = f"no client in another series of meetings than client {client!r}"
                 raise UserError(problem, path=where, remedy="leave out rows of clients: another")
             drawn = generator(seed, "stand-in", client).integers(len(strangers))
             found[client] = strangers[int(drawn)]
@@ -108,7 +109,7 @@ class People:
 
 
 def evidence_of(lists: Lists, kind: str, text: Mapping[str, str]) -> Evidence | None:
-    """What clients count: None of equation 3."""
+    """Return what clients count instead of equation 3; None for equation 3 itself."""
     if kind == "kernel":
         return None
     if kind == "reference":
@@ -138,7 +139,10 @@ def _adapted(
 def _posterior(
     lists: Lists, part: slice, factors: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores are divided by the language models' weight, as acoustic models are too sure."""
+    """Return the words of all hypotheses, weighted by the hypotheses' posterior probabilities.
+
+    Scores are divided by the language model weight, since acoustic models are overconfident.
+    """
     first = lists.rescored.first_hypothesis[part.start : part.stop + 1]
     scores = lists.scores(part, factors) / max(1.0, lists.weights.lm_weight)
     shares = np.zeros(len(scores))
@@ -152,7 +156,7 @@ def _posterior(
 def static_unigram(
     paths: Sequence[Path], vocabulary: Vocabulary, plain: Sequence[Path]
 ) -> np.ndarray:
-    """(V,) counts of the words of a text, 0 for `</s>`."""
+    """Count the words of a text, (V,), 0 for `</s>`."""
     counts = np.zeros(len(vocabulary))
     for sentence in read_sentences(paths, plain):
         np.add.at(counts, vocabulary.encode(" ".join(sentence))[:-1], 1)
@@ -160,10 +164,10 @@ def static_unigram(
 
 
 def read_rows(rows: Mapping[str, Any], fixed: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Name -> setting, and what it has other than algorithm 1.
+    """Read the setting and the control experiment of each row, by name.
 
     Raises:
-        UserError: if a row is no mapping of options, or has what does not go together.
+        UserError: if a row is not a mapping of options, or combines incompatible options.
     """
     found = {}
     for name, options in rows.items():
@@ -174,23 +178,24 @@ def read_rows(rows: Mapping[str, Any], fixed: Mapping[str, Any], where: str) -> 
         other = from_mapping(Other, own, f"{where}: {name}")
         setting = setting_of({**fixed, **rest})
         if own and setting.method.protection.mechanism != NONE:
-            problem = f"row {name!r}: {', '.join(own)} with privacy: bounds are of equation 3"
+            problem = f"row {name!r}: {', '.join(own)} with privacy, which bounds equation 3 only"
             raise UserError(problem, path=where, remedy="leave privacy out")
         if own and setting.method.continuous:
-            raise UserError(f"row {name!r}: {', '.join(own)} with continuous", path=where)
+            problem = f"row {name!r}: {', '.join(own)} with continuous"
+            raise UserError(problem, path=where, remedy="leave continuous out")
         found[str(name)] = setting, other
     return found
 
 
 class Rows:
-    """Rows on one stream.
+    """Evaluation of rows on one stream.
 
     Args:
-        stream: see `fedtools.lm.stream.open_stream`; with text.
-        data: the data directory, for utt2person and utt2meeting.
+        stream: a stream with text, see `fedtools.lm.stream.open_stream`.
+        data: the data directory, with utt2person and utt2meeting.
         out: the table.
-        static: counts of a fixed text by vocabulary, for `everybody: static`; None without.
-        seed: of stand-ins.
+        static: function from the vocabulary to counts of a fixed text, for `everybody: static`.
+        seed: the random seed of stand-in clients.
     """
 
     def __init__(
@@ -209,7 +214,7 @@ class Rows:
         self.people = People.read(data, self._names)
 
     def best(self, setting: Setting, other: Other) -> np.ndarray:
-        """(utterances,) best hypotheses under a row's setting."""
+        """Compute the best hypotheses under a row's setting, (utterances,)."""
         if other == Other():
             return self._tried.best(setting)
         method, (lists, groups) = setting.method, self._tried.clients(setting)
@@ -219,20 +224,25 @@ class Rows:
             stand_ins = self.people.stand_ins(runs, self._names, self._seed, self._data)
         if other.everybody == "static":
             if self._static is None:
-                raise UserError("no text for rows of everybody: static", remedy="give --static")
+                raise UserError("no text for rows with everybody: static", remedy="give --static")
             everybody = method.smoothed(self._static, lists.background)
         control = Control(evidence, stand_ins, everybody)
         return simulate(method, lists, groups, control=control)[0]
 
     def errors(self, best: np.ndarray, without: Collection[str] = ()) -> dict[str, np.ndarray]:
-        """Person -> words and errors, (2,), of the best hypotheses, some words left out of both."""
+        """Count words and errors of the best hypotheses, (2,), by person.
+
+        Args:
+            best: the best hypotheses, (utterances,).
+            without: words to leave out of references and hypotheses.
+        """
         found: dict[str, np.ndarray] = {}
-        for name, hypothesis in zip(self._names, best, strict=True):
-            said, heard = (
+        for name, index in zip(self._names, best, strict=True):
+            reference, hypothesis = (
                 [word for word in words_of(words) if word not in without]
-                for words in (self._text[name], self._rescored.hypotheses[hypothesis])
+                for words in (self._text[name], self._rescored.hypotheses[index])
             )
-            counts = np.array([len(said), count_errors(said, heard).errors])
+            counts = np.array([len(reference), count_errors(reference, hypothesis).errors])
             person = self.people.person[name]
             found[person] = found.get(person, np.zeros(2, int)) + counts
         return found
@@ -241,7 +251,7 @@ class Rows:
 def write_rows(
     rows: Rows, settings: Mapping[str, tuple[Setting, Other]], out: Path, without: Path | None
 ) -> list[dict[str, object]]:
-    """Compute and write OUT: for each row, way of scoring and person, words and errors."""
+    """Write words and errors of each row, way of scoring and person to the table `out`."""
     ways: dict[str, Collection[str]] = {ALL: ()}
     if without is not None:
         ways[SOME] = set(read_words(without, "list a word on each line"))

@@ -1,4 +1,4 @@
-"""False accepts an hour: models of keywords slide over speech in which nobody says one."""
+"""False accepts per hour of keyword models on running speech without keywords."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fedtools.tasks.parts import CLIPS, HEAR
 ALARMS = ("utterance", "seconds", "word", "score")
 CURVE = ("threshold", "false_rejects", "accepts_an_hour")
 COLUMNS = ("round", "utterances", "left_out", "hours", *(f"rejects_at_{one:g}" for one in AN_HOUR))
-# Points of a curve: false accepts in all of the speech, each so many times the one before.
+# Ratio of the numbers of false accepts at successive points of a curve.
 STEP = 1.25
 
 
 @dataclass
 class Speech:
-    """Speech without keywords: its name, its folder, and the utterances that are used."""
+    """Speech without keywords: name, data directory, used utterances, and number left out."""
 
     name: str
     data: DataDir
@@ -43,19 +43,19 @@ class Speech:
 
 @dataclass
 class Listener:
-    """A model and what it has taken for words: utterance, second, word and score."""
+    """A keyword model and its false accepts: utterance, second, word and score."""
 
     federation: Federation
     alarms: list[tuple[str, float, str, float]] = field(default_factory=list)
 
     @property
     def classes(self) -> list[str]:
-        """Of the experiment."""
+        """Return the classes of the experiment."""
         return self.federation.task.need(CLIPS).features("train").clips.classes
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What decides its features: listeners of one kind share them."""
+        """Return the settings that determine features, which listeners of one kind share."""
         model = self.federation.experiment.options.model
         own = self.federation.experiment.path if model.get("cache_frozen") else None
         return inputs_of(model), self.federation.task.need(CLIPS).samples, own
@@ -64,21 +64,27 @@ class Listener:
 def speech_without(
     name: str, folder: Path, keywords: Sequence[str], others: Sequence[str]
 ) -> Speech:
-    """The utterances of a data directory in whose transcript no keyword is, nor any other word.
+    """Select the utterances of a data directory without keywords or other given words.
+
+    Args:
+        name: the name of the speech.
+        folder: the data directory.
+        keywords, others: words that must not be in the transcripts.
 
     Raises:
-        UserError: if an utterance has no transcript, or none is left.
+        UserError: if an utterance has no transcript, or no utterance is left.
     """
     data = DataDir.read(folder)
     words = {word.casefold() for word in (*keywords, *others)}
     order = client_order(data)
     for utterance in order:
         if utterance not in data.text:
-            remedy = "false accepts need transcripts, to know that nobody says a keyword"
-            raise UserError(f"{utterance!r} has none", path=data.path / "text", remedy=remedy)
-    said = {one: {word.strip(".,;:?!\"'()").casefold() for word in data.text[one].split()}
-            for one in order}  # fmt: skip
-    kept = [one for one in order if not said[one] & words]
+            problem = f"no transcript of {utterance!r}"
+            remedy = "false accepts need transcripts, to exclude utterances with keywords"
+            raise UserError(problem, path=data.path / "text", remedy=remedy)
+    spoken = {one: {word.strip(".,;:?!\"'()").casefold() for word in data.text[one].split()}
+              for one in order}  # fmt: skip
+    kept = [one for one in order if not spoken[one] & words]
     if not kept:
         raise UserError("no utterance without a keyword", path=data.path / "text")
     return Speech(name, data, kept, len(order) - len(kept))
@@ -93,31 +99,31 @@ def count_false_accepts(
     hop_seconds: float = 0.1,
     leave_out: Sequence[str] = (),
 ) -> list[dict[str, object]]:
-    """Let the last models of experiments hear running speech, and count what they take for words.
+    """Count the false accepts of experiments' last models on running speech.
 
-    A window as long as a clip slides over each utterance, and at most one word is accepted within
-    the length of a clip. Writes `EXP/alarms_<name>.tsv`, `curve_<name>.tsv` and
+    A window of the length of a clip slides over each utterance, and at most one word is accepted
+    within this length. Writes `EXP/alarms_<name>.tsv`, `curve_<name>.tsv` and
     `false_alarms_<name>.tsv`.
 
     Args:
-        federations: of keyword spotting, with the same keywords.
-        name: of the speech, for files.
+        federations: federations of keyword spotting, with the same keywords.
+        name: the name of the speech in file names.
         folder: a data directory with transcripts.
-        split: clips of keywords that false rejects are counted of.
-        hop_seconds: from one window to the next.
-        leave_out: utterances with these words are left out, too: what sounds like a keyword.
+        split: the clips of keywords on which false rejects are counted.
+        hop_seconds: the distance between windows.
+        leave_out: words that sound like a keyword; utterances with them are left out too.
 
     Returns:
         a row for each experiment, see `COLUMNS`.
 
     Raises:
-        UserError: if an experiment is of another task, or the keywords differ.
+        UserError: if an experiment has another task, or the keywords differ.
     """
     listeners = [_listener(one) for one in federations]
     keywords = _keywords(listeners[0])
     for one in listeners:
         if _keywords(one) != keywords:
-            problem = f"other keywords than those of {listeners[0].federation.experiment.path}"
+            problem = f"keywords differ from those of {listeners[0].federation.experiment.path}"
             raise UserError(problem, path=one.federation.experiment.path)
     speech = speech_without(name, folder, sorted(keywords), leave_out)
     hop = max(1, round(hop_seconds * RATE))
@@ -134,7 +140,7 @@ def count_false_accepts(
 
 
 def windows_of(wave: np.ndarray, samples: int, hop: int) -> np.ndarray:
-    """Windows (windows, samples) of int16 (N,), the last one filled up with zeros."""
+    """Cut int16 samples (N,) into windows (windows, samples), the last one padded with zeros."""
     count = 1 + max(0, math.ceil((len(wave) - samples) / hop))
     filled = np.zeros((count - 1) * hop + samples, np.int16)
     filled[: len(wave)] = wave
@@ -158,7 +164,7 @@ def _waves(speech: Speech) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _hear(listener: Listener, utterance: str, features: torch.Tensor, hop: int) -> None:
-    """Add what a model takes for words in an utterance."""
+    """Add a model's false accepts in an utterance to its alarms."""
     task = listener.federation.task
     logits = task.need(HEAR)(features).numpy()
     scores, best = scores_of(logits, listener.classes)
@@ -169,7 +175,7 @@ def _hear(listener: Listener, utterance: str, features: torch.Tensor, hop: int) 
 
 
 def _written(listener: Listener, speech: Speech, split: str) -> dict[str, object]:
-    """Write what an experiment's model has heard; returns its row."""
+    """Write the false accepts of an experiment's model; return its row."""
     federation, name = listener.federation, speech.name
     experiment, hours = federation.experiment, speech.seconds / 3600
     number = experiment.result_round()
@@ -191,7 +197,7 @@ def _written(listener: Listener, speech: Speech, split: str) -> dict[str, object
 
 
 def _curve(positives: np.ndarray, heard: np.ndarray, hours: float) -> Iterator[dict[str, object]]:
-    """False rejects, in %, by false accepts an hour, at thresholds that let so many through."""
+    """Yield points of the curve of false rejects in % by false accepts per hour."""
     ordered = np.sort(heard)[::-1]
     allowed = 0
     while allowed < len(ordered):

@@ -1,4 +1,4 @@
-"""Algorithm 1 of FMP, in memory: all clients, round after round; see `fedtools.methods.fmp`."""
+"""Simulation of FMP's algorithm 1 in memory, for all clients; see `fedtools.methods.fmp`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Control:
-    """What an experiment has other than algorithm 1; none of it with privacy.
+    """Changes to algorithm 1 for control experiments; not available with privacy.
 
     Attributes:
-        evidence: what clients count in place of equation 3.
-        stand_ins: client -> the client whose counts it is rescored with, as they are when the
-            round begins, in place of its own.
-        everybody: (V,), in place of q_bar, in all rounds.
+        evidence: what clients count instead of equation 3.
+        stand_ins: client -> the client whose counts, as of the start of the round, are used to
+            rescore it instead of its own.
+        everybody: (V,), used instead of q_bar in all rounds.
     """
 
     evidence: Evidence | None = None
@@ -42,18 +42,20 @@ def simulate(
     sampled: Callable[[int], Collection[str]] | None = None,
     control: Control = PLAIN,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Algorithm 1, in memory.
+    """Run algorithm 1 in memory.
 
     Args:
-        groups: the utterances of each client, T + 1 groups, the last of which is not sent; clients
-            are in C order.
+        method: the method and its options.
+        lists: the N-best lists of all clients.
+        groups: the utterances of each client, in T + 1 groups, the last of which is not sent;
+            clients are in C order.
         releases: bounds and noise, with the plan of `method` and T rounds.
-        sampled: the clients of a round, counted from 1; by default all take part in each.
-        control: what is other than algorithm 1.
+        sampled: function from a round, counted from 1, to its clients; by default all take part.
+        control: changes to algorithm 1.
 
     Returns:
-        (utterances,) the best hypothesis of each, by its number among all hypotheses; and (T + 1,
-        V) the counts that the server has sent in each round and after the last.
+        The best hypothesis of each utterance, (utterances,), by its index among all hypotheses; and
+        the counts that the server has sent in each round and after the last, (T + 1, V).
     """
     best, counts = simulate_draws(method, lists, groups, [releases], sampled, control)
     return best[0], counts[0]
@@ -67,14 +69,14 @@ def simulate_draws(
     sampled: Callable[[int], Collection[str]] | None = None,
     control: Control = PLAIN,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Algorithm 1 under several draws of noise: clients count once, whatever the noise is.
+    """Run algorithm 1 for several draws of noise; clients count once for all draws.
 
     Args:
-        method, lists, groups, sampled, control: as of `simulate`.
-        draws: bounds and noise, of one plan.
+        method, lists, groups, sampled, control: see `simulate`.
+        draws: bounds and noise, all of one plan.
 
     Returns:
-        (draws, utterances) and (draws, T + 1, V), as of `simulate`.
+        (draws, utterances) and (draws, T + 1, V), see `simulate`.
     """
     u, shape = lists.background, (len(draws), len(lists.rescored.utterances))
     best = np.zeros(shape, int)

@@ -1,6 +1,6 @@
-"""What releases of several experiments cost together, of whose data they may be the same.
+"""Total privacy loss of several experiments, which may share data.
 
-Copies of an experiment are one experiment: a release that both have is one.
+Copies of an experiment count as one experiment, and a release in several copies as one release.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Spending(NamedTuple):
     """The ledgers of some experiments.
 
     Attributes:
-        rows: of each experiment, rows of `fedtools.privacy.ledger`.
-        total: what all cost together, for a word, an utterance and a user.
+        rows: for each experiment, its rows of `fedtools.privacy.ledger`.
+        total: the total epsilons, for a word, an utterance and a user.
     """
 
     rows: list[list[dict[str, str]]]
@@ -31,10 +31,10 @@ class Spending(NamedTuple):
 
 
 def spending(paths: Sequence[str | Path]) -> Spending:
-    """Count what experiments have released; warn of what cannot be counted.
+    """Compute the privacy loss of experiments; warn of releases that cannot be counted.
 
     Raises:
-        UserError: if one of them has no differential privacy.
+        UserError: if an experiment has no differential privacy.
     """
     federations = [_open(Path(path)) for path in paths]
     _warn(federations)
@@ -53,7 +53,7 @@ def spending(paths: Sequence[str | Path]) -> Spending:
 
 
 def write_spending(paths: Sequence[str | Path]) -> Spending:
-    """The same, with each experiment's ledger written to its dp.tsv."""
+    """Compute `spending`, and write each experiment's ledger to its dp.tsv."""
     found = spending(paths)
     for path, rows in zip(paths, found.rows, strict=True):
         write_tsv(Path(path) / FILE, COLUMNS, rows)
@@ -69,16 +69,17 @@ def _open(path: Path) -> Federation:
 
 
 def _warn(federations: Sequence[Federation]) -> None:
-    """Tell what is not counted here."""
+    """Warn of releases that are not counted here."""
     records = [one.task.need(PROTECTION).releases.record for one in federations]
     if any(one.nonce.fixed for one in records):
         print(f"warning: {FIXED_WARNING}", file=sys.stderr)
     for one, record in zip(federations, records, strict=True):
         if not record.complete:
             path = one.experiment.path
-            print(f"warning: {path}: copies are not counted: no {record.beside}", file=sys.stderr)
+            problem = f"copies are not counted: {record.beside} is missing"
+            print(f"warning: {path}: {problem}", file=sys.stderr)
     others = {nonce: path for record in records for nonce, path in record.others().items()}
     others = {nonce: others[nonce] for nonce in others.keys() - {one.nonce.text for one in records}}
     if others:
-        told = some(sorted(others.values()))
-        print(f"warning: not counted, though of the same clients: {told}", file=sys.stderr)
+        listed = some(sorted(others.values()))
+        print(f"warning: experiments on the same clients not counted: {listed}", file=sys.stderr)

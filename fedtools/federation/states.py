@@ -1,4 +1,4 @@
-"""The states of an experiment: what everybody begins a round with, and each client's own."""
+"""Model states of an experiment: the shared state of each round, and clients' personal states."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ State = dict[str, np.ndarray]
 
 
 class States:
-    """What lies in an experiment's folder of its models, or of its counts.
+    """The models, or counts, in an experiment's folder.
 
     Args:
-        experiment: opened.
-        method: of the experiment; its patterns match parameters.
-        spec: of a full state.
-        parameters: the names of the tensors that training changes; none where nothing is trained.
+        experiment: the opened experiment.
+        method: the method of the experiment; its patterns match parameters.
+        spec: the spec of a full state.
+        parameters: the names of the tensors that training changes; empty if nothing is trained.
     """
 
     def __init__(self, experiment: Experiment, method: Method, spec: Spec, parameters: set[str]):
@@ -34,67 +34,67 @@ class States:
         self._experiment, self._method = experiment, method
         # tensor name -> SHARED, PERSONAL, GIVEN or RESET.
         self.kinds = method.kinds(parameters, spec) if parameters else dict.fromkeys(spec, SHARED)
-        # The round and the tensors of the state that was read last.
+        # The round and the tensors of the state read last.
         self._start: tuple[int, State] = (0, {})
-        # The first round in which a client trained, of the rounds whose ledger was read.
+        # client -> the first round in which it trained, among the rounds up to `_read`.
         self._trained: dict[str, int] = {}
         self._read = 0
 
     @cached_property
     def initial(self) -> State:
-        """The full state that everybody begins with."""
+        """Return the full initial state."""
         return load_state(self._experiment.init, self.spec)
 
     @cached_property
     def personal(self) -> frozenset[str]:
-        """The names of the tensors that stay at each client."""
+        """Return the names of the tensors that stay at each client."""
         return frozenset(name for name, kind in self.kinds.items() if kind == PERSONAL)
 
     @cached_property
     def shared_spec(self) -> Spec:
-        """Names, shapes and types of the tensors that clients send."""
+        """Return names, shapes and types of the tensors that clients send."""
         return self.of_kind(SHARED, self.spec)
 
     @cached_property
     def sent_spec(self) -> Spec:
-        """Those of the tensors that the server sends."""
+        """Return names, shapes and types of the tensors that the server sends."""
         return self.shared_spec | self.of_kind(GIVEN, self.spec)
 
     def of_kind(self, kind: str, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The tensors of `state` that are of one kind."""
+        """Return the tensors of `state` of one kind."""
         return {name: value for name, value in state.items() if self.kinds[name] == kind}
 
     def start(self, number: int) -> State:
-        """What every client begins round `number` with, but for what is personal."""
+        """Return the state at the start of round `number`, with initial personal tensors."""
         if self._start[0] != number:
             shared = self._experiment.round(number).shared_state(self.sent_spec)
             self._start = number, {**self.initial, **shared}
         return self._start[1]
 
     def of_client(self, client: str, number: int) -> State:
-        """What a client begins round `number` with."""
+        """Return a client's state at the start of round `number`."""
         return {**self.start(number), **self.own(client, number)}
 
     def result(self, client: str | None, number: int) -> State:
-        """What a client uses after round `number` (0: the beginning); None: a newcomer."""
+        """Return the state of a client, None for a newcomer, after round `number` (0: initial)."""
         return self.of_client(client, number + 1) if client else self.start(number + 1)
 
     def own(self, client: str, before: int) -> State:
-        """The newest personal tensors of a client from rounds before `before`, if there are any."""
+        """Return a client's latest personal tensors from before round `before`, if any."""
         if not self.personal:
             return {}
         spec = self.of_kind(PERSONAL, self.spec)
         return self._experiment.own(client, before).load(PERSONAL_STATE, spec) or {}
 
     def known(self, client: str, number: int) -> str | None:
-        """The client if it has a state of its own in the experiment after a round; else None."""
+        """Return the client if it has a state of its own after round `number`, else None."""
         known = self._experiment.knows(client) and not self.lost(client, number + 1)
         return client if known else None
 
     def lost(self, client: str, number: int) -> bool:
-        """Whether nothing is left of personal tensors that a client trained before a round.
+        """Return whether personal tensors that a client trained before a round are missing.
 
-        It would begin with the initial ones, as one that has not trained yet.
+        Without this check the client would start from the initial ones, as a new client does.
         """
         if not self.personal or self._experiment.own(client, number).has(PERSONAL_STATE):
             return False
@@ -109,11 +109,11 @@ class States:
         return self._trained.get(client, number) < number
 
     def check_there(self, client: str, number: int) -> None:
-        """Raise `Gone` if what a client trained is `lost`."""
+        """Raise `Gone` if a client's trained personal tensors are `lost`."""
         if self.lost(client, number):
             raise Gone(
-                "the personal parameters that it trained are gone",
-                problem="the personal parameters are gone",
+                "its trained personal parameters are missing",
+                problem="the personal parameters are missing",
                 path=self._experiment.client_dir(client),
                 remedy="put the folder back, or run fedtools reset --round 1",
             )

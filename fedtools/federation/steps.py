@@ -1,7 +1,7 @@
-"""The steps of a round: sample, train at the clients, aggregate; over the files of `Experiment`.
+"""The steps of a round: sampling, client training and aggregation, on the files of `Experiment`.
 
-Single commands and `rounds` call the same functions over the same files, so both give the same
-bytes. Whatever is complete on disk is not done again, and nothing in an open round is removed.
+Single commands and `rounds` call the same functions on the same files, so both give the same bytes.
+Complete results on disk are not computed again, and nothing in an open round is removed.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from fedtools.server.sample import draw
 from fedtools.server.server import Round, Server
 from fedtools.tasks.base import as_configured
 
-# With more clients in a round, TensorBoard gets their mean loss only.
+# The most clients in a round whose losses are all written to TensorBoard; else only the mean is.
 _CURVES = 20
 
 
 def sample(experiment: Experiment, method: Method, number: int, jobs: int) -> list[str]:
-    """Choose the clients of a round and cut them into jobs; a round that is cut stays so."""
+    """Sample the clients of a round and cut them into jobs, unless this was done before."""
     folder = experiment.round(number)
     folder.require_begun("be sampled")
     folder.base()
@@ -55,12 +55,12 @@ def sample(experiment: Experiment, method: Method, number: int, jobs: int) -> li
     if not folder.is_sampled():
         folder.write_sample(clients, wanted)
     elif (cut := folder.jobs()) != wanted and not folder.is_done():
-        print(f"round {number} is cut into {cut} jobs already, and stays so", file=sys.stderr)
+        print(f"round {number} is already cut into {cut} jobs, which are kept", file=sys.stderr)
     return clients
 
 
 def train_job(federation: Federation, number: int, job: int) -> None:
-    """`train_local` for a command of its own: other jobs of the round may run beside it."""
+    """Run `train_local` with locks, while other commands may run other jobs of the round."""
     path = federation.experiment.path
     with lock(path, "rounds", shared=True), lock(path, f"round-{number}-job-{job}"):
         train_local(federation, number, job)
@@ -68,7 +68,7 @@ def train_job(federation: Federation, number: int, job: int) -> None:
 
 @as_configured
 def train_local(federation: Federation, number: int, job: int) -> None:
-    """Do the clients' part of a round for one of its jobs, and write what they send."""
+    """Run the client updates of one job of a round, and write the client messages."""
     folder = federation.experiment.round(number)
     folder.require_begun("train")
     sampled, jobs = folder.sampled(), folder.jobs()
@@ -89,7 +89,7 @@ def train_local(federation: Federation, number: int, job: int) -> None:
             reports = [report._replace(seconds=seconds) for report in sent.reports]
             _tell(number, reports)
             writer.send(reports, sent.tensors, sent.features)
-    # Only now: until the job's files are whole, a rerun takes finished clients from there.
+    # Only now: until the job's files are complete, a rerun resumes from the clients' checkpoints.
     for client in clients:
         federation.finish(client, number)
 
@@ -106,9 +106,9 @@ def _tell(number: int, reports: Sequence[Report]) -> None:
 def units_of(
     federation: Federation, sampled: Sequence[str], number: int, jobs: int
 ) -> list[list[list[str]]]:
-    """Each job's share of those who train together."""
+    """Return the training units of each job."""
     units = federation.task.units(sampled, number) if sampled else []
-    # The first have most to do: there and back through the jobs, so that none gets more each time.
+    # The first units take longest. Deal units in serpentine order to balance jobs.
     turns = [*range(jobs), *reversed(range(jobs))]
     shares: list[list[list[str]]] = [[] for _ in range(jobs)]
     for index, unit in enumerate(units):
@@ -117,7 +117,7 @@ def units_of(
 
 
 def jobs_of(federation: Federation, number: int) -> list[list[str]]:
-    """The clients of each job of a round that is sampled, in the order of the rows of its table."""
+    """Return the clients of each job of a sampled round, in the order of its table's rows."""
     folder = federation.experiment.round(number)
     shares = units_of(federation, folder.sampled(), number, folder.jobs())
     return [[client for unit in units for client in unit] for units in shares]
@@ -129,15 +129,16 @@ def _seconds_since_sampled(folder: RoundFolder) -> float:
 
 @as_configured
 def aggregate(federation: Federation, number: int) -> float:
-    """Check a round's messages, make the next round's shared tensors, and close the round.
+    """Check a round's messages, compute the next round's shared tensors, and close the round.
 
     Returns:
-        the mean training loss of those who trained; NaN if the round was complete already.
+        the mean training loss over the clients that trained, or the server; NaN if the round was
+        already complete.
     """
     experiment, method = federation.experiment, federation.method
     folder = experiment.round(number)
     folder.require_begun("be aggregated")
-    # Those of a run that was killed before it removed them.
+    # Messages that a killed run did not remove.
     remove_unwanted(experiment, method, number - 1)
     if folder.is_done():
         tidy(federation, number)
@@ -164,7 +165,7 @@ def aggregate(federation: Federation, number: int) -> float:
     if server.collapsed:
         shares = server.collapsed.items()
         named = some([f"{client or 'all'} ({100 * share:.0f} %)" for client, share in shares])
-        print(f"round {number}, server: its labels are empty of {named}", file=sys.stderr)
+        print(f"round {number}, server: empty labels for {named}", file=sys.stderr)
     for refusal in server.refusals:
         print(f"round {number}, {refusal.client}: refused: {refusal.reason}", file=sys.stderr)
     if scalars := _scalars(server):
@@ -177,7 +178,7 @@ def aggregate(federation: Federation, number: int) -> float:
 
 
 def tidy(federation: Federation, number: int) -> None:
-    """Remove what is not needed of a complete round, which a run that was killed may have left."""
+    """Remove unneeded files of a complete round, which a killed run may have left."""
     if number > 0:
         experiment = federation.experiment
         federation.closed(number, draw(experiment, number, federation.method.phase(number)))
@@ -185,25 +186,25 @@ def tidy(federation: Federation, number: int) -> None:
 
 
 def remove_unwanted(experiment: Experiment, method: Method, number: int) -> None:
-    """Remove the messages of a complete round, where nobody asked to keep them."""
+    """Remove the messages of a complete round unless they are to be kept."""
     if number > 0 and not _kept(experiment, method, number):
         remove_messages(experiment.round(number).path)
 
 
 def _kept(experiment: Experiment, method: Method, number: int) -> bool:
-    """Whether what clients sent in a round stays when it is complete."""
+    """Return whether the messages of a complete round are kept."""
     return experiment.options.keep_updates or method.phase(number).keep
 
 
 def _check_sampled(folder: RoundFolder, sampled: Sequence[str]) -> None:
-    """Insist that those were sampled who are drawn, and that all jobs are there."""
+    """Raise a `UserError` if the sampled clients are wrong or the table of a job is missing."""
     if folder.sampled() != list(sampled):
         path = folder.path / "clients"
-        problem = "not the clients that seed and round draw"
+        problem = "not the clients drawn for this seed and round"
         raise UserError(problem, path=path, remedy="run fedtools reset, then fedtools sample")
     for job in range(1, folder.jobs() + 1):
         table = folder.path / f"update.{job}.tsv"
-        # A link to nowhere is there, too: whoever put it in place is refused.
+        # A dangling link counts as present; its clients are refused when it is read.
         if not os.path.lexists(table):
             raise UserError("missing", path=table, remedy=f"run fedtools train-local --job {job}")
 
@@ -237,11 +238,11 @@ def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[L
                 status=status,
             )
         )
-    # Nobody is sampled where the server trains; these rows say whose labels failed there.
+    # No clients are sampled when the server trains; these rows report clients with empty labels.
     failed = [client for client in server.collapsed if client]
     rows += [LedgerRow(number, client, status=COLLAPSED) for client in failed]
     spent = time.monotonic() - begun
-    # Its own row says it of data without clients.
+    # For data without clients the server's row reports empty labels.
     status = COLLAPSED if "" in server.collapsed else OK
     own = LedgerRow(
         number,
@@ -255,10 +256,10 @@ def _ledger_rows(federation: Federation, server: Server, begun: float) -> list[L
 
 
 def _sizes_down(federation: Federation, round: Round) -> Mapping[str, int]:
-    """The bytes that the server sends to each client: none to those who hold that state already."""
+    """Return the bytes that the server sends to each client: 0 if it already has that state."""
     experiment = round.experiment
     path = experiment.round(round.number).global_state
-    # A method that shares nothing sends nothing: the empty file is only there for uniformity.
+    # A method without shared tensors sends nothing; its state file is empty.
     size = path.stat().st_size if federation.states.shared_spec else 0
     held: set[str] = set()
     before = round.number - 1
@@ -269,14 +270,14 @@ def _sizes_down(federation: Federation, round: Round) -> Mapping[str, int]:
 
 
 def reset(federation: Federation, number: int) -> None:
-    """Open round `number` again: remove what it and later rounds made, at the clients too.
+    """Reopen round `number`: remove all results of it and later rounds, also at the clients.
 
-    Models' measurements of these rounds go as well, and so do averages, which they may be part of.
+    Evaluations of these rounds, and all averaged models, which may contain them, are removed too.
     """
     experiment = federation.experiment
     path, last = experiment.path, experiment.last_round()
     if not 1 <= number <= last + 1:
-        raise UserError(f"round {number} cannot be reset: {last} are complete", path=path)
+        raise UserError(f"round {number} cannot be reset: {last} rounds are complete", path=path)
     with ExitStack() as locks:
         for name in ("rounds", "average", *(f"evaluate-{s}" for s in experiment.options.data)):
             locks.enter_context(lock(path, name))
@@ -288,7 +289,7 @@ def reset(federation: Federation, number: int) -> None:
         for owner in (path, *owners):
             remove(owner / "model.safetensors")
         remove(experiment.averaged)
-        # Backwards, the mark first: wherever it is killed, it goes on from there.
+        # Last round first, and its mark before its files, so that a killed reset can be resumed.
         for later in range(last + 1, number - 1, -1):
             folder, made = experiment.round(later), experiment.round(later + 1).global_state
             remove(folder.done)
@@ -302,22 +303,22 @@ def reset(federation: Federation, number: int) -> None:
 
 
 def _check_kept(federation: Federation, number: int) -> None:
-    """Fail if what somebody kept before round `number` has made room for what is newer."""
+    """Raise a `UserError` if state kept before round `number` was replaced by newer state."""
     experiment, phase = federation.experiment, federation.method.phase
     owners: list[tuple[Private, str]] = []
     for at in range(1, number):
         clients = draw(experiment, at, phase(at))
         owners += [(experiment.own(client, number), "client") for client in clients]
     for owner, part in [(experiment.at_server(number), "server"), *owners]:
-        # It was kept before too, if what was done in that round was done before.
+        # State was kept before `number` if an earlier round ran the same update.
         done = [getattr(phase(at), part) for at in range(1, number)]
         if any(getattr(phase(later), part) in done for later in owner.only_later()):
-            problem = f"nothing is left of what was kept here before round {number}"
+            problem = f"the state kept before round {number} is missing"
             raise UserError(problem, path=owner.folder, remedy="reset round 1, or a later round")
 
 
 def _forget_measured(federation: Federation, number: int) -> None:
-    """Remove what was measured after round `number` and later ones."""
+    """Remove the evaluations of round `number` and later ones."""
     experiment, facts = federation.experiment, federation.facts
     for split in experiment.options.data:
         table = experiment.evaluation(split)

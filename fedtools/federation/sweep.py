@@ -1,6 +1,6 @@
-"""Many settings of FMP on the same stored scores: a table of word error rates.
+"""Sweeps over settings of FMP on the same stored scores, as a table of word error rates.
 
-No neural network runs: `fedtools.federation.simulation` re-weights what was stored once.
+No neural network runs: `fedtools.federation.simulation` re-weights scores that were stored once.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from fedtools.tasks.identity import of_rescored
 FIGURES = ("words", "errors", "wer", "relative", "low", "high", "listed", "missed")
 DRAW = "draw"
 ROUNDS, GROUPS, SPAN = "rounds", "groups", "span"
-# Of differential privacy, whose options are varied beside FMP's.
+# The options of differential privacy, which can be varied in addition to FMP's.
 PRIVACY = tuple(one.name for one in fields(Privacy))
-# Against which all else is measured, whatever the other options are.
+# Options of the baseline without adaptation, whatever the other options are.
 UNADAPTED: dict[str, Any] = {"scale": 0.0, "alpha": 0.0, "beta": 0.0, "doubt": 0.0}
 UNADAPTED |= {"mechanism": NONE, GROUPS: "even"}
 
 
 class Errors:
-    """Word errors of hypotheses, each counted once, when it is asked for.
+    """Word errors of hypotheses, each counted once at its first use.
 
     Args:
         rescored: the hypotheses.
-        text: what was said, by utterance.
+        text: utterance -> reference.
     """
 
     def __init__(self, rescored: Rescored, text: Mapping[str, str]):
@@ -61,19 +61,19 @@ class Errors:
         self._known = np.full(len(self._hypotheses), -1)
 
     def of(self, best: np.ndarray) -> np.ndarray:
-        """(utterances,) of the best hypotheses, by their numbers among all."""
+        """Return the errors (utterances,) of the best hypotheses, given by their indices."""
         for index in np.flatnonzero(self._known[best] < 0):
-            said = words_of(self._hypotheses[best[index]])
-            self._known[best[index]] = count_errors(self._spoken[index], said).errors
+            hypothesis = words_of(self._hypotheses[best[index]])
+            self._known[best[index]] = count_errors(self._spoken[index], hypothesis).errors
         return self._known.take(best)
 
 
 class Listed:
-    """How often words of clients' own lists are said, and missed, after the lists were made.
+    """Counts of clients' listed words that were said, and missed, after the lists were made.
 
     Args:
-        stream: with lists.
-        text: what was said, by utterance.
+        stream: a stream with lists.
+        text: utterance -> reference.
     """
 
     def __init__(self, stream: Stream, text: Mapping[str, str]):
@@ -81,35 +81,35 @@ class Listed:
         for client, run in stream.runs.items():
             own = {word for one in (stream.phrases or {}).get(client, []) for word in words_of(one)}
             for name in stream.rescored.utterances[run]:
-                # What a list was made of is no news to it.
-                said = [] if name in stream.made_of else words_of(text[name])
-                self._said.append(Counter(word for word in said if word in own))
-        self.count = sum(said.total() for said in self._said)
+                # Utterances that a list was made of are not counted.
+                words = [] if name in stream.made_of else words_of(text[name])
+                self._said.append(Counter(word for word in words if word in own))
+        self.count = sum(counts.total() for counts in self._said)
 
     def missed(self, best: np.ndarray) -> int:
-        """Of listed words that were said, how many the best hypotheses lack."""
+        """Count the listed words that were said but are not in the best hypotheses."""
         return sum(
-            (said - Counter(words_of(self._hypotheses[hypothesis]))).total()
-            for said, hypothesis in zip(self._said, best, strict=True)
-            if said
+            (counts - Counter(words_of(self._hypotheses[hypothesis]))).total()
+            for counts, hypothesis in zip(self._said, best, strict=True)
+            if counts
         )
 
 
 class Setting(NamedTuple):
-    """What is tried: a method, and how many rounds it has."""
+    """A setting to try: a method, and its number of rounds."""
 
     method: FMP
     rounds: int
 
 
 def setting_of(options: Mapping[str, Any]) -> Setting:
-    """Options of a sweep, checked as those of an experiment are.
+    """Create a setting from options of a sweep, with the checks of an experiment.
 
     Args:
-        options: of `FMP`, of its privacy, and "rounds"; those that differ from their defaults.
+        options: options of `FMP` and of its privacy, and "rounds", if not the defaults.
 
     Raises:
-        UserError: if FMP refuses them.
+        UserError: if the options are invalid.
     """
     chosen = dict(options)
     rounds = chosen.pop(ROUNDS, 10)
@@ -128,9 +128,9 @@ def setting_of(options: Mapping[str, Any]) -> Setting:
 def settings_of(
     fixed: Mapping[str, Any], varied: Mapping[str, Sequence[Any]]
 ) -> list[tuple[dict[str, Any], Setting]]:
-    """Every combination of varied options, and the setting that it makes with the fixed ones.
+    """Return every combination of varied options, with its setting including the fixed ones.
 
-    Tells whoever tries the paper's mechanism what that is worth.
+    Prints a warning if a setting uses the paper's mechanism.
     """
     found = [
         (options, setting_of({**fixed, **options}))
@@ -144,13 +144,13 @@ def settings_of(
 
 
 class Sweep:
-    """A stream of rescored lists that settings are tried on.
+    """A stream of rescored lists on which to try settings.
 
     Args:
-        folder: see `open_stream`; with text.
-        out: what results are written to: beside it, in OUT.nonce, is the nonce of noise, so that
-            the same sweep gives the same table again.
-        seed: of noise.
+        folder: a stream with text, see `open_stream`.
+        out: the table of results. The nonce of noise is kept in OUT.nonce, so that a repeated sweep
+            gives the same table.
+        seed: the random seed of noise.
     """
 
     def __init__(self, folder: str | Path, out: str | Path, seed: int = 0):
@@ -169,27 +169,27 @@ class Sweep:
         self._lists: dict[Weights, Lists] = {}
 
     def best(self, setting: Setting) -> np.ndarray:
-        """(utterances,) the best hypotheses under a setting, and the first draw of its noise."""
+        """Compute the best hypotheses (utterances,) under a setting and its first noise draw."""
         best: np.ndarray = self.best_of_draws(setting, 1)[0]
         return best
 
     def best_of_draws(self, setting: Setting, draws: int) -> np.ndarray:
-        """(draws, utterances) the best hypotheses; without noise there is one draw.
+        """Compute the best hypotheses (draws, utterances); without noise there is one draw.
 
-        Noise is drawn under the user's own key, as if this were an experiment, but no counts leave
-        the memory: of what is written, errors against what was said, nothing is protected.
+        Noise is drawn under the user's key, as in an experiment, but counts stay in memory. The
+        results that are written, errors against the references, are not protected.
         """
         (method, rounds), (lists, groups) = setting, self.clients(setting)
         releases: list[Releases | None] = [None]
         if method.protection.mechanism != NONE:
             plan, adaptation = method.plan(rounds), method.part(Adaptation)
-            # With another `doubt` the noise is the same, so that the two are compared under it.
+            # `doubt` is not in the label, so that its values are compared under equal noise.
             label = repr((*self._label, method.part(Weights), adaptation, plan, method.clock))
             releases = [Releases(plan, self._key, label, draw) for draw in range(1, draws + 1)]
         return simulate_draws(method, lists, groups, releases)[0]
 
     def clients(self, setting: Setting) -> tuple[Lists, dict[str, list[slice]]]:
-        """The lists under a setting's weights, and each client's groups of utterances."""
+        """Return the lists under a setting's weights, and each client's groups of utterances."""
         method, rounds = setting
         weights = method.part(Weights)
         if weights not in self._lists:
@@ -207,26 +207,27 @@ class Sweep:
 
     @cached_property
     def _label(self) -> tuple[str, str, int, dict[str, str]]:
-        """What noise is for, beside a setting; a nonce is drawn the first time."""
+        """Return the parts of the noise label besides the setting; draw a nonce the first time."""
         nonce = Nonce.kept(self._nonce)
         return "sweep", nonce.text, self.seed, of_rescored(self._folder, False)
 
     def by_client(self, values: np.ndarray) -> np.ndarray:
-        """(clients,) sums of (utterances,) values."""
+        """Sum values (utterances,) by client, (clients,)."""
         return np.array([values[part].sum() for part in self.stream.runs.values()])
 
     def row(self, best: np.ndarray, against: np.ndarray, seed: int) -> dict[str, object]:
-        """The figures of best hypotheses, `FIGURES`.
+        """Compute the `FIGURES` of best hypotheses.
 
         Args:
-            best: (utterances,).
-            against: (clients,) errors of the baseline; the relative change has an interval by
-                drawing clients.
+            best: the best hypotheses, (utterances,).
+            against: errors of the baseline, (clients,), for the relative change and its bootstrap
+                interval over clients.
+            seed: the random seed of the interval.
         """
         own = self.by_client(self.errors.of(best))
         words = self.by_client(self.errors.words)
         draws = speaker_draws(len(own), Bootstrap.resamples, seed, "sweep")
-        # Without an error there is nothing that errors could be fewer than.
+        # Without errors of the baseline there is no relative change.
         with np.errstate(divide="ignore", invalid="ignore"):
             change = 100 * (np.divide(own.sum(), against.sum()) - 1)
             low, high = interval(100 * (draws @ own / (draws @ against) - 1))
@@ -244,7 +245,7 @@ class Sweep:
 def _warn_of_no_lm(
     tried: Sweep, settings: Sequence[tuple[dict[str, Any], Setting]], folder: str | Path
 ) -> None:
-    """Say, once, where settings share out the weight of a language model that is not there."""
+    """Warn once if settings give weight to a language model without scores in the lists."""
     shared = (one.method.part(Weights) for _, one in settings)
     if one := next((weights for weights in shared if 0 < weights.nnlm < 1), None):
         warn_of_no_lm(tried.stream.rescored, one, Path(folder) / NBEST)
@@ -258,20 +259,20 @@ def sweep(
     seed: int = 0,
     draws: int = 1,
 ) -> list[dict[str, object]]:
-    """Try every combination of options; write a row for each, and for each draw of its noise.
+    """Try every combination of options; write a row for each combination and noise draw.
 
     Args:
-        folder: see `open_stream`; with text.
-        out: the table, `varied` and `FIGURES`: WER in %, and its change against no adaptation (all
-            else as in `fixed`) in % of that, with a 95 % interval over clients; how many words of
-            clients' own lists were said, and missed. Of several draws there is a column `DRAW` in
-            front of these.
+        folder: a stream with text, see `open_stream`.
+        out: the table, with columns `varied` and `FIGURES`: WER in %; its relative change in %
+            against no adaptation with otherwise `fixed` options, with a 95 % interval over clients;
+            and the numbers of words of clients' lists that were said, and missed. With several
+            draws there is a column `DRAW` before these.
         fixed, varied: options and values; see `setting_of`.
-        seed: of intervals and noise.
-        draws: of noise, for each combination that has any.
+        seed: the random seed of intervals and noise.
+        draws: the number of noise draws of each combination with noise.
 
     Raises:
-        UserError: if FMP refuses a combination; nothing is tried then.
+        UserError: if a combination is invalid; then none is tried.
     """
     settings = settings_of(fixed, varied)
     tried = Sweep(folder, out, seed)
@@ -294,12 +295,12 @@ def tune(
     over: Mapping[str, Sequence[Any]] | None = None,
     draws: int = 1,
 ) -> tuple[dict[str, Any], float]:
-    """Write the combination with the fewest word errors on validation data, the first of equals.
+    """Write the combination with the fewest word errors on validation data; the first if tied.
 
     Args:
-        folder, out, fixed, varied: as of `sweep`.
-        over: options and values; errors are the mean over all of their combinations ...
-        draws: ... and over so many draws of each one's noise.
+        folder, out, fixed, varied: see `sweep`.
+        over: options and values; errors are averaged over all their combinations ...
+        draws: ... and over this number of noise draws.
 
     Returns:
         the options, and the WER in %.

@@ -1,4 +1,4 @@
-"""One file for each published method; it reads like the paper, with the citation on top."""
+"""Federated methods: one file per published method, which follows and cites its paper."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ METHODS: Registry[type[Method]] = Registry(__name__, "method")
 
 
 def make_method(name: object, options: Mapping[str, Any] | None, where: str | Path) -> Method:
-    """Make a method from its name and options; a `UserError` names what is unknown."""
+    """Make a method from its name and options; raise a `UserError` for what is unknown."""
     return from_mapping(METHODS.get(name, where), options, f"{where}: method_conf")

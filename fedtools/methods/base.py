@@ -1,4 +1,4 @@
-"""What a federated method is: which tensors travel, what a client does, what the server does."""
+"""Interface of a federated method: exchanged tensors, client update and server update."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from fedtools.client.unit import Trained
     from fedtools.server.server import Server
 
-SHARED = "shared"  # sent by the server, trained at the clients, aggregated
-PERSONAL = "personal"  # kept at the client from round to round, never sent
-GIVEN = "given"  # sent by the server, which makes it; clients neither train nor return it
-RESET = "reset"  # put back to the initial value at the start of every round, never sent
+SHARED = "shared"  # sent by the server, trained by the clients, aggregated
+PERSONAL = "personal"  # kept at the client between rounds, never sent
+GIVEN = "given"  # computed and sent by the server; clients neither train nor return it
+RESET = "reset"  # set to the initial value at the start of every round, never sent
 
-# What a task may have, and a method may need.
+# Parts that a task may have and a method may need.
 TaskPart = NewType("TaskPart", str)
-MODEL = TaskPart("model")  # that clients train
-OPTIMIZER = TaskPart("optimizer")  # may live on, since one model is trained at a time
-FEATURES = TaskPart("features")  # can be sent: models are cut into an extractor and a classifier
-LABELS = TaskPart("labels")  # and sizes of all clients' data are known before training
-COUNTS = TaskPart("counts")  # of words, in one tensor, sent; nothing is trained
+MODEL = TaskPart("model")  # a model that clients train
+OPTIMIZER = TaskPart("optimizer")  # its state can be kept, since one model is trained at a time
+FEATURES = TaskPart("features")  # can be sent: the model is cut into extractor and classifier
+LABELS = TaskPart("labels")  # labels and data sizes of all clients are known before training
+COUNTS = TaskPart("counts")  # word counts are sent, as one tensor; nothing is trained
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """What a phase sends: what the personal bottom of the model makes of a client's audio.
+    """Features that clients send: their audio after the personal bottom layers of the model.
 
     Attributes:
-        bits: of a value.
-        hours: of speech, at most; of a client that sends more nothing is taken.
+        bits: bits per value.
+        hours: the most hours of speech a client may send; a client that sends more is refused.
     """
 
     bits: int = 32
@@ -48,25 +48,24 @@ class Extracted:
 
 @dataclass(frozen=True)
 class Phase:
-    """What one round is.
+    """Description of one round.
 
     Attributes:
-        client: what a client of the round does with its `Client`, or with its data where the task
-            has no models; None if no client takes part.
-        server: what the server makes of the messages.
+        client: the client update; it takes the `Client`, or the client's data where the task has
+            no models. None if no client takes part.
+        server: the server update, computed from the client messages.
         sends: what each client sends: SHARED, the shared tensors of its model; COUNTS; features;
             or a payload.
-        everybody: all clients take part, not a sample of them.
-        server_trains: `Server.client` is needed: the server with the experiment's data, or ...
-        on_features: ... with the features that clients sent in this earlier round, if it is not 0.
-        jointly: the server trains a personal part for each client too, on that client's data.
+        everybody: whether all clients take part rather than a sample.
+        server_trains: whether the server trains (`Server.client`), on the experiment's data or ...
+        on_features: ... on the features that clients sent in this earlier round, if not 0.
+        jointly: whether the server also trains a personal part for each client, on its data.
         trains: whether clients take gradient steps.
-        keep: what clients send stays, whatever `keep_updates` says: a later round needs it.
-        may_lack: a client whose data are gone, or the personal parameters that it trained, is left
-            out and the rest goes on (speech recognition, of phases that send no tensors); otherwise
-            a round wants everybody's data.
-        untimed: clients keep how long it took to themselves, since that depends on data which
-            nobody is to know of.
+        keep: whether client messages are kept for a later round, regardless of `keep_updates`.
+        may_lack: whether the round goes on without a client whose data or trained personal
+            parameters are missing (speech recognition, in phases that send no tensors); otherwise
+            the round needs the data of all its clients.
+        untimed: whether clients withhold their training time, which depends on private data.
     """
 
     client: Callable[[Any], list[Trained]] | None
@@ -87,26 +86,26 @@ class Method:
     """A method of personalised or federated learning; its fields are its options.
 
     Attributes:
-        title: its name in tables.
-        rank: its place among the rows of tables, the lowest first.
+        title: the name in tables.
+        rank: the position among the rows of tables, lowest first.
         needs: the parts that a task must have.
-        federated: whether clients train; otherwise it is a row apart in some tables.
-        combines: what its server can make of clients' adapters, see `Adapt.combine`.
-        local_epochs: epochs that a client trains in a round; of keyword spotting, where every batch
-            is full, an epoch is as many batches as hold all clips, and the ledger has its length.
-        local_steps: gradient steps instead, where this is not 0 (of clips).
+        federated: whether clients train; some tables show other methods separately.
+        combines: the supported ways to combine client adapters, see `Adapt.combine`.
+        local_epochs: epochs per client and round. In keyword spotting, where every batch is full,
+            an epoch has as many batches as hold all clips, and the ledger reports its length.
+        local_steps: gradient steps per client and round, instead of epochs, if not 0 (clips only).
         personal: patterns, such as "encoder.embed.*", of the parameters that stay at a client.
-        min_clients: with fewer usable messages a round is an error.
-        max_norm_ratio: an update is refused whose norm is over so many times the median norm of
-            the round's updates, BatchNorm's statistics apart; 0 refuses none. In the recipes the
-            most of honest ones is 3.5 times, and 6.1 of statistics, both in FedKWS-UI, some of
-            whose clients take many more steps than others.
-        max_weight_ratio: a client's weight counts as at most so many times the median weight, and
-            of the features that it sends no more are taken than so many times the median client's
-            utterances and frames; 0 sets no bound.
+        min_clients: the fewest usable messages; a round with fewer is an error.
+        max_norm_ratio: the largest ratio of an update's norm to the median norm of the round's
+            updates, BatchNorm statistics counted separately; larger updates are refused, and 0
+            refuses none. The largest ratios of honest updates in the recipes are 3.5, and 6.1 for
+            statistics, both in FedKWS-UI, where some clients take many more steps than others.
+        max_weight_ratio: the largest ratio of a client's weight to the median weight; larger
+            weights are lowered to it. It also bounds the utterances and frames of the features
+            used from each client, relative to the median client. 0 sets no bound.
     """
 
-    # What methods of earlier versions have, and what it is called now.
+    # Attribute of methods of earlier versions -> its current name.
     _RENAMED: ClassVar[dict[str, str]] = {
         "train_client": "client",
         "update_server": "server",
@@ -133,54 +132,53 @@ class Method:
     max_weight_ratio: NonNegative = 20.0
 
     def check(self, task: str, parts: Sequence[TaskPart], model: Mapping[str, Any]) -> None:
-        """Raise a ValueError if it cannot have this task, or a model of this configuration.
+        """Raise a ValueError if the method does not support this task or model configuration.
 
         Args:
-            task: its name.
-            parts: what the task has.
-            model: its options.
+            task: the name of the task.
+            parts: the parts of the task.
+            model: the options of the model.
         """
         for part in self.needs:
             if part not in parts:
-                raise ValueError(f"{self.title} needs {part}, which task {task} has not")
+                raise ValueError(f"{self.title} needs {part}, which task {task} does not have")
         if self.personal and not self.federated:
             raise ValueError(f"{self.title} has no clients, and so no personal layers")
         if self.local_steps and LABELS not in parts:
-            raise ValueError(f"local_steps is of clips; task {task} has local_epochs")
+            raise ValueError(f"local_steps applies to clips; task {task} uses local_epochs")
         if (combine := combine_of(model)) not in self.combines:
             known = ", ".join(self.combines)
-            raise ValueError(f"combine: {self.title} cannot have {combine}; it has {known}")
+            raise ValueError(f"combine: {self.title} does not support {combine}, only {known}")
 
     def phase(self, number: int) -> Phase:
-        """What round `number`, counted from 1, is; by default every round is the same."""
+        """Return the phase of round `number`, from 1; by default all rounds are the same."""
         return Phase(client=self.client, server=self.server)
 
     def stage(self, number: int) -> int:
-        """The stage that round `number` is of; models of one stage alone are averaged."""
+        """Return the stage of round `number`; only models of the same stage are averaged."""
         return 1
 
     def client(self, client: Any) -> list[Trained]:
-        """Train the model that lies in `client`, whose SHARED tensors the client then sends.
+        """Train the model in `client`, whose SHARED tensors are then sent.
 
-        It is a `Client`, or a client's data where the task has no models; see `Phase.client`.
-
-        It may be many clients at once, each with a model, a loss and a result of its own.
+        `client` is a `Client`, or a client's data where the task has no models; see `Phase.client`.
+        It may stand for a stack of clients, each with its own model, loss and result.
         """
         raise NotImplementedError
 
     def server(self, server: Server) -> None:
-        """Make the next round's SHARED tensors from the messages that `server` holds."""
+        """Compute the next round's SHARED tensors from the messages in `server`."""
         raise NotImplementedError
 
     def parameter_kind(self, name: str) -> str:
-        """Whether a parameter is SHARED or PERSONAL."""
+        """Return whether a parameter is SHARED or PERSONAL."""
         return PERSONAL if any(fnmatchcase(name, one) for one in self.personal) else SHARED
 
     def buffer_kind(self, name: str, is_float: bool) -> str:
-        """What happens to a buffer; by default BatchNorm's statistics go with the parameters.
+        """Return the kind of a buffer; by default BatchNorm statistics follow the parameters.
 
-        Integer buffers (BatchNorm's count of batches) and constants are RESET: a mean of counts
-        means nothing, and a constant need not travel. What adapters are given is GIVEN.
+        Integer buffers (BatchNorm's batch count) and constants are RESET: a mean of counts is
+        meaningless, and constants need not be sent. The server's residuals of adapters are GIVEN.
         """
         if name.endswith(DELTA):
             return GIVEN
@@ -189,11 +187,11 @@ class Method:
         return RESET
 
     def kinds(self, parameters: set[str], spec: Spec) -> dict[str, str]:
-        """tensor name -> SHARED, PERSONAL, GIVEN or RESET, for a model's parameters and buffers.
+        """Map each parameter and buffer name to SHARED, PERSONAL, GIVEN or RESET.
 
         Args:
-            parameters: the names of those of `spec` that training changes.
-            spec: of the full state.
+            parameters: the names of the tensors in `spec` that training changes.
+            spec: the spec of the full state.
 
         Raises:
             ValueError: if a pattern of `personal` matches no parameter.
@@ -215,15 +213,15 @@ class Method:
     def prepare(
         self, sizes: np.ndarray, entropies: np.ndarray, batch_size: int
     ) -> dict[str, np.ndarray]:
-        """What the method says of each client of the federation, before it begins.
+        """Compute the method's values for each client before the federation begins.
 
         Args:
-            sizes: clips of each client, (clients,).
-            entropies: of its labels, over log(classes), (clients,).
-            batch_size: clips of a step.
+            sizes: the number of clips of each client, (clients,).
+            entropies: the entropy of each client's labels, divided by log(classes), (clients,).
+            batch_size: clips per step.
 
         Returns:
-            name -> one value for each client; "steps" is its number of gradient steps in a round.
+            name -> one value per client; "steps" is the number of gradient steps per round.
         """
         batches = -(-sizes // batch_size)
         steps = (
@@ -235,20 +233,20 @@ class Method:
 
     @property
     def rounds(self) -> int | None:
-        """How many rounds it has, where its own options say that."""
+        """Return the number of rounds if the method's options determine it, else None."""
         return None
 
     def most_steps(self, utterances: int) -> int:
-        """The most gradient steps that so many utterances make in a round, one of each utterance.
+        """Return the most gradient steps per round on this many utterances: one step for each.
 
-        The server refuses who says that it took more. Keyword clients take those of `prepare`.
+        The server refuses a client that reports more. Keyword clients use the steps of `prepare`.
         """
         return self.local_epochs * utterances
 
     def private_training(self, steps: int) -> int:
-        """Gradient steps in a round of what stays at a client, beside its `steps` on the model."""
+        """Return the gradient steps per round on private models, on top of `steps` on the model."""
         return 0
 
     def weight(self, utterances: int) -> float:
-        """A client's weight in the mean; by default all are equal."""
+        """Return a client's weight in the mean; by default all weights are equal."""
         return 1.0

@@ -1,7 +1,7 @@
-"""Centralized: the server trains on the data of all clients, pooled; the non-private topline.
+"""Centralized: the server trains on the pooled data of all clients; the non-private topline.
 
-The row "Centralized" of table 3 in H. Zhu et al.: Decoupled federated learning for ASR with
-non-IID data, Interspeech 2022; with the server's own data it also trains the baseline.
+H. Zhu et al.: Decoupled federated learning for ASR with non-IID data, Interspeech 2022, table 3,
+row "Centralized". With the server's own data it also trains the baseline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @METHODS.register("centralized")
 @dataclass(frozen=True)
 class Centralized(Method):
-    """No client trains; a round is one epoch of one uninterrupted training at the server."""
+    """Central training: a round is one epoch of continuous training at the server."""
 
     title: ClassVar[str] = "Centralized"
     rank: ClassVar[int] = 2

@@ -1,8 +1,8 @@
-"""Client: every client adapts the baseline on its own data alone; nothing is communicated.
+"""Client: every client adapts the baseline on its own data; nothing is communicated.
 
-The row "Client" of table 3 in H. Zhu et al.: Decoupled federated learning for ASR with non-IID
-data, Interspeech 2022. A round is some epochs of one uninterrupted training: the optimiser lives
-on, so that R rounds of one epoch are the same as one training of R epochs.
+H. Zhu et al.: Decoupled federated learning for ASR with non-IID data, Interspeech 2022, table 3,
+row "Client". The optimiser state is kept between rounds, so that R rounds of one epoch equal one
+training of R epochs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @METHODS.register("client")
 @dataclass(frozen=True)
 class ClientAlone(Method):
-    """Every tensor is personal."""
+    """Local training: every tensor is personal."""
 
     title: ClassVar[str] = "Client"
     rank: ClassVar[int] = 1

@@ -1,7 +1,7 @@
-"""DecoupleFL: clients train the bottom of the model, the server the rest on features they send.
+"""DecoupleFL: clients train feature extractors, the server trains the classifier on features.
 
 H. Zhu et al.: Decoupled federated learning for ASR with non-IID data, Interspeech 2022, section
-2.2. Begins with a model that is trained already (`fedtools init --start`).
+2.2. It starts from a trained model (`fedtools init --start`).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 @METHODS.register("decouplefl")
 @dataclass(frozen=True)
 class DecoupleFL(Method):
-    """The personal parameters are the extractor, all others the classifier, which is shared.
+    """Decoupled training: the personal parameters are the extractor, all others the classifier.
 
-    Rounds 1 to `stage1` train the extractors, each at its client, below the classifier as it is.
-    In the next round clients send the features of their utterances, once. In `stage2` more the
-    server trains the classifier on these, on labels of a teacher of its own, since transcripts do
-    not leave a client. In the last round the classifier goes back. A client that is gone after
-    stage 1 is left out of what follows.
+    In rounds 1 to `stage1` each client trains its extractor below the fixed classifier. In the next
+    round clients send the features of their utterances, once. In the next `stage2` rounds the
+    server trains the classifier on these features, with labels from its own teacher, since
+    transcripts do not leave a client. In the last round clients receive the classifier. A client
+    whose data or extractor is missing after stage 1 is left out of later rounds.
 
     Attributes:
-        stage1: rounds, each one of `local_epochs`, of the extractors; 0 for none (an ablation).
-        stage2: epochs of the classifier; 0 for none (an ablation), and then no features are sent.
-        bits: of a value that is sent: 32, or 16 or 8 in Kaldi's compressed matrices.
-        max_hours: of speech, with all of its speeds, of which a client may send features; nothing
-            is taken of one that sends more.
-        speaker_invariance: lambda of equation 3, of a speaker's loss that is summed over frames of
-            features as CTC's is; 0 trains without speaker classifiers.
+        stage1: rounds of extractor training, of `local_epochs` each; 0 for none (an ablation).
+        stage2: epochs of classifier training; 0 for none and no features sent (an ablation).
+        bits: bits per value that is sent: 32, or 16 or 8 in Kaldi's compressed matrices.
+        max_hours: the most hours of speech, all speeds included, of which a client may send
+            features; a client that sends more is refused.
+        speaker_invariance: lambda of equation 3, for a speaker loss that is summed over feature
+            frames as the CTC loss is; 0 trains without speaker classifiers.
         speaker_units: width of the hidden layer of a speaker classifier.
     """
 
@@ -62,7 +62,7 @@ class DecoupleFL(Method):
     def check(self, task: str, parts: Sequence[TaskPart], model: Mapping[str, Any]) -> None:
         super().check(task, parts, model)
         if not self.personal:
-            raise ValueError("personal names no parameters, which would be the extractor")
+            raise ValueError("personal is empty; it must name the parameters of the extractor")
         if not self.rounds:
             raise ValueError("stage1 and stage2 are both 0")
 
@@ -93,11 +93,14 @@ class DecoupleFL(Method):
         )
 
     def stage(self, number: int) -> int:
-        """1 while extractors are trained, and until the classifier is."""
+        """Return 1 until clients have sent features, and 2 once the classifier is trained."""
         return 1 if number <= self.stage1 + 1 else 2
 
     def train_extractor(self, client: Client) -> list[Trained]:
-        """Stage 1, section 2.2.1: the classifier is fixed, the optimiser lives on."""
+        """Train the extractor (stage 1, section 2.2.1) with a fixed classifier.
+
+        The optimiser state is kept between rounds.
+        """
         if not self.speaker_invariance:
             return client.train(only=self._is_extractor, fix_statistics=True, keep_optimizer=True)
         from fedtools.client.invariance import speaker_invariant
@@ -106,32 +109,32 @@ class DecoupleFL(Method):
         return speaker_invariant(client, self._is_extractor, weight, self.speaker_units)
 
     def weight_of_speakers(self, number: int, done: float) -> float:
-        """Lambda of equation 3, which grows from 0 with the steps of stage 1.
+        """Compute lambda of equation 3, which grows from 0 over the steps of stage 1.
 
-        The warm-up is Ganin and Lempitsky's, the paper's [27]: half of lambda after a ninth of
-        the steps, and nearly all of it after half of them.
+        The warm-up is that of Ganin and Lempitsky, the paper's [27]: half of lambda after a ninth
+        of the steps, and nearly all of it after half of them.
 
         Args:
             number: the round.
-            done: the share of its steps that are taken.
+            done: the share of the round's steps taken so far.
         """
         progress = (number - 1 + done) / self.stage1
         return self.speaker_invariance * (2 / (1 + math.exp(-10 * progress)) - 1)
 
     def send_features(self, client: Client) -> list[Trained]:
-        """What the server needs for stage 2, section 2.2.2."""
+        """Send the features that the server needs for stage 2 (section 2.2.2)."""
         return client.send_features()
 
     def train_classifier(self, server: Server) -> None:
-        """Stage 2, equation 4: the classifier alone, on features."""
+        """Train only the classifier, on features (stage 2, equation 4)."""
         server.train(epochs=1, only=lambda name: not self._is_extractor(name))
 
     def receive(self, client: Client) -> list[Trained]:
-        """The new classifier goes back: all that there is to do."""
+        """Receive the trained classifier; the client does not train."""
         return client.rest()
 
     def keep(self, server: Server) -> None:
-        """Nothing at the server changes."""
+        """Keep the server's state unchanged."""
         server.keep()
 
     def _is_extractor(self, name: str) -> bool:

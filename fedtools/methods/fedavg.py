@@ -1,9 +1,9 @@
-"""FedAvg: clients train the shared model, the server takes the mean.
+"""FedAvg: clients train the shared model, the server averages their models.
 
 B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas: Communication-efficient learning of
-deep networks from decentralized data, AISTATS 2017, algorithm 1; as equation 2 of H. Zhu et al.:
-Decoupled federated learning for ASR with non-IID data, Interspeech 2022, has it: a plain mean over
-clients.
+deep networks from decentralized data, AISTATS 2017, algorithm 1. By default the mean over clients
+is unweighted, as in equation 2 of H. Zhu et al.: Decoupled federated learning for ASR with non-IID
+data, Interspeech 2022.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 @METHODS.register("fedavg")
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Every tensor that is not `personal` is shared.
+    """Federated averaging of all tensors that are not `personal`.
 
     Attributes:
-        weighting: "uniform" (equation 2) or "utterances" (McMahan et al.: by amount of data).
-        keep_optimizer: whether a client's private optimiser state lives on between rounds.
+        weighting: "uniform" (equation 2 of Zhu et al.) or "utterances" (McMahan et al.: by amount
+            of data).
+        keep_optimizer: whether a client keeps its private optimiser state between rounds.
     """
 
     title: ClassVar[str] = "FedAvg"
@@ -45,20 +46,20 @@ class FedAvg(Method):
         if self.keep_optimizer and OPTIMIZER not in parts:
             raise ValueError(f"keep_optimizer: clients of task {task} train together")
         if self.keep_optimizer and combine_of(model) == "svd":
-            raise ValueError("keep_optimizer: with combine svd each round has other factors")
+            raise ValueError("keep_optimizer: combine svd replaces the factors in each round")
 
     def client(self, client: Client) -> list[Trained]:
-        """ClientUpdate: some epochs of gradient descent on the client's own data."""
+        """Run ClientUpdate: `local_epochs` of gradient descent on the client's data."""
         return client.train(self.objective(client), keep_optimizer=self.keep_optimizer)
 
     def objective(self, client: Client) -> Objective:
-        """What a client minimises: by default the task's loss."""
+        """Return what a client minimises: by default the task's loss."""
         return client.objective
 
     def weight(self, utterances: int) -> float:
-        """n_k, or 1."""
+        """Return n_k, or 1 for the unweighted mean."""
         return float(utterances) if self.weighting == "utterances" else 1.0
 
     def server(self, server: Server) -> None:
-        """w <- sum over k of n_k / n w_k."""
+        """Update the model: w <- sum over k of (n_k / n) w_k."""
         server.mean()

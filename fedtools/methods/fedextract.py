@@ -1,8 +1,8 @@
-"""FedExtract: FedAvg, but for the bottom of the model, which stays at the clients.
+"""FedExtract: FedAvg with personal feature extractors, the bottom layers of the model.
 
 H. Zhu et al.: Decoupled federated learning for ASR with non-IID data, Interspeech 2022, section
-2.1, equations 1 and 2: what differs between clients' data shall be taken away before the classifier
-that all have in common.
+2.1, equations 1 and 2: each extractor removes the differences between clients' data before the
+shared classifier.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedtools.methods.fedavg import FedAvg
 @METHODS.register("fedextract")
 @dataclass(frozen=True)
 class FedExtract(FedAvg):
-    """The extractor is personal: by default the convolutions and seven bottom blocks."""
+    """FedAvg with a personal extractor: by default the convolutions and seven bottom blocks."""
 
     title: ClassVar[str] = "FedExtract"
     rank: ClassVar[int] = 5

@@ -1,14 +1,15 @@
-"""FedKWS-UI: clients do not overfit what is their user's own.
+"""FedKWS-UI: clients avoid overfitting user-specific information.
 
 X.-C. Li, J.-L. Tang, S. Song, B. Li, Y. Li, Y. Shao, L. Gan, D.-C. Zhan: Avoid overfitting user
-specific information in federated keyword spotting, Interspeech 2022. Two parts, each also alone:
+specific information in federated keyword spotting, Interspeech 2022. It combines two methods, which
+are also available separately:
 
     ALO  adversarial learning against overfitted models: a private model overfits the client's
-         clips, and the shared one is pushed away from what it predicts (equations 1 to 3)
+         clips, and the shared model is pushed away from its predictions (equations 1 to 3)
     ALT  adaptive local training: clients with more clips and more even labels take more steps
 
-The authors' public code differs from the paper; `conf/speechcommands/released.yaml` says how, and
-the options here that only it uses are marked as released.
+The authors' public code differs from the paper: `conf/speechcommands/released.yaml` lists the
+differences, and the options that only that file uses are marked "released" below.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ if TYPE_CHECKING:
 @METHODS.register("fedkws_ui")
 @dataclass(frozen=True)
 class FedKwsUi(FedAvg):
-    """Both parts.
+    """FedAvg with ALO and ALT.
 
     Attributes:
         smoothing: mu of equation 1.
-        adversarial: lambda of equation 3.
-        private: "model", a whole one that the client keeps from round to round, or "head", a
+        adversarial: lambda of equation 3; 0 trains no private model.
+        private: "model", a whole private model that the client keeps between rounds, or "head", a
             second head on the shared encoder that is averaged too (released).
-        private_steps: gradient steps of the private model in a round; 0 is `local_steps` or,
-            where that is 0 too, the client's own number.
+        private_steps: gradient steps of the private model per round; 0 means `local_steps` or,
+            if that is 0 too, the client's number of steps on the shared model.
         adaptive: whether steps are allotted by utility (ALT).
-        base_ratio: r0; 0 solves it, so that the work of all clients together is as with ALT off.
-        conserve: what that work is: "steps", as in the paper, or "clips". Clients with many clips
-            have larger batches too, so that as many steps, given to them, are more clips.
-        full_size: clips that count as 1 in the utility; 0 is the largest client's number.
-        truncate: steps are rounded down, not to the nearest (released).
-        smooth_by_utility: mu (1 - r) in place of mu (released).
+        base_ratio: r0; 0 computes it so that all clients together do as much work as without ALT.
+        conserve: unit of that work: "steps", as in the paper, or "clips". They differ because
+            clients with many clips have larger batches, hence more clips per step.
+        full_size: number of clips that counts as 1 in the utility; 0 means the largest client's.
+        truncate: whether steps are rounded down instead of to the nearest integer (released).
+        smooth_by_utility: whether to use mu (1 - r) instead of mu (released).
     """
 
     title: ClassVar[str] = "FedKWS-UI"
@@ -72,7 +73,7 @@ class FedKwsUi(FedAvg):
 
     def __post_init__(self) -> None:
         if self.conserve == "clips" and self.base_ratio:
-            raise ValueError("conserve: clips solves r0, so that base_ratio must be 0")
+            raise ValueError("conserve: clips computes r0, so base_ratio must be 0")
 
     def check(self, task: str, parts: Sequence[TaskPart], model: Mapping[str, Any]) -> None:
         super().check(task, parts, model)
@@ -83,7 +84,7 @@ class FedKwsUi(FedAvg):
     def prepare(
         self, sizes: np.ndarray, entropies: np.ndarray, batch_size: int
     ) -> dict[str, np.ndarray]:
-        """Section 4, adaptive local training: r0 x r_k x E steps for client k.
+        """Compute each client's steps for ALT (section 4): r0 x r_k x E for client k.
 
         Raises:
             ValueError: if every client's utility is 0, so that no r0 conserves the work.
@@ -98,11 +99,11 @@ class FedKwsUi(FedAvg):
         if self.adaptive:
             if not (self.base_ratio or work.any()):
                 raise ValueError(
-                    "no client has clips of two labels, so that adaptive steps cannot be allotted: "
-                    "take a method without, such as alo, or give method_conf.base_ratio"
+                    "no client has clips of two labels, so adaptive steps cannot be allotted: "
+                    "choose a method without them, such as alo, or set method_conf.base_ratio"
                 )
             steps = ratio * work if self.truncate else np.rint(ratio * work)
-            # A client of one label has a utility of 0; one that takes part takes a step.
+            # A client with a single label has utility 0, but a sampled client takes a step.
             facts["steps"] = np.maximum(steps.astype(np.int64), 1)
         return {**facts, "utility": utility, "ratio": ratio * utility}
 
@@ -111,11 +112,11 @@ class FedKwsUi(FedAvg):
 
     @property
     def _fixed_private_steps(self) -> int:
-        """The same for every client, or 0: then each takes as many as on the shared model."""
+        """Return the private steps of every client, or 0 for as many as on the shared model."""
         return self.private_steps or self.local_steps
 
     def objective(self, client: Client) -> Objective:
-        """Equation 3, after the private models have been trained."""
+        """Train the private models, and return equation 3 as the objective of the shared one."""
         import torch
 
         utility = torch.from_numpy(client.facts["utility"]).float()
@@ -132,11 +133,11 @@ class FedKwsUi(FedAvg):
             against = batch.mean((overfitted * log_probs).sum(-1))
             return smooth + self.adversarial * against
 
-        # The models of a task that has labels are such networks.
+        # The models of a task with labels are keyword networks.
         return client.objective.replaced(cast("Loss", loss))
 
     def _overfit(self, client: Client) -> Callable[[Network, ClipBatch, Tensor], Tensor] | None:
-        """Train the private models; returns a function for their predictions, (K, B, classes)."""
+        """Train the private models, and return a function of their predictions, (K, B, classes)."""
         if not self.adversarial:
             return None
         steps = self._fixed_private_steps or None
@@ -161,7 +162,7 @@ class FedKwsUi(FedAvg):
 @METHODS.register("alo")
 @dataclass(frozen=True)
 class Alo(FedKwsUi):
-    """Adversarial learning against overfitted models alone: every client takes as many steps."""
+    """ALO alone: adversarial learning against overfitted models; all clients take equal steps."""
 
     title: ClassVar[str] = "ALO"
     rank: ClassVar[int] = 8
@@ -172,7 +173,7 @@ class Alo(FedKwsUi):
 @METHODS.register("alt")
 @dataclass(frozen=True)
 class Alt(FedKwsUi):
-    """Adaptive local training alone: mu = lambda = 0, as in the paper's ablation."""
+    """ALT alone: adaptive local training, with mu = lambda = 0 as in the paper's ablation."""
 
     title: ClassVar[str] = "ALT"
     rank: ClassVar[int] = 9
@@ -182,11 +183,11 @@ class Alt(FedKwsUi):
 
 
 def label_smoothing(log_probs: Tensor, batch: ClipBatch, smoothing: Tensor) -> Tensor:
-    """Equation 1 for each client, (K,): cross-entropy with (1 - mu) label + mu / C.
+    """Compute equation 1 for each client, (K,): cross-entropy with (1 - mu) label + mu / C.
 
     Args:
         log_probs: (K, B, C).
-        smoothing: mu of each client, at least (K,).
+        smoothing: mu for each client, of length K or more.
     """
     own = smoothing[: len(log_probs), None]
     right = log_probs.gather(2, batch.labels[..., None])[..., 0]
@@ -194,9 +195,10 @@ def label_smoothing(log_probs: Tensor, batch: ClipBatch, smoothing: Tensor) -> T
 
 
 def private_cross_entropy(network: Network, batch: ClipBatch) -> Tensor:
-    """The private head's mean cross-entropy on features that do not learn from it, (K,).
+    """Compute the private head's mean cross-entropy on detached features, (K,).
 
-    They are those of training: BatchNorm's running statistics go on, as in the public code.
+    The encoder is in training mode, so BatchNorm's running statistics are updated, as in the public
+    code.
     """
     features = network.features(batch.mfcc, batch.valid).detach()
     log_probs = network.private(features).log_softmax(-1)

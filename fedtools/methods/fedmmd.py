@@ -1,13 +1,13 @@
-"""FedMMD: a client's features stay distributed as the server's model would have them.
+"""FedMMD: clients keep the distribution of their features close to that of the server's model.
 
 X. Yao, C. Huang, L. Sun: Two-stream federated learning: reduce the communication costs, VCIP 2018;
-a peer in X.-C. Li et al.: Avoid overfitting user specific information in federated keyword
+a baseline in X.-C. Li et al.: Avoid overfitting user specific information in federated keyword
 spotting, Interspeech 2022. The maximum mean discrepancy is that of M. Long et al.: Learning
 transferable features with deep adaptation networks, ICML 2015, with Gaussian kernels.
 
-As in the public code of the latter, the client's features are those of training and the server's
-those of testing. With BatchNorm they differ even where the models are the same, since a batch's
-statistics are not the running ones.
+As in the public code of Li et al., the client's model is in training mode and the server's in
+evaluation mode. With BatchNorm the features of equal models then differ, since batch statistics
+differ from the running ones.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ if TYPE_CHECKING:
     from fedtools.client.objective import Objective
     from fedtools.client.unit import Batch
 
-# Kernel widths, in units of the mean squared distance of the batch's features.
+# Kernel widths, as multiples of the mean squared distance of the batch's features.
 _WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
-# Added to that, in units of their mean squared length: a client of one clip and no BatchNorm starts
-# with a distance of rounding errors only, and without this with a gradient of any size.
+# Added to that distance, as a multiple of the mean squared length of the features. For a client of
+# one clip without BatchNorm the first distance is only rounding error, which would otherwise scale
+# the gradient arbitrarily.
 _LEAST = 1e-3
 
 
 @METHODS.register("fedmmd")
 @dataclass(frozen=True)
 class FedMmd(FedAvg):
-    """A client minimises its loss + discrepancy x MMD^2(its features, the server's features).
+    """FedAvg with client objective: loss + discrepancy x MMD^2(client features, server features).
 
     Attributes:
-        discrepancy: the weight of the MMD.
+        discrepancy: weight of the squared MMD.
     """
 
     title: ClassVar[str] = "FedMMD"
@@ -48,7 +49,10 @@ class FedMmd(FedAvg):
     discrepancy: NonNegative = 0.001
 
     def objective(self, client: Client) -> Objective:
-        """One forward pass serves both terms: BatchNorm's statistics move once a step."""
+        """Return the loss plus the MMD term.
+
+        One forward pass serves both, so that BatchNorm statistics are updated once per step.
+        """
         models, plain = client.models, client.objective
         server = client.copy().eval().requires_grad_(False)
 
@@ -64,11 +68,11 @@ class FedMmd(FedAvg):
 
 
 def squared_mmd(ours: Tensor, theirs: Tensor, weights: Tensor) -> Tensor:
-    """The squared maximum mean discrepancy of two sets of features, for each client.
+    """Compute the squared maximum mean discrepancy of two sets of features, for each client.
 
     Args:
-        ours, theirs: (K, B, D).
-        weights: of the clips, (K, B); each client's sum to 1.
+        ours, theirs: features of the client's and the server's model, (K, B, D).
+        weights: clip weights, (K, B), which sum to 1 for each client.
 
     Returns:
         (K,), at least 0 up to rounding.
@@ -77,7 +81,7 @@ def squared_mmd(ours: Tensor, theirs: Tensor, weights: Tensor) -> Tensor:
 
     both = torch.cat([ours, theirs], 1)
     signed = torch.cat([weights, -weights], 1)
-    # Not cdist: the gradient of a root is infinite where a clip meets itself.
+    # Not cdist: the gradient of its root is infinite at distance 0, as of a clip from itself.
     apart = (both[:, :, None] - both[:, None]).square().sum(3)
     share = signed.abs() / 2
     with torch.no_grad():

@@ -1,7 +1,8 @@
-"""FedNorm: FedAvg, but for the normalisation layers, which stay at the clients.
+"""FedNorm: FedAvg with personal normalisation layers.
 
 H. Zhu et al.: Decoupled federated learning for ASR with non-IID data, Interspeech 2022, section
-2.1, equations 1 and 2: what differs between clients' data shall be taken away before each layer.
+2.1, equations 1 and 2: normalisation removes the differences between clients' data before each
+layer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fedtools.methods.fedavg import FedAvg
 @METHODS.register("fednorm")
 @dataclass(frozen=True)
 class FedNorm(FedAvg):
-    """Scale, offset and running statistics of every normalisation are personal."""
+    """FedAvg with personal scale, offset and running statistics of every normalisation."""
 
     title: ClassVar[str] = "FedNorm"
     rank: ClassVar[int] = 4

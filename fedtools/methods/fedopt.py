@@ -1,7 +1,7 @@
-"""FedOpt: the server takes a step of its own optimiser towards the clients' mean.
+"""FedOpt: the server takes an optimiser step towards the mean of the clients' models.
 
 S. Reddi et al.: Adaptive federated optimization, ICLR 2021, algorithm 2 (no bias correction, and
-the squares start at tau^2). With "sgd", a learning rate of 1 and no momentum it is FedAvg.
+the second moments start at tau^2). With "sgd", learning rate 1 and no momentum it is FedAvg.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 @METHODS.register("fedopt")
 @dataclass(frozen=True)
 class FedOpt(FedAvg):
-    """FedAvg, with the difference of mean and model as a gradient.
+    """FedAvg with a server optimiser, whose pseudo-gradient is the clients' mean minus the model.
 
     Attributes:
         optimizer: "sgd" (with momentum), "adam" or "yogi".
         learning_rate: eta.
         momentum: beta 1.
-        decay: beta 2, of the squares.
-        adaptivity: tau, which bounds the step where the squares are small.
+        decay: beta 2, for the second moments.
+        adaptivity: tau, which bounds the step where second moments are small.
     """
 
     title: ClassVar[str] = "FedOpt"
     rank: ClassVar[int] = 6
-    # Its step is of the tensors' difference, and products have none.
+    # The optimiser steps along differences of tensors; products of adapters have none.
     combines: ClassVar[tuple[str, ...]] = ("mean", "fixed_a")
 
     optimizer: Literal["sgd", "adam", "yogi"] = "sgd"
@@ -45,7 +45,7 @@ class FedOpt(FedAvg):
 
     @property
     def slots(self) -> dict[str, float]:
-        """What `step` keeps of a parameter -> its value before the first round."""
+        """Return the name and initial value of each optimiser state that `step` updates."""
         squares = {} if self.optimizer == "sgd" else {"square": self.adaptivity**2}
         return {"mean": 0.0, **squares}
 
@@ -54,7 +54,7 @@ class FedOpt(FedAvg):
         server.step(self.step, self.slots)
 
     def step(self, delta: np.ndarray, kept: dict[str, np.ndarray]) -> np.ndarray:
-        """What is added to a parameter; `delta` is the clients' mean minus the server's model."""
+        """Return the update of a parameter; `delta` is the clients' mean minus the model."""
         mean = kept["mean"]
         if self.optimizer == "sgd":
             mean[...] = self.momentum * mean + delta

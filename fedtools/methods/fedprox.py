@@ -1,8 +1,8 @@
-"""FedProx: FedAvg whose clients are drawn back to the server's model.
+"""FedProx: FedAvg with a proximal term that keeps clients close to the server's model.
 
-T. Li et al.: Federated optimization in heterogeneous networks, MLSys 2020, equation 2; a peer in
-X.-C. Li et al.: Avoid overfitting user specific information in federated keyword spotting,
-Interspeech 2022. (The public code of the latter has a mean of smooth L1 distances in its place.)
+T. Li et al.: Federated optimization in heterogeneous networks, MLSys 2020, equation 2; a baseline
+in X.-C. Li et al.: Avoid overfitting user specific information in federated keyword spotting,
+Interspeech 2022, whose public code uses a mean of smooth L1 distances instead.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 @METHODS.register("fedprox")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """A client minimises its loss + proximal / 2 x |model - server's model|^2.
+    """FedAvg with client objective: loss + proximal / 2 x |client model - server model|^2.
 
     Attributes:
-        proximal: the weight of the distance.
+        proximal: mu, the weight of the proximal term.
     """
 
     title: ClassVar[str] = "FedProx"
@@ -37,7 +37,7 @@ class FedProx(FedAvg):
     proximal: NonNegative = 0.001
 
     def objective(self, client: Client) -> Objective:
-        """Equation 2: h_k(w; w^t) = F_k(w) + mu / 2 |w - w^t|^2."""
+        """Return equation 2: h_k(w; w^t) = F_k(w) + mu / 2 |w - w^t|^2."""
         from fedtools.client.objective import squared_distance
 
         start = client.start

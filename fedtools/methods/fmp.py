@@ -1,26 +1,24 @@
-"""FMP: clients send how often they say which word; all adapt a language model by that, untrained.
+"""FMP: clients send word counts, which adapt a language model by its marginals, without training.
 
 Z. Liu, F. Peng: Federated marginal personalization for ASR rescoring, ICASSP 2022. A round is one
-of its groups of utterances: clients rescore them with what they have, and count their words. T
-rounds serve T + 1 groups, the last of which is rescored and not sent.
+group of utterances of the paper: clients rescore the group with the current distributions, then
+count its words. T rounds use T + 1 groups; the last group is rescored, and its counts are not sent.
 
-`fedtools.federation.simulation` is algorithm 1, in memory. A federation on disk is the same loop
-cut into files: what a client does in a round is `FMP.count_words`, with a `ClientState` that has
-heard again what came before; what the server does is `FMP.release` and `FMP.aggregate`. As in the
-paper, u is the background's distribution of words, q a client's, and q_bar that of all clients,
-each (V,). What is sent are counts, (V,), c_i q_i before the smoothing of equation 4: that is
-linear, so that to smooth each client's and to take the mean of equation 6 is the same as to smooth
-the sum.
+`fedtools.federation.simulation` runs algorithm 1 in memory. A federation on disk runs the same
+steps over files: the client update is `FMP.count_words`, on a `ClientState` that has replayed the
+earlier groups, and the server update is `FMP.release` and `FMP.aggregate`. As in the paper, u is
+the background distribution of words, q a client's distribution and q_bar that of all clients, each
+(V,). Clients send counts c_i q_i, (V,), before the smoothing of equation 4. Smoothing is linear, so
+smoothing the sum of counts equals the mean in equation 6 of smoothed client distributions.
 
-Words are numbers of a vocabulary that everybody knows, the language model's; what it lacks is its
-unknown word. Nobody says `</s>`: it is in the vocabulary, but in no distribution of words.
+Words are indices into the public vocabulary of the language model, and words outside it map to its
+unknown word. `</s>` is in the vocabulary, but is never said and is in no distribution of words.
 
-Sums are in float64 and have one order, so that both ways, and any number of jobs, give the same
-bits. A client begins at zero and adds word after word: group after group, in each utterance after
-utterance, hypothesis after hypothesis. With privacy it adds up what each utterance has of a word,
-then utterances, then what was new each time that it sent something. The server begins at zero and
-adds client after client in the C order of their names (`fedtools.server.aggregate.combine`); it
-adds increments, released, to the counts that it sent last.
+Sums are in float64 and in a fixed order, so that memory and disk, and any number of jobs, give the
+same bits. A client starts at zero and adds its words in the order of groups, utterances and
+hypotheses. With privacy it adds up each word within an utterance, then utterances, then the counts
+taken in each round. The server starts at zero and adds clients in the C order of their names
+(`fedtools.server.aggregate.combine`); released increments are added to the last counts it sent.
 """
 
 from __future__ import annotations
@@ -49,23 +47,24 @@ if TYPE_CHECKING:
     from fedtools.privacy.releases import Releases
     from fedtools.server.server import Server
 
-# Words, and their weights, of some utterances that were rescored with these factors.
+# (utterances, factors they were rescored with) -> the words to count, and their weights.
 Evidence = Callable[[slice, "np.ndarray | None"], tuple[np.ndarray, np.ndarray]]
 Part = TypeVar("Part", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """The options that act at a client, and the equations that they are in.
+    """The options used at a client, with equations 1 to 4.
 
     Attributes:
         alpha, beta: weights of the global and of the client's own distribution in equation 2; the
-            background has the rest.
+            background has the remaining weight.
         scale: lambda of equation 1.
-        sigma: of equation 3; 0 counts the best hypothesis alone.
-        smoothing: weight of the background in either distribution, equation 4.
-        normalise: divide by a Z, see `factors`; the paper does not.
-        continuous: a client's own distribution is refreshed after each utterance, not each round.
+        sigma: sigma of equation 3; 0 counts only the best hypothesis.
+        smoothing: weight of the background in both distributions, equation 4.
+        normalise: whether to divide by a Z, see `factors`; the paper does not.
+        continuous: whether a client's own distribution is updated after each utterance instead of
+            after each round.
     """
 
     alpha: NonNegative = 0.5
@@ -77,13 +76,13 @@ class Adaptation:
     continuous: bool = False
 
     def factors(self, u: np.ndarray, q_bar: np.ndarray, q: np.ndarray) -> np.ndarray | None:
-        """What equations 1 and 2 add to the log-probability of each word, natural log.
+        """Compute what equations 1 and 2 add to the log-probability of each word, in nats.
 
-        With `normalise` the Z of equation 1 does not depend on the history, but is the mean of the
-        factors under u; the exact one needs every word's probability after every history.
+        With `normalise` the Z of equation 1 is the mean of the factors under u and does not depend
+        on the history; the exact Z needs the probability of every word after every history.
 
         Returns:
-            (V,), 0 for `</s>`, whose probability stays; None if all stay.
+            (V,), 0 for `</s>`, whose probability is unchanged; None if no probability changes.
         """
         if self.scale == 0 or self.alpha == self.beta == 0:
             return None
@@ -96,17 +95,18 @@ class Adaptation:
         return factors
 
     def kernel(self, ranks: np.ndarray) -> np.ndarray:
-        """Equation 3: the weights of hypotheses by rank, from 1."""
+        """Compute equation 3: the weights of hypotheses by rank, counted from 1."""
         if self.sigma == 0:
             best: np.ndarray = ranks == 1
             return best.astype(float)
         return np.exp(-((ranks - 1.0) ** 2) / (2 * self.sigma**2))
 
     def smoothed(self, counts: np.ndarray, u: np.ndarray) -> np.ndarray:
-        """Equation 4: the distribution of counts, interpolated with the background's.
+        """Compute equation 4: the relative counts, interpolated with the background.
 
         Args:
-            counts: (V,), not negative; if all are zero, u itself comes back.
+            counts: (V,), not negative; if all are zero, u is returned.
+            u: the background distribution, (V,).
         """
         total = counts.sum()
         if total <= 0:
@@ -116,23 +116,23 @@ class Adaptation:
 
 
 class ClientState:
-    """What a client keeps to itself: the running "cache" of section 2.2, and what it sent of it.
+    """Private state of a client: the running "cache" of section 2.2, and the part already sent.
 
-    It meets its groups of utterances in turn: it can `rescore` the next one, has to `count` it,
-    and then may `take` what it is to send.
+    A client processes its groups in order: it may `rescore` the next group, must `count` it, and
+    may then `take` the counts to send.
 
     Args:
-        name: the client's.
-        lists: those of all clients.
-        groups: the client's utterances, a group for each round and one more.
-        method: its options.
+        name: the name of the client.
+        lists: the N-best lists of all clients.
+        groups: the client's utterances, one group per round and one more.
+        method: the method and its options.
         releases: bounds and noise, or None.
-        evidence: what is counted in place of equation 3, of utterances that have been rescored
-            before; never with `releases`.
+        evidence: what to count instead of equation 3, for utterances that were rescored before;
+            never with `releases`.
 
     Attributes:
-        number: of groups that were counted, and so, from 1, the round of the last one.
-        counts: (V,), the sum of equation 4 for each word of these groups; c_i is its sum.
+        number: the number of groups counted, which is the round of the last one, from 1.
+        counts: (V,), the weighted counts of equation 4 over these groups; they add up to c_i.
     """
 
     def __init__(
@@ -149,23 +149,26 @@ class ClientState:
         self._lists, self._groups, self._method = lists, groups, method
         self._evidence = evidence
         self._factors: np.ndarray | None = None
-        # The first utterance that was not taken yet; what was, bounded; and how much of its bound
-        # that has cost the client.
+        # The first utterance not taken yet, the bounded counts taken so far, and how much of its
+        # bound the client has spent on them.
         self._first, self._taken, self._spent = groups[0].start, np.zeros_like(self.counts), 0
 
     @property
     def group(self) -> slice:
-        """The utterances that come next."""
+        """Return the next group of utterances."""
         return self._groups[self.number]
 
     def rescore(self, q_bar: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
-        """Equations 1 and 2: the best hypotheses of the next group, by their numbers among all.
+        """Rescore the next group by equations 1 and 2.
 
-        No utterance is in the counts that it is rescored with.
+        An utterance is never part of the counts that it is rescored with.
 
         Args:
-            q_bar: (V,).
-            counts: (V,), of somebody else, in place of the client's own.
+            q_bar: the distribution of all clients, (V,).
+            counts: (V,), counts of another client to use instead of the client's own.
+
+        Returns:
+            the best hypothesis of each utterance, by its index among all hypotheses.
         """
         if counts is not None or not self._method.continuous:
             return self._best(self.group, q_bar, self.counts if counts is None else counts)
@@ -183,15 +186,15 @@ class ClientState:
 
     @property
     def new(self) -> Utterances:
-        """What was counted and not taken yet, by utterance."""
+        """Return the counts that were not taken yet, by utterance."""
         words, ranks, owner = self._lists.words(self._untaken)
         weights, size = self._method.kernel(ranks), self._untaken.stop - self._untaken.start
         return Utterances.entries(owner, words, weights, size, len(self.counts))
 
     def take(self) -> np.ndarray:
-        """(V,) of all that was counted, or of increments what is new; with privacy it is bounded.
+        """Return all counts, or with increments the new ones, (V,); with privacy they are bounded.
 
-        There is no noise on it yet.
+        Noise is not added yet.
         """
         if self.releases is None:
             taken = self.counts.copy()
@@ -220,7 +223,7 @@ class ClientState:
         else:
             words, ranks, _ = self._lists.words(part)
             weights = self._method.kernel(ranks)
-        # One by one: sums of parts that are added up have other last bits.
+        # Word by word: adding sums of parts would round differently.
         np.add.at(counts, words, weights)
 
 
@@ -230,21 +233,20 @@ class FMP(Method, Adaptation, Weights):
     """Algorithm 1, with the options of `Adaptation` and `fedtools.lm.reweighting.Weights`, and:
 
     Attributes:
-        sends: "cumulative", all that a client has counted so far, as in equation 6; or
-            "increments", what it has counted since it took part last, which the server adds up; or
-            "auto", increments with the mechanism laplace, as they cost least, otherwise cumulative.
-        groups: "even", of as many utterances each, as in section 3.2; or "clock", equal parts of
-            `span`, so that no utterance decides another one's round.
-        span: seconds of a recording that T + 1 groups share, for `groups: clock`; what begins later
-            belongs to the last group. It is public, such as the time that meetings are booked for,
-            and must not be taken from the data that privacy is promised to.
-        privacy: options of `fedtools.privacy.options.Privacy`, but for `release`, which is `sends`.
-        doubt: with the mechanism laplace, clients take no notice of what was released while its
-            words are so many times fewer than what noise alone looks like, or more; 0 believes
-            everything. See `FMP.believes`.
-        noise_key: where the key of its noise is, see `fedtools.privacy.key`.
-        max_words: a client is refused whose counts are more than of so many words, each in every
-            hypothesis. The default is more than three hours of speech.
+        sends: "cumulative", all counts of a client so far, as in equation 6; "increments", the
+            counts since its last participation, which the server adds up; or "auto": increments
+            with the mechanism laplace, where they cost least, otherwise cumulative.
+        groups: "even", groups of equally many utterances, as in section 3.2; or "clock", equal
+            parts of `span`, so that no utterance affects the round of another.
+        span: seconds of a recording that T + 1 groups divide, for `groups: clock`; utterances that
+            begin later are in the last group. It must be public, such as the booked length of
+            meetings, and not derived from the protected data.
+        privacy: options of `fedtools.privacy.options.Privacy` except `release`, set by `sends`.
+        doubt: with the mechanism laplace, clients ignore released counts below `doubt` times those
+            expected from noise alone; 0 ignores none. See `FMP.believes`.
+        noise_key: path of the noise key, see `fedtools.privacy.key`.
+        max_words: the most words, each counted in every hypothesis, that a client's counts may
+            amount to; larger counts are refused. The default is more than three hours of speech.
     """
 
     title: ClassVar[str] = "FMP"
@@ -260,7 +262,7 @@ class FMP(Method, Adaptation, Weights):
     max_words: AboveZero = 30_000.0
 
     def __post_init__(self) -> None:
-        # Where it is known which file the options are from, and so can be named.
+        # Checks the privacy options here, where an error can name the file they were read from.
         _ = self.protection
 
     def check(self, task: str, parts: Sequence[TaskPart], model: Mapping[str, Any]) -> None:
@@ -271,30 +273,30 @@ class FMP(Method, Adaptation, Weights):
         if self.sigma and not 1e-3 <= self.sigma <= 1e6:
             raise ValueError("sigma is neither 0 nor between 0.001 and a million")
         if self.alpha + self.beta > 1:
-            raise ValueError("alpha and beta are over 1 together")
+            raise ValueError("alpha + beta is over 1")
         if self.alpha + self.beta == 1 and not self.smoothing:
-            # A word that nobody has said would have the probability 0.
-            raise ValueError("without any background smoothing must be above 0")
+            # A word that no client has said would have probability 0.
+            raise ValueError("smoothing must be above 0 where alpha + beta is 1")
         if self.groups == "clock" and self.span is None:
             raise ValueError("groups: clock needs span, a public number of seconds, such as 3600")
         if "release" in self.privacy:
-            raise ValueError("privacy: release is the option sends")
+            raise ValueError("privacy: release is set by the option sends")
         if self.protection.mechanism == LAPLACE and not self.smoothing:
-            raise ValueError("privacy: smoothing must be above 0: noise takes words' counts away")
+            raise ValueError("privacy: smoothing must be above 0: noise can cancel a word's counts")
         if self.doubt and self.protection.mechanism != LAPLACE:
             raise ValueError("doubt needs privacy with the mechanism laplace, whose scale is known")
         if self.protection.mechanism == PAPER and self.adds_up:
-            raise ValueError("privacy: the mechanism paper sends cumulative counts")
+            raise ValueError("privacy: the mechanism paper needs cumulative counts")
         if self.protection.mechanism == PAPER and self.alpha == 1:
-            # Its noise gives words the probability 0, after any smoothing.
+            # Its noise is added after smoothing, and can give a word probability 0.
             raise ValueError("with the mechanism paper alpha must be below 1")
 
     @cached_property
     def protection(self) -> Privacy:
-        """The options of differential privacy.
+        """Return the options of differential privacy.
 
         Raises:
-            UserError: if there is no such option.
+            UserError: for an unknown option.
         """
         release = self.sends
         if release == "auto":
@@ -303,20 +305,20 @@ class FMP(Method, Adaptation, Weights):
 
     @property
     def adds_up(self) -> bool:
-        """Whether increments are sent, which the server adds up."""
+        """Return whether clients send increments, which the server adds up."""
         return self.protection.release == INCREMENTS
 
     @property
     def clock(self) -> float | None:
-        """Seconds whose equal parts are groups; None if those are of equal numbers."""
+        """Return the seconds that groups divide equally; None for groups of equal size."""
         return self.span if self.groups == "clock" else None
 
     def plan(self, rounds: int) -> Plan:
-        """What the options of differential privacy mean; a ValueError if they cannot be had."""
+        """Return the noise plan of the privacy options; raise a ValueError if it is impossible."""
         return Plan(self.protection, rounds, self.clock is None)
 
     def part(self, kind: type[Part]) -> Part:
-        """The options that are those of `Adaptation`, or of `Weights`."""
+        """Return the options that belong to `kind`, `Adaptation` or `Weights`."""
         return kind(**{one.name: getattr(self, one.name) for one in fields(kind)})
 
     def phase(self, number: int) -> Phase:
@@ -324,37 +326,37 @@ class FMP(Method, Adaptation, Weights):
 
     @property
     def hidden(self) -> bool:
-        """Whether the server is told nothing of a client but noisy counts."""
+        """Return whether clients send the server nothing but noisy counts."""
         return self.protection.mechanism != NONE and self.protection.trust == CLIENT
 
     def client(self, client: ClientState) -> list[Trained]:
-        """The client's half, on files: `count_words`, and of how many utterances they are."""
+        """Run the client update on files: `count_words`, with the number of utterances."""
         size = 0 if self.hidden else client.group.stop - client.group.start
         return [Trained(0, 0.0, size, tensors={"counts": self.count_words(client)})]
 
     def count_words(self, client: ClientState) -> np.ndarray:
-        """A client counts its next group, equation 5, and sends what it is to send."""
+        """Count the words of a client's next group (equation 5), and return the counts to send."""
         client.count()
         return self.sent(client.take(), client, client.releases)
 
     def sent(
         self, counts: np.ndarray, client: ClientState, releases: Releases | None
     ) -> np.ndarray:
-        """What a client sends of what it has taken; with `trust: client` there is noise on it."""
+        """Return the counts that a client sends; with `trust: client` they are noisy."""
         if releases is None:
             return counts
         return releases.by_client(counts, client.number, client.name)
 
     def server(self, server: Server) -> None:
-        """The server's half, on files: the sum of equation 6, `release`, and `aggregate`."""
+        """Run the server update on files: the sum of equation 6, `release` and `aggregate`."""
         server.sum(self.aggregate)
 
     def release(
         self, total: np.ndarray, number: int, u: np.ndarray, releases: Releases | None
     ) -> np.ndarray:
-        """What the server makes known of the sum of a round's counts, (V,).
+        """Return what the server publishes of the sum of a round's counts, (V,).
 
-        Of the mechanism paper that is no counts, but the noisy distribution of equation 8.
+        With the mechanism paper it is the noisy distribution of equation 8 instead of counts.
         """
         if releases is None:
             return total
@@ -363,38 +365,39 @@ class FMP(Method, Adaptation, Weights):
         return releases.by_server(total, number)
 
     def aggregate(self, counts: np.ndarray, released: np.ndarray) -> np.ndarray:
-        """What the server sends next, (V,).
+        """Return what the server sends in the next round, (V,).
 
         Args:
-            counts: what it sent in this round.
+            counts: what the server sent in this round.
             released: see `release`.
         """
         return counts + released if self.adds_up else released
 
     def believes(self, counts: np.ndarray, deviation: float) -> bool:
-        """Whether clients take notice of what the server has sent: is it more than its noise?
+        """Return whether clients use the counts that the server has sent, or ignore them as noise.
 
-        The words that were released, noise and all, are compared with `doubt` times those that
-        noise of this deviation has of either sign. Both are public, so that the rule costs no
-        privacy, and any client can apply it for itself.
+        The sum of the released noisy counts is compared with `doubt` times the noise's deviation
+        summed over all words. Both are public, so the rule costs no privacy, and any client can
+        apply it.
 
         Args:
-            counts: (words,), of words alone.
-            deviation: of the noise on each; see `fedtools.privacy.plan.Plan.deviation`.
+            counts: noisy counts of words, without `</s>`, (words,).
+            deviation: standard deviation of the noise on each count; see
+                `fedtools.privacy.plan.Plan.deviation`.
         """
         return bool(counts.sum() >= self.doubt * deviation * len(counts))
 
     def global_distribution(
         self, counts: np.ndarray, u: np.ndarray, deviation: float = 0.0
     ) -> np.ndarray:
-        """Equation 6, of what the server has sent: q_bar, (V,).
+        """Compute q_bar of equation 6, (V,), from what the server has sent.
 
-        Noise may have made counts negative, and is on that of `</s>`, too, which is known to be 0.
-        To mend that uses what is public alone, and so costs no privacy; with smoothing above 0 each
-        word's probability is positive.
+        Noise may make counts negative, and is also added to the count of `</s>`, known to be 0.
+        Correcting this uses only public values and costs no privacy. With smoothing above 0 each
+        word has a positive probability.
         """
         if self.protection.mechanism == PAPER:
-            # A distribution already, once somebody has said a word.
+            # These are already a distribution, once a client has counted a word.
             return counts if counts.any() else u
         words, mended = u > 0, np.zeros(len(u))
         if self.doubt and not self.believes(counts[words], deviation):

@@ -1,7 +1,7 @@
-"""Joint: DecoupleFL without decoupling, an ablation; the server trains everything, end to end.
+"""Joint: DecoupleFL without decoupling, an ablation; the server trains all parts end to end.
 
 H. Zhu et al.: Decoupled federated learning for ASR with non-IID data, Interspeech 2022, table 4,
-"- decouple": centralised training, with an extractor for each client. Nothing of it is private.
+row "- decouple": centralised training with one extractor per client. It gives no privacy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @METHODS.register("joint")
 @dataclass(frozen=True)
 class Joint(Method):
-    """The personal parameters are each client's extractor, all others everybody's."""
+    """Joint training of one extractor per client (personal) and one classifier (shared)."""
 
     title: ClassVar[str] = "DecoupleFL - decouple"
     rank: ClassVar[int] = 7

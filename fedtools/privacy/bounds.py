@@ -1,8 +1,8 @@
-"""What one word, utterance or user can add to a vector of counts, bounded in whole steps.
+"""Bounds on what one word, utterance or user adds to a vector of counts, in whole steps.
 
-A step is the grid of `plan`. Everything here is integer arithmetic, so that bounds hold exactly and
-sums do not depend on their order. A vector within its bound is only rounded to the grid; one beyond
-it is scaled down as a whole, which keeps its distribution over words.
+A step is the grid of `plan`. All arithmetic is on integers, so that bounds hold exactly and sums do
+not depend on their order. A vector within its bound is only rounded to the grid; a larger one is
+scaled down as a whole, which keeps its distribution over words.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from itertools import chain
 
 import numpy as np
 
-# More steps than this of one entry are taken for so many, so that products fit into 64 bits.
+# Entries are clipped to this many steps, so that products fit into 64 bits.
 _MANY = 1 << 41
 
 
 @dataclass(frozen=True)
 class Utterances:
-    """Weighted word counts of some utterances of a client, each word of an utterance once.
+    """Weighted word counts of a client's utterances, with one entry per utterance and word.
 
     Attributes:
         utterance: (entries,), int64: the utterance of each entry, from 0 and in order.
-        word: (entries,), int64: its place in the public vocabulary.
-        weight: (entries,), float64: its count, weighted over the N-best list (equation 3); above 0.
-        number: of utterances, those without a word included.
-        size: of the vocabulary.
+        word: (entries,), int64: the word's index in the public vocabulary.
+        weight: (entries,), float64: the count, weighted over the N-best list (equation 3), above 0.
+        number: the number of utterances, including those without words.
+        size: the size of the vocabulary.
     """
 
     utterance: np.ndarray
@@ -37,10 +37,10 @@ class Utterances:
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[int, float]], size: int) -> Utterances:
-        """From a mapping for each utterance, word -> weighted count.
+        """Create counts from one mapping per utterance, word -> weighted count.
 
         Raises:
-            ValueError: as of `entries`.
+            ValueError: see `entries`.
         """
         rows = list(rows)
         lengths = np.array([len(row) for row in rows], np.int64)
@@ -54,14 +54,14 @@ class Utterances:
     def entries(
         cls, utterance: np.ndarray, word: np.ndarray, weight: np.ndarray, number: int, size: int
     ) -> Utterances:
-        """From entries in any order; those of one word of one utterance are added up.
+        """Create counts from entries in any order; those of one word and utterance are added up.
 
-        Bounding them one by one would let a word pass its bound as often as it has entries.
+        Bounding such entries one by one would let a word exceed its bound.
 
         Args:
-            utterance, word, weight: (entries,), as of the attributes; weights of 0 are dropped.
-            number: of utterances.
-            size: of the vocabulary.
+            utterance, word, weight: (entries,), see the attributes; weights of 0 are dropped.
+            number: the number of utterances.
+            size: the size of the vocabulary.
 
         Raises:
             ValueError: if an index is out of range, or a weight negative or not finite.
@@ -79,34 +79,34 @@ class Utterances:
         return cls(places // max(size, 1), places % max(size, 1), sums, number, size)
 
     def total(self) -> np.ndarray:
-        """(size,), float64: the sum over utterances, bounded by nothing."""
+        """Return the sum over utterances without any bound, (size,), float64."""
         return np.bincount(self.word, self.weight, self.size).astype(np.float64)
 
 
 def steps(weight: np.ndarray, grid: float) -> np.ndarray:
-    """Weights to the nearest whole number of steps, int64; `grid` is the length of a step."""
+    """Round weights to whole steps, int64; `grid` is the length of a step."""
     rounded: np.ndarray = np.minimum(np.rint(weight / grid), _MANY)
     return rounded.astype(np.int64)
 
 
 def bound_words(counts: np.ndarray, most: int) -> np.ndarray:
-    """Entries of one word of one utterance, each at most `most` steps.
+    """Clip each entry, of one word in one utterance, to at most `most` steps.
 
-    To leave one of them out changes the sum of all by at most `most` in L1.
+    Removing one entry changes the sum of all entries by at most `most` in L1.
     """
     bounded: np.ndarray = np.minimum(counts, most)
     return bounded
 
 
 def bound_utterances(counts: np.ndarray, utterance: np.ndarray, most: int) -> np.ndarray:
-    """Entries scaled so that those of each utterance add up to at most `most` steps.
+    """Scale entries so that those of each utterance add up to at most `most` steps.
 
-    To leave one utterance out changes the sum of all by at most `most` in L1; to change one, by at
-    most twice as much, even by one word: the others' scale depends on it.
+    Removing one utterance changes the sum of all entries by at most `most` in L1. Changing one,
+    even by one word, changes it by at most twice as much, since its other words are rescaled.
 
     Args:
         counts: (entries,), int64, not negative.
-        utterance: (entries,), the utterance of each.
+        utterance: (entries,), the utterance of each entry.
         most: the bound.
 
     Returns:
@@ -119,15 +119,15 @@ def bound_utterances(counts: np.ndarray, utterance: np.ndarray, most: int) -> np
 
 
 def bound_user(counts: np.ndarray, spent: int, most: int) -> tuple[np.ndarray, int]:
-    """A client's counts of one round, scaled so that its whole history adds up to at most `most`.
+    """Scale a client's counts of one round so that its whole history adds up to at most `most`.
 
-    First come, first served: a round has all that is left, so later rounds may get nothing. To
-    leave the client out of the experiment changes all its rounds together by at most `most` in L1;
-    to change its history anywhere, by at most twice as much.
+    A round may use all of the remaining bound, which may leave nothing for later rounds. Removing
+    the client from the experiment changes all its rounds together by at most `most` in L1; changing
+    its history anywhere changes them by at most twice as much.
 
     Args:
         counts: (size,), int64, the round's new counts.
-        spent: steps of this client's earlier rounds, which it keeps to itself.
+        spent: steps of this client's earlier rounds, which are private to it.
         most: the bound.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a client's counts of words may be, as a server takes them."""
+"""The server's bounds on word counts from clients."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from fedtools.files.values import Values
 from fedtools.privacy.options import CLIENT, LAPLACE, USER
 from fedtools.privacy.plan import Plan
 
-# Sums of all clients' counts, in steps of the grid, are exact in float64.
+# Bound on the sum of all clients' counts, in steps of the grid, for it to be exact in float64.
 _EXACT = 1 << 52
-# The logarithm of how seldom noise is refused: once in e^50 messages.
+# Honest noise is refused with probability below exp(-50) per message.
 _SELDOM = 50
 
 
 def bounds_on_counts(plan: Plan | None, words: float, size: int, clients: int) -> Values:
-    """The bounds on counts that an honest client sends.
+    """Return bounds that the counts of every honest client satisfy.
 
-    They must not depend on the data, and an honest client must never be beyond them: else who is
-    refused would tell of the data what no noise is on.
+    Bounds must not depend on the data, and honest clients must never exceed them: otherwise a
+    refusal would leak information about the data without noise.
 
     Args:
-        plan: of differential privacy, or None.
+        plan: the plan of differential privacy, or None.
         words: the largest sum of a client's weighted counts.
-        size: V, of the vocabulary.
-        clients: of the experiment.
+        size: V, the size of the vocabulary.
+        clients: the number of clients of the experiment.
     """
     if plan is None or plan.options.mechanism != LAPLACE:
         return Values(least=0.0, total=words)
@@ -33,7 +33,7 @@ def bounds_on_counts(plan: Plan | None, words: float, size: int, clients: int) -
         total = min(total, plan.steps * plan.grid)
     if plan.options.trust != CLIENT:
         return Values(least=0.0, total=total, grid=plan.grid)
-    # The sum of the noise's magnitudes is at most a gamma variable's, of shape V, and a step more
-    # for each word (S. Boucheron et al., "Concentration inequalities", 2013, section 2.4).
+    # The sum of the noise magnitudes is bounded by a gamma variable of shape V plus one step per
+    # word (tail bound: S. Boucheron et al., "Concentration inequalities", 2013, section 2.4).
     noise = plan.scale * (size + sqrt(2 * size * _SELDOM) + _SELDOM) + size * plan.grid
     return Values(least=-noise, most=total + noise, total=total + noise, grid=plan.grid)

@@ -1,14 +1,14 @@
-"""The secret that noise is drawn under: a file outside the experiment, for its owner alone.
+"""The secret key of the noise: a file outside the experiment, readable by its owner only.
 
-Who knows the key can subtract the noise of everything that was released under it. In a real
-federation with `trust: client` every client has a key of its own; a simulation has one, under which
-each client has its own stream.
+An attacker with the key can subtract the noise from everything released under it. In a real
+federation with `trust: client` every client has its own key; a simulation has one key, with a
+separate stream for each client.
 
-Noise is a function of the key and of all that a release is: the experiment with its data and its
-nonce (`fedtools.privacy.record`), round, draw, sender and purpose, the mechanism's numbers, and the
-very counts that it hides. So a run that was killed draws the same noise for the same release, while
-another experiment, another epsilon or other counts never meet the same noise, which the difference
-of both releases would cancel.
+Noise is a function of the key and of everything that defines a release: the experiment with its
+data and its nonce (`fedtools.privacy.record`), round, draw, sender and purpose, the parameters of
+the mechanism, and the counts themselves. So a killed and repeated run draws the same noise for the
+same release, while another experiment, another epsilon or other counts never get the same noise,
+which the difference of the two releases would cancel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedtools.files.text_files import decode, open_input, read_text
 from fedtools.privacy.noise import Stream
 
 VARIABLE = "FEDTOOLS_NOISE_KEY"
-# Of this file in the experiment's folder, which names the key without giving it away.
+# The file in the experiment's folder with the name of the key, which does not reveal the key.
 RECORD = "noise_key"
 _BYTES = 32
 
@@ -46,11 +46,11 @@ class NoiseKey:
 
     @property
     def name(self) -> str:
-        """16 hexadecimal digits that tell this key from others, and nothing of it."""
+        """Return 16 hexadecimal digits that identify the key without revealing it."""
         return self._derive("name").hex()[:16]
 
     def stream(self, *parts: str | int | bytes | np.ndarray) -> Stream:
-        """The stream for a purpose; other parts, or the same ones cut otherwise, give another."""
+        """Return the stream for a purpose; other parts, or another split of them, give another."""
         return Stream(self._derive("stream", *parts))
 
     def _derive(self, *parts: str | int | bytes | np.ndarray) -> bytes:
@@ -63,7 +63,7 @@ class NoiseKey:
 
 
 def _encode(part: str | int | bytes | np.ndarray) -> tuple[bytes, bytes]:
-    """A letter for the kind of a part, and its bytes."""
+    """Encode a part as a letter for its type, and its bytes."""
     if isinstance(part, np.ndarray):
         if part.dtype != np.int64 or part.ndim != 1:
             raise TypeError(f"{part.dtype} of {part.shape}")
@@ -78,9 +78,10 @@ def _encode(part: str | int | bytes | np.ndarray) -> tuple[bytes, bytes]:
 
 
 def key_path(option: str | Path | None = None) -> Path:
-    """Where the key is: the option, else $FEDTOOLS_NOISE_KEY, else the user's own settings.
+    """Return the path of the key: the option, $FEDTOOLS_NOISE_KEY, or the user's default path.
 
-    Those are `$XDG_CONFIG_HOME/fedtools/noise.key`, by default in ~/.config.
+    The default is `$XDG_CONFIG_HOME/fedtools/noise.key`, where XDG_CONFIG_HOME is by default
+    ~/.config.
     """
     chosen = option or os.environ.get(VARIABLE)
     if chosen:
@@ -90,25 +91,25 @@ def key_path(option: str | Path | None = None) -> Path:
         return Path(settings or Path.home() / ".config") / "fedtools" / "noise.key"
     except RuntimeError:
         remedy = f"set {VARIABLE} to a file for the noise key"
-        raise UserError("no home folder", remedy=remedy) from None
+        raise UserError("the user has no home folder", remedy=remedy) from None
 
 
 def open_key(experiment: Path, option: str | Path | None = None) -> NoiseKey:
-    """The key of an experiment, made the first time.
+    """Open the key of an experiment, and create it the first time.
 
-    The experiment's file `noise_key` records which key it began with, so that a rerun with another
-    one, which would draw a second noise for the same release, is refused.
+    The experiment's file `noise_key` records the name of its key. A rerun with another key, which
+    would draw a second noise for the same release, is refused.
 
     Args:
-        experiment: its folder.
-        option: the path that a user gave, if any.
+        experiment: the experiment's folder.
+        option: the path given by the user, if any.
 
     Raises:
-        UserError: if the key lies inside the experiment, is not this user's alone, is malformed, or
-            is not, or no longer, the one that the experiment began with.
+        UserError: if the key lies inside the experiment, is accessible to other users, is
+            malformed, or is not the key that the experiment began with.
     """
     path, record = key_path(option), experiment / RECORD
-    # Not Path.resolve, which fails on a loop of links; opening one fails, and says so.
+    # Not Path.resolve, which fails on a loop of links; opening one fails with a clear message.
     if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(experiment)):
         remedy = f"keep it elsewhere: method_conf.noise_key or ${VARIABLE}"
         raise UserError("the noise key lies inside the experiment", path=path, remedy=remedy)
@@ -120,12 +121,12 @@ def open_key(experiment: Path, option: str | Path | None = None) -> NoiseKey:
         write_text(record, f"{key.name}\n")
     elif known != key.name:
         problem = f"not the noise key that {experiment} began with"
-        raise UserError(problem, path=path, remedy="give that one, or begin another experiment")
+        raise UserError(problem, path=path, remedy="use that key, or begin another experiment")
     return key
 
 
 def make_key(path: Path) -> None:
-    """Make a key unless there is one; of several that try at once, one makes it."""
+    """Create a key unless there is one; safe for several processes at once."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -136,7 +137,7 @@ def make_key(path: Path) -> None:
             file.write(f"{secrets.token_hex(_BYTES)}\n")
             file.flush()
             os.fsync(file.fileno())
-        # Unlike a rename, a link fails where another process was first.
+        # Unlike a rename, a link fails if another process was first.
         os.link(temporary, path)
     except FileExistsError:
         pass
@@ -148,22 +149,22 @@ def read_key(path: Path) -> NoiseKey:
     """Read a key.
 
     Raises:
-        UserError: if it is missing, malformed, or not its owner's alone.
+        UserError: if it is missing, malformed, or accessible to other users.
     """
     remedy = "put the noise key back, or begin another experiment"
     with open_input(path, 1 << 10, remedy) as file:
         status, text = os.fstat(file.fileno()), decode(file.read(), path).strip()
     if stat.S_IMODE(status.st_mode) & 0o077:
-        problem = f"others can read or write the noise key (mode {status.st_mode & 0o777:o})"
-        remedy = f"chmod 600 {path}, or make a new one if anybody may have read it"
+        problem = f"other users can access the noise key (mode {status.st_mode & 0o777:o})"
+        remedy = f"chmod 600 {path}, or create a new key if another user may have read it"
         raise UserError(problem, path=path, remedy=remedy)
     if status.st_uid != os.geteuid():
-        raise UserError("the noise key is another user's", path=path, remedy="take your own")
+        raise UserError("the noise key is another user's", path=path, remedy="use your own key")
     try:
         secret = bytes.fromhex(text)
     except ValueError:
         secret = b""
     if len(secret) != _BYTES:
-        # Without its content: it may be some other secret.
-        raise UserError(f"not a noise key: {2 * _BYTES} hexadecimal digits", path=path, line=1)
+        # The message omits the content, which may be another secret.
+        raise UserError(f"not a noise key of {2 * _BYTES} hexadecimal digits", path=path, line=1)
     return NoiseKey(secret)

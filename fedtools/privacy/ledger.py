@@ -1,29 +1,28 @@
-"""The ledger of differential privacy: what was released, and what it costs whom.
+"""The ledger of differential privacy: all releases, and their epsilons.
 
     dp.tsv    release  released  mechanism  unit  trust  cap  sensitivity  scale  composition
               epsilon_word  epsilon_utterance  epsilon_user  delta
 
-A row for each release, and one for all of them, `total`; what was taken back and drawn again is
-`2.2`, the second draw of round 2. Each epsilon is a bound for leaving out
-one word of one utterance, one utterance, or one user, from the data of the experiment. It is of
-what those see who are not trusted: with `trust: server`, of what the server makes of the sum; with
-`trust: client`, of the messages too. Who takes part is taken to be public: that one is left out is
-said by its messages.
+It has one row per release and a row `total`; a release repeated after a reset is named `2.2`, the
+second draw of round 2. The epsilons are bounds for removing one word of one utterance, one
+utterance, or one user from the data of the experiment. They hold for what untrusted parties see:
+with `trust: server` the server's release of the sum; with `trust: client` also the messages. The
+set of participants is assumed to be public, since messages reveal whether a client is missing.
 
-Bounds of other levels than the unit's follow from what one of them holds:
+Bounds for other levels than the unit follow from the unit's bound:
 
-- With unit "utterance" or "user" a vector beyond its bound is scaled as a whole, so one word less,
-  or one utterance less, lets the rest grow: the bound of what lies within a unit is twice the
+- With unit "utterance" or "user" a vector that exceeds its bound is scaled as a whole, so removing
+  one word or utterance of it lets the rest grow: the bound for a part of a unit is twice the
   unit's own.
-- With unit "word" an utterance costs as many words as it has, and a user with unit "word" or
-  "utterance" as many of them as there are. These amounts are the data's, so the ledger itself is
-  for who runs the experiment, not for publication, unless the unit is "user".
+- With unit "word" an utterance costs one epsilon per word, and with unit "word" or "utterance" a
+  user costs one per word or utterance. These numbers depend on the data, so the ledger itself is
+  not for publication unless the unit is "user".
 
-What is drawn again costs again. The releases of all rounds that were drawn once are bounded
-together, and so are those that were drawn a second time, and a third; these bounds add up.
+A repeated draw costs again. All rounds' first draws are bounded together, then their second draws,
+and so on; these bounds add up.
 
-Experiments on the same data add up: ten values of epsilon tried on them cost their sum, and so do
-three seeds; see `Spent` and `together`.
+Experiments on the same data add up, such as trials of ten epsilons or of three seeds; see `Spent`
+and `together`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from fedtools.privacy.bounds import Utterances
 from fedtools.privacy.options import CLIENT, CUMULATIVE, LAPLACE, PAPER, SERVER, USER, UTTERANCE
 from fedtools.privacy.plan import Plan
 
-# Epsilon for a word of an utterance, for an utterance, and for a user.
+# Epsilon per word of an utterance, per utterance, and per user.
 LEVELS = ("epsilon_word", "epsilon_utterance", "epsilon_user")
 COLUMNS = (
     *("release", "released", "mechanism", "unit", "trust", "cap", "sensitivity", "scale"),
@@ -51,15 +50,15 @@ TOTAL = "total"
 
 
 class Amount(NamedTuple):
-    """How much a client has that is new in a round, before any bound; all 0 if it takes no part.
+    """Amount of a client's new data in a round, before bounding; all 0 if it does not take part.
 
     Attributes:
-        utterances: whose counts this round's release is the first to have.
-        words: of them, each once for an utterance.
-        mass: the sum of all weighted counts.
-        widest: most words of one utterance.
+        utterances: number of utterances that enter a release for the first time in this round.
+        words: number of their words, counting each word once per utterance.
+        mass: sum of all weighted counts.
+        widest: largest number of words of one utterance.
         heaviest_word: largest weighted count of a word in one utterance.
-        heaviest_utterance: largest weighted count of all words of an utterance.
+        heaviest_utterance: largest sum of weighted counts of one utterance.
     """
 
     utterances: int = 0
@@ -71,7 +70,7 @@ class Amount(NamedTuple):
 
     @classmethod
     def of(cls, new: Utterances) -> Amount:
-        """What `Plan.bound` was given."""
+        """Compute the amount of the utterances passed to `Plan.bound`."""
         return cls(
             new.number,
             len(new.word),
@@ -82,25 +81,26 @@ class Amount(NamedTuple):
         )
 
 
-# Of every user in every round, in the same order of users.
+# Amounts by round and user, with users in the same order in every round.
 Amounts = Sequence[Sequence[Amount]]
 
 
 def ledger_rows(
     plan: Plan, amounts: Amounts, draws: Sequence[int] | None = None
 ) -> list[dict[str, str]]:
-    """The rows of the ledger, from nothing but the plan, the amounts and the draws; see the module.
+    """Compute the rows of the ledger; see the module docstring.
 
     Args:
-        amounts: those of a round that has not released anything are of no account.
-        draws: how often each round was released, (rounds,); by default once.
+        plan: the plan of the experiment.
+        amounts: amounts by round and user; those of rounds without a release are ignored.
+        draws: the number of draws of each round, (rounds,); by default one each.
 
     Raises:
-        ValueError: if the amounts or draws are not of as many releases as were planned.
+        ValueError: if the number of amounts or draws is not that of planned releases.
     """
     draws = [1] * plan.releases if draws is None else draws
     if not len(amounts) == len(draws) == plan.releases:
-        raise ValueError(f"{len(amounts)} releases, planned were {plan.releases}")
+        raise ValueError(f"{len(amounts)} releases instead of {plan.releases}")
     mechanism, releases = plan.options.mechanism, plan.releases
     if mechanism == LAPLACE:
         each, total = _laplace(plan, amounts)
@@ -126,14 +126,14 @@ def ledger_rows(
     return rows
 
 
-# Those of `LEVELS`.
+# One epsilon for each of `LEVELS`.
 _Epsilons = tuple[float, float, float]
 
 
 def _of_draws(each: Sequence[_Epsilons], total: _Epsilons, draws: Sequence[int]) -> _Epsilons:
-    """What all releases cost that were made: `total` bounds what all rounds cost, each drawn once.
+    """Return the epsilon of all draws, where `total` bounds the epsilon of one draw per round.
 
-    So it does for those rounds that were drawn at least once, for those drawn twice, and so on.
+    `total` bounds all first draws together, all second draws together, and so on.
     """
     spent = np.zeros(3)
     for at in range(max(draws)):
@@ -144,7 +144,7 @@ def _of_draws(each: Sequence[_Epsilons], total: _Epsilons, draws: Sequence[int])
 
 
 def _laplace(plan: Plan, amounts: Amounts) -> tuple[list[_Epsilons], _Epsilons]:
-    """Of each release, and of all: what is left out, in caps, times the epsilon of a cap."""
+    """Return epsilon per release and in total: the change in caps times the epsilon per cap."""
     releases, cumulative = plan.releases, plan.options.release == CUMULATIVE
     one = plan.options.epsilon / plan.joint
     if plan.options.unit == USER:
@@ -158,7 +158,7 @@ def _laplace(plan: Plan, amounts: Amounts) -> tuple[list[_Epsilons], _Epsilons]:
     else:
         inside, counted = (1, _largest(amounts, "widest")), "words"
         word = plan.joint
-    # An utterance less moves others between even groups, whatever the unit is.
+    # Removing an utterance moves others between even groups, whatever the unit.
     single, joint = (plan.moved(together) for together in (False, True))
     users = _per_release(plan, amounts, counted)
     each = [(inside[0] * one, inside[1] * single * one, float(user) * one) for user in users.max(1)]
@@ -167,7 +167,7 @@ def _laplace(plan: Plan, amounts: Amounts) -> tuple[list[_Epsilons], _Epsilons]:
 
 
 def _per_release(plan: Plan, amounts: Amounts, name: str) -> np.ndarray:
-    """How much each user has in each release, (releases, users), at least one user."""
+    """Return the amount `name` of each user in each release, (releases, users), users >= 1."""
     new = np.array([[getattr(one, name) for one in users] or [0] for users in amounts])
     again = plan.options.release == CUMULATIVE or plan.options.mechanism == PAPER
     return np.cumsum(new, axis=0) if again else new
@@ -178,9 +178,9 @@ def _largest(amounts: Amounts, name: str) -> float:
 
 
 def _paper(plan: Plan, amounts: Amounts) -> tuple[list[_Epsilons], _Epsilons]:
-    """What the paper's noise is worth for these data; nothing bounds what others would have."""
+    """Return the epsilons of the paper's noise for these data; other data have no bound."""
     if plan.options.trust == CLIENT:
-        # The server gets q_i and c_i as they are.
+        # Clients send q_i and c_i without noise.
         return _nothing(plan.releases)
     epsilon, moved = plan.options.epsilon, 2 if plan.even_groups else 1
     word = _largest(amounts, "heaviest_word") * epsilon
@@ -197,7 +197,7 @@ def _nothing(releases: int) -> tuple[list[_Epsilons], _Epsilons]:
 
 
 def _what(plan: Plan) -> tuple[str, str, str, str, str]:
-    """What is released, mechanism, unit, trust and cap."""
+    """Return the columns released, mechanism, unit, trust and cap."""
     options = plan.options
     if options.mechanism == PAPER:
         return "marginal of equation 8", PAPER, "-", options.trust, "-"
@@ -228,10 +228,10 @@ def _texts(epsilons: _Epsilons) -> list[str]:
 
 
 class Spent(NamedTuple):
-    """What an experiment has cost, and of whose data it was.
+    """Total epsilons of an experiment, and the owners of its data.
 
     Attributes:
-        epsilons: the last row of its ledger, for a word, an utterance and a user.
+        epsilons: the last row of its ledger: epsilon per word, utterance and user.
         owners: utterance -> client.
     """
 
@@ -240,12 +240,12 @@ class Spent(NamedTuple):
 
 
 def together(experiments: Sequence[Spent]) -> _Epsilons:
-    """What several experiments cost together whoever it costs most.
+    """Return the total epsilons over experiments of the word, utterance and user that lose most.
 
-    An utterance pays in every experiment that has one of its name, and its words with it. A user
-    is all clients that share a name or an utterance, in whatever experiment, and pays for each of
-    them: where clients are meetings in one and speakers in another, a user is a meeting with all
-    its speakers. Experiments on other people's data cost these nothing.
+    Utterances of the same name in several experiments are one utterance, whose epsilons add up. All
+    clients that share a name or an utterance in any experiment are one user, whose epsilons add up:
+    where clients are meetings in one experiment and speakers in another, a user is a meeting with
+    all its speakers. Experiments on other users' data add nothing.
     """
     sets: dict[str, set[int]] = {}
     for at, one in enumerate(experiments):
@@ -264,7 +264,7 @@ def together(experiments: Sequence[Spent]) -> _Epsilons:
 
 
 def _people(experiments: Sequence[Spent]) -> Iterable[Counter[int]]:
-    """Of each user, how many clients of which experiment it is; see `together`."""
+    """Return for each user its number of clients by experiment; see `together`."""
     above: dict[tuple[str, str], tuple[str, str]] = {}
 
     def first(one: tuple[str, str]) -> tuple[str, str]:

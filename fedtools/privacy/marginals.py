@@ -1,4 +1,4 @@
-"""Distributions over words from noisy counts, and the release of the paper as it is written."""
+"""Distributions over words from noisy counts, and the paper's mechanism as published."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from fedtools.privacy.key import NoiseKey
 from fedtools.privacy.noise import discrete_laplace
 
 PAPER_WARNING = (
-    "differential privacy as equations 8 and 9 of the paper have it protects less than it says: "
-    "a larger epsilon protects less, not more; every round releases all counts again, and epsilons "
-    "add up; noise is for one count of one word, while an utterance has many words and a user many "
-    "utterances; weights over an N-best list multiply what a word counts; the noisy sum that it "
-    "divides by may be zero or negative; and clients send q_i and c_i without any noise. "
+    "the differential privacy of equations 8 and 9 of the paper is weaker than claimed: "
+    "a larger epsilon protects less, not more; every round releases all counts again, so epsilons "
+    "add up; noise is scaled to one count of one word, while an utterance has many words and a "
+    "user many utterances; weights over an N-best list multiply the count of a word; the noisy sum "
+    "in the denominator may be zero or negative; and clients send q_i and c_i without any noise. "
     "Use the mechanism laplace"
 )
 
 
 def project(counts: np.ndarray) -> np.ndarray:
-    """The nearest vector, in L2, that is not negative and has the same sum; 0 if that is below 0.
+    """Return the nearest nonnegative vector in L2 with the same sum, or zeros if that is negative.
 
-    With 0 for each negative count alone, half of the noise of all words that nobody said would be
-    counts. (T. Wang et al., "Locally differentially private frequency estimation with consistency",
-    NDSS 2020: "Norm-Sub".)
+    Merely clipping negative counts would keep the positive half of the noise of all words that were
+    never said. (T. Wang et al., "Locally differentially private frequency estimation with
+    consistency", NDSS 2020: "Norm-Sub".)
 
     Args:
         counts: (size,).
@@ -34,7 +34,7 @@ def project(counts: np.ndarray) -> np.ndarray:
     if total <= 0:
         return np.zeros_like(counts)
     falling = np.sort(counts)[::-1]
-    # The number to subtract, if the first k are all that stays positive.
+    # The amount to subtract from all counts if only the k largest stay positive, for each k.
     excess = (np.cumsum(falling) - total) / np.arange(1, len(counts) + 1)
     last = np.flatnonzero(falling > excess)[-1]
     nearest: np.ndarray = np.maximum(counts - excess[last], 0)
@@ -51,20 +51,20 @@ def paper_release(
     number: int,
     draw: int = 1,
 ) -> np.ndarray:
-    """Equations 8 and 9, as they are written; warn users by `PAPER_WARNING`.
+    """Release a marginal by equations 8 and 9 as published; callers must print `PAPER_WARNING`.
 
-    Noise is discrete Laplace on a grid of a 2^-30 of its scale, 1 / epsilon.
+    Noise is discrete Laplace of scale 1 / epsilon, on a grid of 2^-30 of the scale.
 
     Args:
         marginals: (clients, size), q_i of equation 4, after smoothing.
         totals: (clients,), c_i of equation 5, not negative.
-        epsilon: of equation 9, above 0.
-        key, experiment, number, draw: as of `Plan.release`.
+        epsilon: epsilon of equation 9, above 0.
+        key, experiment, number, draw: see `Plan.release`.
 
     Returns:
-        (size,): adds up to 1, unless the noisy sum is 0 and it is not finite; may be negative
-        anywhere, and is the wrong way round if the noisy sum is negative. A caller that needs a
-        distribution has to mend it, which the paper does not: see `mend`.
+        (size,): adds up to 1, but is not finite if the noisy sum is 0; values may be negative, and
+        all signs are reversed if the noisy sum is negative. A caller that needs a distribution has
+        to correct it, which the paper does not do: see `mend`.
     """
     if not (np.isfinite(epsilon) and epsilon > 0):
         raise ValueError(f"epsilon is {epsilon:g}; it must be a finite number above 0")
@@ -80,14 +80,15 @@ def paper_release(
 
 
 def mend(marginal: np.ndarray, background: np.ndarray) -> np.ndarray:
-    """What `paper_release` gives, as a distribution, so that the method can go on.
+    """Turn the output of `paper_release` into a distribution.
 
-    Negative values become 0, as does noise on what is no word, and the rest is normalised; nothing
-    else can be done without leaving the paper. Where nothing finite is left, the background.
+    Negative values, and noise on symbols that are not words, become 0, and the rest is normalised.
+    This is the least change to the paper's mechanism that lets the method continue. If nothing
+    finite is left, the background is returned.
 
     Args:
         marginal: (size,).
-        background: (size,), u(w); 0 for what is no word.
+        background: (size,), u(w); 0 for symbols that are not words.
     """
     kept = np.maximum(np.where(np.isfinite(marginal) & (background > 0), marginal, 0), 0)
     return kept / kept.sum() if kept.sum() > 0 else background

@@ -1,26 +1,27 @@
 """Discrete Laplace noise from a keyed stream, by integer arithmetic alone.
 
-Floating-point Laplace noise betrays what it was added to by its low bits (Mironov, "On significance
-of the least significant bits for differential privacy", CCS 2012), so counts are whole multiples of
-a grid (see `plan`) and the noise X is a whole number of steps, P(X = x) proportional to
-exp(-|x| / scale): the discrete Laplace or two-sided geometric distribution (Ghosh et al., 2009;
-Canonne, Kamath and Steinke, 2020).
+The low bits of floating-point Laplace noise reveal the value it was added to (Mironov, "On
+significance of the least significant bits for differential privacy", CCS 2012). So counts are whole
+multiples of a grid (see `plan`), and the noise X is a whole number of steps with P(X = x)
+proportional to exp(-|x| / scale): the discrete Laplace or two-sided geometric distribution (Ghosh
+et al., 2009; Canonne, Kamath and Steinke, 2020).
 
-How a value is drawn. X is 0 with probability (1 - q) / (1 + q), where q = exp(-1 / scale);
-otherwise it is a fair sign times 1 + G, where G is geometric, P(G = g) = (1 - q) q^g. As q^g is the
-product of q^(2^j) over the binary digits of g that are set, the digits of G are independent, digit
-j being set with probability 1 / (1 + exp(2^j / scale)). So a value is a few dozen independent
-biased coins and nothing is ever rejected or rounded.
+Drawing a value. X is 0 with probability (1 - q) / (1 + q), where q = exp(-1 / scale); otherwise it
+is a fair sign times 1 + G, where G is geometric, P(G = g) = (1 - q) q^g. As q^g is the product of
+q^(2^j) over the binary digits j of g that are set, the digits of G are independent, and digit j is
+set with probability 1 / (1 + exp(2^j / scale)). So a value is a few dozen independent biased coins,
+without rejection or rounding.
 
-How a coin is tossed. A uniform number of 136 bits is compared with the coin's probability as a
-binary fraction cut off after 136 bits, which is computed in 80 decimal digits. One byte decides
-255 of 256 tosses; the other 16 bytes are drawn only if it ties. A coin's probability is off by less
-than 2^-136, so a value's distribution is within 2^-129 of the true one in total variation (fewer
-than 80 coins, digits above those included, which are all left unset), and a release of 2^20 words
-adds less than 2^-108 to delta. The stream is a pseudorandom function's, which nobody is known to
-tell from chance with less than 2^128 steps; the ledger's delta of 0 leaves out both.
+Tossing a coin. A uniform number of 136 bits is compared with the coin's probability, computed with
+80 decimal digits and truncated to a binary fraction of 136 bits. One byte decides 255 of 256
+tosses; the other 16 bytes are drawn only if it ties. The error of a coin's probability is below
+2^-136, so the total variation distance of a value's distribution from the exact one is below 2^-129
+(fewer than 80 coins, including the higher digits, which are never set), and a release of 2^20 words
+adds less than 2^-108 to delta. The stream is a pseudorandom function that no known attack
+distinguishes from random in fewer than 2^128 steps. The ledger's delta of 0 neglects both.
 
-How long a value takes may depend on the noise. Nobody here can watch it: no service answers.
+The time to draw a value may depend on the noise. No attacker can measure it, since there is no
+service that responds to requests.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from functools import lru_cache
 
 import numpy as np
 
-_CHUNK = 1 << 15  # values drawn at once; part of what defines the noise, like the stream
-_TAIL = 16  # bytes after a coin's first
+_CHUNK = 1 << 15  # values drawn at once; changing it would change the noise
+_TAIL = 16  # bytes of a coin after the first
 _BITS = 8 * (1 + _TAIL)
 _LARGEST = Fraction(1 << 48)
 _PRECISE = Context(prec=80)
@@ -42,10 +43,10 @@ _PRECISE = Context(prec=80)
 class Stream:
     """An unlimited stream of pseudorandom bytes: SHAKE-256 of a secret, a label and a number.
 
-    SHAKE-256 (FIPS 202) keyed by a prefix is a pseudorandom function, and in Python's standard
-    library. numpy's generators are not used: PCG64 and the Mersenne Twister are predicted from
-    their output, and Philox, though it is counter-based and takes a key of 128 bits, is a
-    weakened cipher that was tested for statistics only, never against somebody who wants the key.
+    SHAKE-256 (FIPS 202) keyed by a prefix is a pseudorandom function in Python's standard library.
+    numpy's generators are not used: PCG64 and the Mersenne Twister can be predicted from their
+    output, and Philox, although counter-based with a 128-bit key, is a weakened cipher that was
+    tested for its statistics only, not against attacks on the key.
 
     Args:
         secret: 32 bytes.
@@ -57,7 +58,7 @@ class Stream:
         self._secret = secret
 
     def take(self, label: bytes, number: int, size: int) -> bytes:
-        """`size` bytes, always the same ones for a label of 4 bytes and a number below 2^64."""
+        """Return `size` bytes that depend only on a 4-byte label and a number below 2^64."""
         if len(label) != 4:
             raise ValueError(f"label {label!r}")
         name = self._secret + label + number.to_bytes(8, "big")
@@ -65,14 +66,14 @@ class Stream:
 
 
 def discrete_laplace(stream: Stream, scale: Fraction, size: int) -> np.ndarray:
-    """Independent discrete Laplace values.
+    """Draw independent discrete Laplace values.
 
     Args:
-        stream: where all randomness comes from; the same stream, scale and size give the same
-            values on every machine.
+        stream: source of all randomness; the same stream, scale and size give the same values on
+            every machine.
         scale: P(x) is proportional to exp(-|x| / scale); above 0, at most 2^48. With q as above,
-            the variance is 2 q / (1 - q)^2, nearly 2 scale^2 where scale is large.
-        size: how many.
+            the variance is 2 q / (1 - q)^2, nearly 2 scale^2 for large scales.
+        size: number of values.
 
     Returns:
         (size,), int64, each less than 2^56 in magnitude.
@@ -89,13 +90,14 @@ def discrete_laplace(stream: Stream, scale: Fraction, size: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _coins(scale: Fraction) -> tuple[int, ...]:
-    """Probabilities, times 2^136 and rounded down: "is not 0", then the digits of G, lowest first.
+    """Compute coin probabilities, times 2^136 and rounded down.
 
-    P(X is not 0) = 2 q / (1 + q), and q / (1 + q) is the lowest digit's probability.
+    The first is P(X is not 0), the others are those of the digits of G, lowest first. P(X is not 0)
+    = 2 q / (1 + q), where q / (1 + q) is the probability of the lowest digit.
     """
     digits: list[int] = []
     rate = _PRECISE.divide(Decimal(scale.denominator), Decimal(scale.numerator))
-    # exp(-95) is below 2^-136: from there on no digit is ever set.
+    # exp(-95) is below 2^-136, so higher digits are never set.
     while rate < 95:
         power = _PRECISE.add(Decimal(1), _PRECISE.exp(rate))
         digits.append(int(_PRECISE.divide(Decimal(1 << _BITS), power)))
@@ -107,7 +109,7 @@ def _chunk(stream: Stream, number: int, coins: tuple[int, ...], size: int) -> np
     planes = np.frombuffer(stream.take(b"head", number, (len(coins) + 1) * size), np.uint8)
     planes = planes.reshape(len(coins) + 1, size)
     nonzero, *tossed = _toss(stream, number, planes[1:], coins)
-    # Eight digits at a time in bytes, which is several times as fast as in 64-bit words.
+    # Eight digits per byte, which is several times as fast as 64-bit words.
     digits = np.zeros((8, size), np.uint8)
     for place, one in enumerate(tossed):
         digits[place // 8] |= one << np.uint8(place % 8)
@@ -118,10 +120,10 @@ def _chunk(stream: Stream, number: int, coins: tuple[int, ...], size: int) -> np
 
 
 def _toss(stream: Stream, number: int, planes: np.ndarray, coins: tuple[int, ...]) -> np.ndarray:
-    """Whether coins fell on 1.
+    """Toss coins, and return the outcomes.
 
     Args:
-        stream, number: where the bytes after the first come from.
+        stream, number: source of the bytes after the first.
         planes: (coins, size), uint8: first bytes.
         coins: probabilities, times 2^136.
 

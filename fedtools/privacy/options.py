@@ -17,7 +17,7 @@ CLIENT: Final = "client"
 NONE: Final = "none"
 LAPLACE: Final = "laplace"
 PAPER: Final = "paper"
-# Of epsilon and cap: beyond, noise or grid would be no floats.
+# Limits of epsilon and cap, within which noise and grid are representable as floats.
 _LEAST, _MOST = 1e-6, 1e9
 
 
@@ -26,25 +26,25 @@ class Privacy:
     """What is protected, how strongly, and from whom.
 
     Attributes:
-        mechanism: "laplace", the mechanism of this package; "paper", equations 8 and 9 as they are
-            written, which protect less than the paper says (`marginals.PAPER_WARNING`); "none".
-        epsilon: what one unit costs over all releases of the experiment together, above 0; the
-            smaller, the more is protected. Of "paper", the epsilon of equation 9.
-        unit: what epsilon is promised for. Two data sets are adjacent (Definition 4.1) if one of
-            them lacks just one unit of the other: a "word" is all that one utterance's N-best list
-            says of one word; an "utterance"; a "user" is a client with its whole history. A client
-            may be less than a person: where it is a speaker in one meeting, whoever is in four
-            meetings has four times the epsilon. To change a unit, not to remove it, costs twice as
-            much.
-        cap: the largest L1 norm of what a unit adds to counts, in weighted words: of a word in an
-            utterance, of an utterance, or of a user's whole history.
-        release: "increments", the counts of what is new in a round, or "cumulative" ones, which pay
-            again in every round for all that came before.
-        trust: who sees counts without noise. "server": clients send them, the server adds noise to
-            their sum, and what it makes of that (the next global state) is protected, while its
-            own files and the messages to it are not. "client": nobody; each client adds noise to
-            what it sends, so that a message is protected from the server and everybody else, and
-            the sum over n clients has n times the variance.
+        mechanism: "laplace", the mechanism of this package; "paper", equations 8 and 9 as
+            published, which protect less than claimed (`marginals.PAPER_WARNING`); "none".
+        epsilon: privacy loss of one unit over all releases of the experiment together, above 0;
+            smaller values protect more. For "paper", the epsilon of equation 9.
+        unit: the unit of protection. Two data sets are adjacent (Definition 4.1) if they differ by
+            one unit that only one of them has: a "word" is one word in the N-best list of one
+            utterance; an "utterance"; a "user" is a client with its whole history. A client may be
+            less than a person: where a client is a speaker in one meeting, a person in four
+            meetings has four times the epsilon. Changing a unit instead of removing it costs twice
+            the epsilon.
+        cap: the largest L1 norm of a unit's contribution to the counts, in weighted words: of a
+            word in an utterance, of an utterance, or of a user's whole history.
+        release: "increments", the new counts of a round, or "cumulative", all counts so far, which
+            cost epsilon again in every round.
+        trust: the party that sees counts without noise. "server": clients send exact counts and the
+            server adds noise to their sum; its release (the next global state) is protected, but
+            its own files and the client messages are not. "client": only the client; each client
+            adds noise to what it sends, so that messages are protected from the server and all
+            others, and the noise of the sum over n clients has n times the variance.
     """
 
     mechanism: Literal["none", "laplace", "paper"] = NONE
@@ -55,10 +55,10 @@ class Privacy:
     trust: Literal["server", "client"] = SERVER
 
     def __post_init__(self) -> None:
-        """Check the numbers, for those who make it without `from_mapping`.
+        """Check epsilon and cap, also for objects created without `from_mapping`.
 
         Raises:
-            ValueError: if epsilon or cap is not above 0, or beyond any use.
+            ValueError: if epsilon or cap is out of range.
         """
         for name in ("epsilon", "cap"):
             value = getattr(self, name)

@@ -1,31 +1,32 @@
-"""Which noise was drawn: the nonce of an experiment, and the record of its releases.
+"""The nonce of an experiment's noise, and the record of its releases.
 
     EXP/nonce                               128 random bits, drawn when the experiment began
     EXP/releases.tsv                        round, draw and sha256 of each release of the server
-    EXP/clients/<client>/releases.tsv       the same of a client, where clients add the noise
+    EXP/clients/<client>/releases.tsv       the same for a client, where clients add the noise
     EXP/{server,clients/<client>}/release.safetensors
                                             the release of the open round
-    <key>.releases/<nonce>/<sender>.tsv     a second record, beside the key, with ...
-    <key>.releases/<nonce>/{folder,clients} where the experiment began, and who its clients are
+    <key>.releases/<nonce>/<sender>.tsv     a second record, next to the key, with ...
+    <key>.releases/<nonce>/{folder,clients} the experiment's first folder, and its clients
 
-The nonce is no secret. It is part of the label of all noise, so that two experiments never draw the
-same noise, whatever else they have in common.
+The nonce is not secret. It is part of the label of all noise, so that two experiments never draw
+the same noise, even if everything else is equal.
 
-A release is made once. It is written before anything uses it, and until its round is reset, whoever
-comes again is given what was written, even if counts have changed meanwhile: otherwise somebody
-who changes a message and has the round repeated gets a second noise for all others' counts. Where
-there is a row but no file, as after a reset, the next draw has another label, and is counted too:
-no command takes a row away.
+A release is drawn once. It is written before it is used, and until its round is reset, every repeat
+returns the written release, even if counts have changed: otherwise an attacker who changes a
+message and repeats the round would get a second noise on the other clients' counts. If there is a
+row but no file, as after a reset, the next draw has a new label and is counted too. No command
+removes a row.
 
-The record beside the key is that of all folders with this nonce. What a copy of the experiment, or
-one that was put back from a backup, draws again has another label, and counts for all of them. A
-folder that was moved, or that other machines see under another path, stays the same one. A key that
-was copied to another machine without its records draws nothing there; with them, two machines know
-nothing of each other. Since nothing removes it, it also tells of experiments that are gone.
+The record next to the key covers all folders with this nonce. A draw repeated in a copy of the
+experiment, or in a folder restored from a backup, has a new label and counts for all of them. A
+folder that was moved, or has another path on other machines, remains the same experiment. A key
+copied to another machine without its records draws nothing there; if the records are copied too,
+the two machines do not know each other's draws. Nothing removes the record, so it also covers
+experiments that were deleted.
 
-For tests, and to repeat published tables, $FEDTOOLS_NONCE sets the nonce, with a warning and a
-mark. Then there is no record beside the key, and copies are not told apart. Labels still have the
-sums of configuration and data, so that noise is the same only where all of these are.
+For tests, and to reproduce published tables, $FEDTOOLS_NONCE sets the nonce, with a warning and a
+mark. Then there is no record next to the key, and copies are not distinguished. Labels still
+contain the SHA-256 sums of configuration and data, so noise is equal only where all of these are.
 """
 
 from __future__ import annotations
@@ -54,25 +55,25 @@ from fedtools.privacy.key import key_path
 NONCE, RELEASES = "nonce", "releases.tsv"
 VARIABLE = "FEDTOOLS_NONCE"
 COLUMNS = ("round", "draw", "sha256")
-# The server as a sender; no client can have this name.
+# The name of the server as a sender, which no client can have.
 SERVER_NAME = "-"
 _FIXED = " fixed"
 FIXED_WARNING = (
     f"the nonce of the noise was set by {VARIABLE}: other experiments may have the same noise, and "
-    "releases of copies are not counted; for tests and to repeat tables alone"
+    "releases of copies are not counted; use it only for tests and to reproduce tables"
 )
 
 
 @dataclass(frozen=True)
 class Nonce:
-    """A nonce, as 32 hexadecimal digits, and whether somebody has set it."""
+    """A nonce, as 32 hexadecimal digits, and whether $FEDTOOLS_NONCE has set it."""
 
     text: str
     fixed: bool = False
 
     @classmethod
     def draw(cls) -> Nonce:
-        """A new one; or that of $FEDTOOLS_NONCE, with a warning."""
+        """Draw a nonce, or take that of $FEDTOOLS_NONCE, with a warning."""
         chosen = os.environ.get(VARIABLE)
         if not chosen:
             return cls(secrets.token_hex(16))
@@ -83,26 +84,26 @@ class Nonce:
 
     @classmethod
     def read(cls, path: Path) -> Nonce:
-        """Read what `write` wrote; a `UserError` if it is anything else."""
+        """Read a nonce file; raise a `UserError` if `write` cannot have written it."""
         found = re.fullmatch(rf"([0-9a-f]{{32}})({_FIXED})?\n", read_text(path))
         if not found:
-            raise UserError("not a nonce: 32 hexadecimal digits", path=path, line=1)
+            raise UserError("not a nonce of 32 hexadecimal digits", path=path, line=1)
         return cls(found[1], bool(found[2]))
 
     @classmethod
     def kept(cls, path: Path) -> Nonce:
-        """That of a file; the first time, or where $FEDTOOLS_NONCE is set, it is written."""
+        """Read the nonce in a file, which is written first if missing or $FEDTOOLS_NONCE is set."""
         if os.environ.get(VARIABLE) or not path.exists():
             cls.draw().write(path)
         return cls.read(path)
 
     def write(self, path: Path) -> None:
-        """Write it, for `read`."""
+        """Write the nonce, for `read`."""
         write_text(path, f"{self.text}{_FIXED if self.fixed else ''}\n")
 
 
 class Row(NamedTuple):
-    """A release: its round, which draw of it this was, from 1, and the sum of its file."""
+    """A release: its round, the number of its draw, from 1, and the SHA-256 of its file."""
 
     number: int
     draw: int
@@ -113,17 +114,17 @@ class Record:
     """The releases of an experiment, and of all other folders with its nonce.
 
     Args:
-        experiment: its folder.
-        option: where the key is, see `fedtools.privacy.key.key_path`.
+        experiment: the experiment's folder.
+        option: path of the key, see `fedtools.privacy.key.key_path`.
 
     Raises:
-        UserError: if the experiment has no nonce, since it was begun by an earlier version.
+        UserError: if the experiment has no nonce, since an earlier version created it.
     """
 
     def __init__(self, experiment: Path, option: str | Path | None = None):
         self._experiment, path = experiment, experiment / NONCE
         if not path.exists():
-            problem = "an experiment with privacy that was begun before its noise had a nonce"
+            problem = "an experiment with privacy from a version whose noise had no nonce"
             raise UserError(problem, path=experiment, remedy="begin another one")
         self.nonce = Nonce.read(path)
         key = key_path(option)
@@ -131,7 +132,7 @@ class Record:
 
     @staticmethod
     def begin(experiment: Path, option: str | Path | None = None) -> None:
-        """Draw the nonce of a new experiment, and begin its record beside the key."""
+        """Draw the nonce of a new experiment, and create its record next to the key."""
         nonce = Nonce.draw()
         nonce.write(experiment / NONCE)
         if not nonce.fixed:
@@ -142,10 +143,10 @@ class Record:
             shutil.copyfile(experiment / "clients.txt", beside / "clients")
 
     def others(self) -> dict[str, str]:
-        """Other experiments that have released something of clients of the same names.
+        """Return other experiments under the same key with releases of clients of the same names.
 
         Returns:
-            nonce -> where the experiment began, of those under the same key.
+            nonce -> the experiment's first folder.
         """
         clients = set(read_lines(self._experiment / "clients.txt"))
         found = {}
@@ -158,29 +159,29 @@ class Record:
 
     @property
     def complete(self) -> bool:
-        """Whether what other folders with this nonce have released is known."""
+        """Return whether the releases of other folders with this nonce are known."""
         return self.nonce.fixed or self.beside.is_dir()
 
     def once(self, own: Private, sender: str, make: Callable[[int], np.ndarray]) -> np.ndarray:
-        """The release of a round: what was written of it, or else what `make` gives, written now.
+        """Return the written release of a round, or draw one with `make` and write it.
 
         Args:
-            own: what the sender keeps, seen from the round.
+            own: the sender's private files in the round.
             sender: a client, or `SERVER_NAME`.
-            make: from the number of the draw, from 1, to noisy counts, (V,).
+            make: function from the number of the draw, from 1, to noisy counts, (V,).
 
         Raises:
-            UserError: if there is no record beside the key.
+            UserError: if the record next to the key is missing, or the written release has changed.
         """
         chosen = os.environ.get(VARIABLE, self.nonce.text)
         if chosen not in ("", self.nonce.text):
-            problem = f"its nonce is not the one of {VARIABLE}"
+            problem = f"its nonce differs from {VARIABLE}"
             raise UserError(problem, path=self._experiment, remedy="begin another experiment")
         if not self.complete:
-            problem = f"missing: the record of what {self._experiment} has released"
-            remedy = "put it back beside the key, or begin another experiment"
+            problem = f"the record of the releases of {self._experiment} is missing"
+            remedy = "put it back next to the key, or begin another experiment"
             raise UserError(problem, path=self.beside, remedy=remedy)
-        # Where copies would draw at the same time too; one sender does not wait for another.
+        # One lock per sender, which copies of the experiment share unless the nonce is fixed.
         place = self._experiment if self.nonce.fixed else self.beside.parent
         with lock(place, f"{self.nonce.text}-{sender}", wait=True):
             written = _read_release(own)
@@ -195,11 +196,11 @@ class Record:
                 _add(path, row)
             if len([one for one in _read(self._paths(sender)[0]) if one[:2] == row[:2]]) > 1:
                 remedy = f"run fedtools reset --round {own.number}"
-                raise UserError("not as it was released", path=own.release, remedy=remedy)
+                raise UserError("changed since its release", path=own.release, remedy=remedy)
         return counts
 
     def of(self, sender: str, number: int | None = None) -> set[Row]:
-        """What a sender has released, of one round or of all; in other folders too."""
+        """Return a sender's releases of one round or of all, also those of other folders."""
         rows = {row for path in self._paths(sender) for row in _read(path)}
         return {row for row in rows if number in (None, row.number)}
 
@@ -210,7 +211,7 @@ class Record:
 
 
 def close(own: Private) -> None:
-    """Remove the release of a round that is complete; that of a later one stays."""
+    """Remove the release of a complete round; keep that of a later one."""
     if own.release.exists() and int(load_state(own.release)["round"]) <= own.number:
         own.release.unlink()
 
@@ -220,11 +221,11 @@ def _tensors(counts: np.ndarray, number: int, draw: int) -> dict[str, np.ndarray
 
 
 def _read_release(own: Private) -> tuple[np.ndarray, int] | None:
-    """The counts that were written in the round, and their draw; None if there are none."""
+    """Read the counts released in the round, and their draw; None if there are none."""
     if not own.release.exists():
         return None
     found = load_state(own.release)
-    # That of an earlier round may be left.
+    # The file may be from an earlier round.
     return (found["counts"], int(found["draw"])) if int(found["round"]) == own.number else None
 
 

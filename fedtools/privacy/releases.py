@@ -1,4 +1,4 @@
-"""The noise of one experiment: what of its counts leaves whoever is trusted, release by release."""
+"""The releases of one experiment: the noisy counts that leave the trusted parties."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from fedtools.privacy.record import SERVER_NAME, Record, Row
 
 
 class Releases:
-    """Noise on what clients send, or on what the server makes of it.
+    """Noise on client messages, or on the server's sum of them.
 
     Args:
-        plan: what the options mean for the experiment.
-        key: the secret.
-        experiment: what tells the experiment, its data and its nonce from all others; kept as an
-            attribute.
-        draw: of the noise, from 1; each has nothing to do with the others.
+        plan: the noise parameters of the experiment.
+        key: the secret key.
+        experiment: the identity of the experiment, its data and its nonce; kept as an attribute.
+        draw: the number of the draw of noise, from 1; draws are independent.
     """
 
     def __init__(self, plan: Plan, key: NoiseKey, experiment: str, draw: int = 1):
@@ -37,7 +36,7 @@ class Releases:
         return self._known_key
 
     def by_client(self, counts: np.ndarray, number: int, client: str) -> np.ndarray:
-        """What a client sends of its bounded counts in a round, (V,)."""
+        """Return what a client sends of its bounded counts in a round, (V,)."""
         if self._by(CLIENT):
             return self._once(
                 number, client, lambda draw: self._noisy(counts, number, client, draw)
@@ -45,7 +44,7 @@ class Releases:
         return counts
 
     def by_server(self, counts: np.ndarray, number: int) -> np.ndarray:
-        """What the server makes of the sum of all clients' counts in a round, (V,)."""
+        """Return what the server publishes of the sum of all clients' counts in a round, (V,)."""
         if self._by(SERVER):
             return self._once(number, "", lambda draw: self._noisy(counts, number, "", draw))
         return counts
@@ -53,11 +52,11 @@ class Releases:
     def marginal(
         self, marginal: np.ndarray, total: float, number: int, background: np.ndarray
     ) -> np.ndarray:
-        """Equation 8, as a distribution: what the server makes of all clients' with "paper", (V,).
+        """Return equation 8 as a distribution, (V,): the server's release with mechanism "paper".
 
         Args:
             marginal: (V,), of equation 6.
-            total: c_i of all clients, summed; where it is 0, all is of noise alone.
+            total: the sum of c_i over clients; if it is 0, the result is noise only.
             number: the round.
             background: (V,), u(w).
         """
@@ -74,7 +73,7 @@ class Releases:
         return self._once(number, "", noisy)
 
     def _once(self, number: int, sender: str, make: Callable[[int], np.ndarray]) -> np.ndarray:
-        """A release, made by `make` from the number of its draw."""
+        """Return the release that `make` draws."""
         return make(self._draw)
 
     def _by(self, who: str) -> bool:
@@ -91,25 +90,27 @@ class Releases:
 
 
 class ReleasesOf(Releases):
-    """Those of an experiment on disk, each made once; its key is opened when noise is first drawn.
+    """The releases of an experiment on disk, each drawn once.
+
+    The key is opened when noise is first drawn.
 
     Args:
-        plan: what the options mean for it.
+        plan: the noise parameters of the experiment.
         experiment: the experiment.
-        option: where the key is, see `fedtools.privacy.key.key_path`.
+        option: path of the key, see `fedtools.privacy.key.key_path`.
 
     Raises:
-        UserError: as of `Record`.
+        UserError: see `Record`.
     """
 
     def __init__(self, plan: Plan, experiment: Experiment, option: str | Path | None = None):
         self.plan, self._opened, self._option = plan, experiment, option
         self.record = Record(experiment.path, option)
-        # Of the sums of all that it began with, the nonce among it.
+        # The SHA-256 of the sums of all files at the start, including the nonce.
         self.experiment = sha256(experiment.path / "sha256sums")
 
     def rows(self, clients: Iterable[str]) -> set[tuple[str, Row]]:
-        """All that was released, by sender."""
+        """Return all releases, with their senders."""
         by_client = self._by(CLIENT)
         senders = clients if by_client else [SERVER_NAME]
         return {(sender, row) for sender in senders for row in self.record.of(sender)}

@@ -1,1 +1,1 @@
-"""The server's side of a round: sampling, aggregation, the ledger."""
+"""The server side of a round: sampling, aggregation and the ledger."""

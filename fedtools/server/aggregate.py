@@ -1,7 +1,7 @@
-"""The server's sum: a weighted mean of messages, streamed from their files into the next model.
+"""Aggregation: the weighted mean of client updates, streamed from their files into the next model.
 
-FedAvg (McMahan et al., 2017) averages the clients' models by the number of their samples;
-DecoupleFL's equation 2 is the plain mean, all weights equal.
+FedAvg (McMahan et al., 2017) weights clients' models by their number of samples; equation 2 of
+DecoupleFL is the unweighted mean.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from fedtools.files.values import STATISTICS, Values
 from fedtools.server.opened import Opened
 from fedtools.server.shares import most_of
 
-# Elements summed at a time: few enough for the processor's cache to hold the sum, enough for
-# threads to seldom wait for each other's turn in the interpreter.
+# Elements summed at a time: few enough for the sum to fit the processor's cache, and enough that
+# threads rarely wait for the interpreter lock.
 _CHUNK = 1 << 17
 
-# Rows from this length on are added one by one, shorter ones many by one call.
+# Rows of at least this length are added one by one, shorter ones many per call.
 _LONG = 1 << 14
 
-# Larger finite values than this could add up to Inf, and mean nothing.
+# Larger finite values are meaningless and could overflow in the sum.
 _LARGEST = 1e300
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How far an update may lie from the state that it started from.
+    """Bound on the distance of an update from the state that it started from.
 
     Attributes:
         base: the file of that state.
         ratio: the largest ratio of an update's norm to the median norm of the round's updates
-            (of an even number the lower one), and of its statistics' to theirs; 0 for no bound.
+            (the lower median of an even number), applied separately to the norm of its
+            statistics; 0 for no bound.
     """
 
     base: Path
@@ -65,35 +66,35 @@ def combine(
 ) -> list[Refusal]:
     """Write sum_k w_k x_k / sum_k w_k over the clients' tensors x_k as a state.
 
-    Each element is summed in float64, client after client in the order of `messages`, so that the
-    result is the same bit for bit however the clients were split into jobs. Files are read once,
-    in pieces, straight into the sum; memory does not grow with the number of clients or the size
-    of the model. Clients whose tensors are not finite, or lie outside of a bound, are refused, and
-    the sum starts again without them.
+    Each element is summed in float64, over clients in the order of `messages`, so that the result
+    has the same bits for any split of the clients into jobs. Files are read once, in pieces, and
+    added directly to the sum; memory does not grow with the number of clients or the size of the
+    model. Clients whose tensors are not finite or exceed a bound are refused, and the sum is
+    computed again without them.
 
     Args:
         messages: as `read_messages` returns them.
-        weights: one for each message, finite, not negative, not all zero; any scale.
-        out_path: the safetensors file to be written, with the tensors of `spec`.
-        spec: the tensors, as one client has them.
-        values: bounds on the elements of tensors by name.
-        bound: on the norms of updates.
-        normalise: False writes sum_k w_k x_k, which is for counts.
-        min_clients: with fewer clients left nothing is written.
+        weights: one per message, finite, not negative, not all zero; of any scale.
+        out_path: the safetensors file to write, with the tensors of `spec`.
+        spec: the tensors of one client.
+        values: tensor name -> bounds on its elements.
+        bound: bound on the norms of updates.
+        normalise: whether to divide by the sum of weights; False is for counts.
+        min_clients: the fewest usable updates; with fewer, nothing is written.
 
     Returns:
         The clients refused here.
 
     Raises:
-        UserError: if a tensor is not a float, the weights of those left are all zero, or a file
-            changes meanwhile; `out_path` is not touched then.
+        UserError: if a tensor is not a float, the weights of the usable updates are all zero, or a
+            file changes meanwhile; `out_path` is not touched then.
     """
     check_shared(spec)
     if len(weights) != len(messages) or not all(0 <= w < math.inf for w in weights):
         raise ValueError(f"no weights for {len(messages)} messages: {weights}")
     kept = list(zip(messages, weights, strict=True))
     refusals: list[Refusal] = []
-    # Without who is refused the median is another one, and may refuse more.
+    # Each refusal changes the median, which can lead to further refusals.
     while len(kept) >= max(1, min_clients):
         found = _sum(kept, out_path, spec, values or {}, bound, normalise)
         if not found:
@@ -106,13 +107,14 @@ def combine(
 def check_min_clients(
     left: int, min_clients: int, refusals: Sequence[Refusal], path: str | Path | None = None
 ) -> None:
-    """Fail with a `UserError` that lists the refusals, if too few updates are left for a round."""
+    """Raise a `UserError` that lists the refusals if too few usable updates are left."""
     needed = max(1, min_clients)
     if left >= needed:
         return
-    remedy = "run fedtools reset to train the round again, or begin anew with a lower min_clients"
+    restart = "start a new experiment with a lower"
+    remedy = f"run fedtools reset to train the round again, or {restart} min_clients"
     if any("diverged" in refusal.reason for refusal in refusals):
-        remedy = "begin anew with a lower learning rate or a lower min_clients"
+        remedy = f"{restart} learning rate or a lower min_clients"
     listed = [f"{refusal.client}: {refusal.reason}" for refusal in refusals[:10]]
     if len(refusals) > len(listed):
         listed.append(f"and {len(refusals) - len(listed)} more")
@@ -125,12 +127,12 @@ def check_min_clients(
 
 
 def check_shared(spec: Spec) -> None:
-    """Fail with a `UserError` naming the first shared tensor that has no mean."""
+    """Raise a `UserError` that names the first shared tensor that cannot be averaged."""
     for name, (_, kind) in sorted(spec.items()):
         if kind not in ("float32", "float64"):
             raise UserError(
-                f"tensor {name!r} is {kind}, which has no mean",
-                remedy="let the method declare it personal or reset",
+                f"tensor {name!r} is {kind}, which cannot be averaged",
+                remedy="make it personal or reset in the method",
             )
 
 
@@ -142,12 +144,12 @@ def _sum(
     bound: Bound | None,
     normalise: bool,
 ) -> dict[str, str]:
-    """Write the weighted sum; or the clients to be refused and why, and nothing is written."""
+    """Write the weighted sum and return {}, or return client -> reason for refusals."""
     messages, weights = [one for one, _ in weighted], [weight for _, weight in weighted]
     largest = max(weights)
     if not largest > 0:
-        raise UserError("the weights of all clients left are zero")
-    # Dividing by the largest makes equal weights exactly one, and any scale of them the same.
+        raise UserError("the weights of all usable updates are zero")
+    # Division by the largest makes equal weights exactly 1, whatever their scale.
     scaled = np.array(weights, np.float64) / largest
     total = math.fsum(scaled) if normalise else 1 / largest
     header, layout = make_header(spec)
@@ -173,7 +175,7 @@ def _sum(
 
 
 class _Refused(Exception):
-    """The sum cannot stand; `reasons` by client, if they are known without another look."""
+    """The sum has to be discarded; `reasons` by client, if known without reading files again."""
 
     def __init__(self, reasons: dict[str, str] | None = None):
         self.reasons = reasons or {}
@@ -182,15 +184,17 @@ class _Refused(Exception):
 def _outside(
     messages: Sequence[Message], squares: Mapping[str, np.ndarray], ratio: float
 ) -> dict[str, str]:
-    """The clients of whose updates a part is too long, and why.
+    """Return client -> reason for updates of which a part has too large a norm.
 
     Args:
+        messages: the messages.
         squares: part -> squared norms, (messages,).
+        ratio: see `Bound`.
     """
     found: dict[str, str] = {}
     for part, of_part in squares.items():
         norms = np.sqrt(of_part).tolist()
-        # The median of those who moved: with many who did not, any other one would be unbounded.
+        # The median of nonzero norms: if most clients did not move, a zero median bounds nothing.
         most = most_of(norms, ratio)
         for message, norm in zip(messages, norms, strict=True):
             if norm > most:
@@ -200,10 +204,10 @@ def _outside(
 
 
 def _part_of(name: str) -> str:
-    """Which tensors' norm a tensor is part of.
+    """Return the part of an update, with a norm of its own, that a tensor belongs to.
 
-    Statistics of BatchNorm have a norm of their own: those of raw features change by hundreds of
-    times as much as all weights together, which nobody would see in a common one.
+    BatchNorm statistics are a separate part: statistics of raw features change hundreds of times
+    as much as all weights together, so a common norm would hide a change of the weights.
     """
     return "statistics" if name.endswith(STATISTICS) else "an update"
 
@@ -211,7 +215,7 @@ def _part_of(name: str) -> str:
 def _check_totals(
     messages: Sequence[Message], name: str, totals: np.ndarray, bounds: Values
 ) -> None:
-    """Refuse the clients whose tensor has too large a sum of magnitudes; `totals` (messages,)."""
+    """Raise `_Refused` for clients whose sum of magnitudes, in `totals`, is too large."""
     over = {
         message.client: f"{problem} in tensor {name!r}"
         for message, total in zip(messages, totals.tolist(), strict=True)
@@ -222,8 +226,8 @@ def _check_totals(
 
 
 class _Summed(NamedTuple):
-    """A piece that was summed: of each message the squared norm of its update there, (messages,),
-    and the sum of magnitudes, where the tensor has bounds.
+    """A summed piece, with each message's squared update norm, (messages,), and, for tensors with
+    bounds, each message's sum of magnitudes.
     """
 
     number: int
@@ -233,7 +237,7 @@ class _Summed(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A sum to be written: what all threads share."""
+    """Shared inputs of the threads that compute a sum."""
 
     messages: Sequence[Message]
     weights: np.ndarray
@@ -243,8 +247,8 @@ class _Work(NamedTuple):
     base: tuple[Path, Layout] | None
 
     def run(self, out: int) -> dict[str, np.ndarray]:
-        """Write the sum to a file; the squared norms of the updates' parts, (messages,)."""
-        # Pieces are disjoint and the same for any number of threads, and so are the bits.
+        """Write the sum to a file; return part -> squared norms, (messages,)."""
+        # Pieces are disjoint and do not depend on the number of threads, so the bits do not either.
         threads = min(4, len(os.sched_getaffinity(0)))
         with ThreadPoolExecutor(threads) as pool:
             work = [pool.submit(self._fill, out, first, threads) for first in range(threads)]
@@ -259,9 +263,9 @@ class _Work(NamedTuple):
         return squares
 
     def _fill(self, out: int, first: int, step: int) -> list[_Summed]:
-        """Sum and write the pieces number `first`, `first + step`, ..."""
+        """Sum and write the pieces with numbers `first`, `first + step`, ..."""
         runs, found = _runs(self.messages), []
-        # Reused for every block: fresh memory would cost as much as the sum.
+        # Reused for every block: allocating memory takes as long as the sum.
         buffer, scratch = np.empty(_CHUNK), np.empty(2 * _CHUNK)
         numbered = enumerate(_pieces(self.layout.spec))
         with Opened() as files, np.errstate(all="ignore"):
@@ -282,7 +286,7 @@ class _Work(NamedTuple):
         buffer: np.ndarray,
         scratch: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The sum of a piece, and of each message what `_Summed` has."""
+        """Compute the sum of a piece, and the squared norms and magnitudes of each message."""
         sums = np.zeros(piece.size)
         squares, magnitudes = np.zeros(len(self.messages)), np.zeros(len(self.messages))
         base, bounds = self._base(piece), self.values.get(piece.name)
@@ -302,25 +306,25 @@ class _Work(NamedTuple):
         return sums, squares, magnitudes
 
     def _base(self, piece: _Piece) -> np.ndarray | None:
-        """This piece of the state that the clients started from."""
+        """Return this piece of the state that the clients started from."""
         if self.base is None:
             return None
         path, layout = self.base
         row = np.empty(piece.size, piece.kind)
         with open(path, "rb") as file:
             if not read_at(file.fileno(), row, layout.offsets[piece.name] + piece.skip):
-                raise UserError("cut off", path=path)
+                raise UserError("the file is truncated", path=path)
         return row
 
 
 def _add(sums: np.ndarray, block: np.ndarray, weights: np.ndarray, scratch: np.ndarray) -> None:
-    """Add the rows of a block to `sums`, each times its weight, strictly one after the other.
+    """Add the rows of a block, multiplied by their weights, to `sums`, strictly in order.
 
-    The order of additions must not depend on how many rows a block has. A reduction along the
+    The order of additions must not depend on the number of rows of a block. A reduction along the
     first axis keeps it, except for rows of one element, which numpy sums in pairs.
     """
     rows, size = block.shape
-    # Weights are mostly equal, and then one: multiplying by it would change no bit.
+    # Weights are usually all 1, and multiplying by 1 changes no bit.
     weighted = bool((weights != 1).any())
     if size >= _LONG:
         for row, weight in zip(block, weights, strict=True):
@@ -344,7 +348,7 @@ def _as_rows(array: np.ndarray, rows: int, size: int) -> np.ndarray:
 
 
 class _Piece(NamedTuple):
-    """Some elements of one tensor: the work of one thread at a time."""
+    """A range of elements of one tensor, which one thread processes at a time."""
 
     name: str
     kind: np.dtype
@@ -354,7 +358,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(spec: Spec) -> Iterator[_Piece]:
-    """All tensors in pieces of at most `_CHUNK` elements; `skip` counts bytes, `size` elements."""
+    """Yield all tensors in pieces of up to `_CHUNK` elements; `skip` is in bytes, `size` is not."""
     for name, (shape, kind) in spec.items():
         elements, dtype = math.prod(shape), np.dtype(kind)
         for begin in range(0, elements, _CHUNK):
@@ -363,7 +367,7 @@ def _pieces(spec: Spec) -> Iterator[_Piece]:
 
 
 def _runs(messages: Sequence[Message]) -> list[tuple[int, int]]:
-    """Stretches of messages that are neighbours in one file, as (first, last + 1)."""
+    """Return the runs of messages in consecutive rows of one file, as (first, last + 1)."""
     ends = [
         index
         for index in range(1, len(messages))
@@ -374,7 +378,7 @@ def _runs(messages: Sequence[Message]) -> list[tuple[int, int]]:
 
 
 def _blocks(runs: list[tuple[int, int]], piece: _Piece) -> Iterator[tuple[int, int]]:
-    """Cut the runs into blocks that one read can take: many rows only where a row is small."""
+    """Cut the runs into blocks for single reads, of several rows only if the piece is a row."""
     rows = _CHUNK // piece.size if piece.whole else 1
     for start, stop in runs:
         for begin in range(start, stop, rows):
@@ -384,14 +388,14 @@ def _blocks(runs: list[tuple[int, int]], piece: _Piece) -> Iterator[tuple[int, i
 def _unusable(
     messages: Sequence[Message], spec: Spec, values: Mapping[str, Values]
 ) -> dict[str, str]:
-    """The clients whose messages hold what cannot be summed, and why."""
+    """Return client -> reason for messages that cannot be summed."""
     reasons: dict[str, str] = {}
     with Opened() as files, np.errstate(all="ignore"):
         for message in messages:
             for piece in _pieces(spec):
                 row = np.empty(piece.size, piece.kind)
                 if not files.read(message, piece.name, piece.skip, row):
-                    reasons[message.client] = f"{message.path.name} is gone, or has changed"
+                    reasons[message.client] = f"{message.path.name} is missing or has changed"
                 elif reason := _problem(row, values.get(piece.name, Values())):
                     reasons[message.client] = f"{reason} in tensor {piece.name!r}"
                 if message.client in reasons:
@@ -400,7 +404,7 @@ def _unusable(
 
 
 def _problem(row: np.ndarray, bounds: Values) -> str:
-    """What is wrong with some elements of a client's tensor; "" if nothing is."""
+    """Return what is wrong with elements of a client's tensor, "" if nothing is."""
     if not np.isfinite(row).all():
         return "NaN or Inf"
     if row.size and float(np.abs(row).max()) > _LARGEST:

@@ -1,4 +1,4 @@
-"""Files of messages while they are summed."""
+"""Open files of client messages during aggregation."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from fedtools.files.errors import UserError
 from fedtools.files.messages import Message
 from fedtools.files.states import read_at
 
-# At a time, in each of a few threads: fewer than a process may have.
+# Files open at a time in each thread; all threads together stay below the limit of a process.
 _MOST = 128
 
 
 class Opened:
-    """Files of messages, kept open: opening one for each piece of each tensor would take long."""
+    """Message files that are kept open, since opening one for every piece of a tensor is slow."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[Path, BinaryIO] = OrderedDict()
 
     def read(self, message: Message, name: str, skip: int, block: np.ndarray) -> bool:
-        """Fill a block with a part of a client's tensor, and of the next clients' in the file.
+        """Fill a block with a part of a client's tensor and of the next clients' in the file.
 
         Args:
-            name: of the tensor.
-            skip: bytes of it before the part.
+            message: the first client's message.
+            name: the name of the tensor.
+            skip: the number of bytes of the tensor before the part.
+            block: the array to fill.
 
         Returns:
-            False if the file is gone, is not as it was checked, or ends before the block does.
+            False if the file is missing, has changed since it was checked, or is too short.
         """
         try:
             file = self._files.get(message.path) or self._open(message)

@@ -1,17 +1,18 @@
-"""The mean of what clients' adapters do: of the products B_k A_k, not of the factors.
+"""Aggregation of LoRA adapters by the mean of the products B_k A_k instead of the factors.
 
-With p_k the clients' weights, which sum to 1, and P = sum_k p_k B_k A_k, streamed in float64,
+With client weights p_k, which sum to 1, and P = sum_k p_k B_k A_k, computed in float64:
 
-    svd       B A is the matrix of rank r nearest to P (Eckart and Young): B = U S, A = V', of the r
-              largest singular values. (J. Bai et al.: Federated fine-tuning of large language
+    svd       B A is the matrix of rank r nearest to P (Eckart and Young): B = U S and A = V' with
+              the r largest singular values. (J. Bai et al.: Federated fine-tuning of large language
               models under heterogeneous tasks and client resources, FlexLoRA, NeurIPS 2024)
-    residual  A = sum_k p_k A_k, B = sum_k p_k B_k, and D, which is added to B A, grows by P - B A,
-              so that nothing is lost. (R. Singhal et al.: FedEx-LoRA: exact aggregation for
+    residual  A = sum_k p_k A_k and B = sum_k p_k B_k; D, which is added to B A, grows by P - B A,
+              so that the mean is exact. (R. Singhal et al.: FedEx-LoRA: exact aggregation for
               federated and efficient fine-tuning of large language models, ACL 2025)
 
-All other tensors, and with `Adapt.combine` "mean" (J. Zhang et al.: Towards building the federated
-GPT: federated instruction tuning, FedIT, ICASSP 2024) or "fixed_a" (Y. Sun et al.: Improving LoRA
-in privacy-preserving federated learning, FFA-LoRA, ICLR 2024) these too, are left to `combine`.
+`combine` averages all other tensors, and also the factors if `Adapt.combine` is "mean" (J. Zhang et
+al.: Towards building the federated GPT: federated instruction tuning, FedIT, ICASSP 2024) or
+"fixed_a" (Y. Sun et al.: Improving LoRA in privacy-preserving federated learning, FFA-LoRA, ICLR
+2024).
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ Weighted = Sequence[tuple[Message, float]]
 
 @dataclass(frozen=True)
 class Adapters:
-    """What is made of clients' adapters.
+    """Options of adapter aggregation.
 
     Attributes:
-        how: `Adapt.combine`.
-        state: the file of what clients began with.
-        title: of the line that says what the factors cannot hold.
+        how: the value of `Adapt.combine`.
+        state: the file of the state that the clients started from.
+        title: prefix of the line that reports the share of the mean outside the factors.
     """
 
     how: str
@@ -60,9 +61,9 @@ def combine_models(
     min_clients: int = 1,
     **options: Any,
 ) -> list[Refusal]:
-    """`combine`, and then the adapters in what it wrote as their products have it.
+    """Run `combine`, then replace the adapters in its output by the aggregated products.
 
-    A client whose products are too large for the type of the tensors is refused, too.
+    Clients whose products are too large for the data type of the tensors are refused as well.
     """
     kept, refusals = list(zip(messages, weights, strict=True)), list[Refusal]()
     while True:
@@ -86,46 +87,46 @@ def _without(kept: Weighted, refused: Sequence[Refusal]) -> list[tuple[Message, 
 
 
 def layers_of(spec: Spec) -> list[str]:
-    """The paths of the layers of which both factors are sent."""
+    """Return the paths of the layers of which both factors are sent."""
     down, up = FACTORS
     paths = [name.removesuffix(down) for name in spec if name.endswith(down)]
     return sorted(path for path in paths if path + up in spec)
 
 
 def _too_large(kept: Weighted, layers: Sequence[str], spec: Spec) -> Iterator[Refusal]:
-    """The clients of whose products the mean could not be written."""
+    """Yield refusals of clients whose products could overflow the data type of the factors."""
     with Opened() as files, np.errstate(over="ignore"):
         for message, _ in kept:
             for layer in layers:
                 down, up = _factors(files, message, layer, spec)
-                # No element, and no singular value, is over the product of the factors' norms.
+                # The product of the factors' norms bounds all elements and singular values.
                 bound = np.linalg.norm(down) * np.linalg.norm(up)
                 if not bound <= np.finfo(spec[layer + FACTORS[0]][1]).max / 4:
-                    yield Refusal(message.client, f"too large a product in adapter {layer!r}")
+                    yield Refusal(message.client, f"product too large in adapter {layer!r}")
                     break
 
 
 def _factors(
     files: Opened, message: Message, layer: str, spec: Spec
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A_k (r, inputs) and B_k (outputs, r) of a client, float64."""
+    """Read A_k (r, inputs) and B_k (outputs, r) of a client, as float64."""
     found = []
     for end in FACTORS:
         shape, kind = spec[layer + end]
         values = np.empty(shape, kind)
         if not files.read(message, layer + end, 0, values):
-            # `combine` has read it a moment ago.
-            raise UserError("changed while it was read", path=message.path)
+            # `combine` could read it just before.
+            raise UserError("the file changed while it was read", path=message.path)
         found.append(values.astype(np.float64))
     return found[0], found[1]
 
 
 def mean_product(kept: Weighted, layer: str, spec: Spec) -> np.ndarray:
-    """P of a layer, (outputs, inputs): one client after the other, in their order."""
+    """Compute P of a layer, (outputs, inputs), adding clients in their order."""
     import torch
 
     down, up = (spec[layer + end][0] for end in FACTORS)
-    # By torch, since the experiment says how many threads that has.
+    # In torch, whose number of threads the experiment fixes.
     total = torch.zeros(up[0], down[1], dtype=torch.float64)
     whole = math.fsum(weight for _, weight in kept)
     with Opened() as files:
@@ -137,10 +138,10 @@ def mean_product(kept: Weighted, layer: str, spec: Spec) -> np.ndarray:
 
 
 def nearest(product: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """A (rank, inputs) and B (outputs, rank) whose product B A is nearest to a matrix.
+    """Return A (rank, inputs) and B (outputs, rank) whose product B A is nearest to a matrix.
 
-    The largest element of each row of A is positive, and its norm is 1: a row that P has no use for
-    can be trained all the same, since its column of B is 0, as at the beginning.
+    Each row of A has norm 1, and its element of largest magnitude is positive. A row that `product`
+    does not need has a zero column in B, so it can still be trained, as at initialisation.
     """
     import torch
 
@@ -148,13 +149,13 @@ def nearest(product: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     up, down = (left * values)[:, :rank].numpy(), right[:rank].numpy()
     largest = np.abs(down).argmax(1)[:, None]
     signs = np.where(np.take_along_axis(down, largest, 1) < 0, -1.0, 1.0)
-    # Of a layer narrower than the rank the rest is zeros.
+    # The factors of a layer narrower than the rank are padded with zeros.
     rest = rank - len(down)
     return np.pad(down * signs, ((0, rest), (0, 0))), np.pad(up * signs.T, ((0, 0), (0, rest)))
 
 
 def _put_products(kept: Weighted, path: Path, layers: Sequence[str], adapters: Adapters) -> None:
-    """Put into a state, the mean of what clients sent, what their products make of it."""
+    """Replace the averaged factors in a state file by the aggregated products of the clients."""
     state, before = load_state(path), load_state(adapters.state)
     beyond = total = 0.0
     for layer in layers:
@@ -172,5 +173,5 @@ def _put_products(kept: Weighted, path: Path, layers: Sequence[str], adapters: A
     check_finite(state, path)
     save_state(path, dict(sorted(state.items())))
     share = 100 * beyond / total if total else 0.0
-    goes = "goes into the base" if adapters.how == "residual" else "is lost"
-    print(f"{adapters.title}: {share:.2f} % of the mean of the adapters {goes}", file=sys.stderr)
+    fate = "added to the base" if adapters.how == "residual" else "lost"
+    print(f"{adapters.title}: {share:.2f} % of the mean of the adapters is {fate}", file=sys.stderr)

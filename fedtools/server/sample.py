@@ -1,9 +1,9 @@
-"""Who takes part in a round: a function of the seed and the round alone.
+"""Client sampling: a function of the seed and the round only.
 
-Each client has a number of 64 bits, keyed by (seed, round, its place in C order): whoever has one
-of the lowest takes part ("fixed"), or whoever has one below a threshold ("poisson"). In the second,
-clients are drawn independently of each other, which accounting for differential privacy by
-subsampling usually assumes; in the first every subset of the size is equally likely.
+Each client draws a 64-bit number, keyed by seed, round and its position in C order. The clients
+with the lowest numbers take part ("fixed"), or all clients with numbers below a threshold
+("poisson"). With "poisson" clients are sampled independently, which privacy amplification by
+subsampling usually assumes; with "fixed" all subsets of the given size are equally likely.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ SAMPLINGS = ("fixed", "poisson")
 
 
 class Drawn(Protocol):
-    """What of a phase says who takes part; see `fedtools.methods.base.Phase`."""
+    """The fields of `fedtools.methods.base.Phase` that sampling uses."""
 
     @property
     def client(self) -> Any:
-        """What each of them does; None if no client takes part."""
+        """Return the client update; None if no client takes part."""
 
     @property
     def everybody(self) -> bool:
-        """Whether all take part."""
+        """Return whether all clients take part."""
 
 
 def draw(experiment: Experiment, number: int, phase: Drawn) -> list[str]:
-    """Draw the clients of a round of an experiment: a function of (seed, round) alone."""
+    """Draw the clients of an experiment's round, as a function of (seed, round) only."""
     options = experiment.options
     if phase.client is None:
         return []
@@ -54,13 +54,13 @@ def sample_clients(
     """Draw the clients of a round.
 
     Args:
-        clients: every client of the federation, in C order, none twice.
-        fraction_or_count: a float in (0, 1] is a share of the clients, rounded, at least one
-            client; an int is a number of clients. So 1.0 is everybody, and 1 is one client. With
+        clients: all clients of the federation, in C order, without duplicates.
+        fraction_or_count: a float in (0, 1] is a share of the clients, rounded to at least one
+            client; an int is a number of clients. So 1.0 is all clients, and 1 is one client. With
             "poisson" it is the expected number.
         seed: the seed of the experiment.
         round: the round.
-        sampling: "fixed" or "poisson"; the second may draw nobody.
+        sampling: "fixed" or "poisson", which may draw no client.
 
     Returns:
         The clients drawn, in C order.
@@ -70,14 +70,14 @@ def sample_clients(
     """
     total = len(clients)
     if not total:
-        raise UserError("there is no client to sample from")
+        raise UserError("there are no clients to sample from")
     count = _count(fraction_or_count, total)
     drawn = _numbers(seed64(seed, "sample", round), total)
     if sampling == "poisson":
         share = fraction_or_count if isinstance(fraction_or_count, float) else count / total
         chosen = np.flatnonzero(drawn <= np.uint64(min(ldexp(share, 64), 2**64 - 1)))
     else:
-        # Of equal numbers, which are next to impossible, the first clients' count.
+        # Ties, which are next to impossible, go to the first clients.
         chosen = np.sort(np.argsort(drawn, kind="stable")[:count])
     return [clients[place] for place in chosen.tolist()]
 
@@ -86,8 +86,8 @@ def _count(fraction_or_count: float | int, total: int) -> int:
     if isinstance(fraction_or_count, float):
         if not 0 < fraction_or_count <= 1:
             raise UserError(
-                f"{fraction_or_count} is no share of the clients",
-                remedy="give a share over 0.0 and up to 1.0, or a whole number of clients",
+                f"{fraction_or_count} is not a share of the clients",
+                remedy="give a share over 0.0 and up to 1.0, or an integer number of clients",
             )
         return max(1, int(fraction_or_count * total + 0.5))
     if isinstance(fraction_or_count, bool) or not 1 <= fraction_or_count <= total:
@@ -99,10 +99,10 @@ def _count(fraction_or_count: float | int, total: int) -> int:
 
 
 def _numbers(key: int, total: int) -> np.ndarray:
-    """The first `total` numbers of the generator SplitMix64, uint64 (total,).
+    """Return the first `total` numbers of the generator SplitMix64, uint64 (total,).
 
-    G. Steele, D. Lea, C. Flood: Fast splittable pseudorandom number generators, OOPSLA 2014. Whole
-    numbers only, so that they are the same everywhere; numpy's own streams may change.
+    G. Steele, D. Lea, C. Flood: Fast splittable pseudorandom number generators, OOPSLA 2014. It
+    uses integer arithmetic only and so is the same everywhere; numpy's own streams may change.
     """
     values = np.arange(1, total + 1, dtype=np.uint64)
     values *= np.uint64(0x9E3779B97F4A7C15)

@@ -1,4 +1,4 @@
-"""The server in one round: the messages it holds, and what it can do with them."""
+"""The server in one round: its client messages and the operations on them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
     from fedtools.client.client import Client
 
-# What the server makes known of a sum of what clients sent.
+# The sum of client messages -> what the server publishes of it.
 Release = Callable[["np.ndarray"], "np.ndarray"]
 
 
 @dataclass(frozen=True)
 class Round:
-    """A round that is aggregated.
+    """A round to aggregate.
 
     Attributes:
-        experiment: opened.
+        experiment: the opened experiment.
         number: the round.
-        sampled: who takes part.
-        base: the sum of the state that the server sent.
+        sampled: the clients that take part.
+        base: the SHA-256 sum of the state that the server sent.
         payload: what each client sends.
         parameters: the names of the tensors that a server's optimiser may change.
     """
@@ -50,16 +50,16 @@ class Round:
 
 
 class Server:
-    """What a method's server half works with; each of its acts makes the next round's state.
+    """The interface of a method's server update; its operations write the next round's state.
 
     Attributes:
         round: the round.
-        messages: those of clients that were not refused.
-        refusals: the clients that were, with their reasons.
-        client: the server as one who trains, where the phase has it train; otherwise None.
-        epochs, steps: of its own training in this round.
-        collapsed: client, or "" where data have none -> the share of its utterances whose
-            pseudo-labels were empty in that training, of those of whom nearly all were.
+        messages: the messages of clients that were not refused.
+        refusals: the refused clients, with reasons.
+        client: the server as a training unit, if it trains in this phase; otherwise None.
+        epochs, steps: length of the server's own training in this round.
+        collapsed: client, or "" for data without clients -> share of utterances with an empty
+            pseudo-label in the server's training; only clients where nearly all were empty.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Server:
         self._experiment, self._own = round.experiment, round.experiment.at_server(round.number)
         self._trained: dict[str, float] = {}
         sampled = len(self.messages) + len(self.refusals)
-        # A sample drawn with a probability may be smaller than that.
+        # A Poisson sample may be smaller than min_clients.
         self._least = min(rules.min_clients, sampled)
         self._check_enough()
 
@@ -90,38 +90,38 @@ class Server:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Mean training loss of each client that trained, and of "server" where the server did."""
+        """Return the mean training loss of each client that trained, and of "server" if it did."""
         trained = {message.client: message.loss for message in self.messages if message.steps}
         return trained | self._trained
 
     @property
     def state(self) -> Path:
-        """The shared tensors that the clients started from."""
+        """Return the path of the shared tensors that the clients started from."""
         return self._experiment.round(self.round.number).global_state
 
     @property
     def next_state(self) -> Path:
-        """Where the shared tensors of the next round are written."""
+        """Return the path of the shared tensors of the next round."""
         return self._experiment.round(self.round.number + 1).global_state
 
     def mean(self) -> None:
-        """The next state is the mean of what clients sent, weighted as the method says.
+        """Write the mean of the client updates, with the method's weights, as the next state.
 
-        Updates far longer than the others are refused, and weights far over the others are
-        lowered: `Method.max_norm_ratio`, `Method.max_weight_ratio`.
+        Updates with norms far above the median are refused (`Method.max_norm_ratio`), and weights
+        far above the median are lowered (`Method.max_weight_ratio`).
         """
         bound = Bound(self.state, self._rules.max_norm_ratio)
         self._combine(self._weights(), bound, self.next_state)
 
     def sum(self, step: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None) -> None:
-        """The next state is made of the sum of what clients sent: of counts, not of models.
+        """Compute the next state from the sum of what clients sent: counts, not models.
 
-        It is released as the task has it, with noise perhaps: until then it is in the server's own
-        folder alone.
+        The sum is released as the task defines, possibly with noise; before that it is stored only
+        in the server's private folder.
 
         Args:
-            step: from a tensor of this round's state, and what was released of the sum, to that of
-                the next state; by default what was released.
+            step: function from a tensor of this round's state and the released sum to the tensor of
+                the next state; by default the released sum.
         """
         if not self.messages:
             self.keep()
@@ -138,7 +138,7 @@ class Server:
 
     def _combine(self, weights: Sequence[float], bound: Bound | None, out: Path) -> None:
         if not self.messages:
-            # Nobody was drawn: sampling with a probability does that at times.
+            # Poisson sampling may draw no client.
             self.keep()
             return
         how = combine_of(self._experiment.options.model)
@@ -164,29 +164,29 @@ class Server:
         for index, weight in enumerate(weights):
             own = self._rules.weight(self.messages[index].utterances)
             if own > weight:
-                self._lower(index, f"its weight {own:g} counts as {weight:g}")
+                self._lower(index, f"weight {own:g} lowered to {weight:g}")
         return weights
 
     def lower_shares(self) -> None:
-        """Mark the clients of whose features a part alone will be taken: `max_weight_ratio`."""
+        """Mark the clients whose features are used only in part, see `max_weight_ratio`."""
         ratio = self._rules.max_weight_ratio
         for what in ("utterances", "frames"):
             amounts = [getattr(message, what) for message in self.messages]
             most = most_of(amounts, ratio)
             for index, amount in enumerate(amounts):
                 if amount > most:
-                    self._lower(index, f"of its {amount} {what} {most:g} are taken")
+                    self._lower(index, f"only {most:g} of {amount} {what} are used")
 
     def _lower(self, index: int, what: str) -> None:
         message = self.messages[index]
         if message.status == OK:
             self.messages[index] = replace(message, status=CAPPED)
         ratio = self._rules.max_weight_ratio
-        said = f"{what}, {ratio:g} times the median (max_weight_ratio)"
-        print(f"round {self.round.number}, {message.client}: {said}", file=sys.stderr)
+        detail = f"{what}, {ratio:g} times the median (max_weight_ratio)"
+        print(f"round {self.round.number}, {message.client}: {detail}", file=sys.stderr)
 
     def keep(self) -> None:
-        """The next state is this round's."""
+        """Write this round's state as the next state."""
         save_state(self.next_state, load_state(self.state))
 
     def step(
@@ -196,12 +196,12 @@ class Server:
     ) -> None:
         """Replace the mean by a step of the server's own optimiser towards it.
 
-        Buffers, such as BatchNorm's statistics, stay the mean's.
+        Buffers, such as BatchNorm statistics, keep the mean.
 
         Args:
-            rule: called with mean minus model, and what it kept of the parameter under each name
-                in `slots`, which it changes in place; returns what is added.
-            slots: name of what is kept from round to round -> its value before the first step.
+            rule: function of the mean minus the model, and of the optimiser state of a parameter by
+                name, which it changes in place; returns the update of the parameter.
+            slots: name of an optimiser state -> its value before the first step.
         """
         import numpy as np
 
@@ -222,16 +222,17 @@ class Server:
         save_state(self.next_state, state)
 
     def train(self, epochs: int = 1, only: Callable[[str], bool] | None = None) -> None:
-        """Train on the server's data; the next state is the trained model's.
+        """Train on the server's data, and write the trained model as the next state.
 
         Args:
-            only: chooses parameters by name; by default all are trained.
+            epochs: length of the training.
+            only: selects the parameters to train by name; by default all.
         """
         assert self.client is not None, "the phase has no server_trains"
         (trained,) = self.client.train(epochs=epochs, keep_optimizer=True, only=only)
         if trained.reason:
             self._diverged(trained.reason)
-        # Of models that the server trains for clients.
+        # Personal tensors, where the server trains a model for each client.
         self.client.keep_personal([True] * len(self.client.unit.own))
         shares = trained.empty_labels.items()
         self.collapsed = {who: share for who, share in shares if status_of("", share) == COLLAPSED}
@@ -247,6 +248,6 @@ class Server:
         raise UserError(problem, path=self._experiment.path, remedy="lower the learning rate")
 
     def mean_loss(self) -> float:
-        """The mean of `losses`, NaN if there is none."""
+        """Return the mean of `losses`, NaN if there are none."""
         losses = self.losses.values()
         return math.fsum(losses) / len(losses) if losses else math.nan

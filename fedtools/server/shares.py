@@ -1,4 +1,4 @@
-"""How much one client may count beside the others of a round."""
+"""Bounds on the share of one client in a round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedtools.files.messages import Message
 
 
 class Rules(Protocol):
-    """What a method says of its server; see `fedtools.methods.base.Method`."""
+    """The options of `fedtools.methods.base.Method` that the server uses."""
 
     @property
     def min_clients(self) -> int: ...
@@ -25,35 +25,37 @@ class Rules(Protocol):
     def max_weight_ratio(self) -> float: ...
 
     def weight(self, utterances: int) -> float:
-        """A client's weight in the mean."""
+        """Return a client's weight in the mean."""
 
 
 def most_of(amounts: Sequence[float], ratio: float) -> float:
-    """What one client's amount counts as, at most: a multiple of the median of those above 0.
+    """Return the bound on one client's amount: `ratio` times the median of amounts above 0.
 
     Args:
-        amounts: one for each client; of an even number the lower median is taken, so that of two
-            clients the one with less bounds the other.
-        ratio: 0 for no bound.
+        amounts: one amount per client; for an even number the lower median is used, so that of two
+            clients the smaller one bounds the other.
+        ratio: the ratio, 0 for no bound.
     """
     given = [amount for amount in amounts if amount > 0]
     return ratio * statistics.median_low(given) if ratio and given else math.inf
 
 
 def weights_of(rules: Rules, messages: Sequence[Message]) -> list[float]:
-    """Each client's weight in the mean, none of them over `Method.max_weight_ratio`."""
+    """Return each client's weight in the mean, bounded by `Method.max_weight_ratio`."""
     weights = [rules.weight(message.utterances) for message in messages]
     most = most_of(weights, rules.max_weight_ratio)
     return [min(weight, most) for weight in weights]
 
 
 def taken_of(sent: Mapping[str, FeatureReader], ratio: float) -> dict[str, list[str]]:
-    """Client -> the utterances that are taken of those that it sent, the first ones.
+    """Return the utterances used of each client: the first of those that it sent.
 
-    Nobody's are more, or have more frames, than a multiple of the median client's; one always is.
+    Their number, and their number of frames, are at most `ratio` times the median client's, but at
+    least one utterance is used.
 
     Args:
-        ratio: as of `most_of`.
+        sent: the features of each client.
+        ratio: see `most_of`.
     """
     frames = {
         client: [reader.num_frames(utt) for utt in reader.scp] for client, reader in sent.items()
