@@ -188,7 +188,7 @@ class ClipCorpus:
         return self._samples
 
     def read_clips(self, folder: Path) -> Clips:
-        """Read clips of any classes; raise a `UserError` if their length is not the experiment's."""
+        """Read clips of any classes; raise a `UserError` if they lack the experiment's length."""
         clips = Clips.read(folder)
         if clips.samples != self._samples:
             there, wanted = clips.samples / RATE, self._samples / RATE
