@@ -165,7 +165,7 @@ def merge(
         the folder.
 
     Raises:
-        UserError: if a job's scores are missing, or are of other lists or of another model.
+        UserError: if a job's scores are missing, or come from other lists or another model.
     """
     _origin(nbest_dir, nnlm_dir)  # gives the clearest error if one of them is missing
     lists, vocabulary = _read_lists(nbest_dir), Vocabulary.read(nnlm_dir)

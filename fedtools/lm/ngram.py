@@ -134,7 +134,7 @@ def train_ngram(
     lmplz, build_binary = find_program("lmplz"), find_program("build_binary")
     unit = "word" if tokenizer is None else "token"
     target = NgramFolder(Path(folder), order, unit)
-    # lm.yaml is written last and says that the folder is whole.
+    # lm.yaml is written last and shows that the folder is complete.
     (target.path / "lm.yaml").unlink(missing_ok=True)
     with scratch_dir(target.path) as scratch:
         corpus = scratch / "corpus"

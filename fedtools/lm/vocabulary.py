@@ -145,7 +145,7 @@ def read_unigram(folder: str | Path, vocabulary: Vocabulary) -> tuple[np.ndarray
         raise UserError(problem, path=path, remedy=_REMEDY)
     for line, (row, word) in enumerate(zip(rows, vocabulary.words, strict=True), 2):
         if row["word"] != word:
-            problem = f"{row['word']!r}, expected {word!r}"
+            problem = f"{row['word']!r} where {word!r} belongs"
             raise UserError(problem, path=path, line=line, remedy=_REMEDY)
     counts = [count(row, "count", path, line) for line, row in enumerate(rows, 2)]
     unknown = count(rows[UNKNOWN_ID], "words", path, UNKNOWN_ID + 2)

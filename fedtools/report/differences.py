@@ -154,7 +154,7 @@ def _read(run: Run) -> dict[tuple[str, str], tuple[int, int]]:
     path, rate = run.scores / SPEAKERS, run.unit.rate
     if not path.exists():
         remedy = "run fedtools score again"
-        raise UserError("no counts by speaker to compute differences", path=path, remedy=remedy)
+        raise UserError("no counts by speaker, for differences", path=path, remedy=remedy)
     rows = read_tsv(path, speaker_columns(run.unit))
     return {
         (row["client"], row["speaker"]): (

@@ -45,7 +45,7 @@ class Cost:
     """The cost of a federation: bytes in both directions, epochs of training, rounds.
 
     `client_bytes` and `client_epochs` are means over the clients in the ledger of sums over rounds.
-    `steps` and `speech`, in seconds, are of all training, including the server's; `server_share` is
+    `steps` and `speech`, in seconds, cover all training, including the server's; `server_share` is
     the share of the model that the server trains.
     """
 

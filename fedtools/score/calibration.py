@@ -107,7 +107,7 @@ def min_cllr(scores: np.ndarray, targets: np.ndarray) -> float:
         return float("nan")
     total = same + other
     posterior = isotonic_regression(same / total, sample_weight=total)
-    # Posteriors of 0 and 1 are of trials of one kind alone, whose cost is 0.
+    # Posteriors of 0 and 1 occur at scores with trials of one kind alone, whose cost is 0.
     odds = posterior.clip(0, 1), (1 - posterior).clip(0, 1)
     prior = same.sum() / other.sum()
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -41,8 +41,8 @@ def compare(
 
     Where a language is written without spaces, characters are counted (`fedtools.files.units`).
     The difference of the rates, A minus B, comes with the 95 % interval of a bootstrap that draws
-    the same speakers for both; z and p are of the matched-pair test (see `mapsswe`), which has no
-    average over clients.
+    the same speakers for both; z and p come from the matched-pair test (see `mapsswe`), which has
+    no average over clients.
 
     Args:
         data_dir: holds `text`, `utt2spk` and, optionally, `utt2client` and `utt2lang`.
