@@ -46,7 +46,7 @@ class _Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class IvectorExtractor:
-    """The model above: C Gaussians, D dimensions of frames, R of i-vectors.
+    """The module's model, with C Gaussians, D dimensions of frames, and R of i-vectors.
 
     Attributes:
         ubm: gives the posteriors of the Gaussians.

@@ -88,7 +88,7 @@ def train_lda(
 
 @dataclass(frozen=True)
 class Plda:
-    """The model above.
+    """A two-covariance model, as in the module's docstring.
 
     Attributes:
         mean: (D,).

@@ -160,7 +160,7 @@ class Utterances:
         languages = data.others.get(UTT2LANG, {})
         spoken = {name: languages[name] for name in self.names if name in languages}
         self.unit = unit_of(spoken, data.path / UTT2LANG)
-        # For a model with a decoder, which begins with a prompt.
+        # Prompts, for a model with a decoder.
         self._prompts = (
             [tokenizer.prompt(spoken.get(name)) for name in self.names]
             if isinstance(tokenizer, WhisperTokens)

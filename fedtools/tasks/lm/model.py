@@ -28,7 +28,7 @@ from fedtools.models.training import Training
 
 @dataclass(frozen=True)
 class LmTraining(Training):
-    """The section `training`.
+    """The options in the section `training`.
 
     Attributes:
         batch_sentences: sentences per step.

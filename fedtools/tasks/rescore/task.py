@@ -98,7 +98,7 @@ class RescoreTask(Task[FMP]):
         assert phase.sends == COUNTS
         size, clients = len(self.clients.lists.background), len(self.experiment.clients)
         plan = self._releases.plan if self._releases else None
-        # The count of a word that is in each hypothesis of a list, of a thousand at most.
+        # The largest count of a word, if it is in each hypothesis of a list of a thousand or fewer.
         most = float(self.method.kernel(np.arange(1, 1001)).sum())
         bounds = bounds_on_counts(plan, self.method.max_words * most, size, clients)
         return Payload({"counts": ((size,), "float64")}, values={"counts": bounds})
